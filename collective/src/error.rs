@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tonic_rdma_tensor::ChannelError;
+use tonic_rdma_tensor::TensorError;
 
 /// An error of a collective operation, or of the group.
 ///
@@ -21,7 +21,7 @@ pub enum CollectiveError {
         /// The operation and step of this rank at that time.
         place: Place,
         /// The error of the connection.
-        reason: ChannelError,
+        reason: TensorError,
     },
     /// A rank did not answer within the deadline of the operation.
     #[error(
@@ -84,7 +84,7 @@ pub enum CollectiveError {
     Setup(Arc<str>),
     /// A call of the tensor channel failed.
     #[error(transparent)]
-    Channel(#[from] ChannelError),
+    Channel(#[from] TensorError),
 }
 
 /// The operation and the step at which a rank was.

@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use divan::Bencher;
 use divan::counter::BytesCount;
-use tonic_rdma_tensor::internal::tensor_metadata as wire;
+use tonic_rdma_tensor::unstable::tensor_metadata as wire;
 use tonic_rdma_tensor::{Dtype, Metadata, Shape, Tensor, TensorMut, TensorSpec, reduce_max_f32};
 
 /// Lengths of tensors in bytes.

@@ -26,8 +26,8 @@ use tonic_rdma_commands::clap::{self, ValueEnum};
 use tonic_rdma_commands::process::{self, Child};
 use tonic_rdma_commands::{Flavour, Named as _, cores, parse_name};
 use tonic_rdma_tensor::{
-    BlockCopy, Channel, Dtype, MemRegion, Memcpy, Offer, RdmaDevice, Requested, Rights, Shape, StaticSender,
-    Tensor, TensorMut, TensorSpec,
+    BlockCopy, Channel, Dtype, MemRegion, Memcpy, NamedOffer, NamedReply, RdmaDevice, Rights, Shape,
+    StaticSender, Tensor, TensorMut, TensorSpec,
 };
 
 fn main() {
@@ -64,7 +64,7 @@ fn static_slot(bencher: Bencher<'_, '_>, length: u64) {
         peer.block_on(async { peer.channel.static_sender("slot", &bytes(length)).await.unwrap() });
     let mut region = Some(peer.region(length));
     repeat(bencher, length, || {
-        let mut sending = sender.start_region(region.take().unwrap());
+        let mut sending = sender.try_send_region(region.take().unwrap());
         region = Some(finish(&mut sending));
         wait_ready(&mut sender);
     });
@@ -124,7 +124,7 @@ fn rendezvous(bencher: Bencher<'_, '_>, Case(flavour, length): Case) {
     let mut step = 0;
     repeat(bencher, length, || {
         peer.block_on(async {
-            let Requested::Tensor(tensor) = peer.channel.request("tensor", step).await.unwrap() else {
+            let NamedReply::Tensor(tensor) = peer.channel.request("tensor", step).await.unwrap() else {
                 panic!("a dead tensor")
             };
             step += 1;
@@ -409,8 +409,8 @@ async fn serve(role: Role, length: u64, stop: &AtomicBool, mut lines: UnboundedR
             ready();
             let mut step = 0;
             while running() {
-                while device.held().offers < 64 {
-                    device.put("tensor", step, Offer::Tensor(tensor.clone()), 1).unwrap();
+                while device.offer_counts().offers < 64 {
+                    device.put("tensor", step, NamedOffer::Tensor(tensor.clone()), 1).unwrap();
                     step += 1;
                 }
                 tokio::task::yield_now().await;

@@ -1,14 +1,11 @@
-//! The errors of devices and channels.
+//! The error of devices, channels and tensors.
 
 use std::error::Error;
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::types::TensorError;
 use super::wire::tensor_frame::MAX_NAME;
-use tonic_rdma::RdmaError;
 use tonic_rdma_verbs::CompletionStatus;
 use tonic_rdma_verbs::memory::MemRegion;
 
@@ -16,240 +13,252 @@ use tonic_rdma_verbs::memory::MemRegion;
 pub(crate) const ALLOW_PLAINTEXT: &str =
     "DeviceBuilder::plaintext_tensors(true) or RDMA_PLAINTEXT_TENSORS=allow";
 
-/// The reason why a tensor, or some bytes, did not arrive.
-///
-/// Variants that hold another error show its message in their own message. [`source`](Error::source) then
-/// returns the source of that other error, so a report that prints the whole chain repeats nothing.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum ChannelError {
-    /// The peer's process ended, or its machine can't be reached any more. Data in transit is lost. The receiver never gets a
-    /// tensor that arrived in part.
-    PeerLost {
-        /// The peer's device: the address that it listens on or called from.
-        peer: Arc<str>,
-        /// The reason, as this end observed it.
-        reason: Arc<str>,
-    },
-    /// This end closed the link to the peer.
-    Closed(Arc<str>),
-    /// The peer broke the protocol, and the link ended.
-    Violation {
-        /// The peer.
-        peer: Arc<str>,
-        /// The fault that this end found.
-        cause: Cause,
-    },
-    /// The device failed a request. The link has ended.
-    Device(CompletionStatus),
-    /// There is no RDMA between this end and the peer.
-    NoRdma {
-        /// The address of the peer.
-        endpoint: Arc<str>,
-        /// The reason.
-        cause: Cause,
-    },
-    /// The peer is reached over TLS, tensors would cross the network unencrypted, and no setting allows that.
-    PlaintextRefused {
-        /// The address of the peer.
-        endpoint: Arc<str>,
-    },
-    /// The peer refused a call or a request.
-    Refused {
-        /// The address of the peer.
-        endpoint: Arc<str>,
-        /// The status code of gRPC.
-        code: tonic::Code,
-        /// The reason that the peer gave.
-        message: Arc<str>,
-    },
-    /// The bytes do not lie within the memory.
-    OutOfRange {
-        /// `local` or `remote`.
-        which: &'static str,
-        /// The requested offset in bytes.
-        offset: u64,
-        /// The requested number of bytes.
-        length: u64,
-        /// The size of the memory in bytes.
-        available: u64,
-    },
-    /// The peer gave no right for this operation on its memory.
-    NotPermitted {
-        /// `read` or `write`.
-        what: &'static str,
-        /// The name of the region.
-        name: Arc<str>,
-    },
-    /// A tensor of another type, rank or size than agreed.
-    Mismatch {
-        /// The name of the slot.
-        name: Arc<str>,
-        /// A description of the tensors that the slot takes.
-        expected: Arc<str>,
-        /// A description of the tensor or the bytes that were to be sent.
-        found: Arc<str>,
-    },
-    /// The name is in use already.
-    NameTaken(Arc<str>),
-    /// A name of this many bytes is empty or too long.
-    BadName(usize),
-    /// A number of [`DeviceBuilder`](super::DeviceBuilder) is out of range.
-    BadSetting {
-        /// The method of the builder.
-        setting: &'static str,
-        /// The number that was given.
-        given: u64,
-        /// The numbers that the setting takes.
-        accepted: RangeInclusive<u64>,
-    },
-    /// An environment variable has a bad value.
-    Config(RdmaError),
-    /// The device can't listen on the address.
-    Listen(Arc<std::io::Error>),
-    /// A tensor can't be made or moved.
-    Tensor(TensorError),
-    /// There is no memory.
-    Memory(Cause),
-    /// The channel takes no further operation, because the allowed number of operations waits already. Or all buffers of a
-    /// slot are in use: then the number is 1.
-    Busy(usize),
-    /// Something did not happen in time.
-    TimedOut {
-        /// The event that this end waited for.
-        what: &'static str,
-        /// The length of the wait.
-        limit: Duration,
-    },
-    /// This end failed.
-    Local(Cause),
-}
+type BoxedError = Box<dyn Error + Send + Sync>;
 
-/// The error that led to a [`ChannelError`]. Clones share one error.
+/// The error of a device, a channel, a slot or a tensor. Clones share one error.
+///
+/// A program decides by [`kind`](Self::kind), and people read [`reason`](Self::reason). The reason has the message of the
+/// [`source`](Error::source), which is there to be downcast.
 ///
 /// ```
-/// use tonic_rdma_tensor::ChannelError;
+/// use std::error::Error as _;
+/// use tonic_rdma_tensor::{TensorError, TensorErrorKind};
 ///
 /// /// Returns the error of the system that left no memory, if it was one.
-/// fn system_error(error: &ChannelError) -> Option<&std::io::Error> {
-///     let ChannelError::Memory(cause) = error else { return None };
-///     cause.get().downcast_ref()
+/// fn system_error(error: &TensorError) -> Option<&std::io::Error> {
+///     if error.kind() != TensorErrorKind::NoMemory {
+///         return None;
+///     }
+///     error.source()?.downcast_ref()
 /// }
 /// ```
 #[derive(Clone)]
-pub struct Cause(Arc<dyn Error + Send + Sync>);
+pub struct TensorError(Arc<Inner>);
 
-impl Cause {
-    pub(crate) fn new(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self(Arc::from(error.into()))
-    }
-
-    /// Returns the error, to be downcast to its type.
-    pub fn get(&self) -> &(dyn Error + Send + Sync + 'static) {
-        &*self.0
-    }
+struct Inner {
+    kind: TensorErrorKind,
+    reason: Box<str>,
+    /// The offset in `reason` of what the peer said, or of how its link was lost.
+    detail: usize,
+    peer: Option<Arc<str>>,
+    code: Option<tonic::Code>,
+    source: Option<BoxedError>,
 }
 
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
-    }
+/// What a program can decide by when it gets a [`TensorError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TensorErrorKind {
+    /// An argument of the call can't be used: a name, a range, a type, a shape, a length, or bytes that are no tensor.
+    InvalidArgument,
+    /// A setting of [`DeviceBuilder`](super::DeviceBuilder), a variable of the environment, or the address to listen on can't
+    /// be used.
+    InvalidSetting,
+    /// The elements are not aligned, or are not contiguous. A copy is:
+    /// [`Tensor::copy_from`](super::Tensor::copy_from), [`Tensor::to_contiguous`](super::Tensor::to_contiguous).
+    Layout,
+    /// The name is in use already.
+    NameTaken,
+    /// The allowed number of operations, links, offers or bytes is in use. Try again later.
+    Busy,
+    /// The peer did not answer in time.
+    Timeout,
+    /// The peer's process ended, or its machine can't be reached any more. Data in transit is lost. The receiver never gets a
+    /// tensor that arrived in part.
+    PeerLost,
+    /// This process closed the link to the peer.
+    Closed,
+    /// The RDMA device failed a request, and the link has ended.
+    Device,
+    /// The peer broke the protocol, and the link has ended.
+    Protocol,
+    /// There is no RDMA between this process and the peer.
+    NoRdma,
+    /// The peer refused a call or a request. [`TensorError::code`] has its status.
+    Refused,
+    /// The peer gave no right for this operation on its memory, or no setting allows tensors beside TLS.
+    NotPermitted,
+    /// There is no memory, or `RDMA_PINNED_LIMIT` is used up.
+    NoMemory,
+    /// Something else failed in this process.
+    Other,
 }
 
-impl fmt::Debug for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+impl TensorError {
+    /// Returns the kind of the error.
+    pub fn kind(&self) -> TensorErrorKind {
+        self.0.kind
     }
-}
 
-impl ChannelError {
-    /// Makes the error of a failure at this end.
-    pub(crate) fn local(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::Local(Cause::new(error))
+    /// Returns one line for people: what happened, to which peer, and what to do about it.
+    pub fn reason(&self) -> &str {
+        &self.0.reason
+    }
+
+    /// Returns the address of the peer, if the error is about a peer or the link to it.
+    pub fn peer(&self) -> Option<&str> {
+        self.0.peer.as_deref()
+    }
+
+    /// Returns the gRPC status code by which the peer refused, if the kind is [`Refused`](TensorErrorKind::Refused).
+    pub fn code(&self) -> Option<tonic::Code> {
+        self.0.code
+    }
+
+    /// Returns the part of the reason that the peer said, or how the link to it was lost.
+    pub(crate) fn detail(&self) -> &str {
+        self.0.reason.get(self.0.detail..).unwrap_or_default()
+    }
+
+    pub(crate) fn new(kind: TensorErrorKind, reason: impl Into<Box<str>>) -> Self {
+        Self(Arc::new(Inner { kind, reason: reason.into(), detail: 0, peer: None, code: None, source: None }))
+    }
+
+    /// Makes an error with the message of `source` behind `prefix`.
+    pub(crate) fn caused(
+        kind: TensorErrorKind,
+        prefix: &str,
+        source: impl Error + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(kind, format!("{prefix}{source}")).because(source)
+    }
+
+    fn of_peer(kind: TensorErrorKind, peer: &Arc<str>, prefix: String, detail: impl fmt::Display) -> Self {
+        let (peer, reason) = (Some(Arc::clone(peer)), format!("{prefix}{detail}").into());
+        Self(Arc::new(Inner { kind, reason, detail: prefix.len(), peer, code: None, source: None }))
+    }
+
+    /// Returns the error with `source`, whose message it already has.
+    pub(crate) fn because(mut self, source: impl Into<BoxedError>) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.source = Some(source.into());
+        }
+        self
+    }
+
+    /// Makes the error of a failure in this process that has no other kind.
+    pub(crate) fn other(reason: impl Into<Box<str>>) -> Self {
+        Self::new(TensorErrorKind::Other, reason)
+    }
+
+    /// Makes the error of a failure in this process that `source` describes.
+    pub(crate) fn local(source: impl Error + Send + Sync + 'static) -> Self {
+        Self::caused(TensorErrorKind::Other, "", source)
+    }
+
+    /// Makes the error of an argument that can't be used.
+    pub(crate) fn argument(reason: impl Into<Box<str>>) -> Self {
+        Self::new(TensorErrorKind::InvalidArgument, reason)
+    }
+
+    /// Makes the error of settings that can't be used.
+    pub(crate) fn setting(prefix: &str, source: impl Error + Send + Sync + 'static) -> Self {
+        Self::caused(TensorErrorKind::InvalidSetting, prefix, source)
     }
 
     /// Makes the error of an allocation or registration that failed.
-    pub(crate) fn memory(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::Memory(Cause::new(error))
+    pub(crate) fn memory(source: impl Error + Send + Sync + 'static) -> Self {
+        Self::caused(TensorErrorKind::NoMemory, "no memory: ", source)
+    }
+
+    pub(crate) fn peer_lost(peer: &Arc<str>, reason: impl fmt::Display) -> Self {
+        Self::of_peer(TensorErrorKind::PeerLost, peer, format!("the link to {peer} is lost: "), reason)
+    }
+
+    pub(crate) fn closed(peer: &Arc<str>) -> Self {
+        Self::of_peer(TensorErrorKind::Closed, peer, format!("the link to {peer} was closed here"), "")
+    }
+
+    pub(crate) fn violation(peer: &Arc<str>, fault: impl fmt::Display) -> Self {
+        Self::of_peer(TensorErrorKind::Protocol, peer, format!("the peer {peer} broke the protocol: "), fault)
+    }
+
+    pub(crate) fn no_rdma(peer: &Arc<str>, reason: impl fmt::Display) -> Self {
+        Self::of_peer(TensorErrorKind::NoRdma, peer, format!("no RDMA to {peer}: "), reason)
+    }
+
+    pub(crate) fn plaintext_refused(peer: &Arc<str>) -> Self {
+        let reason = format!(
+            "{peer} is reached over TLS, and tensors would cross the network unencrypted beside it: if that is \
+             acceptable, set {ALLOW_PLAINTEXT}"
+        );
+        Self::of_peer(TensorErrorKind::NotPermitted, peer, reason, "")
+    }
+
+    pub(crate) fn refused(peer: &Arc<str>, code: tonic::Code, message: &str) -> Self {
+        let prefix = format!("{peer} refused ({code:?}): ");
+        let (kind, detail, reason) = (TensorErrorKind::Refused, prefix.len(), (prefix + message).into());
+        let (peer, code) = (Some(Arc::clone(peer)), Some(code));
+        Self(Arc::new(Inner { kind, reason, detail, peer, code, source: None }))
+    }
+
+    pub(crate) fn device(status: CompletionStatus) -> Self {
+        Self::new(TensorErrorKind::Device, format!("the device ended a request: {status}"))
+    }
+
+    pub(crate) fn out_of_range(which: &str, offset: u64, length: u64, available: u64) -> Self {
+        Self::argument(format!(
+            "{length} bytes at offset {offset} do not lie within the {which} region of {available}"
+        ))
+    }
+
+    pub(crate) fn not_permitted(what: &str, name: &str) -> Self {
+        Self::new(TensorErrorKind::NotPermitted, format!("the peer gave no right to {what} {name:?}"))
+    }
+
+    pub(crate) fn mismatch(name: &str, expected: impl fmt::Display, found: impl fmt::Display) -> Self {
+        Self::argument(format!("{name:?} takes {expected}, not {found}"))
+    }
+
+    pub(crate) fn busy(most: usize) -> Self {
+        Self::new(TensorErrorKind::Busy, format!("{most} operations wait on this channel already"))
+    }
+
+    pub(crate) fn timeout(what: &str, limit: Duration) -> Self {
+        Self::new(TensorErrorKind::Timeout, format!("{what} did not happen within {limit:?}"))
     }
 }
 
-impl fmt::Display for ChannelError {
+/// Errors are equal if their kinds and reasons are.
+impl PartialEq for TensorError {
+    fn eq(&self, other: &Self) -> bool {
+        (self.kind(), self.reason()) == (other.kind(), other.reason())
+    }
+}
+
+impl Eq for TensorError {}
+
+impl fmt::Display for TensorError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::PeerLost { peer, reason } => write!(f, "the link to {peer} is lost: {reason}"),
-            Self::Closed(peer) => write!(f, "the link to {peer} was closed here"),
-            Self::Violation { peer, cause } => write!(f, "the peer {peer} broke the protocol: {cause}"),
-            Self::Device(status) => write!(f, "the device ended a request: {status}"),
-            Self::NoRdma { endpoint, cause } => write!(f, "no RDMA to {endpoint}: {cause}"),
-            Self::PlaintextRefused { endpoint } => write!(
-                f,
-                "{endpoint} is reached over TLS, and tensors would cross the network unencrypted beside it: if that is \
-                 acceptable, set {ALLOW_PLAINTEXT}"
-            ),
-            Self::Refused { endpoint, code, message } => {
-                write!(f, "{endpoint} refused ({code:?}): {message}")
-            }
-            Self::OutOfRange { which, offset, length, available } => {
-                write!(
-                    f,
-                    "{length} bytes at offset {offset} do not lie within the {which} region of {available}"
-                )
-            }
-            Self::NotPermitted { what, name } => write!(f, "the peer gave no right to {what} {name:?}"),
-            Self::Mismatch { name, expected, found } => write!(f, "{name:?} takes {expected}, not {found}"),
-            Self::NameTaken(name) => write!(f, "{name:?} is in use already"),
-            Self::BadName(length) => write!(f, "a name of {length} bytes; it takes from 1 to {MAX_NAME}"),
-            Self::BadSetting { setting, given, accepted } => {
-                let (least, most) = (accepted.start(), accepted.end());
-                write!(f, "DeviceBuilder::{setting}: {given} is not within {least} to {most}")
-            }
-            Self::Config(error) => error.fmt(f),
-            Self::Listen(error) => write!(f, "can't listen for tensor peers: {error}"),
-            Self::Tensor(error) => error.fmt(f),
-            Self::Memory(cause) => write!(f, "no memory: {cause}"),
-            Self::Busy(most) => write!(f, "{most} operations wait on this channel already"),
-            Self::TimedOut { what, limit } => write!(f, "{what} did not happen within {limit:?}"),
-            Self::Local(cause) => cause.fmt(f),
-        }
+        f.write_str(self.reason())
     }
 }
 
-impl Error for ChannelError {
+impl fmt::Debug for TensorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, reason, source, .. } = &*self.0;
+        f.debug_struct("TensorError")
+            .field("kind", kind)
+            .field("reason", reason)
+            .field("source", source)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Error for TensorError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Violation { cause, .. }
-            | Self::NoRdma { cause, .. }
-            | Self::Memory(cause)
-            | Self::Local(cause) => cause.0.source(),
-            Self::Config(error) => error.source(),
-            Self::Listen(error) => error.source(),
-            Self::Tensor(error) => error.source(),
-            _ => None,
-        }
-    }
-}
-
-impl From<RdmaError> for ChannelError {
-    fn from(error: RdmaError) -> Self {
-        Self::Config(error)
-    }
-}
-
-impl From<TensorError> for ChannelError {
-    fn from(error: TensorError) -> Self {
-        Self::Tensor(error)
+        self.0.source.as_deref().map(|source| source as _)
     }
 }
 
 /// The error of an operation that a region had moved into. The error gives the region back.
 ///
-/// With `?` it becomes a [`ChannelError`], and the region is freed.
+/// It is not a [`TensorError`] because the region is worth more than the message. With `?` it becomes one, and the region is freed.
 ///
 /// ```
-/// use tonic_rdma_tensor::{ChannelError, MemRegion, StaticSender};
+/// use tonic_rdma_tensor::{MemRegion, StaticSender, TensorError};
 ///
-/// async fn send(sender: &mut StaticSender, region: MemRegion) -> (MemRegion, Option<ChannelError>) {
+/// async fn send(sender: &mut StaticSender, region: MemRegion) -> (MemRegion, Option<TensorError>) {
 ///     match sender.send_region(region).await {
 ///         Ok(region) => (region, None),
 ///         Err(failed) => {
@@ -262,16 +271,16 @@ impl From<TensorError> for ChannelError {
 #[derive(Debug)]
 pub struct TransferError {
     region: MemRegion,
-    error: ChannelError,
+    error: TensorError,
 }
 
 impl TransferError {
-    pub(crate) fn new(region: MemRegion, error: ChannelError) -> Self {
+    pub(crate) fn new(region: MemRegion, error: TensorError) -> Self {
         Self { region, error }
     }
 
     /// Returns the reason.
-    pub fn error(&self) -> &ChannelError {
+    pub fn error(&self) -> &TensorError {
         &self.error
     }
 
@@ -281,7 +290,7 @@ impl TransferError {
     }
 
     /// Returns the region, and the reason.
-    pub fn into_parts(self) -> (MemRegion, ChannelError) {
+    pub fn into_parts(self) -> (MemRegion, TensorError) {
         (self.region, self.error)
     }
 }
@@ -298,16 +307,19 @@ impl Error for TransferError {
     }
 }
 
-impl From<TransferError> for ChannelError {
+impl From<TransferError> for TensorError {
     fn from(failed: TransferError) -> Self {
         failed.error
     }
 }
 
 /// Returns `name` if its length is allowed.
-pub(crate) fn check_name(name: &str) -> Result<Arc<str>, ChannelError> {
+pub(crate) fn check_name(name: &str) -> Result<Arc<str>, TensorError> {
     match (1..=MAX_NAME).contains(&name.len()) {
         true => Ok(name.into()),
-        false => Err(ChannelError::BadName(name.len())),
+        false => {
+            let length = name.len();
+            Err(TensorError::argument(format!("a name of {length} bytes; it takes from 1 to {MAX_NAME}")))
+        }
     }
 }

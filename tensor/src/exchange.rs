@@ -13,15 +13,15 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::device::settings::Settings;
-use crate::error::ChannelError;
+use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::port::Token;
 use crate::memory::{Keeper, Landing, Payload};
 use crate::rendezvous::{
-    Arrival, Failure, Held, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings,
+    Arrival, Failure, OfferCounts, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings,
     RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation, checksum, verify,
 };
-use crate::types::{Metadata, Tensor, deserialize};
+use crate::types::{Metadata, Tensor};
 use crate::wire::tensor_frame::{Frame, RequestId, Sink};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::unstable::{
@@ -57,7 +57,7 @@ impl Exchange {
         link: &Arc<Link>,
         frame: Frame<'_>,
         wakers: &mut Vec<Waker>,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<(), TensorError> {
         match frame {
             Frame::Request(request) => {
                 self.offers.with(|provider| provider.handle_request(self.peer, &request, Instant::now()));
@@ -71,7 +71,7 @@ impl Exchange {
     }
 
     /// Ends all requests: the link has ended with `fault`, and its queue pairs are gone.
-    pub(crate) fn link_ended(&self, fault: &ChannelError) {
+    pub(crate) fn link_ended(&self, fault: &TensorError) {
         lock(&self.offers.links).remove(&self.peer);
         self.offers.with(|provider| provider.peer_gone(self.peer, Instant::now()));
         self.requests.link_ended(fault);
@@ -82,18 +82,18 @@ impl Exchange {
 ///
 /// ```
 /// use tonic::Status;
-/// use tonic_rdma_tensor::{Dtype, Offer, Shape, Tensor, TensorSpec};
+/// use tonic_rdma_tensor::{Dtype, NamedOffer, Shape, Tensor, TensorSpec};
 ///
 /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
-/// let computed = Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?);
-/// let not_taken = Offer::Dead;
-/// let failed = Offer::Failed(Status::internal("the loss is not a number"));
+/// let computed = NamedOffer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?);
+/// let not_taken = NamedOffer::Dead;
+/// let failed = NamedOffer::Failed(Status::internal("the loss is not a number"));
 /// # drop((computed, not_taken, failed));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
-pub enum Offer {
+pub enum NamedOffer {
     /// A tensor. The device sends it from registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) without a
     /// copy. It copies a tensor in other memory, and serialises a tensor of strings or one that is not contiguous.
     Tensor(Tensor),
@@ -119,7 +119,7 @@ impl Offers {
 
     /// Makes an empty collection, and spawns the task that checks the deadlines. It needs a tokio runtime.
     pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
-        let timeout = Some(settings.rendezvous_timeout);
+        let timeout = Some(settings.named_tensor_timeout);
         let provider = Provider::new(ProviderSettings {
             request_timeout: timeout,
             offer_timeout: timeout,
@@ -133,23 +133,31 @@ impl Offers {
             next_peer: AtomicU64::new(0),
             landing: Arc::clone(landing),
         });
-        tokio::spawn(check_deadlines(Arc::downgrade(&offers), settings.rendezvous_timeout));
+        tokio::spawn(check_deadlines(Arc::downgrade(&offers), settings.named_tensor_timeout));
         offers
     }
 
-    pub(crate) fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
+    pub(crate) fn put(
+        &self,
+        name: &str,
+        step: u64,
+        offer: NamedOffer,
+        readers: u32,
+    ) -> Result<(), TensorError> {
         let offer = match offer {
-            Offer::Tensor(tensor) => {
+            NamedOffer::Tensor(tensor) => {
                 let payload = Payload::of(&tensor)?;
                 let metadata = payload.metadata;
                 OfferedTensor::Tensor(payload, metadata)
             }
-            Offer::Dead => OfferedTensor::Dead,
-            Offer::Failed(status) => OfferedTensor::Failed(Failure::new(status.code(), status.message())),
+            NamedOffer::Dead => OfferedTensor::Dead,
+            NamedOffer::Failed(status) => {
+                OfferedTensor::Failed(Failure::new(status.code(), status.message()))
+            }
         };
         let mut provider = lock(&self.provider);
         let actions = provider.offer(name, step, offer, readers, Instant::now());
-        self.outbox.add(actions.map_err(ChannelError::local)?);
+        self.outbox.add(actions.map_err(TensorError::local)?);
         drop(provider);
         self.run();
         Ok(())
@@ -159,7 +167,7 @@ impl Offers {
         lock(&self.provider).withdraw(name, step)
     }
 
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn held(&self) -> OfferCounts {
         lock(&self.provider).held()
     }
 
@@ -207,7 +215,7 @@ impl Offers {
         tensor: &Payload,
         sink: &Sink,
         checksum: Option<u64>,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<(), TensorError> {
         let Some(link) = self.link(peer) else { return Ok(()) };
         let (local, offset) = tensor.local(&self.landing)?;
         let length = tensor.metadata.bytes;
@@ -258,7 +266,7 @@ async fn check_deadlines(offers: Weak<Offers>, timeout: Duration) {
 /// The result of [`Channel::request`](crate::Channel::request).
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
-pub enum Requested {
+pub enum NamedReply {
     /// The tensor.
     Tensor(Tensor),
     /// The tensor is dead: the branch of the graph that would have computed it was not taken.
@@ -267,14 +275,14 @@ pub enum Requested {
 
 /// The future of [`Channel::request`](crate::Channel::request).
 #[must_use = "dropping the future cancels the request"]
-pub struct Request {
+pub struct NamedRequest {
     link: Arc<Link>,
     requests: Arc<Requests>,
     state: RequestState,
 }
 
 enum RequestState {
-    Ended(Option<ChannelError>),
+    Ended(Option<TensorError>),
     Waiting(RequestId, Arc<PendingAnswer>),
 }
 
@@ -286,7 +294,7 @@ struct PendingAnswer {
 
 #[derive(Default)]
 struct AnswerState {
-    result: Option<Result<RequestOutcome<SinkMemory>, ChannelError>>,
+    result: Option<Result<RequestOutcome<SinkMemory>, TensorError>>,
     waker: Option<Waker>,
 }
 
@@ -323,8 +331,8 @@ impl Requests {
         requests
     }
 
-    pub(crate) fn request(self: &Arc<Self>, link: &Arc<Link>, name: &str, step: u64) -> Request {
-        let request = |state| Request { link: Arc::clone(link), requests: Arc::clone(self), state };
+    pub(crate) fn request(self: &Arc<Self>, link: &Arc<Link>, name: &str, step: u64) -> NamedRequest {
+        let request = |state| NamedRequest { link: Arc::clone(link), requests: Arc::clone(self), state };
         let refused = |error| request(RequestState::Ended(Some(error)));
         if let Some(fault) = link.fault() {
             return refused(fault.clone());
@@ -332,7 +340,7 @@ impl Requests {
         let mut requester = lock(&self.requester);
         let (id, action) = match requester.request(name, step) {
             Ok(begun) => begun,
-            Err(error) => return refused(ChannelError::local(error)),
+            Err(error) => return refused(TensorError::local(error)),
         };
         let pending = Arc::new(PendingAnswer::default());
         lock(&self.waiting).insert(id, Arc::clone(&pending));
@@ -370,7 +378,7 @@ impl Requests {
         self.run_and_wake(link);
     }
 
-    pub(crate) fn link_ended(&self, fault: &ChannelError) {
+    pub(crate) fn link_ended(&self, fault: &TensorError) {
         let mut requester = lock(&self.requester);
         let actions = requester.peer_gone(&fault.to_string());
         drop(requester);
@@ -418,8 +426,8 @@ impl Requests {
     }
 
     /// Makes a sink for a tensor, which the peer may write.
-    fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), ChannelError> {
-        Metadata::try_from(metadata).map_err(ChannelError::local)?;
+    fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), TensorError> {
+        Metadata::try_from(metadata).map_err(TensorError::local)?;
         let memory = self.landing.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
         let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
@@ -435,14 +443,12 @@ impl Requests {
         link: &Link,
         request_id: RequestId,
         answer: RequestOutcome<SinkMemory>,
-    ) -> Result<Requested, ChannelError> {
+    ) -> Result<NamedReply, TensorError> {
         match answer {
-            RequestOutcome::Dead => Ok(Requested::Dead),
-            RequestOutcome::Failed(failure) => Err(ChannelError::Refused {
-                endpoint: Arc::clone(&link.peer),
-                code: failure.code,
-                message: failure.text.into(),
-            }),
+            RequestOutcome::Dead => Ok(NamedReply::Dead),
+            RequestOutcome::Failed(failure) => {
+                Err(TensorError::refused(&link.peer, failure.code, &failure.text))
+            }
             RequestOutcome::Arrived(Arrival {
                 metadata,
                 sink: SinkMemory { grant, memory },
@@ -453,13 +459,13 @@ impl Requests {
                 drop(grant);
                 let region = memory.try_into_region();
                 let region =
-                    region.map_err(|_| ChannelError::local("another reference to the sink is left"))?;
+                    region.map_err(|_| TensorError::other("another reference to the sink is left"))?;
                 let bytes = self.landing.freeze(region, metadata.bytes);
                 if let Some(expected) = checksum {
-                    verify(request_id, &bytes, expected).map_err(ChannelError::local)?;
+                    verify(request_id, &bytes, expected).map_err(TensorError::local)?;
                 }
-                let metadata = Metadata::try_from(metadata).map_err(ChannelError::local)?;
-                deserialize(&metadata, bytes).map(Requested::Tensor).map_err(ChannelError::local)
+                let metadata = Metadata::try_from(metadata).map_err(TensorError::local)?;
+                Tensor::deserialize(&metadata, bytes).map(NamedReply::Tensor).map_err(TensorError::local)
             }
         }
     }
@@ -475,7 +481,7 @@ impl Requests {
     fn finish(
         &self,
         id: RequestId,
-        result: Result<RequestOutcome<SinkMemory>, ChannelError>,
+        result: Result<RequestOutcome<SinkMemory>, TensorError>,
         wakers: &mut Vec<Waker>,
     ) {
         let mut waiting = lock(&self.waiting);
@@ -521,8 +527,8 @@ impl Keeper for Requests {
     }
 }
 
-impl Future for Request {
-    type Output = Result<Requested, ChannelError>;
+impl Future for NamedRequest {
+    type Output = Result<NamedReply, TensorError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -544,7 +550,7 @@ impl Future for Request {
     }
 }
 
-impl Drop for Request {
+impl Drop for NamedRequest {
     fn drop(&mut self) {
         if let RequestState::Waiting(id, pending) = &self.state {
             self.requests.cancel(&self.link, *id, pending);
@@ -552,9 +558,9 @@ impl Drop for Request {
     }
 }
 
-impl fmt::Debug for Request {
+impl fmt::Debug for NamedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request").field("link", &self.link).finish_non_exhaustive()
+        f.debug_struct("NamedRequest").field("link", &self.link).finish_non_exhaustive()
     }
 }
 

@@ -29,7 +29,7 @@
 //!
 //! Use this crate if both ends are yours, tensors move again and again, and a call for each tensor costs too much. It needs
 //! RDMA between the two ends: the software device within a host, a network card between hosts. There is no fallback to TCP:
-//! [`RdmaDevice::channel`] fails with [`ChannelError::NoRdma`]. For peers that may have no RDMA, send messages with
+//! [`RdmaDevice::channel`] fails with [`TensorErrorKind::NoRdma`]. For peers that may have no RDMA, send messages with
 //! [`gather`](tonic_rdma::gather).
 //!
 //! | | the sender knows | costs | the receiver learns of it by |
@@ -68,7 +68,7 @@
 //!
 //!     // At the server:
 //!     let arrived = gradients.recv().await?;
-//!     arrived.for_each_piece(|bytes| assert!(bytes.iter().all(|&byte| byte == step)));
+//!     arrived.for_each_chunk(|bytes| assert!(bytes.iter().all(|&byte| byte == step)));
 //!     drop(arrived); // frees the buffer for the next tensor
 //! }
 //! # Ok(())
@@ -76,7 +76,7 @@
 //! ```
 //!
 //! A thread that has a core of its own needs no futures: [`StaticReceiver::try_recv`] and [`StaticSender::is_ready`] look at
-//! memory, [`StaticSender::start_region`] begins to send, and [`Channel::poll`] takes completions.
+//! memory, [`StaticSender::try_send_region`] begins to send, and [`Channel::poll`] takes completions.
 //!
 //! # Dynamic slots
 //!
@@ -107,17 +107,17 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
+//! # use tonic_rdma_tensor::{Dtype, NamedOffer, RdmaDevice, NamedReply, Shape, Tensor, TensorSpec};
 //! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! # let channel = worker.channel(&server.endpoint(), 0).await?;
 //! # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
 //! # let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
 //! let request = channel.request("loss", 17);
-//! server.put("loss", 17, Offer::Tensor(tensor), 1)?; // for one reader
+//! server.put("loss", 17, NamedOffer::Tensor(tensor), 1)?; // for one reader
 //! match request.await? {
-//!     Requested::Tensor(tensor) => assert_eq!(tensor.as_slice::<u8>()?, [1, 2, 3, 4]),
-//!     Requested::Dead => unreachable!("it was computed"),
+//!     NamedReply::Tensor(tensor) => assert_eq!(tensor.as_slice::<u8>()?, [1, 2, 3, 4]),
+//!     NamedReply::Dead => unreachable!("it was computed"),
 //! }
 //! # Ok(())
 //! # }
@@ -193,7 +193,7 @@
 //!   gRPC call that stays open as a sign of life. Memory that is used with several peers is registered for each peer.
 //! - Tensors outside registered memory are copied once before they are sent. [`RdmaDevice::allocate`] and
 //!   [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) return registered memory.
-//! - A receiver that reads a static slot copies the bytes through the first-level cache ([`Arrived::for_each_piece`]), because
+//! - A receiver that reads a static slot copies the bytes through the first-level cache ([`Arrived::for_each_chunk`]), because
 //!   the peer could change them.
 //! - The software device copies on the processor that receives: in a poll, or in a look at a slot. If no thread does either, the
 //!   device's own thread copies after 4 to 8 ms. Requests are cut at [`DeviceBuilder::max_request_bytes`].
@@ -202,7 +202,7 @@
 //!
 //! - A link serves 16 384 slots and regions in its life. A slot has one sender at a time, and at most 1024 buffers.
 //! - A link ends when the peer's process dies, breaks the protocol, or shuts its runtime down. Operations then return
-//!   [`ChannelError::PeerLost`] or another error, and memory comes back with the error. A tensor that arrived in part is never
+//!   [`TensorErrorKind::PeerLost`] or another error, and memory comes back with the error. A tensor that arrived in part is never
 //!   shown.
 //! - No device encrypts tensors. A device refuses links to peers that are reached over TLS, until
 //!   [`DeviceBuilder::plaintext_tensors`] allows such links.
@@ -236,25 +236,21 @@ mod slots;
 mod types;
 mod wire;
 
-#[doc(hidden)]
-pub mod internal;
+pub mod unstable;
 
 pub use channel::Channel;
 pub use channel::copy::{BlockCopy, Memcpy, RegionRead, RegionWrite};
-pub use device::{DeviceBuilder, OwnPolling, RdmaDevice};
-pub use error::{Cause, ChannelError, TransferError};
-pub use exchange::{Offer, Request, Requested};
+pub use device::{DeviceBuilder, RdmaDevice};
+pub use error::{TensorError, TensorErrorKind, TransferError};
+pub use exchange::{NamedOffer, NamedReply, NamedRequest};
 pub use link::words::Notification;
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};
 pub use regions::{ExportedRegion, PublishedRegion, RemoteRegion, Rights};
-pub use rendezvous::Held;
+pub use rendezvous::OfferCounts;
 pub use slots::dynamic_slot::{DynamicReceiver, DynamicSender};
 pub use slots::sender::{SentCounts, SentTensors};
 pub use slots::static_slot::{Arrived, StaticReceiver, StaticSender};
-pub use types::{
-    AllocateError, Dtype, Element, ForeignError, Metadata, MetadataLayout, Shape, ShapeError, Strides,
-    Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
-};
+pub use types::{Dtype, Element, Metadata, MetadataLayout, Shape, Strides, Tensor, TensorMut, TensorSpec};
 
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 /// A region of a peer that this process has mapped for reading, from [`Channel::view`].

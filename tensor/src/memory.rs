@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
 
-use crate::error::ChannelError;
-use crate::types::{Tensor, serialize};
+use crate::error::{TensorError, TensorErrorKind};
+use crate::types::Tensor;
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::unstable::{LocalMemory, lock};
 use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion};
@@ -49,11 +49,13 @@ impl Landing {
     }
 
     /// Returns a region of at least `length` bytes, with any content.
-    pub(crate) fn take(&self, length: u64) -> Result<MemRegion, ChannelError> {
-        let length = usize::try_from(length).map_err(ChannelError::memory)?;
+    pub(crate) fn take(&self, length: u64) -> Result<MemRegion, TensorError> {
+        let length = usize::try_from(length).map_err(TensorError::memory)?;
         let page = rustix::param::page_size();
         let length = length.max(1).checked_next_multiple_of(page);
-        let length = length.ok_or_else(|| ChannelError::memory("a tensor longer than memory can be"))?;
+        let length = length.ok_or_else(|| {
+            TensorError::new(TensorErrorKind::NoMemory, "no memory: a tensor longer than memory can be")
+        })?;
         if let Some(region) = self.idle(length) {
             return Ok(region);
         }
@@ -65,14 +67,14 @@ impl Landing {
     }
 
     /// Returns a region that begins with a copy of `bytes`.
-    pub(crate) fn copy_of(&self, bytes: &[u8]) -> Result<MemRegion, ChannelError> {
+    pub(crate) fn copy_of(&self, bytes: &[u8]) -> Result<MemRegion, TensorError> {
         let mut copy = self.take(bytes.len() as u64)?;
         copy[..bytes.len()].copy_from_slice(bytes);
         Ok(copy)
     }
 
     /// Returns a new region of `length` bytes, zeroed.
-    pub(crate) fn allocate(&self, length: usize) -> Result<MemRegion, ChannelError> {
+    pub(crate) fn allocate(&self, length: usize) -> Result<MemRegion, TensorError> {
         self.allocate_idle_freed(length).or_else(|_| {
             self.call_keepers();
             self.allocate_idle_freed(length)
@@ -87,12 +89,12 @@ impl Landing {
     }
 
     /// Allocates a region. Idle regions may use up the budget, so they are freed if there is not enough.
-    fn allocate_idle_freed(&self, length: usize) -> Result<MemRegion, ChannelError> {
+    fn allocate_idle_freed(&self, length: usize) -> Result<MemRegion, TensorError> {
         MemRegion::allocate(length, &self.budget).or_else(|_| {
             let idle = std::mem::take(&mut *lock(&self.idle));
             // Outside the lock, because unmapping takes system calls.
             drop(idle);
-            MemRegion::allocate(length, &self.budget).map_err(ChannelError::memory)
+            MemRegion::allocate(length, &self.budget).map_err(TensorError::memory)
         })
     }
 
@@ -162,13 +164,13 @@ pub(crate) enum Content {
 impl Payload {
     /// Returns the payload of `tensor`: the elements themselves if they lie one after the other and have a fixed size,
     /// otherwise the serialised form.
-    pub(crate) fn of(tensor: &Tensor) -> Result<Self, ChannelError> {
+    pub(crate) fn of(tensor: &Tensor) -> Result<Self, TensorError> {
         match (tensor.metadata(), tensor.registered()) {
             (Some(metadata), Some((lease, range))) => {
                 Ok(Self { metadata: metadata.into(), content: Content::Registered(lease, range) })
             }
             _ => {
-                let (metadata, bytes) = serialize(tensor)?;
+                let (metadata, bytes) = tensor.serialize()?;
                 Ok(Self { metadata: metadata.into(), content: Content::Bytes(bytes) })
             }
         }
@@ -183,7 +185,7 @@ impl Payload {
     }
 
     /// Returns memory to write the bytes from, and their offset in it.
-    pub(crate) fn local(&self, landing: &Landing) -> Result<(LocalMemory, u64), ChannelError> {
+    pub(crate) fn local(&self, landing: &Landing) -> Result<(LocalMemory, u64), TensorError> {
         match &self.content {
             Content::Registered(lease, range) => Ok((LocalMemory::Lease(lease.clone()), range.start as u64)),
             Content::Bytes(bytes) => Ok((LocalMemory::Region(landing.copy_of(bytes)?), 0)),

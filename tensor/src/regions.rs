@@ -15,7 +15,7 @@ use tonic::Status;
 
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
 use crate::control::{Offered, expect_kind, internal, place};
-use crate::error::ChannelError;
+use crate::error::TensorError;
 use crate::link::port::Port;
 use crate::link::wait::Wait;
 use crate::link::words::{Arrivals, Notification, PairOwner, WordPair};
@@ -44,7 +44,7 @@ pub(crate) struct Export {
     /// The peers that attached, and their rights. An entry is removed when its link ends.
     attached: Mutex<HashMap<LinkId, AttachedPeer>>,
     /// The reason why the last peer was lost. `None` once another peer has attached.
-    lost: Mutex<Option<ChannelError>>,
+    lost: Mutex<Option<TensorError>>,
     notices: AtomicU64,
     /// The notices of lost peers that were not taken yet.
     left: AtomicU64,
@@ -100,7 +100,7 @@ impl ExportedRegion {
     ///
     /// # Errors
     /// The last attached peer is lost, and no other peer has attached since.
-    pub async fn notice(&self) -> Result<(), ChannelError> {
+    pub async fn notice(&self) -> Result<(), TensorError> {
         consume_budget().await;
         loop {
             // A peer may attach during the wait. The wait for a new peer begins before the look at the notices, so that no
@@ -178,7 +178,7 @@ impl Export {
     ///
     /// # Errors
     /// The last peer is lost, and no other peer has attached since.
-    fn waits(&self) -> Result<Vec<Wait>, ChannelError> {
+    fn waits(&self) -> Result<Vec<Wait>, TensorError> {
         let attached = lock(&self.attached);
         let waits: Vec<_> = attached
             .values()
@@ -236,13 +236,13 @@ impl Export {
         self: &Arc<Self>,
         link: &Arc<Link>,
         peer_pair: u32,
-    ) -> Result<(u32, RemoteRange), ChannelError> {
+    ) -> Result<(u32, RemoteRange), TensorError> {
         let mut attached = lock(&self.attached);
         if let Some(it) = attached.get(&link.id) {
             return Ok((it.pair.number, it.place));
         }
         let Some(memory) = lock(&self.memory).clone() else {
-            return Err(ChannelError::local(format!("the region {:?} was withdrawn", self.name)));
+            return Err(TensorError::other(format!("the region {:?} was withdrawn", self.name)));
         };
         let grant = match &memory {
             ExportedMemory::Shared(memory) => link.grant(memory, 0..memory.len(), self.rights.access())?,
@@ -284,7 +284,7 @@ impl Offered for Export {
 }
 
 impl PairOwner for Export {
-    fn link_ended(&self, fault: &ChannelError) {
+    fn link_ended(&self, fault: &TensorError) {
         let ended = |it: &AttachedPeer| it.link.upgrade().is_none_or(|link| link.fault().is_some());
         let mut attached = lock(&self.attached);
         let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
@@ -416,9 +416,9 @@ impl RemoteRegion {
     }
 
     /// Returns the place of `length` bytes at `offset`.
-    pub(crate) fn at(&self, offset: u64, length: u64) -> Result<RemoteSegment, ChannelError> {
+    pub(crate) fn at(&self, offset: u64, length: u64) -> Result<RemoteSegment, TensorError> {
         let available = self.len();
-        let out = ChannelError::OutOfRange { which: "remote", offset, length, available };
+        let out = TensorError::out_of_range("remote", offset, length, available);
         self.shared.place.at(offset, length).ok_or(out)
     }
 }

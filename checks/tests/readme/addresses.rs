@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 use tokio::sync::watch;
 use tonic_rdma::Config;
-use tonic_rdma_tensor::{Channel, ChannelError};
+use tonic_rdma_tensor::{Channel, TensorError};
 
 /// The addresses on the pages with the addresses on this machine. One map is enough, because `running` runs one test at a time.
 static LISTENING: LazyLock<watch::Sender<BTreeMap<String, SocketAddr>>> =
@@ -87,7 +87,7 @@ pub(crate) struct RdmaDevice(tonic_rdma_tensor::RdmaDevice);
 pub(crate) struct DeviceBuilder(tonic_rdma_tensor::DeviceBuilder);
 
 impl DeviceBuilder {
-    pub(crate) async fn bind(self, endpoint: &str) -> Result<RdmaDevice, ChannelError> {
+    pub(crate) async fn bind(self, endpoint: &str) -> Result<RdmaDevice, TensorError> {
         let device = self.0.bind("127.0.0.1:0").await?;
         listens(endpoint, device.local_addr().unwrap());
         Ok(RdmaDevice(device))
@@ -99,7 +99,7 @@ impl RdmaDevice {
         DeviceBuilder(tonic_rdma_tensor::RdmaDevice::builder())
     }
 
-    pub(crate) async fn channel(&self, remote: &str, pair: u32) -> Result<Channel, ChannelError> {
+    pub(crate) async fn channel(&self, remote: &str, pair: u32) -> Result<Channel, TensorError> {
         self.0.channel(&find(remote).to_string(), pair).await
     }
 }

@@ -40,7 +40,7 @@ async fn parameter_server(offered: oneshot::Sender<()>) -> Outcome {
     for round in 0..ROUNDS {
         // for each tensor
         let arrived = gradients.recv().await?;                                         // or try_recv(): one load
-        arrived.for_each_piece(|bytes| { /* apply */ });                               // dropping it frees the place
+        arrived.for_each_chunk(|bytes| { /* apply */ });                               // dropping it frees the place
         arrived.copy_to(&mut bytes)?;
         check(&bytes, round);
     }

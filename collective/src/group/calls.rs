@@ -15,7 +15,7 @@ use crate::group::proto::group_server::Group;
 use crate::group::proto::{Proposal, StatusReply, StatusRequest, Suspect};
 use crate::group::session::Settings;
 use crate::group::state::{GroupId, State};
-use tonic_rdma_tensor::internal::meeting;
+use tonic_rdma_tensor::unstable::meeting;
 
 #[cfg(feature = "_tls-any")]
 use tonic_rdma::unstable::chain;

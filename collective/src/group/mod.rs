@@ -21,8 +21,9 @@ mod survivors;
 
 use std::sync::Arc;
 
-use tonic_rdma_tensor::internal::meeting::shortened;
-use tonic_rdma_tensor::{Channel, ChannelError};
+use tonic_rdma_tensor::unstable::detail;
+use tonic_rdma_tensor::unstable::meeting::shortened;
+use tonic_rdma_tensor::{Channel, TensorErrorKind};
 
 use crate::error::{CollectiveError, setup};
 use crate::group::proto::{Loss, Report};
@@ -147,12 +148,12 @@ impl Group {
     /// Returns what other ranks have to know if `error` is the loss of a rank, so that it is the loss of this rank on all of them.
     fn loss(&self, error: &CollectiveError) -> Option<Loss> {
         let CollectiveError::RankLost { rank, reason, .. } = error else { return None };
-        let (peer, reason) = match reason {
-            ChannelError::PeerLost { peer, reason } => (&**peer, reason.to_string()),
-            other => ("", other.to_string()),
+        let (peer, reason) = match reason.peer() {
+            Some(peer) if reason.kind() == TensorErrorKind::PeerLost => (peer, detail(reason)),
+            _ => ("", reason.reason()),
         };
         let rank = self.original(*rank)? as u32;
-        Some(Loss { rank, peer: shortened(peer), reason: shortened(&reason) })
+        Some(Loss { rank, peer: shortened(peer), reason: shortened(reason) })
     }
 
     /// Returns the rank that the others wait for. Begins at the rank that this rank waits for, asks it which rank it waits for,

@@ -21,11 +21,11 @@ use crate::group::proto::{Member, Reports};
 use crate::group::state::{Epoch, GroupId, State};
 use tonic_rdma::unstable::chain;
 use tonic_rdma::{Config, Policy, RdmaIncoming};
-use tonic_rdma_tensor::internal::admit_only_ranks;
-use tonic_rdma_tensor::internal::meeting::{
+use tonic_rdma_tensor::unstable::admit_only_ranks;
+use tonic_rdma_tensor::unstable::meeting::{
     self, Attendee, Meeting, NotJoined, OwnRuntime, VERSION, fresh_key,
 };
-use tonic_rdma_tensor::{Channel, ChannelError, DeviceBuilder, RdmaDevice};
+use tonic_rdma_tensor::{Channel, DeviceBuilder, RdmaDevice, TensorError};
 
 #[cfg(feature = "_tls-any")]
 use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
@@ -85,7 +85,7 @@ async fn connect(
     let until = Instant::now() + settings.meeting;
     let state = Arc::new(State::new(launch.rank(), launch.size()));
     // Each other rank opens a link.
-    let device = settings.device().max_links(MAX_LINKS.max(2 * launch.size())).without_listener()?;
+    let device = settings.device().max_links(MAX_LINKS.max(2 * launch.size())).build()?;
     admit_only_ranks(&device, None);
     let local = listen(&launch, &settings, &device, &state, until).await?;
     let (meeting, group, members) = meet(&launch, &settings, &state, local, until).await?;
@@ -273,11 +273,12 @@ async fn mesh(
 
 /// Opens a channel. A rank that is asked by many others at once says that it is busy, and a rank that has no answer of rank 0 yet says
 /// that the ranks have not met. Such a rank is asked again.
-async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Channel, ChannelError> {
+async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Channel, TensorError> {
     loop {
         match device.channel(address, 0).await {
-            Err(ChannelError::Refused { code: Code::ResourceExhausted | Code::Aborted, .. })
-                if Instant::now() < until =>
+            Err(error)
+                if matches!(error.code(), Some(Code::ResourceExhausted | Code::Aborted))
+                    && Instant::now() < until =>
             {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50))).await;
             }

@@ -9,8 +9,9 @@ use crate::error::{CollectiveError, Place};
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::proto::{Loss, Report, Reports};
 use tonic_rdma::unstable::{lock, wake_all};
-use tonic_rdma_tensor::ChannelError;
-use tonic_rdma_tensor::internal::meeting::{Hall, Key, shortened};
+use tonic_rdma_tensor::TensorError;
+use tonic_rdma_tensor::unstable::meeting::{Hall, Key, shortened};
+use tonic_rdma_tensor::unstable::peer_lost;
 
 /// The number of reports that those who watch a rank see at once: of its latest generations.
 pub(crate) const REPORTS: usize = 4;
@@ -32,7 +33,7 @@ pub(crate) struct State {
 struct Inner {
     standing: Standing,
     epoch: Option<Arc<Epoch>>,
-    lost: BTreeMap<usize, ChannelError>,
+    lost: BTreeMap<usize, TensorError>,
     /// The reason why this rank has left the group.
     left: Option<Arc<str>>,
 }
@@ -60,7 +61,7 @@ impl Epoch {
         self.members.binary_search(&rank).ok()
     }
 
-    fn lose(&self, rank: usize, reason: &ChannelError) {
+    fn lose(&self, rank: usize, reason: &TensorError) {
         if let Some(rank) = self.index(rank) {
             let place = self.position.place();
             self.failure.set(CollectiveError::RankLost { rank, place, reason: reason.clone() });
@@ -84,7 +85,7 @@ impl State {
     }
 
     /// Notes that a rank is lost.
-    pub(crate) fn lose(&self, rank: usize, reason: ChannelError) {
+    pub(crate) fn lose(&self, rank: usize, reason: TensorError) {
         let mut inner = lock(&self.inner);
         inner.standing.suspect(rank, reason.to_string());
         if let Some(epoch) = &inner.epoch {
@@ -124,8 +125,8 @@ impl State {
             Some(Loss { rank: lost, peer, reason })
                 if epoch.index(lost as usize).is_some_and(|lost| lost != epoch.rank) =>
             {
-                let reason = format!("{}, as rank {rank} noticed", shortened(&reason)).into();
-                epoch.lose(lost as usize, &ChannelError::PeerLost { peer: shortened(&peer).into(), reason });
+                let reason = format!("{}, as rank {rank} noticed", shortened(&reason));
+                epoch.lose(lost as usize, &peer_lost(&shortened(&peer), reason));
             }
             _ => {
                 let message = shortened(&report.message).into();

@@ -101,7 +101,7 @@ fn violation(what: impl Into<std::sync::Arc<str>>) -> LaneFault {
 #[derive(Clone, Debug)]
 pub(crate) enum LaneFault {
     /// The peer is gone.
-    Lost(tonic_rdma_tensor::ChannelError),
+    Lost(tonic_rdma_tensor::TensorError),
     /// The peer broke the protocol.
     Violation(std::sync::Arc<str>),
 }

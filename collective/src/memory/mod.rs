@@ -20,7 +20,7 @@ use bytemuck::Pod;
 
 use crate::error::{CollectiveError, argument};
 use tonic_rdma::unstable::lock;
-use tonic_rdma_tensor::{ChannelError, PublishedRegion, RdmaDevice};
+use tonic_rdma_tensor::{PublishedRegion, RdmaDevice, TensorError};
 
 /// Elements in memory that the device has registered. Other ranks read the elements from there, so an operation on a buffer
 /// needs no copy of the elements at this rank.
@@ -181,7 +181,7 @@ impl MemoryPool {
         Ok(self.memory(number, region, false))
     }
 
-    fn publish(&self, bytes: usize, number: u64) -> Result<PublishedRegion, ChannelError> {
+    fn publish(&self, bytes: usize, number: u64) -> Result<PublishedRegion, TensorError> {
         let device = &self.shared.device;
         device.publish(&name_of(self.shared.number, number), device.allocate(bytes)?)
     }

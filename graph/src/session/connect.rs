@@ -23,10 +23,10 @@ use crate::session::{Addresses, Core, Ends, Listener, Session};
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::{self, CallEnds, Caller, Mailbox, Mode, Peers, SlotEnds, SlotReceiver, SlotSender};
 use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
-use tonic_rdma_tensor::internal::meeting::{
+use tonic_rdma_tensor::unstable::meeting::{
     self, Attendee, End, Key, Meeting, NotJoined, StandingStream, VERSION, fresh_key,
 };
-use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
+use tonic_rdma_tensor::{Channel, RdmaDevice, TensorErrorKind};
 use tonic_rdma_verbs::unstable::{chain, with_causes};
 
 /// The longest message of gRPC: its length has 32 bits.
@@ -460,10 +460,10 @@ async fn channel(plan: Plan<'_>, mode: Mode) -> Result<Channel, GraphError> {
     loop {
         match plan.device.channel(plan.peering.address(plan.peer), 0).await {
             Ok(channel) => return Ok(channel),
-            Err(ChannelError::Refused { code: Code::ResourceExhausted, .. }) => {
+            Err(error) if error.code() == Some(Code::ResourceExhausted) => {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50))).await;
             }
-            Err(error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_))) => {
+            Err(error) if matches!(error.kind(), TensorErrorKind::PeerLost | TensorErrorKind::Closed) => {
                 return Err(GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) });
             }
             Err(error) => return Err(plan.no_rdma(mode, Box::new(error))),
@@ -483,10 +483,10 @@ async fn attach(
         Placement::Static(spec) => channel.static_sender(&name, spec).await.map(SlotSender::Static),
         Placement::Dynamic { .. } => channel.dynamic_sender(&name).await.map(SlotSender::Dynamic),
     };
-    sender.map_err(|error| match error {
-        ChannelError::PeerLost { .. } | ChannelError::Closed(_) => {
+    sender.map_err(|error| match error.kind() {
+        TensorErrorKind::PeerLost | TensorErrorKind::Closed => {
             GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) }
         }
-        error => crossing.failed(plan.peer, 0, error),
+        _ => crossing.failed(plan.peer, 0, error),
     })
 }

@@ -56,7 +56,7 @@ use crate::transfer::proto::parts_server::PartsServer;
 use crate::transfer::{Base, CallEnds, CallTransfers, Mode, RunsOfParts, SlotEnds, SlotTransfers};
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
-use tonic_rdma_tensor::internal::meeting::{self, Hall, OwnRuntime};
+use tonic_rdma_tensor::unstable::meeting::{self, Hall, OwnRuntime};
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 use tonic_rdma_verbs::unstable::lock;
 
@@ -282,7 +282,7 @@ async fn listen(
         .max_tensor_bytes(settings.largest_tensor)
         // The names of slots contain secrets, so that only parts of the session can attach.
         .listed(false)
-        .without_listener()
+        .build()
         .map_err(|error| setting("config", error.to_string()))?;
     let incoming = RdmaIncoming::builder()
         .config(config.clone())

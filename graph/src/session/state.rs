@@ -10,7 +10,7 @@ use crate::placement::{Crossing, Part};
 use crate::transfer::proto::parts_server::Parts;
 use crate::transfer::proto::{Details, PutReply, PutRequest, Run};
 use crate::transfer::{End, LONGEST_CALL, Mailbox, Mode, Parcel, Peers, RunsOfParts, refusal};
-use tonic_rdma_tensor::internal::meeting::Meeting;
+use tonic_rdma_tensor::unstable::meeting::Meeting;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 /// The mailboxes of a part, by the mode and the number of the crossing tensor.

@@ -14,9 +14,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use tonic_rdma_tensor::Dtype;
-use tonic_rdma_tensor::internal::meeting::VERSION;
-use tonic_rdma_tensor::internal::meeting::proto::meeting_client::MeetingClient;
-use tonic_rdma_tensor::internal::meeting::proto::{JoinReply, JoinRequest, Member, WatchRequest};
+use tonic_rdma_tensor::unstable::meeting::VERSION;
+use tonic_rdma_tensor::unstable::meeting::proto::meeting_client::MeetingClient;
+use tonic_rdma_tensor::unstable::meeting::proto::{JoinReply, JoinRequest, Member, WatchRequest};
 
 use super::{Listener, Peering, Settings};
 use crate::GraphError;

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use crate::error::GraphError;
 use crate::session::settings::setting;
 use crate::transfer::proto::Details;
-use tonic_rdma_tensor::internal::meeting::{Hall, OwnRuntime};
+use tonic_rdma_tensor::unstable::meeting::{Hall, OwnRuntime};
 use tonic_rdma_verbs::unstable::lock;
 
 /// How long the threads go on after the end of a session, so that the other parts learn of the end.
@@ -149,7 +149,7 @@ pub(super) fn make_room(address: &str) {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use tonic_rdma_tensor::internal::meeting::{Attendee, Meeting};
+    use tonic_rdma_tensor::unstable::meeting::{Attendee, Meeting};
 
     use super::*;
 

@@ -18,9 +18,10 @@ use crate::sites::NodeSites;
 use crate::transfer::Mode;
 use crate::transfer::peers::{Agreement, Base};
 use tonic_rdma::memory::Pool;
+use tonic_rdma_tensor::unstable::OwnPolling;
 use tonic_rdma_tensor::{
-    ChannelError, DynamicReceiver, DynamicSender, OwnPolling, RdmaDevice, SentCounts, StaticReceiver,
-    StaticSender, Tensor, TensorMut,
+    DynamicReceiver, DynamicSender, RdmaDevice, SentCounts, StaticReceiver, StaticSender, Tensor,
+    TensorError, TensorErrorKind, TensorMut,
 };
 
 /// How often a flush counts the sends of a crossing tensor that are left.
@@ -82,7 +83,7 @@ struct Incoming {
 
 /// The reason why a tensor did not go into a slot or come out of one.
 enum SlotError {
-    Channel(ChannelError),
+    Channel(TensorError),
     Other(KernelError),
 }
 
@@ -111,7 +112,7 @@ impl SlotTransfers {
 
     /// Notes that the executor looks at slots itself from now on.
     fn polls(&mut self) -> &OwnPolling {
-        self.polling.get_or_insert_with(|| self.device.own_polling())
+        self.polling.get_or_insert_with(|| OwnPolling::new(&self.device))
     }
 }
 
@@ -314,18 +315,18 @@ impl Outgoing {
         match (&mut *sender, copies) {
             (SlotSender::Static(sender), Some(_)) if tensor.spec() == sender.spec() => {
                 let tensor = tensor.to_contiguous().map_err(other)?;
-                sender.start_bytes(tensor.bytes().map_err(other)?)?;
+                sender.try_send_bytes(tensor.bytes().map_err(other)?)?;
             }
             // Refuses a tensor of another type or shape.
-            (SlotSender::Static(sender), _) => sender.start(tensor)?,
+            (SlotSender::Static(sender), _) => sender.try_send(tensor)?,
             (SlotSender::Dynamic(sender), Some(pool)) if tensor.spec().bytes().is_some_and(|it| it > 0) => {
                 let mut copy = TensorMut::in_pool(*tensor.spec(), pool).map_err(other)?;
                 tensor.copy_to(copy.bytes_mut()).map_err(other)?;
-                sender.start(&copy.freeze())?;
+                sender.try_send(&copy.freeze())?;
                 // The sender takes the copy for the tensor of the program.
                 self.copied += 1;
             }
-            (SlotSender::Dynamic(sender), _) => sender.start(tensor)?,
+            (SlotSender::Dynamic(sender), _) => sender.try_send(tensor)?,
         }
         let sent = sender.sent();
         self.counts.sent += 1;
@@ -359,19 +360,19 @@ impl SlotSender {
         of_either!(self, sender => sender.sent())
     }
 
-    fn is_ready(&mut self) -> Result<bool, ChannelError> {
+    fn is_ready(&mut self) -> Result<bool, TensorError> {
         of_either!(self, sender => sender.is_ready())
     }
 
-    async fn ready(&mut self) -> Result<(), ChannelError> {
+    async fn ready(&mut self) -> Result<(), TensorError> {
         of_either!(self, sender => sender.ready().await)
     }
 
-    fn pending(&mut self) -> Result<u64, ChannelError> {
+    fn pending(&mut self) -> Result<u64, TensorError> {
         of_either!(self, sender => sender.pending())
     }
 
-    async fn flush(&mut self) -> Result<(), ChannelError> {
+    async fn flush(&mut self) -> Result<(), TensorError> {
         of_either!(self, sender => sender.flush().await)
     }
 }
@@ -388,13 +389,13 @@ impl SlotReceiver {
     }
 
     /// Waits until the next tensor is here, and does not take it.
-    async fn arrived(&mut self) -> Result<(), ChannelError> {
+    async fn arrived(&mut self) -> Result<(), TensorError> {
         of_either!(self, receiver => receiver.arrived().await)
     }
 }
 
-impl From<ChannelError> for SlotError {
-    fn from(error: ChannelError) -> Self {
+impl From<TensorError> for SlotError {
+    fn from(error: TensorError) -> Self {
         Self::Channel(error)
     }
 }
@@ -409,10 +410,12 @@ impl Base {
         error: SlotError,
     ) -> Result<(), GraphError> {
         match error {
-            SlotError::Channel(
-                error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_) | ChannelError::Device(_)),
-            ) => self.connection_ended(peer, &KernelError::from(error)),
-            SlotError::Channel(error) => Err(crossing.failed(peer, step, error)),
+            SlotError::Channel(error) => match error.kind() {
+                TensorErrorKind::PeerLost | TensorErrorKind::Closed | TensorErrorKind::Device => {
+                    self.connection_ended(peer, &KernelError::from(error))
+                }
+                _ => Err(crossing.failed(peer, step, error)),
+            },
             SlotError::Other(source) => Err(crossing.failed(peer, step, source)),
         }
     }

@@ -11,7 +11,7 @@ pub mod greeter {
 }
 
 /// The service of a tensor device, for tests that call one directly.
-pub use tonic_rdma_tensor::internal::proto as tensor_device;
+pub use tonic_rdma_tensor::unstable::proto as tensor_device;
 
 /// The service that `tonic-rdma compare` controls the receiver of its tensor modes with.
 pub mod placement {

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::error::{ChannelError, TransferError};
+use crate::error::{TensorError, TransferError};
 use crate::link::Link;
 use crate::link::port::{Outcome, OutcomeCell, Token};
 use crate::regions::RemoteRegion;
@@ -30,7 +30,7 @@ pub struct BlockCopy {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+/// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
 /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
 /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 /// # let exported = server.export("cache", server.allocate(1 << 20)?, Rights::READ_WRITE)?;
@@ -56,7 +56,7 @@ pub struct RegionWrite<'a> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+/// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
 /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
 /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 /// # let mut table = server.allocate(4096)?;
@@ -106,7 +106,7 @@ impl<'a> RegionWrite<'a> {
     /// #     channel: tonic_rdma_tensor::Channel,
     /// #     remote: tonic_rdma_tensor::RemoteRegion,
     /// #     block: tonic_rdma_tensor::MemRegion,
-    /// # ) -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # ) -> Result<(), tonic_rdma_tensor::TensorError> {
     /// let block = channel.write(&remote).notify(true).from(block, ..).await?;
     /// # drop(block);
     /// # Ok(())
@@ -135,7 +135,7 @@ impl<'a> RegionWrite<'a> {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// # use tonic_rdma_tensor::{BlockCopy, RdmaDevice, Rights};
     /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let cache = server.export("cache", server.allocate(1 << 20)?, Rights::WRITE)?;
@@ -186,13 +186,13 @@ impl<'a> RegionWrite<'a> {
     ///
     /// # Errors
     /// Nothing was written, and no notice goes to the peer:
-    /// - [`Busy`](ChannelError::Busy) if the queue is full, or other operations wait for it. Try again after a
+    /// - [`Busy`](crate::TensorErrorKind::Busy) if the queue is full, or other operations wait for it. Try again after a
     ///   [poll](crate::Channel::poll).
-    /// - [`Local`](ChannelError::Local), with the limit, if there are more bytes than the device takes inline.
-    /// - [`NotPermitted`](ChannelError::NotPermitted) without the right to write, [`OutOfRange`](ChannelError::OutOfRange) if the
+    /// - [`InvalidArgument`](crate::TensorErrorKind::InvalidArgument), with the limit, if there are more bytes than the device takes inline.
+    /// - [`NotPermitted`](crate::TensorErrorKind::NotPermitted) without the right to write, [`InvalidArgument`](crate::TensorErrorKind::InvalidArgument) if the
     ///   bytes do not lie within the peer's region, and other errors if the remote region belongs to another link, or the link has
     ///   failed.
-    pub fn bytes(self, parts: &[IoSlice<'_>]) -> Result<(), ChannelError> {
+    pub fn bytes(self, parts: &[IoSlice<'_>]) -> Result<(), TensorError> {
         let Target { link, port, remote, offset } = self.target;
         link.check()?;
         self.target.check_right(TransferKind::Write)?;
@@ -200,7 +200,7 @@ impl<'a> RegionWrite<'a> {
         let limit = link.port(port).inline;
         if length > limit {
             let name = remote.name();
-            return Err(ChannelError::local(format!(
+            return Err(TensorError::other(format!(
                 "{length} bytes for the region {name:?}, but a write takes at most {limit} bytes inline: use a region"
             )));
         }
@@ -285,7 +285,7 @@ impl Target<'_> {
         region: &MemRegion,
         blocks: &[BlockCopy],
         kind: TransferKind,
-    ) -> Result<CopyRanges, ChannelError> {
+    ) -> Result<CopyRanges, TensorError> {
         self.check_right(kind)?;
         match blocks {
             [block] => Ok(CopyRanges::One(self.check_block(region, block)?)),
@@ -297,30 +297,26 @@ impl Target<'_> {
     }
 
     /// Fails if the region is one of another link, or the peer does not allow the operation.
-    fn check_right(&self, kind: TransferKind) -> Result<(), ChannelError> {
+    fn check_right(&self, kind: TransferKind) -> Result<(), TensorError> {
         let remote = self.remote;
         if !Arc::ptr_eq(&remote.shared.link, self.link) {
-            return Err(ChannelError::local(format!("{:?} is a region of another link", remote.name())));
+            return Err(TensorError::other(format!("{:?} is a region of another link", remote.name())));
         }
         let (what, allowed) = match kind {
             TransferKind::Read => ("read", remote.rights().read),
             _ => ("write", remote.rights().write),
         };
         if !allowed {
-            return Err(ChannelError::NotPermitted { what, name: Arc::clone(&remote.shared.name) });
+            return Err(TensorError::not_permitted(what, &remote.shared.name));
         }
         Ok(())
     }
 
-    fn check_block(
-        &self,
-        region: &MemRegion,
-        block: &BlockCopy,
-    ) -> Result<unstable::CopyRange, ChannelError> {
+    fn check_block(&self, region: &MemRegion, block: &BlockCopy) -> Result<unstable::CopyRange, TensorError> {
         let BlockCopy { local, remote, length } = *block;
         let available = region.len() as u64;
         if local.checked_add(length).is_none_or(|end| end > available) {
-            return Err(ChannelError::OutOfRange { which: "local", offset: local, length, available });
+            return Err(TensorError::out_of_range("local", local, length, available));
         }
         // An offset beyond the address space lies outside every region.
         let remote = remote.saturating_add(self.offset);
@@ -330,7 +326,7 @@ impl Target<'_> {
 }
 
 /// Returns `range` of `region` as a block. The check of the block finds an end beyond the region.
-fn one_block(region: &MemRegion, range: impl RangeBounds<usize>) -> Result<BlockCopy, ChannelError> {
+fn one_block(region: &MemRegion, range: impl RangeBounds<usize>) -> Result<BlockCopy, TensorError> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
         Bound::Excluded(start) => start.saturating_add(1),
@@ -343,7 +339,7 @@ fn one_block(region: &MemRegion, range: impl RangeBounds<usize>) -> Result<Block
     };
     match end.checked_sub(start) {
         Some(length) => Ok(BlockCopy { local: start as u64, remote: 0, length: length as u64 }),
-        None => Err(ChannelError::local(format!("the range {start}..{end} ends before it begins"))),
+        None => Err(TensorError::other(format!("the range {start}..{end} ends before it begins"))),
     }
 }
 
@@ -351,7 +347,7 @@ fn one_block(region: &MemRegion, range: impl RangeBounds<usize>) -> Result<Block
 /// the region that had moved in. Dropping it cancels nothing: the device frees the memory when the copy has ended.
 ///
 /// The methods that return it are [`RegionWrite::from`](crate::RegionWrite::from),
-/// [`RegionRead::into`](crate::RegionRead::into) and [`StaticSender::start_region`](crate::StaticSender::start_region), which
+/// [`RegionRead::into`](crate::RegionRead::into) and [`StaticSender::try_send_region`](crate::StaticSender::try_send_region), which
 /// have examples.
 #[derive(Debug)]
 #[must_use = "the region comes back with it"]
@@ -367,7 +363,7 @@ enum Progress {
 
 impl Memcpy {
     /// Makes the future of a copy that did not begin.
-    pub(crate) fn refused(region: MemRegion, error: ChannelError) -> Self {
+    pub(crate) fn refused(region: MemRegion, error: TensorError) -> Self {
         Self { progress: Progress::Ended(Some(Err(TransferError::new(region, error)))) }
     }
 
@@ -402,7 +398,7 @@ impl Memcpy {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
     /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let exported = server.export("log", server.allocate(4096)?, Rights::WRITE)?;

@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 use self::copy::{RegionRead, RegionWrite};
 use crate::control::proto::Kind;
 use crate::control::{PeerService, place_of};
-use crate::error::{ChannelError, check_name};
-use crate::exchange::{Request, Requests};
+use crate::error::{TensorError, check_name};
+use crate::exchange::{NamedRequest, Requests};
 use crate::link::Link;
 use crate::link::words::Notification;
 use crate::regions::{RemoteRegion, RemoteShared, Rights};
@@ -69,9 +69,9 @@ impl Channel {
     }
 
     /// Waits until the link ends, and returns the reason.
-    pub async fn closed(&self) -> ChannelError {
+    pub async fn closed(&self) -> TensorError {
         self.link.ended().await;
-        self.link.fault().cloned().unwrap_or_else(|| ChannelError::Closed(Arc::clone(&self.link.peer)))
+        self.link.fault().cloned().unwrap_or_else(|| TensorError::closed(&self.link.peer))
     }
 
     /// Takes completions from this channel's queue, so that futures of this channel become ready in the middle of other
@@ -87,7 +87,7 @@ impl Channel {
     /// #     channel: tonic_rdma_tensor::Channel,
     /// #     remote: tonic_rdma_tensor::RemoteRegion,
     /// #     block: tonic_rdma_tensor::MemRegion,
-    /// # ) -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # ) -> Result<(), tonic_rdma_tensor::TensorError> {
     /// let block = channel.write(&remote).at(8192).from(block, ..4096).await?;
     /// # drop(block);
     /// # Ok(())
@@ -105,7 +105,7 @@ impl Channel {
     /// #     channel: tonic_rdma_tensor::Channel,
     /// #     remote: tonic_rdma_tensor::RemoteRegion,
     /// #     block: tonic_rdma_tensor::MemRegion,
-    /// # ) -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # ) -> Result<(), tonic_rdma_tensor::TensorError> {
     /// let block = channel.read(&remote).at(8192).into(block, ..4096).await?;
     /// # drop(block);
     /// # Ok(())
@@ -119,7 +119,7 @@ impl Channel {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
     /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let exported = server.export("parameters", server.allocate(4096)?, Rights::READ)?;
@@ -133,11 +133,11 @@ impl Channel {
     ///
     /// # Errors
     /// The peer has no region of this name.
-    pub async fn region(&self, name: &str) -> Result<RemoteRegion, ChannelError> {
+    pub async fn region(&self, name: &str) -> Result<RemoteRegion, TensorError> {
         let name = check_name(name)?;
         let (ours, reply) =
             self.service.attach(&self.link, self.port, &name, Kind::Region, Vec::new()).await?;
-        let place = place_of(&reply).map_err(ChannelError::local)?;
+        let place = place_of(&reply).map_err(TensorError::local)?;
         let pair = Arc::new(ours.towards(reply.slot));
         let rights = Rights { read: reply.readable, write: reply.writable };
         let link = Arc::clone(&self.link);
@@ -166,9 +166,9 @@ impl Channel {
     ///
     /// # Errors
     /// The peer has no such slot, the slot takes other tensors, or another sender is attached.
-    pub async fn static_sender(&self, name: &str, spec: &TensorSpec) -> Result<StaticSender, ChannelError> {
+    pub async fn static_sender(&self, name: &str, spec: &TensorSpec) -> Result<StaticSender, TensorError> {
         let metadata = Metadata::dense(*spec)?;
-        let length = usize::try_from(metadata.bytes()).map_err(ChannelError::local)?;
+        let length = usize::try_from(metadata.bytes()).map_err(TensorError::local)?;
         let wire = crate::wire::tensor_metadata::WireMetadata::from(metadata).encode().to_vec();
         let sender = self.sender(name, Kind::Static, wire, length).await?;
         Ok(StaticSender::new(sender, *spec))
@@ -194,7 +194,7 @@ impl Channel {
     ///
     /// # Errors
     /// The peer has no such slot, or another sender is attached.
-    pub async fn dynamic_sender(&self, name: &str) -> Result<DynamicSender, ChannelError> {
+    pub async fn dynamic_sender(&self, name: &str) -> Result<DynamicSender, TensorError> {
         let sender = self.sender(name, Kind::Dynamic, Vec::new(), Announcement::LENGTH).await?;
         Ok(DynamicSender::new(sender))
     }
@@ -204,20 +204,20 @@ impl Channel {
     /// on a request takes one message and one write, unless the tensor's type or shape has changed.
     ///
     /// Dropping the future withdraws the request, and a later request gets the tensor. If the tensor has arrived meanwhile, it stays in
-    /// memory of this device for the later request, for [`DeviceBuilder::rendezvous_timeout`](crate::DeviceBuilder::rendezvous_timeout) at
+    /// memory of this device for the later request, for [`DeviceBuilder::named_tensor_timeout`](crate::DeviceBuilder::named_tensor_timeout) at
     /// least and twice as long at most. Each link keeps at most 1024 such tensors of 256 MiB together, and frees the oldest first. It keeps
     /// the newest one whatever its length. If memory of the device is short, all links free these tensors.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
+    /// # use tonic_rdma_tensor::{Dtype, NamedOffer, RdmaDevice, NamedReply, Shape, Tensor, TensorSpec};
     /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
-    /// # server.put("loss", 17, Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
-    /// if let Requested::Tensor(loss) = channel.request("loss", 17).await? {
+    /// # server.put("loss", 17, NamedOffer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
+    /// if let NamedReply::Tensor(loss) = channel.request("loss", 17).await? {
     ///     assert_eq!(loss.as_slice::<u8>()?, [1, 2, 3, 4]);
     /// }
     /// # Ok(())
@@ -225,9 +225,9 @@ impl Channel {
     /// ```
     ///
     /// # Errors
-    /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
+    /// [`Refused`](crate::TensorErrorKind::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
     /// was requested by this device before, and taken.
-    pub fn request(&self, name: &str, step: u64) -> Request {
+    pub fn request(&self, name: &str, step: u64) -> NamedRequest {
         self.requests.request(&self.link, name, step)
     }
 
@@ -238,7 +238,7 @@ impl Channel {
         kind: Kind,
         metadata: Vec<u8>,
         payload: usize,
-    ) -> Result<Sender, ChannelError> {
+    ) -> Result<Sender, TensorError> {
         let name = check_name(name)?;
         let (ours, reply) = self.service.attach(&self.link, self.port, &name, kind, metadata).await?;
         Sender::new(name, &self.link, self.port, ours, &reply, payload)
@@ -268,16 +268,16 @@ impl Channel {
     /// ```
     ///
     /// # Errors
-    /// [`NotPermitted`](ChannelError::NotPermitted) without the right to read, [`TimedOut`](ChannelError::TimedOut) if the peer does not
+    /// [`NotPermitted`](crate::TensorErrorKind::NotPermitted) without the right to read, [`Timeout`](crate::TensorErrorKind::Timeout) if the peer does not
     /// serve the READ, and other errors if the peer has withdrawn the region, the region belongs to another link, or the link has
     /// failed.
-    pub async fn view(&self, remote: &RemoteRegion) -> Result<Option<RegionView>, ChannelError> {
+    pub async fn view(&self, remote: &RemoteRegion) -> Result<Option<RegionView>, TensorError> {
         let shared = &remote.shared;
         if !Arc::ptr_eq(&shared.link, &self.link) {
-            return Err(ChannelError::local(format!("{:?} is a region of another link", remote.name())));
+            return Err(TensorError::other(format!("{:?} is a region of another link", remote.name())));
         }
         if !remote.rights().read {
-            return Err(ChannelError::NotPermitted { what: "read", name: Arc::clone(&shared.name) });
+            return Err(TensorError::not_permitted("read", &shared.name));
         }
         let deadline = Instant::now() + PATIENCE;
         let mut asked: Option<Instant> = None;
@@ -292,7 +292,7 @@ impl Channel {
                 Some(None | Some(Err(VerbsErrorKind::Unsupported))) => return Ok(None),
                 Some(Some(Err(VerbsErrorKind::Revoked))) => {
                     let name = remote.name();
-                    return Err(ChannelError::local(format!("the peer has withdrawn the region {name:?}")));
+                    return Err(TensorError::other(format!("the peer has withdrawn the region {name:?}")));
                 }
                 // The memory is not mapped yet, or the link has just ended.
                 None | Some(Some(Err(_))) => {}
@@ -302,8 +302,7 @@ impl Channel {
             }
             if asked.is_none_or(|asked| asked.elapsed() >= AGAIN) {
                 asked = Some(Instant::now());
-                let late =
-                    |_| ChannelError::TimedOut { what: "a read of the peer's region", limit: PATIENCE };
+                let late = |_| TensorError::timeout("a read of the peer's region", PATIENCE);
                 timeout_at(deadline, self.ask_for_memory(remote)).await.map_err(late)??;
             } else {
                 sleep(LOOK).await;
@@ -312,7 +311,7 @@ impl Channel {
     }
 
     /// Reads a few bytes of the region. The peer's device serves this READ, and offers the memory to this device.
-    async fn ask_for_memory(&self, remote: &RemoteRegion) -> Result<(), ChannelError> {
+    async fn ask_for_memory(&self, remote: &RemoteRegion) -> Result<(), TensorError> {
         let few = remote.len().min(8);
         let landing = &self.link.landing;
         let region = self.read(remote).into(landing.take(few)?, ..few as usize).await?;

@@ -19,7 +19,7 @@ use crate::control::proto::{
 use crate::control::{VERSION, internal, is_seen, peer_end, queue_pairs, words};
 use crate::device::settings::Settings;
 use crate::device::shared::{Accepted, Shared};
-use crate::error::{ALLOW_PLAINTEXT, ChannelError};
+use crate::error::{ALLOW_PLAINTEXT, TensorError};
 use crate::link::words::Words;
 use crate::link::{Link, LinkId, PeerEnd};
 use crate::wire::tensor_frame::MAX_NAME;
@@ -153,17 +153,17 @@ struct Confirmation {
 
 impl Confirmation {
     /// Waits for the confirmation, until its time is over or another peer gets the place.
-    async fn wait(self) -> Result<(), ChannelError> {
+    async fn wait(self) -> Result<(), TensorError> {
         let Self { mut confirmed, limit, place } = self;
         place.waits();
         let given_up = tokio::select! {
             biased;
             result = timeout(limit, &mut confirmed) => match result {
                 Ok(_) => return Ok(()),
-                Err(_) => ChannelError::TimedOut { what: "the peer's confirmation", limit },
+                Err(_) => TensorError::timeout("the peer's confirmation", limit),
             },
             () = place.lost() => {
-                ChannelError::local("the peer did not confirm the link, and another peer got its place")
+                TensorError::other("the peer did not confirm the link, and another peer got its place")
             }
         };
         // From here on a confirmation fails, so that the peer learns that it came too late.
@@ -285,10 +285,7 @@ impl Stream for Answers {
 impl Drop for Answers {
     fn drop(&mut self) {
         if let Some(link) = self.link.upgrade() {
-            link.fail(ChannelError::PeerLost {
-                peer: Arc::clone(&link.peer),
-                reason: "its process closed the link, ended or was killed".into(),
-            });
+            link.fail(TensorError::peer_lost(&link.peer, "its process closed the link, ended or was killed"));
         }
     }
 }

@@ -12,7 +12,7 @@ use tonic::transport::Channel as Grpc;
 
 use self::proto::tensor_device_client::TensorDeviceClient;
 use self::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply, Place, QueuePair};
-use crate::error::ChannelError;
+use crate::error::TensorError;
 use crate::link::words::{Arrivals, WordPair};
 use crate::link::{Link, PeerEnd, Prepared};
 use tonic_rdma_verbs::unstable::{RemoteRange, with_causes};
@@ -137,7 +137,7 @@ impl PeerService {
         name: &Arc<str>,
         kind: Kind,
         metadata: Vec<u8>,
-    ) -> Result<(Arc<WordPair>, AttachReply), ChannelError> {
+    ) -> Result<(Arc<WordPair>, AttachReply), TensorError> {
         // The peer's pair is unknown until the answer, and until then nothing is reported to it.
         let ours = link.add_pair(|number| WordPair::new(number, u32::MAX, Arrivals::Count, None))?;
         let request = AttachRequest {
@@ -153,7 +153,7 @@ impl PeerService {
         let reply = match answer {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(status)) => Err(self.refused(link, &status)),
-            Err(_) => Err(ChannelError::TimedOut { what: "the peer's answer", limit: self.answer_timeout }),
+            Err(_) => Err(TensorError::timeout("the peer's answer", self.answer_timeout)),
         };
         match reply {
             Ok(reply) => Ok((ours, reply)),
@@ -165,7 +165,7 @@ impl PeerService {
     }
 
     /// Returns the error for a status of the peer.
-    fn refused(&self, link: &Link, status: &tonic::Status) -> ChannelError {
+    fn refused(&self, link: &Link, status: &tonic::Status) -> TensorError {
         if let Some(fault) = link.fault() {
             return fault.clone();
         }
@@ -174,8 +174,8 @@ impl PeerService {
 }
 
 /// Returns the error for a status of the peer at `endpoint`.
-pub(crate) fn refused(endpoint: &Arc<str>, status: &tonic::Status) -> ChannelError {
+pub(crate) fn refused(endpoint: &Arc<str>, status: &tonic::Status) -> TensorError {
     // If the connection could not be made or has ended, only the sources of the status say why.
     let message = with_causes(status.message(), status);
-    ChannelError::Refused { endpoint: Arc::clone(endpoint), code: status.code(), message: message.into() }
+    TensorError::refused(endpoint, status.code(), &message)
 }

@@ -11,7 +11,7 @@ use crate::control::proto::tensor_device_client::TensorDeviceClient;
 use crate::control::proto::{ConfirmRequest, OpenReply, OpenRequest};
 use crate::control::{PeerService, VERSION, is_seen, peer_end, queue_pairs, refused, words};
 use crate::device::shared::Shared;
-use crate::error::{Cause, ChannelError};
+use crate::error::TensorError;
 use crate::exchange::Requests;
 use crate::link::{Link, LinkId, Prepared};
 use tonic_rdma::{Provider, RdmaConnectInfo, RdmaConnector, Verdict};
@@ -19,7 +19,7 @@ use tonic_rdma_verbs::Probe;
 use tonic_rdma_verbs::unstable::{chain, lock};
 
 /// Opens a link to the device that listens on `endpoint`, within the answer timeout of the settings.
-pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<OpenedLink, ChannelError> {
+pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<OpenedLink, TensorError> {
     let limit = shared.settings.answer_timeout;
     /// Pause before a link is opened again.
     const PAUSE: Duration = Duration::from_millis(20);
@@ -32,7 +32,7 @@ pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<Open
             tokio::time::sleep(PAUSE).await;
         }
     });
-    opened.await.unwrap_or(Err(ChannelError::TimedOut { what: "opening a link", limit }))
+    opened.await.unwrap_or(Err(TensorError::timeout("opening a link", limit)))
 }
 
 /// A link that was opened from here.
@@ -50,12 +50,12 @@ struct Opening {
 
 impl Opening {
     /// Opens a link. Returns `None` if the peer has given the link up before it was confirmed.
-    async fn run(&self) -> Result<Option<OpenedLink>, ChannelError> {
+    async fn run(&self) -> Result<Option<OpenedLink>, TensorError> {
         let (mut client, provider) = self.connect().await?;
         let settings = &self.shared.settings;
         let (shared, queue_pairs) = (Arc::clone(&self.shared), settings.queue_pairs_per_peer);
         let prepare = move || shared.prepare(provider, queue_pairs);
-        let prepared = tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)??;
+        let prepared = tokio::task::spawn_blocking(prepare).await.map_err(TensorError::local)??;
         let request = request(&prepared, provider, &self.shared);
         let answers = client.open(request).await.map_err(|status| self.refused(&status))?;
         let mut answers = answers.into_inner();
@@ -69,7 +69,7 @@ impl Opening {
         let exchange = self.shared.exchange();
         let requests = Arc::clone(&exchange.requests);
         let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
-        let link = match connected.map_err(ChannelError::local)? {
+        let link = match connected.map_err(TensorError::local)? {
             Ok(link) => link,
             // The peer's queue pairs may be gone because it has given the link up. A confirmation without evidence asks for that.
             Err(error) => match self.confirm(&mut client, id, &[]).await {
@@ -90,11 +90,12 @@ impl Opening {
     /// Connects over the ordinary transport, and learns which RDMA device the connection uses.
     async fn connect(
         &self,
-    ) -> Result<(TensorDeviceClient<tonic::transport::Channel>, Provider), ChannelError> {
+    ) -> Result<(TensorDeviceClient<tonic::transport::Channel>, Provider), TensorError> {
         let endpoint = self.target()?;
         let connector = RdmaConnector::new().config(self.shared.settings.config.clone());
         let channel = endpoint.connect_with_connector(connector.clone()).await;
-        let channel = channel.map_err(|error| self.no_rdma(ConnectError(error)))?;
+        let channel = // The outermost message of tonic gives no reason.
+            channel.map_err(|error| self.no_rdma(chain(&error)).because(error))?;
         let info: Option<RdmaConnectInfo> = connector.last_connection();
         let info = info.ok_or_else(|| self.no_rdma("no connection was made"))?;
         if info.verdict() != Verdict::Rdma {
@@ -106,7 +107,7 @@ impl Opening {
     }
 
     /// Returns the endpoint to connect to. Refuses TLS unless the settings allow unencrypted tensors.
-    fn target(&self) -> Result<Endpoint, ChannelError> {
+    fn target(&self) -> Result<Endpoint, TensorError> {
         let settings = &self.shared.settings;
         let bad = |error: &dyn std::fmt::Display| {
             self.no_rdma(format!("{:?} is no host:port, http:// or https://: {error}", self.endpoint))
@@ -119,9 +120,11 @@ impl Opening {
         match endpoint.uri().scheme_str() {
             Some("http") => Ok(endpoint),
             Some("https") if !settings.allows_plaintext() => {
-                Err(ChannelError::PlaintextRefused { endpoint: Arc::clone(&self.endpoint) })
+                Err(TensorError::plaintext_refused(&self.endpoint))
             }
-            Some("https") => settings.tls.secure(endpoint).map_err(|reason| self.no_rdma(reason)),
+            Some("https") => {
+                settings.tls.secure(endpoint).map_err(|reason| self.no_rdma(&reason).because(reason))
+            }
             scheme => Err(bad(&format!("the scheme is {:?}", scheme.unwrap_or("missing")))),
         }
     }
@@ -132,7 +135,7 @@ impl Opening {
         client: &mut TensorDeviceClient<tonic::transport::Channel>,
         id: LinkId,
         probes: &[Probe],
-    ) -> Result<bool, ChannelError> {
+    ) -> Result<bool, TensorError> {
         let read = probes.iter().map(|probe| probe.peers.unwrap_or(0)).collect();
         let request = ConfirmRequest { link: id.to_vec().into(), read };
         let reply = match client.confirm(request).await {
@@ -147,12 +150,12 @@ impl Opening {
         }
     }
 
-    fn refused(&self, status: &tonic::Status) -> ChannelError {
+    fn refused(&self, status: &tonic::Status) -> TensorError {
         refused(&self.endpoint, status)
     }
 
-    fn no_rdma(&self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ChannelError {
-        ChannelError::NoRdma { endpoint: Arc::clone(&self.endpoint), cause: Cause::new(cause) }
+    fn no_rdma(&self, reason: impl std::fmt::Display) -> TensorError {
+        TensorError::no_rdma(&self.endpoint, reason)
     }
 }
 
@@ -177,33 +180,27 @@ async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
         None => return,
     };
     let mut end =
-        EndsLink { link, error: ChannelError::local("the runtime that polls for the link has shut down") };
+        EndsLink { link, error: TensorError::other("the runtime that polls for the link has shut down") };
     tokio::select! {
         answer = answers.message() => end.peer_left(answer.err()),
         () = ended => {}
     }
 }
 
-/// The connection of the call could not be made. The message contains the messages of all sources, because the outermost
-/// message of tonic gives no reason.
-#[derive(Debug, thiserror::Error)]
-#[error("{}", chain(.0))]
-struct ConnectError(tonic::transport::Error);
-
 /// Ends a link when dropped, unless the link has ended.
 struct EndsLink {
     link: Weak<Link>,
-    error: ChannelError,
+    error: TensorError,
 }
 
 impl EndsLink {
     fn peer_left(&mut self, status: Option<tonic::Status>) {
         let Some(link) = self.link.upgrade() else { return };
         let reason = status.map_or_else(
-            || "it closed the link".into(),
-            |status| format!("the connection to it ended: {}", status.message()).into(),
+            || "it closed the link".to_owned(),
+            |status| format!("the connection to it ended: {}", status.message()),
         );
-        self.error = ChannelError::PeerLost { peer: Arc::clone(&link.peer), reason };
+        self.error = TensorError::peer_lost(&link.peer, &reason);
     }
 }
 

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 
-use crate::{Dtype, ForeignError, Shape, Strides, Tensor, TensorError, TensorSpec};
+use crate::types::ValueError;
+use crate::{Dtype, Shape, Strides, Tensor, TensorError, TensorSpec};
 use tonic_rdma_verbs::memory::dlpack::{DlDataType, Exported, Imported, Layout};
 
 /// Code and number of bits of each type that both sides know.
@@ -61,17 +62,14 @@ impl Tensor {
     /// The elements have a variable length.
     pub fn to_dlpack(&self) -> Result<Exported, TensorError> {
         let row = TYPES.iter().find(|(dtype, ..)| *dtype == self.dtype());
-        let &(_, code, bits) = row.ok_or(TensorError::Variable(self.dtype()))?;
+        let &(_, code, bits) = row.ok_or(ValueError::Variable(self.dtype()))?;
         let layout = Layout {
             dtype: DlDataType { code, bits, lanes: 1 },
             shape: self.shape().dims().to_vec(),
             strides: self.strides().steps().to_vec(),
         };
-        Exported::new(self.span_bytes()?, &layout).map_err(|error| TensorError::Foreign {
-            library: "DLPack",
-            fault: "the tensor can't be exported".to_owned(),
-            source: Some(ForeignError::new(error)),
-        })
+        let exported = Exported::new(self.span_bytes()?, &layout);
+        exported.map_err(|error| foreign(&format!("the tensor can't be exported: {error}")).because(error))
     }
 }
 
@@ -83,5 +81,5 @@ fn tensor_dtype(found: DlDataType) -> Result<Dtype, TensorError> {
 }
 
 fn foreign(fault: &str) -> TensorError {
-    TensorError::Foreign { library: "DLPack", fault: fault.to_owned(), source: None }
+    TensorError::argument(format!("DLPack: {fault}"))
 }

@@ -3,7 +3,7 @@
 //! | library | into a [`Tensor`](super::Tensor) | out of a tensor | cargo feature |
 //! |---|---|---|---|
 //! | ndarray | `Tensor::from_array` | `Tensor::as_array` | `ndarray` |
-//! | safetensors | `read_safetensors` | `SafetensorsView` | `safetensors` |
+//! | safetensors | `Safetensors::read` | `SafetensorsView` | `safetensors` |
 //! | DLPack (numpy, PyTorch, …) | [`Tensor::from_dlpack`](super::Tensor::from_dlpack) | [`Tensor::to_dlpack`](super::Tensor::to_dlpack) | none |
 
 mod dlpack;
@@ -13,4 +13,4 @@ mod ndarray;
 mod safetensors;
 
 #[cfg(feature = "safetensors")]
-pub use safetensors::{Safetensors, SafetensorsView, read_safetensors};
+pub use safetensors::{Safetensors, SafetensorsView};

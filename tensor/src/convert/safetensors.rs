@@ -5,10 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use safetensors::{SafeTensors, View};
 
-use crate::{Dtype, ForeignError, Shape, Tensor, TensorError, TensorSpec};
-
-/// Name of the format in errors.
-const LIBRARY: &str = "safetensors";
+use crate::{Dtype, Shape, Tensor, TensorError, TensorErrorKind, TensorSpec};
 
 /// The tensors of a file.
 #[derive(Debug)]
@@ -20,52 +17,54 @@ pub struct Safetensors {
     pub copied: u64,
 }
 
-/// Reads the tensors of `file`. A tensor shares the file's memory if it is aligned there.
-///
-/// ```
-/// use tonic_rdma_tensor::convert::{SafetensorsView, read_safetensors};
-/// use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
-///
-/// let weights = Tensor::copy_from(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?, &[1, 2])?;
-/// let view = SafetensorsView::new(&weights)?;
-/// let file = bytes::Bytes::from(safetensors::serialize([("weights", &view)], None)?);
-///
-/// let found = read_safetensors(&file)?;
-/// assert_eq!(found.tensors[0].0, "weights");
-/// assert_eq!(found.tensors[0].1.as_slice::<u8>()?, [1, 2]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// `file` does not have the format, or has a tensor with an unknown type or shape. The error names this tensor.
-pub fn read_safetensors(file: &Bytes) -> Result<Safetensors, TensorError> {
-    let parsed = SafeTensors::deserialize(file)
-        .map_err(|error| foreign("the file does not have the format".to_owned(), error))?;
-    let mut found: Vec<_> = parsed.iter().collect();
-    found.sort_by_key(|(_, view)| view.data().as_ptr());
-    let mut copied = 0;
-    let mut tensors = Vec::with_capacity(found.len());
-    for (name, view) in found {
-        let named = |error: TensorError| foreign(format!("tensor `{name:.100}`"), error);
-        let spec = spec(&view).map_err(named)?;
-        // `slice_ref` panics for an empty slice outside the file.
-        let bytes = if view.data().is_empty() { Bytes::new() } else { file.slice_ref(view.data()) };
-        let tensor = match Tensor::from_bytes(spec, bytes) {
-            Err(TensorError::Misaligned { .. }) => {
-                copied += view.data().len() as u64;
-                Tensor::copy_from(spec, view.data())
-            }
-            other => other,
-        };
-        tensors.push((name.to_owned(), tensor.map_err(named)?));
+impl Safetensors {
+    /// Reads the tensors of `file`. A tensor shares the file's memory if it is aligned there.
+    ///
+    /// ```
+    /// use tonic_rdma_tensor::convert::{Safetensors, SafetensorsView};
+    /// use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
+    ///
+    /// let weights = Tensor::copy_from(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?, &[1, 2])?;
+    /// let view = SafetensorsView::new(&weights)?;
+    /// let file = bytes::Bytes::from(safetensors::serialize([("weights", &view)], None)?);
+    ///
+    /// let found = Safetensors::read(&file)?;
+    /// assert_eq!(found.tensors[0].0, "weights");
+    /// assert_eq!(found.tensors[0].1.as_slice::<u8>()?, [1, 2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `file` does not have the format, or has a tensor with an unknown type or shape. The error names this tensor.
+    pub fn read(file: &Bytes) -> Result<Self, TensorError> {
+        let parsed = SafeTensors::deserialize(file)
+            .map_err(|error| foreign("the file does not have the format", error))?;
+        let mut found: Vec<_> = parsed.iter().collect();
+        found.sort_by_key(|(_, view)| view.data().as_ptr());
+        let mut copied = 0;
+        let mut tensors = Vec::with_capacity(found.len());
+        for (name, view) in found {
+            let named = |error: TensorError| foreign(&format!("tensor `{name:.100}`"), error);
+            let spec = spec(&view).map_err(named)?;
+            // `slice_ref` panics for an empty slice outside the file.
+            let bytes = if view.data().is_empty() { Bytes::new() } else { file.slice_ref(view.data()) };
+            let tensor = match Tensor::from_bytes(spec, bytes) {
+                Err(error) if error.kind() == TensorErrorKind::Layout => {
+                    copied += view.data().len() as u64;
+                    Tensor::copy_from(spec, view.data())
+                }
+                other => other,
+            };
+            tensors.push((name.to_owned(), tensor.map_err(named)?));
+        }
+        Ok(Self { tensors, copied })
     }
-    Ok(Safetensors { tensors, copied })
 }
 
 fn spec(view: &safetensors::tensor::TensorView<'_>) -> Result<TensorSpec, TensorError> {
     let dtype: Dtype = view.dtype().to_string().parse()?;
     let dims: Vec<u64> = view.shape().iter().map(|&length| length as u64).collect();
-    Ok(TensorSpec::new(dtype, Shape::new(&dims)?)?)
+    TensorSpec::new(dtype, Shape::new(&dims)?)
 }
 
 /// A tensor that `safetensors` can write: `safetensors::serialize([("name", view)], None)`.
@@ -94,10 +93,9 @@ impl SafetensorsView {
     /// # Errors
     /// The format does not have the type of the elements, or the system has no memory.
     pub fn new(tensor: &Tensor) -> Result<Self, TensorError> {
-        let dtype = safetensors_dtype(tensor.dtype()).ok_or_else(|| TensorError::Foreign {
-            library: LIBRARY,
-            fault: format!("the format has no type for elements of {}", tensor.dtype()),
-            source: None,
+        let dtype = safetensors_dtype(tensor.dtype()).ok_or_else(|| {
+            let dtype = tensor.dtype();
+            TensorError::argument(format!("safetensors: the format has no type for elements of {dtype}"))
         })?;
         let tensor = tensor.to_contiguous()?;
         let bytes = tensor.to_bytes()?;
@@ -152,8 +150,8 @@ fn safetensors_dtype(dtype: Dtype) -> Option<safetensors::Dtype> {
     })
 }
 
-fn foreign(fault: String, error: impl std::error::Error + Send + Sync + 'static) -> TensorError {
-    TensorError::Foreign { library: LIBRARY, fault, source: Some(ForeignError::new(error)) }
+fn foreign(fault: &str, error: impl std::error::Error + Send + Sync + 'static) -> TensorError {
+    TensorError::argument(format!("safetensors: {fault}: {error}")).because(error)
 }
 
 #[cfg(test)]
@@ -188,7 +186,7 @@ mod tests {
             if let Some(name) = dtype.safetensors_name() {
                 assert_eq!(safetensors_dtype(dtype).unwrap().to_string(), name);
                 let tensor = tensor(dtype, &dims);
-                let read = read_safetensors(&file(&[("t", &tensor)], 0)).unwrap();
+                let read = Safetensors::read(&file(&[("t", &tensor)], 0)).unwrap();
                 assert_eq!(read.tensors[0].1.spec(), tensor.spec());
                 assert_eq!(read.tensors[0].1.bytes(), tensor.bytes());
             } else {
@@ -204,7 +202,7 @@ mod tests {
         let (weights, none) = (tensor(Dtype::F32, &[4, 5]), tensor(Dtype::I64, &[0, 7]));
         for (shift, copied) in [(0, 0), (8, 0), (2, 80)] {
             let file = file(&[("weights", &weights), ("none", &none)], shift);
-            let read = read_safetensors(&file).unwrap();
+            let read = Safetensors::read(&file).unwrap();
             assert_eq!(read.copied, copied, "at {shift}");
             let found = &read.tensors.iter().find(|(name, _)| name == "weights").unwrap().1;
             assert_eq!(found.bytes(), weights.bytes());
@@ -216,7 +214,7 @@ mod tests {
     #[test]
     fn a_transposed_tensor_is_written_in_order() {
         let weights = tensor(Dtype::U16, &[2, 3]).transpose();
-        let read = read_safetensors(&file(&[("t", &weights)], 0)).unwrap();
+        let read = Safetensors::read(&file(&[("t", &weights)], 0)).unwrap();
         assert_eq!(read.tensors[0].1.bytes().unwrap(), weights.to_contiguous().unwrap().bytes().unwrap());
     }
 
@@ -230,11 +228,11 @@ mod tests {
             let mut file = (header.len() as u64).to_le_bytes().to_vec();
             file.extend_from_slice(header.as_bytes());
             file.push(1);
-            let error = read_safetensors(&file.into()).unwrap_err().to_string();
+            let error = Safetensors::read(&file.into()).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         for file in [Bytes::new(), Bytes::from(vec![0xff; 64])] {
-            assert!(read_safetensors(&file).is_err());
+            assert!(Safetensors::read(&file).is_err());
         }
     }
 }

@@ -4,11 +4,8 @@ pub(crate) mod settings;
 pub(crate) mod shared;
 
 use std::fmt;
-use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::net::ToSocketAddrs;
@@ -23,17 +20,17 @@ use crate::control::accept::Service;
 use crate::control::proto::Kind;
 use crate::control::proto::tensor_device_server::{TensorDevice, TensorDeviceServer};
 use crate::control::{Offered, open};
-use crate::error::{ChannelError, check_name};
-use crate::exchange::{Offer, Offers};
+use crate::error::{TensorError, check_name};
+use crate::exchange::{NamedOffer, Offers};
 use crate::link::words::Notification;
 use crate::memory::Landing;
 use crate::regions::{ExportedRegion, PublishedRegion, Rights};
-use crate::rendezvous::Held;
+use crate::rendezvous::OfferCounts;
 use crate::slots::dynamic_slot::{Announcement, DynamicReceiver};
 use crate::slots::slot::Receiver;
 use crate::slots::static_slot::StaticReceiver;
 use crate::types::TensorSpec;
-use tonic_rdma::unstable::{self, Places};
+use tonic_rdma::unstable::Places;
 use tonic_rdma::{Config, RdmaIncoming};
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::{Budget, MemRegion, SharedRegion};
@@ -44,7 +41,7 @@ use tonic_rdma_verbs::memory::{Budget, MemRegion, SharedRegion};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+/// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
 /// use tonic_rdma_tensor::{RdmaDevice, Rights};
 ///
 /// let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
@@ -75,17 +72,29 @@ impl RdmaDevice {
         DeviceBuilder::default()
     }
 
+    /// Makes a device with the default settings that listens on `local_endpoint`. With port 0 the system chooses a free port.
+    ///
+    /// # Errors
+    /// The errors of [`DeviceBuilder::bind`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub async fn bind(local_endpoint: impl ToSocketAddrs) -> Result<Self, TensorError> {
+        Self::builder().bind(local_endpoint).await
+    }
+
     /// Makes a device that listens on `local_endpoint`.
-    async fn listening(settings: Settings, local_endpoint: impl ToSocketAddrs) -> Result<Self, ChannelError> {
+    async fn listening(settings: Settings, local_endpoint: impl ToSocketAddrs) -> Result<Self, TensorError> {
         let incoming = RdmaIncoming::builder()
             .config(settings.config.clone())
             .bind(local_endpoint)
             .await
-            .map_err(|error| ChannelError::Listen(Arc::new(error)))?;
+            .map_err(|error| TensorError::setting("can't listen for tensor peers: ", error))?;
         let device = Self::make(settings, Some(incoming.local_addr()));
         let connections = incoming.filter_map(Result::ok).map(Ok::<_, std::io::Error>);
         let settings = &device.shared.settings;
-        let mut server = settings.tls.server(settings.answer_timeout).map_err(ChannelError::local)?;
+        let mut server =
+            settings.tls.server(settings.answer_timeout).map_err(|error| TensorError::setting("", error))?;
         let server = server.add_service(device.service()).serve_with_incoming(connections);
         let task = tokio::spawn(async move {
             if let Err(error) = server.await {
@@ -113,7 +122,6 @@ impl RdmaDevice {
             budget,
             settings,
             address,
-            runtime: tokio::runtime::Handle::current(),
             accepted: Mutex::default(),
             group: Mutex::default(),
             places: Places::shared(links, Duration::ZERO, 0),
@@ -128,7 +136,7 @@ impl RdmaDevice {
     }
 
     /// Returns the gRPC service by which peers find the memory of this device, for a tonic server of your own.
-    /// [`DeviceBuilder::without_listener`] has a whole example.
+    /// [`DeviceBuilder::build`] has a whole example.
     ///
     /// ```no_run
     /// # async fn serve(device: tonic_rdma_tensor::RdmaDevice) -> Result<(), Box<dyn std::error::Error>> {
@@ -158,7 +166,7 @@ impl RdmaDevice {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// # let device = tonic_rdma_tensor::RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// let mut region = device.allocate(1 << 20)?;
     /// region[..4].copy_from_slice(&1.5_f32.to_le_bytes()); // it is a `&mut [u8]`
@@ -169,7 +177,7 @@ impl RdmaDevice {
     ///
     /// # Errors
     /// `RDMA_PINNED_LIMIT` is used up, or the system has no memory.
-    pub fn allocate(&self, size: usize) -> Result<MemRegion, ChannelError> {
+    pub fn allocate(&self, size: usize) -> Result<MemRegion, TensorError> {
         self.shared.landing.allocate(size)
     }
 
@@ -179,7 +187,7 @@ impl RdmaDevice {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// use tonic_rdma_tensor::RdmaDevice;
     ///
     /// let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
@@ -195,7 +203,7 @@ impl RdmaDevice {
     /// # Errors
     /// The peer can't be reached or refuses, there is no RDMA between the two, or it is reached over TLS and
     /// [`DeviceBuilder::plaintext_tensors`] does not allow that.
-    pub async fn channel(&self, remote: &str, qp_index: u32) -> Result<Channel, ChannelError> {
+    pub async fn channel(&self, remote: &str, qp_index: u32) -> Result<Channel, TensorError> {
         let remote: Arc<str> = remote.into();
         let cell = {
             let mut opened = self.shared.opened.lock().await;
@@ -205,26 +213,10 @@ impl RdmaDevice {
         };
         let open = async {
             let opened = open::open(Arc::clone(&self.shared), Arc::clone(&remote)).await?;
-            Ok::<_, ChannelError>(Channel::new(opened.link, opened.requests, opened.service))
+            Ok::<_, TensorError>(Channel::new(opened.link, opened.requests, opened.service))
         };
         let channel = cell.get_or_try_init(|| open).await?;
         Ok(channel.on(qp_index))
-    }
-
-    /// Runs `future` to its end on this thread without ever sleeping: polls the future, and the queue of `channel`, in turn.
-    /// Use it in a thread that has a core of its own and only moves tensors. On a current-thread runtime, the runtime's timers
-    /// and other tasks do not run meanwhile.
-    pub fn spin<F: Future>(&self, channel: &Channel, future: F) -> F::Output {
-        let _runtime = self.shared.runtime.enter();
-        let mut future = pin!(future);
-        let mut context = Context::from_waker(Waker::noop());
-        loop {
-            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-                return output;
-            }
-            channel.poll();
-            std::hint::spin_loop();
-        }
     }
 
     /// Offers `region` to all peers of this device under `name`.
@@ -251,7 +243,7 @@ impl RdmaDevice {
         name: &str,
         region: MemRegion,
         rights: Rights,
-    ) -> Result<ExportedRegion, ChannelError> {
+    ) -> Result<ExportedRegion, TensorError> {
         self.export_shared(name, region.share(), rights)
     }
 
@@ -277,7 +269,7 @@ impl RdmaDevice {
         name: &str,
         memory: SharedRegion,
         rights: Rights,
-    ) -> Result<ExportedRegion, ChannelError> {
+    ) -> Result<ExportedRegion, TensorError> {
         let exported = ExportedRegion::new(check_name(name)?, memory, rights);
         self.shared.offer(check_name(name)?, Arc::downgrade(&exported.export) as Weak<dyn Offered>)?;
         Ok(exported)
@@ -305,7 +297,7 @@ impl RdmaDevice {
     ///
     /// # Errors
     /// The errors of [`export`](Self::export).
-    pub fn publish(&self, name: &str, region: MemRegion) -> Result<PublishedRegion, ChannelError> {
+    pub fn publish(&self, name: &str, region: MemRegion) -> Result<PublishedRegion, TensorError> {
         let published = PublishedRegion::new(check_name(name)?, region);
         self.shared.offer(check_name(name)?, Arc::downgrade(&published.export) as Weak<dyn Offered>)?;
         Ok(published)
@@ -313,17 +305,17 @@ impl RdmaDevice {
 
     /// Offers tensor (`name`, `step`) to the first `readers` peers that ask for it with
     /// [`Channel::request`](crate::Channel::request), before or after this call. The offer stays until all readers have the
-    /// tensor, or until [`DeviceBuilder::rendezvous_timeout`](crate::DeviceBuilder::rendezvous_timeout) is over.
+    /// tensor, or until [`DeviceBuilder::named_tensor_timeout`](crate::DeviceBuilder::named_tensor_timeout) is over.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Shape, Tensor, TensorSpec};
+    /// # use tonic_rdma_tensor::{Dtype, NamedOffer, RdmaDevice, Shape, Tensor, TensorSpec};
     /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
     /// let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
-    /// device.put("loss", 17, Offer::Tensor(tensor), 2)?; // two workers ask for it
-    /// assert_eq!(device.held().bytes, 4);
+    /// device.put("loss", 17, NamedOffer::Tensor(tensor), 2)?; // two workers ask for it
+    /// assert_eq!(device.offer_counts().bytes, 4);
     /// assert_eq!(device.withdraw("loss", 17), Some(2)); // neither has
     /// # Ok(())
     /// # }
@@ -331,7 +323,7 @@ impl RdmaDevice {
     ///
     /// # Errors
     /// Name and step are on offer already, the limit on offers or on their bytes is reached, or the name is empty or too long.
-    pub fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
+    pub fn put(&self, name: &str, step: u64, offer: NamedOffer, readers: u32) -> Result<(), TensorError> {
         self.shared.offers.put(name, step, offer, readers)
     }
 
@@ -342,7 +334,7 @@ impl RdmaDevice {
     }
 
     /// Returns the number of offers, the number of their bytes, and the number of requests that wait for an offer.
-    pub fn held(&self) -> Held {
+    pub fn offer_counts(&self) -> OfferCounts {
         self.shared.offers.held()
     }
 
@@ -378,13 +370,13 @@ impl RdmaDevice {
         name: &str,
         spec: &TensorSpec,
         depth: u32,
-    ) -> Result<StaticReceiver, ChannelError> {
+    ) -> Result<StaticReceiver, TensorError> {
         let length = spec.bytes().ok_or_else(|| {
-            ChannelError::local(format!(
+            TensorError::other(format!(
                 "tensors of {spec} have no fixed length: use a dynamic slot or a rendezvous"
             ))
         })?;
-        let length = usize::try_from(length).map_err(ChannelError::local)?;
+        let length = usize::try_from(length).map_err(TensorError::local)?;
         let receiver = self.receiver(name, Kind::Static, Some(*spec), length, depth)?;
         Ok(StaticReceiver::new(receiver, *spec))
     }
@@ -412,7 +404,7 @@ impl RdmaDevice {
     ///
     /// # Errors
     /// The name is in use, empty or too long, there is no memory, or `depth` is 0 or more than 1024.
-    pub fn dynamic_receiver(&self, name: &str, depth: u32) -> Result<DynamicReceiver, ChannelError> {
+    pub fn dynamic_receiver(&self, name: &str, depth: u32) -> Result<DynamicReceiver, TensorError> {
         let receiver = self.receiver(name, Kind::Dynamic, None, Announcement::LENGTH, depth)?;
         let landing = Arc::clone(&self.shared.landing);
         Ok(DynamicReceiver::new(receiver, landing, self.shared.settings.max_tensor_bytes))
@@ -426,45 +418,13 @@ impl RdmaDevice {
         spec: Option<TensorSpec>,
         payload: usize,
         depth: u32,
-    ) -> Result<Receiver, ChannelError> {
+    ) -> Result<Receiver, TensorError> {
         let name = check_name(name)?;
         let receiver =
             Receiver::new(Arc::clone(&name), kind, spec, payload, depth, |size| self.allocate(size))?;
         let slot = Arc::downgrade(&receiver.slot);
         self.shared.offer(name, slot as Weak<dyn Offered>)?;
         Ok(receiver)
-    }
-
-    /// Tells the device that the calling thread looks at slots again and again, and takes completions itself, until it drops the result.
-    /// Meanwhile, a tensor that arrives, or was sent, wakes no thread of the runtime; a wake-up costs more than a small transfer. A
-    /// thread of the runtime still looks once in a millisecond. Drop the result before this thread sleeps or computes for long.
-    ///
-    /// This holds for all links and native calls of this runtime on the same verbs device: their futures may wait a millisecond longer. A
-    /// link that is opened later on another verbs device is not included.
-    ///
-    /// ```
-    /// # #[tokio::main]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
-    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
-    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
-    /// # let mut sender = channel.static_sender("loss", &spec).await?;
-    /// sender.start_bytes(&[1; 1024])?;
-    /// let polling = server.own_polling();
-    /// while slot.try_recv()?.is_none() {
-    ///     polling.poll();
-    /// }
-    /// drop(polling);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn own_polling(&self) -> OwnPolling {
-        let reactors = lock(&self.shared.reactors);
-        let reactors = reactors.iter().filter_map(Weak::upgrade);
-        OwnPolling { reactors: reactors.map(|reactor| unstable::OwnPolling::of(&reactor)).collect() }
     }
 }
 
@@ -474,32 +434,18 @@ impl fmt::Debug for RdmaDevice {
     }
 }
 
-/// A thread looks at slots itself, until this is dropped, from [`RdmaDevice::own_polling`].
-#[derive(Debug)]
-#[must_use = "the threads of the runtime take over when this is dropped"]
-pub struct OwnPolling {
-    reactors: Vec<unstable::OwnPolling>,
-}
-
-impl OwnPolling {
-    /// Takes the completions of the device that have come.
-    pub fn poll(&self) {
-        self.reactors.iter().for_each(unstable::OwnPolling::poll);
-    }
-}
-
 /// The settings of an [`RdmaDevice`], from [`RdmaDevice::builder`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+/// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
 /// use std::time::Duration;
 /// use tonic_rdma_tensor::RdmaDevice;
 ///
 /// let device = RdmaDevice::builder()
 ///     .queue_pairs_per_peer(2)
 ///     .max_tensor_bytes(1 << 30)
-///     .rendezvous_timeout(Duration::from_secs(10))
+///     .named_tensor_timeout(Duration::from_secs(10))
 ///     .bind("127.0.0.1:0")
 ///     .await?;
 /// # drop(device);
@@ -507,7 +453,7 @@ impl OwnPolling {
 /// # }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use = "a builder makes no device until `bind` or `without_listener`"]
+#[must_use = "a builder makes no device until `bind` or `build`"]
 pub struct DeviceBuilder {
     settings: Settings,
     /// Whether `settings.config` was given. Otherwise the environment is read.
@@ -515,18 +461,11 @@ pub struct DeviceBuilder {
 }
 
 impl DeviceBuilder {
-    /// Sets the RDMA device, the mode of polling, and the limit of pinned memory, by the configuration that connections of
-    /// tonic-rdma also have. Default: [`Config::from_env`], which is read when the device is made.
+    /// Sets the RDMA device, its completion queues, the mode of polling, and the limit of pinned memory, by the configuration that
+    /// connections of tonic-rdma also have. The queue pairs of each link are spread over the completion queues in turn. Default: [`Config::from_env`], which is read when the device is made.
     pub fn config(mut self, config: Config) -> Self {
         self.settings.config = config;
         self.has_config = true;
-        self
-    }
-
-    /// Sets the number of completion queues, from 1 to 64. The queue pairs of each link are spread over them in turn.
-    /// Default: 1.
-    pub fn completion_queues(mut self, queues: u32) -> Self {
-        self.settings.completion_queues = queues;
         self
     }
 
@@ -601,8 +540,8 @@ impl DeviceBuilder {
     }
 
     /// Sets how long an offered tensor waits for its readers, and how long a request waits for its tensor. Default: 60 s.
-    pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
-        self.settings.rendezvous_timeout = timeout;
+    pub fn named_tensor_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.named_tensor_timeout = timeout;
         self
     }
 
@@ -669,7 +608,7 @@ impl DeviceBuilder {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// use tonic_rdma_tensor::RdmaDevice;
     ///
     /// let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
@@ -679,14 +618,14 @@ impl DeviceBuilder {
     /// ```
     ///
     /// # Errors
-    /// - [`BadSetting`](ChannelError::BadSetting): a number is out of range.
-    /// - [`Config`](ChannelError::Config): no [`config`](Self::config) was given, and an environment variable has a bad value.
-    /// - [`Listen`](ChannelError::Listen): the device can't listen on the address.
-    /// - [`Local`](ChannelError::Local): the TLS settings can't be used.
+    /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): a number is out of range.
+    /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): no [`config`](Self::config) was given, and an environment variable has a bad value.
+    /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): the device can't listen on the address.
+    /// - [`InvalidArgument`](crate::TensorErrorKind::InvalidArgument): the TLS settings can't be used.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub async fn bind(self, local_endpoint: impl ToSocketAddrs) -> Result<RdmaDevice, ChannelError> {
+    pub async fn bind(self, local_endpoint: impl ToSocketAddrs) -> Result<RdmaDevice, TensorError> {
         RdmaDevice::listening(self.settings()?, local_endpoint).await
     }
 
@@ -700,13 +639,13 @@ impl DeviceBuilder {
     /// use tonic_rdma::RdmaIncoming;
     /// use tonic_rdma_tensor::RdmaDevice;
     ///
-    /// let device = RdmaDevice::builder().without_listener()?;
+    /// let device = RdmaDevice::builder().build()?;
     /// let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
     /// let address = incoming.local_addr();
     /// // Your services go beside it.
     /// tokio::spawn(Server::builder().add_service(device.service()).serve_with_incoming(incoming));
     ///
-    /// let peer = RdmaDevice::builder().without_listener()?;
+    /// let peer = RdmaDevice::builder().build()?;
     /// let channel = peer.channel(&address.to_string(), 0).await?;
     /// assert!(channel.is_open());
     /// # Ok(())
@@ -714,19 +653,19 @@ impl DeviceBuilder {
     /// ```
     ///
     /// # Errors
-    /// - [`BadSetting`](ChannelError::BadSetting): a number is out of range.
-    /// - [`Config`](ChannelError::Config): no [`config`](Self::config) was given, and an environment variable has a bad value.
+    /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): a number is out of range.
+    /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): no [`config`](Self::config) was given, and an environment variable has a bad value.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn without_listener(self) -> Result<RdmaDevice, ChannelError> {
+    pub fn build(self) -> Result<RdmaDevice, TensorError> {
         Ok(RdmaDevice::unbound(self.settings()?))
     }
 
-    fn settings(self) -> Result<Settings, ChannelError> {
+    fn settings(self) -> Result<Settings, TensorError> {
         let mut settings = self.settings;
         if !self.has_config {
-            settings.config = Config::from_env()?;
+            settings.config = Config::from_env().map_err(|error| TensorError::setting("", error))?;
         }
         settings.check()?;
         Ok(settings)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic::transport::{Endpoint, Server};
 
-use crate::error::ChannelError;
+use crate::error::{TensorError, TensorErrorKind};
 use crate::link::words::Notification;
 use tonic_rdma::Config;
 
@@ -22,7 +22,6 @@ use tonic_rdma_verbs::unstable::chain;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) config: Config,
-    pub(crate) completion_queues: u32,
     pub(crate) queue_pairs_per_peer: u32,
     pub(crate) notification: Option<Notification>,
     pub(crate) max_request_bytes: u64,
@@ -32,7 +31,7 @@ pub(crate) struct Settings {
     pub(crate) max_tensor_bytes: u64,
     pub(crate) checksums: bool,
     pub(crate) listed: bool,
-    pub(crate) rendezvous_timeout: Duration,
+    pub(crate) named_tensor_timeout: Duration,
     pub(crate) plaintext_tensors: Option<bool>,
     pub(crate) tls: Tls,
 }
@@ -41,7 +40,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             config: Config::default(),
-            completion_queues: 1,
             queue_pairs_per_peer: 1,
             notification: None,
             max_request_bytes: 64 << 20,
@@ -51,7 +49,7 @@ impl Default for Settings {
             max_tensor_bytes: 64 << 30,
             checksums: false,
             listed: true,
-            rendezvous_timeout: Duration::from_secs(60),
+            named_tensor_timeout: Duration::from_secs(60),
             plaintext_tensors: None,
             tls: Tls::default(),
         }
@@ -69,21 +67,22 @@ impl Settings {
     pub(crate) const WAITING: usize = 320;
     /// The most peers whose device is asked at a time whether it answers. If there are more, the peer that was asked first loses.
     pub(crate) const ASKING: usize = 1024;
-    /// The most completion queues that a device may have.
-    const MAX_COMPLETION_QUEUES: u32 = 64;
 
     /// Returns an error that names the first number that is out of range.
-    pub(crate) fn check(&self) -> Result<(), ChannelError> {
-        self.config.validate()?;
+    pub(crate) fn check(&self) -> Result<(), TensorError> {
+        self.config.validate().map_err(|error| TensorError::setting("", error))?;
         let request = self.max_request_bytes;
         let numbers = [
-            ("completion_queues", self.completion_queues.into(), 1..=u64::from(Self::MAX_COMPLETION_QUEUES)),
             ("queue_pairs_per_peer", self.queue_pairs_per_peer.into(), 1..=u64::from(Self::MAX_QUEUE_PAIRS)),
             ("max_request_bytes", request, 4096..=1 << 31),
             ("max_outstanding_bytes", self.max_outstanding_bytes, request..=u64::MAX),
         ];
         match numbers.into_iter().find(|(_, given, accepted)| !accepted.contains(given)) {
-            Some((setting, given, accepted)) => Err(ChannelError::BadSetting { setting, given, accepted }),
+            Some((setting, given, accepted)) => {
+                let (least, most) = (accepted.start(), accepted.end());
+                let text = format!("DeviceBuilder::{setting}: {given} is not within {least} to {most}");
+                Err(TensorError::new(TensorErrorKind::InvalidSetting, text))
+            }
             None => Ok(()),
         }
     }

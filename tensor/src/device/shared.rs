@@ -14,7 +14,7 @@ use crate::channel::Channel;
 use crate::control::Offered;
 use crate::control::accept::Caller;
 use crate::device::settings::Settings;
-use crate::error::ChannelError;
+use crate::error::{TensorError, TensorErrorKind};
 use crate::exchange::{Exchange, Offers, Requests};
 use crate::link::{Link, LinkId, Prepared};
 use crate::memory::Landing;
@@ -28,7 +28,6 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) budget: Arc<Budget>,
     pub(crate) address: Option<SocketAddr>,
-    pub(crate) runtime: tokio::runtime::Handle,
     /// The links that peers opened.
     pub(crate) accepted: Mutex<HashMap<LinkId, Accepted>>,
     /// The group that the device belongs to.
@@ -98,7 +97,7 @@ pub(crate) struct Accepted {
 impl Shared {
     /// Creates the queue pairs of a new link, on the device that `provider` opens. A thread that may block does this, because some calls
     /// of devices take milliseconds.
-    pub(crate) fn prepare(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, ChannelError> {
+    pub(crate) fn prepare(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, TensorError> {
         let prepared = Prepared::new(provider, queue_pairs, &self.settings, &self.budget, &self.landing)?;
         let mut reactors = lock(&self.reactors);
         reactors.retain(|known| known.strong_count() > 0);
@@ -110,11 +109,14 @@ impl Shared {
     }
 
     /// Offers something to peers under `name`.
-    pub(crate) fn offer(&self, name: Arc<str>, offered: Weak<dyn Offered>) -> Result<(), ChannelError> {
+    pub(crate) fn offer(&self, name: Arc<str>, offered: Weak<dyn Offered>) -> Result<(), TensorError> {
         let mut all = lock(&self.offered);
         all.retain(|_, offered| offered.strong_count() > 0);
         match all.entry(name) {
-            Entry::Occupied(taken) => Err(ChannelError::NameTaken(Arc::clone(taken.key()))),
+            Entry::Occupied(taken) => {
+                let text = format!("{:?} is in use already", taken.key());
+                Err(TensorError::new(TensorErrorKind::NameTaken, text))
+            }
             Entry::Vacant(free) => {
                 free.insert(offered);
                 Ok(())
@@ -153,7 +155,7 @@ impl Drop for Shared {
             server.abort();
         }
         for link in self.links() {
-            link.fail(ChannelError::Closed(Arc::clone(&link.peer)));
+            link.fail(TensorError::closed(&link.peer));
         }
     }
 }
@@ -169,7 +171,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_peer_leaves_links_to_others() {
-        let device = RdmaDevice::builder().max_links(20).without_listener().unwrap();
+        let device = RdmaDevice::builder().max_links(20).build().unwrap();
         let links = &device.shared.places;
         let of =
             |user| Source::from(IpAddr::V4(Ipv4Addr::LOCALHOST)).with_owner(DeviceOwner::new(user, true));

@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use self::port::{Port, Token};
 use self::words::{Arrivals, Notification, PeerWords, WordPair, Words};
 use crate::device::settings::Settings;
-use crate::error::{Cause, ChannelError};
+use crate::error::{TensorError, TensorErrorKind};
 use crate::exchange::Exchange;
 use crate::memory::{Content, Landing, Payload};
 use crate::wire::tensor_frame::Frame;
@@ -57,7 +57,7 @@ pub(crate) struct Link {
     words: Words,
     peer_words: PeerWords,
     pairs: Mutex<Vec<Option<Arc<WordPair>>>>,
-    fault: OnceLock<ChannelError>,
+    fault: OnceLock<TensorError>,
     failed: AtomicBool,
     /// Becomes true when the link has ended.
     ended: watch::Sender<bool>,
@@ -79,21 +79,21 @@ impl Link {
         memory: &SharedRegion,
         range: Range<usize>,
         access: Access,
-    ) -> Result<Grant, ChannelError> {
-        Grant::of_part(&*self.domain, memory, range, access).map_err(ChannelError::memory)
+    ) -> Result<Grant, TensorError> {
+        Grant::of_part(&*self.domain, memory, range, access).map_err(TensorError::memory)
     }
 
     /// Gives the peer the right to read a lent region.
-    pub(crate) fn grant_loan(&self, loan: &RegionLoan) -> Result<Grant, ChannelError> {
-        Grant::of_loan(&*self.domain, loan).map_err(ChannelError::memory)
+    pub(crate) fn grant_loan(&self, loan: &RegionLoan) -> Result<Grant, TensorError> {
+        Grant::of_loan(&*self.domain, loan).map_err(TensorError::memory)
     }
 
     /// Gives the peer the right to read the bytes of `payload`.
-    pub(crate) fn grant_payload(&self, payload: &Payload) -> Result<Grant, ChannelError> {
+    pub(crate) fn grant_payload(&self, payload: &Payload) -> Result<Grant, TensorError> {
         match &payload.content {
             Content::Registered(lease, range) => {
-                let part = lease.part(range.clone()).map_err(ChannelError::local)?;
-                Grant::of_lease(&*self.domain, &part).map_err(ChannelError::memory)
+                let part = lease.part(range.clone()).map_err(TensorError::local)?;
+                Grant::of_lease(&*self.domain, &part).map_err(TensorError::memory)
             }
             Content::Bytes(bytes) => {
                 let copy = self.landing.copy_of(bytes)?.share();
@@ -186,32 +186,31 @@ impl Link {
     }
 
     /// Returns why the link has ended, if it has.
-    pub(crate) fn fault(&self) -> Option<&ChannelError> {
+    pub(crate) fn fault(&self) -> Option<&TensorError> {
         self.failed.load(Ordering::Acquire).then(|| self.fault.get()).flatten()
     }
 
     /// Returns an error if the link has ended.
-    pub(crate) fn check(&self) -> Result<(), ChannelError> {
+    pub(crate) fn check(&self) -> Result<(), TensorError> {
         self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
     /// Asks the devices whether a queue pair has ended. A thread that only looks at memory takes no completion that says so.
-    pub(crate) fn look(&self) -> Result<(), ChannelError> {
+    pub(crate) fn look(&self) -> Result<(), TensorError> {
         self.check()?;
         let ended = |port: &Arc<Port>| {
             use tonic_rdma_verbs::QueuePairState::Error;
             port.with_queue_pair(|queue_pair| queue_pair.state() == Error).unwrap_or(true)
         };
         if self.ports().any(ended) {
-            let reason = "its device does not answer any more".into();
-            return Err(self.fail(ChannelError::PeerLost { peer: Arc::clone(&self.peer), reason }));
+            return Err(self.fail(TensorError::peer_lost(&self.peer, "its device does not answer any more")));
         }
         Ok(())
     }
 
     /// Looks for the reason why a word has not come, after `misses` looks at it: carries out what the peer has asked, takes the
     /// completions of the queue at each `poll_every`-th look, and asks the devices sometimes.
-    pub(crate) fn missed(&self, port: u32, misses: u32, poll_every: u32) -> Result<(), ChannelError> {
+    pub(crate) fn missed(&self, port: u32, misses: u32, poll_every: u32) -> Result<(), TensorError> {
         /// The number of looks after which the devices are asked.
         const LOOK_EVERY: u32 = 1 << 12;
         if self.notification != Notification::Word || misses.is_multiple_of(poll_every) {
@@ -237,7 +236,7 @@ impl Link {
 
     /// Ends the link because of `error`, unless it has ended. Returns why it ended. When this returns, nothing is in flight,
     /// and all memory is back with its owner.
-    pub(crate) fn fail(&self, error: ChannelError) -> ChannelError {
+    pub(crate) fn fail(&self, error: TensorError) -> TensorError {
         let fault = self.end(error);
         // Futures that wait for a word of the peer find that the link has ended.
         for polled in &self.ports {
@@ -246,7 +245,7 @@ impl Link {
         fault
     }
 
-    fn end(&self, error: ChannelError) -> ChannelError {
+    fn end(&self, error: TensorError) -> TensorError {
         let mut first = false;
         let fault = self.fault.get_or_init(|| {
             first = true;
@@ -254,11 +253,11 @@ impl Link {
         });
         if first {
             self.failed.store(true, Ordering::Release);
-            match fault {
-                ChannelError::Violation { .. } => {
+            match fault.kind() {
+                TensorErrorKind::Protocol => {
                     tonic_rdma_verbs::unstable::throttled!(warn, peer = &*self.peer, %fault, "a tensor link has ended");
                 }
-                fault => tracing::debug!(peer = &*self.peer, %fault, "a tensor link has ended"),
+                _ => tracing::debug!(peer = &*self.peer, %fault, "a tensor link has ended"),
             }
             for polled in &self.ports {
                 polled.port.end(fault);
@@ -275,21 +274,18 @@ impl Link {
     }
 
     /// Makes the error of a peer that broke the protocol.
-    pub(crate) fn violation(
-        &self,
-        error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> ChannelError {
-        ChannelError::Violation { peer: Arc::clone(&self.peer), cause: Cause::new(error) }
+    pub(crate) fn violation(&self, error: impl fmt::Display) -> TensorError {
+        TensorError::violation(&self.peer, error)
     }
 
     /// Gives a slot or region a pair of words. A pair serves once in the life of the link, so that a late write for its last
     /// owner does no harm to the next.
-    pub(crate) fn add_pair(&self, make: impl FnOnce(u32) -> WordPair) -> Result<Arc<WordPair>, ChannelError> {
+    pub(crate) fn add_pair(&self, make: impl FnOnce(u32) -> WordPair) -> Result<Arc<WordPair>, TensorError> {
         let mut pairs = lock(&self.pairs);
         self.check()?;
         if pairs.len() >= Words::PAIRS {
             let most = Words::PAIRS;
-            return Err(ChannelError::local(format!("a link serves {most} slots and regions in its life")));
+            return Err(TensorError::other(format!("a link serves {most} slots and regions in its life")));
         }
         let pair = Arc::new(make(pairs.len() as u32));
         pairs.push(Some(Arc::clone(&pair)));
@@ -331,7 +327,7 @@ impl Link {
         epoch: u64,
         port: u32,
         frame: &Frame<'_>,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<(), TensorError> {
         if self.notification != Notification::Word {
             return self.port(port).send_frame(frame);
         }
@@ -352,7 +348,7 @@ impl Link {
         epoch: u64,
         port: u32,
         word: impl FnOnce() -> Option<RemoteSegment>,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<(), TensorError> {
         let (slot, port) = (pair.peer_number, self.port(port));
         match self.notification {
             Notification::Word => match word() {
@@ -383,7 +379,7 @@ impl Link {
         pair: &WordPair,
         epoch: u64,
         port: u32,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<(), TensorError> {
         let (slot, its_port) = (pair.peer_number, self.port(port));
         match self.notification {
             Notification::Word => {
@@ -404,7 +400,7 @@ impl Link {
     }
 
     /// Writes to the peer that this end sleeps until `epoch`.
-    pub(crate) fn say_asleep(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
+    pub(crate) fn say_asleep(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), TensorError> {
         if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
         }
@@ -418,7 +414,7 @@ impl Link {
 
     /// Notes that the peer has written to the slot or region with this pair of words: `epoch`, or the next epoch if `epoch` is
     /// `None`.
-    fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), ChannelError> {
+    fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), TensorError> {
         let Some(found) = self.pair_of(pair) else {
             // The slot was given up here while the peer wrote.
             return Ok(());
@@ -433,7 +429,7 @@ impl Link {
     }
 
     /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
-    fn handle(self: &Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError> {
+    fn handle(self: &Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), TensorError> {
         match frame {
             Frame::Credit => Ok(()),
             // The completion of this frame has woken the poller, and that is the purpose of the frame.
@@ -450,16 +446,13 @@ impl Link {
                 }
                 Ok(())
             }
-            Frame::Goodbye => Err(ChannelError::PeerLost {
-                peer: Arc::clone(&self.peer),
-                reason: "it closed the link".into(),
-            }),
+            Frame::Goodbye => Err(TensorError::peer_lost(&self.peer, "it closed the link")),
             frame => self.rendezvous.handle(self, frame, wakers),
         }
     }
 
     /// Rings the peer's bell if the peer sleeps until `epoch`, which has just been brought to `pair`.
-    pub(crate) fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
+    pub(crate) fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), TensorError> {
         // Both ends have the same kind of device, so the peer's device announces writes, too.
         if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
@@ -477,7 +470,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         // Each wait holds the link, so no wait is left to wake.
-        self.end(ChannelError::Closed(Arc::clone(&self.peer)));
+        self.end(TensorError::closed(&self.peer));
     }
 }
 
@@ -600,13 +593,12 @@ impl Prepared {
         settings: &Settings,
         budget: &Arc<Budget>,
         landing: &Arc<Landing>,
-    ) -> Result<Self, ChannelError> {
+    ) -> Result<Self, TensorError> {
         let config = &settings.config;
-        let context = open_device(provider, config).map_err(ChannelError::local)?;
+        let context = open_device(provider, config).map_err(TensorError::local)?;
         let attributes = context.attributes().clone();
-        let queues = config.clone().completion_queues(settings.completion_queues as usize);
-        let reactor = Reactor::current(&context, &queues).map_err(ChannelError::local)?;
-        let domain = context.alloc_protection_domain().map_err(ChannelError::local)?;
+        let reactor = Reactor::current(&context, config).map_err(TensorError::local)?;
+        let domain = context.alloc_protection_domain().map_err(TensorError::local)?;
         let pool_settings = PoolSettings { access: Access::LOCAL_WRITE, ..PoolSettings::default() };
         let pool = Pool::new(Arc::clone(&domain), pool_settings, Arc::clone(budget));
         let memory = landing.allocate(Words::LENGTH)?.share();
@@ -627,19 +619,19 @@ impl Prepared {
             let queue = Arc::clone(reactor.assign());
             let completions = queue.completion_queue();
             let queue_pair =
-                domain.create_queue_pair(completions, completions, &capacity).map_err(ChannelError::local)?;
-            queue_pair.to_init(ACCESS()).map_err(ChannelError::local)?;
+                domain.create_queue_pair(completions, completions, &capacity).map_err(TensorError::local)?;
+            queue_pair.to_init(ACCESS()).map_err(TensorError::local)?;
             let work = queue_pair.local().cloned();
             let registrations = LocalRegistrations::new(Arc::clone(&domain), Arc::clone(budget));
             let flights: InFlight<Token> = InFlight::new(queue_pair, registrations, limits);
             let places = capacity.send_requests + capacity.receive_requests;
             let made = queue.add(places, |key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
-            let (key, port) = made.map_err(ChannelError::local)??;
+            let (key, port) = made.map_err(TensorError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);
             let looks = AtomicU32::new(0);
             Ok(PolledPort { port, queue, work, looks, key, pace, _reactor: Arc::clone(&reactor) })
         };
-        let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, ChannelError>>()?;
+        let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, TensorError>>()?;
         let (settings, landing) = (settings.clone(), Arc::clone(landing));
         Ok(Self { context, domain, words, ports, reactor, settings, landing })
     }
@@ -679,21 +671,21 @@ impl Prepared {
         id: LinkId,
         peer: &PeerEnd,
         rendezvous: Exchange,
-    ) -> Result<Arc<Link>, ChannelError> {
+    ) -> Result<Arc<Link>, TensorError> {
         let notification = self.agree(peer)?;
         if peer.queue_pairs.len() != self.ports.len() {
             let (ours, theirs) = (self.ports.len(), peer.queue_pairs.len());
-            return Err(ChannelError::local(format!("{theirs} queue pairs were offered for {ours}")));
+            return Err(TensorError::other(format!("{theirs} queue pairs were offered for {ours}")));
         }
         let peer_words =
-            PeerWords::new(peer.words).ok_or_else(|| ChannelError::local("the peer's words are too few"))?;
+            PeerWords::new(peer.words).ok_or_else(|| TensorError::other("the peer's words are too few"))?;
         for (polled, (address, _)) in self.ports.iter().zip(&peer.queue_pairs) {
             let path = self.settings.config.path();
             let connected = polled.port.with_queue_pair(|queue_pair| {
                 queue_pair.to_rtr(address, path)?;
                 queue_pair.to_rts(path)
             });
-            connected.transpose().map_err(ChannelError::local)?;
+            connected.transpose().map_err(TensorError::local)?;
         }
         let attributes = self.context.attributes();
         let announces_writes = self.ports.iter().all(|polled| polled.work.is_some());
@@ -724,7 +716,7 @@ impl Prepared {
     }
 
     /// Returns how the ends of this link learn of arrivals.
-    fn agree(&self, peer: &PeerEnd) -> Result<Notification, ChannelError> {
+    fn agree(&self, peer: &PeerEnd) -> Result<Notification, TensorError> {
         let wanted = self.settings.notification;
         let found = if self.places_in_order() && peer.places_in_order {
             Notification::Word
@@ -734,12 +726,12 @@ impl Prepared {
             Notification::Message
         };
         match wanted {
-            Some(Notification::Word) if found != Notification::Word => Err(ChannelError::local(format!(
+            Some(Notification::Word) if found != Notification::Word => Err(TensorError::other(format!(
                 "notification by word was demanded, but {} or the peer's device does not place in order",
                 self.device()
             ))),
             Some(Notification::Immediate) if found != Notification::Immediate => {
-                Err(ChannelError::local(format!(
+                Err(TensorError::other(format!(
                     "notification by immediate data was demanded, but {} or the peer's device has none",
                     self.device()
                 )))

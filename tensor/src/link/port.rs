@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 
-use crate::error::ChannelError;
+use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::words::WordPair;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
@@ -71,9 +71,9 @@ impl Port {
         index: u32,
         key: u32,
         pool: Pool,
-    ) -> Result<Self, ChannelError> {
+    ) -> Result<Self, TensorError> {
         let length = Self::RECEIVES as usize * MAX_FRAME;
-        let receives = pool.lease(length, Quota::Receive).map_err(ChannelError::memory)?;
+        let receives = pool.lease(length, Quota::Receive).map_err(TensorError::memory)?;
         let (number, inline) =
             (flights.queue_pair().number(), flights.queue_pair().capacity().inline as usize);
         let state = PortState {
@@ -133,7 +133,7 @@ impl Port {
         transfer: Transfer<Token>,
         bytes: u64,
         kind: TransferKind,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<(), TensorError> {
         let counter = if kind == TransferKind::Read { &self.read } else { &self.written };
         counter.fetch_add(bytes, Ordering::Relaxed);
         let mut state = lock(&self.state);
@@ -143,11 +143,11 @@ impl Port {
         };
         if flights.unfinished() >= Self::WAITING {
             drop(state);
-            return Err(refuse(transfer, ChannelError::Busy(Self::WAITING)));
+            return Err(refuse(transfer, TensorError::busy(Self::WAITING)));
         }
         let result = flights.submit(transfer, |number| self.id(number));
         drop(state);
-        result.map_err(|error| self.fail(ChannelError::local(error)))
+        result.map_err(|error| self.fail(TensorError::local(error)))
     }
 
     /// Returns whether the slab of `lease` is registered, or can be.
@@ -162,7 +162,7 @@ impl Port {
         slices: &[IoSlice<'_>],
         remote: RemoteSegment,
         immediate: Option<u32>,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<(), TensorError> {
         let operation = Operation::Write { data: Payload::Inline(slices), remote, immediate };
         self.make_room();
         let mut state = lock(&self.state);
@@ -182,11 +182,11 @@ impl Port {
                 let result = flights
                     .submit(queued(bytes, TransferKind::Write, remote, immediate), |number| self.id(number));
                 drop(state);
-                result.map_err(|error| self.fail(ChannelError::local(error)))
+                result.map_err(|error| self.fail(TensorError::local(error)))
             }
             Err(error) => {
                 drop(state);
-                Err(self.fail(ChannelError::local(error)))
+                Err(self.fail(TensorError::local(error)))
             }
         }
     }
@@ -195,14 +195,14 @@ impl Port {
     /// returns, and no token reports the end of the write.
     ///
     /// # Errors
-    /// [`Busy`](ChannelError::Busy) if the queue has no room, other operations wait for it, or the peer has no receive for the
+    /// [`Busy`](crate::TensorErrorKind::Busy) if the queue has no room, other operations wait for it, or the peer has no receive for the
     /// immediate data. Nothing was written.
     pub(crate) fn write_now(
         &self,
         slices: &[IoSlice<'_>],
         remote: RemoteSegment,
         immediate: Option<u32>,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<(), TensorError> {
         let data = Payload::Inline(slices);
         let length = data.length();
         let operation = Operation::Write { data, remote, immediate };
@@ -215,7 +215,7 @@ impl Port {
         };
         let requests = flights.queue_pair().capacity().send_requests as usize;
         if immediate.is_some() && !state.credits.may_send() {
-            return Err(ChannelError::Busy(requests));
+            return Err(TensorError::busy(requests));
         }
         let posted = flights.post_now(|number| self.id(number), operation);
         self.crowded.store(flights.is_crowded(), Ordering::Relaxed);
@@ -228,31 +228,31 @@ impl Port {
                 self.written.fetch_add(length, Ordering::Relaxed);
                 Ok(())
             }
-            Ok(false) => Err(ChannelError::Busy(requests)),
-            Err(error) => Err(self.fail(ChannelError::local(error))),
+            Ok(false) => Err(TensorError::busy(requests)),
+            Err(error) => Err(self.fail(TensorError::local(error))),
         }
     }
 
     /// Sends a frame, or keeps the frame until the peer has a receive for it.
-    pub(crate) fn send_frame(&self, frame: &Frame<'_>) -> Result<(), ChannelError> {
+    pub(crate) fn send_frame(&self, frame: &Frame<'_>) -> Result<(), TensorError> {
         let mut buffer = [0; MAX_FRAME];
         self.make_room();
         let mut state = lock(&self.state);
-        let length = frame.encode(state.credits.granted(), &mut buffer).map_err(ChannelError::local)?;
+        let length = frame.encode(state.credits.granted(), &mut buffer).map_err(TensorError::local)?;
         let result = if state.backlog.is_empty() && state.credits.may_send() {
             state.post_frame(&buffer[..length], self)
         } else if state.backlog.len() < Self::BACKLOG {
             state.backlog.push_back(buffer[..length].into());
             Ok(())
         } else {
-            Err(ChannelError::local("the peer takes no frames"))
+            Err(TensorError::other("the peer takes no frames"))
         };
         drop(state);
         result.map_err(|error| self.fail(error))
     }
 
     /// Ends the port: all transfers are over, and their memory is back with its owners.
-    pub(crate) fn end(&self, fault: &ChannelError) {
+    pub(crate) fn end(&self, fault: &TensorError) {
         let flights = lock(&self.state).flights.take();
         let Some(flights) = flights else { return };
         let mut wakers = Vec::new();
@@ -282,13 +282,13 @@ impl Port {
     }
 
     /// Returns why the link has ended.
-    fn fault(&self) -> ChannelError {
+    fn fault(&self) -> TensorError {
         let fault = self.owner().and_then(|link| link.fault().cloned());
-        fault.unwrap_or_else(|| ChannelError::local("the link has ended"))
+        fault.unwrap_or_else(|| TensorError::other("the link has ended"))
     }
 
     /// Ends the link with `error`, unless it has ended. Returns why it ended.
-    fn fail(&self, error: ChannelError) -> ChannelError {
+    fn fail(&self, error: TensorError) -> TensorError {
         match self.owner() {
             Some(link) => link.fail(error),
             None => error,
@@ -301,7 +301,7 @@ impl Port {
         completion: &WorkCompletion,
         frame: &mut [u8; MAX_FRAME],
         finished: &mut Vec<FinishedTransfer<Token>>,
-    ) -> Result<Option<Arrival>, ChannelError> {
+    ) -> Result<Option<Arrival>, TensorError> {
         let id = WorkId::from_bits(completion.wr_id);
         let mut state = lock(&self.state);
         let Some(flights) = &mut state.flights else { return Ok(None) };
@@ -310,7 +310,7 @@ impl Port {
             if completion.status != CompletionStatus::Success {
                 return Err(self.lost(completion.status));
             }
-            flights.pump(|number| self.id(number)).map_err(ChannelError::local)?;
+            flights.pump(|number| self.id(number)).map_err(TensorError::local)?;
             return Ok(None);
         }
         if completion.status != CompletionStatus::Success {
@@ -321,7 +321,7 @@ impl Port {
             _ => {
                 let length = (completion.byte_len as usize).min(MAX_FRAME);
                 let at = id.value as usize * MAX_FRAME;
-                state.receives.copy_out(at, &mut frame[..length]).map_err(ChannelError::local)?;
+                state.receives.copy_out(at, &mut frame[..length]).map_err(TensorError::local)?;
                 Arrival::Frame(length)
             }
         };
@@ -330,13 +330,13 @@ impl Port {
         if state.credits.owes_credit() {
             let mut buffer = [0; MAX_FRAME];
             let length =
-                Frame::Credit.encode(state.credits.granted(), &mut buffer).map_err(ChannelError::local)?;
+                Frame::Credit.encode(state.credits.granted(), &mut buffer).map_err(TensorError::local)?;
             state.post_frame(&buffer[..length], self)?;
         }
         Ok(Some(arrival))
     }
 
-    fn lost(&self, status: CompletionStatus) -> ChannelError {
+    fn lost(&self, status: CompletionStatus) -> TensorError {
         match status {
             CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded => {
                 let peer = self.owner().map_or_else(|| "".into(), |link| Arc::clone(&link.peer));
@@ -344,9 +344,9 @@ impl Port {
                     CompletionStatus::RetryExceeded => "its device acknowledges nothing any more",
                     _ => "its end of the RDMA connection is closed",
                 };
-                ChannelError::PeerLost { peer, reason: reason.into() }
+                TensorError::peer_lost(&peer, reason)
             }
-            status => ChannelError::Device(status),
+            status => TensorError::device(status),
         }
     }
 
@@ -356,7 +356,7 @@ impl Port {
         arrival: Arrival,
         frame: &[u8; MAX_FRAME],
         wakers: &mut Vec<Waker>,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<(), TensorError> {
         let Some(owner) = self.owner() else { return Ok(()) };
         match arrival {
             Arrival::Immediate(slot) => owner.placed(slot, None),
@@ -369,7 +369,7 @@ impl Port {
     }
 
     /// Notes that the peer has posted receives, and sends the frames that waited for them.
-    fn granted(&self, granted: u32) -> Result<(), ChannelError> {
+    fn granted(&self, granted: u32) -> Result<(), TensorError> {
         let mut state = lock(&self.state);
         state.credits.peer_granted(granted);
         while state.credits.may_send()
@@ -382,16 +382,16 @@ impl Port {
 }
 
 impl PortState {
-    fn post_receive(&self, slot: u32, key: u32) -> Result<(), ChannelError> {
+    fn post_receive(&self, slot: u32, key: u32) -> Result<(), TensorError> {
         let Some(flights) = &self.flights else { return Ok(()) };
         let start = slot as usize * MAX_FRAME;
-        let into = self.receives.segment(start..start + MAX_FRAME).map_err(ChannelError::local)?;
+        let into = self.receives.segment(start..start + MAX_FRAME).map_err(TensorError::local)?;
         let wr_id = WorkId { kind: WorkKind::Receive, connection: key, value: slot }.to_bits();
         let request = ReceiveRequest { wr_id, into: &[into] };
-        flights.queue_pair().post_receive(&[request]).map_err(ChannelError::local)
+        flights.queue_pair().post_receive(&[request]).map_err(TensorError::local)
     }
 
-    fn post_frame(&mut self, frame: &[u8], port: &Port) -> Result<(), ChannelError> {
+    fn post_frame(&mut self, frame: &[u8], port: &Port) -> Result<(), TensorError> {
         self.credits.sent();
         let Some(flights) = &mut self.flights else { return Err(port.fault()) };
         let inline = frame.len() <= port.inline;
@@ -400,18 +400,18 @@ impl PortState {
             let operation = Operation::Send { data: Payload::Inline(&slices), immediate: None };
             let posted = flights.post_now(|number| port.id(number), operation);
             port.crowded.store(flights.is_crowded(), Ordering::Relaxed);
-            if posted.map_err(ChannelError::local)? {
+            if posted.map_err(TensorError::local)? {
                 return Ok(());
             }
         }
         let transfer = if inline {
             queued(frame.to_vec(), TransferKind::Send, NOWHERE, None)
         } else {
-            let mut block = port.pool.lease(frame.len(), Quota::Send).map_err(ChannelError::memory)?;
-            block.copy_in(0, frame).map_err(ChannelError::local)?;
+            let mut block = port.pool.lease(frame.len(), Quota::Send).map_err(TensorError::memory)?;
+            block.copy_in(0, frame).map_err(TensorError::local)?;
             whole(LocalMemory::Block(block), frame.len(), TransferKind::Send, NOWHERE)
         };
-        flights.submit(transfer, |number| port.id(number)).map_err(ChannelError::local)
+        flights.submit(transfer, |number| port.id(number)).map_err(TensorError::local)
     }
 }
 
@@ -446,7 +446,7 @@ fn whole(local: LocalMemory, length: usize, kind: TransferKind, start: RemoteSeg
 }
 
 /// Reports to the owner of a transfer that the transfer did not begin.
-fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
+fn refuse(transfer: Transfer<Token>, error: TensorError) -> TensorError {
     let FinishedTransfer { token, local, .. } = transfer.refuse();
     let mut wakers = Vec::new();
     token.deliver(Outcome { local, result: Err(error.clone()) }, &mut wakers);
@@ -455,14 +455,14 @@ fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
 }
 
 /// Reports to the owner of a transfer how the transfer ended.
-fn deliver(finished: FinishedTransfer<Token>, fault: Option<&ChannelError>, wakers: &mut Vec<Waker>) {
+fn deliver(finished: FinishedTransfer<Token>, fault: Option<&TensorError>, wakers: &mut Vec<Waker>) {
     let FinishedTransfer { token, local, status } = finished;
     let result = match (status, fault) {
         (CompletionStatus::Success, _) => Ok(()),
         (CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded, Some(fault)) => {
             Err(fault.clone())
         }
-        (status, _) => Err(ChannelError::Device(status)),
+        (status, _) => Err(TensorError::device(status)),
     };
     token.deliver(Outcome { local, result }, wakers);
 }
@@ -490,12 +490,12 @@ impl Participant for Port {
 
     fn fail_with_device(&self) {
         if let Some(reason) = self.with_queue_pair(|queue_pair| queue_pair.failure()).flatten() {
-            self.fail(ChannelError::local(format!("the device ended the link: {reason}")));
+            self.fail(TensorError::other(format!("the device ended the link: {reason}")));
         }
     }
 
     fn fail_after_panic(&self) {
-        self.fail(ChannelError::local("code panicked that handles what has arrived"));
+        self.fail(TensorError::other("code panicked that handles what has arrived"));
     }
 }
 
@@ -577,7 +577,7 @@ impl Credits {
 pub(crate) struct Outcome {
     /// The memory that had moved into the transfer.
     pub(crate) local: LocalMemory,
-    pub(crate) result: Result<(), ChannelError>,
+    pub(crate) result: Result<(), TensorError>,
 }
 
 /// The recipient of a transfer's outcome, and the bell to ring.

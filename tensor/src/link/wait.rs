@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
-use crate::error::ChannelError;
+use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::words::{Notification, WordPair};
 use tonic_rdma::unstable::{Queue, UnannouncedArrival, Watched};
@@ -72,7 +72,7 @@ impl Wait {
 }
 
 impl Future for Wait {
-    type Output = Result<(), ChannelError>;
+    type Output = Result<(), TensorError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { word, watching, spins } = &mut *self;
@@ -139,7 +139,7 @@ impl Word {
     }
 
     /// Returns success if the word has its value, even if the link ended later.
-    fn result(&self) -> Result<(), ChannelError> {
+    fn result(&self) -> Result<(), TensorError> {
         if self.is_reached() { Ok(()) } else { self.link.check() }
     }
 }

@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::error::ChannelError;
+use crate::error::TensorError;
 use tonic_rdma_verbs::unstable::{Grant, RemoteRange};
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
@@ -32,8 +32,8 @@ impl Words {
     pub(crate) const LENGTH: usize = Self::PAIRS * PAIR;
 
     /// Lets the peers of `domain` write `memory`.
-    pub(crate) fn new(memory: SharedRegion, domain: &dyn ProtectionDomain) -> Result<Self, ChannelError> {
-        let grant = Grant::of_region(domain, &memory, Access::REMOTE_WRITE).map_err(ChannelError::memory)?;
+    pub(crate) fn new(memory: SharedRegion, domain: &dyn ProtectionDomain) -> Result<Self, TensorError> {
+        let grant = Grant::of_region(domain, &memory, Access::REMOTE_WRITE).map_err(TensorError::memory)?;
         Ok(Self { memory, grant })
     }
 
@@ -101,7 +101,7 @@ pub(crate) struct WordPair {
 /// The owner of a pair, which learns when the link ends.
 pub(crate) trait PairOwner: Send + Sync {
     /// Handles the end of the link, which ended with `fault`.
-    fn link_ended(&self, fault: &ChannelError);
+    fn link_ended(&self, fault: &TensorError);
 }
 
 /// The memory that shows an arrival.
@@ -131,12 +131,12 @@ impl Tails {
     }
 
     /// Writes the tail of the next epoch, because a completion reports its arrival.
-    pub(crate) fn arrived(&self, epoch: Option<u64>) -> Result<(), ChannelError> {
+    pub(crate) fn arrived(&self, epoch: Option<u64>) -> Result<(), TensorError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
         if let Some(epoch) = epoch.filter(|epoch| *epoch != next) {
-            return Err(ChannelError::local(format!("a slot was written with epoch {epoch}, {next} is due")));
+            return Err(TensorError::other(format!("a slot was written with epoch {epoch}, {next} is due")));
         }
-        self.memory.store_u64(self.offset(next), next).map_err(ChannelError::local)
+        self.memory.store_u64(self.offset(next), next).map_err(TensorError::local)
     }
 }
 
@@ -161,7 +161,7 @@ impl WordPair {
         self.bells.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn link_ended(&self, fault: &ChannelError) {
+    pub(crate) fn link_ended(&self, fault: &TensorError) {
         if let Some(owner) = self.owner.as_ref().and_then(Weak::upgrade) {
             owner.link_ended(fault);
         }

@@ -84,7 +84,7 @@ use crate::wire::tensor_frame::{Frame, MAX_NAME};
 use crate::wire::tensor_metadata::WireMetadata;
 
 pub use self::offer_table::{OfferError, OfferedTensor};
-pub use self::provider::{Held, Provider, ProviderAction};
+pub use self::provider::{OfferCounts, Provider, ProviderAction};
 pub use self::requester::{
     Arrival, RequestError, RequestOutcome, Requester, RequesterAction, SinkLocation, Violation,
 };

@@ -62,7 +62,7 @@ pub struct Provider<T> {
 
 /// Amount of offers and requests that a provider holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct OfferCounts {
     /// Number of offers that wait for readers, or have readers that are not done.
     pub offers: usize,
     /// Bytes of the tensors of these offers.
@@ -250,9 +250,9 @@ impl<T: Clone> Provider<T> {
     }
 
     /// Returns the amount of offers and requests that the provider holds.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> OfferCounts {
         let requests = self.peers.values().map(|peer| peer.requests.len()).sum();
-        Held { offers: self.table.offers(), bytes: self.table.bytes(), requests }
+        OfferCounts { offers: self.table.offers(), bytes: self.table.bytes(), requests }
     }
 
     /// Accepts a request, unless its peer has had this offer. A reader that did not learn of a dead or failed tensor, because it gave up,

@@ -9,12 +9,12 @@ use std::task::Poll;
 use bytes::{Buf, BufMut};
 use tokio::task::consume_budget;
 
-use crate::error::ChannelError;
+use crate::error::TensorError;
 use crate::link::port::{OutcomeCell, Token};
 use crate::memory::{Content, Landing, Payload};
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::{AttachedSender, Receiver};
-use crate::types::{Metadata, Tensor, deserialize};
+use crate::types::{Metadata, Tensor};
 use crate::wire::tensor_metadata::{MetadataError, WireMetadata};
 use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Transfer, TransferKind,
@@ -64,7 +64,7 @@ impl DynamicSender {
     ///
     /// # Errors
     /// The receiver is lost, or there is no memory for a copy.
-    pub async fn send(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+    pub async fn send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.sender.ready().await?;
         self.offer(tensor)
     }
@@ -72,10 +72,10 @@ impl DynamicSender {
     /// Announces a tensor as [`send`](Self::send) does, and returns at once.
     ///
     /// # Errors
-    /// The errors of [`send`](Self::send), and [`Busy`](ChannelError::Busy) if the slot has no room.
-    pub fn start(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+    /// The errors of [`send`](Self::send), and [`Busy`](crate::TensorErrorKind::Busy) if the slot has no room.
+    pub fn try_send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         if !self.is_ready()? {
-            return Err(ChannelError::Busy(1));
+            return Err(TensorError::busy(1));
         }
         self.offer(tensor)
     }
@@ -107,7 +107,7 @@ impl DynamicSender {
     ///
     /// # Errors
     /// The receiver is lost.
-    pub fn is_ready(&mut self) -> Result<bool, ChannelError> {
+    pub fn is_ready(&mut self) -> Result<bool, TensorError> {
         self.sender.is_ready()
     }
 
@@ -115,11 +115,11 @@ impl DynamicSender {
     ///
     /// # Errors
     /// The receiver is lost.
-    pub async fn ready(&mut self) -> Result<(), ChannelError> {
+    pub async fn ready(&mut self) -> Result<(), TensorError> {
         self.sender.ready().await
     }
 
-    fn offer(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+    fn offer(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.forget();
         let payload = Payload::of(tensor)?;
         let (grant, place) = match payload.metadata.bytes {
@@ -147,7 +147,7 @@ impl DynamicSender {
     ///
     /// # Errors
     /// The receiver is lost.
-    pub async fn flush(&mut self) -> Result<(), ChannelError> {
+    pub async fn flush(&mut self) -> Result<(), TensorError> {
         if let Some((last, _)) = self.lent.back() {
             self.sender.wait_for(*last).await?;
         }
@@ -159,7 +159,7 @@ impl DynamicSender {
     ///
     /// # Errors
     /// The receiver is lost.
-    pub fn pending(&mut self) -> Result<u64, ChannelError> {
+    pub fn pending(&mut self) -> Result<u64, TensorError> {
         let pending = self.sender.pending();
         self.forget();
         pending
@@ -231,7 +231,7 @@ impl DynamicReceiver {
     ///
     /// # Errors
     /// The sender is lost, or it announced an impossible tensor, which ends its link.
-    pub fn try_recv(&mut self) -> Result<Option<Tensor>, ChannelError> {
+    pub fn try_recv(&mut self) -> Result<Option<Tensor>, TensorError> {
         if !self.advance()? {
             return Ok(None);
         }
@@ -242,7 +242,8 @@ impl DynamicReceiver {
         outcome.result?;
         let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
         let bytes = self.landing.freeze(region, metadata.bytes());
-        let tensor = deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))?;
+        let tensor =
+            Tensor::deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))?;
         Ok(Some(tensor))
     }
 
@@ -266,7 +267,7 @@ impl DynamicReceiver {
     ///
     /// # Errors
     /// The errors of [`try_recv`](Self::try_recv).
-    pub async fn recv(&mut self) -> Result<Tensor, ChannelError> {
+    pub async fn recv(&mut self) -> Result<Tensor, TensorError> {
         loop {
             self.arrived().await?;
             if let Some(tensor) = self.try_recv()? {
@@ -298,7 +299,7 @@ impl DynamicReceiver {
     /// # Errors
     /// The sender is lost, or it announced an impossible tensor, which ends its link. A failure of the read is the error of the next
     /// [`try_recv`](Self::try_recv).
-    pub async fn arrived(&mut self) -> Result<(), ChannelError> {
+    pub async fn arrived(&mut self) -> Result<(), TensorError> {
         consume_budget().await;
         while !self.advance()? {
             match &self.reading {
@@ -316,7 +317,7 @@ impl DynamicReceiver {
     }
 
     /// Begins to read the next tensor if the sender has announced one. Returns whether a read is over.
-    fn advance(&mut self) -> Result<bool, ChannelError> {
+    fn advance(&mut self) -> Result<bool, TensorError> {
         if self.reading.is_none() {
             let Some(start) = self.receiver.take()? else { return Ok(false) };
             if let Err(error) = self.begin(start) {
@@ -334,10 +335,10 @@ impl DynamicReceiver {
     }
 
     /// Begins to read the tensor that the announcement at `start` describes.
-    fn begin(&mut self, start: usize) -> Result<(), ChannelError> {
+    fn begin(&mut self, start: usize) -> Result<(), TensorError> {
         let by = self.receiver.attached()?;
         let mut bytes = [0; Announcement::LENGTH];
-        self.receiver.slot.memory.copy_out(start, &mut bytes).map_err(ChannelError::local)?;
+        self.receiver.slot.memory.copy_out(start, &mut bytes).map_err(TensorError::local)?;
         let fail = |cause: Box<dyn Error + Send + Sync>| by.link.fail(by.link.violation(cause));
         let announced = Announcement::decode(&bytes).map_err(|error| fail(error.into()))?;
         let metadata = Metadata::try_from(announced.metadata).map_err(|error| fail(error.into()))?;

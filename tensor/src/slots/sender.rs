@@ -7,7 +7,7 @@ use tokio::task::consume_budget;
 
 use crate::control::place_of;
 use crate::control::proto::AttachReply;
-use crate::error::ChannelError;
+use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::port::Token;
 use crate::link::wait::Wait;
@@ -48,8 +48,8 @@ impl Sender {
         ours: Arc<WordPair>,
         reply: &AttachReply,
         payload: usize,
-    ) -> Result<Self, ChannelError> {
-        let place = place_of(reply).map_err(ChannelError::local)?;
+    ) -> Result<Self, TensorError> {
+        let place = place_of(reply).map_err(TensorError::local)?;
         let link = Arc::clone(link);
         let layout = Layout::new(payload, reply.depth).filter(|layout| {
             let named = (layout.stride as u64, layout.tail as u64, layout.bytes() as u64);
@@ -57,7 +57,7 @@ impl Sender {
         });
         let Some(layout) = layout else {
             link.remove_pair(&ours);
-            return Err(ChannelError::local(format!("the peer's slot {name:?} has an impossible layout")));
+            return Err(TensorError::other(format!("the peer's slot {name:?} has an impossible layout")));
         };
         let pair = Arc::new(ours.towards(reply.slot));
         Ok(Self {
@@ -86,7 +86,7 @@ impl Sender {
     }
 
     /// Returns whether a buffer is free.
-    pub(crate) fn is_ready(&mut self) -> Result<bool, ChannelError> {
+    pub(crate) fn is_ready(&mut self) -> Result<bool, TensorError> {
         if self.released() < self.due() {
             self.missed()?;
         }
@@ -95,7 +95,7 @@ impl Sender {
     }
 
     /// Returns how many payloads were sent and are not released yet.
-    pub(crate) fn pending(&mut self) -> Result<u64, ChannelError> {
+    pub(crate) fn pending(&mut self) -> Result<u64, TensorError> {
         if self.unreleased() > 0 {
             self.missed()?;
         }
@@ -112,13 +112,13 @@ impl Sender {
 
     /// Looks for the reason why a release has not come: carries out what the receiver has asked, takes completions, and checks
     /// that the receiver lives.
-    fn missed(&mut self) -> Result<(), ChannelError> {
+    fn missed(&mut self) -> Result<(), TensorError> {
         self.misses = self.misses.wrapping_add(1);
         self.link.missed(self.port, self.misses, Self::POLL_EVERY)
     }
 
     /// Waits until a buffer is free.
-    pub(crate) async fn ready(&mut self) -> Result<(), ChannelError> {
+    pub(crate) async fn ready(&mut self) -> Result<(), TensorError> {
         // A peer that releases at once must not keep this task's thread from other tasks.
         consume_budget().await;
         while !self.is_ready()? {
@@ -128,7 +128,7 @@ impl Sender {
     }
 
     /// Waits until the receiver has released `epoch`.
-    pub(crate) async fn wait_for(&self, epoch: u64) -> Result<(), ChannelError> {
+    pub(crate) async fn wait_for(&self, epoch: u64) -> Result<(), TensorError> {
         if self.released() >= epoch {
             return Ok(());
         }
@@ -142,7 +142,7 @@ impl Sender {
     }
 
     /// Sends a small payload. The caller's memory is free when this returns. A buffer must be free.
-    pub(crate) fn send_small(&mut self, payload: &[u8]) -> Result<(), ChannelError> {
+    pub(crate) fn send_small(&mut self, payload: &[u8]) -> Result<(), TensorError> {
         debug_assert!(payload.len() == self.layout.payload && self.is_small());
         let (epoch, place) = (self.next, self.buffer());
         let word = epoch.to_ne_bytes();
@@ -168,7 +168,7 @@ impl Sender {
     }
 
     /// Sends a copy of `payload`. The caller's memory is free when this returns. A buffer must be free.
-    pub(crate) fn send_copied(&mut self, payload: &[u8]) -> Result<(), ChannelError> {
+    pub(crate) fn send_copied(&mut self, payload: &[u8]) -> Result<(), TensorError> {
         if self.is_small() {
             return self.send_small(payload);
         }
@@ -183,7 +183,7 @@ impl Sender {
     }
 
     /// Sends the payload at `offset` of `local`. A buffer must be free.
-    pub(crate) fn send(&mut self, local: LocalMemory, offset: u64, token: Token) -> Result<(), ChannelError> {
+    pub(crate) fn send(&mut self, local: LocalMemory, offset: u64, token: Token) -> Result<(), TensorError> {
         let (epoch, start) = (self.next, self.buffer());
         let length = self.layout.payload as u64;
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });

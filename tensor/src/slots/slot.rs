@@ -12,7 +12,7 @@ use tonic::Status;
 
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
 use crate::control::{Offered, expect_kind, internal, invalid, place};
-use crate::error::ChannelError;
+use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::wait::Wait;
 use crate::link::words::{Arrivals, PairOwner, Tails, WordPair};
@@ -60,9 +60,9 @@ enum Attachment {
         _grant: Grant,
     },
     /// The last sender is being removed: its right is being taken away.
-    Leaving(ChannelError),
+    Leaving(TensorError),
     /// The last sender is lost.
-    Lost(ChannelError),
+    Lost(TensorError),
 }
 
 /// An attached sender: its link, its pair of words, and its queue pair.
@@ -152,7 +152,7 @@ impl Slot {
         link: &Arc<Link>,
         peer_pair: u32,
         port: u32,
-    ) -> Result<(u32, RemoteRange, u64), ChannelError> {
+    ) -> Result<(u32, RemoteRange, u64), TensorError> {
         let whole = 0..self.memory.len();
         let grant = link.grant(&self.memory, whole, Access::REMOTE_WRITE)?;
         let first = match attachment {
@@ -199,7 +199,7 @@ impl Slot {
     }
 
     /// Returns the sender, if there is one, or an error if the last one is lost.
-    pub(crate) fn attached(&self) -> Result<Option<AttachedSender>, ChannelError> {
+    pub(crate) fn attached(&self) -> Result<Option<AttachedSender>, TensorError> {
         match &*lock(&self.attachment) {
             Attachment::Vacant => Ok(None),
             Attachment::Attached { by, .. } => Ok(Some(by.clone())),
@@ -213,7 +213,7 @@ impl Slot {
 enum AttachError {
     Taken(String),
     InUse,
-    Failed(ChannelError),
+    Failed(TensorError),
 }
 
 impl Offered for Slot {
@@ -272,7 +272,7 @@ impl Offered for Slot {
 }
 
 impl PairOwner for Slot {
-    fn link_ended(&self, fault: &ChannelError) {
+    fn link_ended(&self, fault: &TensorError) {
         let mut attachment = lock(&self.attachment);
         let ours = matches!(&*attachment, Attachment::Attached { by, .. } if by.link.fault().is_some());
         if !ours {
@@ -342,23 +342,20 @@ impl Receiver {
         spec: Option<TensorSpec>,
         payload: usize,
         depth: u32,
-        allocate: impl FnOnce(usize) -> Result<MemRegion, ChannelError>,
-    ) -> Result<Self, ChannelError> {
+        allocate: impl FnOnce(usize) -> Result<MemRegion, TensorError>,
+    ) -> Result<Self, TensorError> {
         if !(1..=MAX_DEPTH).contains(&depth) {
-            return Err(ChannelError::local(format!(
-                "a slot has from 1 to {MAX_DEPTH} buffers, not {depth}"
-            )));
+            return Err(TensorError::other(format!("a slot has from 1 to {MAX_DEPTH} buffers, not {depth}")));
         }
-        let layout = Layout::new(payload, depth).ok_or_else(|| {
-            ChannelError::local(format!("{depth} buffers of {payload} bytes are too large"))
-        })?;
+        let layout = Layout::new(payload, depth)
+            .ok_or_else(|| TensorError::other(format!("{depth} buffers of {payload} bytes are too large")))?;
         let memory = allocate(layout.bytes())?;
         let slot = Slot::new(name, kind, spec, layout, memory);
         Ok(Self { slot, attached: None, sender: 0, misses: 0 })
     }
 
     /// Returns whether the next tensor has come. Tensors that came before the sender was lost are still received.
-    pub(crate) fn poll(&mut self) -> Result<bool, ChannelError> {
+    pub(crate) fn poll(&mut self) -> Result<bool, TensorError> {
         if self.slot.is_arrived() {
             return Ok(true);
         }
@@ -373,7 +370,7 @@ impl Receiver {
     /// Looks for a reason why nothing has come: carries out what the sender has asked, takes completions, and checks that the
     /// sender lives.
     #[inline(never)]
-    fn missed(&mut self) -> Result<(), ChannelError> {
+    fn missed(&mut self) -> Result<(), TensorError> {
         self.misses = self.misses.wrapping_add(1);
         if self.slot.lost.load(Ordering::Relaxed) {
             self.attached = None;
@@ -386,7 +383,7 @@ impl Receiver {
     }
 
     /// Waits for the next tensor.
-    pub(crate) async fn wait(&mut self) -> Result<(), ChannelError> {
+    pub(crate) async fn wait(&mut self) -> Result<(), TensorError> {
         // A peer that always has a tensor ready must not keep this task's thread from other tasks.
         consume_budget().await;
         while !self.poll()? {
@@ -413,7 +410,7 @@ impl Receiver {
     }
 
     /// Takes the next tensor if it has come, and keeps a new sender from its buffer. Returns the buffer's offset in the memory.
-    pub(crate) fn take(&mut self) -> Result<Option<usize>, ChannelError> {
+    pub(crate) fn take(&mut self) -> Result<Option<usize>, TensorError> {
         if !self.poll()? || !self.slot.hold(Holder::Receiver) {
             return Ok(None);
         }
@@ -427,7 +424,7 @@ impl Receiver {
     }
 
     /// Looks up the sender, if a new one has attached.
-    fn look_up(&mut self) -> Result<(), ChannelError> {
+    fn look_up(&mut self) -> Result<(), TensorError> {
         let sender = self.slot.senders.load(Ordering::SeqCst);
         if self.attached.is_none() || self.sender != sender {
             self.attached = self.slot.attached()?;
@@ -452,9 +449,9 @@ impl Receiver {
     }
 
     /// Returns the link by which the tensor came.
-    pub(crate) fn attached(&mut self) -> Result<AttachedSender, ChannelError> {
+    pub(crate) fn attached(&mut self) -> Result<AttachedSender, TensorError> {
         self.look_up()?;
-        self.attached.clone().ok_or_else(|| ChannelError::local("no sender is attached"))
+        self.attached.clone().ok_or_else(|| TensorError::other("no sender is attached"))
     }
 }
 

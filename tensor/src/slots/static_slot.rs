@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::channel::copy::Memcpy;
-use crate::error::{ChannelError, TransferError};
+use crate::error::{TensorError, TransferError};
 use crate::link::port::Token;
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::Receiver;
@@ -17,9 +17,9 @@ use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 ///
 /// | | waits for a free buffer | returns at once |
 /// |---|---|---|
-/// | a tensor | [`send`](Self::send) | [`start`](Self::start) |
-/// | a region | [`send_region`](Self::send_region) | [`start_region`](Self::start_region) |
-/// | bytes, which are copied | [`send_bytes`](Self::send_bytes) | [`start_bytes`](Self::start_bytes) |
+/// | a tensor | [`send`](Self::send) | [`try_send`](Self::try_send) |
+/// | a region | [`send_region`](Self::send_region) | [`try_send_region`](Self::try_send_region) |
+/// | bytes, which are copied | [`send_bytes`](Self::send_bytes) | [`try_send_bytes`](Self::try_send_bytes) |
 #[derive(Debug)]
 pub struct StaticSender {
     sender: Sender,
@@ -48,7 +48,7 @@ impl StaticSender {
     ///
     /// # Errors
     /// The receiver is lost.
-    pub fn is_ready(&mut self) -> Result<bool, ChannelError> {
+    pub fn is_ready(&mut self) -> Result<bool, TensorError> {
         self.sender.is_ready()
     }
 
@@ -56,7 +56,7 @@ impl StaticSender {
     ///
     /// # Errors
     /// The receiver is lost.
-    pub async fn ready(&mut self) -> Result<(), ChannelError> {
+    pub async fn ready(&mut self) -> Result<(), TensorError> {
         self.sender.ready().await
     }
 
@@ -65,7 +65,7 @@ impl StaticSender {
     ///
     /// # Errors
     /// The receiver is lost.
-    pub fn pending(&mut self) -> Result<u64, ChannelError> {
+    pub fn pending(&mut self) -> Result<u64, TensorError> {
         self.sender.pending()
     }
 
@@ -73,7 +73,7 @@ impl StaticSender {
     ///
     /// # Errors
     /// The receiver is lost.
-    pub async fn flush(&mut self) -> Result<(), ChannelError> {
+    pub async fn flush(&mut self) -> Result<(), TensorError> {
         let last = self.sender.next.saturating_sub(1);
         if last < self.sender.first {
             return Ok(());
@@ -107,7 +107,7 @@ impl StaticSender {
     /// The region is shorter than the tensor, or the receiver is lost. The error has the region.
     pub async fn send_region(&mut self, region: MemRegion) -> Result<MemRegion, TransferError> {
         match self.sender.ready().await {
-            Ok(()) => self.start_region(region).await,
+            Ok(()) => self.try_send_region(region).await,
             Err(error) => Err(TransferError::new(region, error)),
         }
     }
@@ -126,7 +126,7 @@ impl StaticSender {
     /// # let mut sender = channel.static_sender("loss", &spec).await?;
     /// let mut region = worker.allocate(1024)?;
     /// region.fill(1);
-    /// let mut sending = sender.start_region(region);
+    /// let mut sending = sender.try_send_region(region);
     /// let region = loop {
     ///     match sending.try_take() {
     ///         Some(result) => break result,
@@ -139,9 +139,9 @@ impl StaticSender {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`send_region`](Self::send_region), and [`Busy`](ChannelError::Busy) if no buffer is free. The future
+    /// The errors of [`send_region`](Self::send_region), and [`Busy`](crate::TensorErrorKind::Busy) if no buffer is free. The future
     /// yields the error, which has the region.
-    pub fn start_region(&mut self, region: MemRegion) -> Memcpy {
+    pub fn try_send_region(&mut self, region: MemRegion) -> Memcpy {
         let length = self.payload();
         if let Err(error) = self.check_ready().and_then(|()| self.check_length(region.len())) {
             return Memcpy::refused(region, error);
@@ -190,7 +190,7 @@ impl StaticSender {
     ///
     /// # Errors
     /// The tensor has another type or shape than the slot, or the receiver is lost.
-    pub async fn send(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+    pub async fn send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.check_spec(tensor)?;
         self.sender.ready().await?;
         self.place(tensor)
@@ -199,15 +199,15 @@ impl StaticSender {
     /// Begins to send a tensor as [`send`](Self::send) does, and returns at once.
     ///
     /// # Errors
-    /// The errors of [`send`](Self::send), and [`Busy`](ChannelError::Busy) if no buffer is free.
-    pub fn start(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+    /// The errors of [`send`](Self::send), and [`Busy`](crate::TensorErrorKind::Busy) if no buffer is free.
+    pub fn try_send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.check_spec(tensor)?;
         self.check_ready()?;
         self.place(tensor)
     }
 
     /// Begins to send a tensor of the right type and shape. A buffer must be free.
-    fn place(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+    fn place(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         if !self.sender.is_small()
             && let Some((lease, range)) = tensor.registered()
             && self.sender.registers(&lease)
@@ -228,24 +228,24 @@ impl StaticSender {
     ///
     /// # Errors
     /// `bytes` has another length than the tensor, or the receiver is lost.
-    pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
+    pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), TensorError> {
         self.check_length_exactly(bytes.len())?;
         self.sender.ready().await?;
-        self.start_bytes(bytes)
+        self.try_send_bytes(bytes)
     }
 
     /// Begins to send bytes as [`send_bytes`](Self::send_bytes) does, and returns at once.
     ///
     /// # Errors
-    /// The errors of [`send_bytes`](Self::send_bytes), and [`Busy`](ChannelError::Busy) if no buffer is free.
-    pub fn start_bytes(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
+    /// The errors of [`send_bytes`](Self::send_bytes), and [`Busy`](crate::TensorErrorKind::Busy) if no buffer is free.
+    pub fn try_send_bytes(&mut self, bytes: &[u8]) -> Result<(), TensorError> {
         self.check_length_exactly(bytes.len())?;
         self.check_ready()?;
         self.send_copied(bytes)
     }
 
     /// Sends a copy of `bytes`, and counts it. A buffer must be free.
-    fn send_copied(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
+    fn send_copied(&mut self, bytes: &[u8]) -> Result<(), TensorError> {
         self.sender.send_copied(bytes)?;
         let counts = if self.sender.is_small() { &mut self.sent.inline } else { &mut self.sent.copied };
         counts.add(bytes.len());
@@ -256,25 +256,24 @@ impl StaticSender {
         self.spec.bytes().unwrap_or(0) as usize
     }
 
-    fn check_ready(&mut self) -> Result<(), ChannelError> {
-        if self.sender.is_ready()? { Ok(()) } else { Err(ChannelError::Busy(1)) }
+    fn check_ready(&mut self) -> Result<(), TensorError> {
+        if self.sender.is_ready()? { Ok(()) } else { Err(TensorError::busy(1)) }
     }
 
-    fn check_spec(&self, tensor: &Tensor) -> Result<(), ChannelError> {
+    fn check_spec(&self, tensor: &Tensor) -> Result<(), TensorError> {
         if tensor.spec() == &self.spec { Ok(()) } else { Err(self.mismatch(tensor.spec().to_string())) }
     }
 
-    fn check_length(&self, length: usize) -> Result<(), ChannelError> {
+    fn check_length(&self, length: usize) -> Result<(), TensorError> {
         if length >= self.payload() { Ok(()) } else { Err(self.mismatch(format!("{length} bytes"))) }
     }
 
-    fn check_length_exactly(&self, length: usize) -> Result<(), ChannelError> {
+    fn check_length_exactly(&self, length: usize) -> Result<(), TensorError> {
         if length == self.payload() { Ok(()) } else { Err(self.mismatch(format!("{length} bytes"))) }
     }
 
-    fn mismatch(&self, found: String) -> ChannelError {
-        let (name, expected) = (Arc::clone(&self.sender.name), self.spec.to_string().into());
-        ChannelError::Mismatch { name, expected, found: found.into() }
+    fn mismatch(&self, found: String) -> TensorError {
+        TensorError::mismatch(&self.sender.name, &self.spec, found)
     }
 }
 
@@ -289,15 +288,15 @@ pub struct StaticReceiver {
 /// A tensor that has arrived. It lies where the sender put it. Dropping it gives the buffer back to the sender.
 ///
 /// Its bytes are read by copying, because a hostile peer could change them meanwhile. [`copy_to`](Self::copy_to) copies all
-/// bytes at once, and [`for_each_piece`](Self::for_each_piece) copies them through the first-level cache. A program that trusts
+/// bytes at once, and [`for_each_chunk`](Self::for_each_chunk) copies them through the first-level cache. A program that trusts
 /// its peer may read them in place, by [`memory`](Self::memory) and [`SharedRegion::as_slice`].
 ///
 /// The buffer is given back before the receiver can take another tensor, and no reference to the buffer lives longer than
 /// [`Arrived`]:
 ///
 /// ```no_run
-/// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
-/// # fn receive(mut receiver: StaticReceiver) -> Result<(), ChannelError> {
+/// # use tonic_rdma_tensor::{TensorError, StaticReceiver};
+/// # fn receive(mut receiver: StaticReceiver) -> Result<(), TensorError> {
 /// if let Some(arrived) = receiver.try_recv()? {
 ///     let (memory, _range) = arrived.memory();
 ///     let _ = memory.len();
@@ -311,8 +310,8 @@ pub struct StaticReceiver {
 /// The compiler refuses a use of the memory after the release:
 ///
 /// ```compile_fail,E0505
-/// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
-/// # fn receive(mut receiver: StaticReceiver) -> Result<(), ChannelError> {
+/// # use tonic_rdma_tensor::{TensorError, StaticReceiver};
+/// # fn receive(mut receiver: StaticReceiver) -> Result<(), TensorError> {
 /// if let Some(arrived) = receiver.try_recv()? {
 ///     let (memory, _range) = arrived.memory();
 ///     drop(arrived); // borrowed
@@ -325,8 +324,8 @@ pub struct StaticReceiver {
 /// The compiler refuses to take a second tensor before the release of the first one:
 ///
 /// ```compile_fail,E0499
-/// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
-/// # fn receive(mut receiver: StaticReceiver) -> Result<(), ChannelError> {
+/// # use tonic_rdma_tensor::{TensorError, StaticReceiver};
+/// # fn receive(mut receiver: StaticReceiver) -> Result<(), TensorError> {
 /// let one = receiver.try_recv()?;
 /// let two = receiver.try_recv()?; // borrowed
 /// let _ = (one.is_some(), two.is_some());
@@ -337,8 +336,8 @@ pub struct StaticReceiver {
 /// The compiler refuses to keep a tensor longer than its receiver:
 ///
 /// ```compile_fail,E0515
-/// # use tonic_rdma_tensor::{Arrived, ChannelError, StaticReceiver};
-/// # fn receive(mut receiver: StaticReceiver) -> Result<Option<Arrived<'static>>, ChannelError> {
+/// # use tonic_rdma_tensor::{Arrived, TensorError, StaticReceiver};
+/// # fn receive(mut receiver: StaticReceiver) -> Result<Option<Arrived<'static>>, TensorError> {
 /// receiver.try_recv() // borrowed
 /// # }
 /// ```
@@ -386,7 +385,7 @@ impl StaticReceiver {
     /// # Errors
     /// The sender is lost, and all tensors that it had completed were taken. Once another sender has attached, its tensors
     /// come.
-    pub fn try_recv(&mut self) -> Result<Option<Arrived<'_>>, ChannelError> {
+    pub fn try_recv(&mut self) -> Result<Option<Arrived<'_>>, TensorError> {
         let start = self.receiver.take()?;
         Ok(start.map(|start| Arrived { receiver: self, start }))
     }
@@ -406,7 +405,7 @@ impl StaticReceiver {
     /// # sender.send_bytes(&[1; 1024]).await?;
     /// let arrived = slot.recv().await?;
     /// let mut sum = 0_u64;
-    /// arrived.for_each_piece(|bytes| sum += bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+    /// arrived.for_each_chunk(|bytes| sum += bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>());
     /// assert_eq!(sum, 1024);
     /// # Ok(())
     /// # }
@@ -414,7 +413,7 @@ impl StaticReceiver {
     ///
     /// # Errors
     /// The errors of [`try_recv`](Self::try_recv).
-    pub async fn recv(&mut self) -> Result<Arrived<'_>, ChannelError> {
+    pub async fn recv(&mut self) -> Result<Arrived<'_>, TensorError> {
         let start = loop {
             self.receiver.wait().await?;
             if let Some(start) = self.receiver.take()? {
@@ -447,7 +446,7 @@ impl StaticReceiver {
     ///
     /// # Errors
     /// The errors of [`try_recv`](Self::try_recv).
-    pub async fn arrived(&mut self) -> Result<(), ChannelError> {
+    pub async fn arrived(&mut self) -> Result<(), TensorError> {
         self.receiver.wait().await
     }
 }
@@ -478,22 +477,18 @@ impl Arrived<'_> {
     ///
     /// # Errors
     /// `destination` has another length.
-    pub fn copy_to(&self, destination: &mut [u8]) -> Result<(), ChannelError> {
+    pub fn copy_to(&self, destination: &mut [u8]) -> Result<(), TensorError> {
         let (memory, range) = self.memory();
         if destination.len() != range.len() {
-            let found = format!("{} bytes", destination.len());
-            return Err(ChannelError::Mismatch {
-                name: self.receiver.receiver.slot.name.clone(),
-                expected: format!("{} bytes", range.len()).into(),
-                found: found.into(),
-            });
+            let [expected, found] = [range.len(), destination.len()].map(|length| format!("{length} bytes"));
+            return Err(TensorError::mismatch(&self.receiver.receiver.slot.name, expected, found));
         }
-        memory.copy_out(range.start, destination).map_err(ChannelError::local)
+        memory.copy_out(range.start, destination).map_err(TensorError::local)
     }
 
     /// Calls `then` with the bytes, piece by piece, through a buffer that stays in the cache. The first byte of each piece is
     /// aligned to 64 bytes. The length of every piece but the last is a multiple of 64 bytes.
-    pub fn for_each_piece(&self, then: impl FnMut(&[u8])) {
+    pub fn for_each_chunk(&self, then: impl FnMut(&[u8])) {
         let (memory, range) = self.memory();
         // The range is the slot's own, so it lies within the memory.
         let _ = memory.for_each_chunk(range, then);
@@ -503,7 +498,7 @@ impl Arrived<'_> {
     ///
     /// # Errors
     /// There is no memory for it.
-    pub fn to_tensor(&self) -> Result<Tensor, ChannelError> {
+    pub fn to_tensor(&self) -> Result<Tensor, TensorError> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(&mut bytes)?;
         Ok(Tensor::from_bytes(self.receiver.spec, bytes.into())?)

@@ -6,6 +6,9 @@ use std::str::FromStr;
 use bytemuck::{CheckedBitPattern, NoUninit};
 use half::{bf16, f16};
 
+use crate::error::TensorError;
+use crate::types::ValueError;
+
 /// Type of the elements of a tensor.
 ///
 /// ```
@@ -13,7 +16,7 @@ use half::{bf16, f16};
 ///
 /// let bf16: Dtype = "bfloat16".parse()?;
 /// assert_eq!((bf16, bf16.size()), (Dtype::Bf16, Some(2)));
-/// # Ok::<(), tonic_rdma_tensor::UnknownDtype>(())
+/// # Ok::<(), tonic_rdma_tensor::TensorError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -54,17 +57,6 @@ pub enum Dtype {
     Complex128,
     /// Any number of bytes. Such tensors move in serialised form only.
     String,
-}
-
-/// An unknown element type.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UnknownDtype {
-    /// The type has an unknown code.
-    #[error("unknown tensor type with code {0}")]
-    Code(u16),
-    /// The type has an unknown name.
-    #[error("unknown tensor type `{0}`")]
-    Name(String),
 }
 
 /// One line of the table of types.
@@ -157,20 +149,25 @@ impl Dtype {
 }
 
 impl TryFrom<u16> for Dtype {
-    type Error = UnknownDtype;
+    type Error = TensorError;
 
-    fn try_from(code: u16) -> Result<Self, UnknownDtype> {
-        TABLE.iter().find(|row| row.code == code).map(|row| row.dtype).ok_or(UnknownDtype::Code(code))
+    fn try_from(code: u16) -> Result<Self, TensorError> {
+        TABLE
+            .iter()
+            .find(|row| row.code == code)
+            .map(|row| row.dtype)
+            .ok_or(ValueError::UnknownCode(code).into())
     }
 }
 
 impl FromStr for Dtype {
-    type Err = UnknownDtype;
+    type Err = TensorError;
 
     /// Parses a name of numpy or of safetensors.
-    fn from_str(name: &str) -> Result<Self, UnknownDtype> {
+    fn from_str(name: &str) -> Result<Self, TensorError> {
         let row = TABLE.iter().find(|row| row.name == name || row.safetensors == Some(name));
-        row.map(|row| row.dtype).ok_or_else(|| UnknownDtype::Name(name.chars().take(40).collect()))
+        row.map(|row| row.dtype)
+            .ok_or_else(|| ValueError::UnknownName(name.chars().take(40).collect()).into())
     }
 }
 

@@ -13,7 +13,8 @@
 use bytes::Bytes;
 
 use super::tensor::fixed_size;
-use super::{Dtype, Shape, Tensor, TensorError, TensorSpec};
+use super::{Dtype, Shape, Tensor, TensorSpec, ValueError};
+use crate::error::{TensorError, TensorErrorKind};
 use crate::wire::tensor_metadata::{WireLayout, WireMetadata};
 
 /// Bytes of an element's length in the serialised form of elements of variable length.
@@ -33,7 +34,7 @@ pub struct Metadata {
 pub enum MetadataLayout {
     /// The elements as they lie in memory, row-major.
     Dense,
-    /// The form of [`serialize`](serialize()).
+    /// The form of [`Tensor::serialize`].
     Serialized {
         /// Number of bytes of that form.
         length: u64,
@@ -52,7 +53,7 @@ impl Metadata {
     /// ```
     ///
     /// # Errors
-    /// [`TensorError::Variable`] if the elements have no fixed size.
+    /// [`ValueError::Variable`] if the elements have no fixed size.
     pub fn dense(spec: TensorSpec) -> Result<Self, TensorError> {
         fixed_size(&spec)?;
         Ok(Self { spec, layout: MetadataLayout::Dense })
@@ -104,7 +105,7 @@ impl TryFrom<WireMetadata> for Metadata {
         if possible {
             Ok(Self { spec, layout })
         } else {
-            Err(TensorError::Metadata { spec: Box::new(spec), layout: name, bytes })
+            Err(ValueError::Metadata { spec: Box::new(spec), layout: name, bytes }.into())
         }
     }
 }
@@ -117,60 +118,64 @@ fn is_string_length(spec: &TensorSpec, bytes: u64) -> bool {
         && if elements == 0 { bytes == 0 } else { least.is_some_and(|least| least <= bytes) }
 }
 
-/// Returns a tensor's metadata, and the bytes that move for it. It copies nothing if the elements have a fixed size and lie one
-/// after the other.
-///
-/// ```
-/// use tonic_rdma_tensor::{Shape, Tensor, deserialize, serialize};
-///
-/// let words = Tensor::from_strings(Shape::new(&[2])?, ["remote", "memory"])?;
-/// let (metadata, bytes) = serialize(&words)?;
-/// assert_eq!(bytes.len(), 2 * 8 + 12); // two lengths, and the bytes of both
-/// assert_eq!(deserialize(&metadata, bytes)?.strings()?.count(), 2);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// The system has no memory.
-pub fn serialize(tensor: &Tensor) -> Result<(Metadata, Bytes), TensorError> {
-    let spec = *tensor.spec();
-    if let Some(metadata) = tensor.metadata() {
-        return Ok((metadata, tensor.to_bytes()?));
+impl Tensor {
+    /// Returns the metadata, and the bytes that move for this tensor. It copies nothing if the elements have a fixed size and lie one
+    /// after the other.
+    ///
+    /// ```
+    /// use tonic_rdma_tensor::{Shape, Tensor};
+    ///
+    /// let words = Tensor::from_strings(Shape::new(&[2])?, ["remote", "memory"])?;
+    /// let (metadata, bytes) = words.serialize()?;
+    /// assert_eq!(bytes.len(), 2 * 8 + 12); // two lengths, and the bytes of both
+    /// assert_eq!(Tensor::deserialize(&metadata, bytes)?.strings()?.count(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The system has no memory.
+    pub fn serialize(&self) -> Result<(Metadata, Bytes), TensorError> {
+        let spec = *self.spec();
+        if let Some(metadata) = self.metadata() {
+            return Ok((metadata, self.to_bytes()?));
+        }
+        let bytes = match spec.dtype() {
+            Dtype::String => serialize_strings(self)?,
+            _ => self.to_contiguous()?.to_bytes()?,
+        };
+        Ok((Metadata { spec, layout: MetadataLayout::Serialized { length: bytes.len() as u64 } }, bytes))
     }
-    let bytes = match spec.dtype() {
-        Dtype::String => serialize_strings(tensor)?,
-        _ => tensor.to_contiguous()?.to_bytes()?,
-    };
-    Ok((Metadata { spec, layout: MetadataLayout::Serialized { length: bytes.len() as u64 } }, bytes))
-}
 
-/// Makes the tensor that moved as `bytes`. It copies only elements of fixed size that arrived misaligned.
-///
-/// ```
-/// use bytes::Bytes;
-/// use tonic_rdma_tensor::{Dtype, Metadata, Shape, TensorSpec, deserialize};
-///
-/// let metadata = Metadata::dense(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?)?;
-/// let tensor = deserialize(&metadata, Bytes::from_static(&[1, 2]))?;
-/// assert_eq!(tensor.as_slice::<u8>()?, [1, 2]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// The bytes are no tensor with this metadata, or the system has no memory. The function allocates memory in proportion to the
-/// number of bytes.
-pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Tensor, TensorError> {
-    let spec = metadata.spec;
-    let expected = metadata.bytes();
-    if bytes.len() as u64 != expected {
-        return Err(TensorError::Length { spec: Box::new(spec), expected, bytes: bytes.len() as u64 });
-    }
-    match spec.dtype() {
-        Dtype::String => deserialize_strings(&spec, &bytes),
-        _ => match Tensor::from_bytes(spec, bytes.clone()) {
-            Err(TensorError::Misaligned { .. }) => Tensor::copy_from(spec, &bytes),
-            other => other,
-        },
+    /// Makes the tensor that moved as `bytes`. It copies only elements of fixed size that arrived misaligned.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use tonic_rdma_tensor::{Dtype, Metadata, Shape, Tensor, TensorSpec};
+    ///
+    /// let metadata = Metadata::dense(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?)?;
+    /// let tensor = Tensor::deserialize(&metadata, Bytes::from_static(&[1, 2]))?;
+    /// assert_eq!(tensor.as_slice::<u8>()?, [1, 2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The bytes are no tensor with this metadata, or the system has no memory. The function allocates memory in proportion to the
+    /// number of bytes.
+    pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Self, TensorError> {
+        let spec = metadata.spec;
+        let expected = metadata.bytes();
+        if bytes.len() as u64 != expected {
+            return Err(
+                ValueError::Length { spec: Box::new(spec), expected, bytes: bytes.len() as u64 }.into()
+            );
+        }
+        match spec.dtype() {
+            Dtype::String => deserialize_strings(&spec, &bytes),
+            _ => match Tensor::from_bytes(spec, bytes.clone()) {
+                Err(error) if error.kind() == TensorErrorKind::Layout => Tensor::copy_from(spec, &bytes),
+                other => other,
+            },
+        }
     }
 }
 
@@ -178,10 +183,10 @@ fn serialize_strings(tensor: &Tensor) -> Result<Bytes, TensorError> {
     let mut total = 0_usize;
     for string in tensor.strings()? {
         // A tensor may have one string many times, so the sum can be larger than the memory.
-        total = total.checked_add(STRING_PREFIX + string.len()).ok_or(TensorError::Memory(u64::MAX))?;
+        total = total.checked_add(STRING_PREFIX + string.len()).ok_or(ValueError::Memory(u64::MAX))?;
     }
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(total).map_err(|_| TensorError::Memory(total as u64))?;
+    bytes.try_reserve_exact(total).map_err(|_| ValueError::Memory(total as u64))?;
     for string in tensor.strings()? {
         bytes.extend_from_slice(&(string.len() as u64).to_le_bytes());
     }
@@ -192,26 +197,26 @@ fn serialize_strings(tensor: &Tensor) -> Result<Bytes, TensorError> {
 }
 
 fn deserialize_strings(spec: &TensorSpec, bytes: &Bytes) -> Result<Tensor, TensorError> {
-    let fault = |element, fault| TensorError::Serialized { spec: Box::new(*spec), element, fault };
+    let fault = |element, fault| ValueError::Serialized { spec: Box::new(*spec), element, fault };
     let elements = spec.shape().elements();
     if !is_string_length(spec, bytes.len() as u64) {
-        return Err(fault(0, "the number of bytes does not fit the number of elements"));
+        return Err(fault(0, "the number of bytes does not fit the number of elements").into());
     }
     let mut at = elements as usize * STRING_PREFIX;
     let (lengths, _) = bytes[..at].as_chunks::<STRING_PREFIX>();
     let mut strings = Vec::new();
-    strings.try_reserve_exact(lengths.len()).map_err(|_| TensorError::Memory(bytes.len() as u64))?;
+    strings.try_reserve_exact(lengths.len()).map_err(|_| ValueError::Memory(bytes.len() as u64))?;
     for (element, length) in lengths.iter().enumerate() {
         let length = u64::from_le_bytes(*length);
         let left = bytes.len() - at;
         if length > left as u64 {
-            return Err(fault(element as u64, "an element longer than the rest"));
+            return Err(fault(element as u64, "an element longer than the rest").into());
         }
         strings.push(bytes.slice(at..at + length as usize));
         at += length as usize;
     }
     if at != bytes.len() {
-        return Err(fault(elements, "bytes left over"));
+        return Err(fault(elements, "bytes left over").into());
     }
     Tensor::from_strings(*spec.shape(), strings)
 }

@@ -21,9 +21,9 @@ mod tensor_mut;
 #[cfg(test)]
 mod tests;
 
-pub use dtype::{Dtype, Element, UnknownDtype};
-pub use error::{ForeignError, TensorError};
-pub use metadata::{Metadata, MetadataLayout, deserialize, serialize};
-pub use shape::{Shape, ShapeError, Strides, TensorSpec};
+pub use dtype::{Dtype, Element};
+pub(crate) use error::ValueError;
+pub use metadata::{Metadata, MetadataLayout};
+pub use shape::{Shape, Strides, TensorSpec};
 pub use tensor::Tensor;
-pub use tensor_mut::{AllocateError, TensorMut};
+pub use tensor_mut::TensorMut;

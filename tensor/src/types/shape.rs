@@ -2,34 +2,16 @@
 
 use std::fmt;
 
-use crate::types::Dtype;
+use crate::error::TensorError;
+use crate::types::{Dtype, ValueError};
 use crate::wire::tensor_metadata::{MAX_RANK, WireShape};
 
 /// Maximum number of elements of a tensor. An `isize` can count them, as for any memory in Rust.
-const MAX_ELEMENTS: u64 = isize::MAX as u64;
+pub(super) const MAX_ELEMENTS: u64 = isize::MAX as u64;
 
 /// Lengths of the dimensions of a tensor, the slowest first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Shape(pub(super) WireShape);
-
-/// A shape that no tensor can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ShapeError {
-    /// There are too many dimensions.
-    #[error("a tensor of {0} dimensions, more than {max}", max = Shape::MAX_RANK)]
-    Rank(usize),
-    /// There are too many elements.
-    #[error("a tensor of more than {MAX_ELEMENTS} elements")]
-    Elements,
-    /// There are too many bytes.
-    #[error("a tensor of {elements} elements of {size} bytes each, which is more than {MAX_ELEMENTS} bytes")]
-    Bytes {
-        /// Number of elements.
-        elements: u64,
-        /// Bytes of one element.
-        size: usize,
-    },
-}
 
 impl Shape {
     /// Maximum number of dimensions of a shape.
@@ -42,14 +24,14 @@ impl Shape {
     ///
     /// let matrix = Shape::new(&[2, 3])?;
     /// assert_eq!((matrix.rank(), matrix.elements()), (2, 6));
-    /// # Ok::<(), tonic_rdma_tensor::ShapeError>(())
+    /// # Ok::<(), tonic_rdma_tensor::TensorError>(())
     /// ```
     ///
     /// # Errors
     /// There are more dimensions than [`MAX_RANK`](Self::MAX_RANK), or the product of the lengths that are not 0 does not fit
     /// into `isize`.
-    pub fn new(dims: &[u64]) -> Result<Self, ShapeError> {
-        let dims = WireShape::new(dims).map_err(|_| ShapeError::Rank(dims.len()))?;
+    pub fn new(dims: &[u64]) -> Result<Self, TensorError> {
+        let dims = WireShape::new(dims).map_err(|_| ValueError::Rank(dims.len()))?;
         Self::try_from(dims)
     }
 
@@ -72,25 +54,25 @@ impl Shape {
     /// Returns the number of bytes of all elements, if each has `size` bytes.
     ///
     /// # Errors
-    /// [`ShapeError::Bytes`] if that does not fit into `isize`.
-    pub fn bytes(&self, size: usize) -> Result<u64, ShapeError> {
+    /// [`ValueError::Bytes`] if that does not fit into `isize`.
+    pub fn bytes(&self, size: usize) -> Result<u64, TensorError> {
         let elements = self.elements();
         match elements.checked_mul(size as u64) {
             Some(bytes) if bytes <= MAX_ELEMENTS => Ok(bytes),
-            _ => Err(ShapeError::Bytes { elements, size }),
+            _ => Err(ValueError::Bytes { elements, size }.into()),
         }
     }
 }
 
 impl TryFrom<WireShape> for Shape {
-    type Error = ShapeError;
+    type Error = TensorError;
 
-    fn try_from(dims: WireShape) -> Result<Self, ShapeError> {
+    fn try_from(dims: WireShape) -> Result<Self, TensorError> {
         let mut lengths = dims.as_slice().iter().filter(|&&length| length != 0);
         let product = lengths.try_fold(1_u64, |product, &length| product.checked_mul(length));
         match product {
             Some(product) if product <= MAX_ELEMENTS => Ok(Self(dims)),
-            _ => Err(ShapeError::Elements),
+            _ => Err(ValueError::Elements.into()),
         }
     }
 }
@@ -122,7 +104,7 @@ impl Strides {
     /// use tonic_rdma_tensor::{Shape, Strides};
     ///
     /// assert_eq!(Strides::row_major(&Shape::new(&[2, 3, 4])?).steps(), [12, 4, 1]);
-    /// # Ok::<(), tonic_rdma_tensor::ShapeError>(())
+    /// # Ok::<(), tonic_rdma_tensor::TensorError>(())
     /// ```
     pub fn row_major(shape: &Shape) -> Self {
         let mut strides = Self { rank: shape.rank(), steps: [0; Shape::MAX_RANK] };
@@ -144,7 +126,7 @@ impl Strides {
     /// // A transposed matrix of 2 × 3: its shape is 3 × 2.
     /// let transposed = Strides::new(&[1, 3]).expect("two steps");
     /// assert!(!transposed.is_contiguous(&Shape::new(&[3, 2])?));
-    /// # Ok::<(), tonic_rdma_tensor::ShapeError>(())
+    /// # Ok::<(), tonic_rdma_tensor::TensorError>(())
     /// ```
     pub fn new(steps: &[u64]) -> Option<Self> {
         let mut strides = Self { rank: steps.len(), steps: [0; Shape::MAX_RANK] };
@@ -199,7 +181,7 @@ impl fmt::Debug for Strides {
 ///
 /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[2, 3])?)?;
 /// assert_eq!((spec.to_string().as_str(), spec.bytes()), ("float32[2, 3]", Some(24)));
-/// # Ok::<(), tonic_rdma_tensor::ShapeError>(())
+/// # Ok::<(), tonic_rdma_tensor::TensorError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
@@ -216,12 +198,12 @@ impl TensorSpec {
     /// let images = TensorSpec::new(Dtype::U8, Shape::new(&[32, 224, 224, 3])?)?;
     /// let a_number = TensorSpec::new(Dtype::F64, Shape::new(&[])?)?;
     /// # assert_eq!((images.bytes(), a_number.bytes()), (Some(32 * 224 * 224 * 3), Some(8)));
-    /// # Ok::<(), tonic_rdma_tensor::ShapeError>(())
+    /// # Ok::<(), tonic_rdma_tensor::TensorError>(())
     /// ```
     ///
     /// # Errors
-    /// [`ShapeError::Bytes`] if the length in bytes does not fit into `isize`.
-    pub fn new(dtype: Dtype, shape: Shape) -> Result<Self, ShapeError> {
+    /// [`ValueError::Bytes`] if the length in bytes does not fit into `isize`.
+    pub fn new(dtype: Dtype, shape: Shape) -> Result<Self, TensorError> {
         shape.bytes(dtype.size().unwrap_or(1))?;
         Ok(Self { dtype, shape })
     }
@@ -256,13 +238,17 @@ mod tests {
 
     #[test]
     fn a_shape_that_overflows_is_an_error() {
-        assert_eq!(Shape::new(&[u64::MAX, 2]), Err(ShapeError::Elements));
-        assert_eq!(Shape::new(&[0, u64::MAX]), Err(ShapeError::Elements), "no stride of it could be counted");
-        assert_eq!(Shape::new(&[1 << 32, 1 << 31]), Err(ShapeError::Elements));
-        assert_eq!(Shape::new(&[1; 17]), Err(ShapeError::Rank(17)));
+        assert_eq!(Shape::new(&[u64::MAX, 2]), Err(ValueError::Elements.into()));
+        assert_eq!(
+            Shape::new(&[0, u64::MAX]),
+            Err(ValueError::Elements.into()),
+            "no stride of it could be counted"
+        );
+        assert_eq!(Shape::new(&[1 << 32, 1 << 31]), Err(ValueError::Elements.into()));
+        assert_eq!(Shape::new(&[1; 17]), Err(ValueError::Rank(17).into()));
         let large = Shape::new(&[1 << 31, 1 << 31]).unwrap();
         assert_eq!(large.bytes(1), Ok(1 << 62));
-        assert_eq!(large.bytes(2), Err(ShapeError::Bytes { elements: 1 << 62, size: 2 }));
+        assert_eq!(large.bytes(2), Err(ValueError::Bytes { elements: 1 << 62, size: 2 }.into()));
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use bytemuck::checked::CheckedCastError;
 use bytes::Bytes;
 
-use super::{Dtype, Element, Metadata, Shape, Strides, TensorError, TensorMut, TensorSpec};
+use super::{Dtype, Element, Metadata, Shape, Strides, TensorMut, TensorSpec, ValueError};
+use crate::error::TensorError;
 use tonic_rdma_verbs::unstable::{find_sendable, find_traced};
 use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
 
@@ -137,7 +138,7 @@ impl Tensor {
         let extent = strides.extent(spec.shape());
         if strides.steps().len() != spec.shape().rank() || extent.is_none_or(|extent| extent > available) {
             let (spec, strides) = (Box::new(spec), Box::new(strides));
-            return Err(TensorError::Strides { spec, strides, available });
+            return Err(ValueError::Strides { spec, strides, available }.into());
         }
         check_alignment(&spec, &bytes)?;
         Ok(Self { spec, strides, offset: 0, storage: Storage::Bytes(bytes) })
@@ -154,7 +155,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`TensorError::Length`] if the number of strings is not the number of elements. It counts elements here.
+    /// [`ValueError::Length`] if the number of strings is not the number of elements. It counts elements here.
     pub fn from_strings<S: Into<Bytes>>(
         shape: Shape,
         strings: impl IntoIterator<Item = S>,
@@ -163,7 +164,7 @@ impl Tensor {
         let strings: Arc<[Bytes]> = strings.into_iter().map(Into::into).collect();
         let (expected, bytes) = (shape.elements(), strings.len() as u64);
         if bytes != expected {
-            return Err(TensorError::Length { spec: Box::new(spec), expected, bytes });
+            return Err(ValueError::Length { spec: Box::new(spec), expected, bytes }.into());
         }
         let strides = Strides::row_major(&shape);
         Ok(Self { spec, strides, offset: 0, storage: Storage::Strings(strings) })
@@ -206,7 +207,7 @@ impl Tensor {
     }
 
     /// Returns the metadata for the tensor's [`bytes`](Self::bytes), or `None` if the tensor is not contiguous or its elements
-    /// have a variable length. Such tensors move in the form of [`serialize`](super::serialize()).
+    /// have a variable length. Such tensors move in the form of [`serialize`](Self::serialize).
     pub fn metadata(&self) -> Option<Metadata> {
         if self.is_contiguous() { Metadata::dense(self.spec).ok() } else { None }
     }
@@ -249,10 +250,10 @@ impl Tensor {
     /// Returns the elements of variable length, row-major.
     ///
     /// # Errors
-    /// [`TensorError::Variable`] if the elements have a fixed length.
+    /// [`ValueError::Variable`] if the elements have a fixed length.
     pub fn strings(&self) -> Result<impl Iterator<Item = &Bytes> + '_, TensorError> {
         let Storage::Strings(strings) = &self.storage else {
-            return Err(TensorError::Variable(self.dtype()));
+            return Err(ValueError::Variable(self.dtype()).into());
         };
         let rows = Rows::new(self.shape(), &self.strides, self.offset);
         let (length, step) = rows.inner;
@@ -339,7 +340,7 @@ impl Tensor {
     }
 
     fn check_contiguous(&self) -> Result<(), TensorError> {
-        if self.is_contiguous() { Ok(()) } else { Err(TensorError::NotContiguous(Box::new(self.spec))) }
+        if self.is_contiguous() { Ok(()) } else { Err(ValueError::NotContiguous(Box::new(self.spec)).into()) }
     }
 
     /// Returns the rows of `range`. The first dimension counts rows. The result shares the memory.
@@ -350,7 +351,7 @@ impl Tensor {
         let Range { start, end } = range;
         let within = self.shape().dims().first().filter(|&&rows| start <= end && end <= rows);
         if within.is_none() {
-            return Err(TensorError::Slice { spec: Box::new(self.spec), start, end });
+            return Err(ValueError::Slice { spec: Box::new(self.spec), start, end }.into());
         }
         let (mut dims, rank) = ([0; Shape::MAX_RANK], self.shape().rank());
         dims[..rank].copy_from_slice(self.shape().dims());
@@ -366,7 +367,7 @@ impl Tensor {
     /// The result shares the memory.
     ///
     /// # Errors
-    /// [`TensorError::Axes`] if `axes` does not name each dimension once.
+    /// [`ValueError::Axes`] if `axes` does not name each dimension once.
     pub fn permute(&self, axes: &[usize]) -> Result<Self, TensorError> {
         let rank = self.shape().rank();
         let mut seen = [false; Shape::MAX_RANK];
@@ -374,7 +375,7 @@ impl Tensor {
             && axes.iter().all(|&axis| axis < rank && !std::mem::replace(&mut seen[axis], true));
         if !valid {
             let axes = axes.iter().copied().take(Shape::MAX_RANK).collect();
-            return Err(TensorError::Axes { spec: Box::new(self.spec), axes });
+            return Err(ValueError::Axes { spec: Box::new(self.spec), axes }.into());
         }
         let (mut dims, mut steps) = ([0; Shape::MAX_RANK], [0; Shape::MAX_RANK]);
         for (place, &axis) in axes.iter().enumerate() {
@@ -544,10 +545,10 @@ impl Heap {
     /// Allocates `length` bytes of zeros.
     ///
     /// # Errors
-    /// [`TensorError::Memory`] if the system has no memory.
+    /// [`ValueError::Memory`] if the system has no memory.
     pub(super) fn zeroed(length: usize) -> Result<Self, TensorError> {
         let words = bytemuck::allocation::try_zeroed_slice_box(length.div_ceil(size_of::<u128>()))
-            .map_err(|()| TensorError::Memory(length as u64))?;
+            .map_err(|()| ValueError::Memory(length as u64))?;
         Ok(Self { words, length })
     }
 
@@ -578,16 +579,16 @@ impl AsRef<[u8]> for HeapOwner {
 /// Returns the number of bytes of all elements, and of one element.
 ///
 /// # Errors
-/// [`TensorError::Variable`] if the elements have no fixed size.
+/// [`ValueError::Variable`] if the elements have no fixed size.
 pub(super) fn fixed_size(spec: &TensorSpec) -> Result<(usize, usize), TensorError> {
-    let size = spec.dtype().size().ok_or(TensorError::Variable(spec.dtype()))?;
+    let size = spec.dtype().size().ok_or(ValueError::Variable(spec.dtype()))?;
     Ok((spec.shape().elements() as usize * size, size))
 }
 
 /// Checks that elements of this type are asked for as what they are.
 pub(super) fn check_dtype<T: Element>(actual: Dtype) -> Result<(), TensorError> {
     let asked = T::DTYPE;
-    if actual == asked { Ok(()) } else { Err(TensorError::WrongDtype { actual, asked }) }
+    if actual == asked { Ok(()) } else { Err(ValueError::WrongDtype { actual, asked }.into()) }
 }
 
 /// Returns the elements in `bytes`.
@@ -603,12 +604,12 @@ pub(super) fn cast<T: Element>(dtype: Dtype, bytes: &[u8]) -> Result<&[T], Tenso
 pub(super) fn cast_error(dtype: Dtype, bytes: &[u8], error: CheckedCastError) -> TensorError {
     match error {
         CheckedCastError::PodCastError(_) => {
-            TensorError::Misaligned { dtype, address: bytes.as_ptr() as usize }
+            ValueError::Misaligned { dtype, address: bytes.as_ptr() as usize }.into()
         }
         CheckedCastError::InvalidBitPattern => {
             // Only bool has invalid bit patterns.
             let index = bytes.iter().position(|&byte| byte > 1).unwrap_or(0);
-            TensorError::Value { dtype, index }
+            ValueError::Value { dtype, index }.into()
         }
     }
 }
@@ -618,7 +619,8 @@ pub(super) fn check_length(spec: &TensorSpec, bytes: &[u8]) -> Result<(), Tensor
     if bytes.len() == expected {
         return Ok(());
     }
-    Err(TensorError::Length { spec: Box::new(*spec), expected: expected as u64, bytes: bytes.len() as u64 })
+    Err(ValueError::Length { spec: Box::new(*spec), expected: expected as u64, bytes: bytes.len() as u64 }
+        .into())
 }
 
 pub(super) fn check_alignment(spec: &TensorSpec, bytes: &[u8]) -> Result<(), TensorError> {
@@ -626,5 +628,5 @@ pub(super) fn check_alignment(spec: &TensorSpec, bytes: &[u8]) -> Result<(), Ten
     if bytes.is_empty() || address.is_multiple_of(dtype.align()) {
         return Ok(());
     }
-    Err(TensorError::Misaligned { dtype, address })
+    Err(ValueError::Misaligned { dtype, address }.into())
 }

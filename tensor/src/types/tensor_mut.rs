@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::tensor::{
     Heap, Storage, cast, cast_error, check_alignment, check_dtype, check_length, fixed_size,
 };
-use super::{Element, Tensor, TensorError, TensorSpec};
+use super::{Element, Tensor, TensorSpec};
+use crate::error::{TensorError, TensorErrorKind};
 use tonic_rdma_verbs::memory::{Pool, RegisteredBuf};
 use tonic_rdma_verbs::VerbsError;
 
@@ -30,17 +31,6 @@ pub struct TensorMut {
 enum Memory {
     Registered(RegisteredBuf),
     Heap(Heap),
-}
-
-/// An error of [`TensorMut::in_pool`].
-#[derive(Debug, thiserror::Error)]
-pub enum AllocateError {
-    /// The pool has no memory for the tensor.
-    #[error(transparent)]
-    Pool(#[from] VerbsError),
-    /// A pool can't hold such a tensor.
-    #[error(transparent)]
-    Tensor(#[from] TensorError),
 }
 
 impl TensorMut {
@@ -76,9 +66,11 @@ impl TensorMut {
     ///
     /// # Errors
     /// The elements have a variable length, or the pool has no memory.
-    pub fn in_pool(spec: TensorSpec, pool: &Pool) -> Result<Self, AllocateError> {
+    pub fn in_pool(spec: TensorSpec, pool: &Pool) -> Result<Self, TensorError> {
         let (length, _) = fixed_size(&spec)?;
-        Ok(Self::from_buffer(spec, pool.allocate(length)?)?)
+        let buffer = pool.allocate(length);
+        let no_memory = |error| TensorError::caused(TensorErrorKind::NoMemory, "", error);
+        Self::from_buffer(spec, buffer.map_err(no_memory)?)
     }
 
     /// Makes a tensor with the content of `buffer`.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
-    BlockCopy, Channel, ChannelError, Offer, RdmaDevice, RemoteRegion, Rights, TensorMut,
+    BlockCopy, Channel, NamedOffer, RdmaDevice, RemoteRegion, Rights, TensorError, TensorErrorKind, TensorMut,
 };
 
 use crate::{LARGE, RegionCopy, content, device, spec, tensor};
@@ -33,7 +33,7 @@ async fn receive() {
     let mut large = device.static_receiver("large", &spec(LARGE), 1).unwrap();
     let mut dynamic = device.dynamic_receiver("dynamic", 2).unwrap();
     for step in 0..4 {
-        device.put("weights", step, Offer::Tensor(tensor(step, LARGE)), 1).unwrap();
+        device.put("weights", step, NamedOffer::Tensor(tensor(step, LARGE)), 1).unwrap();
     }
     announce(device.endpoint());
     let take = async {
@@ -92,11 +92,13 @@ async fn batch(device: &RdmaDevice, channel: &Channel) {
 }
 
 /// Attaches as soon as possible. The receiver may not have noticed the death of the last sender yet.
-async fn attached<T>(attach: impl AsyncFn() -> Result<T, ChannelError>) -> T {
+async fn attached<T>(attach: impl AsyncFn() -> Result<T, TensorError>) -> T {
     loop {
         match attach().await {
             Ok(sender) => return sender,
-            Err(ChannelError::Refused { .. }) => tokio::time::sleep(Duration::from_micros(300)).await,
+            Err(error) if error.kind() == TensorErrorKind::Refused => {
+                tokio::time::sleep(Duration::from_micros(300)).await
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -123,7 +125,7 @@ async fn announcements(channel: &Channel) {
 /// Offers some tensors. The parent requests these and others that never come.
 async fn offers(device: &RdmaDevice) {
     for step in 0..4 {
-        device.put("weights", step, Offer::Tensor(tensor(step, LARGE)), 1).unwrap();
+        device.put("weights", step, NamedOffer::Tensor(tensor(step, LARGE)), 1).unwrap();
     }
     std::future::pending().await
 }

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use support::{Content, Runtime};
 use tonic_rdma::Config;
 use tonic_rdma_tensor::{
-    Channel, ChannelError, DeviceBuilder, Dtype, MemRegion, Memcpy, RdmaDevice, RemoteRegion, Shape, Tensor,
-    TensorSpec,
+    Channel, DeviceBuilder, Dtype, MemRegion, Memcpy, RdmaDevice, RemoteRegion, Shape, Tensor, TensorError,
+    TensorErrorKind, TensorSpec,
 };
 
 /// Time within which a death must be noticed: only a death that is not noticed at all takes so long. The tests print the actual time.
@@ -76,8 +76,8 @@ fn seed_of(bytes: &[u8]) -> u64 {
 async fn lost<T>(
     what: &str,
     killed: Instant,
-    future: impl Future<Output = Result<T, ChannelError>>,
-) -> ChannelError {
+    future: impl Future<Output = Result<T, TensorError>>,
+) -> TensorError {
     let result = tokio::time::timeout(SOON, future).await;
     let result = result.unwrap_or_else(|_| panic!("{what}: not noticed within {SOON:?}"));
     let error = result.err().unwrap_or_else(|| panic!("{what}: it should have failed"));
@@ -102,6 +102,6 @@ impl RegionCopy {
 }
 
 /// Checks that `error` is the loss of the peer.
-fn is_lost(what: &str, error: &ChannelError) {
-    assert!(matches!(error, ChannelError::PeerLost { .. }), "{what}: {error}");
+fn is_lost(what: &str, error: &TensorError) {
+    assert_eq!(error.kind(), TensorErrorKind::PeerLost, "{what}: {error}");
 }

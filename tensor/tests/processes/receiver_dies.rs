@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tonic_rdma_tensor::{BlockCopy, Channel, RdmaDevice, Requested};
+use tonic_rdma_tensor::{BlockCopy, Channel, NamedReply, RdmaDevice};
 
 use crate::{LARGE, RegionCopy, alone, content, device, is_lost, lost, seed_of, spec, tensor};
 use support::{Child, Runtime, descriptors_and_mappings, settled};
@@ -160,7 +160,7 @@ fn while_the_sender_waits_for_room() {
                     region = large.send_region(region).await?;
                 }
                 #[expect(unreachable_code, reason = "the type")]
-                Ok::<(), tonic_rdma_tensor::ChannelError>(())
+                Ok::<(), tonic_rdma_tensor::TensorError>(())
             });
             let mut notes = channel.dynamic_sender("not read").await.unwrap();
             notes.send(&tensor(1, LARGE)).await.unwrap();
@@ -173,7 +173,7 @@ fn while_the_sender_waits_for_room() {
             let (result, mut sender) = waiting.await.unwrap();
             is_lost(what, &lost("a slot that is not taken", killed, async { result }).await);
             is_lost(what, &sender.is_ready().unwrap_err());
-            is_lost(what, &sender.start_bytes(&content(2, 100)).unwrap_err());
+            is_lost(what, &sender.try_send_bytes(&content(2, 100)).unwrap_err());
         })
         .await;
     });
@@ -206,7 +206,7 @@ fn while_it_reads_tensors_from_this_process() {
 fn while_it_offers_tensors() {
     alone(Runtime::Idle, async {
         die(Runtime::Idle, "provider", async |what, _, channel, doomed| {
-            let Requested::Tensor(first) = channel.request("weights", 0).await.unwrap() else { panic!() };
+            let NamedReply::Tensor(first) = channel.request("weights", 0).await.unwrap() else { panic!() };
             assert_eq!(seed_of(first.bytes().unwrap()), 0);
             let never = channel.request("never", 1);
             let (one, other) = (channel.request("weights", 1), channel.request("weights", 2));
@@ -214,8 +214,8 @@ fn while_it_offers_tensors() {
             is_lost(what, &lost("a request for what is not there", killed, never).await);
             for (step, request) in [(1, one), (2, other)] {
                 match tokio::time::timeout(crate::SOON, request).await.unwrap() {
-                    Ok(Requested::Tensor(tensor)) => assert_eq!(seed_of(tensor.bytes().unwrap()), step),
-                    Ok(Requested::Dead) => panic!("a dead tensor that was not offered as dead"),
+                    Ok(NamedReply::Tensor(tensor)) => assert_eq!(seed_of(tensor.bytes().unwrap()), step),
+                    Ok(NamedReply::Dead) => panic!("a dead tensor that was not offered as dead"),
                     Err(error) => is_lost(what, &error),
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tonic_rdma_tensor::{Offer, RdmaDevice, Requested, Rights};
+use tonic_rdma_tensor::{NamedOffer, NamedReply, RdmaDevice, Rights};
 
 use crate::{LARGE, alone, content, device, is_lost, lost, seed_of, spec, tensor};
 use support::{Child, Runtime, descriptors_and_mappings, settled};
@@ -157,7 +157,7 @@ fn a_process_that_requests() {
             let sent = tensor(1, LARGE);
             for round in 0..3 {
                 for step in 0..20 {
-                    let offer = Offer::Tensor(sent.clone());
+                    let offer = NamedOffer::Tensor(sent.clone());
                     // The tensors that the last child took are gone. The others are still on offer.
                     match ours.put("weights", step, offer, 1) {
                         Ok(()) => {}
@@ -168,20 +168,20 @@ fn a_process_that_requests() {
                 a_moment(5 + round).await;
                 kill(peer);
                 let deadline = Instant::now() + crate::SOON;
-                while ours.held().requests > 0 {
-                    assert!(Instant::now() < deadline, "requests of the dead: {:?}", ours.held());
+                while ours.offer_counts().requests > 0 {
+                    assert!(Instant::now() < deadline, "requests of the dead: {:?}", ours.offer_counts());
                     a_moment(1).await;
                 }
             }
             for step in 0..20 {
                 ours.withdraw("weights", step);
             }
-            assert_eq!((ours.held().offers, ours.held().bytes), (0, 0));
+            assert_eq!((ours.offer_counts().offers, ours.offer_counts().bytes), (0, 0));
             // Other peers still get their tensors.
             let other = device().await;
             let channel = other.channel(&ours.endpoint(), 0).await.unwrap();
-            ours.put("biases", 1, Offer::Tensor(tensor(9, 1000)), 1).unwrap();
-            let Requested::Tensor(found) = channel.request("biases", 1).await.unwrap() else { panic!() };
+            ours.put("biases", 1, NamedOffer::Tensor(tensor(9, 1000)), 1).unwrap();
+            let NamedReply::Tensor(found) = channel.request("biases", 1).await.unwrap() else { panic!() };
             assert!(found.bytes().unwrap() == content(9, 1000));
         })
         .await;

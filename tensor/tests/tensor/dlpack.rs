@@ -9,7 +9,7 @@ use tonic_rdma::memory::dlpack::{
     DlDataType, DlDevice, DlManagedTensor, DlTensor, Exported, Imported, Layout,
 };
 use tonic_rdma_tensor::{VerbsError, VerbsErrorKind};
-use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorError, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorErrorKind, TensorMut, TensorSpec};
 
 const F32: DlDataType = DlDataType { code: 2, bits: 32, lanes: 1 };
 
@@ -116,7 +116,7 @@ fn a_tensor_goes_out_and_comes_back() {
         assert_eq!(back.to_contiguous().unwrap().bytes(), view.to_contiguous().unwrap().bytes());
     }
     let strings = Tensor::from_strings(Shape::new(&[1]).unwrap(), ["a"]).unwrap();
-    assert_eq!(strings.to_dlpack().err(), Some(TensorError::Variable(Dtype::String)));
+    assert!(strings.to_dlpack().unwrap_err().reason().starts_with("string where a type of fixed size"));
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_tensor_of_an_unsupported_kind_is_deleted() {
     let (mut foreign, deleted) = Foreign::new(&elements(), &[5], &[]);
     foreign.managed.dl_tensor.byte_offset = 2;
     let error = Tensor::from_dlpack(foreign.import().unwrap()).unwrap_err();
-    assert!(matches!(error, TensorError::Misaligned { .. }), "{error}");
+    assert_eq!(error.kind(), TensorErrorKind::Layout, "{error}");
     assert_eq!(deleted.load(Ordering::SeqCst), 1);
 }
 

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tonic::Code;
 use tonic_rdma::Config;
 use tonic_rdma_proto::tensor_device::{AttachRequest, DescribeRequest, Kind, OpenRequest, Place, QueuePair};
-use tonic_rdma_tensor::{ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorSpec};
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Rights, Shape, TensorErrorKind, TensorSpec};
 
 use crate::raw_peer::{RawPeer, client, describe};
 use crate::{Served, eventually, pair, pair_with, pattern};
@@ -323,5 +323,5 @@ async fn the_number_of_links_is_limited() {
     drop(links);
     eventually("their end", async || describe(&served.endpoint).await.links.len() == 1).await;
     let taken = served.server.export("region", served.server.allocate(1).unwrap(), Rights::READ);
-    assert!(matches!(taken.unwrap_err(), ChannelError::NameTaken(_)));
+    assert_eq!(taken.unwrap_err().kind(), TensorErrorKind::NameTaken);
 }

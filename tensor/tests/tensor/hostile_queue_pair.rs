@@ -1,7 +1,7 @@
 //! A peer that misuses its queue pair harms only its own link.
 
 use tonic_rdma_proto::tensor_device::{Kind, Place};
-use tonic_rdma_tensor::internal::tensor_frame::{Frame, MAGIC, MAX_FRAME, RequestId, TensorRequest};
+use tonic_rdma_tensor::unstable::tensor_frame::{Frame, MAGIC, MAX_FRAME, RequestId, TensorRequest};
 use tonic_rdma_tensor::{Dtype, Rights, Shape, TensorSpec};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
@@ -139,7 +139,7 @@ async fn a_frame_at_a_wrong_time_ends_the_link() {
 
 fn slot_metadata(spec: &TensorSpec) -> Vec<u8> {
     let metadata = tonic_rdma_tensor::Metadata::dense(*spec).unwrap();
-    tonic_rdma_tensor::internal::tensor_metadata::WireMetadata::from(metadata).encode().to_vec()
+    tonic_rdma_tensor::unstable::tensor_metadata::WireMetadata::from(metadata).encode().to_vec()
 }
 
 /// The number of requests for tensors that never come is limited.
@@ -159,9 +159,9 @@ async fn requests_of_a_peer_are_limited() {
         }
     }
     served.check().await;
-    let held = served.server.held();
+    let held = served.server.offer_counts();
     assert!(held.requests <= 1024, "{held:?}");
     drop(link);
-    eventually("its end", async || served.server.held().requests == 0).await;
+    eventually("its end", async || served.server.offer_counts().requests == 0).await;
     served.check().await;
 }

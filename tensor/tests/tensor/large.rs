@@ -85,7 +85,7 @@ async fn a_slot_of_one_gibibyte() {
         let (sent, arrived) = tokio::join!(sender.send_region(region), receiver.recv());
         region = sent.unwrap();
         let mut at = 0;
-        arrived.unwrap().for_each_piece(|piece| {
+        arrived.unwrap().for_each_chunk(|piece| {
             check(piece, seed, at / 8);
             at += piece.len();
         });

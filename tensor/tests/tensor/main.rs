@@ -29,7 +29,6 @@ mod waits;
 use std::time::{Duration, Instant};
 
 use support::Content;
-use tonic_rdma::Config;
 use tonic_rdma_tensor::{
     Channel, DeviceBuilder, ExportedRegion, Notification, RdmaDevice, RemoteRegion, Rights,
 };
@@ -38,7 +37,6 @@ type Pair = (RdmaDevice, RdmaDevice, Channel);
 
 /// Creates two devices, and a channel from the second to the first. `RDMA_DEVICE` chooses the RDMA device.
 async fn pair_with(settings: DeviceBuilder) -> Pair {
-    let settings = settings.config(Config::from_env().unwrap());
     let server = settings.clone().bind("127.0.0.1:0").await.unwrap();
     let client = settings.bind("127.0.0.1:0").await.unwrap();
     let channel = client.channel(&server.endpoint(), 0).await.unwrap();

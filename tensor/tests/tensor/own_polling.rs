@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use tonic_rdma_tensor::{Dtype, OwnPolling, RdmaDevice, Shape, StaticReceiver, Tensor, TensorSpec};
+use tonic_rdma_tensor::unstable::OwnPolling;
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, StaticReceiver, Tensor, TensorSpec};
 
 use super::{pair, pattern};
 
@@ -53,12 +54,12 @@ async fn moves(hold: impl Fn(&RdmaDevice) -> Option<OwnPolling>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn futures_get_their_tensors_while_a_thread_has_said_that_it_polls_and_does_not() {
-    moves(|device| Some(device.own_polling())).await;
+    moves(|device| Some(OwnPolling::new(device))).await;
 }
 
 #[tokio::test]
 async fn futures_of_the_only_thread_get_their_tensors_too() {
-    moves(|device| Some(device.own_polling())).await;
+    moves(|device| Some(OwnPolling::new(device))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,8 +68,8 @@ async fn the_threads_of_the_runtime_take_over_again_and_again() {
     let mut slot = server.static_receiver("loss", &spec(), 1).unwrap();
     let mut sender = channel.static_sender("loss", &spec()).await.unwrap();
     for number in (0..TENSORS).step_by(3) {
-        let polling = server.own_polling();
-        let second = server.own_polling();
+        let polling = OwnPolling::new(&server);
+        let second = OwnPolling::new(&server);
         sender.send(&tensor(number)).await.unwrap();
         tokio::task::block_in_place(|| look(&mut slot, &polling, number));
         drop(polling);

@@ -7,7 +7,8 @@ use std::time::Duration;
 use tonic::Code;
 use tonic_rdma::Config;
 use tonic_rdma_tensor::{
-    ChannelError, Dtype, Held, Offer, RdmaDevice, Request, Requested, Shape, Tensor, TensorMut, TensorSpec,
+    Dtype, NamedOffer, NamedReply, NamedRequest, OfferCounts, RdmaDevice, Shape, Tensor, TensorError,
+    TensorMut, TensorSpec,
 };
 
 use crate::{eventually, notifications, pair, pair_with, pattern};
@@ -19,10 +20,10 @@ fn tensor(seed: u64, length: u64) -> Tensor {
     tensor.freeze()
 }
 
-fn arrived(requested: Result<Requested, ChannelError>) -> Tensor {
+fn arrived(requested: Result<NamedReply, TensorError>) -> Tensor {
     match requested.unwrap() {
-        Requested::Tensor(tensor) => tensor,
-        Requested::Dead => panic!("a dead tensor"),
+        NamedReply::Tensor(tensor) => tensor,
+        NamedReply::Dead => panic!("a dead tensor"),
     }
 }
 
@@ -36,19 +37,19 @@ async fn tensors_arrive_in_either_order_and_with_changing_shapes() {
             for step in 0..12_u64 {
                 let sent = tensor(step, [1000, 1000, 0, 70_000][step as usize / 3]);
                 let found = if step % 2 == 0 {
-                    server.put("activations", step, Offer::Tensor(sent.clone()), 1).unwrap();
+                    server.put("activations", step, NamedOffer::Tensor(sent.clone()), 1).unwrap();
                     channel.request("activations", step).await
                 } else {
                     let request = channel.request("activations", step);
                     tokio::time::sleep(Duration::from_millis(1)).await;
-                    server.put("activations", step, Offer::Tensor(sent.clone()), 1).unwrap();
+                    server.put("activations", step, NamedOffer::Tensor(sent.clone()), 1).unwrap();
                     request.await
                 };
                 let found = arrived(found);
                 assert_eq!(found.spec(), sent.spec());
                 assert!(found.bytes().unwrap() == sent.bytes().unwrap());
             }
-            assert_eq!(server.held().offers, 0);
+            assert_eq!(server.offer_counts().offers, 0);
         }
     }
 }
@@ -56,17 +57,15 @@ async fn tensors_arrive_in_either_order_and_with_changing_shapes() {
 #[tokio::test]
 async fn requests_without_a_tensor_get_the_reason() {
     let (server, _client, channel) = pair_with(RdmaDevice::builder()).await;
-    server.put("branch", 1, Offer::Dead, 1).unwrap();
-    assert!(matches!(channel.request("branch", 1).await, Ok(Requested::Dead)));
-    server.put("loss", 1, Offer::Failed(tonic::Status::data_loss("not a number")), 1).unwrap();
-    let code = |error: ChannelError| match error {
-        ChannelError::Refused { code, message, .. } => (code, message),
-        other => panic!("{other}"),
-    };
+    server.put("branch", 1, NamedOffer::Dead, 1).unwrap();
+    assert!(matches!(channel.request("branch", 1).await, Ok(NamedReply::Dead)));
+    server.put("loss", 1, NamedOffer::Failed(tonic::Status::data_loss("not a number")), 1).unwrap();
+    let code = |error: TensorError| (error.code().unwrap(), error.reason().to_owned());
     let (failed, message) = code(channel.request("loss", 1).await.unwrap_err());
-    assert_eq!((failed, &*message), (Code::DataLoss, "not a number"));
+    assert_eq!(failed, Code::DataLoss);
+    assert!(message.ends_with("refused (DataLoss): not a number"), "{message}");
 
-    server.put("weights", 7, Offer::Tensor(tensor(1, 10)), 2).unwrap();
+    server.put("weights", 7, NamedOffer::Tensor(tensor(1, 10)), 2).unwrap();
     arrived(channel.request("weights", 7).await);
     let (twice, message) = code(channel.request("weights", 7).await.unwrap_err());
     assert_eq!(twice, Code::AlreadyExists, "{message}");
@@ -75,14 +74,14 @@ async fn requests_without_a_tensor_get_the_reason() {
     assert!(channel.request(&long, 1).await.unwrap_err().to_string().contains("10485760"));
     assert!(channel.is_open());
 
-    let settings = RdmaDevice::builder().rendezvous_timeout(Duration::from_millis(600));
+    let settings = RdmaDevice::builder().named_tensor_timeout(Duration::from_millis(600));
     let (_server, _client, channel) = pair_with(settings).await;
     let (late, _) = code(channel.request("never", 1).await.unwrap_err());
     assert_eq!(late, Code::DeadlineExceeded);
 }
 
 /// Polls `request` at most `most` times, and lets other tasks run in between.
-async fn poll_for(request: Request, most: usize) -> (usize, Option<Result<Requested, ChannelError>>) {
+async fn poll_for(request: NamedRequest, most: usize) -> (usize, Option<Result<NamedReply, TensorError>>) {
     let mut request = std::pin::pin!(request);
     for count in 0..most {
         let polled = std::future::poll_fn(|context| Poll::Ready(request.as_mut().poll(context))).await;
@@ -107,7 +106,7 @@ async fn a_reader_that_gave_up_gets_the_tensor_when_it_asks_again() {
             let parts = if length > 4 << 20 { 4 } else { 24 };
             for part in 0..=parts {
                 step += 1;
-                server.put("kv", step, Offer::Tensor(sent.clone()), 1).unwrap();
+                server.put("kv", step, NamedOffer::Tensor(sent.clone()), 1).unwrap();
                 // The first request tells how many polls there are.
                 let most = if part == 0 { usize::MAX } else { whole * part / parts };
                 let (polls, first) = poll_for(channel.request("kv", step), most).await;
@@ -120,13 +119,13 @@ async fn a_reader_that_gave_up_gets_the_tensor_when_it_asks_again() {
                 let found = arrived(found);
                 assert!(found.bytes().unwrap() == sent.bytes().unwrap(), "step {step}, part {part}");
             }
-            assert_eq!(server.held(), Held::default(), "{length} bytes");
+            assert_eq!(server.offer_counts(), OfferCounts::default(), "{length} bytes");
         }
         assert!(given_up > 0, "every first request was faster than its polls");
         // The program does not look at a result, and asks again.
-        server.put("kv", 0, Offer::Tensor(tensor(1, 5000)), 1).unwrap();
+        server.put("kv", 0, NamedOffer::Tensor(tensor(1, 5000)), 1).unwrap();
         let request = channel.request("kv", 0);
-        while server.held().offers > 0 {
+        while server.offer_counts().offers > 0 {
             tokio::task::yield_now().await;
         }
         drop(request);
@@ -151,19 +150,19 @@ async fn a_tensor_that_nobody_took_makes_room_for_the_whole_device() {
     let from_other = client.channel(&other.endpoint(), 0).await.unwrap();
     let from_client = other.channel(&client.endpoint(), 0).await.unwrap();
     let leave_untaken = async |step| {
-        server.put("kv", step, Offer::Tensor(tensor(step, LENGTH)), 1).unwrap();
+        server.put("kv", step, NamedOffer::Tensor(tensor(step, LENGTH)), 1).unwrap();
         let request = from_server.request("kv", step);
-        while server.held().offers > 0 {
+        while server.offer_counts().offers > 0 {
             tokio::task::yield_now().await;
         }
         drop(request);
         // The frames of a link keep their order, so behind this answer the tensor has arrived.
-        server.put("barrier", step, Offer::Dead, 1).unwrap();
-        assert!(matches!(from_server.request("barrier", step).await, Ok(Requested::Dead)));
+        server.put("barrier", step, NamedOffer::Dead, 1).unwrap();
+        assert!(matches!(from_server.request("barrier", step).await, Ok(NamedReply::Dead)));
     };
 
     leave_untaken(1).await;
-    other.put("other", 1, Offer::Tensor(tensor(1, LENGTH)), 1).unwrap();
+    other.put("other", 1, NamedOffer::Tensor(tensor(1, LENGTH)), 1).unwrap();
     drop(arrived(from_other.request("other", 1).await));
 
     leave_untaken(2).await;
@@ -177,7 +176,7 @@ async fn a_tensor_that_nobody_took_makes_room_for_the_whole_device() {
     drop(region);
 
     leave_untaken(3).await;
-    client.put("own", 1, Offer::Tensor(tensor(2, LENGTH)), 1).unwrap();
+    client.put("own", 1, NamedOffer::Tensor(tensor(2, LENGTH)), 1).unwrap();
     drop(arrived(from_client.request("own", 1).await));
 }
 
@@ -186,7 +185,7 @@ async fn a_dropped_request_is_withdrawn() {
     let (server, _client, channel) = pair().await;
     drop(channel.request("gradient", 1));
     tokio::time::sleep(Duration::from_millis(5)).await;
-    server.put("gradient", 1, Offer::Tensor(tensor(1, 1000)), 1).unwrap();
+    server.put("gradient", 1, NamedOffer::Tensor(tensor(1, 1000)), 1).unwrap();
     let found = arrived(channel.request("gradient", 1).await);
     assert!(found.bytes().unwrap() == pattern(1, 1000));
 }
@@ -198,7 +197,7 @@ async fn many_requests_at_one_time_get_their_tensors() {
         (0..500).map(|index| channel.request(&format!("t{}", index % 10), index)).collect();
     for index in (0..500_u64).rev() {
         let sent = tensor(index, 100 + index % 10 * 1000);
-        server.put(&format!("t{}", index % 10), index, Offer::Tensor(sent), 1).unwrap();
+        server.put(&format!("t{}", index % 10), index, NamedOffer::Tensor(sent), 1).unwrap();
     }
     for (index, request) in requests.into_iter().enumerate() {
         let found = arrived(request.await);

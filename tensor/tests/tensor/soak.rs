@@ -1,9 +1,11 @@
 //! All operations at one time: sizes from 0 to 4 MiB at odd offsets, over several queue pairs and completion queues, in both
 //! directions. The tests check every byte. `TENSOR_SOAK_MIB` sets the amount that each part moves.
 
+use tonic_rdma::Config;
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
-    BlockCopy, Channel, Dtype, Offer, RdmaDevice, Requested, Rights, Shape, Tensor, TensorMut, TensorSpec,
+    BlockCopy, Channel, Dtype, NamedOffer, NamedReply, RdmaDevice, Rights, Shape, Tensor, TensorMut,
+    TensorSpec,
 };
 
 use crate::{notifications, pair_with, pattern};
@@ -162,7 +164,7 @@ async fn rendezvous(ends: Ends, seed: u64, total: usize) {
         let step = step as u64;
         let offer = || {
             let pool = step.is_multiple_of(2).then_some(&pool);
-            ends.there.put(&name, step, Offer::Tensor(tensor(pool, seed ^ step, length)), 1).unwrap();
+            ends.there.put(&name, step, NamedOffer::Tensor(tensor(pool, seed ^ step, length)), 1).unwrap();
         };
         if step.is_multiple_of(3) {
             offer();
@@ -172,7 +174,7 @@ async fn rendezvous(ends: Ends, seed: u64, total: usize) {
             tokio::task::yield_now().await;
             offer();
         }
-        let Requested::Tensor(found) = request.await.unwrap() else { panic!("a dead tensor") };
+        let NamedReply::Tensor(found) = request.await.unwrap() else { panic!("a dead tensor") };
         assert!(found.bytes().unwrap() == pattern(seed ^ step, length), "{name}, step {step}");
     }
 }
@@ -194,7 +196,7 @@ async fn all_operations_at_one_time_are_correct() {
     let total = total();
     for (index, way) in notifications().await.into_iter().enumerate() {
         let settings = RdmaDevice::builder()
-            .completion_queues(2)
+            .config(Config::from_env().unwrap().completion_queues(2))
             .queue_pairs_per_peer(3)
             .notification(way)
             .max_request_bytes(1 << 20)

@@ -53,7 +53,7 @@ async fn a_sender_is_busy_when_all_buffers_are_full() {
             sender.send_bytes(&pattern(round, 100)).await.unwrap();
         }
         assert!(!sender.is_ready().unwrap());
-        assert!(sender.start_bytes(&[0; 100]).unwrap_err().to_string().contains("wait"));
+        assert!(sender.try_send_bytes(&[0; 100]).unwrap_err().to_string().contains("wait"));
         for round in 0..3 {
             let arrived = receiver.recv().await.unwrap();
             let mut found = vec![0; 100];
@@ -132,7 +132,7 @@ async fn the_first_look_after_a_write_finds_its_tensor() {
     let mut local = client.allocate(64).unwrap();
     for round in 0..200 {
         assert!(sender.is_ready().unwrap());
-        sender.start_bytes(&pattern(round, 64)).unwrap();
+        sender.try_send_bytes(&pattern(round, 64)).unwrap();
         assert_eq!(sender.pending().unwrap(), 1);
         let arrived = receiver.try_recv().unwrap().expect("the tensor is not there");
         assert_eq!(arrived.to_tensor().unwrap().bytes().unwrap(), pattern(round, 64));
@@ -207,7 +207,7 @@ fn ends_that_only_look_at_memory_never_get_stuck() {
     });
     let endpoint = endpoints.recv().unwrap();
     runtime().block_on(async {
-        let client = RdmaDevice::builder().without_listener().unwrap();
+        let client = RdmaDevice::builder().build().unwrap();
         let channel = client.channel(&endpoint, 0).await.unwrap();
         let mut sender = channel.static_sender("slot", &spec).await.unwrap();
         for round in 0..5000_u64 {
@@ -216,7 +216,7 @@ fn ends_that_only_look_at_memory_never_get_stuck() {
                 assert!(began.elapsed() < HANG, "stuck in round {round}");
                 std::thread::yield_now();
             }
-            sender.start_bytes(&round.to_le_bytes().repeat(512)).unwrap();
+            sender.try_send_bytes(&round.to_le_bytes().repeat(512)).unwrap();
         }
         sender.flush().await.unwrap();
     });
@@ -240,7 +240,7 @@ async fn thousands_of_tensors_arrive_without_futures() {
             let whole = Tensor::from_buffer(bytes(length + 64), buffer).unwrap();
             for round in 0..3000_u64 {
                 let start = round % 64;
-                sender.start(&whole.slice(start..start + length).unwrap()).unwrap();
+                sender.try_send(&whole.slice(start..start + length).unwrap()).unwrap();
                 assert_eq!(sender.pending().unwrap(), 1);
                 // Not a number of looks: the device's thread may have no core while it carries out the write.
                 let began = Instant::now();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion, RdmaDevice, RegionView, Rights};
+use tonic_rdma_tensor::{Channel, ExportedRegion, RdmaDevice, RegionView, Rights, TensorErrorKind};
 
 use crate::{eventually, pair, pair_with, pattern};
 
@@ -156,7 +156,7 @@ async fn a_view_needs_the_right_to_read_and_a_region_of_the_link() {
     let _writable = server.export("writable", server.allocate(4096).unwrap(), Rights::WRITE).unwrap();
     let remote = channel.region("writable").await.unwrap();
     let error = channel.view(&remote).await.unwrap_err();
-    assert!(matches!(error, ChannelError::NotPermitted { what: "read", .. }), "{error}");
+    assert_eq!(error.kind(), TensorErrorKind::NotPermitted, "{error}");
     let other = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
     let elsewhere = client.channel(&other.endpoint(), 0).await.unwrap();
     let error = elsewhere.view(&remote).await.unwrap_err();
@@ -192,7 +192,7 @@ async fn a_published_region_is_a_slice_that_peers_read() {
     let content = pattern(8, 1 << 16);
     published.copy_from_slice(&content);
     let taken = server.publish("gradients", server.allocate(8).unwrap()).unwrap_err();
-    assert!(matches!(taken, ChannelError::NameTaken(_)), "{taken}");
+    assert_eq!(taken.kind(), TensorErrorKind::NameTaken, "{taken}");
 
     let remote = channel.region("gradients").await.unwrap();
     assert_eq!((remote.len(), remote.rights()), (1 << 16, Rights::READ));
@@ -200,7 +200,7 @@ async fn a_published_region_is_a_slice_that_peers_read() {
     let local = channel.read(&remote).at(500).into(local, ..).await.unwrap();
     assert!(local[..] == content[500..1500]);
     let refused = channel.write(&remote).from(local, ..).await.unwrap_err();
-    assert!(matches!(refused.error(), ChannelError::NotPermitted { what: "write", .. }), "{refused}");
+    assert_eq!(refused.error().kind(), TensorErrorKind::NotPermitted, "{refused}");
 
     let view = channel.view(&remote).await.unwrap();
     assert_eq!(view.is_some(), has_views(&channel));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tonic_rdma::{Config, PollMode};
 use tonic_rdma_tensor::{
-    BlockCopy, DeviceBuilder, Dtype, Offer, RdmaDevice, Requested, Rights, Shape, Tensor, TensorSpec,
+    BlockCopy, DeviceBuilder, Dtype, NamedOffer, NamedReply, RdmaDevice, Rights, Shape, Tensor, TensorSpec,
 };
 
 use super::pattern;
@@ -119,7 +119,7 @@ async fn receive(device: RdmaDevice, ready: tokio::sync::oneshot::Sender<String>
         rest(step, 2).await;
         assert!(any.recv().await.unwrap().bytes().unwrap() == pattern(step, LONG));
         rest(step, 3).await;
-        device.put("named", step, Offer::Tensor(tensor(step, LONG)), 1).unwrap();
+        device.put("named", step, NamedOffer::Tensor(tensor(step, LONG)), 1).unwrap();
         region.notice().await.unwrap();
         let mut bytes = vec![0; LONG];
         region.memory().copy_out(0, &mut bytes).unwrap();
@@ -148,7 +148,7 @@ async fn send(device: RdmaDevice, endpoint: &str) {
         any.send(&tensor(step, LONG)).await.unwrap();
         any.flush().await.unwrap();
         rest(step, 7).await;
-        let Requested::Tensor(named) = channel.request("named", step).await.unwrap() else { panic!("dead") };
+        let NamedReply::Tensor(named) = channel.request("named", step).await.unwrap() else { panic!("dead") };
         assert!(named.bytes().unwrap() == pattern(step, LONG));
         rest(step, 8).await;
         let blocks = [BlockCopy { local: 0, remote: 0, length: LONG as u64 }];

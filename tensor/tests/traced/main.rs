@@ -130,7 +130,7 @@ async fn the_engine_changes_a_tensor_only_after_its_bytes_were_written() {
         let tensor = computed.to_send();
         assert_eq!(tensor.registered().is_some(), step > 1);
         sender.ready().await.unwrap();
-        sender.start(&tensor).unwrap();
+        sender.try_send(&tensor).unwrap();
         drop(tensor);
         // The engine uses the memory again as soon as it is the sole owner.
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -34,7 +34,7 @@ const FIRST_CALLS: &[(&str, &[&str])] = &[
         ],
     ),
     ("Channel", &["write", "read", "region", "static_sender", "dynamic_sender", "request"]),
-    ("DeviceBuilder", &["bind", "without_listener", "client_tls", "server_tls", "plaintext_tensors"]),
+    ("DeviceBuilder", &["bind", "build", "client_tls", "server_tls", "plaintext_tensors"]),
     (
         "Communicator",
         &["allocate", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "shrink"],
@@ -43,7 +43,7 @@ const FIRST_CALLS: &[(&str, &[&str])] = &[
     ("RegionWrite", &["at", "from", "notify", "blocks_from"]),
     ("RegionRead", &["at", "into"]),
     ("Memcpy", &["on_completion"]),
-    ("StaticSender", &["send", "send_region", "start_region"]),
+    ("StaticSender", &["send", "send_region", "try_send_region"]),
     ("StaticReceiver", &["recv", "try_recv"]),
     ("DynamicSender", &["send"]),
     ("DynamicReceiver", &["recv", "try_recv"]),

@@ -6,7 +6,7 @@ use tokio::task::JoinError;
 use tonic_rdma::VerbsError;
 use tonic_rdma_commands::{Failure, units};
 use tonic_rdma_payload::reduce::Reduced;
-use tonic_rdma_tensor::{ChannelError, ShapeError, TensorError};
+use tonic_rdma_tensor::TensorError;
 
 use crate::compare::modes::placement::geometry::Discrepancy;
 
@@ -25,10 +25,6 @@ pub(crate) enum CallError {
     BufferContent { buffer: u64, offset: u64 },
     #[error("the receiver found {arrived:?} in the payload, and {sent:?} was sent")]
     Consumed { sent: Option<Reduced>, arrived: Option<Reduced> },
-    #[error(transparent)]
-    Channel(#[from] ChannelError),
-    #[error(transparent)]
-    Shape(#[from] ShapeError),
     #[error(transparent)]
     Tensor(#[from] TensorError),
     #[error(transparent)]

@@ -16,7 +16,8 @@ use crate::engine::{Call, Engine, Holding, Kind, Lent, OperationId, Request, Sho
 use crate::error::CollectiveError;
 use crate::lane::{LaneError, LaneFault, Lanes, Tag};
 use crate::plan::{Collective, part};
-use tonic_rdma_tensor::{ChannelError, Dtype};
+use tonic_rdma_tensor::Dtype;
+use tonic_rdma_tensor::unstable::peer_lost;
 
 /// The lanes between all ranks.
 pub(super) struct World {
@@ -115,10 +116,7 @@ impl World {
     fn check(&self, from: usize, to: usize) -> Result<(), LaneError> {
         let known = self.known_dead[to].as_ref().is_some_and(|times| times[from] <= self.now);
         if known {
-            let cause = ChannelError::PeerLost {
-                peer: format!("rank {to}").into(),
-                reason: "killed by the test".into(),
-            };
+            let cause = peer_lost(&format!("rank {to}"), "killed by the test");
             return Err(LaneError { rank: to, cause: LaneFault::Lost(cause) });
         }
         Ok(())

@@ -13,7 +13,7 @@ use super::agreement::Proposal;
 use super::proto::Report;
 use super::{Group, Launch, REPORTS, Settings};
 use crate::error::{CollectiveError, Place};
-use tonic_rdma_tensor::ChannelError;
+use tonic_rdma_tensor::unstable::peer_lost;
 
 /// Generous: only a hang takes so long.
 const HANG: Duration = Duration::from_secs(60);
@@ -177,7 +177,7 @@ fn only_ranks_have_links_to_a_rank() {
     let groups = join_all(2);
     let address = groups[0].channel(1).unwrap().endpoint().to_owned();
     let opened = runtime().block_on(async move {
-        let outsider = tonic_rdma_tensor::RdmaDevice::builder().without_listener().unwrap();
+        let outsider = tonic_rdma_tensor::RdmaDevice::builder().build().unwrap();
         outsider.channel(&address, 0).await
     });
     let refused = opened.err().map(|error| error.to_string());
@@ -241,7 +241,7 @@ fn a_loss_that_another_rank_reports_is_the_loss_of_that_rank() {
     let groups = join_all(3);
     let place = Place { operation: 7, step: 2, steps: 9 };
     groups[1].position().set(place, None);
-    let reason = ChannelError::PeerLost { peer: "10.0.0.3:1".into(), reason: "it ended".into() };
+    let reason = peer_lost("10.0.0.3:1", "it ended");
     groups[0].report(CollectiveError::RankLost { rank: 2, place, reason });
     let failure = block_on(groups[1].failure().wait()).clone();
     let CollectiveError::RankLost { rank, place: at, reason } = failure else { panic!("{failure}") };

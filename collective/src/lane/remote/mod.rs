@@ -29,7 +29,7 @@ use self::pull::Sink;
 use crate::lane::{LaneError, LaneFault, Lanes, Tag, violation};
 use crate::memory::Memory;
 use tonic_rdma::unstable::lock;
-use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion};
+use tonic_rdma_tensor::{Channel, ExportedRegion, TensorError};
 
 pub(crate) use self::message::{LaneCounters, LaneSettings};
 
@@ -188,7 +188,7 @@ struct Watch {
 #[derive(Default)]
 struct Shared {
     changed: AtomicBool,
-    closed: Mutex<Vec<(usize, ChannelError)>>,
+    closed: Mutex<Vec<(usize, TensorError)>>,
 }
 
 impl Watch {
@@ -214,7 +214,7 @@ impl Watch {
     }
 
     /// Returns the channels that have closed since the last call: rank and reason.
-    fn take(&self) -> Vec<(usize, ChannelError)> {
+    fn take(&self) -> Vec<(usize, TensorError)> {
         self.shared.changed.store(false, Ordering::Release);
         std::mem::take(&mut *lock(&self.shared.closed))
     }

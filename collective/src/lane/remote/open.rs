@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tonic_rdma_tensor::{Channel, ChannelError, RegionView, RemoteRegion, Rights, SharedRegion};
+use tonic_rdma_tensor::{Channel, RegionView, RemoteRegion, Rights, SharedRegion, TensorError, unstable};
 
 use crate::error::{CollectiveError, setup};
 use crate::lane::remote::message::{HEADER, LaneCounters, LaneSettings, Layout, REFERENCE};
@@ -113,7 +113,7 @@ impl RemoteLanes {
 impl Meeting {
     async fn meet_in_time(&self, peer: usize, channel: Channel) -> Result<Peer, CollectiveError> {
         let limit = self.settings.limit;
-        let late = ChannelError::TimedOut { what: "the set-up of lanes by both ranks", limit };
+        let late = unstable::timeout("the set-up of lanes by both ranks", limit);
         timeout(limit, self.meet(peer, channel)).await.unwrap_or_else(|_| Err(late.into()))
     }
 
@@ -163,7 +163,7 @@ impl Meeting {
                 }
                 (None, Some(region)) => {
                     let read = channel.read(remote).at((theirs + Layout::HELLO) as u64);
-                    let region = read.into(region, ..bytes.len()).await.map_err(ChannelError::from)?;
+                    let region = read.into(region, ..bytes.len()).await.map_err(TensorError::from)?;
                     if let Some(read) = region.get(..WORDS * 8) {
                         bytes.copy_from_slice(read);
                     }
@@ -241,11 +241,11 @@ impl Hello {
 }
 
 /// Attaches a region that the peer may not have offered yet.
-async fn attach(channel: &Channel, name: &str) -> Result<RemoteRegion, ChannelError> {
+async fn attach(channel: &Channel, name: &str) -> Result<RemoteRegion, TensorError> {
     let mut pause = FIRST_PAUSE;
     loop {
         match channel.region(name).await {
-            Err(ChannelError::Refused { code: tonic::Code::NotFound, .. }) if channel.is_open() => {
+            Err(error) if error.code() == Some(tonic::Code::NotFound) && channel.is_open() => {
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }

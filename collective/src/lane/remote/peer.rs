@@ -1,6 +1,7 @@
 //! Both lanes between this rank and one peer.
 
-use tonic_rdma_tensor::{Channel, ChannelError};
+use tonic_rdma_tensor::unstable::peer_lost;
+use tonic_rdma_tensor::{Channel, TensorError};
 
 use crate::lane::remote::message::{
     self, Content, HEADER, Head, LINE, LaneCounters, Layout, Reference, SHORT,
@@ -27,7 +28,7 @@ pub(super) struct Peer {
     pub(super) sources: Sources,
     pull: Pull,
     /// The error of the channel, once the channel has closed. What had arrived before is still received.
-    closed: Option<ChannelError>,
+    closed: Option<TensorError>,
     /// The first fault of these lanes.
     fault: Option<LaneFault>,
 }
@@ -103,7 +104,7 @@ impl Peer {
     }
 
     /// Notes that the channel has closed.
-    pub(super) fn close(&mut self, error: ChannelError) {
+    pub(super) fn close(&mut self, error: TensorError) {
         self.closed.get_or_insert(error);
     }
 
@@ -118,10 +119,7 @@ impl Peer {
     /// Looks whether the channel has closed.
     pub(super) fn look_at_channel(&mut self) {
         if self.closed.is_none() && !self.channel.is_open() {
-            self.closed = Some(ChannelError::PeerLost {
-                peer: self.channel.endpoint().into(),
-                reason: "the channel has closed".into(),
-            });
+            self.closed = Some(peer_lost(self.channel.endpoint(), "the channel has closed"));
         }
     }
 

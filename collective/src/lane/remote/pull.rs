@@ -10,7 +10,9 @@ use tokio::sync::oneshot::error::TryRecvError;
 use crate::lane::remote::message::{LaneCounters, Reference};
 use crate::lane::{LaneFault, violation};
 use crate::memory::name_of;
-use tonic_rdma_tensor::{Channel, ChannelError, MemRegion, Memcpy, RdmaDevice, RegionView, RemoteRegion};
+use tonic_rdma_tensor::{
+    Channel, MemRegion, Memcpy, RdmaDevice, RegionView, RemoteRegion, TensorError, TensorErrorKind, unstable,
+};
 
 /// The state of the pull of one peer's message, and memory for READs, which later pulls use again.
 pub(super) struct Pull {
@@ -181,7 +183,7 @@ pub(super) struct Sources {
     limit: Duration,
     runtime: Handle,
     pub(super) attached: Vec<(u64, Source)>,
-    attaching: Option<(u64, oneshot::Receiver<Result<Source, ChannelError>>)>,
+    attaching: Option<(u64, oneshot::Receiver<Result<Source, TensorError>>)>,
 }
 
 /// A region of the peer.
@@ -240,7 +242,8 @@ impl Sources {
         self.attaching = None;
         let source = match result {
             Ok(Ok(source)) => source,
-            Ok(Err(ChannelError::Refused { message, .. })) => {
+            Ok(Err(error)) if error.kind() == TensorErrorKind::Refused => {
+                let message = unstable::detail(&error);
                 return Err(violation(format!(
                     "it refers to its memory {attaching}, and refuses: {message}"
                 )));
@@ -248,7 +251,7 @@ impl Sources {
             Ok(Err(error)) => return Err(LaneFault::Lost(error)),
             Err(_) => {
                 // The runtime has ended.
-                return Err(LaneFault::Lost(ChannelError::Closed(self.channel.endpoint().into())));
+                return Err(LaneFault::Lost(unstable::closed(self.channel.endpoint())));
             }
         };
         self.sweep();
@@ -263,7 +266,7 @@ impl Sources {
         let (views, limit) = (self.views, self.limit);
         self.runtime.spawn(async move {
             let attached = tokio::time::timeout(limit, attach(&channel, &name, views)).await;
-            let late = ChannelError::TimedOut { what: "the attachment of a rank's memory", limit };
+            let late = unstable::timeout("the attachment of a rank's memory", limit);
             // The lanes may be gone.
             let _ = sender.send(attached.unwrap_or(Err(late)));
         });
@@ -271,7 +274,7 @@ impl Sources {
     }
 }
 
-async fn attach(channel: &Channel, name: &str, views: bool) -> Result<Source, ChannelError> {
+async fn attach(channel: &Channel, name: &str, views: bool) -> Result<Source, TensorError> {
     let region = channel.region(name).await?;
     if views && let Some(view) = channel.view(&region).await? {
         return Ok(Source::View(view, region));

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use crate::lane::remote::message::{HEADER, Head, LINE, Layout, Look, SHORT, look};
 use crate::lane::{LaneFault, violation};
-use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion, RegionView, RemoteRegion, SharedRegion};
+use tonic_rdma_tensor::{Channel, ExportedRegion, RegionView, RemoteRegion, SharedRegion, TensorErrorKind};
 
 /// Messages by views: each end stores its messages in its own memory, and loads those of the peer from the peer's memory.
 ///
@@ -254,7 +254,7 @@ impl WriteWire {
     fn write(&self, at: usize, parts: &[IoSlice<'_>], notify: bool) -> Result<bool, LaneFault> {
         match self.channel.write(&self.remote).at(at as u64).notify(notify).bytes(parts) {
             Ok(()) => Ok(true),
-            Err(ChannelError::Busy(_)) => {
+            Err(error) if error.kind() == TensorErrorKind::Busy => {
                 self.channel.poll();
                 Ok(false)
             }

@@ -108,7 +108,7 @@ fn a_request_matches_an_earlier_or_a_later_offer() {
     assert_eq!(request_first.written(PS, 1), [written_to(PS, 1)]);
 
     assert!(tensor_first.provider.is_idle());
-    assert_eq!(request_first.provider.held(), Held { offers: 2, bytes: 48, requests: 0 });
+    assert_eq!(request_first.provider.held(), OfferCounts { offers: 2, bytes: 48, requests: 0 });
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn a_reader_that_gives_up_during_the_write_may_ask_again() {
     assert_eq!(provider.cancel(PS, 1), [], "the device may still write the sink");
     assert_eq!(provider.cancel(PS, 1), [], "cancelled already");
     assert_eq!(provider.ask(PS, 2, 1, fitting_sink()), [], "its share comes back when the write has ended");
-    assert_eq!(provider.provider.held(), Held { offers: 1, bytes: 24, requests: 2 });
+    assert_eq!(provider.provider.held(), OfferCounts { offers: 1, bytes: 24, requests: 2 });
     let actions = provider.written(PS, 1);
     refused(&actions[..1], PS, 1, Code::Cancelled);
     assert_eq!(actions[1..], [write(PS, 2, &[2, 3])]);
@@ -414,7 +414,7 @@ fn a_reader_that_gives_up_and_dies_leaves_its_share() {
     assert_eq!(provider.ask(PS, 2, 1, fitting_sink()), []);
     assert_eq!(provider.provider.withdraw("loss", 1), Some(0));
     refused(&provider.written(PS, 1), PS, 1, Code::Cancelled);
-    assert_eq!(provider.provider.held(), Held { offers: 0, bytes: 0, requests: 1 });
+    assert_eq!(provider.provider.held(), OfferCounts { offers: 0, bytes: 0, requests: 1 });
     refused(&provider.pass(TIMEOUT), PS, 2, Code::DeadlineExceeded);
     assert!(provider.provider.is_idle());
 }
@@ -436,7 +436,7 @@ fn dead_and_failed_tensors_are_told_again() {
             assert_eq!(text, "the loss is NaN");
         }
         let left = (readers - 1) as usize;
-        assert_eq!(provider.provider.held(), Held { offers: 2 * left, bytes: 0, requests: 0 });
+        assert_eq!(provider.provider.held(), OfferCounts { offers: 2 * left, bytes: 0, requests: 0 });
     }
 }
 

@@ -267,7 +267,7 @@ impl World {
     }
 
     pub(super) fn assert_provider_keeps_nothing(&self) {
-        assert_eq!(self.provider.held(), Held::default());
+        assert_eq!(self.provider.held(), OfferCounts::default());
         assert!(self.provider.is_idle());
         assert!(self.writes.is_empty());
         assert!(self.waits.is_empty(), "no answer: {:?}", self.waits);

@@ -8,7 +8,7 @@ use tonic_rdma_payload::content::{VARIANTS, begins, variant_seed};
 use tonic_rdma_payload::reduce::Reduced;
 use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::placement::{EndReply, Mismatch};
-use tonic_rdma_tensor::{Dtype, Shape, ShapeError, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Shape, TensorError, TensorSpec};
 
 use crate::compare::operations::{self, DESTINATION_SEED, Layout};
 use crate::workload::Workload;
@@ -108,7 +108,7 @@ pub(crate) fn identify(seed: u64, start: &[u8]) -> Option<u64> {
 }
 
 /// Returns the type and shape of a tensor of `bytes` bytes.
-pub(crate) fn spec(bytes: u64) -> Result<TensorSpec, ShapeError> {
+pub(crate) fn spec(bytes: u64) -> Result<TensorSpec, TensorError> {
     TensorSpec::new(Dtype::U8, Shape::new(&[bytes])?)
 }
 

@@ -19,7 +19,7 @@ use tonic_rdma_proto::placement::{
     ReleaseRequest,
 };
 use tonic_rdma_tensor::{
-    Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, SharedRegion, StaticReceiver,
+    Arrived, ExportedRegion, RdmaDevice, Rights, SharedRegion, StaticReceiver, TensorError, TensorErrorKind,
 };
 
 use crate::compare::modes::call_error::CallError;
@@ -35,7 +35,7 @@ async fn receive(
     mut sink: Sink,
     awaits: bool,
     end: oneshot::Receiver<()>,
-) -> (Sink, Result<(), ChannelError>) {
+) -> (Sink, Result<(), TensorError>) {
     let result = tokio::select! {
         biased;
         result = sink.receive_all(awaits) => result,
@@ -64,7 +64,7 @@ struct Receiver {
 #[derive(Debug)]
 struct Turn {
     end: oneshot::Sender<()>,
-    task: JoinHandle<(Sink, Result<(), ChannelError>)>,
+    task: JoinHandle<(Sink, Result<(), TensorError>)>,
 }
 
 impl PlacementService {
@@ -159,7 +159,9 @@ fn wanted(load: Option<Wanted>) -> Result<Workload, Status> {
 
 fn refusal(error: &CallError) -> Status {
     match error {
-        CallError::Channel(ChannelError::Memory(_)) => Status::resource_exhausted(error.to_string()),
+        CallError::Tensor(error) if error.kind() == TensorErrorKind::NoMemory => {
+            Status::resource_exhausted(error.to_string())
+        }
         _ => Status::internal(error.to_string()),
     }
 }
@@ -244,7 +246,7 @@ impl Sink {
     }
 
     /// Takes tensors, by polling or by futures, until nothing more can arrive.
-    async fn receive_all(&mut self, awaits: bool) -> Result<(), ChannelError> {
+    async fn receive_all(&mut self, awaits: bool) -> Result<(), TensorError> {
         loop {
             if awaits {
                 self.recv().await?;
@@ -258,7 +260,7 @@ impl Sink {
     }
 
     /// Takes the next tensor, if it has arrived.
-    fn poll(&mut self) -> Result<(), ChannelError> {
+    fn poll(&mut self) -> Result<(), TensorError> {
         let Self { places, inspector, record, seed, yield_timer } = self;
         let found = match places {
             Places::Slots { slots, operation } => {
@@ -282,7 +284,7 @@ impl Sink {
     }
 
     /// Waits for all tensors of the next operation and takes them.
-    pub(crate) async fn recv_operation(&mut self) -> Result<(), ChannelError> {
+    pub(crate) async fn recv_operation(&mut self) -> Result<(), TensorError> {
         let before = self.record.operations();
         while self.record.operations() == before {
             self.recv().await?;
@@ -291,7 +293,7 @@ impl Sink {
     }
 
     /// Waits for the next tensor and takes it. A dropped future loses nothing.
-    async fn recv(&mut self) -> Result<(), ChannelError> {
+    async fn recv(&mut self) -> Result<(), TensorError> {
         let Self { places, inspector, record, seed, .. } = self;
         match places {
             Places::Slots { slots, operation } => {
@@ -459,7 +461,7 @@ impl Inspector {
         record: &mut Record,
     ) {
         let mut words = Vec::with_capacity(batch.words());
-        header.for_each_piece(|piece| {
+        header.for_each_chunk(|piece| {
             words.extend(piece.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
         });
         let (Some(&first), Some(lengths)) = (words.first(), batch.lengths(&words)) else {

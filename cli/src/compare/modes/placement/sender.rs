@@ -15,7 +15,7 @@ use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest, ReleaseRequest};
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{
-    BlockCopy, Channel, ChannelError, MemRegion, Memcpy, RdmaDevice, RemoteRegion, StaticSender, Tensor,
+    BlockCopy, Channel, MemRegion, Memcpy, RdmaDevice, RemoteRegion, StaticSender, Tensor, TensorError,
     TransferError,
 };
 
@@ -160,14 +160,14 @@ impl TensorSender {
             Target::Slots { slots, from: TensorSource::Registered(tensors) } if self.in_place => {
                 let variant = variant_of(self.seed, operation);
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
-                    slot.start(tensor)?;
+                    slot.try_send(tensor)?;
                 }
                 Ok(())
             }
             // A sender that polls has no regions, because only a future gives them back.
             Target::Slots { slots, .. } => {
                 for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
-                    slot.start_bytes(buffer)?;
+                    slot.try_send_bytes(buffer)?;
                 }
                 Ok(())
             }
@@ -257,12 +257,12 @@ impl BatchSender {
         let (moving, header) = self.start_blocks(operation, origin)?;
         self.moving = Some(moving);
         // The header arrives after the blocks, because both use one queue pair.
-        Ok(self.header.start_bytes(&header)?)
+        Ok(self.header.try_send_bytes(&header)?)
     }
 
     /// Starts the copy of the blocks. The caller must send the returned header after it.
     fn start_blocks(&mut self, operation: &Operation, origin: u64) -> Result<(Memcpy, Vec<u8>), CallError> {
-        let Some(mut region) = self.region.take() else { return Err(ChannelError::Busy(1).into()) };
+        let Some(mut region) = self.region.take() else { return Err(CallError::Unprepared) };
         let lengths: Vec<u64> = operation.buffers().map(|(_, buffer)| buffer.len() as u64).collect();
         let start = (self.sent % self.depth) * self.batch.room;
         let places = self.batch.places(&lengths).map(|place| start + place);
@@ -286,13 +286,13 @@ impl BatchSender {
     /// Sends an operation's blocks and its header, and waits until the blocks have arrived.
     async fn send(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
         let (moving, header) = self.start_blocks(operation, origin)?;
-        self.header.start_bytes(&header)?;
+        self.header.try_send_bytes(&header)?;
         Ok(keep(&mut self.region, moving.await)?)
     }
 }
 
 /// Puts the region of an operation into `place`, whether the operation succeeded or not.
-fn keep(place: &mut Option<MemRegion>, result: Result<MemRegion, TransferError>) -> Result<(), ChannelError> {
+fn keep(place: &mut Option<MemRegion>, result: Result<MemRegion, TransferError>) -> Result<(), TensorError> {
     let (region, result) = match result {
         Ok(region) => (region, Ok(())),
         Err(failed) => {
@@ -384,7 +384,7 @@ impl PlacementCaller {
         reduces: bool,
     ) -> Result<(Self, RdmaConnection), Failure> {
         let failed = |error| Failure::run(format!("can't connect in mode {mode}")).because(error);
-        let device = rdma.tensor_device().without_listener().map_err(failed)?;
+        let device = rdma.tensor_device().build().map_err(failed)?;
         let channel = device.channel(endpoint, 0).await.map_err(failed)?;
         let (provider, name) = channel.device();
         let reason = format!("tensors over {name}, arrivals by {:?}", channel.notification());

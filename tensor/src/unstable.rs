@@ -1,0 +1,101 @@
+//! What the other packages of tonic-rdma need and applications do not.
+//!
+//! It changes only with a new minor version (0.1 to 0.2), never with a patch, so `version = "0.1"` is enough.
+
+pub use crate::wire::{tensor_frame, tensor_metadata};
+
+use std::fmt::Display;
+use std::sync::Weak;
+use std::time::Duration;
+
+use crate::device::RdmaDevice;
+use crate::device::shared::Group;
+use crate::error::TensorError;
+use tonic_rdma_verbs::unstable::lock;
+
+/// Lets only the ranks of a group open links to `device` from now on: peers that know the group's `name`. Without a name, because the
+/// ranks have not met yet, no peer does.
+pub fn admit_only_ranks(device: &RdmaDevice, name: Option<[u8; 16]>) {
+    *lock(&device.shared.group) = name.map_or(Group::Meeting, Group::Named);
+}
+
+/// Makes the error of a link to `peer` that was lost for `reason`.
+pub fn peer_lost(peer: &str, reason: impl Display) -> TensorError {
+    TensorError::peer_lost(&peer.into(), reason)
+}
+
+/// Makes the error of a link to `peer` that was closed here.
+pub fn closed(peer: &str) -> TensorError {
+    TensorError::closed(&peer.into())
+}
+
+/// Makes the error of `what`, which did not happen within `limit`.
+pub fn timeout(what: &str, limit: Duration) -> TensorError {
+    TensorError::timeout(what, limit)
+}
+
+/// Returns the part of the error's reason that the peer said, or how the link to it was lost.
+pub fn detail(error: &TensorError) -> &str {
+    error.detail()
+}
+
+/// A thread polls slots and takes completions itself, until it drops this. Meanwhile, a tensor that arrives, or was sent, wakes no
+/// thread of the runtime, because a wake-up costs more than a small transfer. A thread of the runtime still polls once in a millisecond.
+///
+/// This holds for all links and native calls of this runtime on the same verbs device: their futures may wait a millisecond longer. A
+/// link that is opened later on another verbs device is not included. A thread drops this before it sleeps or computes for long.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+/// # use tonic_rdma_tensor::unstable::OwnPolling;
+/// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+/// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
+/// # let channel = worker.channel(&server.endpoint(), 0).await?;
+/// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+/// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+/// # let mut sender = channel.static_sender("loss", &spec).await?;
+/// sender.try_send_bytes(&[1; 1024])?;
+/// let polling = OwnPolling::new(&server);
+/// while slot.try_recv()?.is_none() {
+///     polling.poll();
+/// }
+/// drop(polling);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "the threads of the runtime take over when this is dropped"]
+pub struct OwnPolling {
+    reactors: Vec<tonic_rdma::unstable::OwnPolling>,
+}
+
+impl OwnPolling {
+    /// Begins for the links of `device`.
+    pub fn new(device: &RdmaDevice) -> Self {
+        let reactors = lock(&device.shared.reactors);
+        let reactors = reactors.iter().filter_map(Weak::upgrade);
+        Self { reactors: reactors.map(|reactor| tonic_rdma::unstable::OwnPolling::of(&reactor)).collect() }
+    }
+
+    /// Takes the completions of the device that have come.
+    pub fn poll(&self) {
+        self.reactors.iter().for_each(tonic_rdma::unstable::OwnPolling::poll);
+    }
+}
+
+/// The meeting of the processes of a job, for groups and graphs.
+pub mod meeting {
+    pub use crate::meeting::*;
+}
+
+/// The state machine of named tensors.
+pub mod rendezvous {
+    pub use crate::rendezvous::*;
+}
+
+/// The generated code of `proto/tensor_device.proto`.
+pub mod proto {
+    pub use crate::control::proto::*;
+}
