@@ -8,7 +8,7 @@ use std::hint::black_box;
 use divan::Bencher;
 use divan::counter::BytesCount;
 use half::{bf16, f16};
-use tonic_rdma_collective::internal::Kernel;
+use tonic_rdma_collective::unstable::Kernel;
 use tonic_rdma_collective::{Number, Reduction};
 
 const LENGTHS: [usize; 3] = [16 << 10, 256 << 10, 64 << 20];

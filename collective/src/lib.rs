@@ -36,7 +36,7 @@
 //! use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
 //!
 //! async fn work(launch: Launch) -> Result<(), CollectiveError> {
-//!     let communicator = Communicator::builder().launch(launch).connect().await?; // in use: from_env()
+//!     let communicator = Communicator::connect(launch).await?; // in use: Launch::from_env()?
 //!
 //!     let mut gradients = communicator.allocate::<f32>(100_000)?; // registered memory: a &mut [f32]
 //!     gradients.fill(communicator.rank() as f32);
@@ -82,7 +82,7 @@
 //! # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
 //! # let address = &*format!("127.0.0.1:{port}");
 //! # let rank = async |rank| {
-//! # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+//! # let communicator = Communicator::connect(Launch::new(rank, 2, address)).await?;
 //! // Out of place: the first buffer stays as it is. Three elements of two ranks are parts of two and of one.
 //! let mut input = communicator.allocate::<i32>(3)?;
 //! input.copy_from_slice(&[1, 2, 3]);
@@ -126,7 +126,7 @@
 //! # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
 //! # let address = &*format!("127.0.0.1:{port}");
 //! # let rank = async |rank| {
-//! # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+//! # let communicator = Communicator::connect(Launch::new(rank, 2, address)).await?;
 //! # let (large, small) = (communicator.allocate::<f32>(1 << 20)?, communicator.allocate::<f32>(1)?);
 //! let large = communicator.all_reduce(large, Reduction::Sum).start();
 //! let small = communicator.all_reduce(small, Reduction::Sum).deadline(Duration::from_secs(5)).start();
@@ -159,8 +159,9 @@
 //! # Failures
 //!
 //! An operation that fails returns [`Failed`]: the error, and the elements. A rank that is killed gives
-//! [`RankLost`](CollectiveError::RankLost) on all others within milliseconds. A rank that is stopped gives
-//! [`Deadline`](CollectiveError::Deadline), and a rank that calls something else gives [`Mismatch`](CollectiveError::Mismatch). After the
+//! [`RankLost`](CollectiveErrorKind::RankLost) on all others within milliseconds. A rank that is stopped gives
+//! [`Deadline`](CollectiveErrorKind::Deadline), and a rank that calls something else gives
+//! [`Mismatch`](CollectiveErrorKind::Mismatch). After the
 //! first error all operations of the communicator fail. [`shrink`](Communicator::shrink) gives the survivors a working group.
 //!
 //! ```
@@ -170,7 +171,7 @@
 //! # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
 //! # let address = &*format!("127.0.0.1:{port}");
 //! # let rank = async |rank| {
-//! # let mut communicator = Communicator::builder().launch(Launch::new(rank, 3, address)).connect().await?;
+//! # let mut communicator = Communicator::connect(Launch::new(rank, 3, address)).await?;
 //! # communicator.barrier().await?;
 //! # if rank == 1 {
 //! #     return Ok(());
@@ -179,7 +180,7 @@
 //! // Rank 1 of 3 has ended.
 //! if let Err(failed) = communicator.all_reduce(gradients, Reduction::Sum).await {
 //!     let (error, gradients) = failed.into_parts();
-//!     assert!(matches!(error, CollectiveError::RankLost { rank: 1, .. }));
+//!     assert_eq!(error.lost_rank(), Some(1));
 //!     communicator = communicator.shrink().await?; // all survivors call this
 //!     assert_eq!(communicator.size(), 2);
 //! }
@@ -227,20 +228,20 @@ mod memory;
 pub(crate) mod plan;
 mod reduce;
 
-/// The kernels of reductions, for benches.
-///
-/// Nothing here is a promise: any release may change or remove it.
-#[doc(hidden)]
-pub mod internal {
+/// What the other packages of tonic-rdma need and applications do not. It changes only with a new minor version (0.1 to 0.2), never
+/// with a patch, so `version = "0.1"` is enough.
+pub mod unstable {
+    pub use crate::communicator::watch_steps;
+    pub use crate::error::OperationStep;
     pub use crate::reduce::Kernel;
 }
 
 pub use crate::communicator::{
     Communicator, CommunicatorBuilder, Failed, Operand, Operation, PlanChoice, Statistics,
 };
-pub use crate::error::{CollectiveError, Place};
-pub use crate::fusion::{Finish, Fusion, FusionBuilder, FusionError, Means, Names, Overlap, Slot, Step};
+pub use crate::error::{CollectiveError, CollectiveErrorKind};
+pub use crate::fusion::{Finish, Fusion, FusionBuilder, Means, Overlap, Slot, Step};
 pub use crate::group::Launch;
 pub use crate::memory::Buffer;
-pub use crate::plan::{Algorithm, PlanRange, PlanTable, PlanTableError};
+pub use crate::plan::{Algorithm, PlanRange, PlanTable};
 pub use crate::reduce::{Number, Reduction};

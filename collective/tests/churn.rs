@@ -61,7 +61,7 @@ fn group(number: usize) {
             scope.spawn(move || {
                 let mut builder = tokio::runtime::Builder::new_multi_thread();
                 let runtime = builder.worker_threads(1).enable_all().build().unwrap();
-                let launch = Launch::new(rank, 2, address).with_job(format!("group {number}"));
+                let launch = Launch::new(rank, 2, address).job(format!("group {number}"));
                 // Long enough for a busy machine; only a hang takes so long.
                 let builder =
                     Communicator::builder().launch(launch).plans(PlanChoice::Default).deadline(LIMIT);

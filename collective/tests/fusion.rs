@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tonic_rdma_collective::{CollectiveError, Communicator, Fusion, FusionError, Launch};
+use tonic_rdma_collective::{CollectiveErrorKind, Communicator, Fusion, Launch};
 
 /// Connects `size` ranks, runs `each` on a thread for every rank, and returns the results in the order of the ranks. All ranks
 /// stay until the last one is done.
@@ -112,7 +112,7 @@ fn ranks_with_other_gradients_all_learn_of_it() {
         let mut step = fusion.step().unwrap();
         step.put("weight", &vec![1.0; if communicator.rank() == 2 { 5 } else { 4 }]).unwrap();
         let error = step.finish().wait().unwrap_err();
-        assert!(matches!(error, FusionError::Ranks(_)), "{error}");
+        assert_eq!((error.kind(), error.rank()), (CollectiveErrorKind::Mismatch, Some(2)), "{error}");
         error.to_string()
     });
     for error in errors {
@@ -133,13 +133,13 @@ fn a_rank_that_leaves_ends_the_step_of_the_others() {
         // A bucket may already fail to start.
         let put = GRADIENTS.iter().try_for_each(|&(name, length)| step.put(name, &vec![1.0; length]));
         let error = put.err().unwrap_or_else(|| step.finish().wait().unwrap_err());
-        assert!(matches!(fusion.step(), Err(FusionError::Unfinished)));
+        assert_eq!(fusion.step().unwrap_err().kind(), CollectiveErrorKind::Revoked);
         Some(error)
     });
     let [Some(one), None, Some(two)] = &ends[..] else { panic!("{ends:?}") };
     for error in [one, two] {
         // The first rank that leaves is rank 1; the other survivor may leave before this rank hears of that.
-        assert!(matches!(error, FusionError::Collective(_)), "{error}");
+        assert!(error.rank().is_some(), "{error}");
     }
     assert!([one, two].iter().any(|error| error.to_string().contains("rank 1")), "{one}; {two}");
 }
@@ -148,7 +148,7 @@ fn a_rank_that_leaves_ends_the_step_of_the_others() {
 fn integers_have_no_mean() {
     ranks(1, |communicator| {
         let error = Fusion::<i32>::builder(communicator).build().unwrap_err();
-        assert!(matches!(error, FusionError::Collective(CollectiveError::Argument(_))), "{error}");
+        assert_eq!(error.kind(), CollectiveErrorKind::InvalidArgument, "{error}");
         assert!(error.to_string().contains("int32"), "{error}");
     });
 }

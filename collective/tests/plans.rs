@@ -80,7 +80,7 @@ fn two_runs_and_survivors_get_the_same_bits() {
     });
     assert!(survivors.iter().all(|bits| *bits == first[0]), "survivors differ");
     for one in Algorithm::ALL {
-        let fixed = PlanChoice::Fixed { algorithm: one, piece_bytes: 256 << 10 };
+        let fixed = PlanChoice::Fixed { algorithm: one, chunk_bytes: 256 << 10 };
         assert!(run(fixed) != first, "{one} has the same bits, so this test can't fail");
     }
 }
@@ -102,7 +102,7 @@ fn a_rank_with_another_choice_is_named_on_all_ranks() {
 
 #[test]
 fn plans_that_the_program_sets_are_used_and_shown() {
-    let fixed = PlanChoice::Fixed { algorithm: Algorithm::Ring, piece_bytes: 64 << 10 };
+    let fixed = PlanChoice::Fixed { algorithm: Algorithm::Ring, chunk_bytes: 64 << 10 };
     let pinned = PlanChoice::Pinned("ring/64KiB".parse().unwrap());
     // They say the same, so they may meet.
     group(&[fixed, pinned], |connected, _| {

@@ -20,7 +20,10 @@ use std::time::Duration;
 use rustix::process::{getpid, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use tonic_rdma_collective::{Algorithm, CollectiveError, Communicator, Launch, PlanChoice, Reduction};
+use tonic_rdma_collective::unstable::watch_steps;
+use tonic_rdma_collective::{
+    Algorithm, CollectiveError, CollectiveErrorKind, Communicator, Launch, PlanChoice, Reduction,
+};
 use tonic_rdma_commands::process::{self, Child, Event, Signal};
 use tonic_rdma_commands::statistics::quantile;
 use tonic_rdma_commands::table::grid;
@@ -140,7 +143,7 @@ fn take_part(work: &Work) -> Result<(), Box<dyn Error>> {
     // Others know of a stopped rank only that it does not answer. A killed one is known to be gone.
     let (limit, answer) = if work.loss == Loss::Kill { (HANG, HANG / 10) } else { (STOPPED, STOPPED / 2) };
     let builder = Communicator::builder().plans(PlanChoice::Pinned(PLANS.parse()?));
-    let builder = builder.deadline(limit).answer(answer).launch(Launch::new(
+    let builder = builder.deadline(limit).answer_timeout(answer).launch(Launch::new(
         work.rank,
         work.size,
         work.address.clone(),
@@ -160,7 +163,8 @@ fn take_part(work: &Work) -> Result<(), Box<dyn Error>> {
                 return Err(format!("trial {number}: no group of survivors after {error}: {failed}").into());
             }
             resumed => {
-                let excluded = matches!(resumed, Err(CollectiveError::Excluded { .. }));
+                let kind = resumed.as_ref().err().map(CollectiveError::kind);
+                let excluded = kind == Some(CollectiveErrorKind::Excluded);
                 say(Some(number), What::Resumed { excluded, outcome: format!("{resumed:?}") });
                 return Ok(());
             }
@@ -177,10 +181,10 @@ fn take_part(work: &Work) -> Result<(), Box<dyn Error>> {
 fn steps(communicator: &Communicator) -> Result<Vec<u32>, CollectiveError> {
     let seen = Arc::new(AtomicU32::new(0));
     let watched = Arc::clone(&seen);
-    communicator.watch_steps(move |place| watched.store(place.steps, Ordering::Relaxed));
+    watch_steps(communicator, move |at| watched.store(at.steps, Ordering::Relaxed));
     let of = |combination| reduce(communicator, combination, true).map(|_| seen.swap(0, Ordering::Relaxed));
     let all = (0..COMBINATIONS.len()).map(of).collect();
-    communicator.watch_steps(|_| {});
+    watch_steps(communicator, |_| {});
     all
 }
 
@@ -229,8 +233,8 @@ fn lose(
     let armed = Arc::new(AtomicBool::new(false));
     if is_victim {
         let armed = Arc::clone(&armed);
-        communicator.watch_steps(move |place| {
-            if place.step == step && armed.swap(false, Ordering::Relaxed) {
+        watch_steps(communicator, move |at| {
+            if at.step == step && armed.swap(false, Ordering::Relaxed) {
                 go(loss, number, step);
             }
         });
@@ -279,15 +283,8 @@ fn reduce(
 
 /// Returns whether the error says that this rank is lost.
 fn names(error: &CollectiveError, lost: usize) -> bool {
-    match error {
-        CollectiveError::RankLost { rank, .. } | CollectiveError::Deadline { rank, .. } => *rank == lost,
-        CollectiveError::Reported { message, .. } => {
-            let said = |what: &str| message.contains(&format!("rank {lost} {what}"));
-            said("is lost") || said("did not answer")
-        }
-        CollectiveError::Revoked(error) => names(error, lost),
-        _ => false,
-    }
+    let says = |what: &str| error.reason().contains(&format!("rank {lost} {what}"));
+    says("is lost") || says("did not answer")
 }
 
 /// Writes a message with one call, so that a rank that ends at once has written all of it.

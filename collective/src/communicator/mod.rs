@@ -16,7 +16,7 @@ use std::time::Duration;
 use self::operation::Lengths;
 use self::shared::{Shared, Which};
 use crate::engine::{Call, Engine, Kind, Request};
-use crate::error::{CollectiveError, Place, argument, setup};
+use crate::error::{CollectiveError, CollectiveErrorKind, OperationStep, argument, setting};
 use crate::group::{Group, Launch, Settings};
 use crate::lane::remote::{LaneSettings, RemoteLanes};
 use crate::memory::{Buffer, MemoryPool};
@@ -38,7 +38,7 @@ pub use self::plans::PlanChoice;
 /// use tonic_rdma_collective::{Communicator, Launch, Reduction};
 ///
 /// // Each process makes its own; `from_env()` takes the launch from mpirun, torchrun or Slurm.
-/// let communicator = Communicator::builder().launch(Launch::new(0, 1, "127.0.0.1:0")).connect().await?;
+/// let communicator = Communicator::connect(Launch::new(0, 1, "127.0.0.1:0")).await?;
 /// let mut gradients = communicator.allocate::<f32>(1000)?;
 /// gradients.fill(1.0);
 /// let gradients = communicator.all_reduce(gradients, Reduction::Mean).await?;
@@ -79,6 +79,14 @@ pub struct Statistics {
 }
 
 impl Communicator {
+    /// Meets the other ranks of `launch`, with the default settings. [`builder`](Self::builder) has others.
+    ///
+    /// # Errors
+    /// Those of [`CommunicatorBuilder::connect`].
+    pub async fn connect(launch: Launch) -> Result<Self, CollectiveError> {
+        Self::builder().launch(launch).connect().await
+    }
+
     /// Returns a builder with the default settings.
     ///
     /// ```
@@ -157,7 +165,7 @@ impl Communicator {
     /// use tonic_rdma_collective::{Communicator, Launch, PlanChoice};
     ///
     /// let launch = Launch::new(0, 1, "127.0.0.1:0");
-    /// let communicator = Communicator::builder().launch(launch).connect().await?;
+    /// let communicator = Communicator::connect(launch).await?;
     /// println!("{}", communicator.plans());
     /// // Later runs with this choice use the same algorithms, also with other versions of this library, and so get the same bits.
     /// let same = PlanChoice::Pinned(communicator.plans().pinned().parse()?);
@@ -180,7 +188,7 @@ impl Communicator {
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
     /// # #[tokio::main]
     /// # async fn main() -> Result<(), CollectiveError> {
-    /// # let communicator = Communicator::builder().launch(Launch::new(0, 1, "127.0.0.1:0")).connect().await?;
+    /// # let communicator = Communicator::connect(Launch::new(0, 1, "127.0.0.1:0")).await?;
     /// let mut buffer = communicator.allocate::<f64>(3)?;
     /// buffer.copy_from_slice(&[1.0, 2.0, 3.0]); // it is a &mut [f64]
     /// # Ok(())
@@ -219,7 +227,7 @@ impl Communicator {
     /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     /// # let address = &*format!("127.0.0.1:{port}");
     /// # let rank = async |rank| {
-    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// # let communicator = Communicator::connect(Launch::new(rank, 2, address)).await?;
     /// let mut gradients = communicator.allocate::<f32>(1000)?;
     /// gradients.fill(0.5);
     /// let gradients = communicator.all_reduce(gradients, Reduction::Mean).await?; // in place, without a copy
@@ -252,7 +260,7 @@ impl Communicator {
     /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     /// # let address = &*format!("127.0.0.1:{port}");
     /// # let rank = async |rank| {
-    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// # let communicator = Communicator::connect(Launch::new(rank, 2, address)).await?;
     /// let mut elements = communicator.allocate::<u32>(5)?;
     /// elements.fill(1);
     /// let part = communicator.part(5, communicator.rank());
@@ -285,7 +293,7 @@ impl Communicator {
     /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     /// # let address = &*format!("127.0.0.1:{port}");
     /// # let rank = async |rank| {
-    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// # let communicator = Communicator::connect(Launch::new(rank, 2, address)).await?;
     /// let mut own = communicator.allocate::<u64>(1)?;
     /// own[0] = communicator.rank() as u64;
     /// let all = communicator.allocate(communicator.size())?;
@@ -324,7 +332,7 @@ impl Communicator {
     /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     /// # let address = &*format!("127.0.0.1:{port}");
     /// # let rank = async |rank| {
-    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// # let communicator = Communicator::connect(Launch::new(rank, 2, address)).await?;
     /// let mut weights = communicator.allocate::<f32>(1000)?;
     /// if communicator.rank() == 0 {
     ///     weights.fill(0.5);
@@ -358,7 +366,7 @@ impl Communicator {
     /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     /// # let address = &*format!("127.0.0.1:{port}");
     /// # let rank = async |rank| {
-    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// # let communicator = Communicator::connect(Launch::new(rank, 2, address)).await?;
     /// let mut word = communicator.allocate::<u32>(1)?;
     /// if communicator.rank() == 0 {
     ///     word[0] = 7;
@@ -436,13 +444,6 @@ impl Communicator {
         Operation::new(&self.shared, Which::Group, request, operand).refused(error)
     }
 
-    /// Calls `watch` before each step of each operation of the group, before a step that must wait also more than once. For tests
-    /// that end a rank at a certain step.
-    #[doc(hidden)]
-    pub fn watch_steps(&self, watch: impl FnMut(Place) + Send + 'static) {
-        self.shared.engine(Which::Group).watch = Some(Box::new(watch));
-    }
-
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.
     /// Buffers of this group may be used in the new one.
     ///
@@ -455,7 +456,7 @@ impl Communicator {
     /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     /// # let address = &*format!("127.0.0.1:{port}");
     /// # let rank = async |rank| {
-    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// # let communicator = Communicator::connect(Launch::new(rank, 2, address)).await?;
     /// # communicator.barrier().await?;
     /// # if rank == 0 {
     /// #     return Ok(());
@@ -474,17 +475,24 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
-    /// - [`Setup`](CollectiveError::Setup): there was no agreement in time.
+    /// - [`Excluded`](CollectiveErrorKind::Excluded): the others go on without this rank.
+    /// - [`Setup`](CollectiveErrorKind::Setup): there was no agreement in time.
     pub async fn shrink(&self) -> Result<Self, CollectiveError> {
         let group = &self.shared.group;
         let reason = group.failure().reason().cloned();
-        let reason = reason.unwrap_or_else(|| setup("the group shrinks"));
+        let reason = reason
+            .unwrap_or_else(|| CollectiveError::new(CollectiveErrorKind::Revoked, None, "the group shrinks"));
         self.shared.revoke(&reason);
         // The group of the survivors has the same pool, so that buffers of this group go on being used without a copy.
         let (group, pool) = (group.survivors().await?, self.shared.pool.clone());
         Self::over(group, pool, self.settings.clone()).await
     }
+}
+
+/// Calls `watch` before each step of each operation of the group, before a step that must wait also more than once. For tests that
+/// end a rank at a certain step.
+pub fn watch_steps(communicator: &Communicator, watch: impl FnMut(OperationStep) + Send + 'static) {
+    communicator.shared.engine(Which::Group).watch = Some(Box::new(watch));
 }
 
 /// What an operation of the group does with its operand.
@@ -569,7 +577,7 @@ impl CommunicatorBuilder {
     /// ```
     /// use tonic_rdma_collective::{Algorithm, Communicator, PlanChoice};
     ///
-    /// let rings = PlanChoice::Fixed { algorithm: Algorithm::Ring, piece_bytes: 64 << 10 };
+    /// let rings = PlanChoice::Fixed { algorithm: Algorithm::Ring, chunk_bytes: 64 << 10 };
     /// let builder = Communicator::builder().plans(rings);
     /// ```
     pub fn plans(mut self, plans: PlanChoice) -> Self {
@@ -585,15 +593,15 @@ impl CommunicatorBuilder {
     }
 
     /// Sets how long the ranks wait for one another at the start. The default is one minute.
-    pub fn meeting(mut self, limit: Duration) -> Self {
-        self.settings.meeting = limit;
+    pub fn bootstrap_timeout(mut self, limit: Duration) -> Self {
+        self.settings.bootstrap_timeout = limit;
         self
     }
 
-    /// Sets how long a rank may take to answer a question of another. For tests on busy machines; the default is 100 ms.
-    #[doc(hidden)]
-    pub fn answer(mut self, limit: Duration) -> Self {
-        self.settings.answer = limit;
+    /// Sets how long a rank may take to answer a question of another, after a deadline or a loss. A machine on which the ranks'
+    /// threads wait long for a core needs more than the default of 100 ms.
+    pub fn answer_timeout(mut self, limit: Duration) -> Self {
+        self.settings.answer_timeout = limit;
         self
     }
 
@@ -622,7 +630,7 @@ impl CommunicatorBuilder {
             self.plans = Some(PlanChoice::from_env()?);
         }
         let Some(launch) = self.launch.clone() else {
-            return Err(setup("neither rank nor address are set; call from_env, or launch"));
+            return Err(setting("neither rank nor address are set; call from_env, or launch"));
         };
         let group = Group::join(launch, self.settings.clone()).await?;
         Communicator::first(group, self).await

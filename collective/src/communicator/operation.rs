@@ -117,7 +117,7 @@ impl<X: Operand> Operation<X> {
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
     /// # #[tokio::main]
     /// # async fn main() -> Result<(), CollectiveError> {
-    /// # let communicator = Communicator::builder().launch(Launch::new(0, 1, "127.0.0.1:0")).connect().await?;
+    /// # let communicator = Communicator::connect(Launch::new(0, 1, "127.0.0.1:0")).await?;
     /// let buffer = communicator.allocate::<f32>(1 << 20)?;
     /// let operation = communicator.all_reduce(buffer, Reduction::Sum).start();
     /// // Compute something else, while the operation is under way.
@@ -296,7 +296,7 @@ impl<X: Operand> Drop for Operation<X> {
             let mut engine = self.shared.engine(self.which);
             let before = engine.failure().is_some();
             engine.forget(id);
-            engine.failure().filter(|_| !before).map(Arc::clone)
+            engine.failure().filter(|_| !before).cloned()
         };
         if let Some(failure) = failure {
             self.shared.tell(&failure);

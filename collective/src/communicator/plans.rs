@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Communicator;
-use crate::error::{CollectiveError, setup};
-use crate::plan::{Algorithm, PlanTable, PlanTableError};
+use crate::error::{CollectiveError, setting};
+use crate::plan::{Algorithm, PlanTable};
 
 /// The variable that sets the plans of communicators for which the program sets none.
 const VARIABLE: &str = "RDMA_COLLECTIVE_PLANS";
@@ -23,7 +23,7 @@ const CHOICE: usize = 4 << 10;
 ///
 /// let text = "one-shot:..16KiB,halving-doubling:..1MiB,ring:..";
 /// let builder = Communicator::builder().plans(PlanChoice::Pinned(text.parse()?));
-/// # Ok::<(), tonic_rdma_collective::PlanTableError>(())
+/// # Ok::<(), tonic_rdma_collective::CollectiveError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -36,27 +36,28 @@ pub enum PlanChoice {
         /// The algorithm.
         algorithm: Algorithm,
         /// The largest length of a message in bytes.
-        piece_bytes: usize,
+        chunk_bytes: usize,
     },
     /// This table.
     Pinned(PlanTable),
 }
 
 impl FromStr for PlanChoice {
-    type Err = PlanTableError;
+    type Err = CollectiveError;
 
     /// Parses `default`, or the text form of a [`PlanTable`].
     ///
     /// ```
     /// use tonic_rdma_collective::PlanChoice;
     ///
-    /// assert_eq!("default".parse(), Ok(PlanChoice::Default));
-    /// assert_eq!("ring/64KiB".parse(), "ring/64KiB".parse().map(PlanChoice::Pinned));
+    /// assert_eq!("default".parse::<PlanChoice>()?, PlanChoice::Default);
+    /// assert_eq!("ring/64KiB".parse::<PlanChoice>()?, PlanChoice::Pinned("ring/64KiB".parse()?));
+    /// # Ok::<(), tonic_rdma_collective::CollectiveError>(())
     /// ```
     ///
     /// # Errors
     /// The text has another form. The error names the part at fault.
-    fn from_str(text: &str) -> Result<Self, PlanTableError> {
+    fn from_str(text: &str) -> Result<Self, CollectiveError> {
         match text.trim() {
             "default" => Ok(Self::Default),
             text => Ok(Self::Pinned(text.parse()?)),
@@ -69,8 +70,8 @@ impl fmt::Display for PlanChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
-            Self::Fixed { algorithm, piece_bytes } => {
-                f.write_str(&PlanTable::fixed(*algorithm, *piece_bytes).pinned())
+            Self::Fixed { algorithm, chunk_bytes } => {
+                f.write_str(&PlanTable::fixed(*algorithm, *chunk_bytes).pinned())
             }
             Self::Pinned(table) => f.write_str(&table.pinned()),
         }
@@ -86,7 +87,7 @@ impl PlanChoice {
         let Some(value) = std::env::var_os("RDMA_COLLECTIVE_PLANS") else { return Ok(Self::default()) };
         let text = value.to_string_lossy();
         text.parse().map_err(|error| {
-            setup(format!("{VARIABLE}={text:?}: takes default or a table of plans; {error}"))
+            setting(format!("{VARIABLE}={text:?}: takes default or a table of plans; {error}"))
         })
     }
 
@@ -94,7 +95,7 @@ impl PlanChoice {
     pub(super) fn table(&self, ranks: usize) -> PlanTable {
         match self {
             Self::Default => PlanTable::for_ranks(ranks),
-            Self::Fixed { algorithm, piece_bytes } => PlanTable::fixed(*algorithm, (*piece_bytes).max(1)),
+            Self::Fixed { algorithm, chunk_bytes } => PlanTable::fixed(*algorithm, (*chunk_bytes).max(1)),
             Self::Pinned(table) => table.clone(),
         }
     }
@@ -130,7 +131,7 @@ async fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(),
         let text = texts.chunks_exact(CHOICE).nth(rank).unwrap_or_default();
         String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()
     };
-    Err(setup(format!(
+    Err(setting(format!(
         "rank {other} has the plans {:?}, and rank 0 has {:?}; all ranks need the same: set them in the program or with {VARIABLE}",
         text(other),
         text(0),
@@ -148,7 +149,7 @@ mod tests {
     use super::{CHOICE, PlanChoice, agree, compared};
     use crate::communicator::Communicator;
     use crate::communicator::shared::{Polling, Which};
-    use crate::error::CollectiveError;
+    use crate::error::argument;
     use crate::group::{Group, Launch, Settings};
     use crate::plan::Algorithm;
 
@@ -242,7 +243,7 @@ mod tests {
             }
             all.wait();
             let agreed = runtime.block_on(agree(&communicator, &PlanChoice::Default));
-            communicator.shared.group.report(CollectiveError::Argument("a later call differs".into()));
+            communicator.shared.group.report(argument("a later call differs"));
             done.wait();
             agreed.unwrap();
         };

@@ -6,7 +6,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::engine::{Engine, Lent, OperationId};
-use crate::error::{CollectiveError, setup};
+use crate::error::{CollectiveError, CollectiveErrorKind, setup};
 use crate::group::Group;
 use crate::lane::remote::RemoteLanes;
 use crate::memory::MemoryPool;
@@ -108,7 +108,7 @@ impl Shared {
     fn attend(self: &Arc<Self>, which: Which, now: Option<Instant>, moved: bool) {
         let (failure, late, position) = {
             let mut engine = self.engine(which);
-            (engine.failure().map(Arc::clone), engine.take_late(), engine.position)
+            (engine.failure().cloned(), engine.take_late(), engine.position)
         };
         if which == Which::Group {
             self.group.position().set(position.0, position.1);
@@ -131,7 +131,7 @@ impl Shared {
 
     /// Tells the other ranks of a failure of this one.
     pub(crate) fn tell(&self, failure: &CollectiveError) {
-        if matches!(failure, CollectiveError::RankLost { .. }) {
+        if failure.kind() == CollectiveErrorKind::RankLost {
             // All ranks notice that by themselves.
             self.group.failure().set(failure.clone());
         } else {
@@ -143,7 +143,7 @@ impl Shared {
     /// rank sent before is there, and an operation that needs no more of it ends well. The same holds while this rank still sets
     /// up the group: another rank may have gone on, and have reported the failure of a later operation.
     pub(super) fn hear(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
-        if matches!(reason, CollectiveError::RankLost { .. }) || self.engine(Which::Group).sets_up {
+        if reason.kind() == CollectiveErrorKind::RankLost || self.engine(Which::Group).sets_up {
             let idle = [Which::Group, Which::Pairs].into_iter().all(|which| self.engine(which).is_idle());
             let mut since = lock(&self.stands_still);
             if idle || moved {

@@ -23,14 +23,13 @@ mod tests;
 mod under;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use self::programs::Programs;
 use self::short::Short;
 use self::under::{Busy, Context, Course, Fault, Planned, Under, Watch, check};
-use crate::error::{CollectiveError, Place, argument};
+use crate::error::{CollectiveError, OperationStep, argument};
 use crate::lane::{Lanes, Tag};
 use crate::plan::{Algorithm, Collective};
 use crate::reduce::Kernel;
@@ -64,14 +63,14 @@ pub(crate) struct Engine<L: Lanes> {
     kept: Vec<L::Memory>,
     numbers: Numbers,
     ids: u64,
-    failure: Option<Arc<CollectiveError>>,
+    failure: Option<CollectiveError>,
     /// Whether an operation has returned the failure itself, and not that an earlier one failed.
     told: bool,
     busy: Busy,
     sum: Vec<u8>,
     last_short: Option<(Call, u64, Kernel)>,
-    /// The place, and the rank that this rank waits for, as of the last time that deadlines were checked.
-    pub(crate) position: (Place, Option<usize>),
+    /// The step of this rank, and the rank that it waits for, as of the last time that deadlines were checked.
+    pub(crate) position: (OperationStep, Option<usize>),
     late: Option<Late>,
     /// Whether the caller looks for the cause of a deadline, and then calls `expire`. Such an operation stays under way until then.
     pub(crate) asks: bool,
@@ -133,7 +132,7 @@ impl<L: Lanes> Engine<L> {
             told: false,
             busy: Busy { sends: vec![false; ranks], receives: vec![false; ranks] },
             last_short: None,
-            position: (Place { operation: 0, step: 0, steps: 0 }, None),
+            position: (OperationStep::default(), None),
             late: None,
             asks: false,
             statistics: Statistics::default(),
@@ -282,9 +281,9 @@ impl<L: Lanes> Engine<L> {
     fn refusal(&mut self) -> Option<CollectiveError> {
         if let Some(failure) = &self.failure {
             if !std::mem::replace(&mut self.told, true) {
-                return Some(CollectiveError::clone(failure));
+                return Some(failure.clone());
             }
-            return Some(CollectiveError::Revoked(Arc::clone(failure)));
+            return Some(CollectiveError::revoked(failure));
         }
         (self.under.len() >= MOST_WAITING).then(|| {
             argument(format!("{MOST_WAITING} operations wait already; await some before starting more"))
@@ -362,7 +361,7 @@ impl<L: Lanes> Engine<L> {
     fn finish(&mut self, at: usize, result: Result<(), CollectiveError>) {
         let Some(under) = self.under.remove(at) else { return };
         if self.under.is_empty() {
-            self.position = (self.idle_place(), None);
+            self.position = (self.idle_step(), None);
         }
         if let Course::Planned(planned) = &under.course {
             self.statistics.copied += planned.program.copied as u64;
@@ -374,7 +373,7 @@ impl<L: Lanes> Engine<L> {
     }
 
     /// Returns the first failure.
-    pub(crate) fn failure(&self) -> Option<&Arc<CollectiveError>> {
+    pub(crate) fn failure(&self) -> Option<&CollectiveError> {
         self.failure.as_ref()
     }
 
@@ -541,9 +540,9 @@ impl<L: Lanes> Engine<L> {
         };
         // The first operation that waits holds up the others. This rank is at fault if the operation waits for its own future.
         let neglected = first.neglected;
-        let (place, waits_for) = (first.place(), first.waits_for());
+        let (step, waits_for) = (first.at(), first.waits_for());
         let waits_for = waits_for.filter(|_| !neglected);
-        self.position = (place, waits_for);
+        self.position = (step, waits_for);
         if let Some(at) = late {
             let under = &self.under[at];
             let waits_for = under.waits_for().filter(|_| !neglected).or(waits_for);
@@ -554,7 +553,7 @@ impl<L: Lanes> Engine<L> {
                 return;
             }
             let error = match waits_for {
-                Some(rank) => CollectiveError::Deadline { rank, place: under.place(), limit: under.limit },
+                Some(rank) => CollectiveError::deadline(rank, under.at(), under.limit),
                 None => self.own_fault(at),
             };
             self.fail_at(at, Fault::Error(error));
@@ -564,7 +563,7 @@ impl<L: Lanes> Engine<L> {
     /// The operation waits for no rank, so its own future was not polled.
     fn own_fault(&self, at: usize) -> CollectiveError {
         let under = &self.under[at];
-        CollectiveError::Deadline { rank: self.rank, place: under.place(), limit: under.limit }
+        CollectiveError::deadline(self.rank, under.at(), under.limit)
     }
 
     /// Takes the operation whose deadline has passed. Each one comes once.
@@ -579,26 +578,23 @@ impl<L: Lanes> Engine<L> {
         self.late = None;
         if let Some(at) = self.under.iter().position(|under| under.id == id) {
             let under = &self.under[at];
-            let (place, limit) = (under.place(), under.limit);
-            self.fail_at(at, Fault::Error(CollectiveError::Deadline { rank: culprit, place, limit }));
+            let error = CollectiveError::deadline(culprit, under.at(), under.limit);
+            self.fail_at(at, Fault::Error(error));
         }
     }
 
     /// Ends all operations, because the one at `at` failed.
     fn fail_at(&mut self, at: usize, fault: Fault) {
-        let place = self.under.get(at).map(Under::place);
-        let error = fault.into_error(place.unwrap_or_else(|| self.idle_place()));
+        let step = self.under.get(at).map(Under::at);
+        let error = fault.into_error(step.unwrap_or_else(|| self.idle_step()));
         self.fail_all(at, error);
     }
 
     fn fail_all(&mut self, first: usize, error: CollectiveError) {
-        let shared = Arc::new(error.clone());
-        if self.failure.is_none() {
-            self.failure = Some(Arc::clone(&shared));
-        }
+        self.failure.get_or_insert_with(|| error.clone());
+        let revoked = CollectiveError::revoked(&error);
         for (at, mut under) in std::mem::take(&mut self.under).into_iter().enumerate() {
-            let result =
-                if at == first { error.clone() } else { CollectiveError::Revoked(Arc::clone(&shared)) };
+            let result = if at == first { error.clone() } else { revoked.clone() };
             self.told = true;
             if let Course::Planned(planned) = &mut under.course
                 && planned.has_outstanding()
@@ -621,8 +617,8 @@ impl<L: Lanes> Engine<L> {
         }
     }
 
-    fn idle_place(&self) -> Place {
-        Place { operation: self.numbers.group, step: 0, steps: 0 }
+    fn idle_step(&self) -> OperationStep {
+        OperationStep { operation: self.numbers.group, step: 0, steps: 0 }
     }
 }
 

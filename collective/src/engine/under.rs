@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::call::{Call, Packed};
 use super::program::{self, Copy, Home, Part, Program, Work};
 use super::short::Short;
-use crate::error::{CollectiveError, Place, argument};
+use crate::error::{CollectiveError, OperationStep, argument};
 use crate::lane::{LaneError, LaneFault, Lanes, Tag};
 use crate::reduce::Kernel;
 
@@ -235,15 +235,15 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
         }
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn at(&self) -> OperationStep {
         match &self.course {
-            Course::Planned(planned) => Place {
+            Course::Planned(planned) => OperationStep {
                 operation: self.number,
                 step: planned.first_open(),
                 steps: planned.program.steps.len() as u32,
             },
             Course::Short(short) => {
-                Place { operation: self.number, step: short.step(), steps: short.steps() }
+                OperationStep { operation: self.number, step: short.step(), steps: short.steps() }
             }
         }
     }
@@ -603,7 +603,7 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
 }
 
 /// Called before each step, for tests of failures.
-pub(crate) type Watch = Box<dyn FnMut(Place) + Send>;
+pub(crate) type Watch = Box<dyn FnMut(OperationStep) + Send>;
 
 /// Why an operation can't go on.
 #[derive(Debug)]
@@ -619,14 +619,14 @@ impl From<LaneError> for Fault {
 }
 
 impl Fault {
-    pub(super) fn into_error(self, place: Place) -> CollectiveError {
+    pub(super) fn into_error(self, at: OperationStep) -> CollectiveError {
         match self {
             Self::Error(error) => error,
             Self::Lane(LaneError { rank, cause: LaneFault::Lost(reason) }) => {
-                CollectiveError::RankLost { rank, place, reason }
+                CollectiveError::rank_lost(rank, at, reason)
             }
             Self::Lane(LaneError { rank, cause: LaneFault::Violation(what) }) => {
-                CollectiveError::Violation { rank, place, what }
+                CollectiveError::violation(rank, at, &what)
             }
         }
     }
@@ -660,7 +660,7 @@ impl<L: Lanes> Context<'_, L> {
     /// Says that this step comes next.
     pub(super) fn at(&mut self, tag: &Tag, step: u32, program: &Program) {
         if let Some(watch) = &mut self.watch {
-            watch(Place { operation: tag.operation, step, steps: program.steps.len() as u32 });
+            watch(OperationStep { operation: tag.operation, step, steps: program.steps.len() as u32 });
         }
     }
 }
@@ -679,17 +679,16 @@ pub(super) fn check(
         return Ok(());
     }
     let mismatch = |theirs: String| {
-        let ours = Packed(due.call).to_string().into();
-        let operation = due.operation;
-        Fault::Error(CollectiveError::Mismatch { rank: from, operation, theirs: theirs.into(), ours })
+        let ours = Packed(due.call).to_string();
+        Fault::Error(CollectiveError::mismatch(from, due.operation, &theirs, &ours))
     };
     Err(if tag.operation != due.operation {
         mismatch(format!("{} as operation {}", Packed(tag.call), tag.operation))
     } else if tag.call != due.call {
         mismatch(Packed(tag.call).to_string())
     } else {
-        let what = format!("its message has {arrived} bytes, and one of {length} bytes was due").into();
-        let place = Place { operation: due.operation, step, steps };
-        Fault::Error(CollectiveError::Violation { rank: from, place, what })
+        let what = format!("its message has {arrived} bytes, and one of {length} bytes was due");
+        let at = OperationStep { operation: due.operation, step, steps };
+        Fault::Error(CollectiveError::violation(from, at, &what))
     })
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::{FusionError, complete};
+use super::complete;
+use crate::error::{CollectiveError, argument};
 use crate::reduce::Number;
 
 /// The gradients of the first step of rank 0, in the order in which they were given, as rank 0 sends it to the other ranks.
@@ -82,13 +83,16 @@ impl Layout {
     ///
     /// # Errors
     /// There is no gradient of this name, or its length is not `length`.
-    pub(super) fn find(&self, name: &str, length: usize) -> Result<usize, FusionError> {
+    pub(super) fn find(&self, name: &str, length: usize) -> Result<usize, CollectiveError> {
         let Some(index) = self.index(name) else {
-            return Err(FusionError::Unknown { name: name.into() });
+            return Err(argument(format!(
+                "gradient `{name}` was not part of the first step, so it is in no bucket; give the same gradients in \
+                 every step, or build a new fusion"
+            )));
         };
         let expected = self.gradients[index].range.len();
         if length != expected {
-            return Err(FusionError::Length { name: name.into(), given: length, expected });
+            return Err(other_length(name, length, expected));
         }
         Ok(index)
     }
@@ -96,6 +100,16 @@ impl Layout {
     pub(super) fn index(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
+}
+
+fn other_length(name: &str, given: usize, expected: usize) -> CollectiveError {
+    argument(format!(
+        "gradient `{name}` has {given} elements, and had {expected} before; its length may not change"
+    ))
+}
+
+fn given_twice(name: &str) -> CollectiveError {
+    argument(format!("gradient `{name}` was given twice in one step; add its parts up first"))
 }
 
 /// Which gradients of a step are there, and which buckets may start.
@@ -119,9 +133,9 @@ impl Given {
     }
 
     /// Fails if the gradient is already there.
-    pub(super) fn check(&self, layout: &Layout, index: usize) -> Result<(), FusionError> {
+    pub(super) fn check(&self, layout: &Layout, index: usize) -> Result<(), CollectiveError> {
         match self.given[index] {
-            true => Err(FusionError::Twice { name: Arc::clone(&layout.gradients[index].name) }),
+            true => Err(given_twice(&layout.gradients[index].name)),
             false => Ok(()),
         }
     }
@@ -139,7 +153,7 @@ impl Given {
     }
 
     /// Fails if a gradient is not there, and names all of these.
-    pub(super) fn complete(&self, layout: &Layout) -> Result<(), FusionError> {
+    pub(super) fn complete(&self, layout: &Layout) -> Result<(), CollectiveError> {
         complete(layout.gradients.iter().map(|gradient| &gradient.name).zip(&self.given))
     }
 }
@@ -160,9 +174,9 @@ impl<T> Default for First<T> {
 }
 
 impl<T: Number> First<T> {
-    pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), FusionError> {
+    pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
         let index = match self.by_name.get(name) {
-            Some(&index) if self.given[index] => return Err(FusionError::Twice { name: name.into() }),
+            Some(&index) if self.given[index] => return Err(given_twice(name)),
             Some(&index) => index,
             None => {
                 let name: Arc<str> = name.into();
@@ -174,7 +188,7 @@ impl<T: Number> First<T> {
         };
         let values = &mut self.gradients[index].1;
         if values.len() != length {
-            return Err(FusionError::Length { name: name.into(), given: length, expected: values.len() });
+            return Err(other_length(name, length, values.len()));
         }
         Ok((index, values))
     }
@@ -193,7 +207,7 @@ impl<T: Number> First<T> {
         self.gradients.get_mut(index).map(|(_, values)| &mut values[..])
     }
 
-    pub(super) fn complete(&self) -> Result<(), FusionError> {
+    pub(super) fn complete(&self) -> Result<(), CollectiveError> {
         complete(self.gradients.iter().map(|(name, _)| name).zip(&self.given))
     }
 

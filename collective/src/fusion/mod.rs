@@ -34,7 +34,7 @@ use std::thread::Thread;
 
 use self::steps::{Ranks, Steps};
 use crate::communicator::Communicator;
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, CollectiveErrorKind, argument};
 use crate::reduce::{Kernel, Number, Reduction};
 
 pub use self::overlap::Overlap;
@@ -59,8 +59,8 @@ const BUCKET: usize = 4 << 20;
 /// # #[tokio::main]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let launch = Launch::new(0, 1, "127.0.0.1:0");
-/// let communicator = Communicator::builder().launch(launch).connect().await?;
-/// let mut fusion = Fusion::<f32>::builder(&communicator).build()?;
+/// let communicator = Communicator::connect(launch).await?;
+/// let mut fusion = Fusion::<f32>::new(&communicator)?;
 ///
 /// for _ in 0..3 {
 ///     let mut step = fusion.step()?;
@@ -84,8 +84,8 @@ pub struct Fusion<T: Number> {
 /// The settings of a [`Fusion`].
 ///
 /// ```
-/// # use tonic_rdma_collective::{Communicator, Fusion, FusionError};
-/// # fn example(communicator: &Communicator) -> Result<(), FusionError> {
+/// # use tonic_rdma_collective::{CollectiveError, Communicator, Fusion};
+/// # fn example(communicator: &Communicator) -> Result<(), CollectiveError> {
 /// let fusion = Fusion::<f32>::builder(communicator).bucket_bytes(4 << 20).build()?;
 /// # Ok(())
 /// # }
@@ -99,6 +99,14 @@ pub struct FusionBuilder<'c, T: Number> {
 }
 
 impl<T: Number> Fusion<T> {
+    /// Makes a fusion with the default settings over `communicator`. This starts no operation.
+    ///
+    /// # Errors
+    /// Those of [`FusionBuilder::build`].
+    pub fn new(communicator: &Communicator) -> Result<Self, CollectiveError> {
+        Self::builder(communicator).build()
+    }
+
     /// Returns a builder with the default settings.
     pub fn builder(communicator: &Communicator) -> FusionBuilder<'_, T> {
         FusionBuilder { communicator, bucket_bytes: BUCKET, elements: PhantomData }
@@ -107,8 +115,8 @@ impl<T: Number> Fusion<T> {
     /// Begins a step. A step before this one that started no bucket is forgotten.
     ///
     /// # Errors
-    /// [`Unfinished`](FusionError::Unfinished): an earlier step started a bucket and was not driven to its end.
-    pub fn step(&mut self) -> Result<Step<'_, T>, FusionError> {
+    /// [`Revoked`](CollectiveErrorKind::Revoked): an earlier step started a bucket and was not driven to its end.
+    pub fn step(&mut self) -> Result<Step<'_, T>, CollectiveError> {
         self.steps.begin()?;
         Ok(Step { fusion: self })
     }
@@ -135,8 +143,8 @@ impl<T: Number> FusionBuilder<'_, T> {
     /// Builds the fusion. This starts no operation.
     ///
     /// # Errors
-    /// [`Collective`](FusionError::Collective): elements of this type have no mean.
-    pub fn build(self) -> Result<Fusion<T>, FusionError> {
+    /// [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): elements of this type have no mean.
+    pub fn build(self) -> Result<Fusion<T>, CollectiveError> {
         Kernel::of(T::DTYPE, Reduction::Mean)?;
         Ok(Fusion { steps: Steps::new(Ranks(self.communicator.clone()), self.bucket_bytes) })
     }
@@ -152,7 +160,7 @@ impl<T: Number> fmt::Debug for Fusion<T> {
 /// started. Made by [`Fusion::step`].
 ///
 /// A step that has started a bucket must be driven to the end of [`finish`](Self::finish); otherwise the next one fails with
-/// [`FusionError::Unfinished`].
+/// [`Revoked`](CollectiveErrorKind::Revoked).
 pub struct Step<'f, T: Number> {
     fusion: &'f mut Fusion<T>,
 }
@@ -161,10 +169,10 @@ impl<'f, T: Number> Step<'f, T> {
     /// Takes a gradient, with one copy into its bucket.
     ///
     /// # Errors
-    /// - [`Unknown`](FusionError::Unknown), [`Length`](FusionError::Length): the first step had no such gradient.
-    /// - [`Twice`](FusionError::Twice): this step has it already.
-    /// - [`Collective`](FusionError::Collective): a bucket could not start.
-    pub fn put(&mut self, name: &str, gradient: &[T]) -> Result<(), FusionError> {
+    /// - [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): the first step had no gradient of this name or of this length,
+    ///   or this step has it already.
+    /// - A bucket could not start.
+    pub fn put(&mut self, name: &str, gradient: &[T]) -> Result<(), CollectiveError> {
         let (index, slot) = self.fusion.steps.slot(name, gradient.len())?;
         slot.copy_from_slice(gradient);
         self.fusion.steps.ready(index)
@@ -175,7 +183,7 @@ impl<'f, T: Number> Step<'f, T> {
     ///
     /// # Errors
     /// As [`put`](Self::put).
-    pub fn slot(&mut self, name: &str, length: usize) -> Result<Slot<'_, T>, FusionError> {
+    pub fn slot(&mut self, name: &str, length: usize) -> Result<Slot<'_, T>, CollectiveError> {
         let (index, _) = self.fusion.steps.slot(name, length)?;
         Ok(Slot { fusion: &mut *self.fusion, index })
     }
@@ -205,8 +213,8 @@ impl<T: Number> Slot<'_, T> {
     /// Takes the gradient as computed.
     ///
     /// # Errors
-    /// [`Collective`](FusionError::Collective): a bucket could not start.
-    pub fn ready(self) -> Result<(), FusionError> {
+    /// A bucket could not start.
+    pub fn ready(self) -> Result<(), CollectiveError> {
         self.fusion.steps.ready(self.index)
     }
 }
@@ -242,18 +250,19 @@ impl<'f, T: Number> Finish<'f, T> {
     ///
     /// # Errors
     /// As `.await`:
-    /// - [`Missing`](FusionError::Missing): a gradient of the first step was not given. The other ranks wait for it until the
-    ///   deadline of their operation.
-    /// - [`Ranks`](FusionError::Ranks): the gradients of the first step differ between the ranks.
-    /// - [`Collective`](FusionError::Collective): an operation failed.
-    pub fn wait(self) -> Result<Means<'f, T>, FusionError> {
+    /// - [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): a gradient of the first step was not given. The other ranks
+    ///   wait for it until the deadline of their operation.
+    /// - [`Mismatch`](CollectiveErrorKind::Mismatch): the gradients of the first step differ between the ranks. All ranks get this
+    ///   error, and may begin the first step anew.
+    /// - An operation failed.
+    pub fn wait(self) -> Result<Means<'f, T>, CollectiveError> {
         block_on(self.fusion.steps.finish())?;
         Ok(Means { fusion: self.fusion })
     }
 }
 
 impl<'f, T: Number> IntoFuture for Finish<'f, T> {
-    type Output = Result<Means<'f, T>, FusionError>;
+    type Output = Result<Means<'f, T>, CollectiveError>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'f>>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -319,80 +328,29 @@ impl Wake for Unpark {
     }
 }
 
-/// An error of a [`Fusion`](Fusion), or of one of its steps.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FusionError {
-    /// A gradient has a name that the first step did not have.
-    #[error(
-        "gradient `{name}` was not part of the first step, so it has no place in a bucket; give the same gradients in \
-         every step, or build a new fusion"
-    )]
-    Unknown {
-        /// The name of the gradient.
-        name: Arc<str>,
-    },
-    /// A step ends without some of its gradients.
-    #[error("the step ends without {0}; give all gradients of the first step in every step")]
-    Missing(Names),
-    /// A gradient has another length than before.
-    #[error("gradient `{name}` has {given} elements, and had {expected} before; its length may not change")]
-    Length {
-        /// The name of the gradient.
-        name: Arc<str>,
-        /// The number of elements of this call.
-        given: usize,
-        /// The number of elements of an earlier call.
-        expected: usize,
-    },
-    /// A gradient was given twice in one step.
-    #[error("gradient `{name}` was given twice in one step; add its parts up first")]
-    Twice {
-        /// The name of the gradient.
-        name: Arc<str>,
-    },
-    /// The gradients of the first step differ between the ranks. All ranks get this error, and may begin the first step anew.
-    #[error("{0}; all ranks must give the same gradients in the first step")]
-    Ranks(Arc<str>),
-    /// An earlier step began to reduce gradients and was not driven to its end.
-    #[error(
+/// Fails if a gradient was not given, and names the first few of these.
+fn complete<'a>(gradients: impl Iterator<Item = (&'a Arc<str>, &'a bool)>) -> Result<(), CollectiveError> {
+    const SHOWN: usize = 5;
+    let missing: Vec<String> =
+        gradients.filter(|(_, given)| !**given).map(|(name, _)| format!("`{name}`")).collect();
+    let shown = missing[..missing.len().min(SHOWN)].join(", ");
+    let names = match (missing.len(), missing.len().saturating_sub(SHOWN)) {
+        (0, _) => return Ok(()),
+        (1, _) => format!("gradient {shown}"),
+        (_, 0) => format!("gradients {shown}"),
+        (_, more) => format!("gradients {shown} and {more} more"),
+    };
+    Err(argument(format!(
+        "the step ends without {names}; give all gradients of the first step in every step"
+    )))
+}
+
+/// Makes the error of a step after one that began to reduce and did not end.
+fn unfinished() -> CollectiveError {
+    CollectiveError::new(
+        CollectiveErrorKind::Revoked,
+        None,
         "an earlier step of this fusion began to reduce and did not end, so the ranks are out of step; end each step \
-         by `finish`, and build a new fusion after an error"
-    )]
-    Unfinished,
-    /// A collective operation failed, or memory could not be had.
-    #[error(transparent)]
-    Collective(#[from] CollectiveError),
-}
-
-/// Fails if a gradient was not given, and names all of these.
-fn complete<'a>(gradients: impl Iterator<Item = (&'a Arc<str>, &'a bool)>) -> Result<(), FusionError> {
-    let missing: Arc<[Arc<str>]> =
-        gradients.filter(|(_, given)| !**given).map(|(name, _)| Arc::clone(name)).collect();
-    if missing.is_empty() { Ok(()) } else { Err(FusionError::Missing(Names(missing))) }
-}
-
-/// Names of gradients. Displays the first few, and the number of the others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names(Arc<[Arc<str>]>);
-
-impl Names {
-    /// Returns the names, in the order of the buckets.
-    pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|name| &**name)
-    }
-}
-
-impl fmt::Display for Names {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 5;
-        f.write_str(if self.0.len() == 1 { "gradient " } else { "gradients " })?;
-        for (at, name) in self.0.iter().take(SHOWN).enumerate() {
-            write!(f, "{}`{name}`", if at == 0 { "" } else { ", " })?;
-        }
-        match self.0.len().saturating_sub(SHOWN) {
-            0 => Ok(()),
-            more => write!(f, " and {more} more"),
-        }
-    }
+         by `finish`, and build a new fusion after an error",
+    )
 }

@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use prost::Message;
 
-use super::FusionError;
 use super::layout::{First, Given, Layout, List, Problem};
 use super::overlap::{Overlap, Timed, covered};
+use super::unfinished;
 use crate::communicator::{Communicator, Operation};
-use crate::error::{CollectiveError, argument};
+use crate::error::{CollectiveError, CollectiveErrorKind, argument};
 use crate::memory::Buffer;
 use crate::reduce::{Number, Reduction};
 
@@ -93,9 +93,9 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     }
 
     /// Begins a step. A step that started no operation is forgotten.
-    pub(super) fn begin(&mut self) -> Result<(), FusionError> {
+    pub(super) fn begin(&mut self) -> Result<(), CollectiveError> {
         if self.committed {
-            return Err(FusionError::Unfinished);
+            return Err(unfinished());
         }
         self.first = First::default();
         if let Some(laid) = &mut self.laid {
@@ -106,7 +106,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     }
 
     /// Returns the memory for a gradient, to be filled before [`ready`](Self::ready).
-    pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), FusionError> {
+    pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
         match &mut self.laid {
             None => self.first.slot(name, length),
             Some(laid) => laid.slot(name, length),
@@ -132,7 +132,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     }
 
     /// Takes a gradient as given, and starts the buckets that are full and next.
-    pub(super) fn ready(&mut self, index: usize) -> Result<(), FusionError> {
+    pub(super) fn ready(&mut self, index: usize) -> Result<(), CollectiveError> {
         let Some(laid) = &mut self.laid else {
             self.first.ready(index);
             return Ok(());
@@ -145,7 +145,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     }
 
     /// Returns the names of the gradients that this step still lacks.
-    pub(super) fn check(&self) -> Result<(), FusionError> {
+    pub(super) fn check(&self) -> Result<(), CollectiveError> {
         match &self.laid {
             None => self.first.complete(),
             Some(laid) => laid.given.complete(&laid.layout),
@@ -153,7 +153,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     }
 
     /// Waits for all buckets.
-    pub(super) async fn finish(&mut self) -> Result<(), FusionError> {
+    pub(super) async fn finish(&mut self) -> Result<(), CollectiveError> {
         let asked = Instant::now();
         self.check()?;
         let is_first = self.laid.is_none();
@@ -161,10 +161,10 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             self.committed = true;
             self.agree().await?;
         }
-        let Some(laid) = &mut self.laid else { return Err(FusionError::Unfinished) };
+        let Some(laid) = &mut self.laid else { return Err(unfinished()) };
         laid.land().await?;
         if laid.has_lost() {
-            return Err(FusionError::Unfinished);
+            return Err(unfinished());
         }
         let ended = Instant::now();
         let mut step = laid.overlap();
@@ -194,7 +194,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     }
 
     /// Agrees with the other ranks on the gradients and their order, and starts the first step's buckets.
-    async fn agree(&mut self) -> Result<(), FusionError> {
+    async fn agree(&mut self) -> Result<(), CollectiveError> {
         let bytes = match self.group.rank() {
             0 => self.first.list(self.bucket_bytes as u64).encode_to_vec(),
             _ => Vec::new(),
@@ -211,7 +211,9 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             self.committed = false;
             let problem = if rank == self.group.rank() { problem } else { None };
             let problem = problem.unwrap_or_else(|| Problem::from_code(code));
-            return Err(FusionError::Ranks(problem.describe(rank, &list).into()));
+            let problem = problem.describe(rank, &list);
+            let reason = format!("{problem}; all ranks must give the same gradients in the first step");
+            return Err(CollectiveError::new(CollectiveErrorKind::Mismatch, Some(rank), reason));
         }
         self.bucket_bytes = usize::try_from(list.bucket_bytes).unwrap_or(usize::MAX);
         let mut laid = Laid::new(&list, self.bucket_bytes, &self.group)?;
@@ -238,10 +240,10 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
         Ok(Self { layout, buckets, given, times: Vec::new() })
     }
 
-    fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), FusionError> {
+    fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
         let index = self.layout.find(name, length)?;
         self.given.check(&self.layout, index)?;
-        let elements = self.elements_mut(index).ok_or(FusionError::Unfinished)?;
+        let elements = self.elements_mut(index).ok_or_else(unfinished)?;
         Ok((index, elements))
     }
 

@@ -39,7 +39,7 @@ impl Peer {
         let endpoint = match &settings.client_tls {
             Some(tls) => endpoint.tls_config(tls.clone()).map_err(|error| {
                 let reason = chain(&error);
-                setup(format!("the TLS settings for calls to other ranks can't be used: {reason}"))
+                setting(format!("the TLS settings for calls to other ranks can't be used: {reason}"))
             })?,
             None => endpoint,
         };

@@ -21,11 +21,10 @@ mod survivors;
 
 use std::sync::Arc;
 
-use tonic_rdma_tensor::unstable::detail;
+use tonic_rdma_tensor::Channel;
 use tonic_rdma_tensor::unstable::meeting::shortened;
-use tonic_rdma_tensor::{Channel, TensorErrorKind};
 
-use crate::error::{CollectiveError, setup};
+use crate::error::{CollectiveError, CollectiveErrorKind, setup};
 use crate::group::proto::{Loss, Report};
 use crate::group::session::Session;
 use crate::group::state::{Epoch, REPORTS};
@@ -114,7 +113,7 @@ impl Group {
         &self.epoch.failure
     }
 
-    /// Returns the place where the engine says which step it is at.
+    /// Returns where the engine writes which step it is at.
     pub(crate) fn position(&self) -> &Position {
         &self.epoch.position
     }
@@ -147,13 +146,8 @@ impl Group {
 
     /// Returns what other ranks have to know if `error` is the loss of a rank, so that it is the loss of this rank on all of them.
     fn loss(&self, error: &CollectiveError) -> Option<Loss> {
-        let CollectiveError::RankLost { rank, reason, .. } = error else { return None };
-        let (peer, reason) = match reason.peer() {
-            Some(peer) if reason.kind() == TensorErrorKind::PeerLost => (peer, detail(reason)),
-            _ => ("", reason.reason()),
-        };
-        let rank = self.original(*rank)? as u32;
-        Some(Loss { rank, peer: shortened(peer), reason: shortened(reason) })
+        let rank = self.original(error.lost_rank()?)? as u32;
+        Some(Loss { rank, reason: shortened(error.loss()?) })
     }
 
     /// Returns the rank that the others wait for. Begins at the rank that this rank waits for, asks it which rank it waits for,
@@ -175,7 +169,7 @@ impl Group {
                 Some(true) | None => return first_suspect,
                 Some(asked) => *asked = true,
             }
-            let Ok(status) = other.peer.status(&self.session.group, self.session.answer).await else {
+            let Ok(status) = other.peer.status(&self.session.group, self.session.answer_timeout).await else {
                 return suspect;
             };
             let next = status.waits_for.filter(|_| status.generation == self.epoch.generation);
@@ -192,10 +186,11 @@ impl Group {
     /// gives the same answer.
     ///
     /// # Errors
-    /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
-    /// - [`Setup`](CollectiveError::Setup): there was no agreement in time.
+    /// - [`Excluded`](CollectiveErrorKind::Excluded): the others go on without this rank.
+    /// - [`Setup`](CollectiveErrorKind::Setup): there was no agreement in time.
     pub(crate) async fn survivors(&self) -> Result<Self, CollectiveError> {
-        self.epoch.failure.set(setup("this rank has asked for the group of the survivors"));
+        let shrinks = "this rank has asked for the group of the survivors";
+        self.epoch.failure.set(CollectiveError::new(CollectiveErrorKind::Revoked, None, shrinks));
         // Ranks that have noticed no failure come to the agreement too.
         self.tell();
         let this = self.clone();

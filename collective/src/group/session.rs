@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 use tonic::Code;
 
-use crate::error::{CollectiveError, setup};
+use crate::error::{CollectiveError, setting, setup};
 use crate::group::calls::{MAX_REQUEST, Peer, Service};
 use crate::group::launch::Launch;
 use crate::group::proto::group_server::GroupServer;
@@ -50,8 +50,8 @@ pub(crate) struct Session {
     /// One for each rank, with `None` for this one.
     pub(crate) peers: Vec<Option<Other>>,
     pub(crate) members: Vec<Member>,
-    pub(crate) answer: Duration,
-    pub(crate) patience: Duration,
+    pub(crate) answer_timeout: Duration,
+    pub(crate) agreement_timeout: Duration,
     /// Dropped last.
     pub(crate) runtime: Arc<OwnRuntime>,
 }
@@ -82,7 +82,7 @@ async fn connect(
     settings: Settings,
     runtime: Arc<OwnRuntime>,
 ) -> Result<(Arc<Session>, Arc<Epoch>), CollectiveError> {
-    let until = Instant::now() + settings.meeting;
+    let until = Instant::now() + settings.bootstrap_timeout;
     let state = Arc::new(State::new(launch.rank(), launch.size()));
     // Each other rank opens a link.
     let device = settings.device().max_links(MAX_LINKS.max(2 * launch.size())).build()?;
@@ -106,9 +106,19 @@ async fn connect(
         Member::decode(member.about).map_err(bad)
     });
     let members = members.collect::<Result<_, _>>()?;
-    let (answer, patience) = (settings.answer, settings.patience);
+    let (answer_timeout, agreement_timeout) = (settings.answer_timeout, settings.agreement_timeout);
     Ok((
-        Arc::new(Session { state, meeting, group, device, peers, members, answer, patience, runtime }),
+        Arc::new(Session {
+            state,
+            meeting,
+            group,
+            device,
+            peers,
+            members,
+            answer_timeout,
+            agreement_timeout,
+            runtime,
+        }),
         epoch,
     ))
 }
@@ -146,7 +156,7 @@ async fn listen(
     #[cfg(feature = "_tls-any")]
     let server = match &settings.server_tls {
         Some(tls) => server.tls_config(tls.clone()).map_err(|error| {
-            setup(format!("the TLS settings of the rank's server can't be used: {}", chain(&error)))
+            setting(format!("the TLS settings of the rank's server can't be used: {}", chain(&error)))
         })?,
         None => server,
     };
@@ -176,7 +186,7 @@ async fn resolve(address: &str, until: Instant) -> Result<Vec<SocketAddr>, Colle
             }
             // Not a name, so waiting is in vain.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
-                return Err(setup(format!("rank 0's address {address:?} is no host:port: {error}")));
+                return Err(setting(format!("rank 0's address {address:?} is no host:port: {error}")));
             }
             Err(error) => error.to_string(),
         };
@@ -198,7 +208,7 @@ async fn meet(
     let (rank, size, rank_0) = (launch.rank(), launch.size(), launch.address());
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let about = Member { host: host(), cores }.encode_to_vec().into();
-    let common = HashMap::from([("the job".to_owned(), launch.job().to_owned())]);
+    let common = HashMap::from([("the job".to_owned(), launch.job_name().to_owned())]);
     let attendee = Attendee { noun: "rank", number: rank, size, common, address: local.to_string(), about };
     let no_random = |error| setup(format!("the system gives no random numbers: {error}"));
     let fresh = fresh_key().map_err(no_random)?;
@@ -206,7 +216,7 @@ async fn meet(
     let meeting = Arc::new(meeting);
     // A rank meets once.
     _ = state.hall.set(Arc::clone(&meeting));
-    let limit = settings.meeting;
+    let limit = settings.bootstrap_timeout;
     let late = |missing| setup(format!("the ranks did not meet at {rank_0} within {limit:?}: {missing}"));
     if rank == 0 {
         let members = meeting.all_came(until).await.map_err(late)?;
@@ -304,7 +314,7 @@ async fn watch(state: Arc<State>, meeting: Arc<Meeting<Reports>>, rank: usize, o
         reason = other.channel.closed() => reason,
         () = hearing => other.channel.closed().await,
     };
-    state.lose(rank, reason);
+    state.lose(rank, reason.to_string().into());
     meeting.note(rank, |other| other.lost = true);
 }
 
@@ -320,11 +330,11 @@ pub(crate) struct Settings {
     /// How connections are made, and which RDMA device they use. Without it, the environment says so.
     pub(crate) config: Option<Config>,
     /// How long the ranks wait for one another at the start.
-    pub(crate) meeting: Duration,
+    pub(crate) bootstrap_timeout: Duration,
     /// How long the survivors of a failure wait for a rank that lives and does not take part in the agreement.
-    pub(crate) patience: Duration,
+    pub(crate) agreement_timeout: Duration,
     /// How long a rank may take to answer a question.
-    pub(crate) answer: Duration,
+    pub(crate) answer_timeout: Duration,
     /// TLS of calls to other ranks.
     #[cfg(feature = "_tls-any")]
     pub(crate) client_tls: Option<ClientTlsConfig>,
@@ -337,9 +347,9 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             config: None,
-            meeting: Duration::from_secs(60),
-            patience: Duration::from_secs(30),
-            answer: Duration::from_millis(100),
+            bootstrap_timeout: Duration::from_secs(60),
+            agreement_timeout: Duration::from_secs(30),
+            answer_timeout: Duration::from_millis(100),
             #[cfg(feature = "_tls-any")]
             client_tls: None,
             #[cfg(feature = "_tls-any")]
@@ -356,7 +366,7 @@ impl Settings {
     pub(crate) fn config(&self) -> Result<Config, CollectiveError> {
         match &self.config {
             Some(config) => Ok(config.clone()),
-            None => Config::from_env().map_err(|error| setup(error.to_string())),
+            None => Config::from_env().map_err(|error| setting(error.to_string())),
         }
     }
 

@@ -5,13 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 
-use crate::error::{CollectiveError, Place};
+use crate::error::{CollectiveError, OperationStep};
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::proto::{Loss, Report, Reports};
 use tonic_rdma::unstable::{lock, wake_all};
-use tonic_rdma_tensor::TensorError;
 use tonic_rdma_tensor::unstable::meeting::{Hall, Key, shortened};
-use tonic_rdma_tensor::unstable::peer_lost;
 
 /// The number of reports that those who watch a rank see at once: of its latest generations.
 pub(crate) const REPORTS: usize = 4;
@@ -33,7 +31,7 @@ pub(crate) struct State {
 struct Inner {
     standing: Standing,
     epoch: Option<Arc<Epoch>>,
-    lost: BTreeMap<usize, TensorError>,
+    lost: BTreeMap<usize, Arc<str>>,
     /// The reason why this rank has left the group.
     left: Option<Arc<str>>,
 }
@@ -61,10 +59,9 @@ impl Epoch {
         self.members.binary_search(&rank).ok()
     }
 
-    fn lose(&self, rank: usize, reason: &TensorError) {
+    fn lose(&self, rank: usize, reason: &Arc<str>) {
         if let Some(rank) = self.index(rank) {
-            let place = self.position.place();
-            self.failure.set(CollectiveError::RankLost { rank, place, reason: reason.clone() });
+            self.failure.set(CollectiveError::rank_lost(rank, self.position.step(), Arc::clone(reason)));
         }
     }
 }
@@ -85,7 +82,7 @@ impl State {
     }
 
     /// Notes that a rank is lost.
-    pub(crate) fn lose(&self, rank: usize, reason: TensorError) {
+    pub(crate) fn lose(&self, rank: usize, reason: Arc<str>) {
         let mut inner = lock(&self.inner);
         inner.standing.suspect(rank, reason.to_string());
         if let Some(epoch) = &inner.epoch {
@@ -122,15 +119,14 @@ impl State {
         let (Some(report), Some(rank)) = (report.flatten(), epoch.index(rank)) else { return };
         match report.loss {
             // All survivors get the same error, also those that hear of the loss before they notice it.
-            Some(Loss { rank: lost, peer, reason })
+            Some(Loss { rank: lost, reason })
                 if epoch.index(lost as usize).is_some_and(|lost| lost != epoch.rank) =>
             {
                 let reason = format!("{}, as rank {rank} noticed", shortened(&reason));
-                epoch.lose(lost as usize, &peer_lost(&shortened(&peer), reason));
+                epoch.lose(lost as usize, &reason.into());
             }
             _ => {
-                let message = shortened(&report.message).into();
-                epoch.failure.set(CollectiveError::Reported { rank, message });
+                epoch.failure.set(CollectiveError::reported(rank, &shortened(&report.message)));
             }
         }
     }
@@ -209,16 +205,16 @@ pub(crate) struct Position {
 
 impl Position {
     /// Says where this rank is, and which rank of its group it waits for.
-    pub(crate) fn set(&self, place: Place, waits_for: Option<usize>) {
-        self.operation.store(place.operation, Ordering::Relaxed);
-        self.step.store(place.step, Ordering::Relaxed);
-        self.steps.store(place.steps, Ordering::Relaxed);
+    pub(crate) fn set(&self, at: OperationStep, waits_for: Option<usize>) {
+        self.operation.store(at.operation, Ordering::Relaxed);
+        self.step.store(at.step, Ordering::Relaxed);
+        self.steps.store(at.steps, Ordering::Relaxed);
         self.waits_for.store(waits_for.map_or(0, |rank| rank as u32 + 1), Ordering::Relaxed);
     }
 
     /// Returns the operation and step.
-    pub(crate) fn place(&self) -> Place {
-        Place {
+    pub(crate) fn step(&self) -> OperationStep {
+        OperationStep {
             operation: self.operation.load(Ordering::Relaxed),
             step: self.step.load(Ordering::Relaxed),
             steps: self.steps.load(Ordering::Relaxed),
@@ -277,7 +273,7 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::Failure;
-    use crate::error::CollectiveError;
+    use crate::error::{CollectiveError, setup};
     use std::future::poll_fn;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -313,8 +309,8 @@ mod tests {
         let waiter = tokio::spawn(async move { waiting.wait().await.to_string() });
         tokio::task::yield_now().await;
         assert!(failure.reason().is_none());
-        assert!(failure.set(CollectiveError::Setup("first".into())));
-        assert!(!failure.set(CollectiveError::Setup("second".into())));
+        assert!(failure.set(setup("first")));
+        assert!(!failure.set(setup("second")));
         assert_eq!(waiter.await.unwrap(), "first");
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         failure.wake(&waker);

@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 pub(super) async fn agree(session: &Session, epoch: &Epoch) -> Result<Arc<Epoch>, CollectiveError> {
     let state = &session.state;
     if let Some(reason) = state.left() {
-        return Err(CollectiveError::Excluded { rank: epoch.rank, reason });
+        return Err(CollectiveError::excluded(epoch.rank, &reason));
     }
     if let Some(later) = state.agree(epoch.generation, true) {
         return Ok(later);
@@ -41,7 +41,7 @@ pub(super) async fn agree(session: &Session, epoch: &Epoch) -> Result<Arc<Epoch>
     let mut pause = FIRST_PAUSE;
     loop {
         let waited = begun.elapsed();
-        if waited >= session.patience * MOST_PATIENCE {
+        if waited >= session.agreement_timeout * MOST_PATIENCE {
             return Err(setup(format!(
                 "the survivors did not agree within {waited:?}: no proposal got the promise of all its members"
             )));
@@ -57,7 +57,7 @@ pub(super) async fn agree(session: &Session, epoch: &Epoch) -> Result<Arc<Epoch>
                 let reason: Arc<str> = reason.into();
                 // The others must not wait for this rank.
                 state.leave(&reason);
-                return Err(CollectiveError::Excluded { rank: epoch.rank, reason });
+                return Err(CollectiveError::excluded(epoch.rank, &reason));
             }
             Move::Propose(proposal) => {
                 if propose(session, &proposal).await
@@ -81,7 +81,7 @@ async fn ask_all(session: &Session, silent: &mut BTreeMap<usize, Instant>) -> BT
     let begun = Instant::now();
     for rank in standing.to_ask(state.me) {
         let Some(Some(other)) = session.peers.get(rank) else { continue };
-        let (peer, group, limit) = (other.peer.clone(), session.group, session.answer);
+        let (peer, group, limit) = (other.peer.clone(), session.group, session.answer_timeout);
         asking.spawn(async move { (rank, peer.status(&group, limit).await) });
     }
     let mut answers = BTreeMap::new();
@@ -94,7 +94,7 @@ async fn ask_all(session: &Session, silent: &mut BTreeMap<usize, Instant>) -> BT
             Err(status) if status.code() == Code::Aborted => state.suspect(rank, status.message()),
             Err(_) => {
                 let since = *silent.entry(rank).or_insert(begun);
-                let limit = session.answer * SILENCE;
+                let limit = session.answer_timeout * SILENCE;
                 if since.elapsed() >= limit {
                     state.suspect(rank, &format!("it did not answer for {limit:?}"));
                 }
@@ -114,7 +114,7 @@ async fn propose(session: &Session, proposal: &Proposal) -> bool {
     for rank in proposal.members.iter().copied().filter(|rank| *rank != state.me) {
         let Some(Some(other)) = session.peers.get(rank) else { return false };
         let (peer, group, proposal) = (other.peer.clone(), session.group, proposal.clone());
-        let limit = session.answer;
+        let limit = session.answer_timeout;
         asking.spawn(async move { peer.propose(&group, &proposal, limit).await });
     }
     let mut all = true;
@@ -132,19 +132,19 @@ fn lose_patience(
     begun: Instant,
 ) -> Result<(), CollectiveError> {
     let waited = begun.elapsed();
-    if waited < session.patience {
+    if waited < session.agreement_timeout {
         return Ok(());
     }
     let state = &session.state;
     let (standing, _) = state.standing();
     if standing.coordinator(state.me) == state.me {
-        let limit = session.patience;
+        let limit = session.agreement_timeout;
         for (rank, _) in answers.iter().filter(|(_, answer)| !answer.agreeing) {
             state.suspect(*rank, &format!("it lives, and did not take part in the agreement for {limit:?}"));
         }
         return Ok(());
     }
-    if waited < session.patience * 2 {
+    if waited < session.agreement_timeout * 2 {
         return Ok(());
     }
     let coordinator = standing.coordinator(state.me);

@@ -98,10 +98,16 @@ fn violation(what: impl Into<std::sync::Arc<str>>) -> LaneFault {
     LaneFault::Violation(what.into())
 }
 
+impl From<tonic_rdma_tensor::TensorError> for LaneFault {
+    fn from(error: tonic_rdma_tensor::TensorError) -> Self {
+        Self::Lost(error.to_string().into())
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) enum LaneFault {
     /// The peer is gone.
-    Lost(tonic_rdma_tensor::TensorError),
+    Lost(std::sync::Arc<str>),
     /// The peer broke the protocol.
     Violation(std::sync::Arc<str>),
 }

@@ -320,6 +320,6 @@ mod tests {
         buffer[999] = 1.5;
         assert_eq!((buffer[0], buffer[999]), (0.0, 1.5));
         let error = Buffer::<f64>::zeroed(&pool, usize::MAX).unwrap_err();
-        assert!(matches!(error, CollectiveError::Argument(_)), "{error}");
+        assert_eq!(error.kind(), crate::CollectiveErrorKind::InvalidArgument, "{error}");
     }
 }

@@ -31,7 +31,7 @@ mod tests;
 use self::builder::Builder;
 
 pub use self::step::Algorithm;
-pub use self::table::{PlanRange, PlanTable, PlanTableError};
+pub use self::table::{PlanRange, PlanTable};
 
 pub(crate) use self::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
 

@@ -88,7 +88,7 @@ impl Kernel {
     /// Returns the kernel of a reduction of elements of type `dtype`.
     ///
     /// # Errors
-    /// [`Argument`](CollectiveError::Argument) if elements of this type have no such reduction.
+    /// [`InvalidArgument`](crate::CollectiveErrorKind::InvalidArgument) if elements of this type have no such reduction.
     pub fn of(dtype: Dtype, reduction: Reduction) -> Result<Self, CollectiveError> {
         let kernel = match dtype {
             Dtype::F32 => Self::of_float::<f32, Sum>(reduction),

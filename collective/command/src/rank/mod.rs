@@ -86,7 +86,7 @@ fn at_port(launch: &Launch, index: usize) -> Result<Launch, Failure> {
     let (host, port) = launch.address().rsplit_once(':').ok_or_else(refused)?;
     let port = port.parse::<u16>().ok().and_then(|port| port.checked_add(u16::try_from(index).ok()?));
     let address = format!("{host}:{}", port.ok_or_else(refused)?);
-    Ok(Launch::new(launch.rank(), launch.size(), address).with_job(format!("{} {index}", launch.job())))
+    Ok(Launch::new(launch.rank(), launch.size(), address).job(format!("{} {index}", launch.job_name())))
 }
 
 /// Connects and measures all cells. Returns the number of wrong elements of this rank.
@@ -169,7 +169,7 @@ impl Group {
         let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
         let mut builder = Communicator::builder().config(config).launch(launch);
         if let Some(algorithm) = algorithm.fixed() {
-            builder = builder.plans(PlanChoice::Fixed { algorithm, piece_bytes: PIECE });
+            builder = builder.plans(PlanChoice::Fixed { algorithm, chunk_bytes: PIECE });
         }
         let communicator = runtime.block_on(builder.connect()).map_err(|error| {
             Failure::run(format!("rank {rank} can't meet the other ranks")).because(error)

@@ -17,7 +17,6 @@ use crate::error::CollectiveError;
 use crate::lane::{LaneError, LaneFault, Lanes, Tag};
 use crate::plan::{Collective, part};
 use tonic_rdma_tensor::Dtype;
-use tonic_rdma_tensor::unstable::peer_lost;
 
 /// The lanes between all ranks.
 pub(super) struct World {
@@ -116,8 +115,7 @@ impl World {
     fn check(&self, from: usize, to: usize) -> Result<(), LaneError> {
         let known = self.known_dead[to].as_ref().is_some_and(|times| times[from] <= self.now);
         if known {
-            let cause = peer_lost(&format!("rank {to}"), "killed by the test");
-            return Err(LaneError { rank: to, cause: LaneFault::Lost(cause) });
+            return Err(LaneError { rank: to, cause: LaneFault::Lost("killed by the test".into()) });
         }
         Ok(())
     }

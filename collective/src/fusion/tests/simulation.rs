@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, argument};
 use crate::fusion::steps::{Group, Steps};
 
 /// One rank of a group.
@@ -151,12 +151,10 @@ impl World {
         }
         operation.inputs.sort_unstable_by_key(|&(rank, _)| rank);
         let result = match operation.calls[0].0 {
-            _ if failing == Some(number) => {
-                Err(CollectiveError::Argument("this operation shall fail".into()))
-            }
+            _ if failing == Some(number) => Err(argument("this operation shall fail")),
             _ if operation.calls.iter().any(|call| *call != operation.calls[0]) => {
                 let calls = format!("the ranks' calls differ: {:?}", operation.calls);
-                Err(CollectiveError::Argument(calls.into()))
+                Err(argument(calls))
             }
             Kind::Mean => Ok(mean(&operation.inputs)),
             Kind::Share => Ok(operation.inputs[0].1.clone()),

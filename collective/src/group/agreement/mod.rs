@@ -32,7 +32,7 @@
 //! - A coordinator that a living rank suspects, and that does not suspect this rank itself, leaves.
 //! - A rank that sees a larger generation without itself leaves.
 //!
-//! A rank that leaves gets the error [`Excluded`](crate::CollectiveError::Excluded), and tells all askers that it has left, so that
+//! A rank that leaves gets the error [`Excluded`](crate::CollectiveErrorKind::Excluded), and tells all askers that it has left, so that
 //! each of them suspects it too. Two ranks that can't reach one another, with
 //! no third rank that reaches both, both go on alone. A majority rule would prevent that, but would also end a group that lost
 //! half of its ranks.

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use crate::error::{CollectiveError, setup};
+use crate::error::{CollectiveError, setting};
 use crate::group::launch::Launch;
 
 const RANK: &str = "RDMA_COLLECTIVE_RANK";
@@ -67,7 +67,7 @@ pub(super) fn read(variables: &Variables<'_>) -> Result<Launch, CollectiveError>
         (None, Ok(host)) => joined(&host, said.port),
         (None, Err(reason)) => {
             let launcher = said.launcher;
-            return Err(setup(format!(
+            return Err(setting(format!(
                 "{launcher} does not tell where rank 0 runs: {reason}. Set {ADDRESS} to host:port of rank 0"
             )));
         }
@@ -89,13 +89,13 @@ fn without_launcher(
         (Some(rank), Some(size)) if missing.is_empty() => {
             Launch::new(rank, size, address.unwrap_or_else(|| joined(LOOPBACK, 0))).checked()
         }
-        _ if missing.len() == 3 => Err(setup(format!(
+        _ if missing.len() == 3 => Err(setting(format!(
             "no launcher started this process: start it with torchrun, mpirun or srun, or set {RANK}, {SIZE} and {ADDRESS}"
         ))),
         _ => {
             let verb = if missing.len() == 1 { "is" } else { "are" };
             let names = missing.join(" and ");
-            Err(setup(format!("no launcher started this process, and {names} {verb} not set")))
+            Err(setting(format!("no launcher started this process, and {names} {verb} not set")))
         }
     }
 }
@@ -151,7 +151,7 @@ fn may_be_started_by(inner: &Said, outer: &Said) -> bool {
 
 fn contradiction(first: &Said, second: &str) -> CollectiveError {
     let first = first.describe();
-    setup(format!("{first}, and {second}: set {RANK}, {SIZE} and {ADDRESS}"))
+    setting(format!("{first}, and {second}: set {RANK}, {SIZE} and {ADDRESS}"))
 }
 
 /// Reads the variables of torchrun: <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
@@ -246,11 +246,11 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     let step = step.filter(|step| step.parse().is_ok_and(|step: u32| step < 0xffff_fff0));
     let tasks = variables.number("SLURM_STEP_NUM_TASKS")?.filter(|_| step.is_some());
     let Some(size) = tasks.map_or_else(|| variables.number("SLURM_NTASKS"), |tasks| Ok(Some(tasks)))? else {
-        return Err(setup("SLURM_PROCID is set, and SLURM_NTASKS is not"));
+        return Err(setting("SLURM_PROCID is set, and SLURM_NTASKS is not"));
     };
     // In a batch script Slurm sets the variables of task 0, and starts no other tasks. A script may start and number ranks itself.
     if step.is_none() && variables.number(SIZE)?.unwrap_or(size) > 1 && variables.number(RANK)?.is_none() {
-        return Err(setup(format!(
+        return Err(setting(format!(
             "this process runs in a batch script of Slurm, and not as one of {size} tasks: start it with srun, or set {RANK}, \
              {SIZE} and {ADDRESS}"
         )));
@@ -293,7 +293,7 @@ fn first_host(list: &str) -> Option<String> {
 
 /// Returns a number that the launcher always sets.
 fn required(variables: &Variables<'_>, name: &str) -> Result<usize, CollectiveError> {
-    variables.number(name)?.ok_or_else(|| setup(format!("the launcher did not set {name}")))
+    variables.number(name)?.ok_or_else(|| setting(format!("the launcher did not set {name}")))
 }
 
 /// Returns `host:port`, with brackets around an address of IPv6.
@@ -364,7 +364,7 @@ impl<'a> Variables<'a> {
 
 /// Makes the error of a bad value.
 pub(super) fn refuse(name: &str, value: &str, accepted: &str) -> CollectiveError {
-    setup(format!("{name}={value:?}: {accepted}"))
+    setting(format!("{name}={value:?}: {accepted}"))
 }
 
 /// The first of the ports. Linux gives ports from 32768 on to outgoing connections, so these are below.

@@ -5,7 +5,7 @@ mod launchers;
 use std::ffi::OsString;
 
 use self::launchers::Variables;
-use crate::error::{CollectiveError, setup};
+use crate::error::{CollectiveError, setting};
 
 /// The rank of this process, the number of ranks, and the address at which they meet.
 ///
@@ -42,7 +42,7 @@ impl Launch {
     }
 
     /// Sets the name of the job, which is equal on all ranks. Rank 0 refuses processes of another job. Default: empty.
-    pub fn with_job(mut self, job: impl Into<String>) -> Self {
+    pub fn job(mut self, job: impl Into<String>) -> Self {
         self.job = job.into();
         self
     }
@@ -75,7 +75,7 @@ impl Launch {
     /// ```
     ///
     /// # Errors
-    /// [`Setup`](CollectiveError::Setup): a variable is missing or has a bad value, or two launchers contradict each other. The message
+    /// [`InvalidSetting`](crate::CollectiveErrorKind::InvalidSetting): a variable is missing or has a bad value, or two launchers contradict each other. The message
     /// names them.
     pub fn from_env() -> Result<Self, CollectiveError> {
         tonic_rdma::unstable::warn_of_unknown_variables();
@@ -99,7 +99,7 @@ impl Launch {
     /// ```
     ///
     /// # Errors
-    /// [`Setup`](CollectiveError::Setup): a variable is missing or has a bad value. The message names it.
+    /// [`InvalidSetting`](crate::CollectiveErrorKind::InvalidSetting): a variable is missing or has a bad value. The message names it.
     pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, CollectiveError> {
         launchers::read(&Variables::new(&lookup))
     }
@@ -120,7 +120,7 @@ impl Launch {
     }
 
     /// Returns the name of the job.
-    pub fn job(&self) -> &str {
+    pub fn job_name(&self) -> &str {
         &self.job
     }
 
@@ -129,20 +129,20 @@ impl Launch {
         let (rank, size) = (self.rank, self.size);
         let most = Self::MAX_SIZE;
         if !(1..=most).contains(&size) {
-            return Err(setup(format!("a group of {size} ranks; it takes from 1 to {most}")));
+            return Err(setting(format!("a group of {size} ranks; it takes from 1 to {most}")));
         }
         if rank >= size {
-            return Err(setup(format!("rank {rank} of {size}: ranks are from 0 to {}", size - 1)));
+            return Err(setting(format!("rank {rank} of {size}: ranks are from 0 to {}", size - 1)));
         }
         if size > 1 && self.address.ends_with(":0") {
-            return Err(setup(format!(
+            return Err(setting(format!(
                 "rank 0's address {:?} has port 0, under which {size} ranks do not meet",
                 self.address
             )));
         }
         if self.job.len() > Self::MAX_JOB {
             let (length, most) = (self.job.len(), Self::MAX_JOB);
-            return Err(setup(format!("the job's name has {length} bytes; it takes at most {most}")));
+            return Err(setting(format!("the job's name has {length} bytes; it takes at most {most}")));
         }
         Ok(self)
     }

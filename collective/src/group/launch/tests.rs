@@ -57,7 +57,7 @@ fn torchrun_tells_rank_size_and_host() {
     assert_eq!((launch.rank(), launch.size()), (5, 8));
     assert!(launch.address().starts_with("node1.example:"), "{launch:?}");
     let other_rank = of(&with(TORCHRUN, &[("RANK", "0"), ("LOCAL_RANK", "0")])).unwrap();
-    assert_eq!((launch.address(), launch.job()), (other_rank.address(), other_rank.job()));
+    assert_eq!((launch.address(), launch.job_name()), (other_rank.address(), other_rank.job_name()));
     let restarted = of(&with(TORCHRUN, &[("TORCHELASTIC_RESTART_COUNT", "1")])).unwrap();
     assert_ne!(launch.address(), restarted.address());
     let one_host = of(&with(TORCHRUN, &[("LOCAL_WORLD_SIZE", "8")])).unwrap();
@@ -160,7 +160,7 @@ fn hydra_tells_rank_and_size_also_within_slurm() {
         assert_eq!((within.rank(), within.size()), (2, 4), "{slurm:?}");
         assert_ne!(within.address(), alone.address(), "another job");
         let other = of(&with(&with(&slurm, HYDRA), &[("PMI_RANK", "0"), ("MPI_LOCALRANKID", "0")])).unwrap();
-        assert_eq!((other.address(), other.job()), (within.address(), within.job()));
+        assert_eq!((other.address(), other.job_name()), (within.address(), within.job_name()));
     }
     // Two proxies, each with two processes: no variable tells where rank 0 is.
     let hosts = with(TWO_TASKS, &with(HYDRA, &[("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "0")]));

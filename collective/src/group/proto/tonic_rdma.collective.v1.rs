@@ -31,10 +31,7 @@ pub struct Loss {
     /// The rank that it had at first.
     #[prost(uint32, tag = "1")]
     pub rank: u32,
-    /// The address of its device.
     #[prost(string, tag = "2")]
-    pub peer: ::prost::alloc::string::String,
-    #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

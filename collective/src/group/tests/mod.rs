@@ -12,15 +12,14 @@ use support::free_address;
 use super::agreement::Proposal;
 use super::proto::Report;
 use super::{Group, Launch, REPORTS, Settings};
-use crate::error::{CollectiveError, Place};
-use tonic_rdma_tensor::unstable::peer_lost;
+use crate::error::{CollectiveError, CollectiveErrorKind, OperationStep, argument};
 
 /// Generous: only a hang takes so long.
 const HANG: Duration = Duration::from_secs(60);
 
 fn settings() -> Settings {
     // Machines of tests are slow and shared, so that a thread may wait for its turn longer than a user's would.
-    Settings { answer: Duration::from_secs(1), ..Settings::default() }
+    Settings { answer_timeout: Duration::from_secs(1), ..Settings::default() }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -54,7 +53,7 @@ fn join_all(size: usize) -> Vec<Group> {
 
 fn join_with(size: usize, settings: &Settings, address: &str) -> Vec<Group> {
     let join = |rank| {
-        let launch = Launch::new(rank, size, address).with_job("test");
+        let launch = Launch::new(rank, size, address).job("test");
         let settings = settings.clone();
         thread::spawn(move || block_on(Group::join(launch, settings)))
     };
@@ -108,7 +107,7 @@ fn ranks_meet_on_a_current_thread_runtime() {
 fn a_rank_that_does_not_come_is_named_on_both_sides() {
     let address = free_address();
     // Both ranks have to meet within this time, also on a slow machine.
-    let settings = Settings { meeting: Duration::from_secs(8), ..settings() };
+    let settings = Settings { bootstrap_timeout: Duration::from_secs(8), ..settings() };
     let threads: Vec<_> = [0, 2]
         .map(|rank| (Launch::new(rank, 4, address.clone()), settings.clone()))
         .map(|(launch, settings)| thread::spawn(move || block_on(Group::join(launch, settings))))
@@ -126,7 +125,7 @@ fn a_rank_that_does_not_come_is_named_on_both_sides() {
 fn a_missing_rank_0_is_named_with_its_address() {
     let address = free_address();
     // Long enough for an attempt, also on a slow machine.
-    let settings = Settings { meeting: Duration::from_secs(4), ..settings() };
+    let settings = Settings { bootstrap_timeout: Duration::from_secs(4), ..settings() };
     let message =
         block_on(Group::join(Launch::new(1, 2, address.clone()), settings)).unwrap_err().to_string();
     let expected =
@@ -139,7 +138,7 @@ fn a_missing_rank_0_is_named_with_its_address() {
 fn a_rank_of_another_size_is_refused_on_both_sides() {
     let address = free_address();
     // Rank 1 has to come within this time, also on a slow machine.
-    let settings = Settings { meeting: Duration::from_secs(8), ..settings() };
+    let settings = Settings { bootstrap_timeout: Duration::from_secs(8), ..settings() };
     let (launch, short) = (Launch::new(0, 2, address.clone()), settings.clone());
     let rank_0 = thread::spawn(move || block_on(Group::join(launch, short)));
     let refused =
@@ -204,7 +203,7 @@ fn bad_numbers_and_addresses_are_refused() {
         (Launch::new(0, 0, "127.0.0.1:1"), "a group of 0 ranks"),
         (Launch::new(0, 2, "127.0.0.1:0"), "has port 0"),
         (Launch::new(0, 2, "nonsense"), "\"nonsense\" is no host:port"),
-        (Launch::new(0, 2, "127.0.0.1:1").with_job("x".repeat(300)), "the job's name has 300 bytes"),
+        (Launch::new(0, 2, "127.0.0.1:1").job("x".repeat(300)), "the job's name has 300 bytes"),
     ] {
         let message = block_on(Group::join(launch, settings())).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
@@ -214,20 +213,24 @@ fn bad_numbers_and_addresses_are_refused() {
 #[test]
 fn a_lost_rank_is_named_with_the_place_of_this_rank() {
     let mut groups = join_all(3);
-    let place = Place { operation: 7, step: 2, steps: 9 };
-    groups.iter().for_each(|group| group.position().set(place, Some(2)));
+    let at = OperationStep { operation: 7, step: 2, steps: 9 };
+    groups.iter().for_each(|group| group.position().set(at, Some(2)));
     drop(groups.pop());
     for group in &groups {
         let failure = block_on(group.failure().wait()).clone();
-        let CollectiveError::RankLost { rank, place: at, .. } = failure else { panic!("{failure}") };
-        assert_eq!((rank, at), (2, place));
+        assert_eq!(
+            (failure.kind(), failure.lost_rank()),
+            (CollectiveErrorKind::RankLost, Some(2)),
+            "{failure}"
+        );
+        assert!(failure.reason().contains(&at.to_string()), "{failure}");
     }
 }
 
 #[test]
 fn a_report_ends_the_operations_of_all_ranks() {
     let groups = join_all(3);
-    groups[1].report(CollectiveError::Argument("the lengths differ".into()));
+    groups[1].report(argument("the lengths differ"));
     for group in [&groups[0], &groups[2]] {
         let failure = block_on(group.failure().wait()).to_string();
         assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
@@ -239,23 +242,28 @@ fn a_report_ends_the_operations_of_all_ranks() {
 #[test]
 fn a_loss_that_another_rank_reports_is_the_loss_of_that_rank() {
     let groups = join_all(3);
-    let place = Place { operation: 7, step: 2, steps: 9 };
-    groups[1].position().set(place, None);
-    let reason = peer_lost("10.0.0.3:1", "it ended");
-    groups[0].report(CollectiveError::RankLost { rank: 2, place, reason });
+    let at = OperationStep { operation: 7, step: 2, steps: 9 };
+    groups[1].position().set(at, None);
+    groups[0].report(CollectiveError::rank_lost(2, at, "the link to 10.0.0.3:1 is lost: it ended"));
     let failure = block_on(groups[1].failure().wait()).clone();
-    let CollectiveError::RankLost { rank, place: at, reason } = failure else { panic!("{failure}") };
-    assert_eq!((rank, at), (2, place));
-    assert_eq!(reason.to_string(), "the link to 10.0.0.3:1 is lost: it ended, as rank 0 noticed");
+    assert_eq!((failure.kind(), failure.lost_rank()), (CollectiveErrorKind::RankLost, Some(2)));
+    assert_eq!(
+        failure.reason(),
+        format!("rank 2 is lost, noticed {at}: the link to 10.0.0.3:1 is lost: it ended, as rank 0 noticed")
+    );
     let failure = block_on(groups[2].failure().wait()).clone();
-    assert!(matches!(failure, CollectiveError::Reported { rank: 0, .. }), "rank 2 lives: {failure}");
+    assert_eq!(
+        (failure.kind(), failure.rank()),
+        (CollectiveErrorKind::Reported, Some(0)),
+        "rank 2 lives: {failure}"
+    );
 }
 
 /// A rank says the same of one generation each time, so that older reports stay for those that need them.
 #[test]
 fn a_rank_reports_each_generation_once() {
     let groups = join_all(2);
-    groups[1].report(CollectiveError::Argument("the lengths differ".into()));
+    groups[1].report(argument("the lengths differ"));
     (0..=REPORTS).for_each(|_| groups[1].tell());
     let reports = groups[1].session.meeting.standing.borrow().details.reports.clone();
     assert_eq!(reports, [Report { generation: 1, message: "the lengths differ".into(), loss: None }]);
@@ -304,9 +312,9 @@ fn reports_longer_than_those_of_a_rank_are_refused() {
 #[test]
 fn the_culprit_is_the_end_of_the_chain() {
     // A rank that lives and answers later would be the culprit.
-    let settings = Settings { answer: HANG, ..settings() };
+    let settings = Settings { answer_timeout: HANG, ..settings() };
     let groups = join_with(4, &settings, &free_address());
-    let at = Place { operation: 1, step: 0, steps: 4 };
+    let at = OperationStep { operation: 1, step: 0, steps: 4 };
     groups[0].position().set(at, Some(1));
     groups[1].position().set(at, Some(3));
     groups[3].position().set(at, None);
@@ -432,7 +440,7 @@ fn a_rank_that_does_not_take_part_is_left_out_and_is_told_so() {
         .map(|rank| Launch::new(rank, 3, address.clone()))
         .map(|launch| {
             // Ranks 0 and 2 have to take part within this time, also on a slow machine.
-            let settings = Settings { patience: Duration::from_secs(5), ..settings() };
+            let settings = Settings { agreement_timeout: Duration::from_secs(5), ..settings() };
             thread::spawn(move || block_on(Group::join(launch, settings)).unwrap())
         })
         .collect();
@@ -444,16 +452,17 @@ fn a_rank_that_does_not_take_part_is_left_out_and_is_told_so() {
     let heard = block_on(late.failure().wait()).to_string();
     assert!(heard.ends_with("this rank has asked for the group of the survivors"), "{heard}");
     let error = block_on(late.survivors()).unwrap_err();
-    let CollectiveError::Excluded { rank: 1, reason } = error else { panic!("{error}") };
-    assert!(reason.contains("later group"), "{reason}");
+    assert!(error.reason().contains("later group"), "{error}");
     let again = block_on(late.survivors()).unwrap_err();
-    assert!(matches!(again, CollectiveError::Excluded { rank: 1, .. }), "{again}");
+    for error in [error, again] {
+        assert_eq!((error.kind(), error.rank()), (CollectiveErrorKind::Excluded, Some(1)), "{error}");
+    }
 }
 
 /// A rank that has promised the largest number to another coordinator refuses every proposal.
 #[test]
 fn an_agreement_without_promises_ends() {
-    let settings = Settings { patience: Duration::from_millis(500), ..settings() };
+    let settings = Settings { agreement_timeout: Duration::from_millis(500), ..settings() };
     let groups = join_with(2, &settings, &free_address());
     for group in &groups {
         let state = &group.session.state;

@@ -29,7 +29,7 @@ use self::pull::Sink;
 use crate::lane::{LaneError, LaneFault, Lanes, Tag, violation};
 use crate::memory::Memory;
 use tonic_rdma::unstable::lock;
-use tonic_rdma_tensor::{Channel, ExportedRegion, TensorError};
+use tonic_rdma_tensor::{Channel, ExportedRegion};
 
 pub(crate) use self::message::{LaneCounters, LaneSettings};
 
@@ -188,7 +188,7 @@ struct Watch {
 #[derive(Default)]
 struct Shared {
     changed: AtomicBool,
-    closed: Mutex<Vec<(usize, TensorError)>>,
+    closed: Mutex<Vec<(usize, Arc<str>)>>,
 }
 
 impl Watch {
@@ -200,7 +200,7 @@ impl Watch {
             let shared = Arc::clone(&shared);
             tasks.spawn(async move {
                 let error = channel.closed().await;
-                lock(&shared.closed).push((rank, error));
+                lock(&shared.closed).push((rank, error.to_string().into()));
                 shared.changed.store(true, Ordering::Release);
             });
         }
@@ -214,7 +214,7 @@ impl Watch {
     }
 
     /// Returns the channels that have closed since the last call: rank and reason.
-    fn take(&self) -> Vec<(usize, TensorError)> {
+    fn take(&self) -> Vec<(usize, Arc<str>)> {
         self.shared.changed.store(false, Ordering::Release);
         std::mem::take(&mut *lock(&self.shared.closed))
     }

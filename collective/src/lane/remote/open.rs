@@ -113,8 +113,8 @@ impl RemoteLanes {
 impl Meeting {
     async fn meet_in_time(&self, peer: usize, channel: Channel) -> Result<Peer, CollectiveError> {
         let limit = self.settings.limit;
-        let late = unstable::timeout("the set-up of lanes by both ranks", limit);
-        timeout(limit, self.meet(peer, channel)).await.unwrap_or_else(|_| Err(late.into()))
+        let late = || setup(format!("the set-up of lanes by both ranks did not happen within {limit:?}"));
+        timeout(limit, self.meet(peer, channel)).await.unwrap_or_else(|_| Err(late()))
     }
 
     async fn meet(&self, peer: usize, channel: Channel) -> Result<Peer, CollectiveError> {

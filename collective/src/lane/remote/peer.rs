@@ -1,7 +1,8 @@
 //! Both lanes between this rank and one peer.
 
-use tonic_rdma_tensor::unstable::peer_lost;
-use tonic_rdma_tensor::{Channel, TensorError};
+use std::sync::Arc;
+
+use tonic_rdma_tensor::Channel;
 
 use crate::lane::remote::message::{
     self, Content, HEADER, Head, LINE, LaneCounters, Layout, Reference, SHORT,
@@ -28,7 +29,7 @@ pub(super) struct Peer {
     pub(super) sources: Sources,
     pull: Pull,
     /// The error of the channel, once the channel has closed. What had arrived before is still received.
-    closed: Option<TensorError>,
+    closed: Option<Arc<str>>,
     /// The first fault of these lanes.
     fault: Option<LaneFault>,
 }
@@ -97,15 +98,15 @@ impl Peer {
     #[cold]
     pub(super) fn note(&mut self, fault: LaneFault) -> LaneFault {
         match &fault {
-            LaneFault::Lost(error) => self.close(error.clone()),
+            LaneFault::Lost(reason) => self.close(Arc::clone(reason)),
             LaneFault::Violation(_) => self.fault = Some(fault.clone()),
         }
         fault
     }
 
     /// Notes that the channel has closed.
-    pub(super) fn close(&mut self, error: TensorError) {
-        self.closed.get_or_insert(error);
+    pub(super) fn close(&mut self, reason: Arc<str>) {
+        self.closed.get_or_insert(reason);
     }
 
     /// Writes nothing more to the peer.
@@ -119,7 +120,8 @@ impl Peer {
     /// Looks whether the channel has closed.
     pub(super) fn look_at_channel(&mut self) {
         if self.closed.is_none() && !self.channel.is_open() {
-            self.closed = Some(peer_lost(self.channel.endpoint(), "the channel has closed"));
+            let peer = self.channel.endpoint();
+            self.closed = Some(format!("the link to {peer} is lost: the channel has closed").into());
         }
     }
 

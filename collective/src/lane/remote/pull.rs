@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
+use tokio::time::error::Elapsed;
 
 use crate::lane::remote::message::{LaneCounters, Reference};
 use crate::lane::{LaneFault, violation};
@@ -114,7 +115,7 @@ impl Pull {
         let (result, count) = (read.try_take(), *count);
         let Some(result) = result else { return Ok(false) };
         self.reads.pop_front();
-        let region = result.map_err(|failed| LaneFault::Lost(failed.into()))?;
+        let region = result.map_err(TensorError::from)?;
         let bytes = region.get(..count).unwrap_or_default();
         match sink {
             Sink::Pieces(then) => then(self.given, bytes),
@@ -142,7 +143,7 @@ impl Pull {
             let count = self.piece.min(length - self.asked);
             let region = match self.idle.pop() {
                 Some(region) => region,
-                None => self.device.allocate(self.piece).map_err(LaneFault::Lost)?,
+                None => self.device.allocate(self.piece)?,
             };
             let read = channel.read(remote).at((start + self.asked) as u64).into(region, ..count);
             self.reads.push_back((read, count));
@@ -183,7 +184,7 @@ pub(super) struct Sources {
     limit: Duration,
     runtime: Handle,
     pub(super) attached: Vec<(u64, Source)>,
-    attaching: Option<(u64, oneshot::Receiver<Result<Source, TensorError>>)>,
+    attaching: Option<(u64, oneshot::Receiver<Result<Result<Source, TensorError>, Elapsed>>)>,
 }
 
 /// A region of the peer.
@@ -241,17 +242,22 @@ impl Sources {
         }
         self.attaching = None;
         let source = match result {
-            Ok(Ok(source)) => source,
-            Ok(Err(error)) if error.kind() == TensorErrorKind::Refused => {
+            Ok(Ok(Ok(source))) => source,
+            Ok(Ok(Err(error))) if error.kind() == TensorErrorKind::Refused => {
                 let message = unstable::detail(&error);
                 return Err(violation(format!(
                     "it refers to its memory {attaching}, and refuses: {message}"
                 )));
             }
-            Ok(Err(error)) => return Err(LaneFault::Lost(error)),
+            Ok(Ok(Err(error))) => return Err(error.into()),
+            Ok(Err(_)) => {
+                let late =
+                    format!("the attachment of a rank's memory did not happen within {:?}", self.limit);
+                return Err(LaneFault::Lost(late.into()));
+            }
             Err(_) => {
-                // The runtime has ended.
-                return Err(LaneFault::Lost(unstable::closed(self.channel.endpoint())));
+                let ended = format!("the link to {} was closed here", self.channel.endpoint());
+                return Err(LaneFault::Lost(ended.into()));
             }
         };
         self.sweep();
@@ -266,9 +272,8 @@ impl Sources {
         let (views, limit) = (self.views, self.limit);
         self.runtime.spawn(async move {
             let attached = tokio::time::timeout(limit, attach(&channel, &name, views)).await;
-            let late = unstable::timeout("the attachment of a rank's memory", limit);
             // The lanes may be gone.
-            let _ = sender.send(attached.unwrap_or(Err(late)));
+            let _ = sender.send(attached);
         });
         self.attaching = Some((number, receiver));
     }

@@ -258,7 +258,7 @@ impl WriteWire {
                 self.channel.poll();
                 Ok(false)
             }
-            Err(error) => Err(LaneFault::Lost(error)),
+            Err(error) => Err(error.into()),
         }
     }
 }
