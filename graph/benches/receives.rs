@@ -25,9 +25,8 @@ use tonic_rdma_commands::plot::{self, Axis, Plot, Scale, Series};
 use tonic_rdma_commands::table::markdown;
 use tonic_rdma_commands::{bench_options, statistics};
 use tonic_rdma_graph::dataflow::{Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology, Value};
-use tonic_rdma_graph::placement::{CrossingId, Part, Partition, analyse};
-use tonic_rdma_graph::schedule::{Executor, InMemory, ReceiveMode, Report, Settings, Work};
-use tonic_rdma_graph::sites::NodeSites;
+use tonic_rdma_graph::placement::{CrossingId, Part, Partition, Placements};
+use tonic_rdma_graph::schedule::{Executor, ReceiveMode, RunReport, Transfers};
 use tonic_rdma_tensor::{Dtype, Tensor, TensorSpec};
 
 /// Numbers of receives that are outstanding at once.
@@ -81,7 +80,7 @@ fn main() {
 fn measure(steps: u64, is_wait: bool) -> Medians {
     let mut medians = Medians::new();
     for outstanding in OUTSTANDING {
-        let mut reports: [Vec<Report>; 3] = Default::default();
+        let mut reports: [Vec<RunReport>; 3] = Default::default();
         let mut bench = Bench::new(outstanding, EACH, is_wait);
         // The first round warms up, and is not counted.
         for round in 0..=steps {
@@ -100,23 +99,26 @@ fn measure(steps: u64, is_wait: bool) -> Medians {
 }
 
 /// Runs one step of both parts.
-fn run(bench: &mut Bench, mode: ReceiveMode) -> Report {
+fn run(bench: &mut Bench, mode: ReceiveMode) -> RunReport {
     let step = bench.next_step();
-    let [first, second] = &mut bench.executors;
+    let mut second = bench.executors.pop().expect("part 1").receive(mode);
+    let first = &mut bench.executors[0];
     let feed = |_, _| Err("the graph has no inputs".into());
-    thread::scope(|scope| {
-        let sender = scope.spawn(move || first.run(step..step + 1, Work::Compute, &mut { feed }));
-        second.settings_mut().receive = mode;
-        let report = second.run(step..step + 1, Work::Compute, &mut { feed }).expect("part 1 runs");
+    let report = thread::scope(|scope| {
+        let sender = scope.spawn(move || first.run(step..step + 1, &mut { feed }));
+        let report = second.run(step..step + 1, &mut { feed }).expect("part 1 runs");
         sender.join().expect("part 0 ends").expect("part 0 runs");
         report
-    })
+    });
+    bench.executors.push(second);
+    report
 }
 
-fn median(reports: &[Report]) -> Median {
+fn median(reports: &[RunReport]) -> Median {
     let steps = reports.iter().flat_map(|report| &report.steps);
     let step = statistics::median(steps.map(|step| (step.ended - step.began).as_secs_f64()));
-    let mean = |sum: fn(&Report) -> u64| reports.iter().map(sum).sum::<u64>() as f64 / reports.len() as f64;
+    let mean =
+        |sum: fn(&RunReport) -> u64| reports.iter().map(sum).sum::<u64>() as f64 / reports.len() as f64;
     Median {
         step: Duration::from_secs_f64(step),
         ran_while_outstanding: mean(|report| report.ran_while_outstanding),
@@ -198,7 +200,7 @@ type Kernels = HashMap<NodeId, Box<dyn Kernel<Content>>>;
 
 /// The executors of both parts.
 struct Bench {
-    executors: [Executor<Content>; 2],
+    executors: Vec<Executor<Content>>,
     next: u64,
 }
 
@@ -227,25 +229,20 @@ impl Bench {
             add(format!("other {at}"), 1, vec![], each);
         }
         let partition = Partition::new(&graph, 2, parts).expect("a partition");
-        let placements = Arc::new(analyse(&graph, &partition).expect("crossing tensors"));
+        let placements = Arc::new(Placements::new(&graph, &partition).expect("crossing tensors"));
         // All tensors are sent at once. The network delivers one after the other, in an order of its own.
         let delay = move |crossing: CrossingId, step: u64| {
             let mut order: Vec<usize> = (0..outstanding).collect();
             fastrand::Rng::with_seed(step).shuffle(&mut order);
             each * (1 + order[crossing.0] as u32)
         };
-        let transfers = InMemory::delayed(&placements, 1, delay).expect("transfers");
+        let transfers = Transfers::delayed(&placements, 1, delay).expect("transfers");
         let graph = Arc::new(graph);
-        let sites = Arc::new(NodeSites::untraced(&graph));
-        let settings = Settings::default();
         let executors = kernels.into_iter().zip(transfers).enumerate().map(|(part, (kernels, transfers))| {
-            let (graph, placements, sites) =
-                (Arc::clone(&graph), Arc::clone(&placements), Arc::clone(&sites));
-            Executor::new(graph, placements, Part(part), kernels, transfers, sites, settings.clone())
-                .expect("an executor")
+            let (graph, placements) = (Arc::clone(&graph), Arc::clone(&placements));
+            Executor::new(graph, placements, Part(part), kernels, transfers).expect("an executor")
         });
-        let executors = executors.collect::<Vec<_>>().try_into().expect("two parts");
-        Self { executors, next: 0 }
+        Self { executors: executors.collect(), next: 0 }
     }
 
     fn next_step(&mut self) -> u64 {

@@ -22,11 +22,11 @@ pub mod dataflow;
 mod error;
 pub mod explain;
 pub mod onnx;
-pub mod partition;
+mod partition;
 pub mod placement;
 pub mod schedule;
 pub mod session;
 pub mod sites;
 pub mod transfer;
 
-pub use error::GraphError;
+pub use error::{GraphError, GraphErrorKind};

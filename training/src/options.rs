@@ -7,7 +7,8 @@ use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::units::{number, parse_decimal, parse_time_within};
 use tonic_rdma_commands::{Context as _, Failure, ValueError};
-use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::GraphError;
+use tonic_rdma_graph::transfer::TransferMode;
 
 use crate::data;
 use crate::network::Model;
@@ -131,7 +132,7 @@ fn factor(text: &str) -> Result<f32, ValueError> {
 }
 
 fn mode(text: &str) -> Result<String, String> {
-    text.parse::<Mode>().map(|mode| mode.to_string())
+    text.parse::<TransferMode>().map(|mode| mode.to_string()).map_err(|error| error.to_string())
 }
 
 impl Options {
@@ -184,8 +185,8 @@ impl Options {
     }
 
     /// Returns the modes of transfer.
-    pub(crate) fn modes(&self) -> Result<Vec<Mode>, Failure> {
-        self.mode.iter().map(|mode| mode.parse()).collect::<Result<_, String>>().context("--mode")
+    pub(crate) fn modes(&self) -> Result<Vec<TransferMode>, Failure> {
+        self.mode.iter().map(|mode| mode.parse()).collect::<Result<_, GraphError>>().context("--mode")
     }
 }
 

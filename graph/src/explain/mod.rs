@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::dataflow::{NodeId, Topology};
 use crate::placement::{Crossing, CrossingId, Placement, Placements};
 use crate::schedule::CrossingCounts;
-use crate::sites::{Allocating, NodeSites, SeenCrossing, Site};
+use crate::sites::{AllocationSite, CrossingMemory, NodeSites, SiteOwner};
 
 /// All crossing tensors of a split graph. Its text has a paragraph for each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -76,8 +76,7 @@ impl Explanation {
     /// ```
     /// use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
     /// use tonic_rdma_graph::explain::Explanation;
-    /// use tonic_rdma_graph::partition::balanced;
-    /// use tonic_rdma_graph::placement::analyse;
+    /// use tonic_rdma_graph::placement::{Partition, Placements};
     /// use tonic_rdma_tensor::Dtype;
     ///
     /// let mut graph = Topology::new();
@@ -93,7 +92,7 @@ impl Explanation {
     ///         stays: false,
     ///     })?;
     /// }
-    /// let placements = analyse(&graph, &balanced(&graph, 2)?)?;
+    /// let placements = Placements::new(&graph, &Partition::balanced(&graph, 2)?)?;
     /// let explanation = Explanation::new(&graph, &placements, &[]);
     /// assert_eq!(explanation.tensors[0].name, "conv to part 1");
     /// assert!(explanation.to_string().contains("static: all dimensions are known"));
@@ -147,10 +146,10 @@ fn node(graph: &Topology, id: NodeId) -> String {
 
 fn site(graph: &Topology, placements: &Placements, report: &SenderReport) -> String {
     match report.seen.site {
-        Some(Site { allocating: Allocating::Node(id), ordinal }) => {
+        Some(AllocationSite { owner: SiteOwner::Node(id), ordinal }) => {
             format!("allocation {ordinal} of node {}", node(graph, NodeId(id)))
         }
-        Some(Site { allocating: Allocating::Receive(id), ordinal }) => {
+        Some(AllocationSite { owner: SiteOwner::Receive(id), ordinal }) => {
             let received = placements.crossings().get(id).map_or("?", |crossing| crossing.name.as_str());
             format!("allocation {ordinal} of the receive of {received}")
         }
@@ -189,7 +188,7 @@ pub struct SenderReport {
     /// Whether the allocator of the process traces.
     pub traced: bool,
     /// The memory of the tensors.
-    pub seen: SeenCrossing,
+    pub seen: CrossingMemory,
     /// How they were sent in the first step.
     pub first_step: Sent,
     /// How they were sent in all later steps.

@@ -10,9 +10,9 @@ use tonic_rdma_tensor::{Dtype, Tensor, TensorSpec};
 
 use super::*;
 use crate::dataflow::{Dim, Fact, Kernel, KernelError, Node, Outlet, Role, Value};
-use crate::placement::{CrossingId, Part, Partition, analyse};
-use crate::schedule::{Executor, InMemory, Settings, Work};
-use crate::sites::{NodeSites, SeenCrossing};
+use crate::placement::{CrossingId, Part, Partition, Placements};
+use crate::schedule::{Executor, Transfers};
+use crate::sites::{CrossingMemory, NodeSites};
 
 const LENGTH: usize = 20_000;
 
@@ -37,7 +37,7 @@ fn graph(dim: Dim) -> (Topology, Placements) {
     graph.add(node("head", Role::Compute, Some(2), dim)).unwrap();
     graph.result(Outlet { node: NodeId(3), output: 0 }).unwrap();
     let partition = Partition::new(&graph, 3, [0, 0, 1, 2].map(Part).to_vec()).unwrap();
-    let placements = analyse(&graph, &partition).unwrap();
+    let placements = Placements::new(&graph, &partition).unwrap();
     (graph, placements)
 }
 
@@ -66,8 +66,8 @@ fn the_rows_have_what_was_counted() {
     let sent = |in_place, copied, inline| Sent { in_place, copied, inline };
     let mut report = SenderReport::new(CrossingId(1), &sites, sent(0, 1, 0), sent(8, 2, 1));
     report.traced = true;
-    let site = Some(Site { allocating: Allocating::Receive(0), ordinal: 2 });
-    report.seen = SeenCrossing { site, tensors: 11, registered: 8, bytes: LENGTH as u64 };
+    let site = Some(AllocationSite { owner: SiteOwner::Receive(0), ordinal: 2 });
+    report.seen = CrossingMemory { site, tensors: 11, registered: 8, bytes: LENGTH as u64 };
     // A report crosses to another process.
     let report: SenderReport = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
     let explanation = Explanation::new(&graph, &placements, &[report]);
@@ -101,7 +101,7 @@ fn a_missing_site_has_a_reason() {
         let mut report =
             SenderReport::new(CrossingId(0), &NodeSites::untraced(&graph), Sent::default(), Sent::default());
         report.traced = traced;
-        report.seen = SeenCrossing { site: None, tensors, registered, bytes: 1 };
+        report.seen = CrossingMemory { site: None, tensors, registered, bytes: 1 };
         Explanation::new(&graph, &placements, &[report]).tensors[0].site.clone().unwrap()
     };
     assert!(site(false, 1, 0).contains("the global allocator of the program does not trace"));
@@ -134,7 +134,7 @@ impl Value for Data {
 fn run(feed: fn(u64) -> Data) -> Explanation {
     let (graph, placements) = graph(Dim::Known(LENGTH as u64));
     let (graph, placements) = (Arc::new(graph), Arc::new(placements));
-    let transfers = InMemory::parts(&placements, 1).unwrap();
+    let transfers = Transfers::in_memory(&placements, 1).unwrap();
     let parts = transfers.into_iter().enumerate().map(|(part, transfers)| {
         let (graph, placements, part) = (Arc::clone(&graph), Arc::clone(&placements), Part(part));
         thread::spawn(move || {
@@ -144,10 +144,8 @@ fn run(feed: fn(u64) -> Data) -> Explanation {
                 kernels.insert(*id, Box::new(|_, inputs: Vec<Data>| Ok(inputs)));
             }
             let leaving: Vec<CrossingId> = placements.leaving(part).map(|crossing| crossing.id).collect();
-            let settings = Settings::default();
-            let executor =
-                Executor::new(graph, placements, part, kernels, transfers, Arc::clone(&sites), settings);
-            executor.unwrap().run(0..3, Work::Compute, &mut |step, _| Ok(feed(step))).unwrap();
+            let executor = Executor::new(graph, placements, part, kernels, transfers).unwrap();
+            executor.sites(Arc::clone(&sites)).run(0..3, &mut |step, _| Ok(feed(step))).unwrap();
             let report = |id| SenderReport::new(id, &sites, Sent::default(), Sent::default());
             leaving.into_iter().map(report).collect::<Vec<_>>()
         })

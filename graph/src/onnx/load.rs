@@ -17,9 +17,9 @@ use tract_onnx::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::convert::guarded;
-use super::{ModelSettings, SymbolicDim, Weights};
+use super::{ModelBuilder, SymbolicDim, Weights};
 use crate::dataflow::{Dim, KernelError};
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 
 /// The engine's graph of a model.
 pub(super) struct Loaded {
@@ -32,8 +32,8 @@ pub(super) struct Loaded {
 const LARGEST: u64 = i32::MAX as u64;
 
 /// Optimises the model that is the content of the file `path`.
-pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelSettings) -> Result<Loaded, GraphError> {
-    let wrong = |reason: String| GraphError::Model { path: path.to_owned(), reason };
+pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelBuilder) -> Result<Loaded, GraphError> {
+    let wrong = |reason: String| GraphError::from(Problem::Model { path: path.to_owned(), reason });
     if bytes.is_empty() {
         return Err(wrong(no_model("the file is empty")));
     }
@@ -45,7 +45,9 @@ pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelSettings) -> R
     }
     check(&engine, &proto).map_err(|found| match found {
         Wrong::Reason(reason) => wrong(reason),
-        Wrong::Operator { node, operator } => GraphError::Operator { path: path.to_owned(), node, operator },
+        Wrong::Operator { node, operator } => {
+            GraphError::from(Problem::Operator { path: path.to_owned(), node, operator })
+        }
     })?;
     let seeded = match (settings.weights, &mut proto.graph) {
         (Weights::Seeded(seed), Some(graph)) => seed_weights(graph, seed).map_err(wrong)?,
@@ -57,7 +59,7 @@ pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelSettings) -> R
 
 /// Reads the file of a model.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, GraphError> {
-    let wrong = |reason: String| GraphError::Model { path: path.to_owned(), reason };
+    let wrong = |reason: String| GraphError::from(Problem::Model { path: path.to_owned(), reason });
     let io = |error: std::io::Error| wrong(format!("it can't be read: {error}"));
     let mut file = File::open(path).map_err(io)?;
     let metadata = file.metadata().map_err(io)?;

@@ -27,7 +27,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::convert::{guarded, lengths};
 use crate::dataflow::{Dim, Kernel, KernelError, NodeId, Outlet, Role, Topology, Value};
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 pub use self::convert::ModelValue;
@@ -47,51 +47,26 @@ pub struct Model {
 }
 
 impl Model {
-    /// Reads a model from a file, puts seeded weights in if `settings` asks for this, and optimises the model. The same file and the
-    /// same settings give the same topology in all processes of a kind of machine.
+    /// Reads a model from a file as it is, and optimises it. The same file gives the same topology in all processes of a kind of machine.
     ///
     /// ```
     /// use std::path::Path;
-    /// use tonic_rdma_graph::onnx::{Model, ModelSettings, Weights};
+    /// use tonic_rdma_graph::onnx::Model;
     ///
-    /// let settings = ModelSettings { weights: Weights::Seeded(1), dims: vec!["data_0:0=N".parse()?] };
-    /// let error = Model::load(Path::new("missing.onnx"), &settings).unwrap_err();
-    /// assert!(error.to_string().starts_with("the model missing.onnx: it can't be read"));
-    /// # Ok::<(), String>(())
+    /// let error = Model::load(Path::new("missing.onnx")).unwrap_err();
+    /// assert!(error.reason().starts_with("the model missing.onnx: it can't be read"));
     /// ```
     ///
     /// # Errors
-    /// [`GraphError::Model`]: there is no such file, it is no ONNX, its shapes are not determined, or the engine refuses it.
-    /// [`GraphError::Operator`]: the engine does not know an operator.
-    pub fn load(path: &Path, settings: &ModelSettings) -> Result<Self, GraphError> {
-        Self::read(path, &load::read(path)?, settings)
+    /// [`InvalidGraph`](crate::GraphErrorKind::InvalidGraph): there is no such file, it is no ONNX, its shapes are not determined, the engine
+    /// refuses it, or the engine does not know an operator.
+    pub fn load(path: &Path) -> Result<Self, GraphError> {
+        Self::builder().load(path)
     }
 
-    /// Makes a model of the content of a file. `path` is for messages, and its folder for tensors that the content leaves to other
-    /// files.
-    ///
-    /// ```
-    /// use std::path::Path;
-    /// use tonic_rdma_graph::onnx::{Model, ModelSettings};
-    ///
-    /// let error = Model::read(Path::new("text.onnx"), b"no model", &ModelSettings::default()).unwrap_err();
-    /// assert!(error.to_string().starts_with("the model text.onnx: "), "{error}");
-    /// ```
-    ///
-    /// # Errors
-    /// As for [`load`](Self::load).
-    pub fn read(path: &Path, content: &[u8], settings: &ModelSettings) -> Result<Self, GraphError> {
-        let wrong = |reason: String| GraphError::Model { path: path.to_owned(), reason };
-        let loaded = load::load(path, content, settings)?;
-        let (topology, nodes) =
-            convert::convert(&loaded.engine).map_err(|error| wrong(format!("{error:#}")))?;
-        Ok(Self {
-            path: path.to_owned(),
-            engine: Arc::new(loaded.engine),
-            topology: Arc::new(topology),
-            nodes: nodes.into(),
-            seeded: loaded.seeded,
-        })
+    /// Returns a builder, for other weights or dimensions than those in the file.
+    pub fn builder() -> ModelBuilder {
+        ModelBuilder::default()
     }
 
     /// Returns the file of the model.
@@ -129,7 +104,7 @@ impl Model {
         for id in nodes {
             let (Some(node), Some(number)) = (self.topology.node(id), self.nodes.get(id.0)) else {
                 let path = self.path.clone();
-                return Err(GraphError::Model { path, reason: format!("the model has no node {}", id.0) });
+                return Err(Problem::Model { path, reason: format!("the model has no node {}", id.0) }.into());
             };
             if node.role != Role::Input {
                 kernels.insert(id, convert::kernel(&self.engine, *number));
@@ -162,7 +137,7 @@ impl Model {
         }
         let mut inputs = Vec::new();
         for (id, node) in self.topology.nodes().filter(|(_, node)| node.role == Role::Input) {
-            let wrong = |reason: String| GraphError::Node { node: node.name.clone(), reason };
+            let wrong = |reason: String| GraphError::from(Problem::Node { node: node.name.clone(), reason });
             let fact = self
                 .engine
                 .outlet_fact(OutletId::new(self.nodes[id.0], 0))
@@ -192,7 +167,7 @@ impl Model {
         inputs: &[(NodeId, ModelValue)],
         wanted: impl IntoIterator<Item = Outlet>,
     ) -> Result<HashMap<Outlet, ModelValue>, GraphError> {
-        let wrong = |reason: String| GraphError::Model { path: self.path.clone(), reason };
+        let wrong = |reason: String| GraphError::from(Problem::Model { path: self.path.clone(), reason });
         let mut outlets = HashMap::new();
         for outlet in wanted {
             let engine = self
@@ -251,13 +226,70 @@ impl Model {
 #[cfg(test)]
 mod tests;
 
-/// How a model is loaded. The default takes the model as it is in the file.
+/// How a model is loaded.
 #[derive(Clone, Debug, Default)]
-pub struct ModelSettings {
-    /// Where the weights come from.
-    pub weights: Weights,
-    /// Dimensions of inputs that get another length, or a symbol.
-    pub dims: Vec<SymbolicDim>,
+pub struct ModelBuilder {
+    weights: Weights,
+    dims: Vec<SymbolicDim>,
+}
+
+impl ModelBuilder {
+    /// Sets where the weights come from. The default is the file.
+    pub fn weights(mut self, weights: Weights) -> Self {
+        self.weights = weights;
+        self
+    }
+
+    /// Sets the dimensions of inputs that get another length, or a symbol. The default is none.
+    pub fn dims(mut self, dims: impl IntoIterator<Item = SymbolicDim>) -> Self {
+        self.dims = dims.into_iter().collect();
+        self
+    }
+
+    /// Reads a model from a file, puts seeded weights in if they were asked for, and optimises the model. The same file and the same
+    /// settings give the same topology in all processes of a kind of machine.
+    ///
+    /// ```
+    /// use std::path::Path;
+    /// use tonic_rdma_graph::onnx::{Model, Weights};
+    ///
+    /// let builder = Model::builder().weights(Weights::Seeded(1)).dims(["data_0:0=N".parse()?]);
+    /// assert!(builder.load(Path::new("missing.onnx")).is_err());
+    /// # Ok::<(), tonic_rdma_graph::GraphError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Model::load`].
+    pub fn load(&self, path: &Path) -> Result<Model, GraphError> {
+        self.read(path, &load::read(path)?)
+    }
+
+    /// Makes a model of the content of a file. `path` is for messages, and its folder for tensors that the content leaves to other
+    /// files.
+    ///
+    /// ```
+    /// use std::path::Path;
+    /// use tonic_rdma_graph::onnx::Model;
+    ///
+    /// let error = Model::builder().read(Path::new("text.onnx"), b"no model").unwrap_err();
+    /// assert!(error.reason().starts_with("the model text.onnx: "), "{error}");
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Model::load`].
+    pub fn read(&self, path: &Path, content: &[u8]) -> Result<Model, GraphError> {
+        let wrong = |reason: String| GraphError::from(Problem::Model { path: path.to_owned(), reason });
+        let loaded = load::load(path, content, self)?;
+        let (topology, nodes) =
+            convert::convert(&loaded.engine).map_err(|error| wrong(format!("{error:#}")))?;
+        Ok(Model {
+            path: path.to_owned(),
+            engine: Arc::new(loaded.engine),
+            topology: Arc::new(topology),
+            nodes: nodes.into(),
+            seeded: loaded.seeded,
+        })
+    }
 }
 
 /// Where the weights of a model come from.
@@ -281,7 +313,7 @@ pub enum Weights {
 ///
 /// let batch: SymbolicDim = "data:0=N".parse()?;
 /// assert_eq!((batch.input.as_str(), batch.axis, batch.dim), ("data", 0, Dim::Symbolic("N".into())));
-/// # Ok::<(), String>(())
+/// # Ok::<(), tonic_rdma_graph::GraphError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SymbolicDim {
@@ -294,11 +326,12 @@ pub struct SymbolicDim {
 }
 
 impl FromStr for SymbolicDim {
-    type Err = String;
+    type Err = GraphError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let hint = "write INPUT:AXIS=SYMBOL, such as data:0=N";
         let wrong =
-            || format!("{text:?} is no dimension of an input; write INPUT:AXIS=SYMBOL, such as data:0=N");
+            || GraphError::from(Problem::Value(format!("{text:?} is no dimension of an input; {hint}")));
         // Names of ONNX may hold colons.
         let (place, length) = text.rsplit_once('=').ok_or_else(wrong)?;
         let (input, axis) = place.rsplit_once(':').ok_or_else(wrong)?;

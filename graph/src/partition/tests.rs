@@ -4,9 +4,8 @@ use proptest::prelude::*;
 use tonic_rdma_tensor::Dtype;
 
 use super::{search, *};
-use crate::GraphError;
 use crate::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
-use crate::placement::{Part, Partition, analyse};
+use crate::placement::{Part, Partition, Placements};
 
 /// A node of a random graph: role, inputs (by a number that is taken modulo the nodes before), length of the output, work, stays.
 type Drawn = (u8, Vec<usize>, u64, u64, bool);
@@ -52,7 +51,7 @@ fn parts(partition: &Partition) -> Vec<usize> {
 
 /// Bytes that cross, by the analysis.
 fn bytes(graph: &Topology, partition: &Partition) -> u64 {
-    let placements = analyse(graph, partition).unwrap();
+    let placements = Placements::new(graph, partition).unwrap();
     placements.crossings().iter().map(|crossing| graph.fact(crossing.outlet).unwrap().bytes(1)).sum()
 }
 
@@ -84,16 +83,20 @@ fn all(graph: &Topology, count: usize) -> Vec<Partition> {
 #[test]
 fn the_cut_is_where_few_bytes_cross() {
     let narrow = chain(&[(50, 1), (50, 1), (2, 1), (50, 1), (50, 1), (50, 1)]);
-    assert_eq!(parts(&balanced_within(&narrow, 2, 0).unwrap()), [0, 0, 0, 0, 1, 1, 1]);
+    assert_eq!(parts(&Partition::balanced_within(&narrow, 2, 0).unwrap()), [0, 0, 0, 0, 1, 1, 1]);
     let narrow = chain(&[(50, 10), (2, 10), (50, 10), (50, 10), (50, 10)]);
     assert_eq!(
-        parts(&balanced_within(&narrow, 2, 0).unwrap()),
+        parts(&Partition::balanced_within(&narrow, 2, 0).unwrap()),
         [0, 0, 0, 1, 1, 1],
         "as balanced as possible"
     );
     let far = chain(&[(2, 10), (50, 10), (50, 10), (50, 10)]);
-    assert_eq!(parts(&balanced_within(&far, 2, 0).unwrap()), [0, 0, 0, 1, 1]);
-    assert_eq!(parts(&balanced_within(&far, 2, 50).unwrap()), [0, 0, 1, 1, 1], "30 instead of 20 is allowed");
+    assert_eq!(parts(&Partition::balanced_within(&far, 2, 0).unwrap()), [0, 0, 0, 1, 1]);
+    assert_eq!(
+        parts(&Partition::balanced_within(&far, 2, 50).unwrap()),
+        [0, 0, 1, 1, 1],
+        "30 instead of 20 is allowed"
+    );
 }
 
 #[test]
@@ -106,16 +109,16 @@ fn an_input_is_fed_to_the_first_part_that_needs_it() {
         (0, vec![], 9, 0, false),
         (2, vec![3, 4], 5, 1, false),
     ]);
-    assert_eq!(parts(&balanced(&graph, 3).unwrap()), [0, 1, 0, 1, 2, 2]);
+    assert_eq!(parts(&Partition::balanced(&graph, 3).unwrap()), [0, 1, 0, 1, 2, 2]);
 }
 
 #[test]
 fn too_many_parts_are_refused() {
     let graph = chain(&[(1, 1), (1, 1)]);
-    assert!(balanced(&graph, 2).is_ok());
+    assert!(Partition::balanced(&graph, 2).is_ok());
     for count in [0, 3, usize::MAX] {
-        let error = balanced(&graph, count).unwrap_err();
-        assert!(matches!(error, GraphError::Parts { parts, most: 2 } if parts == count), "{error}");
+        let error = Partition::balanced(&graph, count).unwrap_err();
+        assert!(matches!(error.problem(), Problem::Parts { parts, most: 2 } if *parts == count), "{error}");
     }
 }
 
@@ -129,9 +132,9 @@ fn nodes_that_are_tied_by_others_stay_together() {
         (2, vec![1, 2], 1, 1, false),
         (2, vec![3], 1, 1, false),
     ]);
-    assert_eq!(parts(&balanced(&graph, 2).unwrap()), [0, 0, 0, 0, 1]);
-    let error = balanced(&graph, 3).unwrap_err();
-    assert!(matches!(error, GraphError::Parts { most: 2, .. }), "{error}");
+    assert_eq!(parts(&Partition::balanced(&graph, 2).unwrap()), [0, 0, 0, 0, 1]);
+    let error = Partition::balanced(&graph, 3).unwrap_err();
+    assert!(matches!(error.problem(), Problem::Parts { most: 2, .. }), "{error}");
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn a_long_graph_with_many_branches_is_split() {
         drawn.push((2, vec![start + 1, start + 2, start + 3, start + 4], 7, 5, false));
     }
     let graph = graph(&drawn);
-    let partition = balanced(&graph, 4).unwrap();
+    let partition = Partition::balanced(&graph, 4).unwrap();
     partition.check_pipeline(&graph).unwrap();
     assert_eq!(bytes(&graph, &partition), 3 * 7, "the cuts are between blocks");
     let works = works(&graph, &partition);
@@ -153,9 +156,9 @@ fn a_long_graph_with_many_branches_is_split() {
 #[test]
 fn cuts_are_made_after_the_named_nodes() {
     let graph = chain(&[(1, 1), (1, 1), (1, 1)]);
-    assert_eq!(parts(&at_cuts(&graph, &["n1", "n2"]).unwrap()), [0, 0, 1, 2]);
-    assert_eq!(parts(&at_cuts(&graph, &[]).unwrap()), [0, 0, 0, 0]);
-    let message = |cuts: &[&str]| at_cuts(&graph, cuts).unwrap_err().to_string();
+    assert_eq!(parts(&Partition::at_cuts(&graph, &["n1", "n2"]).unwrap()), [0, 0, 1, 2]);
+    assert_eq!(parts(&Partition::at_cuts(&graph, &[]).unwrap()), [0, 0, 0, 0]);
+    let message = |cuts: &[&str]| Partition::at_cuts(&graph, cuts).unwrap_err().to_string();
     assert_eq!(message(&["N2x"]), "the graph has no node N2x; a node with a similar name: n2");
     assert!(message(&["n2", "n1"]).contains("the cut after node n1 adds nothing"));
     assert!(message(&["n0"]).contains("the cut after node n0 adds nothing"));
@@ -175,16 +178,19 @@ fn a_cut_takes_along_what_its_node_needs() {
         (0, vec![], 1, 0, false),
         (2, vec![5, 6], 1, 1, false),
     ]);
-    assert_eq!(parts(&at_cuts(&graph, &["n2", "n5"]).unwrap()), [0, 1, 0, 1, 1, 1, 2, 2]);
+    assert_eq!(parts(&Partition::at_cuts(&graph, &["n2", "n5"]).unwrap()), [0, 1, 0, 1, 1, 1, 2, 2]);
 }
 
 #[test]
 fn a_list_names_the_first_nodes_of_the_parts() {
     let graph = chain(&[(1, 1), (1, 1), (1, 1), (1, 1)]);
-    assert_eq!(parts(&named(&graph, 2, "# a comment, with = and ,\nn3=1").unwrap()), [0, 0, 0, 1, 1]);
-    assert_eq!(parts(&named(&graph, 3, "n2 = 2,\n n4=0").unwrap()), [0, 0, 2, 2, 0]);
-    assert!(named(&graph, 3, "n2=2,n4=0").unwrap().check_pipeline(&graph).is_err());
-    let message = |list: &str| named(&graph, 2, list).unwrap_err().to_string();
+    assert_eq!(
+        parts(&Partition::named(&graph, 2, "# a comment, with = and ,\nn3=1").unwrap()),
+        [0, 0, 0, 1, 1]
+    );
+    assert_eq!(parts(&Partition::named(&graph, 3, "n2 = 2,\n n4=0").unwrap()), [0, 0, 2, 2, 0]);
+    assert!(Partition::named(&graph, 3, "n2=2,n4=0").unwrap().check_pipeline(&graph).is_err());
+    let message = |list: &str| Partition::named(&graph, 2, list).unwrap_err().to_string();
     assert_eq!(message("n1"), "the partition is wrong: \"n1\": write node=part");
     assert_eq!(message("n1=one"), "the partition is wrong: \"n1=one\": the part is no number");
     assert_eq!(message("n1=2"), "the partition is wrong: \"n1=2\": the parts are 0 to 1");
@@ -195,7 +201,7 @@ fn a_list_names_the_first_nodes_of_the_parts() {
 #[test]
 fn an_output_that_cannot_cross_is_named() {
     let graph = graph(&[(0, vec![], 1, 0, false), (2, vec![0], 1, 1, true), (2, vec![1], 1, 1, false)]);
-    let error = at_cuts(&graph, &["n1"]).unwrap_err();
+    let error = Partition::at_cuts(&graph, &["n1"]).unwrap_err();
     assert!(
         error.to_string().starts_with("node n1 is in part 0, and its consumer n2 in part 1: "),
         "{error}"
@@ -213,7 +219,7 @@ fn an_input_that_stays_with_its_consumers_has_no_work() {
         (2, vec![1], 1, 1, false),
     ]);
     // The first three nodes stay together. The least that the largest part can have is 7, and 45 % more is 10.
-    let found = balanced_within(&graph, 2, 45).unwrap();
+    let found = Partition::balanced_within(&graph, 2, 45).unwrap();
     assert_eq!(parts(&found)[4], 1, "{found:?}");
     assert!(works(&graph, &found).iter().all(|work| *work <= 10), "{found:?}");
 }
@@ -230,11 +236,11 @@ proptest! {
     fn a_small_graph_is_split_as_well_as_possible(drawn in drawn(7), count in 1..4usize, percent in 0..60u32) {
         let graph = graph(&drawn);
         let computes = graph.nodes().filter(|(_, node)| node.role == Role::Compute).count();
-        let found = balanced_within(&graph, count, percent);
+        let found = Partition::balanced_within(&graph, count, percent);
         let all = all(&graph, count);
         let most_work = |partition: &Partition| works(&graph, partition).into_iter().max().unwrap();
         let Some(least) = all.iter().map(most_work).min() else {
-            let refused = matches!(found, Err(GraphError::Parts { .. }));
+            let refused = found.as_ref().is_err_and(|error| matches!(error.problem(), Problem::Parts { .. }));
             prop_assert_eq!(refused, count > 1);
             prop_assert!(computes == 0 || count > 1);
             return Ok(());
@@ -260,11 +266,11 @@ proptest! {
                 prop_assert!(computes || graph.nodes().all(|(_, node)| node.role != Role::Compute));
                 prop_assert_eq!(search(&graph, count, SLACK_PERCENT, most).unwrap(), partition);
             }
-            Err(GraphError::Parts { parts, most }) => {
+            Err(error) => {
+                let Problem::Parts { parts, most } = *error.problem() else { panic!("{error}") };
                 prop_assert_eq!(parts, count);
-                prop_assert!(most < count && balanced(&graph, most).is_ok());
+                prop_assert!(most < count && Partition::balanced(&graph, most).is_ok());
             }
-            Err(other) => prop_assert!(false, "{}", other),
         }
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  Topology ─┐
-//!            ├─ analyse ─▶ Placements: for each part its nodes, and the crossing tensors
+//!            ├─▶ Placements: for each part its nodes, and the crossing tensors
 //!  Partition ┘
 //! ```
 //!
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use crate::dataflow::{Dim, Fact, KernelError, NodeId, Outlet, Role, Topology};
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use tonic_rdma_tensor::TensorSpec;
 
 /// The number of a part of a split graph.
@@ -51,7 +51,7 @@ pub struct Crossing {
 impl Crossing {
     /// Makes the error of a tensor that could not be sent, received or made a value. `peer` is the other part.
     pub(crate) fn failed(&self, peer: Part, step: u64, source: impl Into<KernelError>) -> GraphError {
-        GraphError::Transfer { crossing: self.name.clone(), step, peer: peer.0, source: source.into() }
+        Problem::Transfer { crossing: self.name.clone(), step, peer: peer.0, source: source.into() }.into()
     }
 }
 
@@ -116,83 +116,82 @@ pub struct Placements {
     nodes: Vec<Vec<NodeId>>,
 }
 
-/// Finds the crossing tensors of a split graph, and places each of them (§3.4, "preallocate data buffers").
-///
-/// Crossing tensors are numbered by producer, output and destination. So all processes with this graph and this partition number them
-/// alike.
-///
-/// ```
-/// use tonic_rdma_graph::partition::at_cuts;
-/// use tonic_rdma_graph::placement::analyse;
-///
-/// # use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
-/// # use tonic_rdma_tensor::Dtype;
-/// # let mut graph = Topology::new();
-/// # for name in ["input", "conv", "relu", "head"] {
-/// #     let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
-/// #     graph.add(Node {
-/// #         name: name.to_owned(),
-/// #         kind: "Example".to_owned(),
-/// #         role: if inputs.is_none() { Role::Input } else { Role::Compute },
-/// #         inputs: inputs.into_iter().collect(),
-/// #         outputs: vec![Fact { dtype: Dtype::F32, dims: vec![tonic_rdma_graph::dataflow::Dim::Symbolic("N".into())] }],
-/// #         work: 100,
-/// #         stays: false,
-/// #     })?;
-/// # }
-/// // input ─▶ conv ─▶ relu ─▶ head, of a shape that is not known
-/// let placements = analyse(&graph, &at_cuts(&graph, &["relu"])?)?;
-/// let crossing = &placements.crossings()[0];
-/// assert_eq!(crossing.name, "relu to part 1");
-/// assert!(!crossing.placement.is_static());
-/// # Ok::<(), tonic_rdma_graph::GraphError>(())
-/// ```
-///
-/// # Errors
-/// The partition is that of another graph.
-pub fn analyse(graph: &Topology, partition: &Partition) -> Result<Placements, GraphError> {
-    // Checks the partition against this graph.
-    let partition = Partition::new(graph, partition.count(), partition.parts().to_vec())?;
-    let nodes = nodes_of_parts(graph, &partition);
-    let mut consumers: BTreeMap<(Outlet, Part), Vec<NodeId>> = BTreeMap::new();
-    for (id, node) in graph.nodes() {
-        let to = partition.parts()[id.0];
-        for input in &node.inputs {
-            let constant = graph.node(input.node).is_none_or(|node| node.role == Role::Constant);
-            if constant || partition.parts()[input.node.0] == to {
-                continue;
-            }
-            let consumers = consumers.entry((*input, to)).or_default();
-            if consumers.last() != Some(&id) {
-                consumers.push(id);
-            }
-        }
-    }
-    let symbols = Symbols::of(graph);
-    let mut names = HashSet::new();
-    let mut crossings = Vec::with_capacity(consumers.len());
-    for ((outlet, to), consumers) in consumers {
-        let id = CrossingId(crossings.len());
-        let Some(fact) = graph.fact(outlet) else { continue };
-        let mut name = format!("{} to part {to}", graph.outlet_name(outlet));
-        if !names.insert(name.clone()) {
-            // The output 1 of a node `a`, and a node `a.1`.
-            name = format!("{name} ({})", id.0);
-            names.insert(name.clone());
-        }
-        // The size of strings is not known, even if their number is.
-        let sized = fact.dtype.size().is_some();
-        let placement = match fact.spec().filter(|_| sized) {
-            Some(spec) => Placement::Static(spec),
-            None => Placement::Dynamic { fact: fact.clone(), why: symbols.why(graph, fact) },
-        };
-        let from = partition.parts()[outlet.node.0];
-        crossings.push(Crossing { id, name, outlet, from, to, consumers, placement });
-    }
-    Ok(Placements { partition, crossings, nodes })
-}
-
 impl Placements {
+    /// Finds the crossing tensors of a split graph, and places each of them (§3.4, "preallocate data buffers").
+    ///
+    /// Crossing tensors are numbered by producer, output and destination. So all processes with this graph and this partition number them
+    /// alike.
+    ///
+    /// ```
+    /// use tonic_rdma_graph::placement::{Partition, Placements};
+    ///
+    /// # use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
+    /// # use tonic_rdma_tensor::Dtype;
+    /// # let mut graph = Topology::new();
+    /// # for name in ["input", "conv", "relu", "head"] {
+    /// #     let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+    /// #     graph.add(Node {
+    /// #         name: name.to_owned(),
+    /// #         kind: "Example".to_owned(),
+    /// #         role: if inputs.is_none() { Role::Input } else { Role::Compute },
+    /// #         inputs: inputs.into_iter().collect(),
+    /// #         outputs: vec![Fact { dtype: Dtype::F32, dims: vec![tonic_rdma_graph::dataflow::Dim::Symbolic("N".into())] }],
+    /// #         work: 100,
+    /// #         stays: false,
+    /// #     })?;
+    /// # }
+    /// // input ─▶ conv ─▶ relu ─▶ head, of a shape that is not known
+    /// let placements = Placements::new(&graph, &Partition::at_cuts(&graph, &["relu"])?)?;
+    /// let crossing = &placements.crossings()[0];
+    /// assert_eq!(crossing.name, "relu to part 1");
+    /// assert!(!crossing.placement.is_static());
+    /// # Ok::<(), tonic_rdma_graph::GraphError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The partition is that of another graph.
+    pub fn new(graph: &Topology, partition: &Partition) -> Result<Self, GraphError> {
+        // Checks the partition against this graph.
+        let partition = Partition::new(graph, partition.count(), partition.parts().to_vec())?;
+        let nodes = nodes_of_parts(graph, &partition);
+        let mut consumers: BTreeMap<(Outlet, Part), Vec<NodeId>> = BTreeMap::new();
+        for (id, node) in graph.nodes() {
+            let to = partition.parts()[id.0];
+            for input in &node.inputs {
+                let constant = graph.node(input.node).is_none_or(|node| node.role == Role::Constant);
+                if constant || partition.parts()[input.node.0] == to {
+                    continue;
+                }
+                let consumers = consumers.entry((*input, to)).or_default();
+                if consumers.last() != Some(&id) {
+                    consumers.push(id);
+                }
+            }
+        }
+        let symbols = Symbols::of(graph);
+        let mut names = HashSet::new();
+        let mut crossings = Vec::with_capacity(consumers.len());
+        for ((outlet, to), consumers) in consumers {
+            let id = CrossingId(crossings.len());
+            let Some(fact) = graph.fact(outlet) else { continue };
+            let mut name = format!("{} to part {to}", graph.outlet_name(outlet));
+            if !names.insert(name.clone()) {
+                // The output 1 of a node `a`, and a node `a.1`.
+                name = format!("{name} ({})", id.0);
+                names.insert(name.clone());
+            }
+            // The size of strings is not known, even if their number is.
+            let sized = fact.dtype.size().is_some();
+            let placement = match fact.spec().filter(|_| sized) {
+                Some(spec) => Placement::Static(spec),
+                None => Placement::Dynamic { fact: fact.clone(), why: symbols.why(graph, fact) },
+            };
+            let from = partition.parts()[outlet.node.0];
+            crossings.push(Crossing { id, name, outlet, from, to, consumers, placement });
+        }
+        Ok(Self { partition, crossings, nodes })
+    }
+
     /// Returns which node belongs to which part.
     pub fn partition(&self) -> &Partition {
         &self.partition
@@ -309,7 +308,7 @@ impl Partition {
     ///
     /// ```
     /// use tonic_rdma_graph::dataflow::{Fact, Node, Outlet, Role, Topology};
-    /// use tonic_rdma_graph::placement::{Part, Partition, analyse};
+    /// use tonic_rdma_graph::placement::{Part, Partition, Placements};
     /// use tonic_rdma_tensor::Dtype;
     ///
     /// let mut graph = Topology::new();
@@ -327,7 +326,7 @@ impl Partition {
     /// graph.add(node("sum", Role::Compute, vec![Outlet { node: relu, output: 0 }]))?;
     ///
     /// let partition = Partition::new(&graph, 2, vec![Part(0), Part(0), Part(1)])?;
-    /// let placements = analyse(&graph, &partition)?;
+    /// let placements = Placements::new(&graph, &partition)?;
     /// assert_eq!(placements.crossings().len(), 1);
     /// assert_eq!(placements.crossings()[0].name, "relu to part 1");
     /// # Ok::<(), tonic_rdma_graph::GraphError>(())
@@ -339,12 +338,12 @@ impl Partition {
     pub fn new(graph: &Topology, count: usize, parts: Vec<Part>) -> Result<Self, GraphError> {
         if parts.len() != graph.len() {
             let reason = format!("it has {} nodes, and the graph has {}", parts.len(), graph.len());
-            return Err(GraphError::Partition(reason));
+            return Err(Problem::Partition(reason).into());
         }
         for ((_, node), part) in graph.nodes().zip(&parts) {
             if part.0 >= count {
                 let reason = format!("node {} is in part {part}, and there are {count} parts", node.name);
-                return Err(GraphError::Partition(reason));
+                return Err(Problem::Partition(reason).into());
             }
         }
         let partition = Self { count, parts };
@@ -352,7 +351,7 @@ impl Partition {
         match separated {
             None => Ok(partition),
             Some(Edge { producer, consumer, from, to, .. }) => {
-                Err(GraphError::Stays { producer, from: from.0, consumer, to: to.0 })
+                Err(Problem::Stays { producer, from: from.0, consumer, to: to.0 }.into())
             }
         }
     }
@@ -375,12 +374,12 @@ impl Partition {
     /// Checks that each tensor goes from a lower to a higher part.
     ///
     /// # Errors
-    /// [`GraphError::Backward`] names a tensor that does not.
+    /// The error names a tensor that does not.
     pub fn check_pipeline(&self, graph: &Topology) -> Result<(), GraphError> {
         match self.edges(graph).find(|edge| edge.from > edge.to) {
             None => Ok(()),
             Some(Edge { producer, consumer, from, to, .. }) => {
-                Err(GraphError::Backward { producer, from: from.0, consumer, to: to.0 })
+                Err(Problem::Backward { producer, from: from.0, consumer, to: to.0 }.into())
             }
         }
     }

@@ -3,7 +3,6 @@
 use tonic_rdma_tensor::Dtype;
 
 use super::*;
-use crate::GraphError;
 use crate::dataflow::{Dim, Fact, Node, Role, Topology};
 
 fn outlet(node: usize, output: usize) -> Outlet {
@@ -37,7 +36,7 @@ fn example() -> Topology {
 }
 
 fn split(graph: &Topology, parts: [usize; 5]) -> Placements {
-    analyse(graph, &Partition::new(graph, 3, parts.map(Part).to_vec()).unwrap()).unwrap()
+    Placements::new(graph, &Partition::new(graph, 3, parts.map(Part).to_vec()).unwrap()).unwrap()
 }
 
 #[test]
@@ -101,7 +100,7 @@ fn strings_are_dynamic_because_their_size_differs() {
     graph.add(node("words", Role::Input, &[], words())).unwrap();
     graph.add(node("join", Role::Compute, &[outlet(0, 0)], words())).unwrap();
     let partition = Partition::new(&graph, 2, vec![Part(0), Part(1)]).unwrap();
-    let placements = analyse(&graph, &partition).unwrap();
+    let placements = Placements::new(&graph, &partition).unwrap();
     let Placement::Dynamic { why, .. } = &placements.crossings()[0].placement else { panic!("static") };
     assert_eq!(why, "elements of type string have no fixed size");
 }
@@ -114,7 +113,7 @@ fn names_of_crossing_tensors_differ() {
     graph.add(node("a.1", Role::Input, &[], vec![fact()])).unwrap();
     graph.add(node("b", Role::Compute, &[outlet(0, 1), outlet(1, 0)], vec![fact()])).unwrap();
     let partition = Partition::new(&graph, 2, vec![Part(0), Part(0), Part(1)]).unwrap();
-    let placements = analyse(&graph, &partition).unwrap();
+    let placements = Placements::new(&graph, &partition).unwrap();
     assert_eq!(placements.crossings()[0].name, "a.1 to part 1");
     assert_eq!(placements.crossings()[1].name, "a.1 to part 1 (1)");
 }
@@ -129,6 +128,7 @@ fn a_partition_of_another_graph_is_refused() {
         "the partition is wrong: node embed is in part 2, and there are 2 parts"
     );
     let backward = Partition::new(&graph, 2, [0, 0, 1, 0, 1].map(Part).to_vec()).unwrap();
-    assert!(matches!(backward.check_pipeline(&graph), Err(GraphError::Backward { from: 1, to: 0, .. })));
-    assert!(analyse(&Topology::new(), &backward).is_err());
+    let error = backward.check_pipeline(&graph).unwrap_err();
+    assert!(matches!(error.problem(), Problem::Backward { from: 1, to: 0, .. }));
+    assert!(Placements::new(&Topology::new(), &backward).is_err());
 }

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 use super::run::{Run, run_constant};
-use super::transfers::Transfers;
+use super::transfers::{CrossingCounts, Transfers, Transport};
 use crate::dataflow::{Kernel, KernelError, NodeId, Outlet, Topology, Value};
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use crate::placement::{CrossingId, Part, Placements};
 use crate::sites::NodeSites;
 use tonic_rdma_tensor::Tensor;
@@ -32,11 +32,11 @@ pub struct Executor<V> {
     pub(super) kernels: Vec<Option<Box<dyn Kernel<V>>>>,
     /// The outputs of the planned constants.
     pub(super) constants: Vec<Vec<V>>,
-    pub(super) transfers: Box<dyn Transfers<V>>,
+    pub(super) transfers: Box<dyn Transport<V>>,
     pub(super) sites: Arc<NodeSites>,
-    pub(super) settings: Settings,
-    pub(super) stop: Stop,
-    /// What was sent in the last step of a run with [`Work::ComputeAndKeep`], by crossing tensor.
+    pub(super) settings: ExecutorSettings,
+    pub(super) stop: StopHandle,
+    /// What was sent in the last step of [`run_and_keep`](Self::run_and_keep), by crossing tensor.
     pub(super) kept: Vec<Option<Tensor>>,
     /// The first step that has not run.
     next: u64,
@@ -44,8 +44,8 @@ pub struct Executor<V> {
 }
 
 impl<V: Value> Executor<V> {
-    /// Makes the executor of a part. `kernels` has a kernel for each node of this part, and for each constant that this part uses, but
-    /// none for inputs. Kernels of other nodes are dropped. Constants are computed here, once.
+    /// Makes the executor of a part, with the default settings. `kernels` has a kernel for each node of this part, and for each constant
+    /// that this part uses, but none for inputs. Kernels of other nodes are dropped. Constants are computed here, once.
     ///
     /// ```
     /// use std::collections::HashMap;
@@ -53,8 +53,7 @@ impl<V: Value> Executor<V> {
     ///
     /// use tonic_rdma_graph::dataflow::{Kernel, KernelError, NodeId, Topology, Value};
     /// use tonic_rdma_graph::placement::{Part, Placements};
-    /// use tonic_rdma_graph::schedule::{Executor, InMemory, Report, Settings, Work};
-    /// use tonic_rdma_graph::sites::NodeSites;
+    /// use tonic_rdma_graph::schedule::{Executor, ReceiveMode, RunReport, Transfers};
     ///
     /// /// Runs ten steps of a graph that is not split.
     /// fn unsplit<V: Value>(
@@ -62,12 +61,10 @@ impl<V: Value> Executor<V> {
     ///     placements: Arc<Placements>,
     ///     kernels: HashMap<NodeId, Box<dyn Kernel<V>>>,
     ///     mut feed: impl FnMut(u64, NodeId) -> Result<V, KernelError>,
-    /// ) -> Result<Report, Box<dyn std::error::Error>> {
-    ///     let transfers = InMemory::parts(&placements, 1)?.remove(0);
-    ///     let sites = Arc::new(NodeSites::untraced(&graph));
-    ///     let settings = Settings::default();
-    ///     let mut executor = Executor::new(graph, placements, Part(0), kernels, transfers, sites, settings)?;
-    ///     Ok(executor.run(0..10, Work::Compute, &mut feed)?)
+    /// ) -> Result<RunReport, Box<dyn std::error::Error>> {
+    ///     let transfers = Transfers::in_memory(&placements, 1)?.remove(0);
+    ///     let executor = Executor::new(graph, placements, Part(0), kernels, transfers)?;
+    ///     Ok(executor.receive(ReceiveMode::Callback).run(0..10, &mut feed)?)
     /// }
     /// ```
     ///
@@ -77,11 +74,10 @@ impl<V: Value> Executor<V> {
         graph: Arc<Topology>,
         placements: Arc<Placements>,
         part: Part,
-        mut kernels: HashMap<NodeId, Box<dyn Kernel<V>>>,
-        transfers: Box<dyn Transfers<V>>,
-        sites: Arc<NodeSites>,
-        settings: Settings,
+        kernels: impl IntoIterator<Item = (NodeId, Box<dyn Kernel<V>>)>,
+        transfers: Transfers<V>,
     ) -> Result<Self, GraphError> {
+        let mut kernels: HashMap<_, _> = kernels.into_iter().collect();
         let plan = Plan::new(&graph, &placements, part)?;
         let mut of_nodes = Vec::with_capacity(plan.nodes.len());
         for node in &plan.nodes {
@@ -98,44 +94,101 @@ impl<V: Value> Executor<V> {
         }
         let kept = vec![None; placements.crossings().len()];
         Ok(Self {
+            sites: Arc::new(NodeSites::untraced(&graph)),
             graph,
             placements,
             part,
             plan,
             kernels: of_nodes,
             constants,
-            transfers,
-            sites,
-            settings,
-            stop: Stop::default(),
+            transfers: transfers.0,
+            settings: ExecutorSettings::default(),
+            stop: StopHandle::default(),
             kept,
             next: 0,
             failed: false,
         })
     }
 
+    /// Sets the table of allocation sites. By default the executor counts crossing tensors, and knows no sites.
+    pub fn sites(mut self, sites: Arc<NodeSites>) -> Self {
+        self.sites = sites;
+        self
+    }
+
+    /// Sets what becomes of a receive that has not arrived. The default is [`ReceiveMode::PollingAsync`].
+    pub fn receive(mut self, receive: ReceiveMode) -> Self {
+        self.settings.receive = receive;
+        self
+    }
+
+    /// Sets the largest number of steps in flight. The default, 1, ends each step before the next one begins.
+    pub fn window(mut self, steps: usize) -> Self {
+        self.settings.window = steps;
+        self
+    }
+
+    /// Sets the longest time without any progress of this part: no node runs, nothing arrives, and no send begins. The default is 60 s.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.settings.deadline = deadline;
+        self
+    }
+
+    /// Sets how long an executor that has nothing to do polls for arrivals before its thread sleeps. It gives its core to other threads
+    /// between polls. The default is 300 µs if tensors move through slots, whose content this thread moves itself, and otherwise 100 µs,
+    /// because other threads need the core.
+    pub fn spin(mut self, spin: Duration) -> Self {
+        self.settings.spin = Some(spin);
+        self
+    }
+
     /// Runs steps. Steps of later calls are higher. Returns when all nodes of this part have run in all steps, and all sends are over.
-    /// All parts call this with the same steps and the same work.
+    /// All parts call this with the same steps.
     ///
     /// # Errors
     /// A kernel or the program failed, a peer is gone, has failed or runs other steps, nothing went on for longer than the deadline, or the run
     /// was stopped. The peers are told. After such an error the executor runs no more.
-    pub fn run(
+    pub fn run(&mut self, steps: Range<u64>, program: &mut dyn Program<V>) -> Result<RunReport, GraphError> {
+        self.work(steps, Work::Compute, program)
+    }
+
+    /// Runs steps as [`run`](Self::run) does, and keeps the values that this part sends in the last step, for [`replay`](Self::replay).
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub fn run_and_keep(
+        &mut self,
+        steps: Range<u64>,
+        program: &mut dyn Program<V>,
+    ) -> Result<RunReport, GraphError> {
+        self.work(steps, Work::ComputeAndKeep, program)
+    }
+
+    /// Runs steps whose nodes don't compute: the values that [`run_and_keep`](Self::run_and_keep) kept are sent again, so that only the
+    /// transfers and the scheduling take time. No inputs are fed, and no results come out. All parts call this with the same steps.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run), or nothing was kept.
+    pub fn replay(&mut self, steps: Range<u64>) -> Result<RunReport, GraphError> {
+        self.work(steps, Work::Replay, &mut |_: u64, _: NodeId| Err("a replay feeds no inputs".into()))
+    }
+
+    fn work(
         &mut self,
         steps: Range<u64>,
         work: Work,
         program: &mut dyn Program<V>,
-    ) -> Result<Report, GraphError> {
+    ) -> Result<RunReport, GraphError> {
         if self.failed {
-            return Err(GraphError::Failed);
+            return Err(Problem::Failed.into());
         }
         if steps.start < self.next {
             let reason = format!("{steps:?}: this executor has run all steps before {}", self.next);
-            return Err(GraphError::Setting { setting: "steps", reason });
+            return Err(Problem::Setting { setting: "steps", reason }.into());
         }
         if self.settings.window == 0 {
             let reason = "it is 0; at least 1 step must be in flight".to_owned();
-            return Err(GraphError::Setting { setting: "window", reason });
+            return Err(Problem::Setting { setting: "window", reason }.into());
         }
         self.next = self.next.max(steps.end);
         self.transfers.begin(&steps);
@@ -148,7 +201,7 @@ impl<V: Value> Executor<V> {
     }
 
     /// Returns a handle that stops the run from another thread.
-    pub fn stop_handle(&self) -> Stop {
+    pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
     }
 
@@ -157,19 +210,14 @@ impl<V: Value> Executor<V> {
         self.part
     }
 
-    /// Returns the transfers, for their counts.
-    pub fn transfers(&self) -> &dyn Transfers<V> {
-        &*self.transfers
-    }
-
-    /// Changes the settings of the next run.
-    pub fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
+    /// Returns how often and how a crossing tensor was sent. It is zero for those that this part receives.
+    pub fn counts(&self, crossing: CrossingId) -> CrossingCounts {
+        self.transfers.counts(crossing)
     }
 
     /// Runs the next steps with other transfers, and returns those of the last ones. All parts do so at the same step.
-    pub fn replace_transfers(&mut self, transfers: Box<dyn Transfers<V>>) -> Box<dyn Transfers<V>> {
-        mem::replace(&mut self.transfers, transfers)
+    pub fn replace_transfers(&mut self, transfers: Transfers<V>) -> Transfers<V> {
+        Transfers(mem::replace(&mut self.transfers, transfers.0))
     }
 }
 
@@ -188,7 +236,7 @@ impl<V> fmt::Debug for Executor<V> {
 
 fn missing(graph: &Topology, node: NodeId, part: Part) -> GraphError {
     let name = graph.node(node).map_or_else(|| node.0.to_string(), |node| node.name.clone());
-    GraphError::Node { node: name, reason: format!("it has no kernel in part {}", part.0) }
+    GraphError::from(Problem::Node { node: name, reason: format!("it has no kernel in part {}", part.0) })
 }
 
 /// What becomes of a receive that has not arrived.
@@ -217,53 +265,34 @@ impl fmt::Display for ReceiveMode {
 }
 
 impl FromStr for ReceiveMode {
-    type Err = String;
+    type Err = GraphError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Self::deserialize(text.into_deserializer()).map_err(|_: serde::de::value::Error| {
-            format!("{text:?} is no receive mode; use polling-async, blocking or callback")
+            Problem::Value(format!("{text:?} is no receive mode; use polling-async, blocking or callback"))
+                .into()
         })
     }
 }
 
 /// What the nodes of a run do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Work {
-    /// They compute.
-    #[default]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
     Compute,
-    /// They compute, and the executor keeps the values that this part sends in the last step of the run, for [`Replay`](Self::Replay).
     ComputeAndKeep,
-    /// They don't compute: the values that were kept are sent again, so that only the transfers and the scheduling take time. No
-    /// inputs are fed, and no results come out.
     Replay,
 }
 
-/// How an executor runs.
-///
-/// ```
-/// use tonic_rdma_graph::schedule::{ReceiveMode, Settings};
-///
-/// let mut settings = Settings::default();
-/// settings.receive = ReceiveMode::Callback;
-/// settings.window = 4;
-/// ```
+/// How an executor runs: see its setters.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Settings {
-    /// What becomes of a receive that has not arrived.
-    pub receive: ReceiveMode,
-    /// The largest number of steps in flight. The default, 1, ends each step before the next one begins.
-    pub window: usize,
-    /// The longest time without any progress of this part: no node runs, nothing arrives, and no send begins. The default is 60 s.
-    pub deadline: Duration,
-    /// How long an executor that has nothing to do looks for arrivals before its thread sleeps. It gives its
-    /// core to other threads between looks. `None`, the default, leaves this to the transfers
-    /// ([`Transfers::spin`](crate::schedule::Transfers::spin)).
-    pub spin: Option<Duration>,
+pub(super) struct ExecutorSettings {
+    pub(super) receive: ReceiveMode,
+    pub(super) window: usize,
+    pub(super) deadline: Duration,
+    pub(super) spin: Option<Duration>,
 }
 
-impl Default for Settings {
+impl Default for ExecutorSettings {
     fn default() -> Self {
         Self { receive: ReceiveMode::default(), window: 1, deadline: Duration::from_secs(60), spin: None }
     }
@@ -271,7 +300,7 @@ impl Default for Settings {
 
 /// Stops a run from another thread. Clones stop the same run.
 #[derive(Clone, Debug, Default)]
-pub struct Stop {
+pub struct StopHandle {
     state: Arc<StopState>,
 }
 
@@ -281,8 +310,8 @@ struct StopState {
     waker: Mutex<Option<Waker>>,
 }
 
-impl Stop {
-    /// Stops the run, which returns [`GraphError::Stopped`](crate::GraphError::Stopped) once the kernel that runs now has ended. Later
+impl StopHandle {
+    /// Stops the run, which returns an error of kind [`Stopped`](crate::GraphErrorKind::Stopped) once the kernel that runs now has ended. Later
     /// runs return it at once.
     pub fn stop(&self) {
         self.state.stopped.store(true, Ordering::SeqCst);
@@ -320,7 +349,7 @@ pub trait Program<V> {
     /// Returns the value of an input of this part in a step. Each input is asked for once in each step, in ascending order.
     ///
     /// # Errors
-    /// There is no such value. The run ends with [`GraphError::Kernel`](crate::GraphError::Kernel), which names the input.
+    /// There is no such value. The run ends with an error of kind [`Kernel`](crate::GraphErrorKind::Kernel), which names the input.
     fn feed(&mut self, step: u64, input: NodeId) -> Result<V, KernelError>;
 
     /// Takes a result of a step, if the node of the result belongs to this part.
@@ -372,7 +401,7 @@ pub struct StepTime {
 /// What a run did.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Report {
+pub struct RunReport {
     /// The steps, in the order in which they ended.
     pub steps: Vec<StepTime>,
     /// The time from the beginning of the run until the last send has ended, and the parts have agreed on the steps.

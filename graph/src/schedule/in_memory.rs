@@ -6,53 +6,50 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fmt, thread};
 
 use crate::dataflow::Value;
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use crate::placement::{Crossing, CrossingId, Part, Placements};
-use crate::schedule::transfers::{CrossingCounts, Start, Transfers, Unfinished};
+use crate::schedule::transfers::{CrossingCounts, Start, Transfers, Transport, Unfinished};
 use crate::sites::NodeSites;
 use tonic_rdma_tensor::Tensor;
 use tonic_rdma_verbs::unstable::{lock, wake_all};
 
-/// Transfers between executors of one process: for tests, and for graphs that are not split.
-pub struct InMemory {
+/// The transfers of one part.
+struct InMemory {
     part: Part,
     network: Arc<Network>,
     placements: Arc<Placements>,
     counts: Vec<CrossingCounts>,
 }
 
-impl InMemory {
-    /// Makes the transfers of all parts, in the order of the parts. `depth` is the number of tensors of each crossing that may be under
-    /// way.
+impl<V: Value> Transfers<V> {
+    /// Makes the transfers between executors of one process, for tests and for graphs that are not split: those of all parts, in the
+    /// order of the parts. `depth` is the number of tensors of each crossing that may be under way.
     ///
     /// ```
     /// use std::sync::Arc;
     ///
     /// use tonic_rdma_graph::dataflow::{Topology, Value};
-    /// use tonic_rdma_graph::placement::{Part, Partition, analyse};
-    /// use tonic_rdma_graph::schedule::{InMemory, Transfers};
+    /// use tonic_rdma_graph::placement::{Partition, Placements};
+    /// use tonic_rdma_graph::schedule::Transfers;
     ///
-    /// fn two_parts<V: Value>() -> Result<Vec<Box<dyn Transfers<V>>>, tonic_rdma_graph::GraphError> {
+    /// fn two_parts<V: Value>() -> Result<Vec<Transfers<V>>, tonic_rdma_graph::GraphError> {
     ///     let graph = Topology::new();
     ///     let partition = Partition::new(&graph, 2, vec![])?;
-    ///     InMemory::parts(&Arc::new(analyse(&graph, &partition)?), 1)
+    ///     Transfers::in_memory(&Arc::new(Placements::new(&graph, &partition)?), 1)
     /// }
     /// ```
     ///
     /// # Errors
     /// `depth` is 0.
-    pub fn parts<V: Value>(
-        placements: &Arc<Placements>,
-        depth: usize,
-    ) -> Result<Vec<Box<dyn Transfers<V>>>, GraphError> {
-        Self::ends(placements, depth, None)
+    pub fn in_memory(placements: &Arc<Placements>, depth: usize) -> Result<Vec<Self>, GraphError> {
+        Self::of_network(placements, depth, None)
     }
 
-    /// Makes the transfers of all parts, as [`parts`](Self::parts) does. Each tensor arrives when the delay of its crossing tensor and step
+    /// Makes transfers as [`in_memory`](Self::in_memory) does. Each tensor arrives when the delay of its crossing tensor and step
     /// is over, but not before earlier tensors of this crossing.
     ///
     /// ```
@@ -62,32 +59,32 @@ impl InMemory {
     /// use tonic_rdma_graph::GraphError;
     /// use tonic_rdma_graph::dataflow::Value;
     /// use tonic_rdma_graph::placement::Placements;
-    /// use tonic_rdma_graph::schedule::{InMemory, Transfers};
+    /// use tonic_rdma_graph::schedule::Transfers;
     ///
     /// /// Crossing tensors with higher numbers take longer.
-    /// fn slow<V: Value>(placements: &Arc<Placements>) -> Result<Vec<Box<dyn Transfers<V>>>, GraphError> {
-    ///     InMemory::delayed(placements, 2, |crossing, _step| Duration::from_micros(100 * crossing.0 as u64))
+    /// fn slow<V: Value>(placements: &Arc<Placements>) -> Result<Vec<Transfers<V>>, GraphError> {
+    ///     Transfers::delayed(placements, 2, |crossing, _step| Duration::from_micros(100 * crossing.0 as u64))
     /// }
     /// ```
     ///
     /// # Errors
     /// `depth` is 0, or the system has no thread left.
-    pub fn delayed<V: Value>(
+    pub fn delayed(
         placements: &Arc<Placements>,
         depth: usize,
         delay: impl Fn(CrossingId, u64) -> Duration + Send + Sync + 'static,
-    ) -> Result<Vec<Box<dyn Transfers<V>>>, GraphError> {
-        Self::ends(placements, depth, Some(Box::new(delay)))
+    ) -> Result<Vec<Self>, GraphError> {
+        Self::of_network(placements, depth, Some(Box::new(delay)))
     }
 
-    fn ends<V: Value>(
+    fn of_network(
         placements: &Arc<Placements>,
         depth: usize,
         delay: Option<Delay>,
-    ) -> Result<Vec<Box<dyn Transfers<V>>>, GraphError> {
+    ) -> Result<Vec<Self>, GraphError> {
         if depth == 0 {
             let reason = "it is 0; at least 1 tensor of each crossing must be under way".to_owned();
-            return Err(GraphError::Setting { setting: "depth", reason });
+            return Err(Problem::Setting { setting: "depth", reason }.into());
         }
         let parts = placements.partition().count();
         let crossings = placements.crossings().len();
@@ -96,21 +93,25 @@ impl InMemory {
         if is_delayed {
             network.start_courier()?;
         }
-        let end = |part| -> Box<dyn Transfers<V>> {
-            Box::new(Self {
+        let transfers = |part| {
+            Self(Box::new(InMemory {
                 part: Part(part),
                 network: Arc::clone(&network),
                 placements: Arc::clone(placements),
                 counts: vec![CrossingCounts::default(); crossings],
-            })
+            }))
         };
-        Ok((0..parts).map(end).collect())
+        Ok((0..parts).map(transfers).collect())
     }
+}
 
+impl InMemory {
     fn crossing(&self, id: CrossingId) -> Result<&Crossing, GraphError> {
-        self.placements.crossing(id).ok_or_else(|| GraphError::Setting {
-            setting: "crossing",
-            reason: format!("the graph has no crossing tensor {}", id.0),
+        self.placements.crossing(id).ok_or_else(|| {
+            GraphError::from(Problem::Setting {
+                setting: "crossing",
+                reason: format!("the graph has no crossing tensor {}", id.0),
+            })
         })
     }
 
@@ -132,7 +133,7 @@ impl InMemory {
     }
 }
 
-impl<V: Value> Transfers<V> for InMemory {
+impl<V: Value> Transport<V> for InMemory {
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
         let peer = self.crossing(crossing)?.to;
         let start = self.network.put(self.part, peer, crossing, step, tensor)?;
@@ -202,24 +203,18 @@ impl Drop for InMemory {
     }
 }
 
-impl fmt::Debug for InMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InMemory").field("part", &self.part).finish_non_exhaustive()
-    }
-}
-
 /// The delay of a crossing tensor in a step.
 type Delay = Box<dyn Fn(CrossingId, u64) -> Duration + Send + Sync>;
 
 struct Network {
-    state: Mutex<State>,
+    state: Mutex<NetworkState>,
     /// Tells the courier of a new parcel, and of the end.
     changed: Condvar,
     depth: usize,
     delay: Option<Delay>,
 }
 
-struct State {
+struct NetworkState {
     lanes: Vec<Lane>,
     /// The parts that have failed, the first one first, and why.
     failed: Vec<(Part, String)>,
@@ -232,7 +227,7 @@ struct State {
 }
 
 /// The tensors of one crossing. Wakers are woken while the state is locked, so that a thread which a timer has woken does not see the change
-/// before its waker is woken. Such a thread would count a late wake ([`Report::late`](crate::schedule::Report::late)).
+/// before its waker is woken. Such a thread would count a late wake ([`RunReport::late`](crate::schedule::RunReport::late)).
 #[derive(Default)]
 struct Lane {
     arrived: VecDeque<(u64, Tensor)>,
@@ -246,7 +241,7 @@ struct Lane {
 
 impl Network {
     fn new(parts: usize, crossings: usize, depth: usize, delay: Option<Delay>) -> Self {
-        let state = State {
+        let state = NetworkState {
             lanes: (0..crossings).map(|_| Lane::default()).collect(),
             failed: Vec::new(),
             left: vec![false; parts],
@@ -292,9 +287,11 @@ impl Network {
         let network = Arc::clone(self);
         let spawned =
             thread::Builder::new().name("courier".to_owned()).spawn(move || while network.deliver() {});
-        spawned.map(drop).map_err(|error| GraphError::Setting {
-            setting: "delay",
-            reason: format!("delayed transfers need a thread, and the system gave none: {error}"),
+        spawned.map(drop).map_err(|error| {
+            GraphError::from(Problem::Setting {
+                setting: "delay",
+                reason: format!("delayed transfers need a thread, and the system gave none: {error}"),
+            })
         })
     }
 
@@ -313,7 +310,7 @@ impl Network {
             Some((arrived, _)) if *arrived != step => {
                 let source = format!("the tensor of step {arrived} came instead").into();
                 let crossing = crossing.0.to_string();
-                Err(GraphError::Transfer { crossing, step, peer: peer.0, source })
+                Err(Problem::Transfer { crossing, step, peer: peer.0, source }.into())
             }
             Some(_) => {
                 let tensor = lane.arrived.pop_front().map(|(_, tensor)| tensor);
@@ -401,15 +398,15 @@ impl Network {
     }
 }
 
-impl State {
+impl NetworkState {
     /// Checks that no other part has failed, and that the peer is there.
     fn check(&self, part: Part, peer: Option<Part>) -> Result<(), GraphError> {
         if let Some((failed, reason)) = self.failed.iter().find(|(failed, _)| *failed != part) {
-            return Err(GraphError::PeerFailed { peer: failed.0, reason: reason.clone() });
+            return Err(Problem::PeerFailed { peer: failed.0, reason: reason.clone() }.into());
         }
         match peer {
             Some(peer) if self.left[peer.0] => {
-                Err(GraphError::PeerLost { peer: peer.0, source: "it has dropped its transfers".into() })
+                Err(Problem::PeerLost { peer: peer.0, source: "it has dropped its transfers".into() }.into())
             }
             _ => Ok(()),
         }

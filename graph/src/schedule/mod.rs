@@ -11,7 +11,7 @@
 //!
 //! A send begins as soon as its node has run. Several steps may be in flight; each node sees its steps in ascending order.
 //!
-//! This module never moves bytes between processes: [`Transfers`] does. It never decides what crosses: the placement did.
+//! This module never moves bytes between processes: the [transfers](Transfers) do. It never decides what crosses: the placement did.
 
 mod executor;
 mod in_memory;
@@ -21,6 +21,6 @@ mod run;
 mod tests;
 mod transfers;
 
-pub use executor::{Direction, Executor, Program, ReceiveMode, Report, Settings, StepTime, Stop, Work};
-pub use in_memory::InMemory;
-pub use transfers::{CrossingCounts, Start, Transfers, Unfinished};
+pub use executor::{Direction, Executor, Program, ReceiveMode, RunReport, StepTime, StopHandle};
+pub use transfers::{CrossingCounts, Transfers};
+pub(crate) use transfers::{Start, Transport, Unfinished};

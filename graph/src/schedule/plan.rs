@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use crate::dataflow::{Node, NodeId, Outlet, Role, Topology};
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use crate::placement::{Crossing, CrossingId, Part, Placements};
 
 /// The work of one part in a step.
@@ -74,7 +74,7 @@ impl Plan {
         if parts.len() != graph.len() {
             let reason =
                 format!("are those of a graph of {} nodes, and this graph has {}", parts.len(), graph.len());
-            return Err(GraphError::Setting { setting: "placements", reason });
+            return Err(Problem::Setting { setting: "placements", reason }.into());
         }
         let mut planner = Planner::new(graph, crossings, part)?;
         for (id, node) in graph.nodes().filter(|(_, node)| node.role != Role::Constant) {
@@ -119,7 +119,7 @@ impl<'a> Planner<'a> {
                 let node = self.graph.outlet_name(crossing.outlet);
                 let reason =
                     format!("crosses more than once to part {}, or from this part to itself", self.part.0);
-                return Err(GraphError::Node { node, reason });
+                return Err(Problem::Node { node, reason }.into());
             }
             self.plan.values.push(PlannedValue { consumers: Vec::new(), receive: Some(receive) });
             self.plan.receives.push(PlannedReceive { crossing: crossing.id, value });
@@ -167,13 +167,15 @@ impl<'a> Planner<'a> {
         if self.graph.node(input.node).is_some_and(|node| node.role == Role::Constant) {
             return Ok(Source::Constant(self.constant(input.node), input.output));
         }
-        self.values.get(&input).map(|value| Source::Value(*value)).ok_or_else(|| GraphError::Node {
-            node: node.name.clone(),
-            reason: format!(
-                "its input {} is computed in another part, and no crossing tensor brings it to part {}",
-                self.graph.outlet_name(input),
-                self.part.0
-            ),
+        self.values.get(&input).map(|value| Source::Value(*value)).ok_or_else(|| {
+            GraphError::from(Problem::Node {
+                node: node.name.clone(),
+                reason: format!(
+                    "its input {} is computed in another part, and no crossing tensor brings it to part {}",
+                    self.graph.outlet_name(input),
+                    self.part.0
+                ),
+            })
         })
     }
 
@@ -205,17 +207,18 @@ impl<'a> Planner<'a> {
             let node = self.graph.outlet_name(*outlet);
             let reason =
                 format!("crosses from part {}, and is no output of a node of that part", self.part.0);
-            return Err(GraphError::Node { node, reason });
+            return Err(Problem::Node { node, reason }.into());
         }
         let unused = |receive: &&PlannedReceive| self.plan.values[receive.value].consumers.is_empty();
         match self.plan.receives.iter().find(unused) {
             None => Ok(()),
             Some(receive) => {
                 let node = self.crossings[receive.crossing.0].name.clone();
-                Err(GraphError::Node {
+                Err(Problem::Node {
                     node,
                     reason: format!("crosses to part {}, which does not use it", self.part.0),
-                })
+                }
+                .into())
             }
         }
     }

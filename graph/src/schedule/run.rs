@@ -9,11 +9,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::executor::{Direction, Executor, Program, ReceiveMode, Report, StepTime, Work};
+use super::executor::{Direction, Executor, Program, ReceiveMode, RunReport, StepTime, Work};
 use super::plan::{Flights, PlannedNode, Source};
-use super::transfers::{Start, Transfers};
+use super::transfers::{Start, Transport};
 use crate::dataflow::{self, Kernel, KernelError, NodeId, Topology, Value};
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use crate::placement::CrossingId;
 use tonic_rdma_tensor::Tensor;
 use tonic_rdma_verbs::unstable::lock;
@@ -39,7 +39,7 @@ pub(super) struct Run<'a, V> {
     waker: Waker,
     /// Wakes this thread, and says which receive has arrived. Only in the mode callback.
     arrivals: Vec<Waker>,
-    report: Report,
+    report: RunReport,
     began: Instant,
     /// When the thread found that nothing goes on. `None` while something does, because a look at the clock for each node costs time.
     quiet_since: Option<Instant>,
@@ -80,7 +80,7 @@ impl<'a, V: Value> Run<'a, V> {
             alarm,
             waker,
             arrivals,
-            report: Report::default(),
+            report: RunReport::default(),
             began: Instant::now(),
             quiet_since: None,
             spin,
@@ -89,7 +89,7 @@ impl<'a, V: Value> Run<'a, V> {
     }
 
     /// Runs until all steps have ended.
-    pub(super) fn drive(mut self) -> Result<Report, GraphError> {
+    pub(super) fn drive(mut self) -> Result<RunReport, GraphError> {
         loop {
             self.check_stop()?;
             self.admit();
@@ -115,7 +115,7 @@ impl<'a, V: Value> Run<'a, V> {
     }
 
     fn check_stop(&self) -> Result<(), GraphError> {
-        if self.executor.stop.is_stopped() { Err(GraphError::Stopped) } else { Ok(()) }
+        if self.executor.stop.is_stopped() { Err(Problem::Stopped.into()) } else { Ok(()) }
     }
 
     /// Fills the window with steps.
@@ -333,8 +333,8 @@ impl<'a, V: Value> Run<'a, V> {
         for send in 0..self.executor.plan.nodes[node].sends.len() {
             let (_, crossing) = self.executor.plan.nodes[node].sends[send];
             let Some(tensor) = self.executor.kept[crossing.0].clone() else {
-                let reason = "a replay needs a run with `Work::ComputeAndKeep` before it".to_owned();
-                return Err(GraphError::Setting { setting: "work", reason });
+                let reason = "`replay` needs a call of `run_and_keep` before it".to_owned();
+                return Err(Problem::Setting { setting: "work", reason }.into());
             };
             self.begin(crossing, step, tensor)?;
         }
@@ -423,7 +423,7 @@ impl<'a, V: Value> Run<'a, V> {
                 },
             },
         };
-        Err(GraphError::Deadline { waits_for, peer: peer.0, seconds: deadline.as_secs_f64() })
+        Err(Problem::Deadline { waits_for, peer: peer.0, seconds: deadline.as_secs_f64() }.into())
     }
 
     fn sleep(&mut self, quiet: Duration) {
@@ -441,7 +441,7 @@ impl<'a, V: Value> Run<'a, V> {
     /// Waits until `poll` is done. The deadline begins anew whenever a send of this part has ended.
     fn wait(
         &mut self,
-        poll: impl Fn(&mut dyn Transfers<V>, &mut Context<'_>) -> Poll<Result<(), GraphError>>,
+        poll: impl Fn(&mut dyn Transport<V>, &mut Context<'_>) -> Poll<Result<(), GraphError>>,
     ) -> Result<(), GraphError> {
         self.went_on();
         let waker = self.waker.clone();
@@ -527,7 +527,7 @@ impl Sends {
     /// Begins a send, or keeps it for later. Returns whether it has begun.
     fn start<V>(
         &mut self,
-        transfers: &mut dyn Transfers<V>,
+        transfers: &mut dyn Transport<V>,
         crossing: CrossingId,
         step: u64,
         tensor: Tensor,
@@ -544,7 +544,7 @@ impl Sends {
     }
 
     /// Tries each crossing tensor again. Returns the steps of the sends that have begun.
-    fn retry<V>(&mut self, transfers: &mut dyn Transfers<V>) -> Result<Vec<u64>, GraphError> {
+    fn retry<V>(&mut self, transfers: &mut dyn Transport<V>) -> Result<Vec<u64>, GraphError> {
         let mut begun = Vec::new();
         for (crossing, waiting) in &mut self.waiting {
             while let Some((step, tensor)) = waiting.front() {
@@ -567,7 +567,7 @@ impl Sends {
     /// Returns whether one of the sends can begin. Otherwise the waker of `context` is woken when one can.
     fn can_begin<V>(
         &self,
-        transfers: &mut dyn Transfers<V>,
+        transfers: &mut dyn Transport<V>,
         context: &mut Context<'_>,
     ) -> Result<bool, GraphError> {
         let mut can = false;
@@ -605,7 +605,7 @@ fn run_of_node<V>(
 
 /// Makes the error of a node.
 fn node_failed(node: &str, kind: &str, source: KernelError) -> GraphError {
-    GraphError::Kernel { node: node.to_owned(), kind: kind.to_owned(), source }
+    GraphError::from(Problem::Kernel { node: node.to_owned(), kind: kind.to_owned(), source })
 }
 
 fn counted<V>(outputs: Result<Vec<V>, KernelError>, expected: usize) -> Result<Vec<V>, KernelError> {

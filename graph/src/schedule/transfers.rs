@@ -1,5 +1,6 @@
 //! What moves the tensors of crossings between parts.
 
+use std::fmt;
 use std::ops::Range;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::sites::NodeSites;
 
 /// What became of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub(crate) enum Start {
     /// The send has begun. The transfers hold what they need of the tensor until the send is over.
     Begun,
     /// All buffers of this crossing tensor are in use. The executor tries again later, and runs other nodes meanwhile.
@@ -21,11 +22,11 @@ pub enum Start {
 
 /// Sends that have begun and are not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unfinished {
+pub(crate) struct Unfinished {
     /// One of their crossing tensors.
-    pub crossing: CrossingId,
+    pub(crate) crossing: CrossingId,
     /// The number of these sends, of all crossing tensors.
-    pub sends: u64,
+    pub(crate) sends: u64,
 }
 
 impl Unfinished {
@@ -52,6 +53,16 @@ pub struct CrossingCounts {
     pub inline: u64,
 }
 
+/// What sends and receives the crossing tensors of one part. [`Session::transfers`](crate::session::Session::transfers) and
+/// [`in_memory`](Self::in_memory) make it, and one [`Executor`](crate::schedule::Executor) uses it.
+pub struct Transfers<V>(pub(crate) Box<dyn Transport<V>>);
+
+impl<V> fmt::Debug for Transfers<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Transfers").finish_non_exhaustive()
+    }
+}
+
 /// Sends and receives the crossing tensors of one part. One executor uses it, from one thread.
 ///
 /// The executor keeps to these rules:
@@ -61,7 +72,7 @@ pub struct CrossingCounts {
 /// - A step that has been taken is never asked for again.
 ///
 /// No method waits. A transfer may have threads or a runtime of its own behind this trait.
-pub trait Transfers<V>: Send {
+pub(crate) trait Transport<V>: Send {
     /// Begins a run of these steps. All parts run the same steps. Transfers whose tensors don't carry the number of their step compare the
     /// steps of the parts.
     fn begin(&mut self, _steps: &Range<u64>) {}
@@ -139,6 +150,6 @@ pub trait Transfers<V>: Send {
     }
 
     /// Tells the peers that this part has failed, and why, so that they end too: their next call of a method here returns
-    /// [`GraphError::PeerFailed`]. Does not wait for their answers.
+    /// [`Problem::PeerFailed`](crate::error::Problem::PeerFailed). Does not wait for their answers.
     fn abort(&mut self, reason: &str);
 }

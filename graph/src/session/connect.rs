@@ -11,17 +11,19 @@ use tokio::time::Instant;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use crate::placement::{Crossing, Part, Placement};
 use crate::session::settings::{
-    CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, OTHER_CALLS, Peering, STREAM_WINDOW, Settings,
-    calls, setting,
+    CONNECTION_WINDOW, ListenerBuilder, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, OTHER_CALLS, Peering,
+    STREAM_WINDOW, calls, setting,
 };
 use crate::session::state::{Mailboxes, State};
 use crate::session::threads::{self, FAREWELL};
 use crate::session::{Addresses, Core, Ends, Listener, Session};
 use crate::transfer::proto::parts_client::PartsClient;
-use crate::transfer::{self, CallEnds, Caller, Mailbox, Mode, Peers, SlotEnds, SlotReceiver, SlotSender};
+use crate::transfer::{
+    self, CallEnds, Caller, Mailbox, Peers, SlotEnds, SlotReceiver, SlotSender, TransferMode,
+};
 use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_tensor::unstable::meeting::{
     self, Attendee, End, Key, Meeting, NotJoined, StandingStream, VERSION, fresh_key,
@@ -34,7 +36,7 @@ const LONGEST_MESSAGE: u64 = u32::MAX as u64;
 
 /// What the tasks that connect have in common.
 struct Context {
-    settings: Settings,
+    settings: ListenerBuilder,
     peering: Peering,
     state: Arc<State>,
     device: RdmaDevice,
@@ -90,7 +92,7 @@ pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, G
 }
 
 /// Checks the numbers of the peering against the settings.
-fn check(settings: &Settings, peering: &Peering) -> Result<(), GraphError> {
+fn check(settings: &ListenerBuilder, peering: &Peering) -> Result<(), GraphError> {
     peering.check()?;
     let calls = peering.modes.iter().find(|mode| !mode.uses_slots());
     if let Some(mode) = calls {
@@ -129,7 +131,7 @@ fn receivers(
     peering: &Peering,
     keys: &[Key],
     peers: &Peers,
-) -> Result<(HashMap<Mode, Ends>, Mailboxes), GraphError> {
+) -> Result<(HashMap<TransferMode, Ends>, Mailboxes), GraphError> {
     let (mut ends, mut mailboxes) = (HashMap::new(), HashMap::new());
     let window = peering.window;
     for mode in peering.modes.iter().copied() {
@@ -156,7 +158,7 @@ fn slot(
     device: &RdmaDevice,
     peering: &Peering,
     keys: &[Key],
-    mode: Mode,
+    mode: TransferMode,
     crossing: &Crossing,
 ) -> Result<(Crossing, SlotReceiver), GraphError> {
     let name = slot_name(&keys[crossing.from.0], mode, crossing);
@@ -227,7 +229,7 @@ async fn join(context: &Context, peer: Part) -> Result<(Key, StandingStream), Gr
         Ok(stream) => Ok((key, stream)),
         Err(status) => {
             let source = with_causes(status.message(), &status).into();
-            Err(GraphError::PeerLost { peer: peer.0, source })
+            Err(Problem::PeerLost { peer: peer.0, source }.into())
         }
     }
 }
@@ -303,7 +305,7 @@ fn addresses_given(context: &Context) -> Result<usize, GraphError> {
         let found = found.flatten().unwrap_or(0);
         if found != expected as u64 {
             let reason = format!("it has the addresses of {found} of the {expected} static slots here");
-            return Err(GraphError::PeerFailed { peer: part, reason });
+            return Err(Problem::PeerFailed { peer: part, reason }.into());
         }
         given += expected;
     }
@@ -313,22 +315,24 @@ fn addresses_given(context: &Context) -> Result<usize, GraphError> {
 fn late(context: &Context, peer: Part, reason: String) -> GraphError {
     let (address, seconds) =
         (context.peering.address(peer).to_owned(), context.peering.timeout.as_secs_f64());
-    GraphError::Unreachable { peer: peer.0, address, seconds, reason }
+    GraphError::from(Problem::Unreachable { peer: peer.0, address, seconds, reason })
 }
 
 /// Makes the error of a part that this one could not join.
 fn not_joined(context: &Context, part: Part, reason: NotJoined) -> GraphError {
     let (peer, address) = (part.0, context.peering.address(part).to_owned());
     match reason {
-        NotJoined::Version(theirs) => GraphError::Version { peer, address, ours: VERSION, theirs },
-        NotJoined::Differs(what) => GraphError::Differs { peer, address, what },
+        NotJoined::Version(theirs) => {
+            GraphError::from(Problem::Version { peer, address, ours: VERSION, theirs })
+        }
+        NotJoined::Differs(what) => GraphError::from(Problem::Differs { peer, address, what }),
         NotJoined::Other(other) => {
             setting("peers", format!("part {other} answers at {address}, the address of part {part}"))
         }
         NotJoined::Refused(reason) => {
             setting("part", format!("part {part} at {address} refused this part: {reason}"))
         }
-        NotJoined::Failed(reason) => GraphError::PeerFailed { peer, reason },
+        NotJoined::Failed(reason) => GraphError::from(Problem::PeerFailed { peer, reason }),
         NotJoined::Late { trouble, .. } => late(context, part, trouble),
     }
 }
@@ -336,7 +340,7 @@ fn not_joined(context: &Context, part: Part, reason: NotJoined) -> GraphError {
 /// What is needed to connect to one part.
 #[derive(Clone, Copy)]
 pub(super) struct Plan<'a> {
-    pub(super) settings: &'a Settings,
+    pub(super) settings: &'a ListenerBuilder,
     pub(super) device: &'a RdmaDevice,
     pub(super) peering: &'a Peering,
     pub(super) peer: Part,
@@ -347,8 +351,8 @@ pub(super) struct Plan<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Sending {
     pub(super) channel: Option<Channel>,
-    pub(super) calls: Vec<(Mode, (Crossing, Caller, Bytes))>,
-    pub(super) slots: Vec<(Mode, (Crossing, SlotSender))>,
+    pub(super) calls: Vec<(TransferMode, (Crossing, Caller, Bytes))>,
+    pub(super) slots: Vec<(TransferMode, (Crossing, SlotSender))>,
 }
 
 impl Sending {
@@ -359,7 +363,7 @@ impl Sending {
 }
 
 /// Returns the name of a slot. The key of the sender in it is a secret, so that only the sender finds the slot.
-fn slot_name(key: &Key, mode: Mode, crossing: &Crossing) -> String {
+fn slot_name(key: &Key, mode: TransferMode, crossing: &Crossing) -> String {
     format!("{:032x}/{mode}/{}", u128::from_be_bytes(*key), crossing.id.0)
 }
 
@@ -405,24 +409,24 @@ pub(super) async fn open(plan: Plan<'_>) -> Result<Sending, GraphError> {
 }
 
 impl Plan<'_> {
-    fn no_rdma(&self, mode: Mode, source: Box<dyn Error + Send + Sync>) -> GraphError {
-        GraphError::NoRdma {
+    fn no_rdma(&self, mode: TransferMode, source: Box<dyn Error + Send + Sync>) -> GraphError {
+        GraphError::from(Problem::NoRdma {
             mode: mode.to_string(),
             peer: self.peer.0,
             address: self.peering.address(self.peer).to_owned(),
             source,
-        }
+        })
     }
 }
 
 /// Connects for calls in `mode`.
-async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
+async fn caller(plan: Plan<'_>, mode: TransferMode) -> Result<Caller, GraphError> {
     let endpoint = endpoint(plan.peer, plan.peering.address(plan.peer))?;
-    let config = plan.settings.config.clone().policy(Policy::Require);
+    let config = plan.settings.with_policy(Policy::Require);
     let longest = usize::try_from(plan.settings.largest_tensor.saturating_add(MESSAGE_MARGIN));
     let longest = longest.unwrap_or(usize::MAX);
     match mode {
-        Mode::GrpcNative => {
+        TransferMode::GrpcNative => {
             let builder = RdmaChannel::builder(endpoint).config(config).calls(calls(plan.settings));
             let channel = builder.connect().await.map_err(|error| plan.no_rdma(mode, error.into()))?;
             let info = channel.last_connection();
@@ -431,7 +435,7 @@ async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
             }
             Ok(Caller::Native(PartsClient::new(channel).max_encoding_message_size(longest)))
         }
-        Mode::GrpcRdma => {
+        TransferMode::GrpcRdma => {
             let connector = RdmaConnector::new().config(config);
             let connecting = endpoint.connect_with_connector(connector.clone());
             let channel = connecting.await.map_err(|error| plan.no_rdma(mode, error.into()))?;
@@ -441,9 +445,10 @@ async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
             }
             Ok(Caller::Http2(PartsClient::new(channel).max_encoding_message_size(longest)))
         }
-        Mode::GrpcTcp | Mode::RdmaCp | Mode::RdmaZerocp => {
+        TransferMode::GrpcTcp | TransferMode::RdmaCp | TransferMode::RdmaZerocp => {
             let channel = endpoint.connect().await;
-            let lost = |error| GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) };
+            let lost =
+                |error| GraphError::from(Problem::PeerLost { peer: plan.peer.0, source: Box::new(error) });
             Ok(Caller::Http2(PartsClient::new(channel.map_err(lost)?).max_encoding_message_size(longest)))
         }
     }
@@ -456,7 +461,7 @@ fn no_connection(info: Option<&RdmaConnectInfo>) -> Box<dyn Error + Send + Sync>
 }
 
 /// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is busy, and is asked again.
-async fn channel(plan: Plan<'_>, mode: Mode) -> Result<Channel, GraphError> {
+async fn channel(plan: Plan<'_>, mode: TransferMode) -> Result<Channel, GraphError> {
     loop {
         match plan.device.channel(plan.peering.address(plan.peer), 0).await {
             Ok(channel) => return Ok(channel),
@@ -464,7 +469,7 @@ async fn channel(plan: Plan<'_>, mode: Mode) -> Result<Channel, GraphError> {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50))).await;
             }
             Err(error) if matches!(error.kind(), TensorErrorKind::PeerLost | TensorErrorKind::Closed) => {
-                return Err(GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) });
+                return Err(Problem::PeerLost { peer: plan.peer.0, source: Box::new(error) }.into());
             }
             Err(error) => return Err(plan.no_rdma(mode, Box::new(error))),
         }
@@ -475,7 +480,7 @@ async fn channel(plan: Plan<'_>, mode: Mode) -> Result<Channel, GraphError> {
 async fn attach(
     plan: Plan<'_>,
     channel: &Channel,
-    mode: Mode,
+    mode: TransferMode,
     crossing: &Crossing,
 ) -> Result<SlotSender, GraphError> {
     let name = slot_name(plan.key, mode, crossing);
@@ -485,7 +490,7 @@ async fn attach(
     };
     sender.map_err(|error| match error.kind() {
         TensorErrorKind::PeerLost | TensorErrorKind::Closed => {
-            GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) }
+            GraphError::from(Problem::PeerLost { peer: plan.peer.0, source: Box::new(error) })
         }
         _ => crossing.failed(plan.peer, 0, error),
     })

@@ -48,19 +48,19 @@ use self::settings::{
 use self::state::{Service, State};
 use self::threads::Threads;
 use crate::dataflow::Value;
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use crate::placement::Part;
 use crate::schedule::Transfers;
 use crate::transfer::proto::Details;
 use crate::transfer::proto::parts_server::PartsServer;
-use crate::transfer::{Base, CallEnds, CallTransfers, Mode, RunsOfParts, SlotEnds, SlotTransfers};
+use crate::transfer::{Base, CallEnds, CallTransfers, RunsOfParts, SlotEnds, SlotTransfers, TransferMode};
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
 use tonic_rdma_tensor::unstable::meeting::{self, Hall, OwnRuntime};
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 use tonic_rdma_verbs::unstable::lock;
 
-pub use self::settings::{Fingerprint, Peering, Settings};
+pub use self::settings::{Fingerprint, ListenerBuilder, Peering};
 
 /// A part that is connected to all other parts. [`Listener::connect`] makes it. It ends when it and all its transfers are dropped; the
 /// other parts then learn that this part has left.
@@ -71,8 +71,8 @@ pub use self::settings::{Fingerprint, Peering, Settings};
 /// use tonic_rdma_graph::dataflow::{Topology, Value};
 /// use tonic_rdma_graph::placement::{Part, Placements};
 /// use tonic_rdma_graph::schedule::Transfers;
-/// use tonic_rdma_graph::session::{Listener, Peering, Session, Settings};
-/// use tonic_rdma_graph::transfer::Mode;
+/// use tonic_rdma_graph::session::{Listener, Peering, Session};
+/// use tonic_rdma_graph::transfer::TransferMode;
 /// use tonic_rdma_graph::GraphError;
 ///
 /// /// Connects part 1 to part 0. Returns what its executor needs.
@@ -80,22 +80,21 @@ pub use self::settings::{Fingerprint, Peering, Settings};
 ///     graph: &Topology,
 ///     placements: &Arc<Placements>,
 ///     part_0: String,
-/// ) -> Result<(Session, Box<dyn Transfers<V>>), GraphError> {
-///     let listener = Listener::bind("0.0.0.0:7000", Settings::from_env()?)?;
+/// ) -> Result<(Session, Transfers<V>), GraphError> {
+///     let listener = Listener::bind("0.0.0.0:7000")?;
 ///     let own = listener.address().to_string();
-///     let mut peering = Peering::new(Part(1), vec![part_0, own], graph, placements);
-///     peering.modes = vec![Mode::RdmaZerocp];
-///     let session = listener.connect(peering)?;
+///     let peering = Peering::new(Part(1), vec![part_0, own], graph, placements);
+///     let session = listener.connect(peering.modes([TransferMode::RdmaZerocp]))?;
 ///     let addresses = session.addresses_distributed();
 ///     println!("{} addresses of slots are known, {} were given", addresses.learned, addresses.given);
-///     let transfers = session.transfers(Mode::RdmaZerocp)?;
+///     let transfers = session.transfers(TransferMode::RdmaZerocp)?;
 ///     Ok((session, transfers))
 /// }
 /// ```
 pub struct Session {
     core: Arc<Core>,
-    modes: Vec<Mode>,
-    ends: Mutex<HashMap<Mode, Ends>>,
+    modes: Vec<TransferMode>,
+    ends: Mutex<HashMap<TransferMode, Ends>>,
     addresses: Addresses,
     /// The most registered memory for copies.
     copies: u64,
@@ -134,7 +133,7 @@ impl Session {
     }
 
     /// Returns the modes.
-    pub fn modes(&self) -> &[Mode] {
+    pub fn modes(&self) -> &[TransferMode] {
         &self.modes
     }
 
@@ -153,9 +152,9 @@ impl Session {
     ///
     /// # Errors
     /// The session was made without this mode, or its transfers were taken already.
-    pub fn transfers<V: Value>(&self, mode: Mode) -> Result<Box<dyn Transfers<V>>, GraphError> {
+    pub fn transfers<V: Value>(&self, mode: TransferMode) -> Result<Transfers<V>, GraphError> {
         if !self.modes.contains(&mode) {
-            let names: Vec<String> = self.modes.iter().map(Mode::to_string).collect();
+            let names: Vec<String> = self.modes.iter().map(TransferMode::to_string).collect();
             return Err(setting(
                 "mode",
                 format!("{mode}: this session was made for {}", names.join(" and ")),
@@ -170,19 +169,19 @@ impl Session {
             runs: Arc::clone(state) as Arc<dyn RunsOfParts>,
             _session: Arc::clone(&self.core) as Arc<dyn Send + Sync>,
         };
-        Ok(match ends.ok_or_else(taken)? {
+        Ok(Transfers(match ends.ok_or_else(taken)? {
             Ends::Calls(ends) => Box::new(CallTransfers::new(base, ends)),
             Ends::Slots(ends) => {
-                let copies = (mode == Mode::RdmaCp).then(|| Pool::for_sending(self.copies));
+                let copies = (mode == TransferMode::RdmaCp).then(|| Pool::for_sending(self.copies));
                 Box::new(SlotTransfers::new(base, self.core.device.clone(), mode, copies, ends))
             }
-        })
+        }))
     }
 
     /// Returns an error if another part has failed or is lost.
     ///
     /// # Errors
-    /// [`PeerLost`](GraphError::PeerLost), [`PeerFailed`](GraphError::PeerFailed).
+    /// [`PeerLost`](GraphErrorKind::PeerLost), [`PeerFailed`](GraphErrorKind::PeerFailed).
     pub fn check(&self) -> Result<(), GraphError> {
         self.core.state.peers.check_all()
     }
@@ -214,7 +213,7 @@ impl fmt::Debug for Session {
 #[derive(Debug)]
 pub struct Listener {
     address: SocketAddr,
-    settings: Settings,
+    settings: ListenerBuilder,
     threads: Threads,
     hall: Hall<Details>,
     service: Service,
@@ -227,16 +226,25 @@ impl Listener {
     /// call this.
     ///
     /// ```
-    /// use tonic_rdma_graph::session::{Listener, Settings};
+    /// use tonic_rdma_graph::session::Listener;
     ///
-    /// let listener = Listener::bind("127.0.0.1:0", Settings::from_env()?)?;
+    /// let listener = Listener::bind("127.0.0.1:0")?;
     /// assert_ne!(listener.address().port(), 0);
     /// # Ok::<(), tonic_rdma_graph::GraphError>(())
     /// ```
     ///
     /// # Errors
-    /// The address can't be listened on, a setting has a bad value, or the system gives no threads.
-    pub fn bind(address: &str, settings: Settings) -> Result<Self, GraphError> {
+    /// The address can't be listened on, or the system gives no threads.
+    pub fn bind(address: &str) -> Result<Self, GraphError> {
+        Self::builder().bind(address)
+    }
+
+    /// Returns a builder, for other settings than the defaults.
+    pub fn builder() -> ListenerBuilder {
+        ListenerBuilder::default()
+    }
+
+    fn listen(address: &str, settings: ListenerBuilder) -> Result<Self, GraphError> {
         let runtime = OwnRuntime::new("graph-session", settings.threads);
         let runtime =
             runtime.map_err(|error| setting("threads", format!("the system gives none: {error}")))?;
@@ -258,11 +266,11 @@ impl Listener {
     /// parts, and returns when all parts have done so (§3.4, "address distribution"). All parts call this; the order does not matter.
     ///
     /// # Errors
-    /// - [`Differs`](GraphError::Differs), [`Version`](GraphError::Version): a part runs something else.
-    /// - [`Unreachable`](GraphError::Unreachable): a part did not come in time.
-    /// - [`NoRdma`](GraphError::NoRdma): a mode needs RDMA, and there is none to a part.
-    /// - [`PeerLost`](GraphError::PeerLost), [`PeerFailed`](GraphError::PeerFailed): a part ended meanwhile.
-    /// - [`Setting`](GraphError::Setting): a number is out of range, or there is no memory for the slots.
+    /// - [`Mismatch`](GraphErrorKind::Mismatch): a part runs something else.
+    /// - [`Timeout`](GraphErrorKind::Timeout): a part did not come in time.
+    /// - [`NoDevice`](GraphErrorKind::NoDevice): a mode needs RDMA, and there is none to a part.
+    /// - [`PeerLost`](GraphErrorKind::PeerLost), [`PeerFailed`](GraphErrorKind::PeerFailed): a part ended meanwhile.
+    /// - [`InvalidSetting`](GraphErrorKind::InvalidSetting): a number is out of range, or there is no memory for the slots.
     pub fn connect(self, peering: Peering) -> Result<Session, GraphError> {
         connect::connect(self, peering)
     }
@@ -271,12 +279,12 @@ impl Listener {
 /// Starts the server of this process.
 async fn listen(
     address: String,
-    settings: Settings,
+    settings: ListenerBuilder,
     hall: Hall<Details>,
     service: Service,
 ) -> Result<(SocketAddr, RdmaDevice), GraphError> {
     // Calls need no RDMA. The modes that do refuse to be without.
-    let config = settings.config.clone().policy(Policy::Prefer);
+    let config = settings.with_policy(Policy::Prefer);
     let device = RdmaDevice::builder()
         .config(config.clone())
         .max_tensor_bytes(settings.largest_tensor)
@@ -288,7 +296,7 @@ async fn listen(
         .config(config.clone())
         .bind(&*address)
         .await
-        .map_err(|source| GraphError::Listen { address, source: Box::new(source) })?;
+        .map_err(|source| GraphError::from(Problem::Listen { address, source: Box::new(source) }))?;
     let local = incoming.local_addr();
     let largest = settings.largest_tensor.saturating_add(MESSAGE_MARGIN);
     let service =

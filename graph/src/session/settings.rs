@@ -8,10 +8,11 @@ use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::dataflow::{Node, Topology};
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use crate::placement::{Crossing, Part, Placements};
-use crate::transfer::Mode;
-use tonic_rdma::{CallConfig, Config};
+use crate::session::Listener;
+use crate::transfer::TransferMode;
+use tonic_rdma::{CallConfig, Config, Policy};
 
 /// HTTP/2 windows and frames in bytes, of both ends. The command `tonic-rdma compare` found them best for tensors of 64 KiB to 64 MiB over
 /// TCP; larger windows carried no more (`cli/src/measure/settings.rs`).
@@ -28,85 +29,101 @@ pub(super) const OTHER_CALLS: u32 = 16;
 /// What a message has beside the content of its tensor, at most.
 pub(super) const MESSAGE_MARGIN: u64 = 4096;
 
-/// The settings of a part's connections.
+/// The settings of a part's connections. [`Listener::builder`] makes them.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Settings {
-    /// The RDMA device and its settings. The policy in it has no effect. The default is [`Config::default`].
-    pub config: Config,
-    /// The number of threads that carry calls. The default is the number of cores, from 2 to 8.
-    pub threads: usize,
-    /// The largest crossing tensor, in bytes, that this part accepts if its shape is not known before, and in the modes with calls. The
-    /// default is 2 GiB.
-    pub largest_tensor: u64,
-    /// The most registered memory, in bytes, for copies of dynamic tensors in mode `rdma-cp`. The default is 2 GiB.
-    pub copies: u64,
+pub struct ListenerBuilder {
+    /// `None` means that of the variables.
+    config: Option<Config>,
+    pub(super) threads: usize,
+    pub(super) largest_tensor: u64,
+    pub(super) copies: u64,
 }
 
-impl Default for Settings {
+impl Default for ListenerBuilder {
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        Self {
-            config: Config::default(),
-            threads: cores.clamp(2, 8),
-            largest_tensor: 2 << 30,
-            copies: 2 << 30,
-        }
+        Self { config: None, threads: cores.clamp(2, 8), largest_tensor: 2 << 30, copies: 2 << 30 }
     }
 }
 
-impl Settings {
-    /// Returns the defaults, with the RDMA settings of the `RDMA_*` variables.
+impl ListenerBuilder {
+    /// Sets the RDMA device and its settings. The policy in it has no effect. The default is [`Config::from_env`].
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = Some(config);
+        self
+    }
+
+    /// Sets the number of threads that carry calls. The default is the number of cores, from 2 to 8.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Sets the largest crossing tensor, in bytes, that this part accepts if its shape is not known before, and in the modes with calls.
+    /// The default is 2 GiB.
+    pub fn largest_tensor(mut self, bytes: u64) -> Self {
+        self.largest_tensor = bytes;
+        self
+    }
+
+    /// Sets the most registered memory, in bytes, for copies of dynamic tensors in mode `rdma-cp`. The default is 2 GiB.
+    pub fn copies(mut self, bytes: u64) -> Self {
+        self.copies = bytes;
+        self
+    }
+
+    /// Listens as [`Listener::bind`] does.
     ///
     /// ```
-    /// use tonic_rdma_graph::session::Settings;
+    /// use tonic_rdma::Config;
+    /// use tonic_rdma_graph::session::Listener;
     ///
-    /// let settings = Settings::from_env()?;
-    /// assert!(settings.threads >= 2);
-    /// # Ok::<(), tonic_rdma_graph::GraphError>(())
+    /// let listener = Listener::builder().config(Config::default()).threads(2).bind("127.0.0.1:0")?;
+    /// assert_ne!(listener.address().port(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// A variable has a bad value.
-    pub fn from_env() -> Result<Self, GraphError> {
-        let config = Config::from_env().map_err(|error| setting("RDMA_*", error.to_string()))?;
-        Ok(Self { config, ..Self::default() })
+    /// The address can't be listened on, a variable or a setting has a bad value, or the system gives no threads.
+    pub fn bind(self, address: &str) -> Result<Listener, GraphError> {
+        let from_env = || Config::from_env().map_err(|error| setting("RDMA_*", error.to_string()));
+        let config = self.config.clone().map_or_else(from_env, Ok)?;
+        Listener::listen(address, self.config(config))
+    }
+
+    /// Returns the RDMA settings with this policy.
+    pub(super) fn with_policy(&self, policy: Policy) -> Config {
+        self.config.clone().unwrap_or_default().policy(policy)
     }
 }
 
 /// Returns the limits of native calls: room for two of the largest messages.
-pub(super) fn calls(settings: &Settings) -> CallConfig {
+pub(super) fn calls(settings: &ListenerBuilder) -> CallConfig {
     let budget = settings.largest_tensor.saturating_mul(2).clamp(256 << 20, 1 << 50);
     CallConfig::default().landing_budget(budget)
 }
 
 /// Makes the error of a setting.
 pub(super) fn setting(setting: &'static str, reason: String) -> GraphError {
-    GraphError::Setting { setting, reason }
+    GraphError::from(Problem::Setting { setting, reason })
 }
 
 /// With whom a part connects, and for what.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Peering {
-    /// The part of this process.
-    pub part: Part,
-    /// The address of each part: `host:port`, in the order of the parts. That of this part is not used.
-    pub peers: Vec<String>,
-    /// How the graph is split.
-    pub placements: Arc<Placements>,
-    /// What all parts must have in common.
-    pub fingerprint: Fingerprint,
-    /// The modes in which tensors are to cross. The default is all modes that need no RDMA device: `grpc-tcp`.
-    pub modes: Vec<Mode>,
-    /// The number of buffers of each crossing tensor: the steps in flight. The default is 1.
-    pub window: usize,
-    /// The longest time until all parts are connected. The default is 30 s.
-    pub timeout: Duration,
+    pub(super) part: Part,
+    /// The address of each part, in the order of the parts. That of this part is not used.
+    pub(super) peers: Vec<String>,
+    pub(super) placements: Arc<Placements>,
+    fingerprint: Fingerprint,
+    pub(super) modes: Vec<TransferMode>,
+    pub(super) window: usize,
+    pub(super) timeout: Duration,
 }
 
 impl Peering {
-    /// Makes a peering with the default settings.
+    /// Makes a peering of the part of this process with the default settings. `peers` has the address of each part, `host:port`, in the
+    /// order of the parts. That of this part is not used.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -114,14 +131,12 @@ impl Peering {
     /// use tonic_rdma_graph::dataflow::Topology;
     /// use tonic_rdma_graph::placement::{Part, Placements};
     /// use tonic_rdma_graph::session::Peering;
-    /// use tonic_rdma_graph::transfer::Mode;
+    /// use tonic_rdma_graph::transfer::TransferMode;
     ///
     /// fn peering(graph: &Topology, placements: &Arc<Placements>) -> Peering {
     ///     let peers = vec!["10.0.0.1:7000".to_owned(), "10.0.0.2:7000".to_owned()];
-    ///     let mut peering = Peering::new(Part(0), peers, graph, placements);
-    ///     peering.modes = vec![Mode::GrpcTcp, Mode::RdmaZerocp];
-    ///     peering.window = 4;
-    ///     peering
+    ///     let modes = [TransferMode::GrpcTcp, TransferMode::RdmaZerocp];
+    ///     Peering::new(Part(0), peers, graph, placements).modes(modes).window(4)
     /// }
     /// ```
     pub fn new(part: Part, peers: Vec<String>, graph: &Topology, placements: &Arc<Placements>) -> Self {
@@ -129,16 +144,40 @@ impl Peering {
             part,
             peers,
             placements: Arc::clone(placements),
-            fingerprint: Fingerprint::of(graph, placements),
-            modes: vec![Mode::GrpcTcp],
+            fingerprint: Fingerprint::new(graph, placements),
+            modes: vec![TransferMode::GrpcTcp],
             window: 1,
             timeout: Duration::from_secs(30),
         }
     }
 
+    /// Sets what all parts must have in common. The default is the fingerprint of the graph and its placements.
+    pub fn fingerprint(mut self, fingerprint: Fingerprint) -> Self {
+        self.fingerprint = fingerprint;
+        self
+    }
+
+    /// Sets the modes in which tensors are to cross. The default is all modes that need no RDMA device: `grpc-tcp`.
+    pub fn modes(mut self, modes: impl IntoIterator<Item = TransferMode>) -> Self {
+        self.modes = modes.into_iter().collect();
+        self
+    }
+
+    /// Sets the number of buffers of each crossing tensor: the steps in flight. The default is 1.
+    pub fn window(mut self, steps: usize) -> Self {
+        self.window = steps;
+        self
+    }
+
+    /// Sets the longest time until all parts are connected. The default is 30 s.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
     /// Returns what all parts must have in common: names and values.
     pub(super) fn common(&self) -> HashMap<String, String> {
-        let modes: Vec<String> = self.modes.iter().map(Mode::to_string).collect();
+        let modes: Vec<String> = self.modes.iter().map(TransferMode::to_string).collect();
         let numbers = [
             ("the number of parts", self.peers.len().to_string()),
             ("the modes", modes.join(" ")),
@@ -185,7 +224,7 @@ const MOST_BUFFERS: usize = 1024;
 ///
 /// fn fingerprint(graph: &Topology, placements: &Placements, seed: u64) -> Fingerprint {
 ///     // Beside the graph and its partition, all parts need the same seed.
-///     Fingerprint::of(graph, placements).with("the seed", &seed.to_le_bytes())
+///     Fingerprint::new(graph, placements).with("the seed", &seed.to_le_bytes())
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,15 +238,15 @@ impl Fingerprint {
     ///
     /// ```
     /// # use tonic_rdma_graph::dataflow::Topology;
-    /// # use tonic_rdma_graph::placement::{Partition, analyse};
+    /// # use tonic_rdma_graph::placement::{Partition, Placements};
     /// # use tonic_rdma_graph::session::Fingerprint;
     /// # let graph = Topology::new();
-    /// let placements = analyse(&graph, &Partition::new(&graph, 2, vec![])?)?;
-    /// let same = analyse(&graph, &Partition::new(&graph, 2, vec![])?)?;
-    /// assert_eq!(Fingerprint::of(&graph, &placements), Fingerprint::of(&graph, &same));
+    /// let placements = Placements::new(&graph, &Partition::new(&graph, 2, vec![])?)?;
+    /// let same = Placements::new(&graph, &Partition::new(&graph, 2, vec![])?)?;
+    /// assert_eq!(Fingerprint::new(&graph, &placements), Fingerprint::new(&graph, &same));
     /// # Ok::<(), tonic_rdma_graph::GraphError>(())
     /// ```
-    pub fn of(graph: &Topology, placements: &Placements) -> Self {
+    pub fn new(graph: &Topology, placements: &Placements) -> Self {
         let mut parts = Xxh3::new();
         let numbers = placements.partition().parts();
         numbers.iter().for_each(|part| parts.update(&(part.0 as u64).to_le_bytes()));
@@ -264,7 +303,7 @@ mod fingerprint_tests {
 
     use super::*;
     use crate::dataflow::{Fact, NodeId, Outlet, Role};
-    use crate::placement::{Part, Partition, analyse};
+    use crate::placement::{Part, Partition, Placements};
 
     /// A chain of three nodes, whose last output has this many elements.
     fn chain(last: u64) -> Topology {
@@ -283,7 +322,7 @@ mod fingerprint_tests {
 
     fn split(graph: &Topology, parts: [usize; 3]) -> Fingerprint {
         let partition = Partition::new(graph, 2, parts.map(Part).to_vec()).unwrap();
-        Fingerprint::of(graph, &analyse(graph, &partition).unwrap())
+        Fingerprint::new(graph, &Placements::new(graph, &partition).unwrap())
     }
 
     #[test]

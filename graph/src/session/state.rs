@@ -9,19 +9,19 @@ use tonic::{Request, Response, Status};
 use crate::placement::{Crossing, Part};
 use crate::transfer::proto::parts_server::Parts;
 use crate::transfer::proto::{Details, PutReply, PutRequest, Run};
-use crate::transfer::{End, LONGEST_CALL, Mailbox, Mode, Parcel, Peers, RunsOfParts, refusal};
+use crate::transfer::{End, LONGEST_CALL, Mailbox, Parcel, Peers, RunsOfParts, TransferMode, refusal};
 use tonic_rdma_tensor::unstable::meeting::Meeting;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 /// The mailboxes of a part, by the mode and the number of the crossing tensor.
-pub(super) type Mailboxes = HashMap<(Mode, usize), (Crossing, Arc<Mailbox>)>;
+pub(super) type Mailboxes = HashMap<(TransferMode, usize), (Crossing, Arc<Mailbox>)>;
 
 /// A part that connects, or is connected.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) me: Part,
     pub(super) parts: usize,
-    pub(super) modes: Vec<Mode>,
+    pub(super) modes: Vec<TransferMode>,
     pub(super) window: usize,
     pub(super) meeting: Arc<Meeting<Details>>,
     pub(super) mailboxes: Mailboxes,
@@ -32,7 +32,7 @@ impl State {
     /// Checks a tensor that came by a call of `caller`.
     pub(super) fn check(&self, caller: Part, request: PutRequest) -> Result<(Arc<Mailbox>, Parcel), String> {
         let me = self.me;
-        let mode = Mode::of_number(request.mode).filter(|mode| self.modes.contains(mode));
+        let mode = TransferMode::of_number(request.mode).filter(|mode| self.modes.contains(mode));
         let mode = mode.ok_or_else(|| format!("mode {} is not one of this session", request.mode))?;
         if mode.uses_slots() {
             return Err(format!("no call brings a tensor in mode {mode}"));
@@ -63,7 +63,7 @@ impl State {
             self.meeting.of(peer.0, |other| difference(&ours.details.runs, &other.details.runs)).flatten()
         };
         if let Some((ours, theirs)) = found {
-            let mode = Mode::of_number(ours.mode).map(|mode| mode.to_string()).unwrap_or_default();
+            let mode = TransferMode::of_number(ours.mode).map(|mode| mode.to_string()).unwrap_or_default();
             let end = End::OtherSteps(mode, ours.first..ours.end, theirs.first..theirs.end);
             self.peers.ended(peer, end);
         }
@@ -74,7 +74,7 @@ impl State {
 /// part tells the others the steps of each of its runs, and both ends compare. A part that takes tensors out of slots does not end a run
 /// well before it knows that the senders run the same steps.
 impl RunsOfParts for State {
-    fn begin(&self, mode: Mode, steps: &Range<u64>) -> Option<u64> {
+    fn begin(&self, mode: TransferMode, steps: &Range<u64>) -> Option<u64> {
         if steps.is_empty() {
             return None;
         }
@@ -97,7 +97,7 @@ impl RunsOfParts for State {
         Some(number)
     }
 
-    fn has_begun(&self, peer: Part, mode: Mode, number: u64) -> bool {
+    fn has_begun(&self, peer: Part, mode: TransferMode, number: u64) -> bool {
         // First, so that a part that runs other steps never counts.
         self.compare_runs(peer);
         let begun = |run: &Run| run.mode == mode.number() && run.number >= number;

@@ -18,11 +18,11 @@ use tonic_rdma_tensor::unstable::meeting::VERSION;
 use tonic_rdma_tensor::unstable::meeting::proto::meeting_client::MeetingClient;
 use tonic_rdma_tensor::unstable::meeting::proto::{JoinReply, JoinRequest, Member, WatchRequest};
 
-use super::{Listener, Peering, Settings};
-use crate::GraphError;
+use super::{Listener, Peering};
 use crate::dataflow::{Dim, Fact, Node, NodeId, Outlet, Role, Topology};
-use crate::placement::{Part, Partition, Placements, analyse};
-use crate::transfer::Mode;
+use crate::error::{GraphError, Problem};
+use crate::placement::{Part, Partition, Placements};
+use crate::transfer::TransferMode;
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::proto::{PutReply, PutRequest};
 
@@ -55,7 +55,7 @@ fn graph() -> (Topology, Arc<Placements>) {
     node("sum", Role::Compute, &[0, 1], vec![Dim::Known(4)]);
     node("end", Role::Compute, &[2], vec![Dim::Known(4)]);
     let partition = Partition::new(&graph, 2, [1, 1, 0, 1].map(Part).to_vec()).unwrap();
-    let placements = Arc::new(analyse(&graph, &partition).unwrap());
+    let placements = Arc::new(Placements::new(&graph, &partition).unwrap());
     (graph, placements)
 }
 
@@ -63,17 +63,17 @@ fn graph() -> (Topology, Arc<Placements>) {
 fn while_connecting<F: Future<Output = ()>>(calls: impl FnOnce(Client, JoinReply) -> F) -> GraphError {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (graph, placements) = graph();
-    let listener = Listener::bind("127.0.0.1:0", Settings::default()).unwrap();
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
     let address = listener.address();
     // Bound, but not listening: part 1 can't be called.
     let absent = TcpSocket::new_v4().unwrap();
     absent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let peers = vec![address.to_string(), absent.local_addr().unwrap().to_string()];
-    let mut peering = Peering::new(Part(0), peers, &graph, &placements);
-    peering.modes = vec![Mode::GrpcTcp, Mode::RdmaZerocp];
-    peering.window = 2;
-    // All calls have to be made within this time, also on a slow machine.
-    peering.timeout = Duration::from_secs(10);
+    let peering = Peering::new(Part(0), peers, &graph, &placements)
+        .modes([TransferMode::GrpcTcp, TransferMode::RdmaZerocp])
+        .window(2)
+        // All calls have to be made within this time, also on a slow machine.
+        .timeout(Duration::from_secs(10));
     let right = JoinRequest {
         version: VERSION,
         number: 1,
@@ -125,7 +125,7 @@ fn another_version_is_named() {
         );
         end(client).await;
     });
-    assert!(matches!(error, GraphError::Version { peer: 1, ours: VERSION, theirs: 9, .. }), "{error}");
+    assert!(matches!(error.problem(), Problem::Version { peer: 1, ours: VERSION, theirs: 9, .. }), "{error}");
 }
 
 /// A process of an earlier run may call before the right one does.
@@ -138,7 +138,7 @@ fn a_caller_that_fits_makes_up_for_one_that_does_not() {
         assert_eq!(client.join(client.right.clone()).await.unwrap().key.len(), 16);
     });
     // The right part can't be called in this test.
-    assert!(matches!(error, GraphError::Unreachable { peer: 1, .. }), "{error}");
+    assert!(matches!(error.problem(), Problem::Unreachable { peer: 1, .. }), "{error}");
 }
 
 #[test]
@@ -237,14 +237,14 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
         assert!(reason.starts_with("tensor 4 of \"fixed to part 0\" is too early"), "{reason}");
         end(client).await;
     });
-    assert!(matches!(error, GraphError::Version { .. }), "{error}");
+    assert!(matches!(error.problem(), Problem::Version { .. }), "{error}");
 }
 
 /// The names of slots contain secrets.
 #[test]
 fn a_part_does_not_list_its_slots() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let listener = Listener::bind("127.0.0.1:0", Settings::default()).unwrap();
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
     let status = runtime.block_on(async {
         let channel = Endpoint::from_shared(format!("http://{}", listener.address())).unwrap();
         let mut client = Grpc::new(channel.connect().await.unwrap());
@@ -274,11 +274,10 @@ fn more_tensors_under_way_than_a_connection_carries_are_refused_by_name() {
             parts.push(Part(part));
         }
     }
-    let placements = Arc::new(analyse(&graph, &Partition::new(&graph, 2, parts).unwrap()).unwrap());
-    let listener = Listener::bind("127.0.0.1:0", Settings::default()).unwrap();
+    let placements = Arc::new(Placements::new(&graph, &Partition::new(&graph, 2, parts).unwrap()).unwrap());
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
     let peers = vec![listener.address().to_string(); 2];
-    let mut peering = Peering::new(Part(0), peers, &graph, &placements);
-    peering.window = 1024;
+    let peering = Peering::new(Part(0), peers, &graph, &placements).window(1024);
     let error = listener.connect(peering).unwrap_err().to_string();
     assert_eq!(
         error,

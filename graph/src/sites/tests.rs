@@ -47,13 +47,13 @@ fn what_a_node_allocated_is_registered_from_the_second_step() {
         drop(scope);
         sites.crossed(CrossingId(3), &tensor);
         let seen = sites.seen(CrossingId(3));
-        assert_eq!(seen.site, Some(Site { allocating: Allocating::Node(1), ordinal: 1 }), "{seen:?}");
+        assert_eq!(seen.site, Some(AllocationSite { owner: SiteOwner::Node(1), ordinal: 1 }), "{seen:?}");
         assert_eq!((seen.tensors, seen.registered, seen.bytes), (step + 1, step, LENGTH as u64));
         assert_eq!(tensor.registered().is_some(), step > 0, "the device reads it in place");
         drop(other);
     }
-    assert_eq!(sites.seen(CrossingId(0)), SeenCrossing::default());
-    let report = sites.report().unwrap();
+    assert_eq!(sites.seen(CrossingId(0)), CrossingMemory::default());
+    let report = sites.trace.as_ref().map(SiteAllocator::report).unwrap();
     assert_eq!((report.sites.len(), report.placed, report.refused), (1, 3, 0), "{report}");
 }
 
@@ -62,14 +62,14 @@ fn what_arrives_is_registered_if_it_is_passed_on() {
     let sites = NodeSites::new(&graph(), 1 << 20);
     for step in 0..3 {
         // A look that finds nothing.
-        drop(sites.begin(Allocating::Receive(7)));
-        let scope = sites.begin(Allocating::Receive(7));
+        drop(sites.begin(SiteOwner::Receive(7)));
+        let scope = sites.begin(SiteOwner::Receive(7));
         let content = vec![step; LENGTH];
         drop(scope);
         sites.crossed(CrossingId(1), &tensor(content));
     }
     let seen = sites.seen(CrossingId(1));
-    assert_eq!(seen.site, Some(Site { allocating: Allocating::Receive(7), ordinal: 0 }));
+    assert_eq!(seen.site, Some(AllocationSite { owner: SiteOwner::Receive(7), ordinal: 0 }));
     assert_eq!((seen.tensors, seen.registered), (3, 2));
 }
 
@@ -106,7 +106,7 @@ fn without_the_allocator_tensors_are_counted() {
         drop(scope);
         sites.crossed(CrossingId(0), &tensor(content));
     }
-    assert!(!sites.is_traced() && sites.report().is_none());
-    let expected = SeenCrossing { site: None, tensors: 3, registered: 0, bytes: LENGTH as u64 };
+    assert!(!sites.is_traced());
+    let expected = CrossingMemory { site: None, tensors: 3, registered: 0, bytes: LENGTH as u64 };
     assert_eq!(sites.seen(CrossingId(0)), expected);
 }

@@ -15,9 +15,9 @@ use tonic::{Code, Request, Status};
 use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId};
-use crate::schedule::{CrossingCounts, Start, Transfers, Unfinished};
+use crate::schedule::{CrossingCounts, Start, Transport, Unfinished};
 use crate::sites::NodeSites;
-use crate::transfer::Mode;
+use crate::transfer::TransferMode;
 use crate::transfer::peers::{Base, WakerCell};
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::proto::{self, PutRequest};
@@ -41,7 +41,7 @@ pub(crate) enum Caller {
 /// What one part needs for one mode with calls.
 #[derive(Debug)]
 pub(crate) struct CallEnds {
-    pub(crate) mode: Mode,
+    pub(crate) mode: TransferMode,
     /// The calls in flight of each crossing tensor.
     pub(crate) window: usize,
     /// The tensors to send: the connection to the receiver, and this part's key there.
@@ -52,7 +52,7 @@ pub(crate) struct CallEnds {
 /// The transfers of `grpc-tcp`, `grpc-rdma` and `grpc-native`.
 pub(crate) struct CallTransfers {
     base: Base,
-    mode: Mode,
+    mode: TransferMode,
     window: usize,
     outgoing: HashMap<CrossingId, Outgoing>,
     incoming: HashMap<CrossingId, (Crossing, Arc<Mailbox>)>,
@@ -100,7 +100,7 @@ impl CallTransfers {
     }
 }
 
-impl<V: Value> Transfers<V> for CallTransfers {
+impl<V: Value> Transport<V> for CallTransfers {
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
         let base = &self.base;
         let out = self.outgoing.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;

@@ -27,6 +27,8 @@ use std::str::FromStr;
 use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
 
+use crate::error::{GraphError, Problem};
+
 pub(crate) use self::calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL, Mailbox, Parcel, refusal};
 pub(crate) use self::peers::{Base, End, Peers, RunsOfParts};
 pub(crate) use self::slots::{SlotEnds, SlotReceiver, SlotSender, SlotTransfers};
@@ -34,16 +36,17 @@ pub(crate) use self::slots::{SlotEnds, SlotReceiver, SlotSender, SlotTransfers};
 /// How the crossing tensors of a run move from part to part. The names are those of the command line.
 ///
 /// ```
-/// use tonic_rdma_graph::transfer::Mode;
+/// use tonic_rdma_graph::transfer::TransferMode;
 ///
-/// let mode: Mode = "rdma-zerocp".parse()?;
-/// assert!(mode == Mode::RdmaZerocp && mode.uses_slots());
-/// assert_eq!("tcp".parse::<Mode>().unwrap_err(), "\"tcp\" is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp");
-/// # Ok::<(), String>(())
+/// let mode: TransferMode = "rdma-zerocp".parse()?;
+/// assert!(mode == TransferMode::RdmaZerocp && mode.uses_slots());
+/// let error = "tcp".parse::<TransferMode>().unwrap_err();
+/// assert_eq!(error.reason(), "\"tcp\" is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp");
+/// # Ok::<(), tonic_rdma_graph::GraphError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
+pub enum TransferMode {
     /// A unary gRPC call for each tensor, with tonic's codec, over HTTP/2 and TCP.
     GrpcTcp,
     /// The same calls over HTTP/2 and RDMA.
@@ -57,7 +60,7 @@ pub enum Mode {
     RdmaZerocp,
 }
 
-impl Mode {
+impl TransferMode {
     /// All modes.
     pub const ALL: [Self; 5] =
         [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcNative, Self::RdmaCp, Self::RdmaZerocp];
@@ -83,18 +86,19 @@ impl Mode {
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for TransferMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
 }
 
-impl FromStr for Mode {
-    type Err = String;
+impl FromStr for TransferMode {
+    type Err = GraphError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Self::deserialize(text.into_deserializer()).map_err(|_: serde::de::value::Error| {
-            format!("{text:?} is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp")
+            let names = "grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp";
+            Problem::Value(format!("{text:?} is no mode; use {names}")).into()
         })
     }
 }

@@ -10,9 +10,9 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::dataflow::KernelError;
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 use crate::placement::{CrossingId, Part};
-use crate::transfer::Mode;
+use crate::transfer::TransferMode;
 use tonic_rdma_verbs::unstable::{lock, wake_all};
 
 /// The state of the other parts, as this part knows it. All transfers of a session share it.
@@ -91,7 +91,7 @@ impl Peers {
         }
         self.check_all()?;
         if self.left(needed) {
-            return Err(GraphError::PeerLost { peer: needed.0, source: "it has left the session".into() });
+            return Err(Problem::PeerLost { peer: needed.0, source: "it has left the session".into() }.into());
         }
         Ok(())
     }
@@ -101,14 +101,14 @@ impl Peers {
         match &lock(&self.health).end {
             None => Ok(()),
             Some((part, End::Failed(reason))) => {
-                Err(GraphError::PeerFailed { peer: part.0, reason: reason.clone() })
+                Err(Problem::PeerFailed { peer: part.0, reason: reason.clone() }.into())
             }
             Some((part, End::Lost(reason))) => {
-                Err(GraphError::PeerLost { peer: part.0, source: reason.clone().into() })
+                Err(Problem::PeerLost { peer: part.0, source: reason.clone().into() }.into())
             }
             Some((part, End::OtherSteps(mode, ours, theirs))) => {
                 let (mode, ours, theirs) = (mode.clone(), ours.clone(), theirs.clone());
-                Err(GraphError::OtherSteps { peer: part.0, mode, ours, theirs })
+                Err(Problem::OtherSteps { peer: part.0, mode, ours, theirs }.into())
             }
         }
     }
@@ -180,7 +180,7 @@ impl Base {
     pub(crate) fn unknown(&self, crossing: CrossingId, step: u64) -> GraphError {
         let reason =
             format!("crossing tensor {} (step {step}) is none of this part in this direction", crossing.0);
-        GraphError::Setting { setting: "crossing", reason }
+        GraphError::from(Problem::Setting { setting: "crossing", reason })
     }
 
     /// Notes that a connection to a part has ended. The reason comes by the watch over that part, a moment earlier or later: the part has
@@ -211,11 +211,11 @@ impl Base {
 pub(crate) trait RunsOfParts: Send + Sync {
     /// Tells the other parts which steps this part runs now in a mode. Returns the number of the run in this mode, or `None` if it has no
     /// step.
-    fn begin(&self, mode: Mode, steps: &Range<u64>) -> Option<u64>;
+    fn begin(&self, mode: TransferMode, steps: &Range<u64>) -> Option<u64>;
 
     /// Returns whether another part has said which steps its run with this number has. If they are other steps than here, the part is
     /// known to be in trouble.
-    fn has_begun(&self, peer: Part, mode: Mode, number: u64) -> bool;
+    fn has_begun(&self, peer: Part, mode: TransferMode, number: u64) -> bool;
 
     /// Tells the other parts that this part has failed.
     fn abort(&self, reason: &str);
@@ -225,7 +225,7 @@ pub(crate) trait RunsOfParts: Send + Sync {
 /// of their step.
 #[derive(Debug)]
 pub(crate) struct Agreement {
-    mode: Mode,
+    mode: TransferMode,
     /// The parts that send to this one.
     senders: Vec<Part>,
     /// The number of the run.
@@ -235,7 +235,7 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    pub(crate) fn new(base: &Base, mode: Mode, senders: impl Iterator<Item = Part>) -> Self {
+    pub(crate) fn new(base: &Base, mode: TransferMode, senders: impl Iterator<Item = Part>) -> Self {
         let mut senders: Vec<Part> = senders.collect();
         senders.sort_unstable();
         senders.dedup();
@@ -280,7 +280,7 @@ mod tests {
         peers.has_left(Part(2));
         peers.check(Part(1)).unwrap();
         let error = peers.check(Part(2)).unwrap_err();
-        assert!(matches!(error, GraphError::PeerLost { peer: 2, .. }), "{error}");
+        assert!(matches!(error.problem(), Problem::PeerLost { peer: 2, .. }), "{error}");
         peers.ended(Part(1), End::Failed("out of ideas".to_owned()));
         peers.ended(Part(0), End::Lost("reset".to_owned()));
         for needed in 0..3 {

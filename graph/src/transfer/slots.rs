@@ -13,9 +13,9 @@ use tokio::sync::{oneshot, watch};
 use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part};
-use crate::schedule::{CrossingCounts, Start, Transfers, Unfinished};
+use crate::schedule::{CrossingCounts, Start, Transport, Unfinished};
 use crate::sites::NodeSites;
-use crate::transfer::Mode;
+use crate::transfer::TransferMode;
 use crate::transfer::peers::{Agreement, Base};
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::unstable::OwnPolling;
@@ -92,7 +92,7 @@ impl SlotTransfers {
     pub(crate) fn new(
         base: Base,
         device: RdmaDevice,
-        mode: Mode,
+        mode: TransferMode,
         copies: Option<Pool>,
         ends: SlotEnds,
     ) -> Self {
@@ -116,7 +116,7 @@ impl SlotTransfers {
     }
 }
 
-impl<V: Value> Transfers<V> for SlotTransfers {
+impl<V: Value> Transport<V> for SlotTransfers {
     fn begin(&mut self, steps: &Range<u64>) {
         self.agreement.begin(&self.base, steps);
     }

@@ -9,13 +9,13 @@ use std::{mem, thread};
 use bytes::Bytes;
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 
-use crate::GraphError;
 use crate::dataflow::{Dim, Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology, Value};
-use crate::placement::{Crossing, Part, Partition, Placements, analyse};
-use crate::schedule::{CrossingCounts, Executor, ReceiveMode, Settings, Work};
-use crate::session::{self, Listener, Peering};
-use crate::sites::{Allocating, NodeSites, SeenCrossing, Site};
-use crate::transfer::Mode;
+use crate::error::{GraphError, Problem};
+use crate::placement::{Crossing, Part, Partition, Placements};
+use crate::schedule::{CrossingCounts, Executor, ReceiveMode};
+use crate::session::{Listener, Peering};
+use crate::sites::{AllocationSite, CrossingMemory, NodeSites, SiteOwner};
+use crate::transfer::TransferMode;
 
 /// A tensor on the heap, as engines have it.
 #[derive(Clone, Debug)]
@@ -73,17 +73,17 @@ fn chains(parts: usize) -> (Topology, Arc<Placements>) {
         }
     }
     let partition = Partition::new(&graph, parts, owners).unwrap();
-    let placements = Arc::new(analyse(&graph, &partition).unwrap());
+    let placements = Arc::new(Placements::new(&graph, &partition).unwrap());
     (graph, placements)
 }
 
 /// The counts of a part's sends at each end.
-type Counted = Vec<Vec<(Crossing, CrossingCounts, SeenCrossing)>>;
+type Counted = Vec<Vec<(Crossing, CrossingCounts, CrossingMemory)>>;
 
 /// Runs all parts to each of the steps `ends`, one after the other. Returns the counts of each part, or its error.
 fn run(
     parts: usize,
-    mode: Mode,
+    mode: TransferMode,
     receive: ReceiveMode,
     ends: &[u64],
     feed: impl Fn(u64, NodeId) -> Result<Heap, KernelError> + Sync,
@@ -94,50 +94,40 @@ fn run(
 /// Runs as [`run`] does, each part from a first step of its own. The ends of its runs are that much later.
 fn run_from(
     firsts: &[u64],
-    mode: Mode,
+    mode: TransferMode,
     receive: ReceiveMode,
     ends: &[u64],
     feed: impl Fn(u64, NodeId) -> Result<Heap, KernelError> + Sync,
 ) -> Vec<Result<Counted, GraphError>> {
     let parts = firsts.len();
     let (graph, placements) = chains(parts);
-    let settings = session::Settings { threads: 2, ..session::Settings::default() };
-    let bind = |_| Listener::bind("127.0.0.1:0", settings.clone()).unwrap();
+    let bind = |_| Listener::builder().threads(2).bind("127.0.0.1:0").unwrap();
     let listeners: Vec<Listener> = (0..parts).map(bind).collect();
     let peers: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let part = |part: usize, listener: Listener| {
-        let mut peering = Peering::new(Part(part), peers.clone(), &graph, &placements);
-        peering.modes = vec![mode];
-        let session = listener.connect(peering).unwrap();
+        let peering = Peering::new(Part(part), peers.clone(), &graph, &placements);
+        let session = listener.connect(peering.modes([mode])).unwrap();
         let mut kernels: HashMap<NodeId, Box<dyn Kernel<Heap>>> = HashMap::new();
         for node in (0..graph.len()).map(NodeId).filter(|node| node.0 >= 2) {
             kernels.insert(node, Box::new(|_, inputs: Vec<Heap>| Ok(inputs)));
         }
         let sites = Arc::new(NodeSites::new(&graph, 64 << 20));
-        let mut settings = Settings::default();
-        (settings.receive, settings.spin) = (receive, Some(Duration::ZERO));
-        let mut executor = Executor::new(
-            Arc::new(graph.clone()),
-            Arc::clone(&placements),
-            Part(part),
-            kernels,
-            session.transfers(mode).unwrap(),
-            Arc::clone(&sites),
-            settings,
-        )
-        .unwrap();
+        let transfers = session.transfers(mode).unwrap();
+        let graph = Arc::new(graph.clone());
+        let executor = Executor::new(graph, Arc::clone(&placements), Part(part), kernels, transfers).unwrap();
+        let mut executor = executor.sites(Arc::clone(&sites)).receive(receive).spin(Duration::ZERO);
         let mut counted = Vec::new();
         let mut outcome = Ok(());
         let mut first = firsts[part];
         for end in ends.iter().map(|end| end + firsts[part]) {
             let steps = mem::replace(&mut first, end)..end;
-            outcome = executor.run(steps, Work::Compute, &mut |step, node| feed(step, node)).map(drop);
+            outcome = executor.run(steps, &mut |step, node| feed(step, node)).map(drop);
             if outcome.is_err() {
                 break;
             }
-            let leaving = placements.leaving(Part(part)).map(|crossing| {
-                (crossing.clone(), executor.transfers().counts(crossing.id), sites.seen(crossing.id))
-            });
+            let leaving = placements
+                .leaving(Part(part))
+                .map(|crossing| (crossing.clone(), executor.counts(crossing.id), sites.seen(crossing.id)));
             counted.push(leaving.collect());
         }
         // A part that leaves ends its connections.
@@ -156,7 +146,7 @@ fn run_from(
 #[test]
 fn what_arrives_and_is_passed_on_is_sent_without_a_copy_from_the_second_step_on() {
     for receive in ReceiveMode::ALL {
-        let outcomes = run(3, Mode::RdmaZerocp, receive, &[1, 6], |step, _| {
+        let outcomes = run(3, TransferMode::RdmaZerocp, receive, &[1, 6], |step, _| {
             // So that the other parts sleep.
             thread::sleep(Duration::from_millis(3));
             filled_with(step as u8, Dtype::U8, &[LENGTH, 2])
@@ -170,8 +160,8 @@ fn what_arrives_and_is_passed_on_is_sent_without_a_copy_from_the_second_step_on(
                 assert_eq!(all.copied - first.copied, 0, "{name}: {seen:?}");
                 if part == 1 {
                     // Those of the inputs have the numbers 0 and 1.
-                    let allocating = Allocating::Receive(crossing.outlet.node.0 - 2);
-                    let expected = Some(Site { allocating, ordinal: 0 });
+                    let owner = SiteOwner::Receive(crossing.outlet.node.0 - 2);
+                    let expected = Some(AllocationSite { owner, ordinal: 0 });
                     assert_eq!(seen.site, expected, "{name}: the first allocation is that of the engine");
                 }
             }
@@ -182,7 +172,9 @@ fn what_arrives_and_is_passed_on_is_sent_without_a_copy_from_the_second_step_on(
 #[test]
 fn a_dynamic_tensor_that_the_graph_does_not_know_is_an_error() {
     let wrong: [(Dtype, &[u64]); 3] = [(Dtype::I8, &[8, 2]), (Dtype::U8, &[8, 2, 1]), (Dtype::U8, &[8, 3])];
-    for (mode, (dtype, dims)) in [Mode::RdmaZerocp, Mode::RdmaCp, Mode::GrpcTcp].into_iter().zip(wrong) {
+    for (mode, (dtype, dims)) in
+        [TransferMode::RdmaZerocp, TransferMode::RdmaCp, TransferMode::GrpcTcp].into_iter().zip(wrong)
+    {
         let outcomes = run(2, mode, ReceiveMode::PollingAsync, &[1], |_, node| match node.0 {
             0 => filled_with(1, Dtype::U8, &[LENGTH, 2]),
             _ => filled_with(2, dtype, dims),
@@ -190,8 +182,9 @@ fn a_dynamic_tensor_that_the_graph_does_not_know_is_an_error() {
         let spec = TensorSpec::new(dtype, Shape::new(dims).unwrap()).unwrap();
         let expected = format!("the graph says uint8[N, 2], and {spec} came");
         // A call is refused, so that the sender sees it.
-        let (by, other) = if mode == Mode::GrpcTcp { (0, 1) } else { (1, 0) };
-        let GraphError::Transfer { crossing, step: 0, peer, source } = outcomes[by].as_ref().unwrap_err()
+        let (by, other) = if mode == TransferMode::GrpcTcp { (0, 1) } else { (1, 0) };
+        let Problem::Transfer { crossing, step: 0, peer, source } =
+            outcomes[by].as_ref().unwrap_err().problem()
         else {
             panic!("{mode}: {:?}", outcomes[by])
         };
@@ -199,26 +192,29 @@ fn a_dynamic_tensor_that_the_graph_does_not_know_is_an_error() {
         assert!(source.to_string().contains(&expected), "{mode}: {source}");
         // The sender may have ended its only step before.
         if let Err(told) = &outcomes[other] {
-            assert!(matches!(told, GraphError::PeerFailed { peer, .. } if *peer == by), "{mode}: {told:?}");
+            assert!(
+                matches!(told.problem(), Problem::PeerFailed { peer, .. } if *peer == by),
+                "{mode}: {told:?}"
+            );
         }
     }
 }
 
 #[test]
 fn parts_that_run_other_steps_learn_so_before_their_run_ends_well() {
-    for mode in [Mode::RdmaZerocp, Mode::RdmaCp] {
+    for mode in [TransferMode::RdmaZerocp, TransferMode::RdmaCp] {
         for receive in ReceiveMode::ALL {
             // Part 1 takes the tensors of the steps 0 and 1 for those of the steps 5 and 6.
             let outcomes = run_from(&[0, 5], mode, receive, &[2], |step, _| {
                 filled_with(step as u8, Dtype::U8, &[LENGTH, 2])
             });
             let error = outcomes[1].as_ref().unwrap_err();
-            let named = match error {
-                GraphError::OtherSteps { peer, mode: found, ours, theirs } => {
+            let named = match error.problem() {
+                Problem::OtherSteps { peer, mode: found, ours, theirs } => {
                     *found == mode.to_string() && (*peer, ours, theirs) == (0, &(5..7), &(0..2))
                 }
                 // Part 0 may have seen the difference first, and says so.
-                GraphError::PeerFailed { peer: 0, reason } => {
+                Problem::PeerFailed { peer: 0, reason } => {
                     reason.contains("runs the steps 5..7") && reason.contains("this part runs the steps 0..2")
                 }
                 _ => false,

@@ -12,11 +12,10 @@ use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{
     Dim, Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology, Value,
 };
-use tonic_rdma_graph::placement::{Part, Partition, Placements, analyse};
-use tonic_rdma_graph::schedule::{self, Executor, Program, Report, Transfers, Work};
-use tonic_rdma_graph::session::{Listener, Peering, Session, Settings};
-use tonic_rdma_graph::sites::NodeSites;
-use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::placement::{Part, Partition, Placements};
+use tonic_rdma_graph::schedule::{Executor, Program, ReceiveMode, RunReport, Transfers};
+use tonic_rdma_graph::session::{Listener, Peering, Session};
+use tonic_rdma_graph::transfer::TransferMode;
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorMut, TensorSpec};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -84,7 +83,7 @@ impl Chain {
         }
         graph.result(Outlet { node: NodeId(last), output: 0 }).unwrap();
         let partition = Partition::new(&graph, parts, owners).unwrap();
-        let placements = Arc::new(analyse(&graph, &partition).unwrap());
+        let placements = Arc::new(Placements::new(&graph, &partition).unwrap());
         Self { graph, placements, lengths: LENGTHS.to_vec() }
     }
 
@@ -128,8 +127,9 @@ impl Chain {
     pub(crate) fn executor(
         self: &Arc<Self>,
         part: Part,
-        transfers: Box<dyn Transfers<Registered>>,
-        settings: schedule::Settings,
+        transfers: Transfers<Registered>,
+        window: usize,
+        receive: ReceiveMode,
     ) -> Executor<Registered> {
         let mut kernels: HashMap<NodeId, Box<dyn Kernel<Registered>>> = HashMap::new();
         for node in 1..self.lengths.len() {
@@ -138,9 +138,8 @@ impl Chain {
             kernels.insert(NodeId(node), Box::new(kernel));
         }
         let graph = Arc::new(self.graph.clone());
-        let sites = Arc::new(NodeSites::untraced(&graph));
-        let placements = Arc::clone(&self.placements);
-        Executor::new(graph, placements, part, kernels, transfers, sites, settings).unwrap()
+        let executor = Executor::new(graph, Arc::clone(&self.placements), part, kernels, transfers).unwrap();
+        executor.window(window).receive(receive)
     }
 }
 
@@ -176,18 +175,19 @@ impl Program<Registered> for Checks<'_> {
     }
 }
 
-/// Returns settings whose calls need no calibration, and which need little time on two cores.
-pub(crate) fn settings() -> Settings {
-    let mut settings = Settings::default();
-    settings.config = Config::default().eager_threshold(EagerThreshold::Bytes(32 << 10));
-    settings.threads = 2;
-    settings
+/// The settings of connections whose calls need no calibration.
+pub(crate) fn config() -> Config {
+    Config::default().eager_threshold(EagerThreshold::Bytes(32 << 10))
+}
+
+/// Binds a listener that needs little time on two cores.
+pub(crate) fn bind(address: &str, config: Config) -> Result<Listener, GraphError> {
+    Listener::builder().config(config).threads(2).bind(address)
 }
 
 /// Binds listeners for all parts of this process.
 pub(crate) fn listeners(parts: usize) -> (Vec<Listener>, Vec<String>) {
-    let bound: Vec<Listener> =
-        (0..parts).map(|_| Listener::bind("127.0.0.1:0", settings()).unwrap()).collect();
+    let bound: Vec<Listener> = (0..parts).map(|_| bind("127.0.0.1:0", config()).unwrap()).collect();
     let addresses = bound.iter().map(|listener| listener.address().to_string()).collect();
     (bound, addresses)
 }
@@ -196,19 +196,17 @@ pub(crate) fn peering(
     chain: &Chain,
     part: usize,
     peers: &[String],
-    modes: &[Mode],
+    modes: &[TransferMode],
     window: usize,
 ) -> Peering {
-    let mut peering = Peering::new(Part(part), peers.to_vec(), &chain.graph, &chain.placements);
-    peering.modes = modes.to_vec();
-    peering.window = window;
-    peering
+    let peering = Peering::new(Part(part), peers.to_vec(), &chain.graph, &chain.placements);
+    peering.modes(modes.iter().copied()).window(window)
 }
 
 /// Connects all parts, each in a thread, and carries out `work` there.
 pub(crate) fn in_threads<T: Send>(
     chain: &Arc<Chain>,
-    modes: &[Mode],
+    modes: &[TransferMode],
     window: usize,
     work: impl Fn(Session) -> T + Sync,
 ) -> Vec<T> {
@@ -218,7 +216,7 @@ pub(crate) fn in_threads<T: Send>(
 /// Lets all parts connect, each in a thread, and carries out `work` there with what came of it.
 pub(crate) fn after_connects<T: Send>(
     chain: &Arc<Chain>,
-    modes: &[Mode],
+    modes: &[TransferMode],
     window: usize,
     work: impl Fn(Part, Result<Session, GraphError>) -> T + Sync,
 ) -> Vec<T> {
@@ -244,8 +242,8 @@ pub(crate) fn run(
     executor: &mut Executor<Registered>,
     steps: std::ops::Range<u64>,
     program: &mut Checks<'_>,
-) -> Result<Report, GraphError> {
-    executor.run(steps, Work::Compute, program)
+) -> Result<RunReport, GraphError> {
+    executor.run(steps, program)
 }
 
 /// Returns the messages of an error and of its sources.

@@ -4,11 +4,10 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child as Process, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
-use tonic_rdma_graph::schedule;
-use tonic_rdma_graph::session::Listener;
-use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::schedule::ReceiveMode;
+use tonic_rdma_graph::transfer::TransferMode;
 
-use crate::chain::{Chain, Checks, peering, run, settings};
+use crate::chain::{Chain, Checks, bind, config, peering, run};
 
 const ROLE: &str = "TONIC_RDMA_GRAPH_TEST_ROLE";
 const MARK: &str = "child says:";
@@ -23,7 +22,7 @@ pub(crate) struct Child {
 
 impl Child {
     /// Starts part `part` of `parts`, which runs `steps` in `mode`.
-    pub(crate) fn start(part: usize, parts: usize, mode: Mode, window: usize, steps: u64) -> Self {
+    pub(crate) fn start(part: usize, parts: usize, mode: TransferMode, window: usize, steps: u64) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "child::role", "--nocapture", "--test-threads=1"]);
         command.env(ROLE, format!("{part} {parts} {mode} {window} {steps}"));
@@ -67,17 +66,16 @@ fn role() {
     let words: Vec<&str> = role.split(' ').collect();
     let number = |word: usize| words[word].parse::<u64>().unwrap();
     let (part, parts, window) = (number(0) as usize, number(1) as usize, number(3) as usize);
-    let mode: Mode = words[2].parse().unwrap();
-    let listener = Listener::bind("127.0.0.1:0", settings()).unwrap();
+    let mode: TransferMode = words[2].parse().unwrap();
+    let listener = bind("127.0.0.1:0", config()).unwrap();
     println!("{MARK} {}", listener.address());
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let peers: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     let chain = Arc::new(Chain::new(parts));
     let session = listener.connect(peering(&chain, part, &peers, &[mode], window)).unwrap();
-    let mut settings = schedule::Settings::default();
-    settings.window = window;
-    let mut executor = chain.executor(session.part(), session.transfers(mode).unwrap(), settings);
+    let transfers = session.transfers(mode).unwrap();
+    let mut executor = chain.executor(session.part(), transfers, window, ReceiveMode::PollingAsync);
     run(&mut executor, 0..number(4), &mut Checks::of(&chain)).unwrap();
     drop(executor);
     session.leave(crate::chain::HANGS);

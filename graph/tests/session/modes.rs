@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use tonic_rdma_graph::GraphError;
+use tonic_rdma_graph::GraphErrorKind;
 use tonic_rdma_graph::placement::Part;
 use tonic_rdma_graph::schedule::{self, ReceiveMode};
 use tonic_rdma_graph::session::Session;
-use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::transfer::TransferMode;
 
 use crate::chain::{Chain, Checks, Registered, in_threads, run};
 
@@ -16,17 +16,14 @@ fn all_modes(chain: &Arc<Chain>, window: usize, receive: ReceiveMode, session: &
     let part = session.part();
     let mut first = 0;
     for mode in session.modes() {
-        let mut settings = schedule::Settings::default();
-        settings.window = window;
-        settings.receive = receive;
-        let mut executor = chain.executor(part, session.transfers(*mode).unwrap(), settings);
+        let mut executor = chain.executor(part, session.transfers(*mode).unwrap(), window, receive);
         let mut program = Checks::of(chain);
         run(&mut executor, first..first + STEPS, &mut program).unwrap();
         first += STEPS;
         let last = chain.placements.partition().parts()[chain.graph.len() - 1];
         assert_eq!(program.results.len() as u64, if part == last { STEPS } else { 0 });
         for crossing in chain.placements.crossings() {
-            let counts = executor.transfers().counts(crossing.id);
+            let counts = executor.counts(crossing.id);
             let name = format!("{mode}: {}", crossing.name);
             if crossing.from != part {
                 assert_eq!(counts, schedule::CrossingCounts::default(), "{name}");
@@ -34,8 +31,8 @@ fn all_modes(chain: &Arc<Chain>, window: usize, receive: ReceiveMode, session: &
             }
             assert_eq!(counts.sent, STEPS, "{name}");
             match mode {
-                Mode::RdmaZerocp => assert_eq!(counts.copied, 0, "{name}"),
-                Mode::RdmaCp => assert_eq!(counts.copied + counts.inline, STEPS, "{name}"),
+                TransferMode::RdmaZerocp => assert_eq!(counts.copied, 0, "{name}"),
+                TransferMode::RdmaCp => assert_eq!(counts.copied + counts.inline, STEPS, "{name}"),
                 _ => assert_eq!((counts.copied, counts.inline), (STEPS, 0), "{name}"),
             }
             let large = !crossing.placement.is_static() || counts.bytes > STEPS * 4096;
@@ -46,7 +43,7 @@ fn all_modes(chain: &Arc<Chain>, window: usize, receive: ReceiveMode, session: &
 
 fn sessions(parts: usize, window: usize, receive: ReceiveMode) {
     let chain = Arc::new(Chain::new(parts));
-    let addresses = in_threads(&chain, &Mode::ALL, window, |session| {
+    let addresses = in_threads(&chain, &TransferMode::ALL, window, |session| {
         all_modes(&chain, window, receive, &session);
         session.addresses_distributed()
     });
@@ -84,11 +81,14 @@ fn four_parts_with_callbacks() {
 #[test]
 fn transfers_are_taken_once_and_only_those_of_the_session() {
     let chain = Arc::new(Chain::new(2));
-    in_threads(&chain, &[Mode::GrpcTcp, Mode::RdmaCp], 1, |session| {
-        let error = session.transfers::<Registered>(Mode::RdmaZerocp).err().unwrap();
+    in_threads(&chain, &[TransferMode::GrpcTcp, TransferMode::RdmaCp], 1, |session| {
+        let error = session.transfers::<Registered>(TransferMode::RdmaZerocp).err().unwrap();
         assert_eq!(error.to_string(), "mode: rdma-zerocp: this session was made for grpc-tcp and rdma-cp");
-        let _taken = session.transfers::<Registered>(Mode::RdmaCp).unwrap();
-        let error = session.transfers::<Registered>(Mode::RdmaCp).err().unwrap();
-        assert!(matches!(error, GraphError::Setting { setting: "mode", .. }), "{error}");
+        let _taken = session.transfers::<Registered>(TransferMode::RdmaCp).unwrap();
+        let error = session.transfers::<Registered>(TransferMode::RdmaCp).err().unwrap();
+        assert!(
+            error.kind() == GraphErrorKind::InvalidSetting && error.reason().starts_with("mode: "),
+            "{error}"
+        );
     });
 }

@@ -13,9 +13,9 @@ use tonic_rdma_commands::{Context as _, Failure, process};
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{KernelError, NodeId, Outlet, Topology};
 use tonic_rdma_graph::placement::{Crossing, CrossingId, Part as PartNumber, Placements};
-use tonic_rdma_graph::schedule::{self, Executor, Program, Transfers, Work};
-use tonic_rdma_graph::session::{Listener, Peering, Session, Settings};
-use tonic_rdma_graph::sites::{Allocating, NodeSites};
+use tonic_rdma_graph::schedule::{Executor, Program, Transfers};
+use tonic_rdma_graph::session::{Listener, Peering, Session};
+use tonic_rdma_graph::sites::{NodeSites, SiteOwner};
 
 use super::parts::{Command, Ran, Report, Sent, SentTensor};
 use crate::array::Array;
@@ -85,8 +85,7 @@ impl Part {
         Ok(match command {
             Command::Listen => {
                 self.disconnect();
-                let listener = Listener::bind("127.0.0.1:0", Settings::from_env()?)
-                    .context("can't listen for the other parts")?;
+                let listener = Listener::bind("127.0.0.1:0").context("can't listen for the other parts")?;
                 let address = listener.address().to_string();
                 self.listener = Some(listener);
                 to_value(address)?
@@ -137,9 +136,8 @@ impl Part {
         let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
         let listener = self.listener.take().ok_or("this part does not listen")?;
         let first = graphs.first().ok_or("there is no mode")?;
-        let mut peering = Peering::new(PartNumber(part), peers, &first.graph, &first.placements);
-        peering.modes.clone_from(&modes);
-        peering.timeout = self.job.deadline;
+        let peering = Peering::new(PartNumber(part), peers, &first.graph, &first.placements);
+        let peering = peering.modes(modes.iter().copied()).timeout(self.job.deadline);
         let session = listener.connect(peering)?;
         let mut trainers = Vec::new();
         for (graph, mode) in graphs.into_iter().zip(modes) {
@@ -226,28 +224,24 @@ impl Trainer {
     pub(crate) fn new(
         graph: StepGraph,
         own: usize,
-        transfers: Box<dyn Transfers<Array>>,
+        transfers: Transfers<Array>,
         feeder: Feeder,
         deadline: Duration,
     ) -> Result<Self, GraphError> {
         let StepGraph { graph, placements, kernels, .. } = graph;
         let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
-        // A step reads the variables that the step before has changed, so one step is in flight.
-        let mut settings = schedule::Settings::default();
-        settings.window = 1;
-        settings.deadline = deadline;
         let own = PartNumber(own);
-        let (kept_graph, kept_placements, kept_sites) =
-            (Arc::clone(&graph), Arc::clone(&placements), Arc::clone(&sites));
-        let executor = Executor::new(graph, placements, own, kernels, transfers, sites, settings)?;
-        Ok(Self { executor, feeder, sites: kept_sites, graph: kept_graph, placements: kept_placements, own })
+        let executor = Executor::new(Arc::clone(&graph), Arc::clone(&placements), own, kernels, transfers)?;
+        // A step reads the variables that the step before has changed, so one step is in flight.
+        let executor = executor.sites(Arc::clone(&sites)).window(1).deadline(deadline);
+        Ok(Self { executor, feeder, sites, graph, placements, own })
     }
 
     /// Runs steps. All parts run the same ones.
     pub(crate) fn run(&mut self, steps: Range<u64>) -> Result<Ran, GraphError> {
         let before = self.sent();
         self.feeder.losses.clear();
-        let report = self.executor.run(steps, Work::Compute, &mut self.feeder)?;
+        let report = self.executor.run(steps, &mut self.feeder)?;
         self.feeder.losses.sort_by_key(|(step, _)| *step);
         let mut times = report.steps;
         times.sort_by_key(|time| time.step);
@@ -267,7 +261,7 @@ impl Trainer {
     /// Returns how each crossing tensor was sent by this part, in all steps.
     pub(crate) fn sent_tensors(&self) -> Vec<SentTensor> {
         let sent = |crossing: &Crossing| {
-            let counts = self.executor.transfers().counts(crossing.id);
+            let counts = self.executor.counts(crossing.id);
             let sent = Sent {
                 tensors: counts.sent,
                 bytes: counts.bytes,
@@ -277,23 +271,19 @@ impl Trainer {
             SentTensor {
                 name: crossing.name.clone(),
                 placement: if crossing.placement.is_static() { "static" } else { "dynamic" }.to_owned(),
-                site: self
-                    .sites
-                    .seen(crossing.id)
-                    .site
-                    .map(|site| (self.name(site.allocating), site.ordinal)),
+                site: self.sites.seen(crossing.id).site.map(|site| (self.name(site.owner), site.ordinal)),
                 sent,
             }
         };
         self.placements.leaving(self.own).map(sent).collect()
     }
 
-    fn name(&self, allocating: Allocating) -> String {
-        match allocating {
-            Allocating::Node(node) => {
+    fn name(&self, owner: SiteOwner) -> String {
+        match owner {
+            SiteOwner::Node(node) => {
                 self.graph.node(NodeId(node)).map_or_else(|| node.to_string(), |node| node.name.clone())
             }
-            Allocating::Receive(crossing) => {
+            SiteOwner::Receive(crossing) => {
                 let crossing = self.placements.crossing(CrossingId(crossing));
                 format!("receive of {}", crossing.map_or("?", |crossing| crossing.name.as_str()))
             }

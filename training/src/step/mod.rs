@@ -21,9 +21,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{Dim, Fact, Kernel, Node, NodeId, Outlet, Role, Topology};
-use tonic_rdma_graph::placement::{Part, Partition, Placements, analyse};
+use tonic_rdma_graph::placement::{Part, Partition, Placements};
 use tonic_rdma_tensor::Dtype;
 
 use crate::array::Array;
@@ -119,7 +118,7 @@ impl Shape {
     }
 
     /// Builds the graph, with the kernels of the part `own`, which keeps `variables`.
-    pub(crate) fn build(&self, own: usize, variables: &Arc<Variables>) -> Result<StepGraph, GraphError> {
+    pub(crate) fn build(&self, own: usize, variables: &Arc<Variables>) -> Result<StepGraph, Error> {
         let (graph, variables) = (Topology::new(), Arc::clone(variables));
         let (parts, kernels, feeds) = (Vec::new(), HashMap::new(), HashMap::new());
         let mut builder = Builder { graph, parts, kernels, feeds, variables, own };
@@ -157,7 +156,7 @@ impl Shape {
         }
         let Builder { graph, parts, kernels, feeds, .. } = builder;
         let partition = Partition::new(&graph, self.parts(), parts)?;
-        let placements = Arc::new(analyse(&graph, &partition)?);
+        let placements = Arc::new(Placements::new(&graph, &partition)?);
         Ok(StepGraph { graph: Arc::new(graph), placements, kernels, feeds })
     }
 
@@ -195,7 +194,7 @@ impl Builder {
         outputs: Vec<Fact>,
         stays: bool,
         kernel: impl FnMut(u64, Vec<Array>) -> Result<Vec<Array>, Error> + Send + 'static,
-    ) -> Result<NodeId, GraphError> {
+    ) -> Result<NodeId, Error> {
         let id = self.add(part, Role::Compute, name, inputs, outputs, stays)?;
         if part == self.own {
             self.kernels.insert(id, Box::new(kernel));
@@ -211,7 +210,7 @@ impl Builder {
         inputs: Vec<Outlet>,
         outputs: Vec<Fact>,
         stays: bool,
-    ) -> Result<NodeId, GraphError> {
+    ) -> Result<NodeId, Error> {
         let kind = name.split(['.', '@']).next().unwrap_or_default().to_owned();
         // The partition is given, so nothing asks for the work.
         let id = self.graph.add(Node { name, kind, role, inputs, outputs, work: 0, stays })?;
@@ -220,7 +219,7 @@ impl Builder {
     }
 
     /// Adds an input that the program feeds at a worker.
-    fn feed(&mut self, worker: usize, feed: Feed, fact: Fact) -> Result<Outlet, GraphError> {
+    fn feed(&mut self, worker: usize, feed: Feed, fact: Fact) -> Result<Outlet, Error> {
         let name = if feed == Feed::Samples { "samples" } else { "targets" };
         let id = self.add(worker, Role::Input, format!("{name}@{worker}"), Vec::new(), vec![fact], false)?;
         self.feeds.insert(id, (worker, feed));
@@ -228,13 +227,7 @@ impl Builder {
     }
 
     /// Adds the node that gives a variable out.
-    fn assign(
-        &mut self,
-        part: usize,
-        suffix: &str,
-        variable: &str,
-        dims: &[usize],
-    ) -> Result<Outlet, GraphError> {
+    fn assign(&mut self, part: usize, suffix: &str, variable: &str, dims: &[usize]) -> Result<Outlet, Error> {
         let (variables, name) = (Arc::clone(&self.variables), variable.to_owned());
         let assign = move |step, _| Ok(vec![variables.assign(&name, step)?]);
         let name = format!("assign.{variable}{suffix}");
@@ -249,7 +242,7 @@ impl Builder {
         variable: &str,
         inputs: Vec<Outlet>,
         take: fn(&[Array]) -> Result<Gradient, Error>,
-    ) -> Result<(), GraphError> {
+    ) -> Result<(), Error> {
         let (variables, name) = (Arc::clone(&self.variables), variable.to_owned());
         let push = move |step, inputs: Vec<Array>| {
             variables.push(&name, step, take(&inputs)?)?;
@@ -281,8 +274,8 @@ fn known(dtype: Dtype, dims: &[usize]) -> Fact {
     Fact::known(dtype, &dims)
 }
 
-fn wrong(node: &str, reason: &str) -> GraphError {
-    GraphError::Node { node: node.to_owned(), reason: reason.to_owned() }
+fn wrong(node: &str, reason: &str) -> Error {
+    format!("node {node}: {reason}").into()
 }
 
 /// The largest absolute value of an element of a gradient of texts (Graves 2013, arXiv:1308.0850, section 2.1, clips LSTM derivatives to
@@ -304,8 +297,8 @@ impl Shape {
         &self,
         builder: &mut Builder,
         worker: usize,
-        values: &impl Fn(&str) -> Result<Outlet, GraphError>,
-    ) -> Result<Vec<(String, Vec<Outlet>)>, GraphError> {
+        values: &impl Fn(&str) -> Result<Outlet, Error>,
+    ) -> Result<Vec<(String, Vec<Outlet>)>, Error> {
         let (model, samples, texts) = (self.model, self.share(worker).len(), self.model.reads_texts());
         let varying = |dtype, rest: &[usize]| {
             let length = Dim::Symbolic(format!("L{worker}").into());
@@ -405,7 +398,7 @@ impl Shape {
         worker: usize,
         name: &str,
         gradient: Outlet,
-    ) -> Result<Outlet, GraphError> {
+    ) -> Result<Outlet, Error> {
         if !self.model.reads_texts() {
             return Ok(gradient);
         }
@@ -446,7 +439,7 @@ impl Shape {
         length: usize,
         turn: usize,
         gradients: &[Outlet],
-    ) -> Result<(), GraphError> {
+    ) -> Result<(), Error> {
         let workers = self.workers;
         // Each range, with the worker that begins it.
         let ranges: Vec<_> = match length >= CUT.max(workers) {

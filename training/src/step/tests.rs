@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use tonic_rdma_graph::dataflow::Outlet;
-use tonic_rdma_graph::schedule::{InMemory, Program as _, Transfers};
+use tonic_rdma_graph::schedule::{Program as _, Transfers};
 use tonic_rdma_graph::session::Fingerprint;
 
 use super::*;
@@ -39,12 +39,12 @@ fn variables(shape: &Shape) -> Vec<Arc<Variables>> {
 fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
     let data = data(shape.model);
     let placements = shape.build(0, &variables[0]).unwrap().placements;
-    let transfers = InMemory::parts(&placements, 1).unwrap();
+    let transfers = Transfers::in_memory(&placements, 1).unwrap();
     let losses: Vec<Vec<f32>> = thread::scope(|scope| {
         let parts: Vec<_> = transfers
             .into_iter()
             .enumerate()
-            .map(|(part, transfers): (usize, Box<dyn Transfers<Array>>)| {
+            .map(|(part, transfers): (usize, Transfers<Array>)| {
                 let (data, steps, variables) = (Arc::clone(&data), steps.clone(), &variables[part]);
                 let work = move || {
                     let graph = shape.build(part, variables).unwrap();
@@ -235,7 +235,7 @@ fn each_part_numbers_the_graph_alike() {
         let variables = variables(&shape);
         let fingerprint = |part: usize| {
             let built = shape.build(part, &variables[part]).unwrap();
-            Fingerprint::of(&built.graph, &built.placements)
+            Fingerprint::new(&built.graph, &built.placements)
         };
         let all: Vec<Fingerprint> = (0..shape.parts()).map(fingerprint).collect();
         assert!(all.iter().all(|each| *each == all[0]), "{all:?}");

@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use tonic_rdma_commands::units::{parse_number, parse_time_within};
 use tonic_rdma_commands::{List, ValueError, parse_list, parse_set};
 use tonic_rdma_graph::schedule::ReceiveMode;
-use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::transfer::TransferMode;
 
 /// The largest number of parts.
 const MAX_PARTS: u64 = 64;
@@ -68,7 +68,7 @@ pub(crate) struct RunOptions {
     pub(crate) hosts: Option<List<String>>,
     /// Modes: grpc-tcp, grpc-rdma, grpc-native, rdma-cp, rdma-zerocp [default: all]
     #[arg(long, value_name = "LIST", value_parser = modes)]
-    pub(crate) mode: Option<List<Mode>>,
+    pub(crate) mode: Option<List<TransferMode>>,
     /// Names of nodes; a part ends with each of them [default: balanced by bytes and work]
     #[arg(long, value_name = "NODES", value_parser = names, conflicts_with = "assign")]
     pub(crate) cut: Option<List<String>>,
@@ -137,8 +137,8 @@ fn hosts(text: &str) -> Result<List<String>, ValueError> {
     })
 }
 
-fn modes(text: &str) -> Result<List<Mode>, ValueError> {
-    parse_set(text, |name| named("mode", name, &Mode::ALL))
+fn modes(text: &str) -> Result<List<TransferMode>, ValueError> {
+    parse_set(text, |name| named("mode", name, &TransferMode::ALL))
 }
 
 fn receive(text: &str) -> Result<ReceiveMode, ValueError> {

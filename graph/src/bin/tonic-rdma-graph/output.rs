@@ -11,7 +11,7 @@ use tonic_rdma_commands::units::{digits, micros, rough_size};
 use tonic_rdma_commands::{Failure, output};
 use tonic_rdma_graph::explain::Explanation;
 use tonic_rdma_graph::schedule::ReceiveMode;
-use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::transfer::TransferMode;
 
 /// The results of a run. Scripts rely on the names of the fields.
 #[derive(Clone, Debug, Serialize)]
@@ -35,7 +35,7 @@ pub(crate) struct Results {
 /// A mode.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ModeRow {
-    pub(crate) mode: Mode,
+    pub(crate) mode: TransferMode,
     /// The time of a step in which nothing is compared, median.
     pub(crate) step_us: f64,
     /// The time for the tensors of a step to cross, median.
@@ -128,7 +128,7 @@ fn render(results: &Results) -> String {
 }
 
 fn modes(results: &Results) -> impl Display {
-    let base = results.modes.iter().find(|row| row.mode == Mode::GrpcTcp);
+    let base = results.modes.iter().find(|row| row.mode == TransferMode::GrpcTcp);
     let over = |row: &ModeRow, time: fn(&ModeRow) -> f64| {
         times(base.filter(|_| time(row) > 0.0).map(|base| time(base) / time(row)))
     };
@@ -187,7 +187,10 @@ mod tests {
             bytes: 1 << 20,
             static_addresses: 1,
             explanation: Explanation { tensors: Vec::new() },
-            modes: vec![mode(Mode::GrpcTcp, 4000.0, 800.0), mode(Mode::RdmaZerocp, 3400.0, 100.0)],
+            modes: vec![
+                mode(TransferMode::GrpcTcp, 4000.0, 800.0),
+                mode(TransferMode::RdmaZerocp, 3400.0, 100.0),
+            ],
         }
     }
 

@@ -19,19 +19,20 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::control::proto::part_server::{self, PartServer};
 use crate::control::{
     Checked, Described, Differs, Done, Expected, Job, Order, Report, SentCounts, Turn, digest, lengths,
-    proto, read, settings, text,
+    loader, proto, read, text,
 };
 use crate::options::ServeOptions;
+use tonic_rdma::Config;
 use tonic_rdma_commands::{Failure, process};
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{KernelError, NodeId, Outlet, Value as _};
 use tonic_rdma_graph::explain::SenderReport;
-use tonic_rdma_graph::onnx::{Model, ModelValue};
-use tonic_rdma_graph::placement::{CrossingId, Part, Partition, Placements, analyse};
-use tonic_rdma_graph::schedule::{self, CrossingCounts, Direction, Executor, Program, Stop, Transfers, Work};
-use tonic_rdma_graph::session::{self, Listener, Peering, Session};
+use tonic_rdma_graph::onnx::ModelValue;
+use tonic_rdma_graph::placement::{CrossingId, Part, Partition, Placements};
+use tonic_rdma_graph::schedule::{CrossingCounts, Direction, Executor, Program, StopHandle, Transfers};
+use tonic_rdma_graph::session::{Listener, Peering, Session};
 use tonic_rdma_graph::sites::NodeSites;
-use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::transfer::TransferMode;
 
 /// The first words of the line in which a part says where it listens.
 pub(crate) const LISTENING: &str = "listening on ";
@@ -101,7 +102,7 @@ impl part_server::Part for PartService {
             permit.map_err(|_| Status::unavailable("it works for another coordinator; try again later"))?;
         let (sender, orders) = mpsc::channel(WAITING);
         let (reports, answers) = mpsc::channel(WAITING);
-        let stop = Arc::new(OnceLock::<Stop>::new());
+        let stop = Arc::new(OnceLock::<StopHandle>::new());
         let worker =
             Worker { address: self.address, orders, reports: reports.clone(), stop: Arc::clone(&stop) };
         // The thread sees the end of the orders, also where it waits for other parts.
@@ -147,7 +148,7 @@ struct Worker {
     orders: mpsc::Receiver<(Order, Bytes)>,
     reports: mpsc::Sender<Result<proto::Report, Status>>,
     /// Stops the run, once there is one, from another thread.
-    stop: Arc<OnceLock<Stop>>,
+    stop: Arc<OnceLock<StopHandle>>,
 }
 
 impl Worker {
@@ -228,12 +229,12 @@ struct Running {
     checks: Checks,
     executor: Executor<ModelValue>,
     /// The transfers of each mode. Those of the mode in use are in the executor.
-    transfers: HashMap<Mode, Box<dyn Transfers<ModelValue>>>,
-    current: Mode,
-    modes: Vec<Mode>,
+    transfers: HashMap<TransferMode, Transfers<ModelValue>>,
+    current: TransferMode,
+    modes: Vec<TransferMode>,
     sites: Arc<NodeSites>,
     /// How each mode sent tensors in turns that compute.
-    tallies: HashMap<Mode, Tally>,
+    tallies: HashMap<TransferMode, Tally>,
     /// Keeps the connections.
     session: Session,
 }
@@ -249,12 +250,11 @@ impl Running {
     ) -> Result<Option<Self>, Failure> {
         let refused = |error: GraphError| Failure::refused(&error);
         let failed = |error: GraphError| Failure::run("can't connect with the other parts").because(error);
-        let model =
-            Model::read(Path::new(&job.model), file, &settings(&job.symbols, job.seed)?).map_err(refused)?;
+        let model = loader(&job.symbols, job.seed)?.read(Path::new(&job.model), file).map_err(refused)?;
         let graph = Arc::clone(model.topology());
         let parts = job.assignment.iter().map(|part| Part(*part)).collect();
         let partition = Partition::new(&graph, job.parts, parts).map_err(refused)?;
-        let placements = Arc::new(analyse(&graph, &partition).map_err(refused)?);
+        let placements = Arc::new(Placements::new(&graph, &partition).map_err(refused)?);
         let part = Part(job.part);
         let kernels = model.kernels(placements.nodes_of(part).iter().copied()).map_err(refused)?;
         let symbols = model.symbols();
@@ -264,32 +264,27 @@ impl Running {
             inputs.push(all.into_iter().filter(|(id, _)| partition.part_of(*id) == Some(part)).collect());
         }
         let checks = Checks::new(inputs, graph.results().to_vec());
-        let settings = session::Settings::from_env().map_err(refused)?;
-        let listener = Listener::bind(&SocketAddr::new(address, 0).to_string(), settings)
-            .map_err(|error| Failure::run("can't listen for the other parts").because(error))?;
+        let config = Config::from_env().map_err(|error| Failure::refused(&error))?;
+        let address = SocketAddr::new(address, 0).to_string();
+        let listener = Listener::builder().config(config).bind(&address);
+        let listener =
+            listener.map_err(|error| Failure::run("can't listen for the other parts").because(error))?;
 
         let Some(peers) = meet(listener.address().port())? else { return Ok(None) };
         let limit = Duration::from_millis(job.limit_ms);
-        let mut peering = Peering::new(part, peers, &graph, &placements);
-        peering.modes.clone_from(&job.modes);
-        peering.window = job.window;
-        peering.timeout = limit;
-        let session = listener.connect(peering).map_err(failed)?;
+        let peering = Peering::new(part, peers, &graph, &placements).modes(job.modes.iter().copied());
+        let session = listener.connect(peering.window(job.window).timeout(limit)).map_err(failed)?;
         let mut transfers = HashMap::new();
         for mode in &job.modes {
             transfers.insert(*mode, session.transfers(*mode).map_err(failed)?);
         }
         let first = job.modes.first().and_then(|mode| Some((*mode, transfers.remove(mode)?)));
         let (current, in_use) = first.ok_or_else(|| Failure::usage("no mode was asked for"))?;
-        let mut settings = schedule::Settings::default();
-        settings.receive = job.receive;
-        settings.window = job.window;
-        settings.deadline = limit;
         let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
-        let (kernels, shared, known) =
-            (kernels.into_iter().collect(), Arc::clone(&placements), Arc::clone(&sites));
-        let executor = Executor::new(graph, shared, part, kernels, in_use, known, settings)
+        let executor = Executor::new(graph, Arc::clone(&placements), part, kernels, in_use)
             .map_err(|error| Failure::run("can't begin").because(error))?;
+        let executor =
+            executor.sites(Arc::clone(&sites)).receive(job.receive).window(job.window).deadline(limit);
         let (modes, tallies) = (job.modes, HashMap::new());
         Ok(Some(Self {
             part,
@@ -306,7 +301,7 @@ impl Running {
     }
 
     /// Returns a handle that stops the run from another thread.
-    fn stop(&self) -> Stop {
+    fn stop(&self) -> StopHandle {
         self.executor.stop_handle()
     }
 
@@ -325,13 +320,13 @@ impl Running {
         let mode = turn.mode;
         self.change(mode)?;
         let end = turn.first + turn.count;
-        let work = if turn.replay { Work::Replay } else { Work::ComputeAndKeep };
         let before = self.counts();
         let mut checking = self.checks.begin(turn);
-        let report = self
-            .executor
-            .run(turn.first..end, work, &mut checking)
-            .map_err(|error| Failure::run(mode.to_string()).because(error))?;
+        let report = match turn.replay {
+            true => self.executor.replay(turn.first..end),
+            false => self.executor.run_and_keep(turn.first..end, &mut checking),
+        };
+        let report = report.map_err(|error| Failure::run(mode.to_string()).because(error))?;
         let (mut done, difference) = (checking.done, checking.difference);
         done.nanos = report.elapsed.as_nanos().try_into().unwrap_or(u64::MAX);
         if !turn.replay {
@@ -343,12 +338,11 @@ impl Running {
 
     /// Returns the counters of each crossing tensor in the current mode.
     fn counts(&self) -> Vec<CrossingCounts> {
-        let transfers = self.executor.transfers();
-        self.placements.crossings().iter().map(|crossing| transfers.counts(crossing.id)).collect()
+        self.placements.crossings().iter().map(|crossing| self.executor.counts(crossing.id)).collect()
     }
 
     /// Uses the transfers of this mode from now on.
-    fn change(&mut self, mode: Mode) -> Result<(), Failure> {
+    fn change(&mut self, mode: TransferMode) -> Result<(), Failure> {
         if mode != self.current {
             let transfers = self.transfers.remove(&mode);
             let transfers =
@@ -371,7 +365,7 @@ impl Running {
                 let report = SenderReport::new(crossing.id, &self.sites, first.into(), all.into());
                 counts.sent += all.sent.saturating_sub(first.sent);
                 counts.copied += report.later.copied;
-                if *mode == Mode::RdmaZerocp {
+                if *mode == TransferMode::RdmaZerocp {
                     described.tensors.push(report);
                 }
             }
@@ -516,7 +510,7 @@ impl Tally {
 mod checks_tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use tonic_rdma_graph::transfer::Mode;
+    use tonic_rdma_graph::transfer::TransferMode;
     use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
     use super::*;
@@ -536,7 +530,7 @@ mod checks_tests {
         let mut checks = Checks::new(inputs, Vec::new());
         let digests = vec![digest(&value(0)).unwrap(), digest(&value(1)).unwrap()];
         checks.expect(Expected { crossings: vec![(4, digests)], results: Vec::new() });
-        let turn = Turn { mode: Mode::RdmaCp, first: 0, count: 4, replay: false, check: true };
+        let turn = Turn { mode: TransferMode::RdmaCp, first: 0, count: 4, replay: false, check: true };
         let mut checking = checks.begin(&turn);
         assert_eq!(checking.feed(3, NodeId(0)).unwrap().bytes(), [1, 7]);
         for (micro_batch, content) in [(0, 0), (1, 1), (2, 0), (3, 0)] {

@@ -5,7 +5,7 @@ use super::*;
 /// Checks a model with its own batch of 1: loads agree, kernels give the values of the whole model, and results are worth a comparison.
 fn check(name: &str, dims: &[&str], lengths: &[u64]) {
     let Some(path) = light_file(name) else { return };
-    let load = |seed| Model::load(&path, &settings(seed, dims)).unwrap();
+    let load = |seed| settings(seed, dims).load(&path).unwrap();
     let model = load(1);
     assert!(model.seeded() >= 10, "{} weights", model.seeded());
     assert!(model.topology().nodes().map(|(_, node)| node.work).sum::<u64>() > 100_000_000);

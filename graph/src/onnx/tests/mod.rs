@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-use super::{Model, ModelSettings, ModelValue, Weights};
+use super::{Model, ModelBuilder, ModelValue, Weights};
 use crate::dataflow::{NodeId, Outlet, Role, Topology};
-use crate::error::GraphError;
+use crate::error::{GraphError, Problem};
 
 /// Writes the model into a new folder, and returns the folder and the file.
 fn written(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
@@ -22,14 +22,14 @@ fn written(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-fn load_file(model: &file::Model, settings: &ModelSettings) -> Result<Model, GraphError> {
+fn load_file(model: &file::Model, settings: &ModelBuilder) -> Result<Model, GraphError> {
     let (_folder, path) = written(&model.encode_to_vec());
-    Model::load(&path, settings)
+    settings.load(&path)
 }
 
-fn settings(seed: u64, dims: &[&str]) -> ModelSettings {
+fn settings(seed: u64, dims: &[&str]) -> ModelBuilder {
     let dims = dims.iter().map(|dim| dim.parse().unwrap()).collect();
-    ModelSettings { weights: Weights::Seeded(seed), dims }
+    ModelBuilder { weights: Weights::Seeded(seed), dims }
 }
 
 fn seeded(seed: u64, dims: &[&str]) -> Model {

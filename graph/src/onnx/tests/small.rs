@@ -51,7 +51,7 @@ fn results_depend_on_weights_and_inputs() {
 
 #[test]
 fn weights_of_the_file_are_kept_unless_asked_otherwise() {
-    let plain = load_file(&file::residual(), &ModelSettings::default()).unwrap();
+    let plain = load_file(&file::residual(), &ModelBuilder::default()).unwrap();
     assert_eq!(plain.seeded(), 0);
     let first = result(&plain, 0, 5, 1);
     // All weights of the file are equal, so all results are.
@@ -133,10 +133,10 @@ const ASKED: &str = "TONIC_RDMA_TEST_DESCRIBE_MODEL";
 fn other_processes_see_the_same_nodes() {
     let (_folder, path) = written(&file::residual().encode_to_vec());
     if let Some(path) = std::env::var_os(ASKED) {
-        println!("{}", described(&Model::load(Path::new(&path), &settings(1, &["data:0=N"])).unwrap()));
+        println!("{}", described(&settings(1, &["data:0=N"]).load(Path::new(&path)).unwrap()));
         return;
     }
-    let here = described(&Model::load(&path, &settings(1, &["data:0=N"])).unwrap());
+    let here = described(&settings(1, &["data:0=N"]).load(&path).unwrap());
     for _ in 0..3 {
         let name = "onnx::tests::small::other_processes_see_the_same_nodes";
         let mut other = Command::new(std::env::current_exe().unwrap());

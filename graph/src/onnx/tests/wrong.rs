@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-fn refused(model: &file::Model, settings: &ModelSettings) -> String {
+fn refused(model: &file::Model, settings: &ModelBuilder) -> String {
     load_file(model, settings).unwrap_err().to_string()
 }
 
@@ -19,7 +19,7 @@ fn files_that_are_no_models() {
         (&[0xff; 4096], "it is no ONNX model"),
     ] {
         let (_folder, path) = written(bytes);
-        let error = Model::load(&path, &ModelSettings::default()).unwrap_err().to_string();
+        let error = Model::load(&path).unwrap_err().to_string();
         assert!(error.contains("model.onnx") && error.contains(reason), "{error}");
     }
     let folder = tempfile::tempdir().unwrap();
@@ -27,7 +27,7 @@ fn files_that_are_no_models() {
         (folder.path().to_owned(), "it is no file"),
         (folder.path().join("missing.onnx"), "it can't be read"),
     ] {
-        let error = Model::load(&path, &ModelSettings::default()).unwrap_err().to_string();
+        let error = Model::load(&path).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
 }
@@ -38,7 +38,7 @@ fn a_file_that_ends_too_early() {
     // Most of the file are weights, so few of these lengths are the end of a message.
     for length in (0..bytes.len()).step_by(97) {
         let (_folder, path) = written(&bytes[..length]);
-        assert!(Model::load(&path, &ModelSettings::default()).is_err(), "{length} of {} bytes", bytes.len());
+        assert!(Model::load(&path).is_err(), "{length} of {} bytes", bytes.len());
     }
 }
 
@@ -46,9 +46,9 @@ fn a_file_that_ends_too_early() {
 fn an_operator_that_the_engine_does_not_know() {
     let mut model = file::residual();
     graph(&mut model).nodes[4].operator = "Confuse".to_owned();
-    let error = load_file(&model, &ModelSettings::default()).unwrap_err();
+    let error = load_file(&model, &ModelBuilder::default()).unwrap_err();
     assert!(
-        matches!(&error, GraphError::Operator { node, operator, .. } if node == "sum" && operator == "Confuse"),
+        matches!(error.problem(), Problem::Operator { node, operator, .. } if node == "sum" && operator == "Confuse"),
         "{error}"
     );
     assert!(error.to_string().contains("node sum: the engine (tract) has no operator Confuse"), "{error}");
@@ -75,7 +75,7 @@ fn graphs_that_contradict_themselves() {
     for (change, reason) in changes {
         let mut model = file::residual();
         change(graph(&mut model));
-        let error = refused(&model, &ModelSettings::default());
+        let error = refused(&model, &ModelBuilder::default());
         assert!(error.contains(reason), "{error}");
     }
 }
@@ -84,7 +84,7 @@ fn graphs_that_contradict_themselves() {
 fn shapes_that_do_not_fit() {
     let mut model = file::residual();
     graph(&mut model).constants[3] = file::weight("w3", &[10, 77]);
-    let error = refused(&model, &ModelSettings::default());
+    let error = refused(&model, &ModelBuilder::default());
     assert!(error.contains("gemm"), "{error}");
 }
 
@@ -99,7 +99,7 @@ fn dimensions_that_do_not_exist() {
         assert!(error.contains(reason) && error.contains(dim), "{error}");
     }
     for text in ["data", "data:0", "data:x=N", "data:0=", "data:0=0", "data:0=N+1", ":0=N", "data:0=9x"] {
-        assert!(text.parse::<super::super::SymbolicDim>().unwrap_err().contains(text));
+        assert!(text.parse::<super::super::SymbolicDim>().unwrap_err().reason().contains(text));
     }
 }
 

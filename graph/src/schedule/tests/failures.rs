@@ -1,18 +1,17 @@
 //! Failures: each is a named error, and all parts end.
 
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use super::support::{Graph, HANG, Kernels, Numbers, PANICS, run_all, sum};
-use crate::GraphError;
 use crate::dataflow::{KernelError, NodeId, Outlet};
+use crate::error::Problem;
 use crate::placement::{CrossingId, Part};
-use crate::schedule::{Direction, Executor, InMemory, Program, ReceiveMode, Settings, Work};
-use crate::sites::NodeSites;
+use crate::schedule::executor::ExecutorSettings;
+use crate::schedule::{Direction, Executor, Program, ReceiveMode, Transfers};
 
-fn settings(receive: ReceiveMode) -> Settings {
-    Settings { receive, window: 2, deadline: HANG, ..Settings::default() }
+fn settings(receive: ReceiveMode) -> ExecutorSettings {
+    ExecutorSettings { receive, window: 2, deadline: HANG, ..ExecutorSettings::default() }
 }
 
 /// Makes three parts in a ring: part 1 computes with `kernel`, and part 0 waits for part 2.
@@ -27,7 +26,7 @@ fn ring(
     let back = graph.sum("back", 0, &[last]);
     graph.result(back);
     let split = graph.split();
-    let transfers = InMemory::parts(&split.placements, 2).unwrap();
+    let transfers = Transfers::in_memory(&split.placements, 2).unwrap();
     split.executors(transfers, &settings(receive))
 }
 
@@ -42,15 +41,19 @@ fn an_error_of_a_kernel_ends_all_parts() {
         let mut executors = ring(mode, fails);
         let errors: Vec<_> =
             run_all(&mut executors, 6).into_iter().map(|(report, _)| report.unwrap_err()).collect();
-        assert!(matches!(&errors[1], GraphError::Kernel { node, .. } if node == "middle"), "{:?}", errors[1]);
+        assert!(
+            matches!(errors[1].problem(), Problem::Kernel { node, .. } if node == "middle"),
+            "{:?}",
+            errors[1]
+        );
         for part in [0, 2] {
-            let GraphError::PeerFailed { peer: 1, reason } = &errors[part] else {
+            let Problem::PeerFailed { peer: 1, reason } = errors[part].problem() else {
                 panic!("{:?}", errors[part])
             };
             assert_eq!(reason, "node middle (Test) failed: no more", "{mode}");
         }
-        let again = executors[1].run(10..11, Work::Compute, &mut nothing);
-        assert!(matches!(again, Err(GraphError::Failed)), "{again:?}");
+        let again = executors[1].run(10..11, &mut nothing);
+        assert!(matches!(again.as_ref().unwrap_err().problem(), Problem::Failed), "{again:?}");
     }
 }
 
@@ -58,7 +61,7 @@ fn an_error_of_a_kernel_ends_all_parts() {
 fn a_kernel_that_panics_is_an_error() {
     let mut executors = ring(ReceiveMode::PollingAsync, |_, _| panic!("index {} is out of bounds", 7));
     let errors: Vec<_> = run_all(&mut executors, 1).into_iter().map(|it| it.0.unwrap_err()).collect();
-    let GraphError::PeerFailed { reason, .. } = &errors[0] else { panic!("{:?}", errors[0]) };
+    let Problem::PeerFailed { reason, .. } = errors[0].problem() else { panic!("{:?}", errors[0]) };
     assert_eq!(reason, "node middle (Test) failed: it panicked: index 7 is out of bounds");
 }
 
@@ -69,12 +72,16 @@ fn a_receive_whose_value_panics_is_an_error() {
         // Part 1 has ended its only step before.
         let mut parts = run_all(&mut executors, 1).into_iter().map(|(report, _)| report);
         let errors = [parts.next(), parts.nth(1)].map(|report| report.unwrap().unwrap_err());
-        let GraphError::Transfer { crossing, peer: 1, source, .. } = &errors[1] else {
+        let Problem::Transfer { crossing, peer: 1, source, .. } = errors[1].problem() else {
             panic!("{mode}: {:?}", errors[1])
         };
         assert_eq!(crossing, "middle to part 2");
         assert_eq!(source.to_string(), "it panicked: an engine that fails (a test expects it)");
-        assert!(matches!(errors[0], GraphError::PeerFailed { peer: 2, .. }), "{mode}: {:?}", errors[0]);
+        assert!(
+            matches!(errors[0].problem(), Problem::PeerFailed { peer: 2, .. }),
+            "{mode}: {:?}",
+            errors[0]
+        );
     }
 }
 
@@ -118,14 +125,14 @@ fn a_program_that_panics_is_an_error() {
         let mut rest = executors.split_off(1);
         let (error, others) = thread::scope(|scope| {
             let others = scope.spawn(|| run_all(&mut rest, 1));
-            let error = executors[0].run(0..1, Work::Compute, &mut Panics { at }).unwrap_err();
+            let error = executors[0].run(0..1, &mut Panics { at }).unwrap_err();
             (error, others.join().unwrap())
         });
         assert_eq!(error.to_string(), expected);
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(source, "it panicked: a program that fails (this test expects it)");
         for error in others.into_iter().filter_map(|(report, _)| report.err()) {
-            assert!(matches!(error, GraphError::PeerFailed { .. }), "{error:?}");
+            assert!(matches!(error.problem(), Problem::PeerFailed { .. }), "{error:?}");
         }
     }
 }
@@ -141,8 +148,8 @@ fn a_wrong_number_of_outputs_is_an_error() {
 #[test]
 fn an_input_that_is_not_fed_is_an_error() {
     let mut executors = ring(ReceiveMode::PollingAsync, sum);
-    let error = executors[0].run(0..1, Work::Compute, &mut nothing).unwrap_err();
-    assert!(matches!(&error, GraphError::Kernel { node, .. } if node == "input"), "{error}");
+    let error = executors[0].run(0..1, &mut nothing).unwrap_err();
+    assert!(matches!(error.problem(), Problem::Kernel { node, .. } if node == "input"), "{error}");
 }
 
 #[test]
@@ -154,7 +161,7 @@ fn a_part_that_is_gone_ends_the_others() {
         for (part, (report, _)) in run_all(&mut executors, 6).into_iter().enumerate() {
             let error = report.unwrap_err();
             let named =
-                matches!(&error, GraphError::PeerLost { peer: 2, .. } | GraphError::PeerFailed { .. });
+                matches!(error.problem(), Problem::PeerLost { peer: 2, .. } | Problem::PeerFailed { .. });
             assert!(named, "{mode}, part {part}: {error:?}");
         }
         gone.join().unwrap();
@@ -166,14 +173,14 @@ fn a_deadline_names_the_tensor_and_the_part_that_it_comes_from() {
     for mode in ReceiveMode::ALL {
         // Part 1 and part 2 never run.
         let mut executors = ring(mode, sum);
-        executors[0].settings_mut().deadline = Duration::from_millis(50);
+        executors[0].settings.deadline = Duration::from_millis(50);
         let mut feed = |_, _| Ok(Numbers::of(&[1]));
-        let error = executors[0].run(0..2, Work::Compute, &mut feed).unwrap_err();
-        assert!(matches!(error, GraphError::Deadline { peer: 2, .. }), "{mode}: {error}");
+        let error = executors[0].run(0..2, &mut feed).unwrap_err();
+        assert!(matches!(error.problem(), Problem::Deadline { peer: 2, .. }), "{mode}: {error}");
         assert!(error.to_string().contains("crossing tensor last to part 0 of step 0"), "{mode}: {error}");
         // The others learn of it.
-        let error = executors[1].run(0..2, Work::Compute, &mut feed).unwrap_err();
-        assert!(matches!(error, GraphError::PeerFailed { peer: 0, .. }), "{mode}: {error}");
+        let error = executors[1].run(0..2, &mut feed).unwrap_err();
+        assert!(matches!(error.problem(), Problem::PeerFailed { peer: 0, .. }), "{mode}: {error}");
     }
 }
 
@@ -183,11 +190,11 @@ fn a_send_that_finds_no_buffer_until_the_deadline_is_an_error() {
     let sent = graph.sum("sent", 0, &[]);
     graph.sum("taken", 1, &[sent]);
     let split = graph.split();
-    let transfers = InMemory::parts(&split.placements, 1).unwrap();
+    let transfers = Transfers::in_memory(&split.placements, 1).unwrap();
     let mut executors = split.executors(transfers, &settings(ReceiveMode::PollingAsync));
-    executors[0].settings_mut().deadline = Duration::from_millis(50);
-    let error = executors[0].run(0..3, Work::Compute, &mut nothing).unwrap_err();
-    assert!(matches!(error, GraphError::Deadline { peer: 1, .. }), "{error}");
+    executors[0].settings.deadline = Duration::from_millis(50);
+    let error = executors[0].run(0..3, &mut nothing).unwrap_err();
+    assert!(matches!(error.problem(), Problem::Deadline { peer: 1, .. }), "{error}");
     assert!(error.to_string().contains("sent to part 1 of step 1 finds no free buffer"), "{error}");
 }
 
@@ -201,8 +208,8 @@ fn sends_first(
     let sent = graph.sum("sent", 0, &[]);
     graph.node_with("taken", 1, &[sent], kernel);
     let split = graph.split();
-    let transfers = InMemory::parts(&split.placements, steps).unwrap();
-    let settings = Settings { window: 1, deadline, ..Settings::default() };
+    let transfers = Transfers::in_memory(&split.placements, steps).unwrap();
+    let settings = ExecutorSettings { window: 1, deadline, ..ExecutorSettings::default() };
     split.executors(transfers, &settings)
 }
 
@@ -223,8 +230,8 @@ fn a_receiver_that_is_slow_and_goes_on_is_no_error() {
 fn a_receiver_that_takes_nothing_is_named_with_the_tensor() {
     let mut executors = sends_first(sum, 3, Duration::from_millis(50));
     // Part 1 never runs.
-    let error = executors[0].run(0..3, Work::Compute, &mut nothing).unwrap_err();
-    assert!(matches!(error, GraphError::Deadline { peer: 1, .. }), "{error}");
+    let error = executors[0].run(0..3, &mut nothing).unwrap_err();
+    assert!(matches!(error.problem(), Problem::Deadline { peer: 1, .. }), "{error}");
     assert!(error.to_string().contains("sent to part 1 has been sent and is not taken"), "{error}");
 }
 
@@ -240,8 +247,12 @@ fn a_run_that_is_stopped_ends_all_parts() {
             stop.stop();
         });
         let errors: Vec<_> = run_all(&mut waiting, 2).into_iter().map(|it| it.0.unwrap_err()).collect();
-        assert!(matches!(errors[0], GraphError::Stopped), "{mode}: {:?}", errors[0]);
-        assert!(matches!(errors[1], GraphError::PeerFailed { peer: 1, .. }), "{mode}: {:?}", errors[1]);
+        assert!(matches!(errors[0].problem(), Problem::Stopped), "{mode}: {:?}", errors[0]);
+        assert!(
+            matches!(errors[1].problem(), Problem::PeerFailed { peer: 1, .. }),
+            "{mode}: {:?}",
+            errors[1]
+        );
         stopper.join().unwrap();
     }
 }
@@ -250,18 +261,24 @@ fn a_run_that_is_stopped_ends_all_parts() {
 fn bad_settings_are_named() {
     let mut executors = ring(ReceiveMode::PollingAsync, sum);
     let mut feed = |_, _| Ok(Numbers::of(&[1]));
-    executors[0].settings_mut().window = 0;
-    let error = executors[0].run(0..1, Work::Compute, &mut feed).unwrap_err();
+    executors[0].settings.window = 0;
+    let error = executors[0].run(0..1, &mut feed).unwrap_err();
     assert!(error.to_string().starts_with("window: "), "{error}");
-    executors[0].settings_mut().window = 1;
-    let error = executors[0].run(0..1, Work::Replay, &mut feed).unwrap_err();
-    assert!(error.to_string().contains("ComputeAndKeep"), "{error}");
+    executors[0].settings.window = 1;
+    let error = executors[0].replay(0..1).unwrap_err();
+    assert!(error.to_string().contains("run_and_keep"), "{error}");
     let mut executors = ring(ReceiveMode::PollingAsync, sum);
-    executors[0].run(4..4, Work::Compute, &mut feed).unwrap();
-    let error = executors[0].run(3..5, Work::Compute, &mut feed).unwrap_err();
+    executors[0].run(4..4, &mut feed).unwrap();
+    let error = executors[0].run(3..5, &mut feed).unwrap_err();
     assert!(error.to_string().contains("all steps before 4"), "{error}");
-    assert_eq!("polling-async".parse(), Ok(ReceiveMode::PollingAsync));
-    assert!("polling".parse::<ReceiveMode>().unwrap_err().contains("polling-async, blocking or callback"));
+    assert_eq!("polling-async".parse::<ReceiveMode>().unwrap(), ReceiveMode::PollingAsync);
+    assert!(
+        "polling"
+            .parse::<ReceiveMode>()
+            .unwrap_err()
+            .reason()
+            .contains("polling-async, blocking or callback")
+    );
 }
 
 #[test]
@@ -269,10 +286,7 @@ fn a_missing_kernel_is_named() {
     let mut graph = Graph::default();
     graph.sum("lonely", 0, &[]);
     let split = graph.split();
-    let transfers = InMemory::parts::<Numbers>(&split.placements, 1).unwrap().remove(0);
-    let sites = Arc::new(NodeSites::untraced(&split.graph));
-    let settings = Settings::default();
-    let made =
-        Executor::new(split.graph, split.placements, Part(0), Kernels::new(), transfers, sites, settings);
+    let transfers = Transfers::<Numbers>::in_memory(&split.placements, 1).unwrap().remove(0);
+    let made = Executor::new(split.graph, split.placements, Part(0), Kernels::new(), transfers);
     assert_eq!(made.unwrap_err().to_string(), "node lonely: it has no kernel in part 0");
 }

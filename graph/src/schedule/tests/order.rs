@@ -5,16 +5,17 @@ use std::thread;
 use std::time::Duration;
 
 use super::support::{Count, Graph, HANG, Log, Numbers, run_all, sum};
-use crate::GraphError;
+use crate::error::{GraphError, Problem};
 use crate::placement::CrossingId;
-use crate::schedule::{InMemory, ReceiveMode, Report, Settings, Work};
+use crate::schedule::executor::ExecutorSettings;
+use crate::schedule::{ReceiveMode, RunReport, Transfers};
 
-fn settings(receive: ReceiveMode, window: usize) -> Settings {
-    Settings { receive, window, deadline: HANG, ..Settings::default() }
+fn settings(receive: ReceiveMode, window: usize) -> ExecutorSettings {
+    ExecutorSettings { receive, window, deadline: HANG, ..ExecutorSettings::default() }
 }
 
 /// Part 1 needs eight tensors of part 0, and has eight nodes that need none. Part 0 computes its tensors when these nodes have run.
-fn outstanding(mode: ReceiveMode, deadline: Duration) -> Result<Report, GraphError> {
+fn outstanding(mode: ReceiveMode, deadline: Duration) -> Result<RunReport, GraphError> {
     let mut graph = Graph::default();
     let ran = Count::default();
     let mut far = Vec::new();
@@ -37,14 +38,14 @@ fn outstanding(mode: ReceiveMode, deadline: Duration) -> Result<Report, GraphErr
         });
     }
     let split = graph.split();
-    let transfers = InMemory::parts(&split.placements, 1).unwrap();
+    let transfers = Transfers::in_memory(&split.placements, 1).unwrap();
     let mut executors = split.executors(transfers, &settings(mode, 1));
-    executors[1].settings_mut().deadline = deadline;
+    executors[1].settings.deadline = deadline;
     let (far, near) = executors.split_at_mut(1);
     let feed = |_, _| Err("there is no input".into());
     thread::scope(|scope| {
-        scope.spawn(move || far[0].run(0..1, Work::Compute, &mut { feed }));
-        let report = near[0].run(0..1, Work::Compute, &mut { feed });
+        scope.spawn(move || far[0].run(0..1, &mut { feed }));
+        let report = near[0].run(0..1, &mut { feed });
         // If part 1 has failed, part 0 must not wait for its nodes.
         (0..8).for_each(|_| ran.add());
         report
@@ -67,7 +68,7 @@ fn polling_async_and_callback_run_other_nodes_while_receives_are_outstanding() {
 fn blocking_runs_no_other_node_while_a_receive_is_outstanding() {
     // The far nodes wait for near nodes, which wait behind the receive: nothing goes on.
     let error = outstanding(ReceiveMode::Blocking, Duration::from_millis(200)).unwrap_err();
-    assert!(matches!(error, GraphError::Deadline { peer: 0, .. }), "{error}");
+    assert!(matches!(error.problem(), Problem::Deadline { peer: 0, .. }), "{error}");
     assert!(error.to_string().contains("far 0 to part 1 of step 0"), "{error}");
 }
 
@@ -89,7 +90,7 @@ fn a_send_begins_before_later_nodes_of_its_part_run() {
             sum(step, inputs)
         });
         let split = graph.split();
-        let transfers = InMemory::parts(&split.placements, 1).unwrap();
+        let transfers = Transfers::in_memory(&split.placements, 1).unwrap();
         let ended = run_all(&mut split.executors(transfers, &settings(mode, 1)), 3);
         for (report, _) in ended {
             report.unwrap();
@@ -116,7 +117,7 @@ fn the_next_step_begins_while_a_step_waits_for_another_part() {
         });
         graph.sum("back", 0, &[answer]);
         let split = graph.split();
-        let transfers = InMemory::parts(&split.placements, 3).unwrap();
+        let transfers = Transfers::in_memory(&split.placements, 3).unwrap();
         for (report, _) in run_all(&mut split.executors(transfers, &settings(mode, 3)), 6) {
             assert_eq!(report.unwrap().steps.len(), 6, "{mode}");
         }
@@ -142,7 +143,7 @@ fn a_send_without_a_free_buffer_does_not_block_other_nodes() {
         });
         graph.sum("taken", 1, &[gate, sent]);
         let split = graph.split();
-        let transfers = InMemory::parts(&split.placements, 1).unwrap();
+        let transfers = Transfers::in_memory(&split.placements, 1).unwrap();
         let mut ended = run_all(&mut split.executors(transfers, &settings(mode, 4)), 4);
         ended.remove(1).0.unwrap();
         let report = ended.remove(0).0.unwrap();
@@ -170,12 +171,12 @@ fn the_last_consumer_of_a_value_has_it_alone() {
     let third = graph.node_with("third", 1, &[second, second], note("third", &alone));
     graph.node_with("fourth", 1, &[third], note("fourth", &alone));
     let split = graph.split();
-    let transfers = InMemory::parts(&split.placements, 1).unwrap();
+    let transfers = Transfers::in_memory(&split.placements, 1).unwrap();
     let mut executors = split.executors(transfers, &settings(ReceiveMode::PollingAsync, 1));
     let feed = |step, _| Ok(Numbers::of(&[step]));
     thread::scope(|scope| {
         for executor in &mut executors {
-            scope.spawn(move || executor.run(0..1, Work::Compute, &mut { feed }).unwrap());
+            scope.spawn(move || executor.run(0..1, &mut { feed }).unwrap());
         }
     });
     // The input is used twice: the first consumer shares it, and the second has it alone. A node that uses a value twice shares it
@@ -192,8 +193,8 @@ fn a_thread_with_nothing_to_do_sleeps() {
             graph.sum("taken", 1, &[there]);
             let split = graph.split();
             let delay = move |_: CrossingId, _| Duration::from_millis(delay);
-            let transfers = InMemory::delayed(&split.placements, 1, delay).unwrap();
-            let settings = Settings { spin: Some(Duration::ZERO), ..settings(mode, 1) };
+            let transfers = Transfers::delayed(&split.placements, 1, delay).unwrap();
+            let settings = ExecutorSettings { spin: Some(Duration::ZERO), ..settings(mode, 1) };
             run_all(&mut split.executors(transfers, &settings), 1).remove(1).0.unwrap()
         };
         // A thread that has no core until the tensor is there has nothing to sleep for.
@@ -224,21 +225,21 @@ fn a_replay_sends_the_same_tensors_again_and_computes_nothing() {
         let end = graph.sum("end", 0, &[back]);
         graph.result(end);
         let split = graph.split();
-        let transfers = InMemory::parts(&split.placements, 2).unwrap();
+        let transfers = Transfers::in_memory(&split.placements, 2).unwrap();
         let mut executors = split.executors(transfers, &settings(mode, 2));
         thread::scope(|scope| {
             for executor in &mut executors {
                 scope.spawn(move || {
                     let mut feed = |_, _| Err("there is no input".into());
-                    executor.run(0..3, Work::ComputeAndKeep, &mut feed).unwrap();
-                    let report = executor.run(3..10, Work::Replay, &mut feed).unwrap();
+                    executor.run_and_keep(0..3, &mut feed).unwrap();
+                    let report = executor.replay(3..10).unwrap();
                     assert_eq!((report.received, report.steps.len()), (7, 7), "{mode}");
                 });
             }
         });
         assert_eq!(ran.get(), 6, "{mode}: only the first run computes");
         for (part, executor) in executors.iter().enumerate() {
-            assert_eq!(executor.transfers().counts(CrossingId(part)).sent, 10, "{mode}");
+            assert_eq!(executor.counts(CrossingId(part)).sent, 10, "{mode}");
         }
     }
 }

@@ -9,8 +9,9 @@ use tonic_rdma_tensor::Dtype;
 
 use super::support::{HANG, Kernels, Numbers, Seen, Split, fed, run_all};
 use crate::dataflow::{Dim, Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology};
-use crate::placement::{CrossingId, Part, Partition, analyse};
-use crate::schedule::{InMemory, ReceiveMode, Settings};
+use crate::placement::{CrossingId, Part, Partition, Placements};
+use crate::schedule::executor::ExecutorSettings;
+use crate::schedule::{ReceiveMode, Transfers};
 
 /// A node of a random graph.
 #[derive(Clone, Debug)]
@@ -178,20 +179,21 @@ fn check(case: &Case) {
     let (graph, parts) = build(case);
     let all = unsplit(case, &graph);
     let partition = Partition::new(&graph, case.parts, parts).unwrap();
-    let placements = Arc::new(analyse(&graph, &partition).unwrap());
+    let placements = Arc::new(Placements::new(&graph, &partition).unwrap());
     let transfers = if case.delays.is_empty() {
-        InMemory::parts(&placements, case.depth).unwrap()
+        Transfers::in_memory(&placements, case.depth).unwrap()
     } else {
         let delays = case.delays.clone();
         let delay = move |crossing: CrossingId, step: u64| {
             Duration::from_micros(delays[(crossing.0 + step as usize) % delays.len()])
         };
-        InMemory::delayed(&placements, case.depth, delay).unwrap()
+        Transfers::delayed(&placements, case.depth, delay).unwrap()
     };
     let kernels = (0..case.parts).map(|part| kernels(case, &graph, Part(part))).collect();
     let split = Split { graph: Arc::new(graph), placements: Arc::clone(&placements), kernels };
     let (graph, window) = (Arc::clone(&split.graph), case.window);
-    let settings = Settings { receive: case.mode, window, deadline: HANG, ..Settings::default() };
+    let settings =
+        ExecutorSettings { receive: case.mode, window, deadline: HANG, ..ExecutorSettings::default() };
     let mut executors = split.executors(transfers, &settings);
     for (part, (report, seen)) in run_all(&mut executors, case.steps).into_iter().enumerate() {
         let report = report.unwrap_or_else(|error| panic!("part {part}: {error}"));

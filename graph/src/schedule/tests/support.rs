@@ -10,9 +10,9 @@ use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 
 use crate::GraphError;
 use crate::dataflow::{Dim, Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology, Value};
-use crate::placement::{CrossingId, Part, Partition, Placements, analyse};
-use crate::schedule::{Direction, Executor, Program, Report, Settings, Transfers, Work};
-use crate::sites::NodeSites;
+use crate::placement::{CrossingId, Part, Partition, Placements};
+use crate::schedule::executor::ExecutorSettings;
+use crate::schedule::{Direction, Executor, Program, RunReport, Transfers};
 
 /// A bound that only a test that hangs exceeds.
 pub(super) const HANG: Duration = Duration::from_secs(120);
@@ -98,7 +98,7 @@ impl Graph {
     pub(super) fn split(mut self) -> Split {
         let parts = self.parts.iter().map(|part| part.0 + 1).max().unwrap_or(1);
         let partition = Partition::new(&self.topology, parts, self.parts).unwrap();
-        let placements = Arc::new(analyse(&self.topology, &partition).unwrap());
+        let placements = Arc::new(Placements::new(&self.topology, &partition).unwrap());
         let mut kernels: Vec<Kernels> = (0..parts).map(|_| Kernels::new()).collect();
         for (id, kernel) in self.kernels.drain() {
             kernels[partition.part_of(id).unwrap().0].insert(id, kernel);
@@ -124,14 +124,15 @@ impl Split {
     /// Makes the executors.
     pub(super) fn executors(
         self,
-        transfers: Vec<Box<dyn Transfers<Numbers>>>,
-        settings: &Settings,
+        transfers: Vec<Transfers<Numbers>>,
+        settings: &ExecutorSettings,
     ) -> Vec<Executor<Numbers>> {
         let parts = self.kernels.into_iter().zip(transfers).enumerate();
         let executor = |(part, (kernels, transfers)): (usize, _)| {
             let (graph, placements) = (Arc::clone(&self.graph), Arc::clone(&self.placements));
-            let sites = Arc::new(NodeSites::untraced(&graph));
-            Executor::new(graph, placements, Part(part), kernels, transfers, sites, settings.clone()).unwrap()
+            let mut executor = Executor::new(graph, placements, Part(part), kernels, transfers).unwrap();
+            executor.settings = settings.clone();
+            executor
         };
         parts.map(executor).collect()
     }
@@ -181,10 +182,10 @@ pub(super) fn fed(step: u64, input: NodeId) -> Numbers {
 pub(super) fn run_all(
     executors: &mut [Executor<Numbers>],
     steps: u64,
-) -> Vec<(Result<Report, GraphError>, Seen)> {
+) -> Vec<(Result<RunReport, GraphError>, Seen)> {
     let run = |executor: &mut Executor<Numbers>| {
         let mut seen = Seen::default();
-        (executor.run(0..steps, Work::Compute, &mut seen), seen)
+        (executor.run(0..steps, &mut seen), seen)
     };
     thread::scope(|scope| {
         let threads: Vec<_> =

@@ -9,13 +9,12 @@ use std::thread;
 use tonic_rdma::memory::trace::TracingAllocator;
 use tonic_rdma_graph::dataflow::{KernelError, NodeId, Topology, Value};
 use tonic_rdma_graph::explain::Explanation;
-use tonic_rdma_graph::onnx::{Model, ModelSettings, ModelValue};
-use tonic_rdma_graph::placement::{Part, Placements};
-use tonic_rdma_graph::schedule::{CrossingCounts, Executor, Work};
+use tonic_rdma_graph::onnx::{Model, ModelValue};
+use tonic_rdma_graph::placement::{Part, Partition, Placements};
+use tonic_rdma_graph::schedule::{CrossingCounts, Executor};
 use tonic_rdma_graph::session::{Listener, Peering};
 use tonic_rdma_graph::sites::NodeSites;
-use tonic_rdma_graph::transfer::Mode;
-use tonic_rdma_graph::{partition, placement, schedule, session};
+use tonic_rdma_graph::transfer::TransferMode;
 
 use crate::{file, onnx};
 
@@ -31,32 +30,30 @@ fn run_part(
     own: &str,
     addresses: impl FnOnce(String) -> Vec<String>,
 ) -> Result<Vec<CrossingCounts>, Failed> {
-    let listener = Listener::bind(own, session::Settings::from_env()?)?;
+    let listener = Listener::bind(own)?;
     let addresses = addresses(listener.address().to_string());
 
-    let model = Model::load(path, &ModelSettings::default())?; // the same file in all processes
+    let model = Model::load(path)?; // the same file in all processes
     let graph = Arc::clone(model.topology());
-    let partition = partition::balanced(&graph, addresses.len())?; // or at_cuts, named, Partition::new
-    let placements = Arc::new(placement::analyse(&graph, &partition)?);
+    let partition = Partition::balanced(&graph, addresses.len())?; // or at_cuts, named, Partition::new
+    let placements = Arc::new(Placements::new(&graph, &partition)?);
     println!("{}", Explanation::new(&graph, &placements, &[])); // what crosses, and why it is placed so
 
-    let mut peering = Peering::new(part, addresses, &graph, &placements);
-    peering.modes = vec![Mode::RdmaZerocp];
+    let peering = Peering::new(part, addresses, &graph, &placements).modes([TransferMode::RdmaZerocp]);
     let session = listener.connect(peering)?; // each sender has the addresses of its slots
 
     let crossings = placements.crossings().to_vec();
     let mut feed = feed(&graph, &placements, part);
 
-    let kernels = model.kernels(placements.nodes_of(part).iter().copied())?.into_iter().collect();
-    let transfers = session.transfers(Mode::RdmaZerocp)?;
+    let kernels = model.kernels(placements.nodes_of(part).iter().copied())?;
+    let transfers = session.transfers(TransferMode::RdmaZerocp)?;
     let sites = Arc::new(NodeSites::new(&graph, 1 << 30)); // at most 1 GiB of registered memory
-    let settings = schedule::Settings::default();
-    let mut executor = Executor::new(graph, placements, part, kernels, transfers, sites, settings)?;
-    executor.run(0..1, Work::Compute, &mut feed)?; // finds the allocation sites
-    executor.run(1..100, Work::Compute, &mut feed)?; // sends from where the tensors lie
+    let mut executor = Executor::new(graph, placements, part, kernels, transfers)?.sites(sites);
+    executor.run(0..1, &mut feed)?; // finds the allocation sites
+    executor.run(1..100, &mut feed)?; // sends from where the tensors lie
 
     let leaving = crossings.iter().filter(|crossing| crossing.from == part);
-    Ok(leaving.map(|crossing| executor.transfers().counts(crossing.id)).collect())
+    Ok(leaving.map(|crossing| executor.counts(crossing.id)).collect())
 }
 
 /// Returns what feeds the inputs of a part.

@@ -10,10 +10,11 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::Failure;
+use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::explain::SenderReport;
-use tonic_rdma_graph::onnx::{ModelSettings, ModelValue, SymbolicDim, Weights};
+use tonic_rdma_graph::onnx::{Model, ModelBuilder, ModelValue, SymbolicDim, Weights};
 use tonic_rdma_graph::schedule::ReceiveMode;
-use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::transfer::TransferMode;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// An order of the coordinator.
@@ -48,7 +49,7 @@ pub(crate) struct Job {
     pub(crate) seed: u64,
     /// The part of each node.
     pub(crate) assignment: Vec<usize>,
-    pub(crate) modes: Vec<Mode>,
+    pub(crate) modes: Vec<TransferMode>,
     pub(crate) receive: ReceiveMode,
     /// The number of micro-batches that may be under way.
     pub(crate) window: usize,
@@ -68,7 +69,7 @@ pub(crate) struct Expected {
 /// Some micro-batches in one mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Turn {
-    pub(crate) mode: Mode,
+    pub(crate) mode: TransferMode,
     /// The number of the first micro-batch of this turn. All turns of a mode count on.
     pub(crate) first: u64,
     pub(crate) count: u64,
@@ -110,7 +111,7 @@ pub(crate) struct Done {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Differs {
     pub(crate) what: Checked,
-    pub(crate) mode: Mode,
+    pub(crate) mode: TransferMode,
     pub(crate) micro_batch: u64,
     /// The set of inputs.
     pub(crate) set: u64,
@@ -138,7 +139,7 @@ pub(crate) struct Described {
 /// How a part sent its tensors in a mode, after the first micro-batch, in turns that compute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentCounts {
-    pub(crate) mode: Mode,
+    pub(crate) mode: TransferMode,
     pub(crate) sent: u64,
     /// Tensors that the sender copied.
     pub(crate) copied: u64,
@@ -160,11 +161,11 @@ pub(crate) fn text(message: &impl Serialize) -> Result<String, Failure> {
         .map_err(|error| Failure::run("can't make JSON of a message").because(error))
 }
 
-/// Returns the settings of a model. All processes load it with the same settings.
-pub(crate) fn settings(symbols: &[String], seed: u64) -> Result<ModelSettings, Failure> {
-    let dims: Result<Vec<SymbolicDim>, String> = symbols.iter().map(|symbol| symbol.parse()).collect();
-    let dims = dims.map_err(|reason| Failure::usage(format!("--symbol: {reason}")))?;
-    Ok(ModelSettings { weights: Weights::Seeded(seed), dims })
+/// Returns what loads a model. All processes load it with the same settings.
+pub(crate) fn loader(symbols: &[String], seed: u64) -> Result<ModelBuilder, Failure> {
+    let dims: Result<Vec<SymbolicDim>, GraphError> = symbols.iter().map(|symbol| symbol.parse()).collect();
+    let dims = dims.map_err(|error| Failure::usage(format!("--symbol: {error}")))?;
+    Ok(Model::builder().weights(Weights::Seeded(seed)).dims(dims))
 }
 
 /// Returns the lengths of the symbolic dimensions in a set of inputs. Each symbol begins at another place of the list.
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn messages_are_read_back() {
-        let turn = Turn { mode: Mode::RdmaCp, first: 4, count: 2, replay: true, check: false };
+        let turn = Turn { mode: TransferMode::RdmaCp, first: 4, count: 2, replay: true, check: false };
         let expected = Expected { crossings: vec![(0, vec![u64::MAX, 1])], results: vec![] };
         for sent in [Order::Model, Order::Run(turn), Order::Expect(expected)] {
             assert_eq!(read::<Order>(&text(&sent).unwrap(), "a test").unwrap(), sent);

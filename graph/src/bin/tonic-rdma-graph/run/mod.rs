@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use self::parts::{Parts, only};
 use crate::control::{
-    Checked, Described, Differs, Expected, Job, Order, Report, Turn, digest, lengths as lengths_of, settings,
+    Checked, Described, Differs, Expected, Job, Order, Report, Turn, digest, lengths as lengths_of, loader,
 };
 use crate::options::RunOptions;
 use crate::output::{ModeRow, Results};
@@ -20,9 +20,9 @@ use tonic_rdma_commands::{Failure, output};
 use tonic_rdma_graph::dataflow::{Outlet, Role};
 use tonic_rdma_graph::explain::{Explanation, SenderReport};
 use tonic_rdma_graph::onnx::{Model, ModelValue};
-use tonic_rdma_graph::placement::{Partition, Placements, analyse};
-use tonic_rdma_graph::transfer::Mode;
-use tonic_rdma_graph::{GraphError, partition};
+use tonic_rdma_graph::placement::{Partition, Placements};
+use tonic_rdma_graph::transfer::TransferMode;
+use tonic_rdma_graph::{GraphError, GraphErrorKind};
 
 /// The number of parts if the command line has none.
 const DEFAULT_PARTS: usize = 2;
@@ -178,7 +178,7 @@ pub(crate) struct Plan {
     pub(crate) file: Bytes,
     pub(crate) model: Model,
     pub(crate) placements: Placements,
-    pub(crate) modes: Vec<Mode>,
+    pub(crate) modes: Vec<TransferMode>,
     /// The number of sets of inputs. Micro-batches take them in turn.
     pub(crate) sets: u64,
 }
@@ -190,8 +190,9 @@ impl Plan {
         let path = options.model.as_deref().unwrap_or(Path::new(""));
         let name = path.file_name().map_or_else(|| path.to_string_lossy(), |name| name.to_string_lossy());
         let partition = split(options, parts, &model)?;
-        let placements = analyse(model.topology(), &partition).map_err(|error| Failure::refused(&error))?;
-        let modes = options.mode.as_ref().map_or_else(|| Mode::ALL.to_vec(), |modes| modes.0.clone());
+        let placements =
+            Placements::new(model.topology(), &partition).map_err(|error| Failure::refused(&error))?;
+        let modes = options.mode.as_ref().map_or_else(|| TransferMode::ALL.to_vec(), |modes| modes.0.clone());
         let sets = if model.symbols().is_empty() { INPUTS } else { options.lengths.0.len() as u64 };
         Ok(Self { name: name.into_owned(), file: file.into(), model, placements, modes, sets })
     }
@@ -219,34 +220,34 @@ impl Plan {
 /// Reads the file of the model, and loads the model.
 pub(crate) fn load(options: &RunOptions) -> Result<(Vec<u8>, Model), Failure> {
     let path = options.model.as_deref().unwrap_or(Path::new(""));
-    let settings = settings(&options.symbols, options.seed)?;
+    let loader = loader(&options.symbols, options.seed)?;
     let file = std::fs::read(path).map_err(|error| {
         let path = path.display();
         Failure::usage(format!("can't read the model {path}: {error}; graph/prepare-models installs models"))
     })?;
-    let model = Model::read(path, &file, &settings).map_err(|error| Failure::refused(&error))?;
+    let model = loader.read(path, &file).map_err(|error| Failure::refused(&error))?;
     Ok((file, model))
 }
 
 fn split(options: &RunOptions, parts: usize, model: &Model) -> Result<Partition, Failure> {
     let graph = model.topology();
     let refused = |option: &str, error: GraphError| {
-        let names = matches!(error, GraphError::UnknownNode { .. });
+        let names = error.kind() == GraphErrorKind::UnknownNode;
         let hint = if names { "; --nodes prints the names" } else { "" };
         Failure::usage(format!("{option}: {}{hint}", Failure::refused(&error)))
     };
     let partition = match (&options.cut, &options.assign) {
         (Some(cuts), _) => {
             let names: Vec<&str> = cuts.0.iter().map(String::as_str).collect();
-            partition::at_cuts(graph, &names).map_err(|error| refused("--cut", error))?
+            Partition::at_cuts(graph, &names).map_err(|error| refused("--cut", error))?
         }
         (None, Some(path)) => {
             let list = std::fs::read_to_string(path).map_err(|error| {
                 Failure::usage(format!("--assign: can't read {}: {error}", path.display()))
             })?;
-            partition::named(graph, parts, &list).map_err(|error| refused("--assign", error))?
+            Partition::named(graph, parts, &list).map_err(|error| refused("--assign", error))?
         }
-        (None, None) => partition::balanced(graph, parts).map_err(|error| refused("--parts", error))?,
+        (None, None) => Partition::balanced(graph, parts).map_err(|error| refused("--parts", error))?,
     };
     partition.check_pipeline(graph).map_err(|error| refused("--assign", error))?;
     Ok(partition)
@@ -283,7 +284,7 @@ pub(crate) struct Rounds<'a> {
 /// What was measured of a mode.
 #[derive(Clone, Debug)]
 struct Measured {
-    mode: Mode,
+    mode: TransferMode,
     /// Time of the first step, in nanoseconds.
     first: u64,
     /// The steps of a turn of replays.
@@ -325,7 +326,7 @@ impl<'a> Rounds<'a> {
     pub(crate) async fn run(&mut self, parts: &mut Parts) -> Result<(), Failure> {
         // The mode that copies nothing is first, so that its first micro-batch is the one in which allocation sites are traced.
         let mut order: Vec<usize> = (0..self.modes.len()).collect();
-        order.sort_by_key(|mode| self.plan.modes[*mode] != Mode::RdmaZerocp);
+        order.sort_by_key(|mode| self.plan.modes[*mode] != TransferMode::RdmaZerocp);
         for mode in order {
             self.warm_up(parts, mode).await?;
         }

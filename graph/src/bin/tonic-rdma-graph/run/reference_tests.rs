@@ -3,7 +3,7 @@
 use clap::Parser as _;
 
 use super::*;
-use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::transfer::TransferMode;
 
 use crate::options::Options;
 
@@ -31,7 +31,7 @@ fn a_tensor_that_differs_is_named_with_its_first_element_that_differs() {
     content[4 * 77] ^= 1;
     let mut differs = Differs {
         what: Checked::Crossing(0),
-        mode: Mode::RdmaCp,
+        mode: TransferMode::RdmaCp,
         micro_batch: 4,
         set: 1,
         spec: value.spec().unwrap().to_string(),
