@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tonic_rdma_tensor::TensorError;
+use tonic_rdma_tensor::{TensorError, TensorErrorKind};
 
 /// An error of a collective operation, of a [`Fusion`](crate::Fusion), of a setting or of the group.
 ///

@@ -9,7 +9,6 @@ use super::tensor::{
 use super::{Element, Tensor, TensorSpec};
 use crate::error::{TensorError, TensorErrorKind};
 use tonic_rdma_verbs::memory::{Pool, RegisteredBuf};
-use tonic_rdma_verbs::VerbsError;
 
 /// A tensor that its one owner writes, row-major, and then [`freeze`](Self::freeze)s.
 ///

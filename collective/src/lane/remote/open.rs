@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tonic_rdma_tensor::{Channel, RegionView, RemoteRegion, Rights, SharedRegion, TensorError, unstable};
+use tonic_rdma_tensor::{Channel, RegionView, RemoteRegion, Rights, SharedRegion, TensorError};
 
 use crate::error::{CollectiveError, setup};
 use crate::lane::remote::message::{HEADER, LaneCounters, LaneSettings, Layout, REFERENCE};
