@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::copy::{copy_bytes, copy_to_read};
-use super::foreign::drop_all;
-use super::sync::lock;
+use super::panics::drop_all;
+use super::panics::lock;
 use super::{VerbsError, memfd};
 
 /// A range of host memory that outlives every region registered over it.

@@ -112,15 +112,13 @@ mod context;
 mod copy;
 mod discover;
 mod error;
-mod foreign;
 mod host_memory;
 mod memfd;
+mod panics;
 mod queue_pair;
-mod random;
 mod region;
 mod remote_view;
 mod sealed;
-mod sync;
 mod throttle;
 mod units;
 

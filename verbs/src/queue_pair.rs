@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt::{self, Debug};
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 use super::sealed::Sealed;
@@ -348,4 +348,12 @@ pub struct ReceiveRequest<'a> {
     pub wr_id: u64,
     /// The segments that the message fills, in this order.
     pub into: &'a [LocalSegment],
+}
+
+/// Returns 64 random bits of the system's generator, such as the token that a peer must know to connect to a queue pair.
+pub(crate) fn random() -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is writable for the length given.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got == bytes.len() as isize { Ok(u64::from_ne_bytes(bytes)) } else { Err(io::Error::last_os_error()) }
 }

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// Lets a burst of lines through at once, then one line each second, and counts the suppressed lines.
 #[derive(Debug)]

@@ -8,8 +8,6 @@
 //!
 //! The caller checks the copied bytes, not the shared memory.
 
-#[cfg(any(test, miri, not(target_arch = "x86_64")))]
-mod volatile;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86_64;
 
@@ -139,6 +137,34 @@ pub(crate) unsafe fn for_each_chunk(from: *const u8, length: usize, mut then: im
     }
 }
 
+/// Copies by volatile accesses, for processors without a copy in assembly, and for interpreters of Rust.
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+mod volatile {
+    /// Copies `length` bytes: words of 8 bytes where both ranges are aligned alike, otherwise single bytes.
+    ///
+    /// # Safety
+    /// Those of [`copy_bytes`](super::copy_bytes).
+    pub(super) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
+        const WORD: usize = size_of::<u64>();
+        let alike = (from as usize).wrapping_sub(to as usize).is_multiple_of(WORD);
+        let head = if alike { (to as usize).wrapping_neg() % WORD } else { length }.min(length);
+        let words = (length - head) / WORD;
+        let tail = head + words * WORD;
+        // SAFETY:
+        // - all accesses lie within the first `length` bytes of `from` or `to`, which the caller promises; and
+        // - words are aligned in both ranges, because both have the same distance to the next multiple of 8.
+        unsafe {
+            for at in (0..head).chain(tail..length) {
+                to.add(at).write_volatile(from.add(at).read_volatile());
+            }
+            for word in 0..words {
+                let at = head + word * WORD;
+                to.add(at).cast::<u64>().write_volatile(from.add(at).cast::<u64>().read_volatile());
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,6 +199,11 @@ mod tests {
     #[test]
     fn every_length_and_alignment() {
         at_every_alignment(0, copy_bytes);
+    }
+
+    #[test]
+    fn volatile_at_every_alignment() {
+        at_every_alignment(0, volatile::copy_bytes);
     }
 
     #[test]

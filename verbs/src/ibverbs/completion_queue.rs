@@ -9,12 +9,11 @@ use std::sync::{Arc, Mutex};
 use ibverbs_sys as sys;
 
 use super::device::Device;
-use super::iwarp::manager::FetchCompletions;
 use super::library::{Owned, check, last_error, set_nonblocking};
 use super::posting::core::Core;
 use super::sleeper::{Sleeper, Waker};
 use super::ticket::{RequestKind, Slot, Ticket};
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{
     CompletionOpcode, CompletionQueue, CompletionStatus, Context as _, QueuePairNumber, VerbsError,
     WorkCompletion,
@@ -126,6 +125,11 @@ impl Queue {
         }
     }
 
+    /// Takes completions from the device, does what they ask for, and keeps them for the next poll.
+    pub(crate) fn fetch(&self) {
+        self.fetch_batch(&mut lock(&self.state));
+    }
+
     /// Takes completions from the device for later polls, a batch at most. Returns their number.
     fn fetch_batch(&self, state: &mut QueueState) -> usize {
         let count = self.take(&mut state.completions[..]);
@@ -149,12 +153,6 @@ impl Queue {
             }
         };
         usize::try_from(count).map_or(0, |count| count.min(completions.len()))
-    }
-}
-
-impl FetchCompletions for Queue {
-    fn fetch(&self) {
-        self.fetch_batch(&mut lock(&self.state));
     }
 }
 

@@ -11,7 +11,7 @@ use super::device::{self, Device};
 use super::domain::{DeviceRegion, Domain, Region};
 use super::queue_pair::Pair;
 use super::shared_receive_queue::SharedQueue;
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{
     Access, CompletionQueue, Context, DeviceAttributes, DeviceMemoryRegion, DmaBuf, HostMemory, MemoryRegion,
     ProtectionDomain, QueuePair, QueuePairCapacity, SharedReceiveQueue, VerbsError,

@@ -12,7 +12,7 @@ use super::domain::Domain;
 use super::library::{Owned, last_error, post_error_kind};
 use super::posting::lists::{ReceiveList, in_batches};
 use super::ticket::Ticket;
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiveQueue, VerbsError};
 
 /// A shared receive queue.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// Buffers by address, with a value for each buffer.
 ///

@@ -18,7 +18,7 @@ use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
 use super::shared::bias::{Bias, Seat, Seats};
 use super::shared::platform::{Native, Shipping};
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// Times that one thread takes a new lock before it gets the bias. Taking the bias away costs about as much as this saves.
 const FIRST: u32 = 1 << 10;

@@ -21,9 +21,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use super::forked::Origin;
-use crate::foreign::run_foreign;
 use crate::memfd;
-use crate::sync::lock;
+use crate::panics::lock;
+use crate::panics::run_foreign;
 
 /// Descriptors of one source that wait until they can be closed, from which on this process takes no more of this source.
 const OF_ONE: usize = 128;

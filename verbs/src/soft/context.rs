@@ -7,7 +7,7 @@ use super::completion_queue::Queue;
 use super::device::Device;
 use super::domain::{Domain, Region};
 use super::queue_pair;
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{
     Access, CompletionQueue, Context, DeviceAttributes, HostMemory, MemoryRegion, ProtectionDomain,
     QueuePair, QueuePairCapacity, VerbsError,

@@ -16,8 +16,8 @@ use super::peers::service::Service;
 use super::peers::sockets::Sockets;
 use super::reach::Reach;
 use super::shared::table::{self, Entry, REGIONS, RegionTable};
-use crate::random::random;
-use crate::sync::lock;
+use crate::panics::lock;
+use crate::queue_pair::random;
 use crate::{DeviceAttributes, HostMemory, VerbsError};
 
 /// Time for which a device that did not answer is not asked again. The addresses of one negotiation may all name it.

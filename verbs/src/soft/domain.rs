@@ -1,28 +1,21 @@
 //! Protection domains and the regions registered in them.
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::device::Device;
+use super::peers::clients::ServedQueuePair;
 use super::shared::table::Entry;
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{Access, HostMemory, Lkey, MemoryRegion, Rkey, VerbsError};
-
-/// A user of registered memory: a queue pair.
-pub(super) trait MemoryUser: Debug + Send + Sync {
-    /// Waits until no thread of this process uses memory for this user that was found registered before this call. Threads only copy
-    /// between memory, and never wait for a peer, while they use it.
-    fn wait_for_own_threads(&self);
-}
 
 /// A protection domain.
 #[derive(Debug)]
 pub(super) struct Domain {
     pub(super) device: Arc<Device>,
     id: u64,
-    queue_pairs: Mutex<HashMap<u32, Weak<dyn MemoryUser>>>,
+    queue_pairs: Mutex<HashMap<u32, Weak<dyn ServedQueuePair>>>,
 }
 
 impl Domain {
@@ -34,7 +27,7 @@ impl Domain {
         self.id
     }
 
-    pub(super) fn add_queue_pair(&self, number: u32, pair: Weak<dyn MemoryUser>) {
+    pub(super) fn add_queue_pair(&self, number: u32, pair: Weak<dyn ServedQueuePair>) {
         lock(&self.queue_pairs).insert(number, pair);
     }
 

@@ -24,7 +24,7 @@ use super::peers::message;
 use super::peers::received::Socket;
 use super::shared::attention::{Answered, Attention};
 use super::shared::platform::Native;
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// The events of a completion queue.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use self::shared_receives::SharedQueues;
 use super::iwarp::manager::{OWN_REQUESTS, Service};
 use super::library::{Library, Owned, last_error, set_nonblocking};
 use super::posting::core::Core;
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{Context as _, DeviceAttributes, VerbsError};
 
 /// An opened device, with the port and the address that its queue pairs use.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use crate::ibverbs::ticket::{RequestKind, Ticket};
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// The identifiers of the receives that are outstanding on one queue, which complete in any order.
 #[derive(Debug)]

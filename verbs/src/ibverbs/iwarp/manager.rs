@@ -33,9 +33,10 @@ use super::library::{
     ConnectionLibrary, EventChannel, Id, Introduction, Listener, Note, Parameters, connection_library,
     create_id, destroy_id, event, listen, note, socket_address,
 };
+use crate::ibverbs::completion_queue::Queue;
 use crate::ibverbs::library::{check, last_error, set_nonblocking};
 use crate::ibverbs::posting::core::Core;
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{QueuePairState, VerbsError};
 
 /// Longest time that the accepting end waits for the connection, and that either end waits for the other's hello.
@@ -50,12 +51,6 @@ const NUDGES: u32 = 8;
 /// Requests of this module that a send queue needs places for: the hello and the nudges. (A receive queue has only
 /// the hello.)
 pub(crate) const OWN_REQUESTS: u32 = 1 + NUDGES;
-
-/// A completion queue, as the manager uses it.
-pub(crate) trait FetchCompletions: Debug + Send + Sync {
-    /// Takes completions from the device, does what they ask for, and keeps them for the next poll.
-    fn fetch(&self);
-}
 
 /// The connection manager of one device.
 #[derive(Debug)]
@@ -133,7 +128,7 @@ pub(super) struct AwaitedHello {
 pub(super) struct Connection {
     pub(super) pair: Arc<Core>,
     /// The completion queue of its receives.
-    pub(super) queue: Arc<dyn FetchCompletions>,
+    pub(super) queue: Arc<Queue>,
     /// The peer, from `to_rtr` on.
     pub(super) peer: Option<Wanted>,
     /// The kernel's identifier of the connection: our own if we connect, that of the peer's request if the peer
@@ -255,7 +250,7 @@ impl Manager {
     }
 
     /// Adds a queue pair: requests for `token` are for it from now on.
-    pub(crate) fn add(&self, token: u64, pair: Arc<Core>, queue: Arc<dyn FetchCompletions>) {
+    pub(crate) fn add(&self, token: u64, pair: Arc<Core>, queue: Arc<Queue>) {
         let connection = Connection { pair, queue, peer: None, id: None, connecting: false, requester: 0 };
         lock(&self.state).connections.insert(token, connection);
     }

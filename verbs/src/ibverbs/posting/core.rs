@@ -12,7 +12,7 @@ use super::lists::Sends;
 use crate::ibverbs::iwarp::order::Order;
 use crate::ibverbs::library::{Library, check};
 use crate::ibverbs::sleeper::Waker;
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{QueuePairCapacity, QueuePairState, VerbsError};
 
 const RESET: u8 = 0;

@@ -7,7 +7,7 @@ use ibverbs_sys as sys;
 use super::core::Core;
 use crate::ibverbs::library::post_error_kind;
 use crate::ibverbs::ticket::{RequestKind, Slot, Ticket};
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{
     DeviceAttributes, LocalSegment, Operation, Payload, PostError, PostErrorKind, QueuePairCapacity,
     QueuePairState, ReceiveRequest, SendRequest,

@@ -15,14 +15,14 @@ use super::device::options::LocalPath;
 use super::device::{self, Device};
 use super::domain::Domain;
 use super::iwarp::library::Listener;
-use super::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
+use super::iwarp::manager::OWN_REQUESTS;
 use super::library::{check, last_error};
 use super::posting::core::Core;
 use super::posting::lists::{Receives, Sends, post_hello_receive};
 use super::shared_receive_queue::SharedQueue;
 use super::ticket::Slot;
-use crate::random::random;
-use crate::sync::lock;
+use crate::panics::lock;
+use crate::queue_pair::random;
 use crate::{
     Access, CompletionQueue, Context as _, PathSettings, PostError, QueuePair, QueuePairAddress,
     QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue,
@@ -242,8 +242,7 @@ impl QueuePair for Pair {
         if let Some(manager) = &self.device().manager {
             post_hello_receive(&self.core, self.receive_queue.1)
                 .map_err(|error| VerbsError::unusable(format!("posting the first receive: {error}")))?;
-            let queue: Arc<dyn FetchCompletions> = self.receive_queue.0.clone();
-            manager.add(self.token, self.core.clone(), queue);
+            manager.add(self.token, self.core.clone(), self.receive_queue.0.clone());
         }
         self.core.advance("to_init", QueuePairState::Reset, QueuePairState::Init)
     }

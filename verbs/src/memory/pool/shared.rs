@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use super::arena::{Arena, Piece, Purpose};
 use crate::memory::index::AddressIndex;
 use crate::memory::settings::{Budget, PoolSettings, PoolStatistics, Quota, Reservation};
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::{
     Access, HostMemory, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError,
     VerbsErrorKind,

@@ -14,7 +14,7 @@ use crate::memory::PoolStatistics;
 use crate::memory::pool::shared::HeldPiece;
 use crate::memory::pool::{Pool, Purpose};
 use crate::memory::settings::Quota;
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::units::size;
 
 /// Maximum number of layouts by which the allocations of one node are recognised.

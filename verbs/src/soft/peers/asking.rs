@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::message::{self, Answer, LEAVE, Reply, Request};
 use super::received::{Received, hang_up};
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// Most requests under way at a time. The peer's device hangs up if its answers fill the socket, and the socket has room for many more.
 const MOST: usize = 16;

@@ -184,7 +184,7 @@ pub(crate) struct ClientMemory {
     pub(crate) event_ends: Arc<Mutex<Vec<EventEnd>>>,
 }
 
-/// A queue pair of this process. The service answers requests for its objects, and rings it at deadlines. The death of its
+/// A queue pair of this process, as its device uses it. The service answers requests for its objects, and rings it at deadlines. The death of its
 /// peer moves the queue pair to Error.
 pub(crate) trait ServedQueuePair: Any + Debug + Send + Sync {
     /// Returns the number, which is unique within the device.
@@ -224,6 +224,10 @@ pub(crate) trait ServedQueuePair: Any + Debug + Send + Sync {
 
     /// Notes that the peer died.
     fn fail(&self);
+
+    /// Waits until no thread of this process uses memory for this queue pair that was found registered before this call. Threads only
+    /// copy between memory, and never wait for a peer, while they use it.
+    fn wait_for_own_threads(&self);
 }
 
 #[cfg(test)]

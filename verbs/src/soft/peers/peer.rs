@@ -18,11 +18,11 @@ use super::segments::{Offer, Offers};
 use super::service::Service;
 use super::sockets::Sockets;
 use crate::host_memory::MemoryUser;
+use crate::panics::lock;
 use crate::soft::events::EventSocket;
 use crate::soft::shared::end::{End, EndState, is_ring};
 use crate::soft::shared::table::RegionTable;
 use crate::soft::{closer, system};
-use crate::sync::lock;
 use crate::{HostMemory, VerbsError};
 
 /// The device of another process.

@@ -143,7 +143,7 @@ mod tests {
         assert!(asked.answer().unwrap_err().to_string().contains("no such queue pair"));
         assert_eq!(asked.owner, DeviceOwner::new(rustix::process::geteuid().as_raw(), false));
         assert_eq!(context.attributes().name, crate::soft::NAME);
-        let silent = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+        let silent = DeviceId { process: 1, nonce: crate::queue_pair::random().unwrap(), directory: 0 };
         assert!(ping(silent).is_err());
         let _listener = Sockets::Namespace.listen(silent, Policy::User, Origin::here().unwrap()).unwrap();
         let mut pings = Vec::new();

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use super::message::{self, Answer, Reply};
 use super::received::{Received, Socket, hang_up};
 use crate::host_memory::Charge;
+use crate::panics::lock;
 use crate::soft::closer;
 use crate::soft::shared::mapping::Mapping;
-use crate::sync::lock;
 
 /// Most segments of one peer that this process maps.
 const MOST: usize = 1024;

@@ -23,8 +23,8 @@ use super::received::{Received, Socket};
 use super::segments::LeaveAnswer;
 use super::sockets::Listener;
 use crate::host_memory::Charge;
+use crate::panics::lock;
 use crate::soft::{biased_lock, closer};
-use crate::sync::lock;
 
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
@@ -520,7 +520,7 @@ mod tests {
     /// One turn of a client that has asked very often takes a bounded time.
     #[test]
     fn a_flood_of_requests_is_answered_in_turns() {
-        let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+        let device = DeviceId { process: 1, nonce: crate::queue_pair::random().unwrap(), directory: 0 };
         let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
         let service = Service::new(listener, Policy::User).unwrap();
         let (ours, theirs) = socket_pair();
@@ -546,7 +546,7 @@ mod tests {
     /// A thread that asked the peer gave up, and the peer's answer comes after the request to leave.
     #[test]
     fn a_late_answer_is_no_word_that_memory_is_unmapped() {
-        let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+        let device = DeviceId { process: 1, nonce: crate::queue_pair::random().unwrap(), directory: 0 };
         let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
         let service = Service::new(listener, Policy::User).unwrap();
         for ends in [false, true] {
@@ -581,7 +581,7 @@ mod tests {
         message::send_request(&theirs, &request, Some(socket.as_fd())).unwrap();
         drop(socket);
         let served = ends_soon(move || {
-            let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+            let device = DeviceId { process: 1, nonce: crate::queue_pair::random().unwrap(), directory: 0 };
             let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
             let service = Service::new(listener, Policy::User).unwrap();
             let identity = Identity::of(&ours, true).unwrap();

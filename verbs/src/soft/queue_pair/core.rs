@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use crate::random::random;
+use crate::panics::lock;
+use crate::queue_pair::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
 use crate::soft::device::Device;
-use crate::soft::domain::{Domain, MemoryUser};
+use crate::soft::domain::Domain;
 use crate::soft::events::{EventEnd, PeerWaker};
 use crate::soft::peers::clients::{ClientMemory, SendAnswer, ServedQueuePair};
 use crate::soft::peers::message::{Address, Answer, EndAnswer, Object};
@@ -21,7 +22,6 @@ use crate::soft::shared::attention::{Attention, Guarded};
 use crate::soft::shared::end::{End, EndState, Failure};
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::table::RegionTable;
-use crate::sync::lock;
 use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePairState, VerbsError};
 
 /// A queue pair without its two queues.
@@ -133,7 +133,7 @@ impl Core {
     /// Takes the reserved slots of the completion queues. Polls visit `pair` from now on, and peers can find the queue pair.
     pub(super) fn enter<Pair>(&self, pair: &Arc<Pair>)
     where
-        Pair: ServedQueuePair + CompletionSource + MemoryUser,
+        Pair: ServedQueuePair + CompletionSource,
     {
         let local = Arc::clone(pair) as Arc<dyn ServedQueuePair>;
         self.pair.get_or_init(|| Arc::downgrade(&local));
@@ -145,8 +145,7 @@ impl Core {
             let role = Role { sends: false, receives: true };
             self.receive_queue.occupy(self.receive_slot, source, role);
         }
-        let user = Arc::clone(pair) as Arc<dyn MemoryUser>;
-        self.domain.add_queue_pair(self.number, Arc::downgrade(&user));
+        self.domain.add_queue_pair(self.number, Arc::downgrade(&local));
         self.domain.device.service.add_queue_pair(local);
     }
 

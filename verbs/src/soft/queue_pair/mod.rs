@@ -16,7 +16,7 @@ use self::core::Core;
 use self::send::SendQueue;
 use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Found, Left, Poll, Queue, Role, Sink};
-use super::domain::{Domain, MemoryUser};
+use super::domain::Domain;
 use super::peers::clients::{ClientMemory, SendAnswer, ServedQueuePair};
 use super::peers::message::{Address, Object};
 use super::peers::received::Socket;
@@ -75,13 +75,6 @@ impl Pair {
     #[cfg(test)]
     pub(super) fn is_looked_after(&self) -> bool {
         self.looked_after.load(Relaxed)
-    }
-}
-
-impl MemoryUser for Pair {
-    fn wait_for_own_threads(&self) {
-        self.target.wait_for_visit();
-        drop(self.sends.lock());
     }
 }
 
@@ -322,6 +315,11 @@ impl ServedQueuePair for Pair {
 
     fn fail(&self) {
         self.core.peer_died();
+    }
+
+    fn wait_for_own_threads(&self) {
+        self.target.wait_for_visit();
+        drop(self.sends.lock());
     }
 }
 

@@ -86,7 +86,7 @@ fn descriptors_go_only_to_peers_with_the_token() {
 /// were there before nor new ones lose their place.
 #[test]
 fn connections_that_prove_one_queue_pair_keep_no_other_out() {
-    let id = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+    let id = DeviceId { process: 1, nonce: crate::queue_pair::random().unwrap(), directory: 0 };
     let policy = Policy::TrustedUser;
     let listener = Sockets::Namespace.listen(id, policy, Origin::here().unwrap()).unwrap();
     let service = Arc::new(Service::new(listener, policy).unwrap());

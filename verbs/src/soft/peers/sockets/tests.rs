@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 
 use super::*;
-use crate::random::random;
+use crate::queue_pair::random;
 
 /// A directory of its own for one test. Dropping it removes it.
 struct Scratch(PathBuf);

@@ -228,12 +228,12 @@ impl Target {
     /// Has the next visit wait twice at `barrier`, with the target locked.
     #[cfg(test)]
     pub(super) fn pause_next_visit(&self, barrier: Arc<std::sync::Barrier>) {
-        *crate::sync::lock(&self.pause) = Some(barrier);
+        *crate::panics::lock(&self.pause) = Some(barrier);
     }
 
     #[cfg(test)]
     fn pause_visit(&self) {
-        let pause = crate::sync::lock(&self.pause).take();
+        let pause = crate::panics::lock(&self.pause).take();
         if let Some(pause) = pause {
             pause.wait();
             pause.wait();

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 use super::*;
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// The input that runs now.
 static CURRENT: Mutex<Vec<u8>> = Mutex::new(Vec::new());

@@ -1,9 +1,16 @@
-//! Code of the application on threads that serve others: wakers, drops of its memory, and services.
+//! What outlives a panic: locks, and threads that run code of the application, such as wakers, drops of its memory, and services.
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+
+/// Locks `mutex`, also after a thread panicked while it held the lock. Callers therefore keep the guarded data valid at every
+/// step.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs code of the application, which `what` names in the log. Returns `None` if it panicked: the panic ends here, because the thread
 /// serves others, too.
