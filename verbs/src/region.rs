@@ -82,7 +82,7 @@ impl BitOr for Access {
     }
 }
 
-/// A piece of registered local memory that a request reads from or writes to (`struct ibv_sge`).
+/// A segment of registered local memory that a request reads from or writes to (`struct ibv_sge`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalSegment {
     address: u64,

@@ -98,8 +98,8 @@ impl RemoteView {
         Ok(())
     }
 
-    /// Passes the bytes of `range` to `then` in consecutive pieces, through a small buffer that stays in the processor's
-    /// cache. Every piece but the last has a multiple of 64 bytes. The first byte of each piece is aligned to 64 bytes.
+    /// Passes the bytes of `range` to `then` in consecutive chunks, through a small buffer that stays in the processor's
+    /// cache. Every chunk but the last has a multiple of 64 bytes. The first byte of each chunk is aligned to 64 bytes.
     ///
     /// # Errors
     /// The range is not within the view. `then` was not called.
@@ -157,20 +157,20 @@ mod tests {
     use crate::HostMemory;
 
     #[derive(Debug)]
-    struct Held(HostMemory);
+    struct HeldMemory(HostMemory);
 
-    impl ViewOwner for Held {
+    impl ViewOwner for HeldMemory {
         fn is_current(&self) -> bool {
             true
         }
     }
 
     /// Returns a view of this process's own memory, with the numbers of the bytes as content.
-    fn view(length: usize) -> (RemoteView, Arc<Held>) {
+    fn view(length: usize) -> (RemoteView, Arc<HeldMemory>) {
         let memory = HostMemory::shared(length, 4096).unwrap();
         let content: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
         memory.copy_in(0, &content).unwrap();
-        let held = Arc::new(Held(memory));
+        let held = Arc::new(HeldMemory(memory));
         // SAFETY: the owner keeps the memory alive, and lends no reference to it.
         let view =
             unsafe { RemoteView::new(held.0.as_ptr(), length, Arc::clone(&held) as Arc<dyn ViewOwner>) };
@@ -201,16 +201,16 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_consecutive_and_aligned() {
+    fn chunks_are_consecutive_and_aligned() {
         let (view, _held) = view(1 << 16);
         for range in [0..0, 5..6, 3..8192, 100..8292, 100..8293, 7..(1 << 16)] {
             let mut all = Vec::new();
             let mut short = 0;
-            view.for_each_chunk(range.clone(), |piece| {
-                assert!(piece.as_ptr().cast::<[u64; 8]>().addr().is_multiple_of(64) && !piece.is_empty());
-                assert_eq!(short, 0, "only the last piece is short");
-                short = piece.len() % 64;
-                all.extend_from_slice(piece);
+            view.for_each_chunk(range.clone(), |chunk| {
+                assert!(chunk.as_ptr().cast::<[u64; 8]>().addr().is_multiple_of(64) && !chunk.is_empty());
+                assert_eq!(short, 0, "only the last chunk is short");
+                short = chunk.len() % 64;
+                all.extend_from_slice(chunk);
             })
             .unwrap();
             let expected: Vec<u8> = range.map(|at| (at % 251) as u8).collect();

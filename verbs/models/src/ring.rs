@@ -17,7 +17,7 @@ const LINE: usize = 8;
 const RING_KEY: u64 = 1000;
 
 /// What the writer and the reader share.
-struct Shared {
+struct SharedRing {
     ring: Vec<LoomWord>,
     /// The position up to which the reader has taken the records.
     taken: LoomWord,
@@ -26,19 +26,19 @@ struct Shared {
 }
 
 struct Sender<O> {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRing>,
     writer: Writer<Loom, O>,
     sent: u64,
 }
 
 struct Receiver<O> {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRing>,
     reader: Reader<Loom, O>,
     received: u64,
 }
 
 fn pair<O: Orders>() -> (Sender<O>, Receiver<O>) {
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SharedRing {
         ring: words(LINES * LINE),
         taken: LoomWord::new(0),
         lines: (0..LINES).map(|_| UnsafeCell::new(())).collect(),

@@ -37,7 +37,7 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
 }
 
 /// Copies `length` bytes that the caller reads next: up to 16 KiB into the first-level cache. (The
-/// receiver of `compare --modes rdma-zerocp` reads so: up to 8 KiB a copy, and above it pieces.)
+/// receiver of `compare --modes rdma-zerocp` reads so: up to 8 KiB a copy, and above it chunks.)
 ///
 /// # Safety
 /// Those of [`copy_bytes`].
@@ -100,38 +100,38 @@ pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, length: usiz
     };
 }
 
-/// Bytes of a piece, which fit the first-level cache together with the data of the function that takes the pieces.
-const PIECE: usize = 8 << 10;
+/// Bytes of a chunk, which fit the first-level cache together with the data of the function that takes the chunks.
+const CHUNK: usize = 8 << 10;
 
-/// Bytes that are copied at a time, after as many bytes of the next piece were called into the caches.
+/// Bytes that are copied at a time, after as many bytes of the next chunk were called into the caches.
 const STEP: usize = 1 << 10;
 
-/// Room for a piece, aligned to a cache line.
+/// Room for a chunk, aligned to a cache line.
 #[repr(align(64))]
-struct Piece([MaybeUninit<u8>; PIECE]);
+struct Chunk([MaybeUninit<u8>; CHUNK]);
 
-/// Passes `length` bytes from `from` on to `then`, in consecutive pieces. Every piece but the last has a multiple of 64 bytes. The
-/// first byte of each piece is aligned to 64 bytes.
+/// Passes `length` bytes from `from` on to `then`, in consecutive chunks. Every chunk but the last has a multiple of 64 bytes. The
+/// first byte of each chunk is aligned to 64 bytes.
 ///
 /// # Safety
 /// - `from` must be valid for reads of `length` bytes. Accesses of others at the same time do no harm.
 /// - No `&mut` reference to the bytes may exist.
 pub(crate) unsafe fn for_each_chunk(from: *const u8, length: usize, mut then: impl FnMut(&[u8])) {
-    let mut piece = Piece([MaybeUninit::uninit(); PIECE]);
+    let mut chunk = Chunk([MaybeUninit::uninit(); CHUNK]);
     let mut done = 0;
     while done < length {
-        let count = PIECE.min(length - done);
-        let room = piece.0.as_mut_ptr().cast::<u8>();
+        let count = CHUNK.min(length - done);
+        let room = chunk.0.as_mut_ptr().cast::<u8>();
         for at in (0..count).step_by(STEP) {
             let step = STEP.min(count - at);
             let start = from.wrapping_add(done + at);
-            prefetch(start.wrapping_add(PIECE), step.min(length.saturating_sub(done + at + PIECE)));
+            prefetch(start.wrapping_add(CHUNK), step.min(length.saturating_sub(done + at + CHUNK)));
             // SAFETY:
             // - these bytes of the source are a part of those that the caller promises, and
-            // - the piece is ours, and has room for `count` bytes.
+            // - the chunk is ours, and has room for `count` bytes.
             unsafe { copy_to_read(start, room.wrapping_add(at), step) };
         }
-        // SAFETY: the copy has initialised `count` bytes of the piece, to which no other reference exists.
+        // SAFETY: the copy has initialised `count` bytes of the chunk, to which no other reference exists.
         then(unsafe { std::slice::from_raw_parts(room, count) });
         done += count;
     }
@@ -237,17 +237,17 @@ mod tests {
     #[test]
     fn bytes_of_a_racing_copy_are_old_or_new() {
         use std::sync::atomic::{AtomicBool, Ordering};
-        struct Place(*mut u8);
+        struct SharedPointer(*mut u8);
         // SAFETY: the threads of this test reach the memory by racing-safe copies only.
-        unsafe impl Sync for Place {}
-        impl Place {
+        unsafe impl Sync for SharedPointer {}
+        impl SharedPointer {
             fn start(&self) -> *mut u8 {
                 self.0
             }
         }
         const LENGTH: usize = 10_000;
         let mut memory = vec![1_u8; LENGTH];
-        let place = Place(memory.as_mut_ptr());
+        let place = SharedPointer(memory.as_mut_ptr());
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

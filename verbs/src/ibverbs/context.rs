@@ -9,7 +9,7 @@ use super::device::list::Transport;
 use super::device::options::OpenOptions;
 use super::device::{self, Device};
 use super::domain::{DeviceRegion, Domain, Region};
-use super::queue_pair::Pair;
+use super::queue_pair::VerbsPair;
 use super::shared_receive_queue::SharedQueue;
 use crate::panics::lock;
 use crate::{
@@ -104,7 +104,7 @@ impl ProtectionDomain for Domain {
         receive_queue: &Arc<dyn CompletionQueue>,
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        Ok(Arc::new(Pair::create(self.strong()?, send_queue, receive_queue, None, capacity)?))
+        Ok(Arc::new(VerbsPair::create(self.strong()?, send_queue, receive_queue, None, capacity)?))
     }
 
     fn create_shared_receive_queue(
@@ -123,6 +123,6 @@ impl ProtectionDomain for Domain {
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
         let none = QueuePairCapacity { receive_requests: 0, receive_segments: 0, ..capacity.clone() };
-        Ok(Arc::new(Pair::create(self.strong()?, send_queue, receive_queue, Some(receives), &none)?))
+        Ok(Arc::new(VerbsPair::create(self.strong()?, send_queue, receive_queue, Some(receives), &none)?))
     }
 }

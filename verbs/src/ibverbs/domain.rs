@@ -80,7 +80,7 @@ impl Registration {
     }
 }
 
-/// A registered piece of memory. Its pages are locked, and count against `RLIMIT_MEMLOCK`.
+/// A registered range of memory. Its pages are locked, and count against `RLIMIT_MEMLOCK`.
 #[derive(Debug)]
 pub(crate) struct Region {
     registration: Registration,

@@ -71,6 +71,6 @@ use super::{QueuePair, VerbsError};
 /// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if the queue pair is not one of this provider.
 /// - [`System`](crate::VerbsErrorKind::System) if the device does not answer.
 pub fn query(queue_pair: &dyn QueuePair) -> Result<QueuePairAttributes, VerbsError> {
-    let pair = (queue_pair as &dyn Any).downcast_ref::<queue_pair::Pair>();
+    let pair = (queue_pair as &dyn Any).downcast_ref::<queue_pair::VerbsPair>();
     pair.ok_or(VerbsError::foreign("queue pair"))?.query()
 }

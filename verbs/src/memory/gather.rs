@@ -97,8 +97,10 @@ mod tests {
         let (copied, parts) = gather.finish();
         assert_eq!(copied, buffer.len());
         assert_eq!(copied, 4 + 99 + 2 + 200 + 101);
-        assert_eq!(parts.iter().map(|piece| piece.at).collect::<Vec<_>>(), [4, copied]);
-        assert!(parts.iter().all(|piece| piece.bytes.as_ptr() == large.as_ptr() && piece.bytes.len() == 100));
+        assert_eq!(parts.iter().map(|extent| extent.at).collect::<Vec<_>>(), [4, copied]);
+        assert!(
+            parts.iter().all(|extent| extent.bytes.as_ptr() == large.as_ptr() && extent.bytes.len() == 100)
+        );
     }
 
     #[test]

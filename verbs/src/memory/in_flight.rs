@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use super::pieces::{Block, Lease};
+use super::extents::{Block, Lease};
 use super::region::{MemRegion, RemoteRange};
 use super::registrations::{LocalRegistrations, segment_of};
 use crate::{

@@ -1,7 +1,7 @@
-//! Memory: pools of registered memory, and the pieces that are cut from them.
+//! Memory: pools of registered memory, and the extents that are cut from them.
 //!
 //! This module owns the slabs of a connection or an application ([`Pool`]), the limits on their size (a [`Budget`] for the
-//! process, [`Quota`]s within a pool) and three ways to hold a piece of a slab:
+//! process, [`Quota`]s within a pool) and three ways to hold an extent of a slab:
 //!
 //! ```text
 //!               lease                                         allocate
@@ -31,10 +31,10 @@
 //! opens its whole slab. A pool whose access rights include peers therefore serves one peer.
 
 pub mod dlpack;
+mod extents;
 mod gather;
 mod in_flight;
 mod index;
-mod pieces;
 mod pool;
 mod region;
 mod registrations;
@@ -44,19 +44,19 @@ pub mod sites;
 mod tests;
 pub mod trace;
 
-pub use pieces::{Block, Lease, RegisteredBuf};
+pub use extents::{Block, Lease, RegisteredBuf};
 pub use pool::Pool;
 pub use region::{MemRegion, SharedRegion};
 pub use settings::{Budget, PoolSettings, PoolStatistics, Quota};
 
 /// The parts that the other crates of this repository use. The module [`unstable`](crate::unstable) exports them.
 pub(crate) mod machinery {
+    pub use super::extents::{Landed, Landing};
     pub use super::gather::{GatherBuf, LargePart};
     pub use super::in_flight::{
         CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Notice, Transfer, TransferKind,
         TransferLimits,
     };
-    pub use super::pieces::{Landed, Landing};
     pub use super::pool::find_sendable;
     pub use super::region::{Grant, LentRegion, RegionLoan, RemoteRange};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};

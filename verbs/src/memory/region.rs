@@ -20,7 +20,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
 use crate::copy::for_each_chunk;
-use crate::memory::pieces::Lease;
+use crate::memory::extents::Lease;
 use crate::memory::pool::shared::map;
 use crate::memory::settings::{Budget, Quota};
 use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
@@ -290,8 +290,8 @@ impl SharedRegion {
         self.region.memory().copy_out(at, destination)
     }
 
-    /// Passes the bytes of `range` to `then` in consecutive pieces, through a small buffer that stays in the processor's
-    /// cache. Every piece but the last has a multiple of 64 bytes. The first byte of each piece is aligned to 64 bytes.
+    /// Passes the bytes of `range` to `then` in consecutive chunks, through a small buffer that stays in the processor's
+    /// cache. Every chunk but the last has a multiple of 64 bytes. The first byte of each chunk is aligned to 64 bytes.
     ///
     /// # Errors
     /// The range is not within the region. `then` was not called.

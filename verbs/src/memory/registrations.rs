@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use crate::memory::pieces::Lease;
+use crate::memory::extents::Lease;
 use crate::memory::pool::shared::Slab;
 use crate::memory::region::{Mapped, MemRegion};
 use crate::memory::settings::{Budget, Reservation};

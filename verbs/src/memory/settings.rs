@@ -98,9 +98,9 @@ pub struct PoolStatistics {
     pub leased_receive: u64,
     /// Number of frozen buffers, which a look-up by address finds.
     pub frozen: usize,
-    /// Number of requests that got a piece which was in use before.
+    /// Number of requests that got an extent which was in use before.
     pub hits: u64,
-    /// Number of requests that needed a new piece of a slab, or a new slab.
+    /// Number of requests that needed a new extent of a slab, or a new slab.
     pub misses: u64,
 }
 

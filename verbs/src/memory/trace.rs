@@ -13,7 +13,7 @@
 //!     │ the engine computes, and allocates                                │ site was sent before: pool
 //!     │                                                                   │ otherwise: heap
 //!     ▼                                                                   ▼
-//!  crossed(bytes), then send ──────────▶ site of these bytes ◀────────── table: address ─▶ site, piece of the pool
+//!  crossed(bytes), then send ──────────▶ site of these bytes ◀────────── table: address ─▶ site, extent of the pool
 //! ```
 //!
 //! This is the second front of [`sites`](super::sites): the handle, the table of sites and the decision are those of the programs that
@@ -83,7 +83,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::mem::ManuallyDrop;
 
 use super::sites::live::{self, Execution, SiteOf, Traced};
-use super::sites::table::Place;
+use super::sites::table::PlacedMemory;
 use super::sites::{NodeScope, Site};
 
 /// A global allocator that numbers the allocations of graph nodes, and places those that are sent in registered memory. All
@@ -118,8 +118,8 @@ impl<A> TracingAllocator<A> {
 
 // SAFETY:
 // - Memory that is not placed comes from `inner`, which keeps the contract of `GlobalAlloc`, and returns to `inner`.
-// - Memory that is placed lies in a piece of a pool. The table holds the piece until the memory is freed, the pool gives the piece
-//   to no other user meanwhile, and the piece has room for the layout from an address of its alignment on (`Place`).
+// - Memory that is placed lies in an extent of a pool. The table holds the extent until the memory is freed, the pool gives the extent
+//   to no other user meanwhile, and the extent has room for the layout from an address of its alignment on (`PlacedMemory`).
 // - No device and no peer writes to this memory, because slabs of `Purpose::Buffer` are registered without that right.
 // - `live::remove` says which of the two a pointer is: an allocation is in the table from its `alloc` to its `dealloc`.
 // - No method unwinds: `shielded` ends the process instead.
@@ -150,7 +150,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TracingAllocator<A> {
             return;
         }
         // SAFETY:
-        // - The pointer came from `inner`, because it is no piece of a pool.
+        // - The pointer came from `inner`, because it is no extent of a pool.
         // - The layout is that of the allocation, as the caller promises.
         unsafe { self.inner.dealloc(pointer, layout) }
     }
@@ -178,13 +178,13 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
     unsafe fn alloc_in(&self, execution: Execution, layout: Layout, zeroed: bool) -> *mut u8 {
         let (sites, site) = live::next_site(execution);
         shielded(|| {
-            let (start, piece) = match place((sites, site), Some(execution), layout) {
-                Some(Place { piece, start }) => {
+            let (start, extent) = match place((sites, site), Some(execution), layout) {
+                Some(PlacedMemory { extent, start }) => {
                     if zeroed {
                         // SAFETY: the place has room for the layout, and no other user.
                         unsafe { start.write_bytes(0, layout.size()) };
                     }
-                    (start, Some(piece))
+                    (start, Some(extent))
                 }
                 // SAFETY: the layout is not of size zero, as the caller promises.
                 None if zeroed => (unsafe { self.inner.alloc_zeroed(layout) }, None),
@@ -192,7 +192,7 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
                 None => (unsafe { self.inner.alloc(layout) }, None),
             };
             if !start.is_null() {
-                live::insert(start, Traced { sites, site, layout, piece });
+                live::insert(start, Traced { sites, site, layout, extent });
             }
             start
         })
@@ -217,11 +217,11 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
         };
         // SAFETY: the size does not overflow when rounded up to the alignment, as the caller promises.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        let former = known.and_then(|known| known.piece);
+        let former = known.and_then(|known| known.extent);
         let insert =
-            |start, layout, piece| shielded(|| live::insert(start, Traced { sites, site, layout, piece }));
-        if let Some(piece) = &former {
-            let room = piece.capacity() - (pointer.addr() - piece.as_ptr().addr());
+            |start, layout, extent| shielded(|| live::insert(start, Traced { sites, site, layout, extent }));
+        if let Some(extent) = &former {
+            let room = extent.capacity() - (pointer.addr() - extent.as_ptr().addr());
             if size <= room && size >= room / 4 {
                 insert(pointer, wanted, former);
                 return pointer;
@@ -230,7 +230,7 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
         let place = shielded(|| place((sites, site), execution, wanted));
         if place.is_none() && former.is_none() {
             // SAFETY:
-            // - The pointer came from `inner`, because it has no piece, with this layout.
+            // - The pointer came from `inner`, because it has no extent, with this layout.
             // - The new size keeps the contract, as the caller promises.
             let start = unsafe { self.inner.realloc(pointer, layout, size) };
             // Without new memory, the old memory stays in use.
@@ -238,8 +238,8 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
             insert(held, layout, None);
             return start;
         }
-        let (start, piece) = match place {
-            Some(Place { piece, start }) => (start, Some(piece)),
+        let (start, extent) = match place {
+            Some(PlacedMemory { extent, start }) => (start, Some(extent)),
             // SAFETY: the new size is not zero, as the caller promises.
             None => (unsafe { self.inner.alloc(wanted) }, None),
         };
@@ -248,14 +248,14 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
             insert(pointer, layout, former);
             return start;
         }
-        insert(start, wanted, piece);
+        insert(start, wanted, extent);
         // SAFETY:
         // - Both memories have at least this size.
         // - They do not overlap: the old one is not freed yet.
         unsafe { std::ptr::copy_nonoverlapping(pointer, start, layout.size().min(size)) };
         if former.is_none() {
             // SAFETY:
-            // - The pointer came from `inner`, because it has no piece, with this layout.
+            // - The pointer came from `inner`, because it has no extent, with this layout.
             // - It is not used any more: its content is in the new memory.
             unsafe { self.inner.dealloc(pointer, layout) };
         }
@@ -265,7 +265,7 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
 }
 
 /// Returns memory of the pool for an allocation of a site, if `execution` may place it, and the pool has room.
-fn place((sites, site): SiteOf, execution: Option<Execution>, layout: Layout) -> Option<Place> {
+fn place((sites, site): SiteOf, execution: Option<Execution>, layout: Layout) -> Option<PlacedMemory> {
     let places = execution.is_some_and(|execution| execution.places && std::ptr::eq(execution.sites, sites));
     if places { sites.place(&Site::Node(site), layout) } else { None }
 }
@@ -274,7 +274,7 @@ fn place((sites, site): SiteOf, execution: Option<Execution>, layout: Layout) ->
 #[cold]
 fn forget(pointer: *mut u8) -> bool {
     // While this thread holds a lock of the table, it frees only memory of the table, which comes from `inner`.
-    !live::is_in_live() && shielded(|| live::remove(pointer).is_some_and(|traced| traced.piece.is_some()))
+    !live::is_in_live() && shielded(|| live::remove(pointer).is_some_and(|traced| traced.extent.is_some()))
 }
 
 /// Runs code of this module in a pause. Ends the process if it panics, because an allocator must not unwind.

@@ -33,7 +33,7 @@ pub(super) struct BiasedLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by one thread at a time, by `Held`.
+// SAFETY: the value is reached by one thread at a time, by `BiasedGuard`.
 unsafe impl<T: Send> Send for BiasedLock<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
@@ -52,7 +52,7 @@ struct Gate {
 }
 
 /// The lock, held. The value is the caller's until this is dropped.
-pub(super) struct Held<'a, T> {
+pub(super) struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
     by: By<'a>,
     /// Only the thread that holds the lock releases it.
@@ -80,13 +80,13 @@ impl<T> BiasedLock<T> {
 
     /// Takes the lock. Like that of a mutex, this call does not end if this thread holds the lock already.
     #[inline]
-    pub(super) fn lock(&self) -> Held<'_, T> {
+    pub(super) fn lock(&self) -> BiasedGuard<'_, T> {
         let me = number_of_this_thread();
         let by = match self.bias.enter(me) {
             Some(seat) => By::Bias(seat),
             None => By::Gate(Some(self.lock_by_gate(me))),
         };
-        Held { lock: self, by, stays: PhantomData }
+        BiasedGuard { lock: self, by, stays: PhantomData }
     }
 
     #[inline(never)]
@@ -157,7 +157,7 @@ impl<T> BiasedLock<T> {
     }
 }
 
-impl<T> Deref for Held<'_, T> {
+impl<T> Deref for BiasedGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -167,7 +167,7 @@ impl<T> Deref for Held<'_, T> {
     }
 }
 
-impl<T> DerefMut for Held<'_, T> {
+impl<T> DerefMut for BiasedGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above, and `self` is borrowed mutably.
@@ -175,7 +175,7 @@ impl<T> DerefMut for Held<'_, T> {
     }
 }
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for BiasedGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         match &mut self.by {

@@ -62,12 +62,12 @@ struct Closers {
 /// A thread, and what waits for it.
 struct Closer {
     name: &'static str,
-    state: Mutex<State>,
+    state: Mutex<CloserState>,
     filled: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct CloserState {
     waiting: VecDeque<(Option<Source>, Work)>,
     /// The source of the descriptor that the thread is closing.
     closing: Option<Source>,
@@ -76,7 +76,7 @@ struct State {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-impl State {
+impl CloserState {
     /// Returns the number of descriptors that are not closed yet, and whose source `counts`.
     fn count(&self, counts: impl Fn(Source) -> bool) -> usize {
         let waiting = self.waiting.iter().filter_map(|(source, _)| *source);

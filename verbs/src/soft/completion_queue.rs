@@ -109,7 +109,7 @@ pub(super) enum Found {
 
 /// What a visit of a queue pair leaves to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Left {
+pub(super) enum Remaining {
     /// Nothing.
     Nothing,
     /// The rest of a message, of which this visit has moved a part. It follows when the other end has gone on.
@@ -118,7 +118,7 @@ pub(super) enum Left {
     Work,
 }
 
-impl Left {
+impl Remaining {
     /// Returns [`Message`](Self::Message) on the condition.
     #[inline]
     pub(super) fn message_if(condition: bool) -> Self {

@@ -32,9 +32,9 @@ const AREA: usize = 4 << 20;
 const OTHER_USER: &str = "65533";
 
 /// A directory that two containers share. Dropping it removes it.
-struct Shared(PathBuf);
+struct SharedFolder(PathBuf);
 
-impl Shared {
+impl SharedFolder {
     fn new(test: &str) -> Self {
         let path = std::env::temp_dir().join(format!("tonic-rdma-{test}-{}", std::process::id()));
         fs::create_dir_all(path.join("sockets")).unwrap();
@@ -49,7 +49,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -224,7 +224,7 @@ fn complete(side: &Side, expected: &[CompletionOpcode]) {
 }
 
 /// Returns the beginning of a command that runs another in a container of its own. `None` if that is not permitted here.
-fn container(directory: &Shared) -> Option<Vec<&'static str>> {
+fn container(directory: &SharedFolder) -> Option<Vec<&'static str>> {
     let mut command =
         vec!["unshare", "--user", "--map-root-user", "--net", "--ipc", "--mount", "--pid", "--fork"];
     let works = |command: &[&str]| {
@@ -244,7 +244,7 @@ fn container(directory: &Shared) -> Option<Vec<&'static str>> {
 
 #[test]
 fn two_containers_share_memory() {
-    let shared = Shared::new("containers");
+    let shared = SharedFolder::new("containers");
     let Some(command) = container(&shared) else { return };
     let sockets = shared.sockets();
     let one = Container::start(&command, 1, &[("RDMA_SOFT_DIR", &sockets)]);
@@ -263,7 +263,7 @@ fn two_containers_share_memory() {
 /// With their own numbers of users, the two containers belong to two users of the host.
 #[test]
 fn two_containers_of_two_users_share_memory() {
-    let shared = Shared::new("users");
+    let shared = SharedFolder::new("users");
     let Some(command) = container(&shared) else { return };
     let other = ["setpriv", "--reuid", OTHER_USER, "--regid", OTHER_USER, "--clear-groups"];
     let becomes = Command::new(other[0]).args(&other[1..]).arg("true").output();
@@ -291,7 +291,7 @@ fn two_containers_of_two_users_share_memory() {
 
 #[test]
 fn containers_without_one_directory_get_the_reason() {
-    let (one, two) = (Shared::new("here"), Shared::new("there"));
+    let (one, two) = (SharedFolder::new("here"), SharedFolder::new("there"));
     let Some(command) = container(&one) else { return };
     let (here, there) = (one.sockets(), two.sockets());
     let results = exchange(

@@ -55,8 +55,8 @@ fn message(round: u64) -> Vec<u8> {
     bytes
 }
 
-/// Cuts `length` bytes at `offset` into up to four pieces. The last piece has at least `last` bytes.
-fn pieces(region: &Arc<dyn MemoryRegion>, offset: usize, round: u64, last: usize) -> Vec<LocalSegment> {
+/// Cuts `length` bytes at `offset` into up to four chunks. The last chunk has at least `last` bytes.
+fn chunks(region: &Arc<dyn MemoryRegion>, offset: usize, round: u64, last: usize) -> Vec<LocalSegment> {
     let length = length(round);
     let mut cuts = vec![0, length];
     cuts.extend((0..round % 4).map(|cut| match random(round, cut) {
@@ -108,7 +108,7 @@ pub fn writes_placed_in_order(fabric: &dyn Fabric) {
             let message = message(round);
             let offset = random(round, 3) % 64;
             a.fill(offset, &message);
-            let segments = pieces(&a.region, offset, round, 0);
+            let segments = chunks(&a.region, offset, round, 0);
             let slices = [IoSlice::new(&message)];
             let data = match a.inline(message.len()) == message.len() && round % 2 == 0 {
                 true => Payload::Inline(&slices),
@@ -135,7 +135,7 @@ pub fn reads_placed_in_order(fabric: &dyn Fabric) {
             let message = message(round);
             let offset = random(round, 3) % 64;
             region.memory().copy_in(offset, &message).unwrap();
-            let mut into = pieces(&a.region, END - message.len(), round, 8);
+            let mut into = chunks(&a.region, END - message.len(), round, 8);
             if into.len() > most {
                 into = vec![a.segment(END - message.len(), message.len())];
             }

@@ -29,7 +29,7 @@ const LARGE: usize = 1 << 18;
 const LARGE_AT: usize = 1 << 19;
 
 /// The child process, and a side of this process that is connected to it.
-struct Pair {
+struct ProcessPair {
     child: Child,
     lines: BufReader<ChildStdout>,
     side: Side,
@@ -38,14 +38,14 @@ struct Pair {
     failures: RefCell<Vec<WorkCompletion>>,
 }
 
-impl Drop for Pair {
+impl Drop for ProcessPair {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Pair {
+impl ProcessPair {
     /// Starts a child process that runs `role`, and connects it to a side that has receives posted.
     fn start(fabric: &dyn Fabric, role: &str) -> Self {
         Self::start_with(fabric, role, RECEIVES)
@@ -238,13 +238,13 @@ fn fork_a_sleeper() {
 
 /// A process that has died has left a child, which was forked without exec and lives.
 pub fn killed_while_its_child_lives(fabric: &dyn Fabric) {
-    let mut pair = Pair::start(fabric, "forks");
+    let mut pair = ProcessPair::start(fabric, "forks");
     pair.kill();
     wait_until("the Error state", || pair.has_ended());
 }
 
 pub fn processes_exchange_messages(fabric: &dyn Fabric) {
-    let pair = Pair::start(fabric, "echo");
+    let pair = ProcessPair::start(fabric, "echo");
     let side = &pair.side;
     for round in 0..1000u64 {
         let message = pattern(round, 1 + round as usize % (side.inline(501) - 1));
@@ -266,7 +266,7 @@ pub fn processes_exchange_messages(fabric: &dyn Fabric) {
 
 pub fn one_sided_between_processes(fabric: &dyn Fabric) {
     for role in ["idle", "private"] {
-        let pair = Pair::start(fabric, role);
+        let pair = ProcessPair::start(fabric, role);
         let side = &pair.side;
         side.read(1, side.segment(0, 1 << 20), pair.target);
         side.expect(1, CompletionOpcode::Read);
@@ -287,10 +287,10 @@ pub fn one_sided_between_processes(fabric: &dyn Fabric) {
 }
 
 /// Kills the child after it has run `role` for a while, runs `traffic` in this process meanwhile, and checks the end.
-fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&Pair)) {
+fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&ProcessPair)) {
     let (one, two) = default_pair(fabric);
     for delay in [0, 3, 11] {
-        let mut pair = Pair::start(fabric, role);
+        let mut pair = ProcessPair::start(fabric, role);
         let until = Instant::now() + Duration::from_millis(delay);
         while Instant::now() < until {
             traffic(&pair);
@@ -319,7 +319,7 @@ fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&Pair)) {
 }
 
 /// Checks that every outstanding request fails, and that all receives come back.
-fn expect_end(fabric: &dyn Fabric, pair: &Pair) {
+fn expect_end(fabric: &dyn Fabric, pair: &ProcessPair) {
     // The send queue may be full, because the flush that makes room is not complete yet.
     wait_until("room in the send queue", || {
         while pair.poll() {}
@@ -359,7 +359,7 @@ fn expect_end(fabric: &dyn Fabric, pair: &Pair) {
 }
 
 /// Posts `operation` unsignalled and then a signalled write, and waits for a completion.
-fn run(pair: &Pair, operation: Operation<'_>) {
+fn run(pair: &ProcessPair, operation: Operation<'_>) {
     if pair.has_ended() {
         return;
     }
@@ -422,7 +422,7 @@ pub fn killed_while_we_read(fabric: &dyn Fabric) {
 /// the flush of a receive wakes the thread.
 pub fn killed_while_a_send_waits(fabric: &dyn Fabric) {
     let waits = fabric.sends_wait_for_receives();
-    let mut pair = Pair::start_with(fabric, "idle", if waits { 0 } else { 2 });
+    let mut pair = ProcessPair::start_with(fabric, "idle", if waits { 0 } else { 2 });
     if waits {
         pair.side.send(0, 0, 8);
         pair.side.send(1, 0, 8);

@@ -13,7 +13,7 @@ use crate::fabric::{ALL, Fabric, Options, Side, connect_pairs, pattern, wait, wa
 const BUFFER: usize = 1024;
 
 /// A side whose queue pairs share one receive queue, and a side that sends to all of them.
-struct Shared {
+struct SharedReceives {
     receiver: Side,
     queue: Arc<dyn SharedReceiveQueue>,
     pairs: Vec<Arc<dyn QueuePair>>,
@@ -21,7 +21,7 @@ struct Shared {
     senders: Vec<Arc<dyn QueuePair>>,
 }
 
-impl Shared {
+impl SharedReceives {
     /// Makes `connections` connections and a queue for `capacity` receives. Returns `None` if the device has no shared receive
     /// queues.
     fn new(fabric: &dyn Fabric, connections: usize, capacity: u32) -> Option<Self> {
@@ -92,7 +92,7 @@ impl Shared {
 
 /// Each message uses the oldest buffer, whichever queue pair receives it.
 pub fn shared_receives(fabric: &dyn Fabric) {
-    let Some(shared) = Shared::new(fabric, 3, 8) else { return };
+    let Some(shared) = SharedReceives::new(fabric, 3, 8) else { return };
     (0..8).for_each(|buffer| shared.post(buffer));
     for round in 0..40u64 {
         let index = (round * round % 3) as usize;
@@ -106,7 +106,7 @@ pub fn shared_receives(fabric: &dyn Fabric) {
 
 /// Requests that can't be posted to a shared receive queue.
 pub fn shared_receive_queue_full(fabric: &dyn Fabric) {
-    let Some(shared) = Shared::new(fabric, 1, 3) else { return };
+    let Some(shared) = SharedReceives::new(fabric, 1, 3) else { return };
     assert_eq!(shared.queue.capacity(), 3);
     let attributes = shared.receiver.context.attributes();
     let segment = shared.receiver.segment(0, 8);
@@ -132,7 +132,7 @@ pub fn shared_receive_queue_full(fabric: &dyn Fabric) {
 
 /// A message waits for a receive, and uses the next receive that is posted.
 pub fn shared_receive_comes_late(fabric: &dyn Fabric) {
-    let Some(shared) = Shared::new(fabric, 2, 8) else { return };
+    let Some(shared) = SharedReceives::new(fabric, 2, 8) else { return };
     shared.start(1, b"early");
     shared.receiver.expect_nothing();
     shared.post(5);
@@ -142,7 +142,7 @@ pub fn shared_receive_comes_late(fabric: &dyn Fabric) {
 
 /// A write with immediate data uses a shared receive, too.
 pub fn shared_receive_of_an_immediate(fabric: &dyn Fabric) {
-    let Some(shared) = Shared::new(fabric, 2, 8) else { return };
+    let Some(shared) = SharedReceives::new(fabric, 2, 8) else { return };
     shared.post(3);
     let from = [shared.sender.segment(0, 16)];
     let operation = Operation::Write {
@@ -159,7 +159,7 @@ pub fn shared_receive_of_an_immediate(fabric: &dyn Fabric) {
 
 /// One queue pair fails or is destroyed. The others still work, and no buffer with a message is lost.
 pub fn shared_receives_outlive_a_queue_pair(fabric: &dyn Fabric) {
-    let Some(mut shared) = Shared::new(fabric, 3, 8) else { return };
+    let Some(mut shared) = SharedReceives::new(fabric, 3, 8) else { return };
     (0..8).for_each(|buffer| shared.post(buffer));
     shared.send(0, b"of one that goes");
     let gone = shared.pairs.remove(0);
@@ -187,14 +187,15 @@ pub fn shared_receives_outlive_a_queue_pair(fabric: &dyn Fabric) {
 pub fn shared_receives_of_destroyed_queue_pairs_complete(fabric: &dyn Fabric) {
     const LONG: usize = 4 << 20;
     const BUFFERS: u64 = 4;
-    let Some(mut shared) = Shared::with_memory(fabric, 1, BUFFERS as u32, LONG * BUFFERS as usize) else {
+    let Some(mut shared) = SharedReceives::with_memory(fabric, 1, BUFFERS as u32, LONG * BUFFERS as usize)
+    else {
         return;
     };
-    let post = |shared: &Shared, buffer: u64| {
+    let post = |shared: &SharedReceives, buffer: u64| {
         let into = [shared.receiver.segment(buffer as usize * LONG, LONG)];
         shared.queue.post_receive(&[ReceiveRequest { wr_id: buffer, into: &into }]).unwrap();
     };
-    let give_back = |shared: &Shared| {
+    let give_back = |shared: &SharedReceives| {
         let mut completions = [WorkCompletion::EMPTY; 8];
         let count = shared.receiver.queue.poll(&mut completions);
         for completion in &completions[..count] {
@@ -247,7 +248,7 @@ pub fn shared_receives_of_destroyed_queue_pairs_complete(fabric: &dyn Fabric) {
 
 /// A buffer that is too short fails the queue pair that used it, and no other.
 pub fn shared_receive_too_short(fabric: &dyn Fabric) {
-    let Some(shared) = Shared::new(fabric, 2, 8) else { return };
+    let Some(shared) = SharedReceives::new(fabric, 2, 8) else { return };
     shared.post(0);
     shared.post(1);
     shared.start(0, &[7; BUFFER + 1]);
@@ -263,7 +264,7 @@ pub fn shared_receive_too_short(fabric: &dyn Fabric) {
 /// With buffers of a domain other than the queue pair's, the message arrives, or both ends fail, as
 /// [`create_sharing_queue_pair`](tonic_rdma_verbs::ProtectionDomain::create_sharing_queue_pair) describes.
 pub fn shared_receive_of_another_domain(fabric: &dyn Fabric) {
-    let Some(mut shared) = Shared::new(fabric, 0, 8) else { return };
+    let Some(mut shared) = SharedReceives::new(fabric, 0, 8) else { return };
     let other = shared.receiver.context.alloc_protection_domain().unwrap();
     shared.connect(&*other);
     shared.post(2);
@@ -284,7 +285,7 @@ pub fn shared_receive_of_another_domain(fabric: &dyn Fabric) {
 
 /// A shared receive queue of another device is refused.
 pub fn shared_receive_queue_of_another_device(fabric: &dyn Fabric) {
-    let Some(shared) = Shared::new(fabric, 0, 8) else { return };
+    let Some(shared) = SharedReceives::new(fabric, 0, 8) else { return };
     let soft = tonic_rdma_verbs::soft::open().unwrap();
     let domain = soft.alloc_protection_domain().unwrap();
     let queue = soft.create_completion_queue(8).unwrap();

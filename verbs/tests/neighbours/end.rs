@@ -44,7 +44,7 @@ pub const CAPACITY: QueuePairCapacity = QueuePairCapacity {
 
 /// A queue pair, and its memory.
 #[derive(Debug)]
-pub struct End {
+pub struct LocalEnd {
     pub pair: Arc<dyn QueuePair>,
     pub region: Arc<dyn MemoryRegion>,
     pub memory: Arc<HostMemory>,
@@ -52,7 +52,7 @@ pub struct End {
     pub more: Vec<Arc<dyn MemoryRegion>>,
 }
 
-impl End {
+impl LocalEnd {
     pub fn new(domain: &dyn ProtectionDomain, queue: &Arc<dyn CompletionQueue>, more: usize) -> Self {
         let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
         let pair = domain.create_queue_pair(queue, queue, &CAPACITY).unwrap();
@@ -133,7 +133,7 @@ pub fn fresh_region(domain: &dyn ProtectionDomain) -> Arc<dyn MemoryRegion> {
     domain.register(Arc::new(HostMemory::shared(LARGE, 4096).unwrap()), ALL).unwrap()
 }
 
-/// Reads what [`End::describe`] wrote.
+/// Reads what [`LocalEnd::describe`] wrote.
 pub fn parse(line: &str) -> (QueuePairAddress, Vec<RemoteSegment>) {
     let words: Vec<_> = line.split_whitespace().collect();
     let byte = |at: usize| u8::from_str_radix(&words[0][at..at + 2], 16).unwrap();

@@ -14,8 +14,8 @@ use tonic_rdma_verbs::{
 };
 
 use crate::end::{
-    ALL, End, GUARD, LARGE, MEMORY, MESSAGES, OPEN, ROOM, SINK, SOURCE, at, content, parse, pattern, segment,
-    sleep_for,
+    ALL, GUARD, LARGE, LocalEnd, MEMORY, MESSAGES, OPEN, ROOM, SINK, SOURCE, at, content, parse, pattern,
+    segment, sleep_for,
 };
 use crate::process::{HARM, next_line, report};
 use crate::{hostile, system};
@@ -32,7 +32,7 @@ const SENT: u64 = 100;
 pub struct Connection {
     pub queue: Arc<dyn CompletionQueue>,
     pub domain: Arc<dyn ProtectionDomain>,
-    pub end: End,
+    pub end: LocalEnd,
     pub target: RemoteSegment,
 }
 
@@ -65,7 +65,7 @@ fn run_role(role: &str) {
     let context = soft::open().unwrap();
     let domain = context.alloc_protection_domain().unwrap();
     let queue = context.create_completion_queue(1024).unwrap();
-    let end = End::new(&*domain, &queue, if role == "target" { TARGETS } else { 0 });
+    let end = LocalEnd::new(&*domain, &queue, if role == "target" { TARGETS } else { 0 });
     // The kind of descriptor, and what it takes the place of.
     let (kind, swapped) = argument.split_once(' ').unwrap_or_default();
     match swapped {

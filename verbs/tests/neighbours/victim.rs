@@ -9,7 +9,8 @@ use tonic_rdma_verbs::{
 };
 
 use crate::end::{
-    End, GUARD, LARGE, MESSAGES, OPEN, RECEIVES, ROOM, SINK, SOURCE, at, content, pattern, segment, sleep_for,
+    GUARD, LARGE, LocalEnd, MESSAGES, OPEN, RECEIVES, ROOM, SINK, SOURCE, at, content, pattern, segment,
+    sleep_for,
 };
 use crate::process::Process;
 
@@ -36,7 +37,7 @@ pub struct Victim {
 #[derive(Debug)]
 struct Honest {
     _process: Process,
-    end: End,
+    end: LocalEnd,
     target: RemoteSegment,
     calls: u64,
     completed: VecDeque<WorkCompletion>,
@@ -51,7 +52,7 @@ impl Honest {
         role: &str,
     ) -> Option<Self> {
         process.tell(role);
-        let end = End::new(domain, queue, 0);
+        let end = LocalEnd::new(domain, queue, 0);
         let target = end.connect(&process.hear()?).ok()?[0];
         process.tell(&end.describe());
         if process.hear()? != "ready" {
@@ -64,7 +65,7 @@ impl Honest {
 /// A connection to a bad neighbour.
 #[derive(Debug)]
 pub struct Bad {
-    pub end: End,
+    pub end: LocalEnd,
     pub targets: Vec<RemoteSegment>,
     outstanding: usize,
     posted: usize,
@@ -112,7 +113,7 @@ impl Victim {
         if line == "ended" {
             return Err(ended("the role ended"));
         }
-        let end = End::new(&*self.domain, &self.queue, 0);
+        let end = LocalEnd::new(&*self.domain, &self.queue, 0);
         let targets = end.connect(&line)?;
         process.tell(&end.describe());
         Ok(Bad {

@@ -46,10 +46,10 @@ fn a_vector_that_grows_and_shrinks_outside_of_executions_keeps_its_content() {
         vector.truncate(length);
         vector.shrink_to_fit();
         check(&vector);
-        assert!(is_placed(&vector) || length < 20_000, "a piece with room is kept, so nothing is copied");
+        assert!(is_placed(&vector) || length < 20_000, "an extent with room is kept, so nothing is copied");
         assert_eq!((vector.capacity(), trace.crossed(&vector).site), (length, site(0, 0)));
     }
-    assert!(!is_placed(&vector), "a piece is not kept for a small part of it");
+    assert!(!is_placed(&vector), "an extent is not kept for a small part of it");
     drop(vector);
     assert_eq!(trace.report().pool.leased_send, 0);
 }
@@ -184,7 +184,7 @@ fn a_lease_keeps_the_owner_and_names_exactly_the_bytes() {
     trace.crossed(&execute(&trace, 0, kernel));
     assert!(find_traced(&shared(vec![1; 100])).is_none());
     let bytes = shared(execute(&trace, 0, kernel));
-    let (address, piece) = (bytes.as_ptr(), trace.report().pool.leased_send);
+    let (address, extent) = (bytes.as_ptr(), trace.report().pool.leased_send);
     let lease = find_traced(&bytes.slice(100..9000)).unwrap();
     drop(bytes);
     assert_eq!((lease.as_ptr(), lease.len()), (address.wrapping_add(100), 8900));
@@ -194,7 +194,7 @@ fn a_lease_keeps_the_owner_and_names_exactly_the_bytes() {
     let lease = lease.try_into_buffer().unwrap_err();
     assert!(lease.segment_of(0..8901).is_err());
     drop(lease);
-    assert_eq!((trace.report().pool.leased_send, part[0]), (piece, 150), "a part keeps the owner");
+    assert_eq!((trace.report().pool.leased_send, part[0]), (extent, 150), "a part keeps the owner");
     drop(part);
     assert_eq!(trace.report().pool.leased_send, 0);
 }

@@ -55,7 +55,7 @@ struct Allocation {
     /// The value of all bytes.
     value: u8,
     site: Option<NodeSite>,
-    /// Whether it lies in the pool, or `None` if that depends on the size of a piece.
+    /// Whether it lies in the pool, or `None` if that depends on the size of an extent.
     placed: Option<bool>,
 }
 

@@ -54,7 +54,7 @@ fn threads_execute_nodes_and_free_the_memory_of_one_another() {
     let report = trace.report();
     assert_eq!((report.pool.leased_send, report.refused, report.sites.len()), (0, 0, THREADS as usize));
     for sent in &report.sites {
-        // Each vector grows once: in its piece if that has room, else into memory of its own.
+        // Each vector grows once: in its extent if that has room, else into memory of its own.
         let placed = u64::from(STEPS - 1)..=2 * u64::from(STEPS - 1);
         assert!(sent.sent == u64::from(STEPS) && placed.contains(&sent.registered), "{sent:?}");
     }

@@ -41,11 +41,11 @@ pub(crate) struct Sends {
 /// pair in Rts long before.
 enum Gate {
     Open,
-    Shut(Vec<Held>),
+    Shut(Vec<HeldRequest>),
 }
 
 /// A request that waits for the gate to open.
-struct Held {
+struct HeldRequest {
     request: sys::ibv_send_wr,
     segments: Vec<sys::ibv_sge>,
     /// The content of an inline payload when it was posted.
@@ -173,7 +173,7 @@ impl Sends {
         for request in &self.requests {
             let (mine, rest) = segments.split_at(request.num_sge as usize);
             segments = rest;
-            held.push(Held::new(request, mine));
+            held.push(HeldRequest::new(request, mine));
         }
         true
     }
@@ -268,7 +268,7 @@ impl Sends {
     }
 }
 
-impl Held {
+impl HeldRequest {
     fn new(request: &sys::ibv_send_wr, segments: &[sys::ibv_sge]) -> Self {
         let mut held = Self {
             request: sys::ibv_send_wr { next: ptr::null_mut(), ..*request },

@@ -31,7 +31,7 @@ use crate::{
 
 /// A queue pair. The drop order of the fields keeps the objects that the queue pair depends on until it is destroyed.
 #[derive(Debug)]
-pub(crate) struct Pair {
+pub(crate) struct VerbsPair {
     core: Arc<Core>,
     capacity: QueuePairCapacity,
     first_packet: u32,
@@ -49,7 +49,7 @@ pub(crate) struct Pair {
     domain: Arc<Domain>,
 }
 
-impl Pair {
+impl VerbsPair {
     pub(crate) fn create(
         domain: Arc<Domain>,
         send_queue: &Arc<dyn CompletionQueue>,
@@ -195,9 +195,9 @@ fn enter(core: &Arc<Core>, sends: &Arc<Queue>, receives: &Arc<Queue>) -> Result<
     }
 }
 
-impl crate::sealed::Sealed for Pair {}
+impl crate::sealed::Sealed for VerbsPair {}
 
-impl QueuePair for Pair {
+impl QueuePair for VerbsPair {
     fn number(&self) -> QueuePairNumber {
         QueuePairNumber(self.core.number)
     }
@@ -307,7 +307,7 @@ impl QueuePair for Pair {
     }
 }
 
-impl Drop for Pair {
+impl Drop for VerbsPair {
     fn drop(&mut self) {
         let device = &self.domain.device;
         let detached = Arc::new(DetachedPair {

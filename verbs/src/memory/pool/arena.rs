@@ -1,5 +1,5 @@
-//! An arena: the slabs of one purpose and their free pieces. The arena is bookkeeping under the pool's lock. It does not
-//! make or drop slabs, because both need system calls. The lengths of pieces are size classes: the powers of two from 256 bytes on, and
+//! An arena: the slabs of one purpose and their free extents. The arena is bookkeeping under the pool's lock. It does not
+//! make or drop slabs, because both need system calls. The lengths of extents are size classes: the powers of two from 256 bytes on, and
 //! the size halfway between each two of them.
 
 use std::collections::BTreeMap;
@@ -7,20 +7,20 @@ use std::sync::Arc;
 
 use super::shared::Slab;
 
-/// The use of a piece. A slab serves one purpose as long as it lives, see [`memory`](crate::memory).
+/// The use of an extent. A slab serves one purpose as long as it lives, see [`memory`](crate::memory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A piece for the device, which may write to the piece at any time. No reference to the piece is ever made.
+    /// An extent for the device, which may write to the extent at any time. No reference to the extent is ever made.
     Block,
-    /// A piece for the application. Only the owner writes to the piece, and then freezes it.
+    /// An extent for the application. Only the owner writes to the extent, and then freezes it.
     Buffer,
-    /// A piece that READs of this process fill, and that the application then reads. Peers have no right to it.
+    /// An extent that READs of this process fill, and that the application then reads. Peers have no right to it.
     Landing,
 }
 
-/// A piece of a slab, with one holder.
+/// An extent of a slab, with one holder.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct Extent {
     pub(crate) slab: Arc<Slab>,
     /// Key of the slab in the arena.
     key: usize,
@@ -30,20 +30,20 @@ pub(crate) struct Piece {
     pub(crate) capacity: usize,
 }
 
-/// Slabs and their free pieces.
+/// Slabs and their free extents.
 ///
-/// A piece that is given back goes on the stack of its size class. The next request of that class takes the piece from the
-/// stack, while the piece is still in the processor's caches. When no slab has room, the pieces of all stacks return to the
+/// An extent that is given back goes on the stack of its size class. The next request of that class takes the extent from the
+/// stack, while the extent is still in the processor's caches. When no slab has room, the extents of all stacks return to the
 /// free ranges of their slabs. There, neighbours are joined and can serve any class.
 #[derive(Debug)]
 pub(crate) struct Arena {
     entries: slab::Slab<ArenaSlab>,
-    stacks: Vec<Vec<PiecePlace>>,
-    /// Bytes of all pieces on the stacks.
+    stacks: Vec<Vec<ExtentPlace>>,
+    /// Bytes of all extents on the stacks.
     stacked: usize,
-    /// Keys of the free slabs that have one piece each.
+    /// Keys of the free slabs that have one extent each.
     spares: Vec<usize>,
-    /// Bytes of the longest piece that is cut from a common slab.
+    /// Bytes of the longest extent that is cut from a common slab.
     largest: usize,
 }
 
@@ -51,23 +51,23 @@ pub(crate) struct Arena {
 #[derive(Debug)]
 struct ArenaSlab {
     slab: Arc<Slab>,
-    /// Number of pieces in use.
+    /// Number of extents in use.
     live: usize,
-    /// Bytes of the pieces in use.
+    /// Bytes of the extents in use.
     used: usize,
-    /// The free ranges; `None` for a slab of one piece.
+    /// The free ranges; `None` for a slab of one extent.
     free: Option<FreeRanges>,
 }
 
-/// The place of a free piece: the key of its slab, and the offset in the slab.
+/// The place of a free extent: the key of its slab, and the offset in the slab.
 #[derive(Clone, Copy, Debug)]
-struct PiecePlace {
+struct ExtentPlace {
     key: usize,
     offset: usize,
 }
 
 impl Arena {
-    /// Makes an arena without slabs. Common slabs, which serve several pieces, will have `slab_size` bytes at most.
+    /// Makes an arena without slabs. Common slabs, which serve several extents, will have `slab_size` bytes at most.
     pub(crate) fn new(slab_size: usize) -> Self {
         let mut largest_class = class_of(slab_size / 2);
         if class_size(largest_class) > slab_size / 2 {
@@ -82,7 +82,7 @@ impl Arena {
         }
     }
 
-    /// Returns the capacity of a piece for `length` bytes: a size class, or whole pages if the piece gets its own slab.
+    /// Returns the capacity of an extent for `length` bytes: a size class, or whole pages if the extent gets its own slab.
     /// Returns `None` if the capacity exceeds the address space.
     pub(crate) fn capacity_for(&self, length: usize) -> Option<usize> {
         if self.is_common(length) {
@@ -94,14 +94,14 @@ impl Arena {
         }
     }
 
-    /// Returns whether a piece of `capacity` bytes shares its slab with others.
+    /// Returns whether an extent of `capacity` bytes shares its slab with others.
     pub(crate) fn is_common(&self, capacity: usize) -> bool {
         capacity <= self.largest
     }
 
-    /// Takes a piece that was in use before: one of the size class of `capacity`, or a spare slab. A spare slab has at
+    /// Takes an extent that was in use before: one of the size class of `capacity`, or a spare slab. A spare slab has at
     /// most one and a half times `capacity`, and at most `room` bytes.
-    pub(crate) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Piece> {
+    pub(crate) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Extent> {
         if self.is_common(capacity) {
             let place = self.stacks[class_of(capacity)].pop()?;
             self.stacked -= capacity;
@@ -114,16 +114,16 @@ impl Arena {
         let (position, bytes) =
             sizes.rev().filter(|&(_, bytes)| fits(bytes)).min_by_key(|&(_, bytes)| bytes)?;
         let key = self.spares.remove(position);
-        Some(self.hold(PiecePlace { key, offset: 0 }, bytes))
+        Some(self.hold(ExtentPlace { key, offset: 0 }, bytes))
     }
 
-    /// Cuts a new piece from one of the slabs.
-    pub(crate) fn cut(&mut self, capacity: usize) -> Option<Piece> {
+    /// Cuts a new extent from one of the slabs.
+    pub(crate) fn cut(&mut self, capacity: usize) -> Option<Extent> {
         if !self.is_common(capacity) {
             return None;
         }
-        if let Some(piece) = self.cut_free(capacity) {
-            return Some(piece);
+        if let Some(extent) = self.cut_free(capacity) {
+            return Some(extent);
         }
         if self.stacked < capacity {
             return None;
@@ -131,9 +131,9 @@ impl Arena {
         self.cut_joined(capacity)
     }
 
-    /// Joins the pieces on the stacks with the free ranges beside them, then cuts a new piece. This takes time for each
-    /// free piece, and the stacks are empty afterwards. Nothing is joined if no slab has enough free bytes.
-    pub(crate) fn cut_joined(&mut self, capacity: usize) -> Option<Piece> {
+    /// Joins the extents on the stacks with the free ranges beside them, then cuts a new extent. This takes time for each
+    /// free extent, and the stacks are empty afterwards. Nothing is joined if no slab has enough free bytes.
+    pub(crate) fn cut_joined(&mut self, capacity: usize) -> Option<Extent> {
         let may_have = |entry: &ArenaSlab| entry.free.is_some() && entry.slab.len() - entry.used >= capacity;
         if !self.is_common(capacity) || !self.entries.iter().any(|(_, entry)| may_have(entry)) {
             return None;
@@ -142,8 +142,8 @@ impl Arena {
         self.cut_free(capacity)
     }
 
-    /// Adds a slab of at least `capacity` bytes, and returns its first piece.
-    pub(crate) fn add(&mut self, slab: Arc<Slab>, capacity: usize) -> Piece {
+    /// Adds a slab of at least `capacity` bytes, and returns its first extent.
+    pub(crate) fn add(&mut self, slab: Arc<Slab>, capacity: usize) -> Extent {
         let (mut offset, mut free) = (0, None);
         if self.is_common(capacity) {
             let mut ranges = FreeRanges::new(slab.len());
@@ -151,30 +151,31 @@ impl Arena {
             free = Some(ranges);
         }
         let key = self.entries.insert(ArenaSlab { slab, live: 0, used: 0, free });
-        self.hold(PiecePlace { key, offset }, capacity)
+        self.hold(ExtentPlace { key, offset }, capacity)
     }
 
-    /// Takes a piece back. Returns true if the slab has left the arena, because `keep` is false and this was its last piece.
-    /// Then `piece` holds the last reference to the slab, and the caller must release the lock before it drops `piece`.
-    pub(crate) fn give_back(&mut self, piece: &Piece, keep: bool) -> bool {
-        let entry = &mut self.entries[piece.key];
+    /// Takes an extent back. Returns true if the slab has left the arena, because `keep` is false and this was its last extent.
+    /// Then `extent` holds the last reference to the slab, and the caller must release the lock before it drops `extent`.
+    pub(crate) fn give_back(&mut self, extent: &Extent, keep: bool) -> bool {
+        let entry = &mut self.entries[extent.key];
         entry.live -= 1;
-        entry.used -= piece.capacity;
+        entry.used -= extent.capacity;
         if !keep && entry.live == 0 {
-            self.entries.remove(piece.key);
+            self.entries.remove(extent.key);
             self.forget_removed();
             return true;
         }
         if entry.free.is_some() {
-            self.stacks[class_of(piece.capacity)].push(PiecePlace { key: piece.key, offset: piece.offset });
-            self.stacked += piece.capacity;
+            self.stacks[class_of(extent.capacity)]
+                .push(ExtentPlace { key: extent.key, offset: extent.offset });
+            self.stacked += extent.capacity;
         } else {
-            self.spares.push(piece.key);
+            self.spares.push(extent.key);
         }
         false
     }
 
-    /// Removes all slabs without a piece in use.
+    /// Removes all slabs without an extent in use.
     pub(crate) fn remove_idle(&mut self) -> Vec<Arc<Slab>> {
         let mut removed = Vec::new();
         self.entries.retain(|_, entry| {
@@ -194,17 +195,17 @@ impl Arena {
         self.entries.len()
     }
 
-    fn hold(&mut self, place: PiecePlace, capacity: usize) -> Piece {
+    fn hold(&mut self, place: ExtentPlace, capacity: usize) -> Extent {
         let entry = &mut self.entries[place.key];
         entry.live += 1;
         entry.used += capacity;
-        Piece { slab: Arc::clone(&entry.slab), key: place.key, offset: place.offset, capacity }
+        Extent { slab: Arc::clone(&entry.slab), key: place.key, offset: place.offset, capacity }
     }
 
-    fn cut_free(&mut self, capacity: usize) -> Option<Piece> {
+    fn cut_free(&mut self, capacity: usize) -> Option<Extent> {
         let place = self.entries.iter_mut().find_map(|(key, entry)| {
             let offset = entry.free.as_mut()?.take(capacity)?;
-            Some(PiecePlace { key, offset })
+            Some(ExtentPlace { key, offset })
         })?;
         Some(self.hold(place, capacity))
     }
@@ -282,7 +283,7 @@ fn class_of(length: usize) -> usize {
     if length <= power / 4 * 3 { 2 * doublings - 1 } else { 2 * doublings }
 }
 
-/// Returns the bytes of a piece of class `index`: a multiple of 128.
+/// Returns the bytes of an extent of class `index`: a multiple of 128.
 fn class_size(index: usize) -> usize {
     let power = SMALLEST << (index / 2);
     if index.is_multiple_of(2) { power } else { power / 2 * 3 }

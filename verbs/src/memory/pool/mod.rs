@@ -1,12 +1,12 @@
-//! The pool: slabs of registered memory, and the pieces that are cut from them.
+//! The pool: slabs of registered memory, and the extents that are cut from them.
 //!
 //! ```text
-//!  Pool ─▶ PoolShared ─▶ Arena, one for blocks and one for buffers ─▶ Slab ─▶ Piece
+//!  Pool ─▶ PoolShared ─▶ Arena, one for blocks and one for buffers ─▶ Slab ─▶ Extent
 //!               ▲                                                               │
-//!               └──────────────── gives the piece back on drop ──────────── HeldPiece ─▶ FrozenBuffer
+//!               └──────────────── gives the extent back on drop ──────────── HeldExtent ─▶ FrozenBuffer
 //! ```
 //!
-//! [`Block`], [`RegisteredBuf`] and [`Lease`] in `pieces` are the public types for a held piece.
+//! [`Block`], [`RegisteredBuf`] and [`Lease`] in `extents` are the public types for a held extent.
 
 mod arena;
 pub(super) mod shared;
@@ -14,8 +14,8 @@ pub(super) mod shared;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use self::shared::{FrozenIndex, HeldPiece, PoolShared};
-use super::pieces::{Block, Lease, RegisteredBuf};
+use self::shared::{FrozenIndex, HeldExtent, PoolShared};
+use super::extents::{Block, Lease, RegisteredBuf};
 use super::settings::{Budget, PoolSettings, PoolStatistics, Quota};
 use crate::{
     Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
@@ -27,9 +27,9 @@ pub(crate) use self::arena::Purpose;
 /// A pool of registered memory, for a connection or an application. Clones are one pool.
 ///
 /// A new pool has no memory. It maps and registers slabs on demand and keeps them for reuse. After the last clone is
-/// dropped, each slab is freed with the last of its pieces that is in use, and its bytes return to the budget.
+/// dropped, each slab is freed with the last of its extents that is in use, and its bytes return to the budget.
 ///
-/// Thread-safe. If a free piece of the right size class exists, [`lease`](Self::lease) and [`allocate`](Self::allocate)
+/// Thread-safe. If a free extent of the right size class exists, [`lease`](Self::lease) and [`allocate`](Self::allocate)
 /// hold a lock for some ten nanoseconds and make no system call. Otherwise they map and register a slab, which takes
 /// microseconds, and the kernel clears the pages of the slab at their first use.
 #[derive(Clone, Debug)]
@@ -153,7 +153,7 @@ impl Pool {
         Lease::find(&self.handle.shared.index, address, length)
     }
 
-    /// Frees all slabs without a piece in use. Call this when a connection becomes idle, because its slabs count against
+    /// Frees all slabs without an extent in use. Call this when a connection becomes idle, because its slabs count against
     /// the budget of all connections.
     pub fn trim(&self) {
         self.handle.shared.trim();
@@ -174,15 +174,15 @@ impl Pool {
         &self.handle.shared.budget
     }
 
-    /// Obtains a piece for `length` bytes.
+    /// Obtains an extent for `length` bytes.
     pub(crate) fn obtain(
         &self,
         length: usize,
         quota: Quota,
         purpose: Purpose,
-    ) -> Result<HeldPiece, VerbsError> {
-        let piece = self.handle.shared.obtain(length, quota, purpose)?;
-        Ok(HeldPiece::new(piece, quota, purpose, Arc::clone(&self.handle.shared)))
+    ) -> Result<HeldExtent, VerbsError> {
+        let extent = self.handle.shared.obtain(length, quota, purpose)?;
+        Ok(HeldExtent::new(extent, quota, purpose, Arc::clone(&self.handle.shared)))
     }
 
     /// Returns the protection domain of the pool.
@@ -191,7 +191,7 @@ impl Pool {
     }
 }
 
-/// Closes the pool when the last clone of it is dropped. [`PoolShared`] lives until the last piece is given back.
+/// Closes the pool when the last clone of it is dropped. [`PoolShared`] lives until the last extent is given back.
 #[derive(Debug)]
 struct PoolHandle {
     shared: Arc<PoolShared>,

@@ -1,11 +1,11 @@
-//! The state that a pool and all its pieces share, the slabs in it, and the pieces that keep a slab alive.
+//! The state that a pool and all its extents share, the slabs in it, and the extents that keep a slab alive.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use super::arena::{Arena, Piece, Purpose};
+use super::arena::{Arena, Extent, Purpose};
 use crate::memory::index::AddressIndex;
 use crate::memory::settings::{Budget, PoolSettings, PoolStatistics, Quota, Reservation};
 use crate::panics::lock;
@@ -17,7 +17,7 @@ use crate::{
 /// Smallest slab size that a pool uses, in bytes. Only when the budget runs out, the pool makes smaller slabs.
 const SMALLEST_SLAB: usize = 64 << 10;
 
-/// The state that a pool and all its pieces share.
+/// The state that a pool and all its extents share.
 #[derive(Debug)]
 pub(crate) struct PoolShared {
     /// The protection domain that slabs are registered with.
@@ -94,7 +94,7 @@ impl PoolShared {
         }
     }
 
-    /// Closes the pool: frees idle slabs now, and each other slab when its last piece is given back.
+    /// Closes the pool: frees idle slabs now, and each other slab when its last extent is given back.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.trim();
@@ -112,8 +112,8 @@ impl PoolShared {
         self.frozen.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Obtains a piece for `length` bytes: one that was in use before, a new one of an existing slab, or one of a new slab.
-    pub(crate) fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Piece, VerbsError> {
+    /// Obtains an extent for `length` bytes: one that was in use before, a new one of an existing slab, or one of a new slab.
+    pub(crate) fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Extent, VerbsError> {
         let limit = self.settings.limit(quota);
         let mut state = self.lock();
         let capacity = match state.arena(purpose).capacity_for(length) {
@@ -127,15 +127,15 @@ impl PoolShared {
                 format!("{quota} quota exhausted: asked for {asked} bytes, {leased} of {limit} are leased");
             return Err(VerbsError::new(VerbsErrorKind::QuotaExhausted, reason));
         }
-        if let Some(piece) = state.arena(purpose).reuse(capacity, room) {
+        if let Some(extent) = state.arena(purpose).reuse(capacity, room) {
             state.hits += 1;
-            *state.leased(quota) += piece.capacity as u64;
-            return Ok(piece);
+            *state.leased(quota) += extent.capacity as u64;
+            return Ok(extent);
         }
         state.misses += 1;
         *state.leased(quota) += asked;
-        if let Some(piece) = state.arena(purpose).cut(capacity) {
-            return Ok(piece);
+        if let Some(extent) = state.arena(purpose).cut(capacity) {
+            return Ok(extent);
         }
         let common = state.arena(purpose).is_common(capacity);
         drop(state);
@@ -147,8 +147,8 @@ impl PoolShared {
             }
             Err(error) => {
                 let mut state = self.lock();
-                if let Some(piece) = state.arena(purpose).cut_joined(capacity) {
-                    return Ok(piece);
+                if let Some(extent) = state.arena(purpose).cut_joined(capacity) {
+                    return Ok(extent);
                 }
                 *state.leased(quota) -= asked;
                 Err(error)
@@ -156,20 +156,20 @@ impl PoolShared {
         }
     }
 
-    /// Takes a piece back. Afterwards `piece` may hold the last reference to its slab.
-    pub(crate) fn give_back(&self, piece: &Piece, quota: Quota, purpose: Purpose) {
+    /// Takes an extent back. Afterwards `extent` may hold the last reference to its slab.
+    pub(crate) fn give_back(&self, extent: &Extent, quota: Quota, purpose: Purpose) {
         let mut state = self.lock();
-        *state.leased(quota) -= piece.capacity as u64;
-        // An open pool keeps all common slabs. It keeps slabs of one piece while it is not larger than the sum of its quotas.
+        *state.leased(quota) -= extent.capacity as u64;
+        // An open pool keeps all common slabs. It keeps slabs of one extent while it is not larger than the sum of its quotas.
         let quotas = self.settings.send_quota.saturating_add(self.settings.receive_quota);
-        let common = state.arena(purpose).is_common(piece.capacity);
+        let common = state.arena(purpose).is_common(extent.capacity);
         let keep = !state.closed && (common || state.registered <= quotas);
-        if state.arena(purpose).give_back(piece, keep) {
-            state.registered -= piece.slab.len() as u64;
+        if state.arena(purpose).give_back(extent, keep) {
+            state.registered -= extent.slab.len() as u64;
         }
     }
 
-    /// Makes a slab for a piece of `capacity` bytes. Callers must not hold the lock, because this function makes system calls.
+    /// Makes a slab for an extent of `capacity` bytes. Callers must not hold the lock, because this function makes system calls.
     fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, VerbsError> {
         let access = match purpose {
             Purpose::Block => self.settings.access,
@@ -202,7 +202,7 @@ impl PoolShared {
         }
     }
 
-    /// Frees all slabs without a piece in use.
+    /// Frees all slabs without an extent in use.
     pub(crate) fn trim(&self) {
         let mut state = self.lock();
         let idle: Vec<_> = state.arenas.iter_mut().flat_map(Arena::remove_idle).collect();
@@ -216,24 +216,24 @@ impl PoolShared {
     }
 }
 
-/// A piece that is given back to its pool on drop.
+/// An extent that is given back to its pool on drop.
 #[derive(Debug)]
-pub(crate) struct HeldPiece {
-    piece: Piece,
+pub(crate) struct HeldExtent {
+    extent: Extent,
     quota: Quota,
     purpose: Purpose,
     shared: Arc<PoolShared>,
-    /// The device may still write to the piece, so the pool must not lease it again.
+    /// The device may still write to the extent, so the pool must not lease it again.
     in_use: bool,
 }
 
-impl HeldPiece {
-    /// Makes a held piece, which will return to the pool of `shared`.
-    pub(crate) fn new(piece: Piece, quota: Quota, purpose: Purpose, shared: Arc<PoolShared>) -> Self {
-        Self { piece, quota, purpose, shared, in_use: false }
+impl HeldExtent {
+    /// Makes a held extent, which will return to the pool of `shared`.
+    pub(crate) fn new(extent: Extent, quota: Quota, purpose: Purpose, shared: Arc<PoolShared>) -> Self {
+        Self { extent, quota, purpose, shared, in_use: false }
     }
 
-    /// Notes whether the device may still write to the piece. A piece that is dropped in use does not go back to the pool. Its slab
+    /// Notes whether the device may still write to the extent. An extent that is dropped in use does not go back to the pool. Its slab
     /// then lives as long as the pool.
     pub(crate) fn set_in_use(&mut self, in_use: bool) {
         self.in_use = in_use;
@@ -241,43 +241,43 @@ impl HeldPiece {
 
     /// Returns the address of the first byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.piece.slab.memory().as_ptr().as_ptr().wrapping_add(self.piece.offset)
+        self.extent.slab.memory().as_ptr().as_ptr().wrapping_add(self.extent.offset)
     }
 
     /// Returns the capacity in bytes.
     pub(crate) fn capacity(&self) -> usize {
-        self.piece.capacity
+        self.extent.capacity
     }
 
-    /// Returns the offset in the slab of `length` bytes at `offset` of this piece.
+    /// Returns the offset in the slab of `length` bytes at `offset` of this extent.
     pub(crate) fn offset_in_slab(&self, offset: usize, length: usize) -> Result<usize, VerbsError> {
-        VerbsError::check_bounds(offset, length, self.piece.capacity)?;
-        Ok(self.piece.offset + offset)
+        VerbsError::check_bounds(offset, length, self.extent.capacity)?;
+        Ok(self.extent.offset + offset)
     }
 
-    /// Names `range` of this piece for a work request.
+    /// Names `range` of this extent for a work request.
     pub(crate) fn segment(&self, range: Range<usize>) -> Result<LocalSegment, VerbsError> {
-        VerbsError::check_range(range, self.piece.capacity).map(|range| self.segment_within(range))
+        VerbsError::check_range(range, self.extent.capacity).map(|range| self.segment_within(range))
     }
 
-    /// Names `range` of this piece for a work request, without a check. A range beyond the piece names other memory of the
+    /// Names `range` of this extent for a work request, without a check. A range beyond the extent names other memory of the
     /// slab, or no memory, which the device refuses.
     pub(crate) fn segment_within(&self, range: Range<usize>) -> LocalSegment {
-        self.segment_by(self.piece.slab.region(), range)
+        self.segment_by(self.extent.slab.region(), range)
     }
 
-    /// Names `range` of this piece by another registration of its slab. If the piece is a buffer, that registration has no
+    /// Names `range` of this extent by another registration of its slab. If the extent is a buffer, that registration has no
     /// right to write.
     pub(crate) fn segment_by(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
-        debug_assert!(range.end <= self.piece.capacity);
-        let range = self.piece.offset + range.start..self.piece.offset + range.end;
+        debug_assert!(range.end <= self.extent.capacity);
+        let range = self.extent.offset + range.start..self.extent.offset + range.end;
         // SAFETY:
         // - No request writes to memory with a reference. There is never a reference to `Purpose::Block` memory, as long as
         //   the slab lives. `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
-        //   `SlabRegistrations`, so the device refuses the request. Both hold for a segment that outlives this piece, too.
-        //   Segments of `Purpose::Landing` pieces never leave `Landing`, which makes no reference before its READs have
-        //   completed, and whose piece is not leased again if it is dropped earlier.
-        // - No request reads memory while a `&mut [u8]` to it exists. `Purpose::Buffer` pieces give out segments
+        //   `SlabRegistrations`, so the device refuses the request. Both hold for a segment that outlives this extent, too.
+        //   Segments of `Purpose::Landing` extents never leave `Landing`, which makes no reference before its READs have
+        //   completed, and whose extent is not leased again if it is dropped earlier.
+        // - No request reads memory while a `&mut [u8]` to it exists. `Purpose::Buffer` extents give out segments
         //   only when they are frozen, and the caller keeps the `Lease` until the request has completed. A caller that
         //   drops the lease earlier sends the bytes of the next owner; accesses of this process stay sound.
         unsafe { LocalSegment::new(region, range) }
@@ -287,33 +287,33 @@ impl HeldPiece {
     pub(crate) fn remote(&self, offset: usize) -> RemoteSegment {
         RemoteSegment {
             address: (self.as_ptr() as u64).wrapping_add(offset as u64),
-            rkey: self.piece.slab.region().rkey(),
+            rkey: self.extent.slab.region().rkey(),
         }
     }
 
     /// Returns the access rights of the region.
     #[cfg(test)]
     pub(crate) fn access(&self) -> crate::Access {
-        self.piece.slab.region().access()
+        self.extent.slab.region().access()
     }
 
     /// Returns the slab.
     pub(crate) fn slab(&self) -> &Arc<Slab> {
-        &self.piece.slab
+        &self.extent.slab
     }
 
     /// Returns the memory of the slab.
     pub(crate) fn memory(&self) -> &HostMemory {
-        self.piece.slab.memory()
+        self.extent.slab.memory()
     }
 }
 
-impl Drop for HeldPiece {
+impl Drop for HeldExtent {
     fn drop(&mut self) {
         if self.in_use {
             return;
         }
-        self.shared.give_back(&self.piece, self.quota, self.purpose);
+        self.shared.give_back(&self.extent, self.quota, self.purpose);
         // A slab that the pool did not keep is dropped with the fields, outside the lock.
     }
 }
@@ -325,34 +325,34 @@ pub(crate) type FrozenIndex = AddressIndex<Weak<FrozenBuffer>>;
 #[derive(Debug)]
 pub(crate) struct FrozenBuffer {
     /// Dropped with this value, unless [`thaw`](Self::thaw) takes it out.
-    pub(crate) held: ManuallyDrop<HeldPiece>,
+    pub(crate) held: ManuallyDrop<HeldExtent>,
     pub(crate) length: usize,
 }
 
 impl FrozenBuffer {
     /// Freezes the first `length` bytes of `held`, and adds them to the index.
-    pub(crate) fn new(held: HeldPiece, length: usize) -> Arc<Self> {
+    pub(crate) fn new(held: HeldExtent, length: usize) -> Arc<Self> {
         let address = held.as_ptr() as usize;
         let frozen = Arc::new(Self { held: ManuallyDrop::new(held), length });
         frozen.held.shared.freeze(address, length, &frozen);
         frozen
     }
 
-    /// Removes the buffer from the index, and returns its piece.
-    pub(crate) fn thaw(self) -> HeldPiece {
+    /// Removes the buffer from the index, and returns its extent.
+    pub(crate) fn thaw(self) -> HeldExtent {
         let mut this = ManuallyDrop::new(self);
         this.held.shared.thaw(this.held.as_ptr() as usize);
-        // SAFETY: `this` is never dropped and is not used after this line, so the piece is taken once.
+        // SAFETY: `this` is never dropped and is not used after this line, so the extent is taken once.
         unsafe { ManuallyDrop::take(&mut this.held) }
     }
 }
 
 impl Drop for FrozenBuffer {
     fn drop(&mut self) {
-        // The buffer leaves the index before the piece goes back to the pool, because the memory may become another buffer
+        // The buffer leaves the index before the extent goes back to the pool, because the memory may become another buffer
         // at once.
         self.held.shared.thaw(self.held.as_ptr() as usize);
-        // SAFETY: the piece is dropped only here. `thaw` takes the piece, but prevents the drop of the value.
+        // SAFETY: the extent is dropped only here. `thaw` takes the extent, but prevents the drop of the value.
         unsafe { ManuallyDrop::drop(&mut self.held) }
     }
 }

@@ -13,8 +13,8 @@ use bytes::Bytes;
 
 use super::live::{self, Execution, NodeScope};
 use super::table::{NodeSite, SHORTEST, Site, SitePlacement, SiteReport, SiteSettings, SiteTable};
+use crate::memory::extents::{Lease, RegisteredBuf};
 use crate::memory::index::AddressIndex;
-use crate::memory::pieces::{Lease, RegisteredBuf};
 use crate::memory::pool::{Pool, find_sendable};
 
 /// An allocator of buffers. A buffer is in registered memory if buffers of its site were sent before, and otherwise on the
@@ -150,7 +150,7 @@ impl SiteAllocator {
     pub fn crossed(&self, bytes: &[u8]) -> Crossed {
         let _pause = NodeScope::pause();
         let found =
-            live::find(bytes, |live| Some((live.sites, live.site, live.layout, live.piece.is_some())));
+            live::find(bytes, |live| Some((live.sites, live.site, live.layout, live.extent.is_some())));
         let Some((sites, site, layout, registered)) = found else {
             return Crossed { site: None, registered: find_sendable(bytes).is_some() };
         };
@@ -230,7 +230,7 @@ impl SiteAllocator {
         let is_traced = table.admits(&site, length);
         let layout = Layout::array::<u8>(length).ok().filter(|_| is_traced);
         let memory = match layout.and_then(|layout| table.place(&site, layout)) {
-            Some(place) => BufferMemory::Registered(RegisteredBuf::new(place.piece, length)),
+            Some(place) => BufferMemory::Registered(RegisteredBuf::new(place.extent, length)),
             None => BufferMemory::Heap(any(length)),
         };
         SiteBuf { memory, site: is_traced.then(|| (Arc::clone(table), site)) }
@@ -251,7 +251,7 @@ pub fn find_traced(bytes: &Bytes) -> Option<Lease> {
         return None;
     }
     let _pause = NodeScope::pause();
-    let slab = live::find(bytes, |live| Some(Arc::clone(live.piece.as_ref()?.slab())))?;
+    let slab = live::find(bytes, |live| Some(Arc::clone(live.extent.as_ref()?.slab())))?;
     Lease::of_traced(slab, bytes.clone())
 }
 

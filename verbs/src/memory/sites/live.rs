@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::table::{NodeSite, SiteTable};
 use crate::memory::index::AddressIndex;
-use crate::memory::pool::shared::HeldPiece;
+use crate::memory::pool::shared::HeldExtent;
 
 /// A live traced allocation.
 pub(in crate::memory) struct Traced {
@@ -18,8 +18,8 @@ pub(in crate::memory) struct Traced {
     pub(in crate::memory) sites: &'static SiteTable,
     pub(in crate::memory) site: NodeSite,
     pub(in crate::memory) layout: Layout,
-    /// The piece of the pool that the allocation lies in, or `None` on the heap.
-    pub(in crate::memory) piece: Option<HeldPiece>,
+    /// The extent of the pool that the allocation lies in, or `None` on the heap.
+    pub(in crate::memory) extent: Option<HeldExtent>,
 }
 
 /// Number of indexes. Threads that allocate at once seldom need the same one.
@@ -60,7 +60,7 @@ pub(in crate::memory) fn may_hold(address: usize) -> bool {
 pub(in crate::memory) fn insert(start: *mut u8, traced: Traced) {
     let hash = hash(start.addr());
     COUNT.fetch_add(1, Ordering::Relaxed);
-    PLACED.fetch_add(usize::from(traced.piece.is_some()), Ordering::Relaxed);
+    PLACED.fetch_add(usize::from(traced.extent.is_some()), Ordering::Relaxed);
     FILTER[hash % COUNTERS].fetch_add(1, Ordering::Relaxed);
     let _pause = NodeScope::in_live();
     index(hash).insert(start.addr(), traced.layout.size(), traced);
@@ -75,7 +75,7 @@ pub(in crate::memory) fn remove(start: *mut u8) -> Option<Traced> {
     }?;
     FILTER[hash % COUNTERS].fetch_sub(1, Ordering::Relaxed);
     COUNT.fetch_sub(1, Ordering::Relaxed);
-    PLACED.fetch_sub(usize::from(traced.piece.is_some()), Ordering::Relaxed);
+    PLACED.fetch_sub(usize::from(traced.extent.is_some()), Ordering::Relaxed);
     Some(traced)
 }
 

@@ -11,7 +11,7 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::memory::PoolStatistics;
-use crate::memory::pool::shared::HeldPiece;
+use crate::memory::pool::shared::HeldExtent;
 use crate::memory::pool::{Pool, Purpose};
 use crate::memory::settings::Quota;
 use crate::panics::lock;
@@ -20,8 +20,8 @@ use crate::units::size;
 /// Maximum number of layouts by which the allocations of one node are recognised.
 const LAYOUTS: usize = 16;
 
-/// The alignment of every piece of a pool, see `pool/arena`.
-const PIECE_ALIGNMENT: usize = 128;
+/// The alignment of every extent of a pool, see `pool/arena`.
+const EXTENT_ALIGNMENT: usize = 128;
 
 /// The largest alignment that is placed in the pool.
 const LARGEST_ALIGNMENT: usize = 2 << 20;
@@ -89,9 +89,9 @@ struct SiteRecord {
 }
 
 /// Memory of the pool for an allocation.
-pub(in crate::memory) struct Place {
-    pub(in crate::memory) piece: HeldPiece,
-    /// The first address of the piece that has the alignment.
+pub(in crate::memory) struct PlacedMemory {
+    pub(in crate::memory) extent: HeldExtent,
+    /// The first address of the extent that has the alignment.
     pub(in crate::memory) start: *mut u8,
 }
 
@@ -148,7 +148,7 @@ impl SiteTable {
     }
 
     /// Counts an allocation of `site`. Returns memory of the pool for it, if memory of the site was sent and the pool has room.
-    pub(in crate::memory) fn place(&self, site: &Site, layout: Layout) -> Option<Place> {
+    pub(in crate::memory) fn place(&self, site: &Site, layout: Layout) -> Option<PlacedMemory> {
         let mut state = self.lock();
         let mut is_wanted = match site {
             Site::Node(NodeSite { node, .. }) => {
@@ -291,14 +291,14 @@ impl SiteStatus {
 }
 
 /// Obtains memory of `pool`.
-fn obtain(pool: &Pool, layout: Layout) -> Result<Place, VerbsError> {
+fn obtain(pool: &Pool, layout: Layout) -> Result<PlacedMemory, VerbsError> {
     let alignment = layout.align();
-    let padding = if alignment > PIECE_ALIGNMENT { alignment } else { 0 };
-    let piece = pool.obtain(layout.size().saturating_add(padding), Quota::Send, Purpose::Buffer)?;
-    let start = piece.as_ptr();
+    let padding = if alignment > EXTENT_ALIGNMENT { alignment } else { 0 };
+    let extent = pool.obtain(layout.size().saturating_add(padding), Quota::Send, Purpose::Buffer)?;
+    let start = extent.as_ptr();
     let start = start.wrapping_add(start.addr().next_multiple_of(alignment) - start.addr());
-    debug_assert!(piece.capacity() >= start.addr() - piece.as_ptr().addr() + layout.size());
-    Ok(Place { piece, start })
+    debug_assert!(extent.capacity() >= start.addr() - extent.as_ptr().addr() + layout.size());
+    Ok(PlacedMemory { extent, start })
 }
 
 /// A place where a program allocates.

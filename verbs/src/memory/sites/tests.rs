@@ -221,7 +221,7 @@ fn a_buffer_counts_once_and_not_for_a_later_buffer_at_its_address() {
     sites.next_iteration();
     drop(sites.allocate_named("a", LENGTH).freeze());
     let other = pool.allocate(LENGTH).unwrap().freeze();
-    assert_eq!(other.as_ptr(), address, "the pool hands out the piece that was given back last");
+    assert_eq!(other.as_ptr(), address, "the pool hands out the extent that was given back last");
     sent(&other);
     assert_eq!(status(&sites, "a").sent, 2);
 }

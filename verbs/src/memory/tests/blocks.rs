@@ -52,7 +52,7 @@ fn a_large_block_has_a_slab_of_its_own_that_is_kept() {
 }
 
 #[test]
-fn classes_share_a_slab_and_a_returned_piece_serves_another_class() {
+fn classes_share_a_slab_and_a_returned_extent_serves_another_class() {
     let (pool, domain, _) = pool(small(), 64 << 10);
     let small: Vec<_> = (0..256).map(|_| pool.lease(256, Quota::Send).unwrap()).collect();
     assert!(pool.lease(1, Quota::Send).is_err(), "64 KiB are in use");

@@ -92,8 +92,8 @@ fn leases_name_their_part() {
     assert_eq!(part.segment().address(), lease.segment().address() + 10);
     assert_eq!(part.segment().length(), 20);
     assert_eq!(part.remote().address, lease.remote().address + 10);
-    let piece = part.segment_of(5..20).unwrap();
-    assert_eq!((piece.address(), piece.length()), (part.segment().address() + 5, 15));
+    let extent = part.segment_of(5..20).unwrap();
+    assert_eq!((extent.address(), extent.length()), (part.segment().address() + 5, 15));
     assert!(part.segment_of(5..21).is_err(), "not beyond the part, though the buffer goes on");
     assert!(part.segment_of(usize::MAX..usize::MAX).is_err());
 }

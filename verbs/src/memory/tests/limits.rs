@@ -56,9 +56,9 @@ fn slabs_are_smaller_when_the_budget_runs_out() {
     assert_eq!((budget.used(), third.capacity()), ((64 << 10) + 16_384, 12_288));
 }
 
-/// A piece that was given back lies beside a free range, and neither of the two is long enough.
+/// An extent that was given back lies beside a free range, and neither of the two is long enough.
 #[test]
-fn free_pieces_are_joined_before_anything_is_refused() {
+fn free_extents_are_joined_before_anything_is_refused() {
     let (pool, ..) = pool(small(), 64 << 10);
     let _kept = pool.lease(16 << 10, Quota::Send).unwrap();
     drop(pool.lease(24 << 10, Quota::Send).unwrap());
@@ -68,9 +68,9 @@ fn free_pieces_are_joined_before_anything_is_refused() {
     assert_eq!(pool.statistics().leased_send, 48 << 10);
 }
 
-/// If the free pieces are too small for the request in total, the pool refuses without joining them, so a refusal is quick.
+/// If the free extents are too small for the request in total, the pool refuses without joining them, so a refusal is quick.
 #[test]
-fn free_pieces_that_are_too_few_are_not_joined() {
+fn free_extents_that_are_too_few_are_not_joined() {
     let (pool, ..) = pool(small(), 64 << 10);
     let _kept = [32 << 10, 24 << 10].map(|length| pool.lease(length, Quota::Send).unwrap());
     drop(pool.lease(256, Quota::Send).unwrap());

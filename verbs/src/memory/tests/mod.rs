@@ -122,7 +122,7 @@ impl Drop for Region {
     }
 }
 
-/// Returns settings with slabs of 64 KiB. Pieces up to 32 KiB share a slab, and longer ones get their own.
+/// Returns settings with slabs of 64 KiB. Extents up to 32 KiB share a slab, and longer ones get their own.
 pub(super) fn small() -> PoolSettings {
     PoolSettings {
         slab_size: 64 << 10,

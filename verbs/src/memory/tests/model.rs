@@ -12,7 +12,7 @@ const RECEIVE_QUOTA: u64 = 100 << 10;
 /// Budgets. They are smaller than both quotas together with the unused parts of slabs, so that the tests reach each of the
 /// three limits.
 const BUDGETS: [u64; 3] = [130 << 10, 260 << 10, 380 << 10];
-/// Largest piece that shares its slab: half of a slab.
+/// Largest extent that shares its slab: half of a slab.
 const LARGEST_SHARED: usize = 32 << 10;
 
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// A held piece, and the byte that fills it.
+/// A held extent, and the byte that fills it.
 enum Holding {
     Block(Block, Quota, u8),
     Buffer(RegisteredBuf, usize, u8),
@@ -84,15 +84,15 @@ impl Holding {
     }
 }
 
-/// The writer of a piece. All pieces of a slab have one writer.
+/// The writer of an extent. All extents of a slab have one writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Device,
     Application,
 }
 
-/// Returns the capacity of a piece for `length` bytes: a power of two from 256 on, or the size halfway between two of them;
-/// whole pages if the piece has its own slab.
+/// Returns the capacity of an extent for `length` bytes: a power of two from 256 on, or the size halfway between two of them;
+/// whole pages if the extent has its own slab.
 fn capacity_for(length: usize) -> usize {
     let powers = (8..=15).map(|exponent| 1 << exponent);
     let mut sizes =
@@ -208,20 +208,20 @@ impl Model {
         }
     }
 
-    /// Checks that every slab has a piece in use, and that no slab of this use has a gap for `capacity` bytes.
+    /// Checks that every slab has an extent in use, and that no slab of this use has a gap for `capacity` bytes.
     fn check_full(&self, capacity: usize, purpose: Use) {
         for slab in self.domain.regions() {
-            let pieces = self.held.iter().filter(|holding| slab.contains(&holding.place().0));
-            let mut pieces: Vec<_> = pieces.map(|holding| (holding.place(), holding.purpose())).collect();
-            pieces.sort_unstable_by_key(|(place, _)| *place);
-            let Some(&((_, length), of_slab)) = pieces.first() else {
-                panic!("{slab:?} is kept without a piece in use")
+            let extents = self.held.iter().filter(|holding| slab.contains(&holding.place().0));
+            let mut extents: Vec<_> = extents.map(|holding| (holding.place(), holding.purpose())).collect();
+            extents.sort_unstable_by_key(|(place, _)| *place);
+            let Some(&((_, length), of_slab)) = extents.first() else {
+                panic!("{slab:?} is kept without an extent in use")
             };
             if of_slab != purpose || length > LARGEST_SHARED || capacity > LARGEST_SHARED {
                 continue;
             }
             let mut free_from = slab.start;
-            for ((start, length), _) in pieces.into_iter().chain([((slab.end, 0), purpose)]) {
+            for ((start, length), _) in extents.into_iter().chain([((slab.end, 0), purpose)]) {
                 let gap = start - free_from;
                 assert!(
                     gap < capacity,

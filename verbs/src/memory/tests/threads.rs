@@ -8,9 +8,9 @@ use bytes::Bytes;
 use super::*;
 use crate::memory::Quota;
 
-/// Every thread fills its pieces with its own number, and checks that the bytes stay.
+/// Every thread fills its extents with its own number, and checks that the bytes stay.
 #[test]
-fn threads_never_share_a_piece() {
+fn threads_never_share_a_extent() {
     let (pool, domain, budget) = pool(PoolSettings { send_quota: 64 << 20, ..small() }, 64 << 20);
     thread::scope(|scope| {
         for number in 1..=4_u8 {

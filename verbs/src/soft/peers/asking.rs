@@ -22,13 +22,13 @@ const MOST: usize = 16;
 /// The requests to one device that threads wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Asking {
-    state: Mutex<State>,
+    state: Mutex<AskingState>,
     /// Signalled when an answer has come, when a request ends, and when no thread reads any more.
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct AskingState {
     /// Number of the last request.
     last: u64,
     /// The requests under way by number, with the answers that have come.
@@ -42,7 +42,7 @@ struct State {
 /// An answer with its descriptor.
 pub(crate) type FullAnswer = (Answer, Option<Received>);
 
-impl Default for State {
+impl Default for AskingState {
     fn default() -> Self {
         Self { last: LEAVE, under_way: HashMap::new(), given_up: 0, is_read: false }
     }
@@ -140,9 +140,9 @@ impl Asking {
     /// Waits until the state may have changed.
     fn wait<'a>(
         &'a self,
-        state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, AskingState>,
         deadline: Instant,
-    ) -> io::Result<MutexGuard<'a, State>> {
+    ) -> io::Result<MutexGuard<'a, AskingState>> {
         let left = left_until(deadline)?;
         let waited = self.changed.wait_timeout(state, left);
         Ok(waited.unwrap_or_else(PoisonError::into_inner).0)

@@ -20,7 +20,7 @@ use super::sockets::Sockets;
 use crate::host_memory::MemoryUser;
 use crate::panics::lock;
 use crate::soft::events::EventSocket;
-use crate::soft::shared::end::{End, EndState, is_ring};
+use crate::soft::shared::end::{EndState, PairEnd, is_ring};
 use crate::soft::shared::table::RegionTable;
 use crate::soft::{closer, system};
 use crate::{HostMemory, VerbsError};
@@ -113,11 +113,11 @@ impl Peer {
         address: &Address,
         requester: u64,
         deadline: Instant,
-    ) -> Result<(End, EndAnswer), VerbsError> {
+    ) -> Result<(PairEnd, EndAnswer), VerbsError> {
         let action = "connecting to the peer's queue pair";
         match self.ask(address, Object::End { requester }, action, deadline)? {
             (Answer::End(end), Some(fd)) if is_ring(end.ring) => {
-                let mapped = End::import(&fd, end.ring).map_err(|error| VerbsError::os(action, error))?;
+                let mapped = PairEnd::import(&fd, end.ring).map_err(|error| VerbsError::os(action, error))?;
                 fd.close_mapped();
                 Ok((mapped, end))
             }

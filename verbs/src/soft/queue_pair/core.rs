@@ -19,7 +19,7 @@ use crate::soft::peers::peer::Peer;
 use crate::soft::peers::received::Socket;
 use crate::soft::peers::segments::{Segment, Segments};
 use crate::soft::shared::attention::{Attention, Guarded};
-use crate::soft::shared::end::{End, EndState, Failure};
+use crate::soft::shared::end::{EndState, Failure, PairEnd};
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::table::RegionTable;
 use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePairState, VerbsError};
@@ -39,7 +39,7 @@ pub(crate) struct Core {
     pub(crate) receive_queue: Arc<Queue>,
     receive_slot: u32,
     /// Our own end, which the peer reads.
-    pub(crate) end: End,
+    pub(crate) end: PairEnd,
     grant: Mutex<Grant>,
     state: AtomicU8,
     /// Whether the peer's last records are still taken, although the queue pair is in Error: because it is the peer that ended.
@@ -96,7 +96,7 @@ impl Core {
     ) -> Result<Arc<Self>, VerbsError> {
         let os = |error| VerbsError::os("creating a queue pair", error);
         let (token, nonce, key) = (random().map_err(os)?, random().map_err(os)?, random().map_err(os)?);
-        let (end, fd) = End::create(End::ring_for(capacity.inline), nonce, key).map_err(os)?;
+        let (end, fd) = PairEnd::create(PairEnd::ring_for(capacity.inline), nonce, key).map_err(os)?;
         let send_slot = send_queue.reserve()?;
         let receive_slot = if Arc::ptr_eq(&send_queue, &receive_queue) {
             send_slot
@@ -595,7 +595,7 @@ pub(crate) struct Connection {
     pub(crate) address: Address,
     unpoked: AtomicBool,
     /// The peer's end.
-    pub(crate) end: End,
+    pub(crate) end: PairEnd,
     /// The peer's table of regions; `None` if the peer or this end does not trust the other with its memory.
     pub(crate) table: Option<Arc<RegionTable>>,
     pub(crate) domain: u64,

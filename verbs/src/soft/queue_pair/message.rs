@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::pulls::Place;
+use super::pulls::SegmentAddress;
 use crate::soft::device::{MAX_SEGMENTS, PAST_CACHES};
 use crate::soft::shared::ring::Record;
 use crate::{Lkey, LocalSegment};
@@ -38,7 +38,7 @@ impl Message {
 pub(super) struct Pull {
     /// The record of the message.
     pub(super) record: Record,
-    places: Vec<Place>,
+    places: Vec<SegmentAddress>,
     /// The place that is being taken, and the bytes of it that were taken.
     index: usize,
     taken: u64,
@@ -48,7 +48,7 @@ impl Pull {
     /// Reads the places of a message of `total` bytes from its record; `None` if they are no such places.
     pub(super) fn new(record: &Record, ring: &[AtomicU64], total: u64) -> Option<Self> {
         let words = ring.get(record.payload..record.payload + record.header.length as usize / 8)?;
-        let places: Vec<Place> = words
+        let places: Vec<SegmentAddress> = words
             .chunks_exact(3)
             .map(|place| std::array::from_fn(|index| place[index].load(Relaxed)))
             .collect();
@@ -60,15 +60,15 @@ impl Pull {
         good.then_some(Self { record: *record, places, index: 0, taken: 0 })
     }
 
-    /// Returns the next piece: the segment, the offset in it, and the length, at most `wanted`. Goes on behind the piece.
+    /// Returns the next chunk: the segment, the offset in it, and the length, at most `wanted`. Goes on behind the chunk.
     pub(super) fn next(&mut self, wanted: u64) -> Option<(u64, u64, u64)> {
         let [id, offset, length] = *self.places.get(self.index)?;
-        let piece = (id, offset.checked_add(self.taken)?, (length - self.taken).min(wanted));
-        self.taken += piece.2;
+        let chunk = (id, offset.checked_add(self.taken)?, (length - self.taken).min(wanted));
+        self.taken += chunk.2;
         if self.taken == length {
             (self.index, self.taken) = (self.index + 1, 0);
         }
-        Some(piece)
+        Some(chunk)
     }
 }
 

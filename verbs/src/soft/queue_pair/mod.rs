@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
 use self::core::Core;
 use self::send::SendQueue;
 use self::target::{Output, Target};
-use super::completion_queue::{CompletionSource, Found, Left, Poll, Queue, Role, Sink};
+use super::completion_queue::{CompletionSource, Found, Poll, Queue, Remaining, Role, Sink};
 use super::domain::Domain;
 use super::peers::clients::{ClientMemory, SendAnswer, ServedQueuePair};
 use super::peers::message::{Address, Object};
@@ -34,7 +34,7 @@ const ALL_NEWS: Attention = Attention::NEWS.with(Attention::WRITES);
 
 /// A queue pair.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct SoftPair {
     pub(super) core: Arc<Core>,
     sends: SendQueue,
     target: Target,
@@ -54,14 +54,14 @@ pub(super) fn create(
     VerbsError::check_limits([("inline bytes", capacity.inline, limits.max_inline)])?;
     let core = Core::create(domain, send_queue, receive_queue, capacity)?;
     let (sends, target) = (SendQueue::new(&core), Target::new(&core));
-    let pair = Arc::new(Pair { core, sends, target, looked_after: AtomicBool::new(false) });
+    let pair = Arc::new(SoftPair { core, sends, target, looked_after: AtomicBool::new(false) });
     pair.core.enter(&pair);
     let local = Arc::clone(&pair) as Arc<dyn LocalQueuePair>;
     Ok(Arc::new(Handle { pair, local }))
 }
 
 #[cfg(any(test, fuzzing))]
-impl Pair {
+impl SoftPair {
     /// Carries out the peer's records, as a thread that polls. Waits twice at `barrier`, with the locks of both queues held.
     #[cfg(test)]
     pub(super) fn visit_with_pause(&self, barrier: &Arc<std::sync::Barrier>) {
@@ -78,7 +78,7 @@ impl Pair {
     }
 }
 
-impl Pair {
+impl SoftPair {
     /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any. Also goes on with
     /// what found no room in the ring, if the peer has made room. In a forked child this does nothing.
     #[inline]
@@ -131,12 +131,12 @@ impl Pair {
         // This visit waits for a thread that is carrying out records now. If the thread has taken all of them, it polls: if the peer
         // asked the device from now on, the device's thread would come between the thread and the next record, and find this record.
         let mut output = Output::Unpolled { found_work: self.sends.has_waiting() };
-        let more = self.target.visit(&self.sends, &mut output) == Left::Work;
+        let more = self.target.visit(&self.sends, &mut output) == Remaining::Work;
         let Output::Unpolled { found_work: true } = output else { return false };
         self.core.want(Attention::DEVICE);
         Attention::fence::<Native, Shipping>();
         // A record that came before the peer could see that this end wants to be asked for.
-        more || self.target.visit(&self.sends, &mut output) == Left::Work
+        more || self.target.visit(&self.sends, &mut output) == Remaining::Work
     }
 
     fn is_forked(&self) -> bool {
@@ -155,11 +155,11 @@ impl Pair {
         news
     }
 
-    /// Carries out the peer's records and the own requests that can run now. Returns [`Left::Work`], too, if `sink` has no room for all
+    /// Carries out the peer's records and the own requests that can run now. Returns [`Remaining::Work`], too, if `sink` has no room for all
     /// completions.
     #[inline]
-    fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> Left {
-        let mut left = Left::Nothing;
+    fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> Remaining {
+        let mut left = Remaining::Nothing;
         if role.receives && receives_first {
             left = self.target.visit(&self.sends, &mut Output::Poll(sink));
         }
@@ -180,7 +180,7 @@ impl Pair {
     }
 }
 
-impl CompletionSource for Pair {
+impl CompletionSource for SoftPair {
     fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Found {
         if !self.has_news(role) {
             return Found::Nothing;
@@ -192,9 +192,9 @@ impl CompletionSource for Pair {
             self.is_polled(role);
         }
         match self.visit(role, poll.receives_first, sink) {
-            Left::Nothing => Found::All,
-            Left::Message => Found::Moved,
-            Left::Work => Found::Part,
+            Remaining::Nothing => Found::All,
+            Remaining::Message => Found::Moved,
+            Remaining::Work => Found::Part,
         }
     }
 
@@ -237,7 +237,7 @@ impl CompletionSource for Pair {
     }
 }
 
-impl ServedQueuePair for Pair {
+impl ServedQueuePair for SoftPair {
     fn number(&self) -> u32 {
         self.core.number
     }
@@ -290,7 +290,7 @@ impl ServedQueuePair for Pair {
         let more = if self.core.receive_queue.is_armed() {
             self.core.ask(ALL_NEWS);
             Attention::fence::<Native, Shipping>();
-            self.target.visit(&self.sends, &mut Output::Keep) == Left::Work
+            self.target.visit(&self.sends, &mut Output::Keep) == Remaining::Work
         } else {
             self.carry_out_unpolled()
         };
@@ -323,9 +323,9 @@ impl ServedQueuePair for Pair {
     }
 }
 
-impl crate::sealed::Sealed for Pair {}
+impl crate::sealed::Sealed for SoftPair {}
 
-impl LocalQueuePair for Pair {
+impl LocalQueuePair for SoftPair {
     fn probe(&self) -> Probe {
         let peers = self.core.connection().map(|connection| connection.end.nonce());
         Probe { ours: Some(self.core.nonce), peers }
@@ -380,7 +380,7 @@ impl LocalQueuePair for Pair {
 /// The user's reference to a queue pair. Dropping it destroys the queue pair.
 #[derive(Debug)]
 struct Handle {
-    pair: Arc<Pair>,
+    pair: Arc<SoftPair>,
     /// The same, for [`QueuePair::local`].
     local: Arc<dyn LocalQueuePair>,
 }

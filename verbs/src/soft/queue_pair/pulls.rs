@@ -31,16 +31,16 @@ pub(super) struct Pulls {
 const KNOWN: usize = 64;
 
 /// A place in memory of the process that made the record: number of the segment, offset, length.
-pub(super) type Place = [u64; 3];
+pub(super) type SegmentAddress = [u64; 3];
 
 /// Places in memory of this process.
 #[derive(Debug)]
-pub(super) struct PlaceList {
-    places: [Place; MAX_SEGMENTS as usize],
+pub(super) struct SegmentAddresses {
+    places: [SegmentAddress; MAX_SEGMENTS as usize],
     count: usize,
 }
 
-impl PlaceList {
+impl SegmentAddresses {
     /// Returns the places as the payload of a record.
     pub(super) fn as_bytes(&self) -> &[u8] {
         self.places[..self.count].as_flattened().as_bytes()
@@ -66,11 +66,11 @@ impl Pulls {
         core: &Core,
         connection: &Connection,
         segments: &[LocalSegment],
-    ) -> Option<PlaceList> {
+    ) -> Option<SegmentAddresses> {
         if !connection.shares_memory() {
             return None;
         }
-        let mut list = PlaceList { places: [[0; 3]; MAX_SEGMENTS as usize], count: 0 };
+        let mut list = SegmentAddresses { places: [[0; 3]; MAX_SEGMENTS as usize], count: 0 };
         let mut mapped = true;
         for segment in segments.iter().filter(|segment| segment.length() > 0) {
             let (id, offset) =

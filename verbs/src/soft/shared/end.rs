@@ -40,7 +40,7 @@ pub(crate) type Reader = super::ring::Reader<Native, Shipping>;
 
 /// A segment of an end: our own, or the peer's.
 #[derive(Debug)]
-pub(crate) struct End {
+pub(crate) struct PairEnd {
     mapping: Mapping,
     /// The words of the mapping before the ring, and those of the ring. They are kept here because each message needs several of them.
     head: NonNull<[AtomicU64; RING]>,
@@ -48,17 +48,17 @@ pub(crate) struct End {
 }
 
 // SAFETY: the memory is reached only through atomics and raw copies, which are sound from any thread.
-unsafe impl Send for End {}
+unsafe impl Send for PairEnd {}
 // SAFETY: as above.
-unsafe impl Sync for End {}
+unsafe impl Sync for PairEnd {}
 
 /// Returns whether a ring may have this number of bytes.
 pub(crate) fn is_ring(bytes: u64) -> bool {
     const { assert!(RING.is_multiple_of(8)) };
-    (End::SMALLEST_RING..=End::LARGEST_RING).contains(&bytes) && bytes.is_power_of_two()
+    (PairEnd::SMALLEST_RING..=PairEnd::LARGEST_RING).contains(&bytes) && bytes.is_power_of_two()
 }
 
-impl End {
+impl PairEnd {
     pub(crate) const SMALLEST_RING: u64 = 16 << 10;
     pub(crate) const LARGEST_RING: u64 = 1 << 20;
 

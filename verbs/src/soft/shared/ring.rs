@@ -140,12 +140,12 @@ pub struct Record {
 
 /// A place for a record.
 #[derive(Debug)]
-pub struct Place {
+pub struct RingSlot {
     start: usize,
     lines: u32,
 }
 
-impl Place {
+impl RingSlot {
     /// Returns the index in the ring of the first word of the payload.
     #[inline]
     pub fn payload(&self) -> usize {
@@ -244,7 +244,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
 
     /// Reserves the place of a record with `length` bytes of payload; `None` if there is no room.
     #[inline]
-    pub fn reserve(&mut self, ring: &[P::Word], length: u64) -> Option<Place> {
+    pub fn reserve(&mut self, ring: &[P::Word], length: u64) -> Option<RingSlot> {
         let lines = lines_of(length);
         let free = self.size - (self.head - self.freed);
         let at = place_of(self.head, self.size);
@@ -253,7 +253,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
             if to_end + lines * LINE_BYTES > free {
                 return None;
             }
-            let skip = Place { start: (at / 8) as usize, lines: (to_end / LINE_BYTES) as u32 };
+            let skip = RingSlot { start: (at / 8) as usize, lines: (to_end / LINE_BYTES) as u32 };
             let header = Header {
                 kind: Kind::Skip,
                 flags: Flags::default(),
@@ -267,12 +267,12 @@ impl<P: Platform, O: Orders> Writer<P, O> {
         } else if lines * LINE_BYTES > free {
             return None;
         }
-        Some(Place { start: (place_of(self.head, self.size) / 8) as usize, lines: lines as u32 })
+        Some(RingSlot { start: (place_of(self.head, self.size) / 8) as usize, lines: lines as u32 })
     }
 
     /// Publishes the record at `place`, whose payload the caller has written.
     #[inline]
-    pub fn publish(&mut self, ring: &[P::Word], place: &Place, header: &Header) {
+    pub fn publish(&mut self, ring: &[P::Word], place: &RingSlot, header: &Header) {
         let words = &ring[place.start..place.start + HEADER];
         let shape = u64::from(place.lines)
             | u64::from(header.flags.0) << 16

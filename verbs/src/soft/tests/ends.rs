@@ -102,16 +102,16 @@ fn impossible_positions() {
 fn a_skip_ends_at_the_end_of_the_ring() {
     let (hostile, victim) = Hostile::connected();
     for line in 0..3 {
-        hostile.set(End::FIRST_OF_RING + 8 * line + 1, 5 << 24 | 1);
-        hostile.set(End::FIRST_OF_RING + 8 * line, hostile.end().key().wrapping_add(line as u64));
+        hostile.set(PairEnd::FIRST_OF_RING + 8 * line + 1, 5 << 24 | 1);
+        hostile.set(PairEnd::FIRST_OF_RING + 8 * line, hostile.end().key().wrapping_add(line as u64));
     }
     victim.drain();
     assert_eq!(victim.pair.state(), QueuePairState::Error);
     // One skip of the whole ring, and another: no writer needs that.
     let (hostile, victim) = Hostile::connected();
     let lines = hostile.end().ring_bytes() / 64;
-    hostile.set(End::FIRST_OF_RING + 1, 5 << 24 | lines);
-    hostile.set(End::FIRST_OF_RING, hostile.end().key());
+    hostile.set(PairEnd::FIRST_OF_RING + 1, 5 << 24 | lines);
+    hostile.set(PairEnd::FIRST_OF_RING, hostile.end().key());
     victim.drain();
     assert_eq!(victim.pair.state(), QueuePairState::Error);
 }

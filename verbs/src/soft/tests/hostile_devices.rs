@@ -156,7 +156,7 @@ fn given(ring: u64) -> EndAnswer {
 
 /// An end of a hostile process, and the device that gives it to one queue pair.
 struct Liar {
-    end: Arc<End>,
+    end: Arc<PairEnd>,
     address: QueuePairAddress,
 }
 
@@ -164,8 +164,8 @@ impl Liar {
     /// `answer` answers the requests for connections to completion queues.
     fn new(nonce: u64, answer: impl Fn(&OwnedFd, Reply) + Clone + Send + 'static) -> Self {
         let (listener, address) = listen(nonce);
-        let ring = End::ring_for(256);
-        let (end, fd) = End::create(ring, nonce, 7).unwrap();
+        let ring = PairEnd::ring_for(256);
+        let (end, fd) = PairEnd::create(ring, nonce, 7).unwrap();
         let (end, fd) = (Arc::new(end), Arc::new(fd));
         serve(listener, move |client, request| {
             let reply = |answer| Reply { sequence: request.sequence, answer };

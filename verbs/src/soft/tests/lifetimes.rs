@@ -35,7 +35,7 @@ fn posts_of_a_child_take_no_lock() {
     const PATIENCE: u32 = 60;
     let (a, _b) = Side::connected();
     let local: Arc<dyn Any + Send + Sync> = the_device().service.queue_pair(a.pair.number().0).unwrap();
-    let pair = local.downcast::<Pair>().unwrap();
+    let pair = local.downcast::<SoftPair>().unwrap();
     let into = a.part(0, 8);
     let receive = [ReceiveRequest { wr_id: 1, into: &into }];
     let operation = Operation::Send { data: Payload::Registered(&into), immediate: None };

@@ -30,9 +30,9 @@ use std::time::{Duration, Instant};
 
 use super::context;
 use super::device::Device;
-use super::queue_pair::Pair;
+use super::queue_pair::SoftPair;
 use super::queue_pair::core::Core;
-use super::shared::end::{End, Writer};
+use super::shared::end::{PairEnd, Writer};
 use super::shared::ring::{Flags, Header, Kind};
 use crate::{
     Access, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment, MemoryRegion, Operation,
@@ -93,7 +93,7 @@ impl Side {
         let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
         let region = domain.register(memory, all()).unwrap();
         let local: Arc<dyn Any + Send + Sync> = the_device().service.queue_pair(pair.number().0).unwrap();
-        let core = Arc::clone(&local.downcast::<Pair>().unwrap().core);
+        let core = Arc::clone(&local.downcast::<SoftPair>().unwrap().core);
         Self { _context: context, queue, sends, domain, pair, region, core }
     }
 
@@ -193,7 +193,7 @@ impl Hostile {
         (Self { side, writer }, victim)
     }
 
-    fn end(&self) -> &End {
+    fn end(&self) -> &PairEnd {
         &self.side.core.end
     }
 
@@ -217,7 +217,7 @@ impl Hostile {
 
     /// Overwrites everything that a hostile process writes while the connection is in use.
     fn scribble(&self, value: impl Fn(usize) -> u64) {
-        for (index, word) in self.end().words().iter().enumerate().skip(End::FIRST_CHANGING) {
+        for (index, word) in self.end().words().iter().enumerate().skip(PairEnd::FIRST_CHANGING) {
             word.store(value(index), Relaxed);
         }
     }

@@ -88,7 +88,7 @@ fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
     exchange(&a, &b);
     let device = the_device().service.queue_pair(b.pair.number().0).unwrap();
     let any: Arc<dyn Any + Send + Sync> = Arc::clone(&device) as _;
-    let pair = any.downcast::<Pair>().unwrap();
+    let pair = any.downcast::<SoftPair>().unwrap();
     let goes_on_polling = || {
         exchange(&a, &b);
         b.pair.local().unwrap().need_no_events();

@@ -7,10 +7,10 @@ use super::{NOT_STUCK, SendQueue, SendState, Wait};
 use crate::soft::device::{MAX_MESSAGE, MAX_READS};
 use crate::soft::queue_pair::core::{Connection, Debt};
 use crate::soft::queue_pair::outstanding::{Progress, Reading};
-use crate::soft::queue_pair::pulls::PlaceList;
+use crate::soft::queue_pair::pulls::SegmentAddresses;
 use crate::soft::queue_pair::source::{self, Local};
 use crate::soft::shared::end::EndState;
-use crate::soft::shared::ring::{Flags, Header, Kind, Place};
+use crate::soft::shared::ring::{Flags, Header, Kind, RingSlot};
 use crate::{
     Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, RemoteSegment, Rkey, SendRequest,
 };
@@ -133,7 +133,7 @@ impl SendQueue {
                 // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
                 // - the segments were checked above, with the send queue locked.
                 unsafe {
-                    let first = chunk.min(Place::WITH_TAG);
+                    let first = chunk.min(RingSlot::WITH_TAG);
                     if chunk > first {
                         data.copy_out(*done + first, chunk - first, to.wrapping_add(first as usize));
                     }
@@ -174,7 +174,7 @@ impl SendQueue {
         queue: &mut SendState,
         connection: &Connection,
         request: &SendRequest<'_>,
-        (places, target, total): (&PlaceList, Target, u64),
+        (places, target, total): (&SegmentAddresses, Target, u64),
     ) -> Result<(), Wait> {
         let bytes = places.as_bytes();
         let length = bytes.len() as u64;
@@ -286,7 +286,7 @@ impl SendQueue {
             // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
             // - the segments were checked above, with the send queue locked.
             unsafe {
-                let first = total.min(Place::WITH_TAG);
+                let first = total.min(RingSlot::WITH_TAG);
                 if total > first {
                     data.copy_out(first, total - first, to.wrapping_add(first as usize));
                 }
@@ -366,7 +366,7 @@ impl SendQueue {
         }
     }
 
-    /// Puts bytes for a READ of the peer into the ring: a piece of `left` bytes at `from`. Returns the number of bytes; `None` if
+    /// Puts bytes for a READ of the peer into the ring: a chunk of `left` bytes at `from`. Returns the number of bytes; `None` if
     /// there is no room now.
     ///
     /// # Safety

@@ -4,14 +4,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::{SendQueue, SendState, Wait};
-use crate::soft::completion_queue::{Left, Sink};
+use crate::soft::completion_queue::{Remaining, Sink};
 use crate::soft::queue_pair::outstanding::{Outstanding, Progress};
 use crate::{CompletionStatus, PathSettings, QueuePairNumber, WorkCompletion};
 
 impl SendQueue {
-    /// Carries out waiting requests, and moves completions to `sink`. Returns [`Left::Work`] if `sink` has no room for all of them, and
-    /// [`Left::Message`] if some of the requests, or a part of one, went into the ring, and others wait.
-    pub(in crate::soft::queue_pair) fn poll(&self, sink: &mut Sink<'_>) -> Left {
+    /// Carries out waiting requests, and moves completions to `sink`. Returns [`Remaining::Work`] if `sink` has no room for all of them, and
+    /// [`Remaining::Message`] if some of the requests, or a part of one, went into the ring, and others wait.
+    pub(in crate::soft::queue_pair) fn poll(&self, sink: &mut Sink<'_>) -> Remaining {
         let mut queue = self.lock();
         self.ended.store(false, Relaxed);
         let more = self.take(&mut queue, sink);
@@ -25,7 +25,7 @@ impl SendQueue {
         }
         self.after(&mut queue);
         let has_moved = queue.writer.head() != before;
-        Left::message_if(has_moved && !queue.waiting.is_empty()).max(Left::work_if(more))
+        Remaining::message_if(has_moved && !queue.waiting.is_empty()).max(Remaining::work_if(more))
     }
 
     #[inline]

@@ -13,13 +13,13 @@ use super::core::{Connection, Core, Debt};
 use super::outstanding::{Outstanding, Progress, Reading, Waiting};
 use super::pulls::Pulls;
 use super::source::{self, Local};
-use crate::soft::biased_lock::{BiasedLock, Held};
+use crate::soft::biased_lock::{BiasedGuard, BiasedLock};
 use crate::soft::device::MAX_MESSAGE;
 use crate::soft::forked;
 use crate::soft::shared::attention::Attention;
-use crate::soft::shared::end::{End, Writer};
+use crate::soft::shared::end::{PairEnd, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
-use crate::soft::shared::ring::{Flags, Header, Kind, Place};
+use crate::soft::shared::ring::{Flags, Header, Kind, RingSlot};
 use crate::{CompletionStatus, Operation, Payload, PostError, PostErrorKind, QueuePairState, SendRequest};
 
 /// The send queue of a queue pair.
@@ -185,7 +185,7 @@ impl SendQueue {
     }
 
     /// Locks the state.
-    pub(super) fn lock(&self) -> Held<'_, SendState> {
+    pub(super) fn lock(&self) -> BiasedGuard<'_, SendState> {
         self.state.lock()
     }
 
@@ -406,7 +406,7 @@ impl SendQueue {
 impl SendState {
     /// Publishes a record, and notes what follows from it for the peer's receives, for READs and for the news to tell.
     #[inline]
-    fn publish(&mut self, end: &End, place: &Place, header: &Header) {
+    fn publish(&mut self, end: &PairEnd, place: &RingSlot, header: &Header) {
         self.writer.publish(end.ring(), place, header);
         let is_write = header.kind == Kind::Write;
         let has_immediate = header.flags.contains(Flags::IMMEDIATE);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{Fault, Output, Served, Target, TargetState, VISIT_BYTES};
-use crate::soft::completion_queue::Left;
+use crate::soft::completion_queue::Remaining;
 use crate::soft::device::{MAX_MESSAGE, MAX_READS};
 use crate::soft::peers::segments::Segment;
 use crate::soft::queue_pair::core::Connection;
@@ -236,7 +236,7 @@ impl Target {
         let body = message.total.saturating_sub(WORD);
         while message.done < body && *bytes < VISIT_BYTES {
             let wanted = (body - message.done).min(VISIT_BYTES);
-            let (mapping, offset, length) = self.next_piece(state, &mut pull, wanted)?;
+            let (mapping, offset, length) = self.next_chunk(state, &mut pull, wanted)?;
             let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
             let stores = Stores { ends_a_word: false, past_caches: message.goes_past_caches() };
             // SAFETY: the mapping has these bytes, and lives until the end of the block.
@@ -251,7 +251,7 @@ impl Target {
         let last = &mut word[..(message.total - message.done) as usize];
         let mut at = 0;
         while at < last.len() {
-            let (mapping, offset, length) = self.next_piece(state, &mut pull, (last.len() - at) as u64)?;
+            let (mapping, offset, length) = self.next_chunk(state, &mut pull, (last.len() - at) as u64)?;
             let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
             // SAFETY: the mapping has these bytes; the part of the word is ours.
             unsafe { copy_bytes(from, last[at..].as_mut_ptr(), length as usize) };
@@ -269,8 +269,8 @@ impl Target {
         Ok(Some(pull.record))
     }
 
-    /// Returns the next piece of the peer's memory, at most `wanted` bytes, and goes on behind it.
-    fn next_piece(
+    /// Returns the next chunk of the peer's memory, at most `wanted` bytes, and goes on behind it.
+    fn next_chunk(
         &self,
         state: &mut TargetState,
         pull: &mut Pull,
@@ -301,10 +301,15 @@ impl Target {
         Ok(())
     }
 
-    /// Puts bytes for the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns [`Left::Work`] if the
+    /// Puts bytes for the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns [`Remaining::Work`] if the
     /// limit ended the visit. There is still room then, so no message of the peer will announce room. Returns
-    /// [`Left::Message`] if some bytes went into the ring, and there is no room for the others.
-    pub(super) fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) -> Left {
+    /// [`Remaining::Message`] if some bytes went into the ring, and there is no room for the others.
+    pub(super) fn serve(
+        &self,
+        state: &mut TargetState,
+        connection: &Connection,
+        sends: &SendQueue,
+    ) -> Remaining {
         let mut queue = sends.lock();
         let (mut bytes, mut asked, mut more, mut stuck_at) = (0, false, false, None);
         while let Some(first) = state.served.front_mut() {
@@ -316,7 +321,7 @@ impl Target {
                 state.served.clear();
                 drop(queue);
                 self.core.refuse(failure);
-                return Left::Nothing;
+                return Remaining::Nothing;
             }
             if bytes >= VISIT_BYTES {
                 more = true;
@@ -345,6 +350,6 @@ impl Target {
             }
         }
         sends.served(&mut queue, !state.served.is_empty(), stuck_at);
-        Left::message_if(bytes > 0 && !state.served.is_empty()).max(Left::work_if(more))
+        Remaining::message_if(bytes > 0 && !state.served.is_empty()).max(Remaining::work_if(more))
     }
 }

@@ -12,7 +12,7 @@ use super::message::{Message, Posted, Pull, Receives};
 use super::pulls::Pulls;
 use super::send::SendQueue;
 use crate::soft::biased_lock::BiasedLock;
-use crate::soft::completion_queue::{Left, Sink};
+use crate::soft::completion_queue::{Remaining, Sink};
 use crate::soft::forked;
 use crate::soft::shared::end::{Failure, Reader};
 use crate::soft::shared::ring::{Flags, Kind, LINE, Record};
@@ -240,8 +240,8 @@ impl Target {
         }
     }
 
-    /// Takes the records that have come, within the limits of a visit. Returns [`Left::Work`], too, if `output` has no room for the rest.
-    pub(super) fn visit(&self, sends: &SendQueue, output: &mut Output<'_, '_>) -> Left {
+    /// Takes the records that have come, within the limits of a visit. Returns [`Remaining::Work`], too, if `output` has no room for the rest.
+    pub(super) fn visit(&self, sends: &SendQueue, output: &mut Output<'_, '_>) -> Remaining {
         let mut state = self.state.lock();
         let state = &mut *state;
         #[cfg(test)]
@@ -251,7 +251,7 @@ impl Target {
             && !state.ready.is_empty()
         {
             if sink.is_full() {
-                return Left::Work;
+                return Remaining::Work;
             }
             state.ready.pop_front().into_iter().for_each(|completion| sink.push(completion));
         }
@@ -260,16 +260,16 @@ impl Target {
                 // SYNC: the end of the peer is noticed before the last look at its records.
                 let peer_is_gone = self.core.peer_is_gone();
                 let left = self.take_records(state, connection, sends, output);
-                if peer_is_gone && left != Left::Work {
+                if peer_is_gone && left != Remaining::Work {
                     self.core.fail();
                 }
                 left
             }
-            None => Left::Nothing,
+            None => Remaining::Nothing,
         };
-        let drained = self.core.is_closed() || self.core.has_failed() && left != Left::Work;
-        let left = if drained { Left::work_if(self.flush(state, output)) } else { left };
-        let more = left == Left::Work;
+        let drained = self.core.is_closed() || self.core.has_failed() && left != Remaining::Work;
+        let left = if drained { Remaining::work_if(self.flush(state, output)) } else { left };
+        let more = left == Remaining::Work;
         let has_work = more || !state.ready.is_empty() || !state.served.is_empty() || state.message_waits();
         self.busy.store(has_work, Relaxed);
         self.serves.store(!state.served.is_empty(), Relaxed);
@@ -285,8 +285,8 @@ impl Target {
         connection: &Connection,
         sends: &SendQueue,
         output: &mut Output<'_, '_>,
-    ) -> Left {
-        let Some(mut reader) = state.reader.take() else { return Left::Nothing };
+    ) -> Remaining {
+        let Some(mut reader) = state.reader.take() else { return Remaining::Nothing };
         let (mut bytes, mut records, mut more, mut awaited) = (0, 0, false, false);
         let mut read_goes_on = false;
         let mut told = reader.position();
@@ -345,7 +345,7 @@ impl Target {
             self.core.took(connection, reader.position(), awaited);
         }
         let goes_on = bytes > 0 && (state.message.is_some() || read_goes_on);
-        let mut left = Left::message_if(goes_on).max(Left::work_if(more));
+        let mut left = Remaining::message_if(goes_on).max(Remaining::work_if(more));
         // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
             left = left.max(self.serve(state, connection, sends));

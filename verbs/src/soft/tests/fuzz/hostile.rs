@@ -40,8 +40,8 @@ impl Attacker {
     pub(super) fn act(&mut self, bytes: &mut Bytes<'_>, victim: &Victim, connected: &Connected) {
         match bytes.below(16) {
             0..7 => self.put(bytes, victim, connected),
-            7 => self.set(End::FIRST_CHANGING + bytes.below(16), bytes.number()),
-            8 => self.set(End::FIRST_OF_RING + bytes.index(512), bytes.number()),
+            7 => self.set(PairEnd::FIRST_CHANGING + bytes.below(16), bytes.number()),
+            8 => self.set(PairEnd::FIRST_OF_RING + bytes.index(512), bytes.number()),
             9 => {
                 // Honest progress: all records of the victim are taken.
                 let published = connected.side.core.published.load(Relaxed);
@@ -51,7 +51,7 @@ impl Attacker {
             10 => self.set(8 + bytes.below(2), u64::from(bytes.byte() % 20)),
             11 if bytes.byte() < 64 => {
                 let values = random(bytes.number());
-                for (index, word) in self.core.end.words().iter().enumerate().skip(End::FIRST_CHANGING) {
+                for (index, word) in self.core.end.words().iter().enumerate().skip(PairEnd::FIRST_CHANGING) {
                     word.store(values(index), Relaxed);
                 }
             }

@@ -98,8 +98,8 @@ fn scribble_until(core: &Core, seed: u64, stop: &AtomicBool) {
         let values = random(seed.wrapping_add(round));
         for step in 0..64 {
             let value = values(step);
-            let ring = End::FIRST_OF_RING + value as usize % 256;
-            let index = if step % 8 == 0 { End::FIRST_CHANGING + value as usize % 16 } else { ring };
+            let ring = PairEnd::FIRST_OF_RING + value as usize % 256;
+            let index = if step % 8 == 0 { PairEnd::FIRST_CHANGING + value as usize % 16 } else { ring };
             words[index].store(values(step + 64), Relaxed);
         }
         if stop.load(Relaxed) {

@@ -1,4 +1,4 @@
-//! The ways to hold a piece of a pool: a [`Block`] for the device, a [`RegisteredBuf`] for the application to fill,
+//! The ways to hold an extent of a pool: a [`Block`] for the device, a [`RegisteredBuf`] for the application to fill,
 //! and a [`Lease`], which is a reference to a buffer that is frozen. A [`Landing`] is for the device, and then for the application.
 
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes};
 
-use crate::memory::pool::shared::{FrozenBuffer, FrozenIndex, HeldPiece, Slab};
+use crate::memory::pool::shared::{FrozenBuffer, FrozenIndex, HeldExtent, Slab};
 use crate::memory::pool::{Pool, Purpose};
 use crate::memory::settings::Quota;
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     RemoteSegment, SendRequest, VerbsError, copy_bytes,
 };
 
-/// A piece of registered memory with one holder, which the device reads and writes. Dropping the block gives the memory back to
+/// An extent of registered memory with one holder, which the device reads and writes. Dropping the block gives the memory back to
 /// the pool. The pool leases the memory again while it is in the processor's caches.
 ///
 /// The device, and each peer with access rights, may write to a block at any time. For this reason there is no `&[u8]` of
@@ -25,13 +25,13 @@ use crate::{
 /// content of the next holder. (No `&[u8]` is affected, because none exists.)
 #[derive(Debug)]
 pub struct Block {
-    held: HeldPiece,
+    held: HeldExtent,
     length: usize,
 }
 
 impl Block {
-    /// Makes a block of a held piece, for a request of `length` bytes.
-    pub(crate) fn new(held: HeldPiece, length: usize) -> Self {
+    /// Makes a block of a held extent, for a request of `length` bytes.
+    pub(crate) fn new(held: HeldExtent, length: usize) -> Self {
         Self { held, length }
     }
 
@@ -118,13 +118,13 @@ impl Block {
 /// `&[u8]` and `&mut [u8]` of a buffer are sound: a buffer has one owner and gives out no segment before it is frozen. Its
 /// slab is registered without a right to write, and holds only such buffers.
 pub struct RegisteredBuf {
-    held: HeldPiece,
+    held: HeldExtent,
     length: usize,
 }
 
 impl RegisteredBuf {
-    /// Makes a buffer of the first `length` bytes of a held piece.
-    pub(crate) fn new(held: HeldPiece, length: usize) -> Self {
+    /// Makes a buffer of the first `length` bytes of a held extent.
+    pub(crate) fn new(held: HeldExtent, length: usize) -> Self {
         debug_assert!(length <= held.capacity());
         Self { held, length }
     }
@@ -152,9 +152,9 @@ impl Deref for RegisteredBuf {
 
     fn deref(&self) -> &[u8] {
         // SAFETY:
-        // - `length` is at most the capacity of the piece, which lies in a mapping that `held` keeps alive.
+        // - `length` is at most the capacity of the extent, which lies in a mapping that `held` keeps alive.
         // - The memory is initialised: the kernel zeroes it.
-        // - Nothing writes to the memory while the reference lives: the pool gave the piece only to this owner, the owner
+        // - Nothing writes to the memory while the reference lives: the pool gave the extent only to this owner, the owner
         //   is borrowed, and the region has no right to write.
         unsafe { std::slice::from_raw_parts(self.held.as_ptr(), self.length) }
     }
@@ -221,7 +221,7 @@ enum LeasedMemory {
 
 /// Bytes that lie in a slab of a pool, where the tracing allocator has placed them.
 struct TracedBytes {
-    /// Keeps the bytes unchanged, and in their piece.
+    /// Keeps the bytes unchanged, and in their extent.
     bytes: Bytes,
     slab: Arc<Slab>,
     /// Offset of the bytes in the slab.
@@ -230,7 +230,7 @@ struct TracedBytes {
 
 impl Lease {
     /// Freezes the first `length` bytes of `held`, and returns a lease of them.
-    pub(crate) fn freeze(held: HeldPiece, length: usize) -> Self {
+    pub(crate) fn freeze(held: HeldExtent, length: usize) -> Self {
         Self { memory: LeasedMemory::Frozen(FrozenBuffer::new(held, length)), offset: 0, length }
     }
 
@@ -412,7 +412,7 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// A piece of registered memory that READs of this process fill. When all of them have completed, it becomes [`Landed`] memory, which
+/// An extent of registered memory that READs of this process fill. When all of them have completed, it becomes [`Landed`] memory, which
 /// is a `&[u8]`.
 ///
 /// While READs are under way there is no reference to the memory. Only this type makes segments of it, and the slab is registered
@@ -423,8 +423,8 @@ impl fmt::Debug for Lease {
 pub struct Landing {
     /// The landing's own registration. The peer may write to the memory as long as this exists, so it is dropped first.
     sink: Option<Arc<dyn MemoryRegion>>,
-    held: HeldPiece,
-    /// Offset of the content in the piece.
+    held: HeldExtent,
+    /// Offset of the content in the extent.
     start: usize,
     length: usize,
     /// READs that were posted and have not completed.
@@ -433,7 +433,7 @@ pub struct Landing {
 
 /// Memory that READs have filled. Nothing writes to it any more. Dropping it gives the memory back to the pool.
 pub struct Landed {
-    held: HeldPiece,
+    held: HeldExtent,
     start: usize,
     length: usize,
 }
@@ -544,10 +544,10 @@ impl Landing {
     }
 }
 
-/// Registers `range` of a piece for READs, if the device opens sinks to the peer.
+/// Registers `range` of an extent for READs, if the device opens sinks to the peer.
 fn own_registration(
     pool: &Pool,
-    held: &HeldPiece,
+    held: &HeldExtent,
     range: Range<usize>,
 ) -> Result<Option<Arc<dyn MemoryRegion>>, VerbsError> {
     if !pool.domain().opens_sinks() || range.is_empty() {
@@ -574,7 +574,7 @@ impl Deref for Landed {
     fn deref(&self) -> &[u8] {
         let start = self.held.as_ptr().wrapping_add(self.start);
         // SAFETY:
-        // - The range lies within the piece, as `Landing::lease` ensures, in a mapping that `held` keeps alive.
+        // - The range lies within the extent, as `Landing::lease` ensures, in a mapping that `held` keeps alive.
         // - The memory is initialised: the kernel zeroes it.
         // - Nothing writes to the memory: all READs into it have completed, only `Landing` makes segments of it, and a landing with
         //   READs under way never becomes this type. The slab gives peers no right.
