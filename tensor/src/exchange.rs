@@ -431,7 +431,7 @@ impl Requests {
         let memory = self.landing.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
         let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
-        let place = grant.place();
+        let place = grant.range();
         let placement =
             SinkLocation { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
         Ok((SinkMemory { grant, memory }, placement))

@@ -250,7 +250,7 @@ impl Export {
         };
         let owner = Some(Arc::downgrade(self) as Weak<dyn PairOwner>);
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Count, owner))?;
-        let (number, place) = (pair.number, grant.place());
+        let (number, place) = (pair.number, grant.range());
         let link_of = Arc::downgrade(link);
         *lock(&self.lost) = None;
         attached.insert(link.id, AttachedPeer { link: link_of, pair, taken: 0, place, _grant: grant });

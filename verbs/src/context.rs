@@ -33,7 +33,7 @@ pub trait Context: Sealed + Send + Sync + Debug + 'static {
     /// descriptor becomes readable with such an event, and when the device is gone. A completion does not make it
     /// readable. The descriptor does not block.
     ///
-    /// A thread that waits for an event calls [`handle_events`](Self::handle_events), then looks at its queue pairs.
+    /// A thread that waits for an event calls [`handle_events`](Self::handle_events), then checks its queue pairs.
     fn async_event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

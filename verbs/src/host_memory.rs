@@ -128,7 +128,7 @@ impl HostMemory {
     ///
     /// let bytes: &'static mut [u8] = vec![0; 64].leak();
     /// let base = NonNull::from(bytes).cast();
-    /// // SAFETY: the bytes live for ever, and no reference to them is left.
+    /// // SAFETY: the bytes live forever, and no reference to them is left.
     /// let memory = unsafe { HostMemory::from_raw_parts(base, 64, Box::new(())) };
     /// assert_eq!(memory.len(), 64);
     /// ```

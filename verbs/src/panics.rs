@@ -65,7 +65,7 @@ fn note(what: &str, panic: Box<dyn Any + Send>) {
     }));
     for panic in logged.err().into_iter().chain([panic]) {
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
-            // It may panic for ever.
+            // It may panic forever.
             let _ = ManuallyDrop::new(again);
         }
     }

@@ -288,7 +288,7 @@ pub struct SendRequest<'a> {
     pub wr_id: u64,
     /// The operation.
     pub operation: Operation<'a>,
-    /// Whether success is reported. A failure is always reported. A request that is not signalled keeps its place in
+    /// Whether success is reported. A failure is always reported. A request that is not signalled keeps its slot in
     /// the send queue until the next signalled request completes.
     pub signaled: bool,
 }

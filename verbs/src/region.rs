@@ -161,7 +161,7 @@ impl LocalSegment {
     }
 }
 
-/// A place in a peer's memory, as the peer announced it. Its length is the length of the request.
+/// An address in a peer's memory, as the peer announced it. Its length is the length of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteSegment {
     /// Virtual address in the peer's process.
@@ -250,7 +250,7 @@ pub trait DeviceMemoryRegion: Sealed + Send + Sync + Debug + 'static {
     /// Returns the length in bytes.
     fn length(&self) -> u64;
 
-    /// Returns the place of the byte at `offset`, for peers. The device checks bounds when a request runs.
+    /// Returns the address of the byte at `offset`, for peers. The device checks bounds when a request runs.
     fn remote(&self, offset: u64) -> RemoteSegment {
         RemoteSegment { address: self.iova().wrapping_add(offset), rkey: self.rkey() }
     }

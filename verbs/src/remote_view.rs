@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 use super::copy::{copy_to_read, for_each_chunk};
 use super::{VerbsError, VerbsErrorKind};
 
-/// Memory of a peer that this process has mapped for reading ([`QueuePair::view`](super::QueuePair::view)). A look at the memory
+/// Memory of a peer that this process has mapped for reading ([`QueuePair::view`](super::QueuePair::view)). A read of the memory
 /// costs one load: it takes no request, no completion and no work of the peer. Clones share one mapping.
 ///
 /// The peer may change the bytes at any time, so they are copied. A copy that is made while the peer writes may have old and new
@@ -56,7 +56,7 @@ impl RemoteView {
         self.length == 0
     }
 
-    /// Returns whether the peer's right still stands: the peer has not taken the memory back, its queue pair is in use, and its
+    /// Returns whether the peer's right is still valid: the peer has not taken the memory back, its queue pair is in use, and its
     /// process lives. If this function returns true after a copy, then no copied byte was stored after the peer took the memory
     /// back.
     pub fn is_current(&self) -> bool {

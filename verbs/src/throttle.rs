@@ -20,7 +20,7 @@ struct ThrottleState {
 }
 
 impl Throttle {
-    /// The default burst: number of lines from one place in the code that may be written at once.
+    /// The default burst: number of lines from one statement that may be written at once.
     pub const BURST: u32 = 10;
     const PAUSE: Duration = Duration::from_secs(1);
 
@@ -43,7 +43,7 @@ impl Throttle {
     }
 }
 
-/// Writes a log line of the level `warn` or `info` that a peer may cause. Each place in the code has a throttle of
+/// Writes a log line of the level `warn` or `info` that a peer may cause. Each statement has a throttle of
 /// its own. This macro is a part of [`unstable`](crate::unstable).
 #[macro_export]
 macro_rules! throttled {

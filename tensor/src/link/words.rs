@@ -39,7 +39,7 @@ impl Words {
 
     /// Returns the place that the peer writes to.
     pub(crate) fn place(&self) -> RemoteRange {
-        self.grant.place()
+        self.grant.range()
     }
 
     /// Returns the memory, and the offset of a pair's count.

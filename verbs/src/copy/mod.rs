@@ -175,7 +175,7 @@ mod tests {
         (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8 | 1).collect()
     }
 
-    /// Checks copies of all lengths from `least` on, around each border, from and to places of different alignment.
+    /// Checks copies of all lengths from `least` on, around each border, from and to addresses of different alignment.
     pub(super) fn at_every_alignment(least: usize, copy: Copy) {
         let source = content(6000);
         let mut target = vec![0; 6000];
@@ -247,7 +247,7 @@ mod tests {
         }
         const LENGTH: usize = 10_000;
         let mut memory = vec![1_u8; LENGTH];
-        let place = SharedPointer(memory.as_mut_ptr());
+        let shared = SharedPointer(memory.as_mut_ptr());
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -256,7 +256,7 @@ mod tests {
                 while !ended.load(Ordering::Relaxed) {
                     let length = [LENGTH, 60, 200, 3000][round % 4];
                     // SAFETY: the memory has this length, and lives until the threads have ended.
-                    unsafe { copy_bytes(contents[round / 4 % 2].as_ptr(), place.start(), length) };
+                    unsafe { copy_bytes(contents[round / 4 % 2].as_ptr(), shared.start(), length) };
                     round += 1;
                 }
             });
@@ -266,7 +266,7 @@ mod tests {
                 let copy: Copy = if round % 3 == 0 { copy_past_caches } else { copy_bytes };
                 seen[..length].fill(0);
                 // SAFETY: the memory has this length, and lives until the threads have ended.
-                unsafe { copy(place.start(), seen.as_mut_ptr(), length) };
+                unsafe { copy(shared.start(), seen.as_mut_ptr(), length) };
                 assert!(seen[..length].iter().all(|byte| [1, 2].contains(byte)));
             }
             ended.store(true, Ordering::Relaxed);

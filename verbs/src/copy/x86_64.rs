@@ -1,6 +1,6 @@
 //! Copies in assembly, for x86_64.
 //!
-//! A copy of up to 64 bytes is a few instructions at the place of the call. A longer copy calls [`copy_long`], which has two
+//! A copy of up to 64 bytes is a few instructions where it is called. A longer copy calls [`copy_long`], which has two
 //! ways: vector registers of the greatest width that the processor has, or `rep movsb`. All loads of a short copy come before
 //! its stores, and the two halves of a length that is no power of two overlap; so no length needs a loop of bytes.
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 /// 28 ns by either way, 64 KiB in 515 ns against 690, 64 MiB in 2.4 ms against 3.2.)
 pub(super) const STRING: usize = 4096;
 
-/// Copies up to this many bytes are made at the place of the call.
+/// Copies up to this many bytes are made where it is called.
 const SHORT: usize = 64;
 
 /// The load and the store of 16 bytes. The two forms must not be mixed in one program part: on some processors a change between
@@ -125,7 +125,7 @@ pub(super) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
 /// A copy of more than 64 bytes with vector registers.
 ///
 /// A copy of up to 2, 4 or 8 registers loads all bytes before its first store. A longer copy stores the first 4 registers, then
-/// 4 at a time at aligned places of the destination, and the last 4 at the end. Arguments: the instructions for places that
+/// 4 at a time at aligned addresses of the destination, and the last 4 at the end. Arguments: the instructions for addresses that
 /// are aligned to nothing and to a register, the name of the registers, the numbers of 8 of them, the bytes of one, and the
 /// instruction for the end.
 macro_rules! copy_with_vectors {
@@ -151,11 +151,11 @@ macro_rules! copy_with_vectors {
             concat!($any, " [rdi + ", $width, "], ", $kind, $b),
             concat!($any, " [rdi + 2 * ", $width, "], ", $kind, $c),
             concat!($any, " [rdi + 3 * ", $width, "], ", $kind, $d),
-            // rax: the place of the last 4 registers.
+            // rax: the address of the last 4 registers.
             concat!("lea rax, [rdi + rdx - 4 * ", $width, "]"),
             concat!("cmp rdx, 8 * ", $width),
             "jbe 4f",
-            // rcx: the aligned place of the next 4 registers. rsi: the distance from there to the source.
+            // rcx: the aligned address of the next 4 registers. rsi: the distance from there to the source.
             concat!("lea rcx, [rdi + 4 * ", $width, "]"),
             concat!("and rcx, -", $width),
             "sub rsi, rdi",
@@ -341,7 +341,7 @@ unsafe fn copy_by_32(from: *const u8, to: *mut u8, length: usize) {
 unsafe fn copy_by_16(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY:
     // - each access lies within the first `length` bytes of `from` or `to`, which the caller promises: the block compares the
-    //   length before it goes on to more registers, and stores of the loop begin before the last 4 registers;
+    //   length before it continues to more registers, and stores of the loop begin before the last 4 registers;
     // - the block states all registers that it changes, and the flags; and
     // - the block does not use the stack.
     unsafe {

@@ -54,7 +54,7 @@ impl Queue {
             Some(_) => Some(Sleeper::new(&[channel.fd()])?),
             None => None,
         };
-        // A hello of each queue pair needs a place, too.
+        // A hello of each queue pair needs a slot, too.
         let hellos = if sleeper.is_some() { HELLOS } else { 0 };
         let entries = capacity.max(1).saturating_add(hellos).min(limit.max(1));
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
@@ -97,7 +97,7 @@ impl Queue {
         self.sleeper.as_ref().map(|sleeper| Arc::clone(&sleeper.waker))
     }
 
-    /// Reserves a place for a queue pair.
+    /// Reserves a slot for a queue pair.
     pub(crate) fn enter(&self, core: &Arc<Core>, role: Role) -> Result<Slot, VerbsError> {
         lock(&self.state).members.enter(core, role)
     }
@@ -180,8 +180,8 @@ impl CompletionQueue for Queue {
             for completion in &state.completions[..count] {
                 state.members.translate(&self.device, completion, |completion| {
                     match completions.get_mut(filled) {
-                        Some(place) => {
-                            *place = completion;
+                        Some(entry) => {
+                            *entry = completion;
                             filled += 1;
                         }
                         // One completion may release others that waited for it.
@@ -300,7 +300,7 @@ pub(crate) struct Role {
 }
 
 impl Members {
-    /// Reserves a place for a queue pair.
+    /// Reserves a slot for a queue pair.
     fn enter(&mut self, core: &Arc<Core>, role: Role) -> Result<Slot, VerbsError> {
         let core = Some((Arc::clone(core), role));
         if let Some(index) = self.free.pop() {
@@ -412,7 +412,7 @@ impl Members {
                 (role.receives, &core.receives, CompletionOpcode::Receive),
             ];
             for (_, queue, opcode) in queues.into_iter().filter(|(here, ..)| *here) {
-                while let Some(place) = completions.get_mut(filled) {
+                while let Some(entry) = completions.get_mut(filled) {
                     let flushed = WorkCompletion {
                         status: CompletionStatus::WorkRequestFlushed,
                         opcode,
@@ -422,7 +422,7 @@ impl Members {
                     let order = core.order.as_ref().filter(|_| opcode == CompletionOpcode::Send);
                     let known = order.and_then(|order| lock(order).take_early(queue.oldest()));
                     let Some(wr_id) = queue.complete_oldest() else { break };
-                    *place = WorkCompletion { wr_id, ..known.unwrap_or(flushed) };
+                    *entry = WorkCompletion { wr_id, ..known.unwrap_or(flushed) };
                     filled += 1;
                 }
             }

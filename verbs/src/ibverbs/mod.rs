@@ -31,9 +31,9 @@
 //!   s. A peer that ends is noticed at once, even if no thread polls. A peer that knows the key of memory may write
 //!   it whenever the device may write it; and soft-iWARP lets peers read all memory that is registered in a
 //!   protection domain.
-//! - Both ends of a connection take the smaller path MTU: the one that the other's address offers
+//! - Both sides of a connection take the smaller path MTU: the one that the other's address offers
 //!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so
-//!   both ends must set one value.
+//!   both sides must set one value.
 
 mod completion_queue;
 mod context;

@@ -5,13 +5,13 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) kind: RequestKind,
-    /// The place of the queue pair in the completion queue's table.
+    /// The slot of the queue pair in the completion queue's table.
     pub(crate) slot: Slot,
     pub(crate) position: u32,
 }
 
-/// A place in a completion queue's table of queue pairs. The generation tells a queue pair from the next one at the
-/// place.
+/// A slot in a completion queue's table of queue pairs. The generation tells a queue pair from the next one at the
+/// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub(crate) index: u16,

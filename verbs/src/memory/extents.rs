@@ -314,7 +314,7 @@ impl Lease {
             memory => return Err(Self { memory, offset, length }),
         };
         match Arc::try_unwrap(frozen) {
-            // From here on no look-up finds the buffer, because the index holds a weak reference.
+            // From here on no lookup finds the buffer, because the index holds a weak reference.
             Ok(frozen) => Ok(RegisteredBuf::new(frozen.thaw(), length)),
             Err(frozen) => Err(Self { memory: LeasedMemory::Frozen(frozen), offset, length }),
         }
@@ -350,7 +350,7 @@ impl Lease {
     }
 
     /// Returns the memory of the slab, and the range of the lease in that memory.
-    pub(crate) fn place(&self) -> (Arc<HostMemory>, Range<usize>) {
+    pub(crate) fn position(&self) -> (Arc<HostMemory>, Range<usize>) {
         let memory = Arc::clone(self.slab().memory());
         let start = self.as_ptr() as usize - memory.as_ptr().as_ptr() as usize;
         (memory, start..start + self.length)

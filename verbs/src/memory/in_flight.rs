@@ -215,7 +215,7 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Returns the number of free places in the send queue.
+    /// Returns the number of free slots in the send queue.
     fn room(&self) -> usize {
         let outstanding = (self.posted - self.completed) as usize;
         (self.limits.requests as usize).saturating_sub(outstanding)
@@ -289,10 +289,10 @@ impl<T> InFlight<T> {
 /// # use tonic_rdma_verbs::memory::{Budget, MemRegion};
 /// # use tonic_rdma_verbs::{RemoteSegment, Rkey};
 /// # let budget = Budget::new(1 << 20);
-/// # let place = RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 4096 };
+/// # let remote = RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 4096 };
 /// # let ranges = CopyRanges::Many(Vec::new());
 /// let region = MemRegion::allocate(4096, &budget)?;
-/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, remote, ());
 /// let finished = transfer.refuse();
 /// let LocalMemory::Region(mut region) = finished.local else { panic!("a region") };
 /// region[0] = 1;
@@ -304,8 +304,8 @@ impl<T> InFlight<T> {
 /// ```compile_fail,E0382
 /// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemoteRange) {
-/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
+/// # fn transfer(region: MemRegion, ranges: CopyRanges, remote: RemoteRange) {
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, remote, ());
 /// let _: &[u8] = region.as_ref(); // moved
 /// # let _ = transfer.refuse();
 /// # }
@@ -316,8 +316,8 @@ impl<T> InFlight<T> {
 /// ```compile_fail,E0382
 /// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(mut region: MemRegion, ranges: CopyRanges, place: RemoteRange) {
-/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
+/// # fn transfer(mut region: MemRegion, ranges: CopyRanges, remote: RemoteRange) {
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, remote, ());
 /// region[0] = 1; // moved
 /// # let _ = transfer.refuse();
 /// # }
@@ -328,9 +328,9 @@ impl<T> InFlight<T> {
 /// ```compile_fail,E0505
 /// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemoteRange) {
+/// # fn transfer(region: MemRegion, ranges: CopyRanges, remote: RemoteRange) {
 /// let bytes = &region[..];
-/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ()); // borrowed
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, remote, ()); // borrowed
 /// let _ = bytes[0];
 /// # let _ = transfer.refuse();
 /// # }
@@ -341,8 +341,8 @@ impl<T> InFlight<T> {
 /// ```compile_fail,E0382
 /// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemoteRange) {
-/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
+/// # fn transfer(region: MemRegion, ranges: CopyRanges, remote: RemoteRange) {
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, remote, ());
 /// drop(region); // moved
 /// # let _ = transfer.refuse();
 /// # }
@@ -353,10 +353,10 @@ impl<T> InFlight<T> {
 /// ```compile_fail,E0382
 /// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(region: MemRegion, ranges: [CopyRanges; 2], place: RemoteRange) {
+/// # fn transfer(region: MemRegion, ranges: [CopyRanges; 2], remote: RemoteRange) {
 /// let [one, two] = ranges;
-/// let first = Transfer::new(LocalMemory::Region(region), TransferKind::Write, one, place, ());
-/// let second = Transfer::new(LocalMemory::Region(region), TransferKind::Write, two, place, ()); // moved
+/// let first = Transfer::new(LocalMemory::Region(region), TransferKind::Write, one, remote, ());
+/// let second = Transfer::new(LocalMemory::Region(region), TransferKind::Write, two, remote, ()); // moved
 /// # let _ = (first.refuse(), second.refuse());
 /// # }
 /// ```
@@ -603,8 +603,8 @@ impl<T> Transfer<T> {
                 let into = segment.as_ref().map_or(&[][..], std::slice::from_ref);
                 Operation::Read { into, remote }
             }
-            (TransferKind::Write, Some(Notice::Word(place, _))) if part.bytes.is_none() => {
-                Operation::Write { data, remote: place, immediate: None }
+            (TransferKind::Write, Some(Notice::Word(word, _))) if part.bytes.is_none() => {
+                Operation::Write { data, remote: word, immediate: None }
             }
             (TransferKind::Write, _) => Operation::Write { data, remote, immediate },
         }

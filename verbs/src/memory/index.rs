@@ -8,8 +8,8 @@ use crate::panics::lock;
 
 /// Buffers by address, with a value for each buffer.
 ///
-/// A connection looks up every slice that it sends, so a failed look-up must be cheap. One load is enough while there are
-/// no buffers, and three loads reject an address below or above all buffers. Other look-ups take a lock. The loads are
+/// A connection looks up every slice that it sends, so a failed lookup must be cheap. One load is enough while there are
+/// no buffers, and three loads reject an address below or above all buffers. Other lookups take a lock. The loads are
 /// relaxed: a thread that holds a slice of a buffer got it from the thread that made the buffer, through some
 /// synchronisation, and so sees the values that [`insert`](Self::insert) stored.
 #[derive(Debug)]

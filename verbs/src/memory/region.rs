@@ -365,7 +365,7 @@ impl fmt::Debug for SharedRegion {
 pub struct Grant {
     /// This is the first field, so that it is dropped first: the right must end before the memory is freed.
     region: Arc<dyn MemoryRegion>,
-    place: RemoteRange,
+    range: RemoteRange,
     _memory: GrantedMemory,
 }
 
@@ -449,7 +449,7 @@ impl Grant {
     /// # Errors
     /// The device can't register the memory.
     pub fn of_lease(domain: &dyn ProtectionDomain, lease: &Lease) -> Result<Self, VerbsError> {
-        let (memory, range) = lease.place();
+        let (memory, range) = lease.position();
         let granted = GrantedMemory::Frozen(lease.clone());
         Self::register(domain, memory, range, Access::REMOTE_READ, granted)
     }
@@ -464,12 +464,12 @@ impl Grant {
         let (address, length) = (memory.address() + range.start as u64, range.len() as u64);
         let region = domain.register_range(memory, range, access)?;
         let start = RemoteSegment { address, rkey: region.rkey() };
-        Ok(Self { region, place: RemoteRange { start, length }, _memory: granted })
+        Ok(Self { region, range: RemoteRange { start, length }, _memory: granted })
     }
 
     /// Returns the range, for requests of the peer.
-    pub fn place(&self) -> RemoteRange {
-        debug_assert_eq!(self.place.start.rkey, self.region.rkey());
-        self.place
+    pub fn range(&self) -> RemoteRange {
+        debug_assert_eq!(self.range.start.rkey, self.region.rkey());
+        self.range
     }
 }

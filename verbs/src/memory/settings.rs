@@ -96,7 +96,7 @@ pub struct PoolStatistics {
     pub leased_send: u64,
     /// Bytes leased against the receive quota.
     pub leased_receive: u64,
-    /// Number of frozen buffers, which a look-up by address finds.
+    /// Number of frozen buffers, which a lookup by address finds.
     pub frozen: usize,
     /// Number of requests that got an extent which was in use before.
     pub hits: u64,

@@ -1,5 +1,4 @@
-//! A lock that costs a thread little if this thread alone takes it again and again: no operation that reads and writes memory at once,
-//! and no fence. Queue pairs and completion queues have such locks, because most of them belong to one thread.
+//! A lock that costs a thread little if this thread alone takes it repeatedly: no atomic read-modify-write, and no fence. Queue pairs and completion queues have such locks, because most of them belong to one thread.
 //!
 //! At first the lock is an ordinary mutex, the *gate*. When one thread has taken it often, and no other thread meanwhile, the lock
 //! gets a [bias](super::shared::bias) towards this thread. Another thread that takes the lock takes the bias away, for some
@@ -112,14 +111,14 @@ impl<T> BiasedLock<T> {
         const SPINS: u32 = 100;
         const YIELDS: u32 = 120;
         const NAP: Duration = Duration::from_micros(50);
-        let mut looks = 0;
+        let mut tries = 0;
         while !self.bias.is_free(seat) {
-            match looks {
+            match tries {
                 0..SPINS => std::hint::spin_loop(),
                 SPINS..YIELDS => std::thread::yield_now(),
                 _ => std::thread::sleep(NAP),
             }
-            looks = looks.saturating_add(1);
+            tries = tries.saturating_add(1);
         }
     }
 
@@ -210,7 +209,7 @@ impl Drop for Life {
     /// Gives up the number of this thread. If the thread takes a lock once more while it ends, it gets a new number, and no bias.
     fn drop(&mut self) {
         NUMBER.set(0);
-        // SYNC: pairs with the look of the thread that frees the seat.
+        // SYNC: pairs with the check of the thread that frees the seat.
         self.0.store(true, Release);
     }
 }
@@ -235,7 +234,7 @@ const UNKNOWN: u8 = 0;
 const READY: u8 = 1;
 const REFUSED: u8 = 2;
 
-/// Whether the kernel makes such fences. No lock guards this, because a fork might leave the lock taken in the child for ever; to ask twice
+/// Whether the kernel makes such fences. No lock guards this, because a fork might leave the lock taken in the child forever; to ask twice
 /// does no harm.
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 

@@ -1,7 +1,7 @@
 //! The threads that close what came from peers.
 //!
 //! The last close of a descriptor can block for as long as the process wants that has made it: a TCP socket that lingers waits for
-//! its other end, and a file of FUSE waits for the process that serves it. The close of a unix socket also closes all descriptors
+//! its other side, and a file of FUSE waits for the process that serves it. The close of a unix socket also closes all descriptors
 //! that wait in its queue. The last close of a memfd, and the end of its last mapping, free all pages that the peer has written, which
 //! can take seconds. Therefore no thread that polls, asks or answers does any of this.
 //!
@@ -159,7 +159,7 @@ pub(super) fn close(descriptor: OwnedFd, source: Option<Source>) {
     }
 }
 
-/// Returns whether this process takes no descriptor of `source` now, because too many of them, or of all strangers, are not closed yet.
+/// Returns whether this process takes no descriptor of `source` now, because too many of them, or of all untrusted peers, are not closed yet.
 pub(super) fn refuses(source: Source) -> bool {
     let of_source = |other| other == source;
     let refused = closers().is_none_or(|closers| {

@@ -1,7 +1,7 @@
 //! Completion queues.
 //!
 //! A completion queue has no memory that a peer can write. Completions stay with their queue pairs until a thread polls: a poll
-//! looks at the next record of each queue pair, and at the progress of its requests. Each such visit leaves behind what the poll
+//! checks the next record of each queue pair, and the progress of its requests. Each such visit leaves behind what the poll
 //! has to do when it has left the queue pair. See [`events`](super::events) for threads that sleep.
 
 use std::any::Any;
@@ -33,7 +33,7 @@ pub(super) struct Queue {
     /// Signalled requests whose completions were not polled yet.
     signaled: AtomicUsize,
     overrun: AtomicBool,
-    /// Whether the last poll has moved a part of a message, whose rest follows when the other end has gone on.
+    /// Whether the last poll has moved a part of a message, whose rest follows when the other side has continued.
     is_moving: AtomicBool,
     /// Whether the next completion makes an event.
     armed: Arming<Native, Shipping>,
@@ -43,7 +43,7 @@ pub(super) struct Queue {
 /// A queue pair, as its completion queues use it.
 pub(super) trait CompletionSource: Debug + Send + Sync {
     /// If there is something to do, carries out the peer's records and the own requests that can run now, and moves completions to
-    /// `sink`. Without work this takes no lock of the queue pair. (A look at the peer that is owed may lock the list of guarded queue pairs.)
+    /// `sink`. Without work this takes no lock of the queue pair. (A check of the peer that is owed may lock the list of guarded queue pairs.)
     fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Found;
 
     /// Asks the peer for an event with its next record, and with the next progress of own requests.
@@ -64,9 +64,9 @@ struct Members {
     used: u32,
     next_slot: u32,
     free: Vec<u32>,
-    /// The member that is looked at first.
+    /// The member that is checked first.
     cursor: usize,
-    /// Whether this poll looks for receives before sends.
+    /// Whether this poll checks for receives before sends.
     receives_first: bool,
 }
 
@@ -99,7 +99,7 @@ pub(super) enum Found {
     Nothing,
     /// Work, which is done.
     All,
-    /// Work, which is done, and a part of a message whose rest follows when the other end has gone on.
+    /// Work, which is done, and a part of a message whose rest follows when the other side has continued.
     Moved,
     /// Work, and the array has no room for the rest, or the rest is for the next poll.
     Part,
@@ -112,7 +112,7 @@ pub(super) enum Found {
 pub(super) enum Remaining {
     /// Nothing.
     Nothing,
-    /// The rest of a message, of which this visit has moved a part. It follows when the other end has gone on.
+    /// The rest of a message, of which this visit has moved a part. It follows when the other side has continued.
     Message,
     /// Work that the next visit can carry out.
     Work,
@@ -149,8 +149,8 @@ impl Sink<'_> {
     /// Adds a completion. The caller has checked that there is room.
     #[inline]
     pub(super) fn push(&mut self, completion: WorkCompletion) {
-        if let Some(place) = self.completions.get_mut(self.filled) {
-            *place = completion;
+        if let Some(entry) = self.completions.get_mut(self.filled) {
+            *entry = completion;
             self.filled += 1;
         }
     }
@@ -270,7 +270,7 @@ impl Queue {
     }
 
     /// Makes the event that the queue is armed for, because this poll has found completions or has left work. Otherwise a caller
-    /// that has armed the queue, and relies on an event after this poll, would sleep for ever.
+    /// that has armed the queue, and relies on an event after this poll, would sleep forever.
     #[cold]
     fn fire(&self, members: &Members) {
         self.stop_asking(members);
@@ -343,7 +343,7 @@ impl CompletionQueue for Queue {
         }
         let members = self.members.lock();
         self.armed.arm();
-        // SYNC: before the looks whether other threads look after the queue pairs. Pairs with `ServedQueuePair::carry_out` and
+        // SYNC: before the checks whether other threads watch the queue pairs. Pairs with `ServedQueuePair::carry_out` and
         // `LocalQueuePair::need_events`.
         Attention::fence::<Native, Shipping>();
         members.list.iter().for_each(|member| member.source.ask_for_events(member.role));

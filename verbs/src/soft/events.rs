@@ -7,7 +7,7 @@
 //!  this process ─ eventfd
 //! ```
 //! Each peer process has a connection of its own, which it has made to the device's socket. It can neither block this process, nor take
-//! events of others: it has no descriptor of this end, and this process never writes to it, and reads it without waiting. A full socket
+//! events of others: it has no descriptor of this side, and this process never writes to it, and reads it without waiting. A full socket
 //! refuses further messages; the poller has not handled the earlier ones then.
 
 use std::collections::HashMap;
@@ -164,7 +164,7 @@ fn drain(socket: &Socket) -> bool {
 }
 
 /// The sending end of a connection that wakes the poller of a peer's completion queue. This process has made the socket, and no other one
-/// has a descriptor of it. To send, the kernel takes no lock of the other end that is held while a process waits, so no peer blocks
+/// has a descriptor of it. To send, the kernel takes no lock of the other side that is held while a process waits, so no peer blocks
 /// [`signal`](Self::signal).
 #[derive(Debug)]
 pub(crate) struct EventSocket(Socket);
@@ -195,7 +195,7 @@ impl PeerWaker {
     }
 
     /// Makes an event, unless the peer got one since it has asked. The caller has stored its news before it loaded `attention`,
-    /// or owes another look with a fence between.
+    /// or owes another check with a fence between.
     pub(crate) fn answer(&self, attention: Attention) {
         if self.answered.answer(attention) {
             self.socket.signal();

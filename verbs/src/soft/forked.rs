@@ -51,17 +51,17 @@ pub(super) fn refuse(requests: usize) -> Result<(), PostError> {
     if requests == 0 { Ok(()) } else { Err(PostError { index: 0, kind }) }
 }
 
-/// Notes a descriptor whose other end must notice when this process ends. A forked child gets another file in its place, because a
-/// copy in the child would keep the other end open.
+/// Notes a descriptor whose other side must notice when this process ends. A forked child gets another file instead, because a
+/// copy in the child would keep the other side open.
 pub(crate) fn keep_from_children(descriptor: &OwnedFd) {
-    if let Some((word, bit)) = place(descriptor.as_raw_fd()) {
+    if let Some((word, bit)) = bit_of(descriptor.as_raw_fd()) {
         word.fetch_or(bit, Relaxed);
     }
 }
 
 /// Undoes [`keep_from_children`], before the descriptor is closed.
 pub(crate) fn leave_to_children(descriptor: &OwnedFd) {
-    if let Some((word, bit)) = place(descriptor.as_raw_fd()) {
+    if let Some((word, bit)) = bit_of(descriptor.as_raw_fd()) {
         word.fetch_and(!bit, Relaxed);
     }
 }
@@ -69,7 +69,7 @@ pub(crate) fn leave_to_children(descriptor: &OwnedFd) {
 /// The descriptors below 65536 that children do not keep, one bit for each.
 static KEPT: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
-fn place(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
+fn bit_of(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let number = usize::try_from(descriptor).ok()?;
     Some((KEPT.get(number / 64)?, 1 << (number % 64)))
 }

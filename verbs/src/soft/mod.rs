@@ -24,7 +24,7 @@
 //! | file | content |
 //! |---|---|
 //! | `context`, `device`, `domain` | the objects behind the traits |
-//! | `completion_queue`, `events` | completion queues; what wakes a thread that sleeps, and the other end of it |
+//! | `completion_queue`, `events` | completion queues; what wakes a thread that sleeps, and the other side of it |
 //! | `queue_pair/` | queue pairs: own requests (`send`), the peer's requests (`target`), and copies from memory of the peer (`pulls`) |
 //! | `shared/` | the structures in shared memory, and the checks when this process reads them |
 //! | `peers/` | other processes: sockets, policy and level, the exchange of descriptors, the device's thread, and the bounds |
@@ -40,7 +40,7 @@
 //! | segment | its one writer | its readers |
 //! |---|---|---|
 //! | **end**: one for each queue pair; its state, its `attention`, the position `taken`, the number of receives posted, and a ring of records (`shared/end`, `shared/ring`) | the owner of the queue pair | the one process that the queue pair is connected to |
-//! | **region table**: one for each device; key, rights, address and place of each region (`shared/table`) | the device | peers of this user |
+//! | **region table**: one for each device; key, rights, address and segment of each region (`shared/table`) | the device | peers of this user |
 //! | **memory**: one for each [`HostMemory::shared`](super::HostMemory::shared), whatever is registered in it | its process | peers of this user |
 //!
 //! Each is a memfd with seals: its length can't change, and no process can make another writable mapping of it. The device checks the
@@ -48,16 +48,16 @@
 //! index only after a check. The copies of memory that a peer may be writing are in assembly, because Rust defines no others.
 //!
 //! A peer of this **user** has the user, the user namespace and the pid namespace of this process, and could trace this process, or the
-//! user trusts it. Every other peer is a **stranger** (`peers/level`). A stranger maps no table and no memory, only the end. A connection is as strict as its
+//! user trusts it. Every other peer is **untrusted** (`peers/level`). An untrusted peer maps no table and no memory, only the end. A connection is as strict as its
 //! stricter end.
 //!
 //! # The way of a request
 //! - **Send** and **WRITE**: `post_send` writes a record into the ring of its own end. The peer finds the record in a poll, checks it, and
 //!   carries it out: it stores the bytes in its own memory, and moves `taken` on. From this position the sender knows that the request is
 //!   done. A record of up to 24 bytes of payload is one cache line.
-//! - **From 8 KiB on**, if the peer has mapped the memory, the record has the places of the bytes in place of the bytes, and the peer
+//! - **From 8 KiB on**, if the peer has mapped the memory, the record has the addresses of the bytes instead of the bytes, and the peer
 //!   copies the bytes from there (`queue_pair/pulls`). Otherwise the bytes go through the ring, in records of up to 32 KiB.
-//! - **READ**: if this process has mapped the memory, it looks up the key in the peer's table, copies the bytes, and looks again. Otherwise
+//! - **READ**: if this process has mapped the memory, it looks up the key in the peer's table, copies the bytes, and checks again. Otherwise
 //!   it sends a record with the request, and the peer sends the bytes through its own ring.
 //! - A request waits in the send queue while the ring is full, while the peer has no receive posted, or until the peer is connected.
 //!
@@ -67,12 +67,12 @@
 //!
 //! # Wake-ups
 //! An end shows in its `attention` what its owner wants to be woken for. Only the owner writes this word, so a peer can't switch off the
-//! wake-ups of another one. The other end looks at the word after it has stored news: at once, but without a fence, and once more, with
+//! wake-ups of another one. The other side checks the word after it has stored news: at once, but without a fence, and once more, with
 //! a fence, in its next poll that finds nothing else to do (its *debt*). So a message costs no fence, and no wake-up is lost.
 //!
 //! - A thread that sleeps in a completion queue gets a message on a socket. Each peer process has a socket of its own for each queue.
 //! - An end that no thread polls asks for its device's thread, which carries out the records.
-//! - The sender's device looks every 4 ms whether the peer takes records. If the peer has taken none since the last look, the sender
+//! - The sender's device checks every 4 ms whether the peer takes records. If the peer has taken none since the last check, the sender
 //!   asks the peer's device to carry them out. So a record waits 4 to 8 ms at most for threads that do not poll.
 //!
 //! # Taking memory back
@@ -95,7 +95,7 @@
 //!
 //! # Differences from hardware
 //! - The target's CPU carries out a WRITE: in a poll of its completion queue, in [`LocalQueuePair::progress`](super::LocalQueuePair::progress), or, if
-//!   no thread does either, in the device's thread after 4 to 8 ms. A thread that looks at a word of its memory, and does not poll, calls
+//!   no thread does either, in the device's thread after 4 to 8 ms. A thread that polls a word of its memory, and not the queue, calls
 //!   `progress`. A completion of a WRITE means that the bytes are in the target's memory.
 //! - A WRITE makes an event at an armed completion queue of the target
 //!   ([`need_no_events`](super::LocalQueuePair::need_no_events)).
@@ -105,7 +105,7 @@
 //!   (`RDMA_SOFT_DIR`). A device lets in processes of its user, or all that can open its socket (`RDMA_SOFT_PEERS`).
 //!
 //! # Trust
-//! A peer can end its own connection, and nothing else. Against peers of this user that holds for every fault, against strangers also for
+//! A peer can end its own connection, and nothing else. Against peers of this user that holds for every fault, against untrusted peers also for
 //! malice. The book has the promise, line by line, with the tests and the bounds: `docs/book/src/software-device.md`. The reasons for the
 //! design are in `docs/book/src/design/0015-pull.md`.
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use super::closer::Source;
 
-/// Returns the process number and the user at the other end of a unix socket. The process number is 0 if the process has no
+/// Returns the process number and the user at the other side of a unix socket. The process number is 0 if the process has no
 /// number in our pid namespace.
 pub(super) fn peer_credentials(fd: &impl AsFd) -> io::Result<(i32, u32)> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
@@ -25,12 +25,12 @@ pub(super) fn peer_credentials(fd: &impl AsFd) -> io::Result<(i32, u32)> {
     if result == 0 { Ok((credentials.pid, credentials.uid)) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Returns the process at the other end of a unix socket, or the processes with which it shares a bound.
+/// Returns the process at the other side of a unix socket, or the processes with which it shares a bound.
 pub(super) fn source(fd: &impl AsFd) -> io::Result<Source> {
     peer_credentials(fd).map(|(process, user)| Source { user, process })
 }
 
-/// Returns a descriptor of the process at the other end of a unix socket, which becomes readable when the process ends. Fails on
+/// Returns a descriptor of the process at the other side of a unix socket, which becomes readable when the process ends. Fails on
 /// Linux before 6.5.
 pub(super) fn peer_process(fd: &impl AsFd) -> io::Result<OwnedFd> {
     let mut process: libc::c_int = -1;
@@ -57,7 +57,7 @@ pub(super) fn peer_process(fd: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(process) })
 }
 
-/// Sets whether the other end of a unix socket can send descriptors. A socket that is accepted begins with the setting of its
+/// Sets whether the other side of a unix socket can send descriptors. A socket that is accepted begins with the setting of its
 /// listener. Returns whether the kernel knows the setting. Linux before 6.16 does not: descriptors always pass.
 pub(super) fn pass_descriptors(socket: &impl AsFd, pass: bool) -> bool {
     /// `SO_PASSRIGHTS` of asm-generic, which all 64-bit machines but SPARC and PA-RISC use.

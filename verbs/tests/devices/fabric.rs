@@ -68,7 +68,7 @@ pub trait Fabric: Sync {
 pub const ALL: Access = Access::from_bits_truncate(7);
 
 /// Time after which a wait of the suite fails. Only a hang lasts as long: beside other work, a test may get a small part of the processor.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Options of a side.
 #[derive(Clone, Debug)]
@@ -335,11 +335,11 @@ pub fn wait(queue: &dyn CompletionQueue) -> WorkCompletion {
     completions[0]
 }
 
-/// Waits until `done` is true. Fails after [`PATIENCE`].
+/// Waits until `done` is true. Fails after [`TIMEOUT`].
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !done() {
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        assert!(Instant::now() < deadline, "waited {TIMEOUT:?} for {what}");
         std::thread::yield_now();
     }
 }

@@ -10,7 +10,7 @@ use tonic_rdma_verbs::{
     QueuePairState, ReceiveRequest, SendRequest, WorkCompletion,
 };
 
-use crate::fabric::{Fabric, Options, PATIENCE, Side, connect_pairs, connected, default_pair, pattern};
+use crate::fabric::{Fabric, Options, Side, TIMEOUT, connect_pairs, connected, default_pair, pattern};
 
 fn with_retries(rnr_retry: u8, min_rnr_timer: u8) -> Options {
     let settings = PathSettings { rnr_retry, min_rnr_timer, ..PathSettings::default() };
@@ -22,9 +22,9 @@ pub fn has_event(queue: &dyn CompletionQueue) -> bool {
     is_readable(queue, 0)
 }
 
-/// Returns whether the event descriptor becomes readable within [`PATIENCE`].
+/// Returns whether the event descriptor becomes readable within [`TIMEOUT`].
 pub fn event_comes(queue: &dyn CompletionQueue) -> bool {
-    is_readable(queue, PATIENCE.as_secs() as i64)
+    is_readable(queue, TIMEOUT.as_secs() as i64)
 }
 
 fn is_readable(queue: &dyn CompletionQueue, seconds: i64) -> bool {

@@ -18,7 +18,7 @@ use crate::fabric::{ALL, Side, default_pair, pattern};
 /// The environment variable that makes [`family`] run.
 const FAMILY: &str = "TONIC_RDMA_FORK";
 /// Time after which the kernel ends a child that hangs, in seconds.
-const PATIENCE: u32 = 60;
+const TIMEOUT: u32 = 60;
 
 /// Forks, runs `child` in the child, and returns whether it succeeded.
 fn in_child(child: impl FnOnce()) -> bool {
@@ -28,7 +28,7 @@ fn in_child(child: impl FnOnce()) -> bool {
     assert!(process >= 0, "{}", std::io::Error::last_os_error());
     if process == 0 {
         // SAFETY: sets a timer of the child, whose signal ends it.
-        unsafe { libc::alarm(PATIENCE) };
+        unsafe { libc::alarm(TIMEOUT) };
         let failed = catch_unwind(AssertUnwindSafe(child)).is_err();
         // SAFETY: ends the child without the destructors of the test harness.
         unsafe { libc::_exit(i32::from(failed)) };

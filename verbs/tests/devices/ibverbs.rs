@@ -9,7 +9,7 @@ use tonic_rdma_verbs::{
     CompletionStatus, Context, PathSettings, QueuePairAddress, QueuePairState, VerbsError, VerbsErrorKind,
 };
 
-use crate::fabric::{ALL, Fabric, Options, PATIENCE, Side, connected, until_placed, wait_until};
+use crate::fabric::{ALL, Fabric, Options, Side, TIMEOUT, connected, until_placed, wait_until};
 
 pub struct Device;
 
@@ -267,7 +267,7 @@ fn an_address_that_does_not_answer() {
         drop(side);
         dropped.send(()).unwrap();
     });
-    wait_for_drop.recv_timeout(PATIENCE).unwrap();
+    wait_for_drop.recv_timeout(TIMEOUT).unwrap();
     until_placed(&Device, &b, &a);
 }
 

@@ -32,7 +32,7 @@ pub const GUARD: usize = 3 << 20;
 /// Bytes of the memory.
 pub const MEMORY: usize = 4 << 20;
 /// Time after which a wait fails. Only a hang lasts as long: beside other work, a test may get a small part of the processor.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub const CAPACITY: QueuePairCapacity = QueuePairCapacity {
     send_requests: 64,
@@ -172,8 +172,8 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
 }
 
 /// Waits for completions as a program does that sleeps: arms, polls once more, and sleeps on the event descriptor. Returns 0 if
-/// no event comes within `patience` seconds.
-pub fn sleep_for(queue: &dyn CompletionQueue, completions: &mut [WorkCompletion], patience: i64) -> usize {
+/// no event comes within `timeout` seconds.
+pub fn sleep_for(queue: &dyn CompletionQueue, completions: &mut [WorkCompletion], timeout: i64) -> usize {
     loop {
         queue.acknowledge_events();
         queue.arm().unwrap();
@@ -181,7 +181,7 @@ pub fn sleep_for(queue: &dyn CompletionQueue, completions: &mut [WorkCompletion]
         if count > 0 {
             return count;
         }
-        let timeout = Timespec { tv_sec: patience, tv_nsec: 0 };
+        let timeout = Timespec { tv_sec: timeout, tv_nsec: 0 };
         let fd = queue.event_fd();
         match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
             Ok(0) => return 0,
@@ -191,11 +191,11 @@ pub fn sleep_for(queue: &dyn CompletionQueue, completions: &mut [WorkCompletion]
     }
 }
 
-/// Waits until `done` is true. Panics after [`PATIENCE`].
+/// Waits until `done` is true. Panics after [`TIMEOUT`].
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !done() {
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        assert!(Instant::now() < deadline, "waited {TIMEOUT:?} for {what}");
         std::thread::yield_now();
     }
 }

@@ -205,7 +205,7 @@ impl RawContext {
         })
     }
 
-    /// Returns the GID table without its empty places; each entry comes with its port.
+    /// Returns the GID table without its empty entries; each entry comes with its port.
     fn gids(&self) -> Result<Vec<(u32, Gid)>, VerbsError> {
         let mut entries = vec![sys::ibv_gid_entry::default(); 256];
         loop {

@@ -312,7 +312,7 @@ fn probe_inline(raw: &RawContext) -> u32 {
     }
 }
 
-/// Takes and applies all events that have come, and looks whether the device is still there. Acknowledges an event as
+/// Takes and applies all events that have come, and checks whether the device is still there. Acknowledges an event as
 /// soon as it was applied, because destroying the object of the event waits for that.
 pub(crate) fn handle_events(device: &Device) {
     while let Some(mut event) = next_event(device) {

@@ -23,21 +23,21 @@ impl Entries {
 
     /// Stores an identifier and returns its position; `None` if the queue is full.
     pub(crate) fn put(&self, wr_id: u64) -> Option<u32> {
-        let mut places = lock(&self.0);
-        if let Some(position) = places.free.pop() {
-            places.ids[position as usize] = Some(wr_id);
+        let mut slots = lock(&self.0);
+        if let Some(position) = slots.free.pop() {
+            slots.ids[position as usize] = Some(wr_id);
             return Some(position);
         }
-        let position = u32::try_from(places.ids.len()).ok().filter(|position| *position < places.capacity)?;
-        places.ids.push(Some(wr_id));
+        let position = u32::try_from(slots.ids.len()).ok().filter(|position| *position < slots.capacity)?;
+        slots.ids.push(Some(wr_id));
         Some(position)
     }
 
     /// Takes an identifier out; `None` if the position is empty.
     pub(crate) fn take(&self, position: u32) -> Option<u64> {
-        let mut places = lock(&self.0);
-        let wr_id = places.ids.get_mut(position as usize)?.take()?;
-        places.free.push(position);
+        let mut slots = lock(&self.0);
+        let wr_id = slots.ids.get_mut(position as usize)?.take()?;
+        slots.free.push(position);
         Some(wr_id)
     }
 }
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(entries.take(b), None, "taken already");
         assert_eq!(entries.take(99), None);
         let d = entries.put(40).unwrap();
-        assert_eq!(d, b, "the place is free again");
+        assert_eq!(d, b, "the slot is free again");
         assert_eq!([a, d, c].map(|position| entries.take(position)), [Some(10), Some(40), Some(30)]);
     }
 

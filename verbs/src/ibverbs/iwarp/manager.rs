@@ -1,15 +1,15 @@
 //! Connecting on iWARP, where the kernel's connection manager sets up the TCP connection beneath a queue pair.
 //!
-//! Each device listens at one address. Both ends of a connection know the other end's address and token. The end with
-//! the greater pair (the *active* end) connects, and the other end accepts, in whichever order they call `to_rtr`. A
+//! Each device listens at one address. Both sides of a connection know the other side's address and token. The end with
+//! the greater pair (the *active* end) connects, and the other side accepts, in whichever order they call `to_rtr`. A
 //! thread handles the kernel's events, so that a queue pair connects even if no thread polls. The kernel limits how
-//! long the active end waits for an answer; this module limits how long the other end waits for the connection.
+//! long the active end waits for an answer; this module limits how long the other side waits for the connection.
 //! Another thread makes each connecting call, because soft-iWARP's call returns only when TCP has connected, and it
 //! takes two minutes to give up an address that does not answer.
 //!
-//! The end that accepted must not send before it has received something from the other end (RFC 5044, section 7.1.2).
+//! The end that accepted must not send before it has received something from the other side (RFC 5044, section 7.1.2).
 //! So the first message in each direction is a *hello* of no bytes, which users do not see. Earlier requests are held
-//! until the active end is connected, and until the other end got its hello. No event reports the hello, so until
+//! until the active end is connected, and until the other side got its hello. No event reports the hello, so until
 //! then the thread looks into the completion queue.
 //!
 //! soft-iWARP overlooks data that arrives between its answer to the request and its own readiness (`siw_accept`),
@@ -41,14 +41,14 @@ use crate::{QueuePairState, VerbsError};
 
 /// Longest time that the accepting end waits for the connection, and that either end waits for the other's hello.
 /// (soft-iWARP gives the active end as long to connect.)
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two looks for a hello.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time between two checks for a hello.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Time until the first nudge of a peer. It doubles with each nudge.
 pub(super) const NUDGE: Duration = Duration::from_millis(20);
 const NUDGES: u32 = 8;
-/// Requests of this module that a send queue needs places for: the hello and the nudges. (A receive queue has only
+/// Requests of this module that a send queue needs slots for: the hello and the nudges. (A receive queue has only
 /// the hello.)
 pub(crate) const OWN_REQUESTS: u32 = 1 + NUDGES;
 
@@ -213,14 +213,14 @@ impl Manager {
             }
             state.deadlines.pop_front();
             if let Some(connection) = waiting {
-                let error = VerbsError::unreachable(format!("the peer sent nothing within {PATIENCE:?}"));
+                let error = VerbsError::unreachable(format!("the peer sent nothing within {TIMEOUT:?}"));
                 connection.pair.fail(|| error.to_string());
             }
         }
         None
     }
 
-    /// Looks for the hellos that connections wait for. Returns the time until the next look.
+    /// Checks for the hellos that connections wait for. Returns the time until the next check.
     fn look_for_hellos(&self) -> Option<Duration> {
         let state = &mut *lock(&self.state);
         state.awaited_hellos.retain_mut(|awaited| {
@@ -313,7 +313,7 @@ impl Drop for Manager {
     }
 }
 
-/// Longest time that the kernel looks for a route to the peer, in milliseconds.
+/// Longest time that the kernel searches for a route to the peer, in milliseconds.
 const RESOLVE: c_int = 1000;
 
 impl Manager {
@@ -336,15 +336,15 @@ impl Manager {
         let wanted = Wanted { listener: peer, served_reads, outstanding_reads, active: ours > theirs };
         connection.peer = Some(wanted);
         if wanted.active {
-            if let Some(stranger) = connection.id.take() {
-                state.ids.remove(&stranger.as_ptr().addr());
-                self.refuse(stranger);
+            if let Some(unknown) = connection.id.take() {
+                state.ids.remove(&unknown.as_ptr().addr());
+                self.refuse(unknown);
             }
             let id = self.start(&peer)?;
             connection.id = Some(id);
             state.ids.insert(id.as_ptr().addr(), token);
         } else {
-            state.deadlines.push_back((Instant::now() + PATIENCE, token));
+            state.deadlines.push_back((Instant::now() + TIMEOUT, token));
             self.nudge();
             self.accept(token, connection)?;
         }
@@ -396,7 +396,7 @@ impl Manager {
             event::ESTABLISHED => {
                 let now = Instant::now();
                 if connection.peer.is_some_and(|peer| peer.active) {
-                    state.deadlines.push_back((now + PATIENCE, token));
+                    state.deadlines.push_back((now + TIMEOUT, token));
                     connection.pair.open_gate();
                 }
                 state.awaited_hellos.push(AwaitedHello { token, nudges: 0, next_nudge: now + NUDGE });

@@ -206,7 +206,7 @@ impl Core {
         }
     }
 
-    /// Lets the device flush its queues in Error. This is necessary even if it is in Error: Soft-RoCE does not look
+    /// Lets the device flush its queues in Error. This is necessary even if it is in Error: Soft-RoCE does not check
     /// at a receive that is posted later.
     pub(crate) fn flush(&self) {
         let mut attributes =
@@ -234,8 +234,8 @@ fn code(state: QueuePairState) -> u8 {
 
 /// The identifiers of the requests that are outstanding on one queue, in the order of posting.
 ///
-/// Devices round up the depth of a queue, and only they know when a place of theirs is free again. So this type
-/// counts the places, and a queue is full at exactly the depth that it was created for. One thread posts at a time,
+/// Devices round up the depth of a queue, and only they know when a slot of theirs is free again. So this type
+/// counts the slots, and a queue is full at exactly the depth that it was created for. One thread posts at a time,
 /// and one polls.
 #[derive(Debug)]
 pub(crate) struct Outstanding {
@@ -290,7 +290,7 @@ impl Outstanding {
             return None;
         }
         let wr_id = self.at(position).load(Relaxed);
-        // SYNC: with `room`, so that the identifier was read before its place is used again.
+        // SYNC: with `room`, so that the identifier was read before its slot is used again.
         self.completed.store(position.wrapping_add(1), Release);
         Some(wr_id)
     }

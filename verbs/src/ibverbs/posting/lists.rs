@@ -75,7 +75,7 @@ impl Sends {
         }
     }
 
-    /// Sets the place of the queue pair in the table of its completion queue.
+    /// Sets the slot of the queue pair in the table of its completion queue.
     pub(crate) fn set_slot(&mut self, slot: Slot) {
         self.slot = slot;
     }

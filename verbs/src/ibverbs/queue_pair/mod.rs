@@ -37,7 +37,7 @@ pub(crate) struct VerbsPair {
     first_packet: u32,
     /// Names the queue pair on iWARP.
     token: u64,
-    /// The port and address of this end, from `to_init` on.
+    /// The port and address of this side, from `to_init` on.
     path: OnceLock<Arc<LocalPath>>,
     /// Locked while the state changes, so that the device and `core` change in one order. The number is set by
     /// `to_rtr`: the READs that the peer serves at a time.
@@ -95,7 +95,7 @@ impl VerbsPair {
         &self.domain.device
     }
 
-    /// Returns the port and address of this end.
+    /// Returns the port and address of this side.
     fn path(&self) -> Arc<LocalPath> {
         self.path.get().cloned().unwrap_or_else(|| self.device().path())
     }
@@ -370,7 +370,7 @@ impl DetachedPair {
 
 /// Time that a device gets to report the last receive. Some devices report nothing: Soft-RoCE of Linux 6.1 completes what
 /// was taken, without the event.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Longest sleep of the thread. An event that another thread takes does not wake this one.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -444,7 +444,7 @@ fn end_pairs() {
 impl Ending {
     fn is_over(&self) -> bool {
         let reported = self.pair.core.has_reached_last_receive() || self.pair.domain.device.is_removed();
-        if !reported && self.since.elapsed() > PATIENCE {
+        if !reported && self.since.elapsed() > TIMEOUT {
             tracing::debug!(queue_pair = self.pair.core.number, "the device did not report the last receive");
             return true;
         }

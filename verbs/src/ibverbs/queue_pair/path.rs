@@ -158,7 +158,7 @@ pub(crate) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, setting
     }
 }
 
-/// Returns how many RDMA READs this end may have outstanding.
+/// Returns how many RDMA READs this side may have outstanding.
 pub(crate) fn outstanding_reads(device: &Device, settings: &PathSettings) -> u8 {
     let most = device.attributes().max_outstanding_reads.min(u8::MAX.into()) as u8;
     settings.outstanding_reads.min(most)
@@ -169,7 +169,7 @@ pub(crate) fn outstanding_reads(device: &Device, settings: &PathSettings) -> u8 
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairAttributes {
-    /// The path MTU is the one that both ends agreed on, and never `None`.
+    /// The path MTU is the one that both sides agreed on, and never `None`.
     pub settings: PathSettings,
     /// RDMA READs of the peer that are served at a time.
     pub served_reads: u8,
@@ -272,7 +272,7 @@ pub(crate) const NUMBERS: u32 = (1 << 24) - 1;
 impl Address {
     pub(crate) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
         let bytes = address.as_bytes();
-        Self::parse(bytes).map_err(|reason| VerbsError::bad_address(reason))
+        Self::parse(bytes).map_err(VerbsError::bad_address)
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, &'static str> {

@@ -32,13 +32,13 @@ pub(crate) struct Extent {
 
 /// Slabs and their free extents.
 ///
-/// An extent that is given back goes on the stack of its size class. The next request of that class takes the extent from the
+/// An extent that is given back goes onto the stack of its size class. The next request of that class takes the extent from the
 /// stack, while the extent is still in the processor's caches. When no slab has room, the extents of all stacks return to the
 /// free ranges of their slabs. There, neighbours are joined and can serve any class.
 #[derive(Debug)]
 pub(crate) struct Arena {
     entries: slab::Slab<ArenaSlab>,
-    stacks: Vec<Vec<ExtentPlace>>,
+    stacks: Vec<Vec<ExtentPosition>>,
     /// Bytes of all extents on the stacks.
     stacked: usize,
     /// Keys of the free slabs that have one extent each.
@@ -59,9 +59,9 @@ struct ArenaSlab {
     free: Option<FreeRanges>,
 }
 
-/// The place of a free extent: the key of its slab, and the offset in the slab.
+/// The position of a free extent: the key of its slab, and the offset in the slab.
 #[derive(Clone, Copy, Debug)]
-struct ExtentPlace {
+struct ExtentPosition {
     key: usize,
     offset: usize,
 }
@@ -103,9 +103,9 @@ impl Arena {
     /// most one and a half times `capacity`, and at most `room` bytes.
     pub(crate) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Extent> {
         if self.is_common(capacity) {
-            let place = self.stacks[class_of(capacity)].pop()?;
+            let position = self.stacks[class_of(capacity)].pop()?;
             self.stacked -= capacity;
-            return Some(self.hold(place, capacity));
+            return Some(self.hold(position, capacity));
         }
         let fits =
             |bytes: usize| bytes >= capacity && bytes - capacity <= capacity / 2 && bytes as u64 <= room;
@@ -114,7 +114,7 @@ impl Arena {
         let (position, bytes) =
             sizes.rev().filter(|&(_, bytes)| fits(bytes)).min_by_key(|&(_, bytes)| bytes)?;
         let key = self.spares.remove(position);
-        Some(self.hold(ExtentPlace { key, offset: 0 }, bytes))
+        Some(self.hold(ExtentPosition { key, offset: 0 }, bytes))
     }
 
     /// Cuts a new extent from one of the slabs.
@@ -151,7 +151,7 @@ impl Arena {
             free = Some(ranges);
         }
         let key = self.entries.insert(ArenaSlab { slab, live: 0, used: 0, free });
-        self.hold(ExtentPlace { key, offset }, capacity)
+        self.hold(ExtentPosition { key, offset }, capacity)
     }
 
     /// Takes an extent back. Returns true if the slab has left the arena, because `keep` is false and this was its last extent.
@@ -167,7 +167,7 @@ impl Arena {
         }
         if entry.free.is_some() {
             self.stacks[class_of(extent.capacity)]
-                .push(ExtentPlace { key: extent.key, offset: extent.offset });
+                .push(ExtentPosition { key: extent.key, offset: extent.offset });
             self.stacked += extent.capacity;
         } else {
             self.spares.push(extent.key);
@@ -195,19 +195,19 @@ impl Arena {
         self.entries.len()
     }
 
-    fn hold(&mut self, place: ExtentPlace, capacity: usize) -> Extent {
-        let entry = &mut self.entries[place.key];
+    fn hold(&mut self, position: ExtentPosition, capacity: usize) -> Extent {
+        let entry = &mut self.entries[position.key];
         entry.live += 1;
         entry.used += capacity;
-        Extent { slab: Arc::clone(&entry.slab), key: place.key, offset: place.offset, capacity }
+        Extent { slab: Arc::clone(&entry.slab), key: position.key, offset: position.offset, capacity }
     }
 
     fn cut_free(&mut self, capacity: usize) -> Option<Extent> {
-        let place = self.entries.iter_mut().find_map(|(key, entry)| {
+        let position = self.entries.iter_mut().find_map(|(key, entry)| {
             let offset = entry.free.as_mut()?.take(capacity)?;
-            Some(ExtentPlace { key, offset })
+            Some(ExtentPosition { key, offset })
         })?;
-        Some(self.hold(place, capacity))
+        Some(self.hold(position, capacity))
     }
 
     fn forget_removed(&mut self) {
@@ -215,16 +215,16 @@ impl Arena {
         self.spares.retain(|&key| entries.contains(key));
         self.stacked = 0;
         for (index, stack) in self.stacks.iter_mut().enumerate() {
-            stack.retain(|place| entries.contains(place.key));
+            stack.retain(|position| entries.contains(position.key));
             self.stacked += stack.len() * class_size(index);
         }
     }
 
     fn empty_stacks(&mut self) {
         for (index, stack) in self.stacks.iter_mut().enumerate() {
-            for place in stack.drain(..) {
-                if let Some(free) = &mut self.entries[place.key].free {
-                    free.give(place.offset, class_size(index));
+            for position in stack.drain(..) {
+                if let Some(free) = &mut self.entries[position.key].free {
+                    free.give(position.offset, class_size(index));
                 }
             }
         }

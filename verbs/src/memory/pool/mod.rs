@@ -206,7 +206,7 @@ impl Drop for PoolHandle {
 /// The frozen buffers of all pools for sending.
 static SENDABLE: LazyLock<Arc<FrozenIndex>> = LazyLock::new(|| Arc::new(FrozenIndex::new()));
 
-/// Finds the frozen buffer of any pool for sending that holds all of `bytes`. While there are no frozen buffers, a look-up
+/// Finds the frozen buffer of any pool for sending that holds all of `bytes`. While there are no frozen buffers, a lookup
 /// takes two loads.
 pub fn find_sendable(bytes: &[u8]) -> Option<Lease> {
     Lease::find(&SENDABLE, bytes.as_ptr() as usize, bytes.len())

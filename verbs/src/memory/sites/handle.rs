@@ -22,8 +22,8 @@ use crate::memory::pool::{Pool, find_sendable};
 /// looks up its site. When the last clone is dropped, nothing is placed any more. Memory that was placed stays valid until it
 /// is freed.
 ///
-/// A site is a place in the source ([`allocate`](Self::allocate)): file, line and column of the call. A function that
-/// allocates for its callers passes on their places with `#[track_caller]`.
+/// A site is a position in the source ([`allocate`](Self::allocate)): file, line and column of the call. A function that
+/// allocates for its callers passes on their positions with `#[track_caller]`.
 ///
 /// Alternatively, a site is a name that the program gives ([`allocate_named`](Self::allocate_named)), together with the number
 /// of earlier allocations under that name in the iteration. This is for programs in which one line allocates for many purposes,
@@ -245,7 +245,7 @@ fn any(length: usize) -> Vec<u8> {
 }
 
 /// Finds the traced allocation in a pool that holds all of `bytes`, and returns a lease that keeps `bytes`. While no traced
-/// allocation lies in a pool, a look-up takes one load.
+/// allocation lies in a pool, a lookup takes one load.
 pub fn find_traced(bytes: &Bytes) -> Option<Lease> {
     if !live::any_placed() {
         return None;
@@ -322,7 +322,7 @@ enum BufferMemory {
 }
 
 impl SiteBuf {
-    /// Returns the place of the buffer: the heap or registered memory.
+    /// Returns where the buffer lies: the heap or registered memory.
     pub fn placement(&self) -> SitePlacement {
         match self.memory {
             BufferMemory::Heap(_) => SitePlacement::Heap,

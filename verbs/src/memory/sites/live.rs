@@ -41,7 +41,7 @@ static FILTER: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
 /// Number of live traced allocations. While there are none, a release of memory takes one load, and leaves the filter out of the caches.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Number of live traced allocations in pools. While there are none, a look-up for a device takes one load.
+/// Number of live traced allocations in pools. While there are none, a lookup for a device takes one load.
 static PLACED: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns whether any traced allocation lies in a pool.

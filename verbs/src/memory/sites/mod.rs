@@ -1,4 +1,4 @@
-//! Allocation sites: learns which places of a program allocate the buffers that are sent, and gives these places registered
+//! Allocation sites: learns which call sites of a program allocate the buffers that are sent, and gives these sites registered
 //! memory.
 //!
 //! Registered memory is scarce, and a filled buffer can't move into it. Therefore a program would have to declare at the
@@ -58,7 +58,7 @@
 //! # Cost
 //!
 //! An allocation holds a lock while it looks up its site. This costs some 120 ns more than the memory itself. A slice that
-//! is written costs one relaxed load while no frozen buffer is unsent, and otherwise a look-up by address of some 15 ns.
+//! is written costs one relaxed load while no frozen buffer is unsent, and otherwise a lookup by address of some 15 ns.
 //! (Measured with `cargo bench --bench memory_pool -- sites`.)
 //!
 //! # Limits

@@ -1,4 +1,4 @@
-//! The sites of a handle: what is known of each of them, the decision where its next memory is placed, and the report.
+//! The sites of a handle: what is known of each of them, the decision where its next memory lies, and the report.
 //!
 //! Both fronts use it: the handle of a program ([`SiteAllocator`](super::SiteAllocator)), and the global allocator of a graph
 //! ([`trace`](crate::memory::trace)). The latter calls it in a pause, because the functions here allocate.
@@ -206,7 +206,7 @@ impl SiteTable {
         }
     }
 
-    /// Ends the iteration, and decides the place of each site's next buffers.
+    /// Ends the iteration, and decides where each site's next buffers lie.
     pub(in crate::memory) fn next_iteration(&self) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -259,7 +259,7 @@ impl SiteRecord {
         Self { status, decided: (0, 0), idle: 0 }
     }
 
-    /// Decides the place of the site's memory from now on, at the end of `iteration`.
+    /// Decides where the site's memory lies from now on, at the end of `iteration`.
     fn decide(&mut self, iteration: u64, idle_iterations: u32) {
         let Self { status, decided, idle } = self;
         let (buffers, sent) = std::mem::replace(decided, (status.buffers, status.sent));
@@ -301,10 +301,10 @@ fn obtain(pool: &Pool, layout: Layout) -> Result<PlacedMemory, VerbsError> {
     Ok(PlacedMemory { extent, start })
 }
 
-/// A place where a program allocates.
+/// Code of a program that allocates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Site {
-    /// A place in the source.
+    /// A position in the source.
     Location(&'static Location<'static>),
     /// A name that the program gave.
     Named {
@@ -336,7 +336,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// The place of a buffer.
+/// Where a buffer lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SitePlacement {
     /// On the heap.
@@ -398,7 +398,7 @@ impl fmt::Display for PlacementReason {
 pub struct SiteStatus {
     /// The site.
     pub site: Site,
-    /// Place of the next buffer, if the pool has room.
+    /// Where the next buffer lies, if the pool has room.
     pub placement: SitePlacement,
     /// Reason for the placement.
     pub why: PlacementReason,

@@ -1,4 +1,4 @@
-//! Buffers: freezing, look-up, lifetime, and the soundness of references.
+//! Buffers: freezing, lookup, lifetime, and the soundness of references.
 
 use bytes::Bytes;
 

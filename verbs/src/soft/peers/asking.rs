@@ -67,7 +67,7 @@ impl Drop for UnderWay<'_> {
 
 impl Asking {
     /// Sends `request` with a number of its own, and waits for its answer until `deadline`. All callers use one `socket`. If the device
-    /// sends something else than an answer, this end hangs up, so that all requests fail.
+    /// sends something else than an answer, this side hangs up, so that all requests fail.
     pub(crate) fn ask(
         &self,
         socket: &impl AsFd,
@@ -107,8 +107,8 @@ impl Asking {
                     hang_up(socket);
                 }
             })?;
-            if let Some(place @ None) = state.under_way.get_mut(&sequence) {
-                *place = Some((answer, fd));
+            if let Some(entry @ None) = state.under_way.get_mut(&sequence) {
+                *entry = Some((answer, fd));
             } else if state.given_up > 0 {
                 // A late answer to a request whose thread has given up.
                 state.given_up -= 1;
@@ -185,12 +185,12 @@ mod tests {
     use crate::soft::peers::received::tests::socket_pair;
 
     /// Only a hang lasts as long.
-    const PATIENCE: Duration = Duration::from_secs(120);
+    const TIMEOUT: Duration = Duration::from_secs(120);
 
     /// Asks for the object `id`. Returns the number in the answer.
-    fn ask(asking: &Asking, socket: &OwnedFd, id: u64, patience: Duration) -> io::Result<u64> {
+    fn ask(asking: &Asking, socket: &OwnedFd, id: u64, timeout: Duration) -> io::Result<u64> {
         let request = Request { sequence: 0, number: 1, token: 2, object: Object::EventSocket(id) };
-        match asking.ask(socket, request, Instant::now() + patience)?.0 {
+        match asking.ask(socket, request, Instant::now() + timeout)?.0 {
             Answer::End(end) => Ok(end.domain),
             other => panic!("{other:?}"),
         }
@@ -198,7 +198,7 @@ mod tests {
 
     /// Waits for a request.
     fn receive(device: &OwnedFd) -> Request {
-        wait_for(device, PollFlags::IN, Instant::now() + PATIENCE).unwrap();
+        wait_for(device, PollFlags::IN, Instant::now() + TIMEOUT).unwrap();
         message::receive_request(device).unwrap().unwrap().0
     }
 
@@ -215,7 +215,7 @@ mod tests {
     fn each_thread_gets_its_answer_in_whatever_order_they_come() {
         let (asking, (ours, device)) = (Asking::default(), socket_pair());
         scope(|scope| {
-            let ask = |id| ask(&asking, &ours, id, PATIENCE);
+            let ask = |id| ask(&asking, &ours, id, TIMEOUT);
             let threads: Vec<_> = (0..4).map(|id| scope.spawn(move || ask(id))).collect();
             let requests: Vec<_> = (0..4).map(|_| receive(&device)).collect();
             requests.iter().rev().for_each(|request| answer(&device, request));
@@ -231,7 +231,7 @@ mod tests {
         let (asking, (ours, device)) = (Asking::default(), socket_pair());
         let has_asked = &AtomicBool::new(false);
         scope(|scope| {
-            let ask = |id, patience| ask(&asking, &ours, id, patience);
+            let ask = |id, timeout| ask(&asking, &ours, id, timeout);
             // A thread that has no core until its time is over sends nothing, and asks again.
             let impatient = scope.spawn(move || {
                 let mut errors = (0..5000).map(|_| ask(1, Duration::from_millis(20)).unwrap_err());
@@ -239,7 +239,7 @@ mod tests {
             });
             let late = receive(&device);
             has_asked.store(true, Relaxed);
-            let patient = scope.spawn(move || ask(2, PATIENCE));
+            let patient = scope.spawn(move || ask(2, TIMEOUT));
             let mut request = receive(&device);
             while let Object::EventSocket(1) = request.object {
                 request = receive(&device);
@@ -256,7 +256,7 @@ mod tests {
         let (asking, (ours, device)) = (Asking::default(), socket_pair());
         let count = 4 * MOST;
         scope(|scope| {
-            let ask = |id| ask(&asking, &ours, id, PATIENCE);
+            let ask = |id| ask(&asking, &ours, id, TIMEOUT);
             let threads: Vec<_> = (0..count as u64).map(|id| scope.spawn(move || ask(id))).collect();
             let mut requests: Vec<_> = (0..MOST).map(|_| receive(&device)).collect();
             assert!(message::receive_request(&device).is_err(), "one too many");
@@ -275,7 +275,7 @@ mod tests {
     fn all_threads_learn_that_the_device_is_gone() {
         let (asking, (ours, device)) = (Asking::default(), socket_pair());
         scope(|scope| {
-            let ask = |id| ask(&asking, &ours, id, PATIENCE);
+            let ask = |id| ask(&asking, &ours, id, TIMEOUT);
             let threads: Vec<_> = (0..4).map(|id| scope.spawn(move || ask(id))).collect();
             for _ in 0..4 {
                 receive(&device);

@@ -2,7 +2,7 @@
 //! processes and the device's thread reach them.
 //!
 //! A connection is *proven* while a queue pair of this process stands for it: the last one of those that have named this queue pair
-//! and its token. So there are not more proven connections than queue pairs, and no process takes a place from others by them. The
+//! and its token. So there are not more proven connections than queue pairs, and no process takes a slot from others by them. The
 //! number of unproven connections is bounded: a process that leaves very many unproven loses its own ones.
 
 use std::any::Any;
@@ -38,7 +38,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Lets the client, which has just named a queue pair and its token, send descriptors of memory. Before, and for strangers, the
+    /// Lets the client, which has just named a queue pair and its token, send descriptors of memory. Before, and for untrusted peers, the
     /// kernel refuses them.
     pub(crate) fn take_descriptors(&self) {
         if self.memory.is_shared && self.proofs == 0 {
@@ -162,7 +162,7 @@ fn source(identity: &Identity) -> Source {
     (identity.user, identity.process)
 }
 
-/// Returns whether the other end is closed.
+/// Returns whether the other side is closed.
 fn has_ended(client: &Client) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::from_borrowed_fd(client.socket.as_fd(), PollFlags::RDHUP)];
@@ -219,8 +219,8 @@ pub(crate) trait ServedQueuePair: Any + Debug + Send + Sync {
     /// Carries out the records of the peer, because no thread polls. Returns true if there are more.
     fn carry_out(&self) -> bool;
 
-    /// Looks whether the peer takes the records of this queue pair. Returns false when there is nothing to look after any more.
-    fn look_after(&self) -> bool;
+    /// Checks whether the peer takes the records of this queue pair. Returns false when there is nothing to watch any more.
+    fn watch(&self) -> bool;
 
     /// Notes that the peer died.
     fn fail(&self);
@@ -243,10 +243,10 @@ mod tests {
 
     /// A process of `user`. The number 0 stands for all processes of other containers.
     fn of(user: u32, process: i32) -> Identity {
-        Identity { process, user, same_user: user == 7, level: Level::Stranger }
+        Identity { process, user, same_user: user == 7, level: Level::Untrusted }
     }
 
-    /// Connects. Returns the other end.
+    /// Connects. Returns the other side.
     fn connect(clients: &mut Clients, token: u64, identity: Identity) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         clients.make_room();
@@ -310,7 +310,7 @@ mod tests {
             open.push(connect(&mut clients, token, of(user, 0)));
             clients.prove(token, token as u32);
         }
-        // Connections of one container that it does not prove take no place of those that are proven.
+        // Connections of one container that it does not prove take no slot of those that are proven.
         for token in 2000..3000 {
             open.push(connect(&mut clients, token, of(7, 0)));
         }
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(clients.get(3).unwrap().proofs, 1);
     }
 
-    /// A connection that lives for ever, of queue pairs that come and go.
+    /// A connection that lives forever, of queue pairs that come and go.
     #[test]
     fn proofs_of_queue_pairs_that_are_gone_are_forgotten() {
         let mut clients = clients(2);

@@ -1,13 +1,13 @@
 //! Which processes a device lets in (`RDMA_SOFT_PEERS`), and how far this process trusts a peer: the level of a peer, from what the
-//! kernel says of the process at the other end of a socket.
+//! kernel says of the process at the other side of a socket.
 //!
 //! A peer of this user has the same user in the same user namespace, and this process's pid namespace; and it could trace this
 //! process, or the user says that its programs may read one another's memory (`RDMA_SOFT_PEERS=trusted-user`). Against such a peer
-//! the device protects from faults. Against a stranger it protects from malice: a stranger maps no memory of this application.
+//! the device protects from faults. Against an untrusted peer it protects from malice: such a peer maps no memory of this application.
 //!
 //! Whether a peer could trace this process follows from what `ptrace(2)` lists under "Ptrace access mode checking", and can be seen
 //! from inside: dumpable, Yama, users, groups and capabilities. Where the kernel permits more to a peer, such as to one that has
-//! `CAP_SYS_PTRACE` or is the parent, the peer is a stranger nevertheless. A module that confines the peer, such as SELinux or
+//! `CAP_SYS_PTRACE` or is the parent, the peer is untrusted nevertheless. A module that confines the peer, such as SELinux or
 //! AppArmor, and a filter of system calls can't be seen.
 
 use std::ffi::OsStr;
@@ -30,10 +30,10 @@ pub(crate) enum Level {
     /// A process of the same user, user namespace and pid namespace that could trace this one, or that the user trusts.
     User,
     /// Any other process, such as one of another container.
-    Stranger,
+    Untrusted,
 }
 
-/// The process at the other end of a socket.
+/// The process at the other side of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// Its process number in this pid namespace; 0 if it has none here. For messages only: another process may get the number
@@ -50,10 +50,10 @@ impl Identity {
     /// Returns the identity of a process of which only the user is known.
     pub(crate) fn of_owner(user: u32) -> Self {
         let same_user = user == rustix::process::geteuid().as_raw() && !stands_for_unknown(user);
-        Self { process: 0, user, same_user, level: Level::Stranger }
+        Self { process: 0, user, same_user, level: Level::Untrusted }
     }
 
-    /// Asks the kernel for the process at the other end of `socket`, as it was when it connected or began to listen. With
+    /// Asks the kernel for the process at the other side of `socket`, as it was when it connected or began to listen. With
     /// `trusts_user`, a process of this user need not be able to trace this one.
     pub(crate) fn of(socket: &impl AsFd, trusts_user: bool) -> io::Result<Self> {
         let (process, user) = system::peer_credentials(socket)?;
@@ -63,7 +63,7 @@ impl Identity {
             && shares_namespaces(process)
             && (trusts_user || could_trace(process))
             && !has_ended(socket);
-        let level = if is_trusted { Level::User } else { Level::Stranger };
+        let level = if is_trusted { Level::User } else { Level::Untrusted };
         Ok(Self { process, user, same_user, level })
     }
 }
@@ -168,7 +168,7 @@ fn shares_namespaces(process: i32) -> bool {
     })
 }
 
-/// Returns whether the process at the other end has ended, so that another process may have its number. False if the kernel
+/// Returns whether the process at the other side has ended, so that another process may have its number. False if the kernel
 /// can't say (Linux before 6.5).
 fn has_ended(socket: &impl AsFd) -> bool {
     system::peer_process(socket).is_ok_and(|process| {
@@ -261,8 +261,8 @@ mod tests {
     /// Forks, runs `child` in the child, and returns whether `child` returned `Some(true)`; `None` if `child` did, because the
     /// system does not permit it.
     fn in_child(child: impl FnOnce() -> Option<bool>) -> Option<bool> {
-        // SAFETY: the child takes no lock that a thread of this process may hold, apart from those of the C library, which it
-        // looks after itself; and the child ends in this function.
+        // SAFETY: the child takes no lock that a thread of this process may hold, apart from those of the C library, which
+        // repairs them itself; and the child ends in this function.
         let process = unsafe { libc::fork() };
         if process == 0 {
             let code = child().map_or(2, |right| i32::from(!right));
@@ -298,13 +298,13 @@ mod tests {
             unshare(libc::CLONE_NEWUSER)?;
             let identity = Identity::of(&socket, true).ok()?;
             let alike = identity.user == rustix::process::geteuid().as_raw();
-            Some(alike && !identity.same_user && identity.level == Level::Stranger)
+            Some(alike && !identity.same_user && identity.level == Level::Untrusted)
         });
         assert!(skipped(result) || result == Some(true));
     }
 
     #[test]
-    fn this_user_in_another_container_is_a_stranger() {
+    fn this_user_in_another_container_is_untrusted() {
         let (one, _two) = UnixStream::pair().unwrap();
         let socket: std::os::fd::OwnedFd = one.into();
         let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -313,7 +313,7 @@ mod tests {
             unshare(libc::CLONE_NEWUSER)?;
             fs::write("/proc/self/uid_map", format!("7 {user} 1")).ok()?;
             let identity = Identity::of(&socket, true).ok()?;
-            Some(identity.user == 7 && identity.same_user && identity.level == Level::Stranger)
+            Some(identity.user == 7 && identity.same_user && identity.level == Level::Untrusted)
         });
         assert!(skipped(result) || result == Some(true));
         // In a pid namespace of its own, too.
@@ -324,7 +324,7 @@ mod tests {
             fs::write("/proc/self/gid_map", format!("0 {group} 1")).ok()?;
             in_child(|| {
                 let identity = Identity::of(&socket, true).ok()?;
-                Some(identity.process == 0 && identity.same_user && identity.level == Level::Stranger)
+                Some(identity.process == 0 && identity.same_user && identity.level == Level::Untrusted)
             })
         });
         assert!(skipped(result) || result == Some(true));
@@ -338,7 +338,7 @@ mod tests {
             rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).ok()?;
             let reason = check_traceable(Path::new("/none")).err()?;
             let level = |trusts_user| Identity::of(&one, trusts_user).map(|identity| identity.level).ok();
-            let strict = reason.contains("not dumpable") && level(false) == Some(Level::Stranger);
+            let strict = reason.contains("not dumpable") && level(false) == Some(Level::Untrusted);
             let (own, _other) = UnixStream::pair().ok()?;
             let itself = Identity::of(&own, false).ok()?.level == Level::User;
             Some(strict && level(true) == Some(Level::User) && itself)
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn yama_makes_peers_strangers() {
+    fn yama_makes_peers_untrusted() {
         let file = std::env::temp_dir().join(format!("tonic-rdma-yama-{}", std::process::id()));
         assert_eq!(check_traceable(&file), Ok(()), "a kernel without Yama");
         assert!(check_traceable(&file.join("no/settings")).unwrap_err().contains("can't be read"));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_with_other_groups_or_fewer_capabilities_are_strangers() {
+    fn peers_with_other_groups_or_fewer_capabilities_are_untrusted() {
         const STATUS: &str =
             "Name:\ta\\nUid:\t9\t9\t9\t9\nUid:\t7\t7\t7\t7\nGid:\t8\t8\t8\t8\nCapPrm:\t0000000000000003\n";
         let with = |from, to| Credentials::parse(&STATUS.replace(from, to)).unwrap();
@@ -398,6 +398,6 @@ mod tests {
 
     #[test]
     fn the_stricter_level_is_the_greater() {
-        assert_eq!(Level::User.max(Level::Stranger), Level::Stranger);
+        assert_eq!(Level::User.max(Level::Untrusted), Level::Untrusted);
     }
 }

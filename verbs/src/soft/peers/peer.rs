@@ -196,7 +196,7 @@ impl Peer {
     }
 
     /// Tells the peer once more of segments that are withdrawn, and that it has not confirmed to have unmapped. Returns when it is
-    /// to be told next. Does not wait.
+    /// to be notified next. Does not wait.
     pub(crate) fn remind(&self, now: Instant) -> Option<Instant> {
         for id in self.offers.reminders(now) {
             self.say_by_any(Object::Withdraw { id });
@@ -314,7 +314,7 @@ fn missing() -> VerbsError {
     VerbsError::unreachable("the peer's device refused to share its memory")
 }
 
-/// Connects to `device` until `deadline`. Returns the socket, and the process at its other end.
+/// Connects to `device` until `deadline`. Returns the socket, and the process at its other side.
 fn dial(
     device: DeviceId,
     (sockets, policy): (&Sockets, Policy),
@@ -332,7 +332,7 @@ fn dial(
     Ok((socket, identity))
 }
 
-/// Returns the process at the other end of the socket. Fails if `policy` does not let it in.
+/// Returns the process at the other side of the socket. Fails if `policy` does not let it in.
 pub(crate) fn check_owner(fd: &impl AsFd, policy: Policy) -> Result<Identity, VerbsError> {
     let identity = Identity::of(fd, policy.trusts_user())
         .map_err(|error| VerbsError::os("asking for the peer's process", error))?;

@@ -25,11 +25,11 @@ pub struct SoftQueuePair {
 }
 
 /// The user of a device's process, as the kernel states it. One user counts as two owners: its processes that are
-/// peers of this user, and its strangers.
+/// peers of this user, and its untrusted processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceOwner {
     user: u32,
-    stranger: bool,
+    untrusted: bool,
 }
 
 /// A question under way. Its descriptor is readable when the device has answered or has gone.
@@ -77,14 +77,14 @@ impl SoftQueuePair {
         let Identity { user, level, .. } = check_owner(&socket, *policy)?;
         let request = Request { sequence: SEQUENCE, number: *number, token: *token, object: Object::Waits };
         message::send_request(&socket, &request, None).map_err(|error| VerbsError::os(ASKING, error))?;
-        Ok(Some(Ping { socket, owner: DeviceOwner { user, stranger: level == Level::Stranger } }))
+        Ok(Some(Ping { socket, owner: DeviceOwner { user, untrusted: level == Level::Untrusted } }))
     }
 }
 
 impl DeviceOwner {
     /// Makes an owner, for tests of what is counted by owners.
-    pub fn new(user: u32, stranger: bool) -> Self {
-        Self { user, stranger }
+    pub fn new(user: u32, untrusted: bool) -> Self {
+        Self { user, untrusted }
     }
 }
 
@@ -123,9 +123,9 @@ mod tests {
     use crate::soft::peers::level::Policy;
     use crate::soft::peers::sockets::Sockets;
 
-    fn is_answered(ping: &Ping, patience_ms: i64) -> bool {
-        let patience = rustix::event::Timespec { tv_sec: patience_ms / 1000, tv_nsec: 0 };
-        let polled = rustix::event::poll(&mut [PollFd::new(&ping.socket, PollFlags::IN)], Some(&patience));
+    fn is_answered(ping: &Ping, timeout_ms: i64) -> bool {
+        let timeout = rustix::event::Timespec { tv_sec: timeout_ms / 1000, tv_nsec: 0 };
+        let polled = rustix::event::poll(&mut [PollFd::new(&ping.socket, PollFlags::IN)], Some(&timeout));
         polled.unwrap() > 0
     }
 

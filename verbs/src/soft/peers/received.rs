@@ -50,14 +50,14 @@ impl Drop for Received {
     fn drop(&mut self) {
         let Some(descriptor) = self.descriptor.take() else { return };
         forked::leave_to_children(&descriptor);
-        // A forked child has another file in its place.
+        // A forked child has another file instead.
         if !self.origin.is_some_and(Origin::is_forked) {
             closer::close(descriptor, self.source);
         }
     }
 }
 
-/// One end of a connection to a peer. Dropping it does not block, and the other end notices the drop at once.
+/// One end of a connection to a peer. Dropping it does not block, and the other side notices the drop at once.
 #[derive(Debug)]
 pub(crate) struct Socket {
     descriptor: Option<OwnedFd>,
@@ -97,7 +97,7 @@ impl Drop for Socket {
     fn drop(&mut self) {
         let Some(descriptor) = self.descriptor.take() else { return };
         forked::leave_to_children(&descriptor);
-        // A forked child has another file in its place.
+        // A forked child has another file instead.
         if self.origin.is_some_and(Origin::is_forked) {
             return;
         }
@@ -110,7 +110,7 @@ impl Drop for Socket {
     }
 }
 
-/// Tells the other end that this end has gone. No message comes any more. The call takes no lock that is held while a process waits.
+/// Tells the other side that this side has gone. No message comes any more. The call takes no lock that is held while a process waits.
 pub(crate) fn hang_up(socket: &impl AsFd) {
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
@@ -158,9 +158,9 @@ pub(in crate::soft) mod tests {
     /// The time that the last close of [`lingering`] takes.
     const LINGER: Duration = Duration::from_secs(100);
     /// Time after which a test fails: shorter than [`LINGER`], and longer than any thread of a busy machine waits for its turn.
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Returns a TCP socket with unsent bytes, whose last close blocks until the other end, which is returned too, is closed.
+    /// Returns a TCP socket with unsent bytes, whose last close blocks until the other side, which is returned too, is closed.
     pub(in crate::soft) fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -190,7 +190,7 @@ pub(in crate::soft) mod tests {
     pub(in crate::soft) fn ends_soon<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, ended) = channel();
         std::thread::spawn(move || done.send(work()));
-        ended.recv_timeout(PATIENCE).unwrap()
+        ended.recv_timeout(TIMEOUT).unwrap()
     }
 
     #[test]
@@ -223,7 +223,7 @@ pub(in crate::soft) mod tests {
         assert!(is_empty(&ours) && empty(&ours));
     }
 
-    /// The other end learns at once that this end has gone, also if a descriptor is left that can't be closed soon.
+    /// The other side learns at once that this side has gone, also if a descriptor is left that can't be closed soon.
     #[test]
     fn the_other_end_notices_the_drop() {
         let (ours, theirs) = socket_pair();

@@ -181,9 +181,9 @@ impl Segments {
         Some(segment)
     }
 
-    /// Ends a view of segment `id`. Returns whether the peer is to be told that the segment is unmapped, by [`closer::free`], after that.
+    /// Ends a view of segment `id`. Returns whether the peer is to be notified of that, by [`closer::free`], after that.
     pub(crate) fn end_view(&self, id: u64, segment: Arc<Segment>) -> bool {
-        // It comes first, because the peer may be told afterwards.
+        // It comes first, because the peer may be notified afterwards.
         drop(segment);
         let mut known = lock(&self.known);
         let Some(count) = known.viewed.get_mut(&id) else { return false };
@@ -206,7 +206,7 @@ impl Segments {
 const MOST_OFFERED: usize = 1024;
 /// Time after which a peer that has not confirmed an offer gets it once more.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Time after which a peer that has not confirmed that it has unmapped a segment is told once more. Each further time doubles it.
+/// Time after which a peer that has not confirmed that it has unmapped a segment is notified once more. Each further time doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest time between two reminders. A view can keep a segment mapped for long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -241,7 +241,7 @@ pub(crate) struct Offer {
 #[derive(Debug)]
 struct Withdrawn {
     charge: Option<Charge>,
-    /// When the peer is told once more, and the time until the reminder after that.
+    /// When the peer is notified once more, and the time until the reminder after that.
     again: Instant,
     pause: Duration,
 }
@@ -291,7 +291,7 @@ impl Offers {
         }
     }
 
-    /// Takes segment `id` back. Returns whether the peer must be told.
+    /// Takes segment `id` back. Returns whether the peer must be notified.
     pub(crate) fn withdraw(&self, id: u64) -> bool {
         let Some(offer) = lock(&self.offered).remove(&id) else { return false };
         offer.mapped.store(false, Relaxed);
@@ -308,7 +308,7 @@ impl Offers {
         drop(lock(&self.withdrawn).remove(&id));
     }
 
-    /// Returns the withdrawn segments that the peer is to be told of once more at `now`, a limited number of them.
+    /// Returns the withdrawn segments that the peer is to be notified of once more at `now`, a limited number of them.
     pub(crate) fn reminders(&self, now: Instant) -> Vec<u64> {
         let mut withdrawn = lock(&self.withdrawn);
         let due = withdrawn.iter_mut().filter(|(_, segment)| segment.again <= now).take(REMINDERS);
@@ -483,7 +483,7 @@ mod offers_tests {
         assert_eq!((Arc::strong_count(&charge), offers.charges().len()), (1, 0));
     }
 
-    /// A peer that says that it has unmapped a segment, before it was told to, has still a charge.
+    /// A peer that says that it has unmapped a segment, although the segment was not withdrawn, keeps its charge.
     #[test]
     fn a_segment_that_is_offered_stays_charged() {
         let (offers, charge) = (Offers::default(), charge().unwrap());
@@ -501,13 +501,13 @@ mod offers_tests {
         let (offer, _) = offers.get(1, || Some(Arc::clone(&charge))).unwrap();
         assert!(offer.is_due());
         drop(offer);
-        // Before the peer is told, because this thread may have to wait for its turn then.
+        // Before the peer is notified, because this thread may have to wait for its turn then.
         let mut now = Instant::now();
         assert!(offers.next_reminder().is_none() && offers.withdraw(1));
         assert!(offers.reminders(now).is_empty(), "the peer was just told");
         let mut pauses = Vec::new();
         while pauses.len() < 10 {
-            // The device's thread looks when a reminder is due, and not before.
+            // The device's thread checks when a reminder is due, and not before.
             let due = offers.next_reminder().unwrap();
             assert!(offers.reminders(due - Duration::from_millis(1)).is_empty());
             assert_eq!(offers.reminders(due), [1]);

@@ -31,11 +31,11 @@ const WAKE: u64 = 1;
 /// Requests of one client that are answered before the other clients have their turn.
 const REQUESTS_OF_A_TURN: usize = 8;
 
-/// The looks for segments that peers are to be reminded of.
+/// The checks for segments that peers are to be reminded of.
 #[derive(Debug)]
 struct Reminders {
-    /// The last look, and the next one.
-    looked: Instant,
+    /// The last check, and the next one.
+    checked: Instant,
     next: Option<Instant>,
 }
 
@@ -63,9 +63,9 @@ pub(crate) struct Service {
     /// Queue pairs of this device, by number.
     queue_pairs: Mutex<HashMap<u32, Weak<dyn ServedQueuePair>>>,
     deadlines: Mutex<BinaryHeap<Deadline>>,
-    /// Queue pairs whose records this thread looks after.
+    /// Queue pairs whose records this thread watches.
     guarded: Mutex<Vec<Weak<dyn ServedQueuePair>>>,
-    /// Whether a segment was withdrawn since the last look for those that peers are to be reminded of.
+    /// Whether a segment was withdrawn since the last check for those that peers are to be reminded of.
     reminding: AtomicBool,
     /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
     kept: Mutex<HashMap<u64, Kept>>,
@@ -134,7 +134,7 @@ impl Service {
         Ok(())
     }
 
-    /// Keeps the charges until the peer at the other end of `socket` says that it has unmapped the memory of this process, or is
+    /// Keeps the charges until the peer at the other side of `socket` says that it has unmapped the memory of this process, or is
     /// gone. Up to `late_answers` other answers may come first.
     pub(crate) fn keep_until_unmapped(&self, socket: Socket, charges: Vec<Charge>, late_answers: u64) {
         let token = self.next_token.fetch_add(1, SeqCst);
@@ -157,19 +157,19 @@ impl Service {
     /// Reminds peers of segments that are withdrawn, if a reminder is due. Returns when the next one is due; `None` if the peers have
     /// confirmed all.
     fn remind(&self, reminders: &mut Reminders) -> Option<Instant> {
-        /// Least time between two looks for segments that peers are to be reminded of.
+        /// Least time between two checks for segments that peers are to be reminded of.
         const PAUSE: Duration = Duration::from_millis(100);
-        let soonest = reminders.looked + PAUSE;
+        let soonest = reminders.checked + PAUSE;
         let due = if self.reminding.load(SeqCst) { Some(soonest) } else { reminders.next }?;
         let now = Instant::now();
         if due > now {
             return Some(due);
         }
-        // Before the look, so that a segment that is withdrawn meanwhile is not overlooked.
+        // Before the check, so that a segment that is withdrawn meanwhile is not overlooked.
         self.reminding.store(false, SeqCst);
         let peers: Vec<_> = lock(&self.peers).values().filter_map(Weak::upgrade).collect();
         let next = peers.iter().filter_map(|peer| peer.remind(now)).min();
-        *reminders = Reminders { looked: now, next: next.map(|next| next.max(now + PAUSE)) };
+        *reminders = Reminders { checked: now, next: next.map(|next| next.max(now + PAUSE)) };
         reminders.next
     }
 
@@ -184,7 +184,7 @@ impl Service {
         }
     }
 
-    /// Looks after the records of a queue pair, until it needs that no longer.
+    /// Watches the records of a queue pair, until it needs that no longer.
     pub(crate) fn guard(&self, queue_pair: Weak<dyn ServedQueuePair>) {
         let mut guarded = lock(&self.guarded);
         let first = guarded.is_empty();
@@ -195,12 +195,12 @@ impl Service {
         }
     }
 
-    /// Looks after the guarded queue pairs. Returns whether there are any.
-    fn look_after(&self) -> bool {
-        let mut looked = std::mem::take(&mut *lock(&self.guarded));
-        looked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.look_after()));
+    /// Watches the guarded queue pairs. Returns whether there are any.
+    fn watch_guarded(&self) -> bool {
+        let mut checked = std::mem::take(&mut *lock(&self.guarded));
+        checked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.watch()));
         let mut guarded = lock(&self.guarded);
-        guarded.append(&mut looked);
+        guarded.append(&mut checked);
         let guards = !guarded.is_empty();
         drop(guarded);
         if guards {
@@ -218,13 +218,13 @@ impl Service {
 
     /// Runs the thread until [`stop`](Self::stop).
     pub(crate) fn run(&self) {
-        /// Time between two looks at the guarded queue pairs.
-        const LOOK: Duration = Duration::from_millis(4);
+        /// Time between two checks of the guarded queue pairs.
+        const GUARD_PAUSE: Duration = Duration::from_millis(4);
         let mut clients = Clients::default();
         let mut events = Vec::with_capacity(64);
         let mut asked = Vec::new();
-        let mut looked = Instant::now();
-        let mut reminders = Reminders { looked: Instant::now(), next: None };
+        let mut checked = Instant::now();
+        let mut reminders = Reminders { checked: Instant::now(), next: None };
         while !self.stop.load(SeqCst) {
             let mut timeout = self.notify_due();
             let is_asked = !asked.is_empty();
@@ -233,15 +233,15 @@ impl Service {
                 // There is traffic, perhaps only of the peer, so the locks of queue pairs are worth a bias.
                 biased_lock::prepare();
             }
-            let guards = if looked.elapsed() >= LOOK {
-                looked = Instant::now();
-                self.look_after()
+            let guards = if checked.elapsed() >= GUARD_PAUSE {
+                checked = Instant::now();
+                self.watch_guarded()
             } else {
                 !lock(&self.guarded).is_empty()
             };
             let limit = match (more, guards) {
                 (true, _) => Some(Duration::ZERO),
-                (false, true) => Some(LOOK.saturating_sub(looked.elapsed())),
+                (false, true) => Some(GUARD_PAUSE.saturating_sub(checked.elapsed())),
                 (false, false) => None,
             };
             let reminder =

@@ -33,7 +33,7 @@ const NAME: usize = PREFIX.len() + 16;
 const LONGEST_PATH: usize = 107;
 /// Age from which a socket may belong to a dead process. A younger one may belong to a process that does not listen yet.
 const SETTLED: Duration = Duration::from_secs(60);
-/// Most sockets of other devices that are looked at when a device opens.
+/// Most sockets of other devices that are checked when a device opens.
 const PROBES: usize = 64;
 /// Most files of the directory that are read when a device opens.
 const FILES: usize = 4096;
@@ -41,7 +41,7 @@ const BACKLOG: i32 = 128;
 /// Longest time for which a device's backlog may be full. Whose device it is, is unknown until it has accepted.
 const CROWDED: Duration = Duration::from_secs(1);
 
-/// The place of the sockets.
+/// The location of the sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Sockets {
     /// The abstract socket namespace.
@@ -60,7 +60,7 @@ pub(crate) struct Listener {
 }
 
 impl Sockets {
-    /// Reads the place from the value of `RDMA_SOFT_DIR`. Fails if the directory can't be used.
+    /// Reads the location from the value of `RDMA_SOFT_DIR`. Fails if the directory can't be used.
     pub(crate) fn new(directory: Option<&OsStr>) -> Result<Self, VerbsError> {
         let Some(value) = directory else { return Ok(Self::Namespace) };
         let unusable = |reason: &str| VerbsError::unusable(format!("{VARIABLE}={value:?}: {reason}"));
@@ -269,7 +269,7 @@ impl Drop for Listener {
         self.remove();
         if let Some(socket) = self.socket.take() {
             forked::leave_to_children(&socket);
-            // Connections that were not accepted may have messages with descriptors. A forked child has another file in the socket's place.
+            // Connections that were not accepted may have messages with descriptors. A forked child has another file instead of the socket.
             if !self.origin.is_forked() {
                 closer::close(socket, None);
             }

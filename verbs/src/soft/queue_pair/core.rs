@@ -50,14 +50,14 @@ pub(crate) struct Core {
     /// The peer's memory that this process has mapped. Set when the peer takes our end.
     segments: OnceLock<Arc<Segments>>,
     debt: Debt,
-    /// The position up to which this end has carried out the peer's records. The end shows it later: see
+    /// The position up to which this side has carried out the peer's records. The end shows it later: see
     /// [`took`](Self::took).
     taken: AtomicU64,
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
     pub(in crate::soft) guarded: Guarded<Native, Shipping>,
-    /// The position that the peer had taken at the last look of the guard, and the number of looks without a change.
+    /// The position that the peer had taken at the last check of the guard, and the number of checks without a change.
     guard: Mutex<Guard>,
 }
 
@@ -159,7 +159,7 @@ impl Core {
         self.segments.get()?.find(id)
     }
 
-    /// Returns the peer's memory that this process has mapped, once the peer has taken this end.
+    /// Returns the peer's memory that this process has mapped, once the peer has taken this side.
     pub(crate) fn segments(&self) -> Option<&Arc<Segments>> {
         self.segments.get()
     }
@@ -187,7 +187,7 @@ impl Core {
         }
     }
 
-    /// Returns whether this end is in Rts. Does not look at the peer, whose end moves this end to Error only with a poll:
+    /// Returns whether this side is in Rts. Does not check the peer, whose end moves this side to Error only with a poll:
     /// [`state`](Self::state) looks.
     #[inline]
     pub(super) fn is_ready_to_send(&self) -> bool {
@@ -200,7 +200,7 @@ impl Core {
         self.state.load(Acquire) >= ERROR
     }
 
-    /// Returns whether this end takes no more records of the peer.
+    /// Returns whether this side takes no more records of the peer.
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         match self.state.load(Acquire) {
@@ -216,7 +216,7 @@ impl Core {
             .is_some_and(|connection| connection.end.state() == EndState::Ended || connection.peer.is_dead())
     }
 
-    /// Returns whether the connection is over for both ends: the peer's process is dead, or the peer refused a record of ours. Its
+    /// Returns whether the connection is over for both sides: the peer's process is dead, or the peer refused a record of ours. Its
     /// last records may still be in its ring.
     #[inline]
     pub(crate) fn peer_is_gone(&self) -> bool {
@@ -258,7 +258,7 @@ impl Core {
         self.notify();
     }
 
-    /// Moves to Error because this end refuses a record of the peer, and tells the peer why.
+    /// Moves to Error because this side refuses a record of the peer, and tells the peer why.
     pub(crate) fn refuse(&self, failure: Failure) {
         self.show_progress();
         if !self.has_failed() {
@@ -291,7 +291,7 @@ impl Core {
         self.owe(connection, debt);
     }
 
-    /// Notes that this end has carried out the peer's records up to the position `taken`. Before the visit ends, it tells the peer
+    /// Notes that this side has carried out the peer's records up to the position `taken`. Before the visit ends, it tells the peer
     /// (see [`took`](Self::took)).
     #[inline]
     pub(super) fn carried_out(&self, taken: u64) {
@@ -299,7 +299,7 @@ impl Core {
         self.taken.store(taken, Release);
     }
 
-    /// Tells the peer of the records that this end has [carried out](Self::carried_out), up to the position `taken`. `awaited`: the peer
+    /// Tells the peer of the records that this side has [carried out](Self::carried_out), up to the position `taken`. `awaited`: the peer
     /// waits for one of them.
     ///
     /// Tells the peer now, if the peer waits for it or it is much, and otherwise with the next poll that finds nothing else to do. So
@@ -329,7 +329,7 @@ impl Core {
         }
     }
 
-    /// Shows the peer this end's progress. Several threads may do this at a time.
+    /// Shows the peer this side's progress. Several threads may do this at a time.
     fn show_progress(&self) {
         self.end.taken_word().fetch_max(self.taken.load(Acquire), Release);
     }
@@ -340,18 +340,18 @@ impl Core {
         self.receive_queue.is_armed() || self.send_queue.is_armed()
     }
 
-    /// Leaves the look with a fence to the next poll; makes it now if the poller sleeps.
+    /// Leaves the check with a fence to the next poll; makes it now if the poller sleeps.
     #[inline]
     fn owe(&self, connection: &Connection, debt: u8) {
         if self.is_armed() {
-            self.look(connection, debt);
+            self.check_attention(connection, debt);
         } else {
             self.debt.add(debt);
         }
     }
 
-    /// Shows this end's progress, and looks at the peer's attention with the fence.
-    fn look(&self, connection: &Connection, debt: u8) {
+    /// Shows this side's progress, and checks the peer's attention with the fence.
+    fn check_attention(&self, connection: &Connection, debt: u8) {
         if debt & Debt::PROGRESS != 0 {
             // The queue may have been armed after the caller had decided to show the progress later.
             self.show_progress();
@@ -359,13 +359,13 @@ impl Core {
         connection.settle(debt);
     }
 
-    /// Returns whether this end owes the peer a look.
+    /// Returns whether this side owes the peer a check.
     #[inline]
     pub(super) fn owes(&self) -> bool {
         self.debt.is_any() || self.connection().is_some_and(Connection::is_unpoked)
     }
 
-    /// Makes the looks that this end owes.
+    /// Makes the checks that this side owes.
     #[cold]
     pub(super) fn settle(&self) {
         let mut debt = self.debt.take();
@@ -373,7 +373,7 @@ impl Core {
             if connection.take_unpoked() {
                 debt |= Debt::NEWS | Debt::PROGRESS;
             }
-            self.look(connection, debt);
+            self.check_attention(connection, debt);
         }
         // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
         if debt & (Debt::NEWS | Debt::WRITES) != 0 {
@@ -404,8 +404,8 @@ impl Core {
         }
     }
 
-    /// Looks whether the peer takes our records. Returns false when there is nothing to guard any more.
-    pub(crate) fn look_after_records(&self, unseen_progress: bool) -> bool {
+    /// Checks whether the peer takes our records. Returns false when there is nothing to guard any more.
+    pub(crate) fn watch_records(&self, unseen_progress: bool) -> bool {
         /// Looks without a record, after which the guard ends.
         const IDLE: u32 = 256;
         let Some(connection) = self.connection() else { return false };
@@ -526,17 +526,17 @@ impl Core {
         self.domain.remove_queue_pair(self.number);
     }
 
-    /// Asks the peer for `attention`, as a new request. The owner calls [`Attention::fence`] before it looks for news.
+    /// Asks the peer for `attention`, as a new request. The owner calls [`Attention::fence`] before it checks for news.
     pub(crate) fn ask(&self, attention: Attention) {
         attention.ask::<Native>(self.end.attention_word());
     }
 
-    /// Shows that this end wants `attention`. The owner calls [`Attention::fence`] before it looks for news.
+    /// Shows that this side wants `attention`. The owner calls [`Attention::fence`] before it checks for news.
     pub(crate) fn want(&self, attention: Attention) {
         attention.add::<Native>(self.end.attention_word());
     }
 
-    /// Shows that this end does not want `attention` any more. Returns whether this end wanted a part of it.
+    /// Shows that this side does not want `attention` any more. Returns whether this side wanted a part of it.
     #[inline]
     pub(crate) fn want_no_more(&self, attention: Attention) -> bool {
         let wanted = Attention::of_own::<Native>(self.end.attention_word()).wants(attention);
@@ -573,7 +573,7 @@ impl Core {
         }
     }
 
-    /// Takes over the one connection by which the process that has taken this end may wake the poller of the completion queue `id`.
+    /// Takes over the one connection by which the process that has taken this side may wake the poller of the completion queue `id`.
     pub(super) fn add_event_socket(&self, id: u64, socket: &Arc<Socket>) -> Option<io::Result<()>> {
         let queue = [&self.send_queue, &self.receive_queue].into_iter().find(|queue| queue.id() == id)?;
         let mut grant = lock(&self.grant);
@@ -586,7 +586,7 @@ impl Core {
 }
 
 /// Longest time that the peer's device may take, for the connection and all answers together.
-const PATIENCE: Duration = Duration::from_millis(2500);
+const TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// The peer's side of a connected queue pair.
 #[derive(Debug)]
@@ -596,7 +596,7 @@ pub(crate) struct Connection {
     unpoked: AtomicBool,
     /// The peer's end.
     pub(crate) end: PairEnd,
-    /// The peer's table of regions; `None` if the peer or this end does not trust the other with its memory.
+    /// The peer's table of regions; `None` if the peer or this side does not trust the other with its memory.
     pub(crate) table: Option<Arc<RegionTable>>,
     pub(crate) domain: u64,
     pub(crate) access: Access,
@@ -604,12 +604,12 @@ pub(crate) struct Connection {
     receive_event: PeerWaker,
 }
 
-/// The looks at the peer's attention that an end owes.
+/// The checks of the peer's attention that an end owes.
 pub(super) type Debt = crate::soft::shared::attention::Debt<Native, Shipping>;
 
 impl Connection {
     /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's end and table, and
-    /// takes the sockets of its completion queues. The peer's device may take [`PATIENCE`] for all that together.
+    /// takes the sockets of its completion queues. The peer's device may take [`TIMEOUT`] for all that together.
     pub(crate) fn import(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
         device.check_answers(address.device)?;
         Self::ask(device, address, own_token).inspect_err(|error| {
@@ -620,7 +620,7 @@ impl Connection {
     }
 
     fn ask(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let peer = device.peer(address.device, deadline)?;
         let event_socket = |id| peer.event_socket(&address, id, device.reach(), deadline);
         let (end, answer) = peer.import_end(&address, own_token, deadline)?;
@@ -638,13 +638,13 @@ impl Connection {
         })
     }
 
-    /// Returns whether both ends let the other map their memory for reading.
+    /// Returns whether both sides let the other map their memory for reading.
     pub(crate) fn shares_memory(&self) -> bool {
         self.table.is_some()
     }
 
     /// Wakes the peer because there are new records, if the peer shows that it wants that. `debt` is the kind of records. Without a
-    /// fence before the call, this end may overlook what the peer has just shown: see [`Debt`].
+    /// fence before the call, this side may overlook what the peer has just shown: see [`Debt`].
     #[inline]
     pub(super) fn announce_news(&self, debt: u8) {
         let attention = Attention::of_own::<Native>(self.end.attention_word());
@@ -663,15 +663,15 @@ impl Connection {
         }
     }
 
-    /// Returns whether the peer shows that it waits for progress of this end.
+    /// Returns whether the peer shows that it waits for progress of this side.
     #[inline]
     pub(super) fn awaits_progress(&self) -> bool {
         let attention = Attention::of_own::<Native>(self.end.attention_word());
         attention.wants(Attention::PROGRESS.with(Attention::STUCK))
     }
 
-    /// Wakes the peer because this end has taken records or posted receives, if the peer shows that it waits for that. Without a
-    /// fence before the call, this end may overlook what the peer has just shown: see [`Debt`].
+    /// Wakes the peer because this side has taken records or posted receives, if the peer shows that it waits for that. Without a
+    /// fence before the call, this side may overlook what the peer has just shown: see [`Debt`].
     #[inline]
     pub(super) fn announce_progress(&self) {
         let attention = Attention::of_own::<Native>(self.end.attention_word());
@@ -686,12 +686,12 @@ impl Connection {
             self.send_event.answer(attention);
         }
         if attention.wants(Attention::STUCK) {
-            // READs that the peer serves may wait for room in its ring, which the poller of its receives looks after.
+            // READs that the peer serves may wait for room in its ring, which the poller of its receives watches.
             self.wake_for_news(attention, Debt::NEWS);
         }
     }
 
-    /// Looks once more whether the peer wants to be woken, so that it is woken for all that this end has stored before.
+    /// Checks once more whether the peer wants to be woken, so that it is woken for all that this side has stored before.
     pub(super) fn settle(&self, debt: u8) {
         let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
         if debt & (Debt::NEWS | Debt::WRITES) != 0 && !attention.is_polled() {
@@ -702,7 +702,7 @@ impl Connection {
         }
     }
 
-    /// Wakes the peer because this end has ended.
+    /// Wakes the peer because this side has ended.
     pub(crate) fn announce_end(&self) {
         let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
         if attention.wants(Attention::NEWS) {
@@ -713,7 +713,7 @@ impl Connection {
         }
     }
 
-    /// Asks the peer's device to look at its queue pair, because no thread of the peer seems to poll it.
+    /// Asks the peer's device to check its queue pair, because no thread of the peer seems to poll it.
     pub(crate) fn poke(&self) {
         if !self.peer.poke(&self.address) {
             self.unpoked.store(true, Relaxed);

@@ -22,7 +22,7 @@ pub(super) struct Message {
 pub(super) enum Destination {
     /// The oldest posted receive.
     Receive,
-    /// The place that the peer names.
+    /// The address that the peer names.
     Memory { address: u64, key: u32 },
 }
 
@@ -33,36 +33,36 @@ impl Message {
     }
 }
 
-/// The places in the peer's memory from which a message is taken.
+/// The addresses in the peer's memory from which a message is taken.
 #[derive(Debug)]
 pub(super) struct Pull {
     /// The record of the message.
     pub(super) record: Record,
-    places: Vec<SegmentAddress>,
-    /// The place that is being taken, and the bytes of it that were taken.
+    addresses: Vec<SegmentAddress>,
+    /// The address that is being taken, and the bytes of it that were taken.
     index: usize,
     taken: u64,
 }
 
 impl Pull {
-    /// Reads the places of a message of `total` bytes from its record; `None` if they are no such places.
+    /// Reads the addresses of a message of `total` bytes from its record; `None` if they are no such addresses.
     pub(super) fn new(record: &Record, ring: &[AtomicU64], total: u64) -> Option<Self> {
         let words = ring.get(record.payload..record.payload + record.header.length as usize / 8)?;
-        let places: Vec<SegmentAddress> = words
+        let addresses: Vec<SegmentAddress> = words
             .chunks_exact(3)
-            .map(|place| std::array::from_fn(|index| place[index].load(Relaxed)))
+            .map(|address| std::array::from_fn(|index| address[index].load(Relaxed)))
             .collect();
-        let sum = places.iter().try_fold(0u64, |sum, [_, _, length]| sum.checked_add(*length));
+        let sum = addresses.iter().try_fold(0u64, |sum, [_, _, length]| sum.checked_add(*length));
         let good = record.header.length.is_multiple_of(24)
-            && places.len() <= MAX_SEGMENTS as usize
-            && places.iter().all(|[_, _, length]| *length > 0)
+            && addresses.len() <= MAX_SEGMENTS as usize
+            && addresses.iter().all(|[_, _, length]| *length > 0)
             && sum == Some(total);
-        good.then_some(Self { record: *record, places, index: 0, taken: 0 })
+        good.then_some(Self { record: *record, addresses, index: 0, taken: 0 })
     }
 
-    /// Returns the next chunk: the segment, the offset in it, and the length, at most `wanted`. Goes on behind the chunk.
+    /// Returns the next chunk: the segment, the offset in it, and the length, at most `wanted`. Continues behind the chunk.
     pub(super) fn next(&mut self, wanted: u64) -> Option<(u64, u64, u64)> {
-        let [id, offset, length] = *self.places.get(self.index)?;
+        let [id, offset, length] = *self.addresses.get(self.index)?;
         let chunk = (id, offset.checked_add(self.taken)?, (length - self.taken).min(wanted));
         self.taken += chunk.2;
         if self.taken == length {
@@ -155,8 +155,8 @@ impl Receives {
         let slot = self.next as usize & (self.slots.len() - 1);
         let room = super::source::total(into);
         self.slots[slot] = Posted { wr_id, room, count: into.len() };
-        for (place, segment) in self.segments[slot * self.width..].iter_mut().zip(into) {
-            *place = ReceiveSegment::from(segment);
+        for (slot, segment) in self.segments[slot * self.width..].iter_mut().zip(into) {
+            *slot = ReceiveSegment::from(segment);
         }
         self.next += 1;
     }

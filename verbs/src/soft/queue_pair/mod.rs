@@ -38,8 +38,8 @@ pub(super) struct SoftPair {
     pub(super) core: Arc<Core>,
     sends: SendQueue,
     target: Target,
-    /// Whether threads look for work of the peer again and again, so that WRITEs need no events.
-    looked_after: AtomicBool,
+    /// Whether threads check for work of the peer again and again, so that WRITEs need no events.
+    is_watched: AtomicBool,
 }
 
 /// Creates a queue pair in Reset.
@@ -54,7 +54,7 @@ pub(super) fn create(
     VerbsError::check_limits([("inline bytes", capacity.inline, limits.max_inline)])?;
     let core = Core::create(domain, send_queue, receive_queue, capacity)?;
     let (sends, target) = (SendQueue::new(&core), Target::new(&core));
-    let pair = Arc::new(SoftPair { core, sends, target, looked_after: AtomicBool::new(false) });
+    let pair = Arc::new(SoftPair { core, sends, target, is_watched: AtomicBool::new(false) });
     pair.core.enter(&pair);
     let local = Arc::clone(&pair) as Arc<dyn LocalQueuePair>;
     Ok(Arc::new(Handle { pair, local }))
@@ -71,15 +71,15 @@ impl SoftPair {
         drop(sends);
     }
 
-    /// Returns whether threads look for work of the peer again and again.
+    /// Returns whether threads check for work of the peer again and again.
     #[cfg(test)]
-    pub(super) fn is_looked_after(&self) -> bool {
-        self.looked_after.load(Relaxed)
+    pub(super) fn is_watched(&self) -> bool {
+        self.is_watched.load(Relaxed)
     }
 }
 
 impl SoftPair {
-    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any. Also goes on with
+    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any. Also continues
     /// what found no room in the ring, if the peer has made room. In a forked child this does nothing.
     #[inline]
     fn work(&self) -> bool {
@@ -99,7 +99,7 @@ impl SoftPair {
         true
     }
 
-    /// Goes on with requests of this end, and with READs of the peer, that found no room in the ring. Returns whether that was a visit,
+    /// Continues requests of this side, and with READs of the peer, that found no room in the ring. Returns whether that was a visit,
     /// which carries out records of the peer, too.
     #[cold]
     fn use_room(&self) -> bool {
@@ -116,7 +116,7 @@ impl SoftPair {
     /// Visits the target, and leaves the completions to the next poll.
     #[inline]
     fn visit_without_poll(&self) {
-        // This thread looks after the records, so the peer need not ask the device.
+        // This thread watches the records, so the peer need not ask the device.
         self.core.want_no_more(Attention::DEVICE);
         self.target.visit(&self.sends, &mut Output::Keep);
         if self.target.is_busy() {
@@ -135,7 +135,7 @@ impl SoftPair {
         let Output::Unpolled { found_work: true } = output else { return false };
         self.core.want(Attention::DEVICE);
         Attention::fence::<Native, Shipping>();
-        // A record that came before the peer could see that this end wants to be asked for.
+        // A record that came before the peer could see that this side wants to be asked for.
         more || self.target.visit(&self.sends, &mut output) == Remaining::Work
     }
 
@@ -200,10 +200,10 @@ impl CompletionSource for SoftPair {
 
     fn ask_for_events(&self, role: Role) {
         if role.receives {
-            let looked_after = self.looked_after.load(Relaxed);
-            self.core.ask(if looked_after { Attention::NEWS } else { ALL_NEWS });
+            let is_watched = self.is_watched.load(Relaxed);
+            self.core.ask(if is_watched { Attention::NEWS } else { ALL_NEWS });
         }
-        // SYNC: a thread that stores news or posts requests holds one of the two locks while it looks whether the queue is armed, and
+        // SYNC: a thread that stores news or posts requests holds one of the two locks while it checks whether the queue is armed, and
         // while it notes its debt and counts its requests. So either this thread sees them, or that thread sees that the queue is
         // armed.
         self.wait_for_own_threads();
@@ -282,7 +282,7 @@ impl ServedQueuePair for SoftPair {
     }
 
     fn carry_out(&self) -> bool {
-        self.looked_after.store(false, Relaxed);
+        self.is_watched.store(false, Relaxed);
         // SYNC: pairs with the fence after `arm`: either this thread sees that the queue is armed, or the thread that arms it sees this
         // store.
         fence(SeqCst);
@@ -302,7 +302,7 @@ impl ServedQueuePair for SoftPair {
         more
     }
 
-    fn look_after(&self) -> bool {
+    fn watch(&self) -> bool {
         if self.sends.has_waiting() {
             self.sends.run_waiting();
         }
@@ -310,7 +310,7 @@ impl ServedQueuePair for SoftPair {
             // A thread has taken a READ of the peer from the ring, and has not polled since.
             self.carry_out();
         }
-        self.core.look_after_records(self.sends.has_unseen_progress())
+        self.core.watch_records(self.sends.has_unseen_progress())
     }
 
     fn fail(&self) {
@@ -347,7 +347,7 @@ impl LocalQueuePair for SoftPair {
     fn progress(&self) -> bool {
         let worked = self.work();
         if worked {
-            // SYNC: the caller looks for threads that wait for the stored words.
+            // SYNC: the caller checks for threads that wait for the stored words.
             fence(SeqCst);
         }
         worked
@@ -358,15 +358,15 @@ impl LocalQueuePair for SoftPair {
         if self.is_forked() {
             return false;
         }
-        if !self.looked_after.load(Relaxed) {
-            self.looked_after.store(true, Relaxed);
+        if !self.is_watched.load(Relaxed) {
+            self.is_watched.store(true, Relaxed);
         }
         let unneeded = Attention::WRITES.with(Attention::DEVICE);
         self.core.want_no_more(unneeded)
     }
 
     fn need_events(&self) {
-        if !self.is_forked() && self.looked_after.swap(false, Relaxed) {
+        if !self.is_forked() && self.is_watched.swap(false, Relaxed) {
             // A queue that is armed later asks itself.
             fence(SeqCst);
             if self.core.receive_queue.is_armed() {
@@ -424,7 +424,7 @@ impl QueuePair for Handle {
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError> {
         self.pair.core.to_rtr(peer, settings)?;
         self.pair.target.connect();
-        // The peer may have sent records before this end was connected.
+        // The peer may have sent records before this side was connected.
         self.pair.core.notify();
         Ok(())
     }
@@ -435,7 +435,7 @@ impl QueuePair for Handle {
 
     fn to_error(&self) {
         self.pair.core.fail();
-        self.pair.target.look_again();
+        self.pair.target.check_again();
     }
 
     fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {

@@ -1,4 +1,4 @@
-//! Requests of this end: those that wait in the send queue, and those that were started and whose completions have not been taken.
+//! Requests of this side: those that wait in the send queue, and those that were started and whose completions have not been taken.
 
 use std::io::IoSlice;
 

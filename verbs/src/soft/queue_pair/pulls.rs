@@ -30,20 +30,20 @@ pub(super) struct Pulls {
 /// Entries of each list, beyond which the list is emptied and begins again.
 const KNOWN: usize = 64;
 
-/// A place in memory of the process that made the record: number of the segment, offset, length.
+/// An address in memory of the process that made the record: number of the segment, offset, length.
 pub(super) type SegmentAddress = [u64; 3];
 
 /// Places in memory of this process.
 #[derive(Debug)]
 pub(super) struct SegmentAddresses {
-    places: [SegmentAddress; MAX_SEGMENTS as usize],
+    addresses: [SegmentAddress; MAX_SEGMENTS as usize],
     count: usize,
 }
 
 impl SegmentAddresses {
-    /// Returns the places as the payload of a record.
+    /// Returns the addresses as the payload of a record.
     pub(super) fn as_bytes(&self) -> &[u8] {
-        self.places[..self.count].as_flattened().as_bytes()
+        self.addresses[..self.count].as_flattened().as_bytes()
     }
 }
 
@@ -60,8 +60,8 @@ impl AsBytes for [u64] {
 }
 
 impl Pulls {
-    /// Returns the places of `segments`, if the peer has mapped all of them. Offers those that it has not.
-    pub(super) fn places(
+    /// Returns the addresses of `segments`, if the peer has mapped all of them. Offers those that it has not.
+    pub(super) fn addresses(
         &mut self,
         core: &Core,
         connection: &Connection,
@@ -70,13 +70,13 @@ impl Pulls {
         if !connection.shares_memory() {
             return None;
         }
-        let mut list = SegmentAddresses { places: [[0; 3]; MAX_SEGMENTS as usize], count: 0 };
+        let mut list = SegmentAddresses { addresses: [[0; 3]; MAX_SEGMENTS as usize], count: 0 };
         let mut mapped = true;
         for segment in segments.iter().filter(|segment| segment.length() > 0) {
             let (id, offset) =
                 core.domain.find_shared(segment.lkey(), segment.address(), segment.length())?;
             mapped &= self.is_mapped_by_peer(core, connection, id)?;
-            *list.places.get_mut(list.count)? = [id, offset, segment.length()];
+            *list.addresses.get_mut(list.count)? = [id, offset, segment.length()];
             list.count += 1;
         }
         mapped.then_some(list)
@@ -178,7 +178,7 @@ pub(super) struct Found<'a> {
     pub(super) offset: u64,
 }
 
-/// Finds `length` bytes of the peer's memory at `remote`, if this end may read them. The peer may revoke the entry at any time.
+/// Finds `length` bytes of the peer's memory at `remote`, if this side may read them. The peer may revoke the entry at any time.
 #[inline]
 pub(super) fn find_remote(
     connection: &Connection,
@@ -223,7 +223,7 @@ impl Core {
             return Err(NoView::Never);
         }
         let origin = Origin::here().map_err(|_| NoView::Never)?;
-        // The peer maps this end before it offers memory.
+        // The peer maps this side before it offers memory.
         let segments = self.segments().ok_or(NoView::NotYet)?;
         let view = View {
             segment: Some(segments.begin_view(entry.segment).ok_or(NoView::NotYet)?),

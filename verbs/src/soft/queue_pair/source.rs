@@ -132,7 +132,7 @@ pub(super) unsafe fn scatter(
         left -= count;
         let last = Stores { ends_a_word: stores.ends_a_word && left == 0, ..stores };
         // SAFETY: both ranges are parts of those that the caller promises.
-        unsafe { place(from, to, count, last) };
+        unsafe { store(from, to, count, last) };
         from = from.wrapping_add(count as usize);
     }
 }
@@ -151,7 +151,7 @@ pub(super) struct Stores {
 /// # Safety
 /// - `from` must be valid for reading `length` bytes, and `to` for writing them; the ranges must not overlap.
 #[inline]
-pub(super) unsafe fn place(from: *const u8, to: *mut u8, length: u64, stores: Stores) {
+pub(super) unsafe fn store(from: *const u8, to: *mut u8, length: u64, stores: Stores) {
     let ends_a_word =
         stores.ends_a_word && length >= WORD && (to as u64).wrapping_add(length).is_multiple_of(WORD);
     let before = if ends_a_word { (length - WORD) as usize } else { length as usize };
@@ -177,7 +177,7 @@ pub(super) unsafe fn store_word(to: *mut u8, word: [u8; WORD as usize]) {
     // SAFETY:
     // - `to` is valid and aligned, as the caller promises; and
     // - other threads may load the word at any time, as `HostMemory::load_u64` does.
-    let place = unsafe { &*to.cast::<AtomicU64>() };
+    let last_word = unsafe { &*to.cast::<AtomicU64>() };
     // SYNC: pairs with `HostMemory::load_u64`: a thread that sees the word also sees all earlier stores.
-    place.store(u64::from_ne_bytes(word), Release);
+    last_word.store(u64::from_ne_bytes(word), Release);
 }

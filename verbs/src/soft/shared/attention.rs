@@ -1,7 +1,7 @@
 //! The attention of an end: the wake-ups that its owner wants for news. Only the owner writes the word.
 //!
 //! This is Dekker's algorithm. The peer stores news, executes a fence, then loads the attention. The owner stores its attention,
-//! executes a fence, then looks for news. At least one of the two finds the other's store, so no news stays unseen.
+//! executes a fence, then checks for news. At least one of the two finds the other's store, so no news stays unseen.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -40,7 +40,7 @@ pub struct Attention(u64);
 impl Attention {
     /// No wake-up.
     pub const NONE: Self = Self(0);
-    /// The owner's device looks at the end when the peer asks for it, because no thread polls the end.
+    /// The owner's device checks the end when the peer asks for it, because no thread polls the end.
     pub const DEVICE: Self = Self(1);
     /// News in the ring makes an event of the completion queue of receives. WRITEs without immediate data are no such news.
     pub const NEWS: Self = Self(2);
@@ -70,7 +70,7 @@ impl Attention {
         self.0 & other.0 != 0
     }
 
-    /// Adds this attention to `word`. Before it relies on the wake-ups, the owner calls [`fence`](Self::fence), then looks for
+    /// Adds this attention to `word`. Before it relies on the wake-ups, the owner calls [`fence`](Self::fence), then checks for
     /// news.
     #[inline]
     pub fn add<P: Platform>(self, word: &P::Word) {
@@ -97,7 +97,7 @@ impl Attention {
         !self.wants(Self(Self::ALL))
     }
 
-    /// Orders stores of attention before the looks for news that follow.
+    /// Orders stores of attention before the checks for news that follow.
     #[inline]
     pub fn fence<P: Platform, O: Orders>() {
         fence_of::<P>(O::ATTENTION_FENCE);
@@ -109,7 +109,7 @@ impl Attention {
         word.change(0, self.0);
     }
 
-    /// Returns the attention in `word`, which this end wrote.
+    /// Returns the attention in `word`, which this side wrote.
     #[inline]
     pub fn of_own<P: Platform>(word: &P::Word) -> Self {
         Self(word.load(Relaxed))
@@ -126,7 +126,7 @@ impl Attention {
 /// Whether the poller of a completion queue wants an event, because it sleeps or is about to sleep.
 ///
 /// Threads that sleep, and threads that wake them. Each rule is Dekker's algorithm: one thread stores its flag, executes a fence,
-/// then looks at the work; the other thread stores the work, executes a fence, then looks at the flag. At least one of them finds
+/// then checks the work; the other thread stores the work, executes a fence, then checks the flag. At least one of them finds
 /// the other's store.
 #[derive(Debug)]
 pub struct Arming<P: Platform, O> {
@@ -142,7 +142,7 @@ impl<P: Platform, O: Orders> Default for Arming<P, O> {
 }
 
 impl<P: Platform, O: Orders> Arming<P, O> {
-    /// Notes that the poller wants an event. Afterwards the poller executes a fence ([`Attention::fence`](Attention::fence)), and looks for work once
+    /// Notes that the poller wants an event. Afterwards the poller executes a fence ([`Attention::fence`](Attention::fence)), and checks for work once
     /// more.
     pub fn arm(&self) {
         self.armed.store(1, Relaxed);
@@ -174,7 +174,7 @@ impl<P: Platform, O: Orders> Arming<P, O> {
     }
 }
 
-/// Whether the device's thread looks after the records of a queue pair.
+/// Whether the device's thread watches the records of a queue pair.
 #[derive(Debug)]
 pub struct Guarded<P: Platform, O> {
     guarded: P::Word,
@@ -212,15 +212,15 @@ impl<P: Platform, O: Orders> Guarded<P, O> {
     }
 }
 
-/// The looks that an end owes. Each kind has a word of its own, so that adding to the debt is a plain store: an operation that
+/// The checks that an end owes. Each kind has a word of its own, so that adding to the debt is a plain store: an operation that
 /// reads and writes would wait as long as the fence.
 ///
-/// After a store of news a fence must come before the look at the peer's attention. The fence waits until the peer's core has
-/// given the cache line away, some 100 ns. So a thread that stores news looks at once, without the fence, which finds a peer that
+/// After a store of news a fence must come before the check of the peer's attention. The fence waits until the peer's core has
+/// given the cache line away, some 100 ns. So a thread that stores news checks once, without the fence, which finds a peer that
 /// has been asleep for a while. The end owes one look with the fence, for a peer that is just falling asleep. The next poll that
 /// finds nothing else to do settles this debt, and so does the thread that arms the queue.
 ///
-/// A thread that stores news holds a lock while it looks whether the queue is armed, and while it adds to the debt. A thread that
+/// A thread that stores news holds a lock while it checks whether the queue is armed, and while it adds to the debt. A thread that
 /// arms the queue takes this lock afterwards. So either it finds the debt, or the other thread finds that the queue is armed.
 #[derive(Debug)]
 pub struct Debt<P: Platform, O> {
@@ -251,19 +251,19 @@ impl<P: Platform, O: Orders> Debt<P, O> {
         for (index, word) in self.words.iter().enumerate() {
             if debt & (1 << index) != 0 {
                 // SYNC: pairs with `take`. Stored even if the word is set, because another thread may be taking the debt now,
-                // and look before this thread's news are visible.
+                // and check before this thread's news are visible.
                 word.store(1, O::OWE);
             }
         }
     }
 
-    /// Returns whether the end owes a look.
+    /// Returns whether the end owes a check.
     #[inline]
     pub fn is_any(&self) -> bool {
         self.words.iter().any(|word| word.load(Relaxed) != 0)
     }
 
-    /// Takes the debt. The caller executes a fence, then makes the looks.
+    /// Takes the debt. The caller executes a fence, then makes the checks.
     pub fn take(&self) -> u8 {
         let mut debt = 0;
         for (index, word) in self.words.iter().enumerate() {

@@ -1,12 +1,12 @@
 //! The bias of a lock towards one thread, its owner. The owner enters and leaves by plain stores; any other thread first takes the
 //! bias away.
 //!
-//! This is Dekker's algorithm with unequal fences. The owner stores that it is inside, then looks whether the bias is still its own;
+//! This is Dekker's algorithm with unequal fences. The owner stores that it is inside, then checks whether the bias is still its own;
 //! between the two it has only a light fence, which costs no time. The other thread takes the bias away, then executes a heavy
-//! fence, which makes all threads of the process execute a fence, then looks whether the owner is inside. At least one of the two
+//! fence, which makes all threads of the process execute a fence, then checks whether the owner is inside. At least one of the two
 //! finds the other's store. For all other uses of the lock there is a second lock, the gate (`BiasedLock`).
 //!
-//! A former owner that was interrupted between its two looks at the bias may store at any later time that it is inside, and then that
+//! A former owner that was interrupted between its two checks of the bias may store at any later time that it is inside, and then that
 //! it is not. So each owner has a word of its own for that. The word goes to another thread only after the former owner has come
 //! through the gate, or has ended, and so has done with it.
 

@@ -3,12 +3,12 @@
 //! ```text
 //!  word 0  nonce · RNR timer · key      written before the state is Ready
 //!       8  attention · state            Waiting → Ready → Ended
-//!      10  failure · its position       the record of the peer that this end refused
-//!      16  taken                        the position in the peer's ring up to which this end has carried out the records
+//!      10  failure · its position       the record of the peer that this side refused
+//!      16  taken                        the position in the peer's ring up to which this side has carried out the records
 //!      24  posted                       the number of receives posted so far
 //!      64  ring                         the records for the peer
 //! ```
-//! A peer may write anything to its own segment at any time. This end uses no value of it as an index without a check, and
+//! A peer may write anything to its own segment at any time. This side uses no value of it as an index without a check, and
 //! loads each value once.
 
 use std::io;
@@ -118,7 +118,7 @@ impl PairEnd {
     #[inline]
     pub(crate) fn payload(&self, index: usize, length: u64) -> Option<*mut u8> {
         let offset = ((RING + index) * 8) as u64;
-        self.mapping.range(offset, length).map(|place| place.as_ptr())
+        self.mapping.range(offset, length).map(|start| start.as_ptr())
     }
 
     /// Has the processor load the line at word `index` of the ring, if the ring has it, without waiting for it.
@@ -224,7 +224,7 @@ impl EndState {
     #[inline]
     pub fn of<P: Platform, O: Orders>(word: &P::Word) -> Self {
         // SYNC: pairs with `show`: a peer that sees the state sees what the owner stored before.
-        match word.load(O::LOOK) {
+        match word.load(O::GUARD_PAUSE) {
             0 => Self::Waiting,
             1 => Self::Ready,
             _ => Self::Ended,
@@ -239,7 +239,7 @@ impl EndState {
     }
 }
 
-/// Calls `is_valid`, which looks whether memory that this thread has read was revoked meanwhile: whether a key has become
+/// Calls `is_valid`, which checks whether memory that this thread has read was revoked meanwhile: whether a key has become
 /// invalid, or an end has ended.
 #[inline]
 pub fn unless_revoked<P: Platform, O: Orders>(is_valid: impl FnOnce() -> bool) -> bool {
@@ -274,7 +274,7 @@ impl Failure {
     /// Returns the failure in two words, which may have any value.
     #[inline]
     pub fn of<P: Platform, O: Orders>([code, at]: [&P::Word; 2]) -> Option<Self> {
-        let status = match code.load(O::LOOK) {
+        let status = match code.load(O::GUARD_PAUSE) {
             0 => return None,
             1 => CompletionStatus::RemoteInvalidRequest,
             2 => CompletionStatus::RemoteAccess,

@@ -55,13 +55,13 @@ pub trait Orders {
     const PUBLISH: Ordering = Release;
     /// Order of the load of a record's tag, before the loads of the record's content.
     const OBSERVE: Ordering = Acquire;
-    /// Order of the store that gives the place of records back, after the loads of their content.
+    /// Order of the store that gives the slot of records back, after the loads of their content.
     const GIVE_BACK: Ordering = Release;
-    /// Order of the load that takes the place of records back, before the stores of new content.
+    /// Order of the load that takes the slot of records back, before the stores of new content.
     const RECLAIM: Ordering = Acquire;
     /// Order of the fence between the store of news and the load of the peer's attention. `Relaxed` means no fence.
     const NEWS_FENCE: Ordering = SeqCst;
-    /// Order of the fence between the store of this end's attention, or of the flag that arms a queue, and the look for news.
+    /// Order of the fence between the store of this side's attention, or of the flag that arms a queue, and the check for news.
     /// `Relaxed` means no fence.
     const ATTENTION_FENCE: Ordering = SeqCst;
     /// Order of the fence between the loads of memory that the peer may revoke, and the load that shows whether the memory was
@@ -78,18 +78,18 @@ pub trait Orders {
     /// Order of the store that shows a state or a failure, after the stores that belong to it.
     const SHOW: Ordering = Release;
     /// Order of the load of a state or a failure, before the loads that belong to it.
-    const LOOK: Ordering = Acquire;
-    /// Order of the fence between the store of work and the look whether the queue is armed.
+    const GUARD_PAUSE: Ordering = Acquire;
+    /// Order of the fence between the store of work and the check whether the queue is armed.
     const NOTIFY_FENCE: Ordering = SeqCst;
     /// Order of the store that notes a debt, after the store of the news that the debt is for.
     const OWE: Ordering = Release;
     /// Order of the operation that takes a debt, before the loads and the fence that follow.
     const SETTLE: Ordering = Acquire;
-    /// Order of the fence between the store that ends a guard and the last look for records.
+    /// Order of the fence between the store that ends a guard and the last check for records.
     const GUARD_FENCE: Ordering = SeqCst;
-    /// Order of the light fence between the store that the owner of a bias is inside, and the look whether the bias is still its own.
+    /// Order of the light fence between the store that the owner of a bias is inside, and the check whether the bias is still its own.
     const ENTER_FENCE: Ordering = SeqCst;
-    /// Order of the heavy fence between the store that takes a bias away, and the look whether the owner is inside.
+    /// Order of the heavy fence between the store that takes a bias away, and the check whether the owner is inside.
     const TAKE_AWAY_FENCE: Ordering = SeqCst;
     /// Order of the store that the owner of a bias is outside, after what it did inside.
     const LEAVE: Ordering = Release;

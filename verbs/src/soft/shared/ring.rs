@@ -1,4 +1,4 @@
-//! The ring of records: one end writes records, the other end reads them. Each end writes only its own memory.
+//! The ring of records: one end writes records, the other side reads them. Each end writes only its own memory.
 //!
 //! ```text
 //!  a record, at a multiple of 64 bytes:
@@ -10,17 +10,17 @@
 //!       5…  payload
 //! ```
 //! The reader knows the tag that it waits for: the key of the ring is a random number that only the two ends know, and no position
-//! comes twice. So it looks at one word, and a small message takes one or two cache lines, and no others. Old content of the ring
+//! comes twice. So it polls one word, and a small message takes one or two cache lines, and no others. Old content of the ring
 //! is a payload of other parties, or an earlier tag. It equals the awaited tag with a probability of 2^-64.
 //!
-//! The reader gives places back by a position, in memory of its own; the writer never trusts this position beyond its own records.
+//! The reader gives slots back by a position, in memory of its own; the writer never trusts this position beyond its own records.
 
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::platform::{Orders, Platform, Word};
 
-/// Words of a cache line, the unit of places in the ring.
+/// Words of a cache line, the unit of slots in the ring.
 pub(crate) const LINE: usize = 8;
 /// Bytes of a cache line.
 const LINE_BYTES: u64 = 64;
@@ -34,7 +34,7 @@ const HEADER_BYTES: u64 = HEADER as u64 * 8;
 pub enum Kind {
     /// A message for the target's next receive.
     Send,
-    /// Bytes for a place in the target's memory.
+    /// Bytes for an address in the target's memory.
     Write,
     /// A request for bytes of the target's memory.
     Read,
@@ -78,7 +78,7 @@ impl Flags {
     pub const FIRST: Self = Self(2);
     /// The last record of a message.
     pub const LAST: Self = Self(4);
-    /// The payload is a list of places in memory of the writer, from which the target takes the bytes.
+    /// The payload is a list of segment addresses in memory of the writer, from which the target takes the bytes.
     pub const PULL: Self = Self(8);
     /// The writer waits for the end of the message. The target shows its progress at once.
     pub const AWAITED: Self = Self(16);
@@ -138,7 +138,7 @@ pub struct Record {
     lines: u32,
 }
 
-/// A place for a record.
+/// A slot for a record.
 #[derive(Debug)]
 pub struct RingSlot {
     start: usize,
@@ -152,7 +152,7 @@ impl RingSlot {
         self.start + HEADER
     }
 
-    /// Bytes of the payload that are in the cache line of the tag. The writer writes them last, so that the reader, which looks at
+    /// Bytes of the payload that are in the cache line of the tag. The writer writes them last, so that the reader, which checks
     /// this line all the time, does not take the line away in between.
     pub const WITH_TAG: u64 = LINE_BYTES - HEADER_BYTES;
 }
@@ -188,9 +188,9 @@ fn lines_of(length: u64) -> u64 {
     (HEADER_BYTES + length).div_ceil(LINE_BYTES)
 }
 
-/// Returns the place of `position` in a ring of `size` bytes, a power of two. The processor needs no division for it.
+/// Returns the index of `position` in a ring of `size` bytes, a power of two. The processor needs no division for it.
 #[inline]
-fn place_of(position: u64, size: u64) -> u64 {
+fn index_of(position: u64, size: u64) -> u64 {
     position & (size - 1)
 }
 
@@ -218,13 +218,13 @@ impl<P: Platform, O: Orders> Writer<P, O> {
         self.freed
     }
 
-    /// Takes places back, up to the position in `taken`.
+    /// Takes slots back, up to the position in `taken`.
     ///
     /// # Errors
     /// The position is impossible.
     #[inline]
     pub fn reclaim(&mut self, taken: &P::Word) -> Result<(), Violation> {
-        // SYNC: pairs with `Reader::give_back`: the reader has loaded the content of these places before.
+        // SYNC: pairs with `Reader::give_back`: the reader has loaded the content of these slots before.
         let position = taken.load(O::RECLAIM);
         if position < self.freed || position > self.head || !position.is_multiple_of(LINE_BYTES) {
             return Err(Violation);
@@ -237,17 +237,17 @@ impl<P: Platform, O: Orders> Writer<P, O> {
     #[inline]
     pub fn room(&self) -> Option<u64> {
         let free = self.size - (self.head - self.freed);
-        let to_end = self.size - place_of(self.head, self.size);
+        let to_end = self.size - index_of(self.head, self.size);
         let best = if free <= to_end { free } else { to_end.max(free - to_end) };
         best.checked_sub(HEADER_BYTES)
     }
 
-    /// Reserves the place of a record with `length` bytes of payload; `None` if there is no room.
+    /// Reserves the slot of a record with `length` bytes of payload; `None` if there is no room.
     #[inline]
     pub fn reserve(&mut self, ring: &[P::Word], length: u64) -> Option<RingSlot> {
         let lines = lines_of(length);
         let free = self.size - (self.head - self.freed);
-        let at = place_of(self.head, self.size);
+        let at = index_of(self.head, self.size);
         let to_end = self.size - at;
         if lines * LINE_BYTES > to_end {
             if to_end + lines * LINE_BYTES > free {
@@ -267,14 +267,14 @@ impl<P: Platform, O: Orders> Writer<P, O> {
         } else if lines * LINE_BYTES > free {
             return None;
         }
-        Some(RingSlot { start: (place_of(self.head, self.size) / 8) as usize, lines: lines as u32 })
+        Some(RingSlot { start: (index_of(self.head, self.size) / 8) as usize, lines: lines as u32 })
     }
 
-    /// Publishes the record at `place`, whose payload the caller has written.
+    /// Publishes the record at `slot`, whose payload the caller has written.
     #[inline]
-    pub fn publish(&mut self, ring: &[P::Word], place: &RingSlot, header: &Header) {
-        let words = &ring[place.start..place.start + HEADER];
-        let shape = u64::from(place.lines)
+    pub fn publish(&mut self, ring: &[P::Word], slot: &RingSlot, header: &Header) {
+        let words = &ring[slot.start..slot.start + HEADER];
+        let shape = u64::from(slot.lines)
             | u64::from(header.flags.0) << 16
             | header.kind.bits() << 24
             | u64::from(header.length) << 32;
@@ -284,7 +284,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
         words[1].store(shape, Relaxed);
         // SYNC: pairs with `Reader::peek`: a reader that sees the tag sees the record.
         words[0].store(tag(self.key, self.head), O::PUBLISH);
-        self.head += u64::from(place.lines) * LINE_BYTES;
+        self.head += u64::from(slot.lines) * LINE_BYTES;
     }
 }
 
@@ -303,7 +303,7 @@ impl<P: Platform, O: Orders> Reader<P, O> {
     /// Returns the index of the word that has the next record's tag, and the tag.
     #[inline]
     pub fn next(&self) -> (usize, u64) {
-        ((place_of(self.position, self.size) / 8) as usize, tag(self.key, self.position))
+        ((index_of(self.position, self.size) / 8) as usize, tag(self.key, self.position))
     }
 
     /// Returns the next record, if it has come.
@@ -337,7 +337,7 @@ impl<P: Platform, O: Orders> Reader<P, O> {
         if end > ring.len() || flags & !Flags::ALL != 0 || lines_of(length.into()) > u64::from(lines) {
             return Err(Violation);
         }
-        // A skip goes on to the end of the ring, and does not begin at its beginning. So a peer can't keep a reader busy.
+        // A skip continues to the end of the ring, and does not begin at its beginning. So a peer can't keep a reader busy.
         if kind == Kind::Skip && (start == 0 || end != ring.len()) {
             return Err(Violation);
         }
@@ -353,13 +353,13 @@ impl<P: Platform, O: Orders> Reader<P, O> {
         Ok(Record { header, payload: start + HEADER, lines: lines.into() })
     }
 
-    /// Goes on to the record after `record`.
+    /// Continues to the record after `record`.
     #[inline]
     pub fn advance(&mut self, record: &Record) {
         self.position += u64::from(record.lines) * LINE_BYTES;
     }
 
-    /// Gives the places of all taken records back, by a store to `taken`, a word of the reader's own memory.
+    /// Gives the slots of all taken records back, by a store to `taken`, a word of the reader's own memory.
     #[inline]
     pub fn give_back(&self, taken: &P::Word) {
         // SYNC: pairs with `Writer::reclaim`.

@@ -66,7 +66,7 @@ fn impossible_positions() {
         hostile.set(TAKEN, position);
         assert!(victim.post_receive(3));
         victim.drain();
-        // A position is looked at when a request waits for progress.
+        // A position is checked when a request waits for progress.
         if position != 64 {
             assert!(victim.send(1, 10));
         } else {
@@ -96,7 +96,7 @@ fn impossible_positions() {
     });
 }
 
-/// A skip goes on to the end of the ring. Otherwise a peer that writes skips as fast as this process reads them could keep a poll
+/// A skip continues to the end of the ring. Otherwise a peer that writes skips as fast as this process reads them could keep a poll
 /// from returning.
 #[test]
 fn a_skip_ends_at_the_end_of_the_ring() {
@@ -239,7 +239,7 @@ fn bad_records_of_a_peer_that_has_ended() {
             }
             done.send(victim.pair.state()).unwrap();
         });
-        let state = result.recv_timeout(PATIENCE).expect("the poll returns");
+        let state = result.recv_timeout(TIMEOUT).expect("the poll returns");
         assert_eq!(state, QueuePairState::Error, "pull {pull}, polls {polls}");
     }
 }

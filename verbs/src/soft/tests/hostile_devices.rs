@@ -72,13 +72,13 @@ fn flooded() {
         let (mut others, start) = (Vec::new(), Instant::now());
         let mut hung_up = false;
         // Ends when the caller hangs up.
-        while !hung_up && start.elapsed() < PATIENCE {
+        while !hung_up && start.elapsed() < TIMEOUT {
             let (socket, other) = lingering();
             others.push(other);
             while let Err(error) = send(&client, &reply, &[socket.as_fd(); MOST]) {
                 hung_up =
                     !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::PermissionDenied);
-                if hung_up || start.elapsed() > PATIENCE {
+                if hung_up || start.elapsed() > TIMEOUT {
                     break;
                 }
                 thread::yield_now();
@@ -91,7 +91,7 @@ fn flooded() {
     let side = Side::new();
     let start = Instant::now();
     let error = side.pair.to_rtr(&address, &PathSettings::default()).unwrap_err();
-    assert!(start.elapsed() < PATIENCE / 2, "{:?}: {error}", start.elapsed());
+    assert!(start.elapsed() < TIMEOUT / 2, "{:?}: {error}", start.elapsed());
     honest.exchange();
     let mut second = Honest::connected();
     second.exchange();
@@ -263,9 +263,9 @@ impl Stuck {
 
     /// Waits until a thread waits for the page.
     fn wait_for_access(&self) {
-        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
         let mut waiting = [PollFd::new(&self.handler, PollFlags::IN)];
-        assert_eq!(rustix::event::poll(&mut waiting, Some(&patience)), Ok(1));
+        assert_eq!(rustix::event::poll(&mut waiting, Some(&timeout)), Ok(1));
     }
 }
 

@@ -32,7 +32,7 @@ fn memory_of_a_dropped_queue_pair_stays() {
 /// the thread, which the child does not have.
 #[test]
 fn posts_of_a_child_take_no_lock() {
-    const PATIENCE: u32 = 60;
+    const TIMEOUT: u32 = 60;
     let (a, _b) = Side::connected();
     let local: Arc<dyn Any + Send + Sync> = the_device().service.queue_pair(a.pair.number().0).unwrap();
     let pair = local.downcast::<SoftPair>().unwrap();
@@ -49,7 +49,7 @@ fn posts_of_a_child_take_no_lock() {
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: sets a timer of the child, whose signal ends it.
-            unsafe { libc::alarm(PATIENCE) };
+            unsafe { libc::alarm(TIMEOUT) };
             let fails = a.pair.post_receive(&receive).is_err() && a.pair.post_send(&send).is_err();
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(!fails)) };

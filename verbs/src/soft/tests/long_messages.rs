@@ -1,4 +1,4 @@
-//! Messages that are longer than the ring, between threads that look at words of their memory, and between threads that poll.
+//! Messages that are longer than the ring, between threads that poll words of their memory, and between threads that poll.
 
 use super::*;
 use crate::unstable::is_moving;
@@ -17,8 +17,8 @@ fn unassisted() -> (Side, Side) {
     (a, b)
 }
 
-/// Has both sides look at words of their memory, more often than a long message has parts.
-fn look(a: &Side, b: &Side) {
+/// Has both sides poll words of their memory, more often than a long message has parts.
+fn poll_words(a: &Side, b: &Side) {
     for _ in 0..10 * LONG as u64 / a.core.end.ring_bytes() {
         a.pair.local().unwrap().progress();
         b.pair.local().unwrap().progress();
@@ -61,7 +61,7 @@ fn a_write_goes_on_while_the_threads_look_at_words() {
     let (a, b) = unassisted();
     let (from, into) = (private(&a, 5), b.large(LONG, 0));
     write(&a, &from, &into);
-    look(&a, &b);
+    poll_words(&a, &b);
     assert_is(&into, 5);
     assert_eq!(a.drain().len(), 1);
 }
@@ -71,7 +71,7 @@ fn a_read_goes_on_while_the_threads_look_at_words() {
     let (a, b) = unassisted();
     let (into, from) = (a.large(LONG, 0), private(&b, 6));
     assert!(a.post(Operation::Read { into: &whole(&into), remote: remote(&from) }));
-    look(&a, &b);
+    poll_words(&a, &b);
     assert_is(&into, 6);
     assert_eq!(a.drain().len(), 1);
 }

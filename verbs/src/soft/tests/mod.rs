@@ -1,4 +1,4 @@
-//! A hostile or confused peer. This process goes on, whatever the peer writes to shared memory or sends over the socket.
+//! A hostile or confused peer. This process continues, whatever the peer writes to shared memory or sends over the socket.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![cfg_attr(fuzzing, allow(dead_code, reason = "a fuzzer has no other tests"))]
 
@@ -47,7 +47,7 @@ const REQUEST: u64 = 1000;
 /// Bytes of the registered memory of a side.
 const MEMORY: usize = 1 << 16;
 /// Longest time that a test waits for something that comes at once. Only a hang lasts as long: beside other work, a test may get a small part of the processor.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One side of a connection, with its own completion queues.
 struct Side {
@@ -202,11 +202,11 @@ impl Hostile {
         // The peer of a hostile process is honest.
         self.writer.reclaim(victim.core.end.taken_word()).unwrap();
         let ring = self.side.core.end.ring();
-        let Some(place) = self.writer.reserve(ring, payload.len() as u64 * 8) else { return false };
-        for (word, value) in ring[place.payload()..].iter().zip(payload) {
+        let Some(slot) = self.writer.reserve(ring, payload.len() as u64 * 8) else { return false };
+        for (word, value) in ring[slot.payload()..].iter().zip(payload) {
             word.store(*value, Relaxed);
         }
-        self.writer.publish(ring, &place, header);
+        self.writer.publish(ring, &slot, header);
         true
     }
 
@@ -236,7 +236,7 @@ fn header(kind: Kind, length: u64) -> Header {
     }
 }
 
-/// An honest connection, whose traffic goes on whatever other peers do.
+/// An honest connection, whose traffic continues whatever other peers do.
 struct Honest {
     a: Side,
     b: Side,
@@ -279,7 +279,7 @@ impl Honest {
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "waited too long for {what}");
+        assert!(start.elapsed() < TIMEOUT, "waited too long for {what}");
         std::thread::yield_now();
     }
 }

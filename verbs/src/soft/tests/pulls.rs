@@ -8,11 +8,11 @@ use crate::soft::peers::message::Object;
 use crate::soft::peers::received::Received;
 use crate::soft::peers::segments::Offer;
 
-/// Publishes a record that names places in the memory of the hostile process.
-fn pull(hostile: &mut Hostile, victim: &Side, places: &[[u64; 3]], total: u64) {
+/// Publishes a record that names addresses in the memory of the hostile process.
+fn pull(hostile: &mut Hostile, victim: &Side, addresses: &[[u64; 3]], total: u64) {
     let flags = Flags::FIRST.with(Flags::LAST).with(Flags::PULL);
     let target = victim.remote(0);
-    let payload = places.as_flattened();
+    let payload = addresses.as_flattened();
     let length = payload.len() as u32 * 8;
     let record = Header {
         flags,
@@ -54,7 +54,7 @@ fn impossible_places_end_the_connection() {
     for case in 0..9 {
         let (mut hostile, victim) = Hostile::connected();
         let id = offered(&hostile, &victim);
-        let (places, total): (Vec<[u64; 3]>, u64) = match case {
+        let (addresses, total): (Vec<[u64; 3]>, u64) = match case {
             0 => (vec![[id + 1_000_000, 0, 64]], 64),
             1 => (vec![[id, end - 32, 64]], 64),
             2 => (vec![[id, u64::MAX - 8, 64]], 64),
@@ -65,7 +65,7 @@ fn impossible_places_end_the_connection() {
             7 => (vec![], 64),
             _ => (vec![[id, end, 8]], 8),
         };
-        pull(&mut hostile, &victim, &places, total);
+        pull(&mut hostile, &victim, &addresses, total);
         victim.drain();
         assert_eq!(victim.pair.state(), QueuePairState::Error, "case {case}");
         honest.exchange();
@@ -134,7 +134,7 @@ fn a_connection_that_goes_leaves_no_charge() {
     wait_for("the charge", || watched.strong_count() == 0);
 }
 
-/// The queue pair that the offer named is gone, and other connections to the peer go on.
+/// The queue pair that the offer named is gone, and other connections to the peer continue.
 #[test]
 fn memory_of_an_earlier_connection_is_unmapped() {
     let honest = Honest::connected();
@@ -162,7 +162,7 @@ fn memory_is_unmapped_by_a_peer_that_connects_later() {
     wait_for("the charge", || watched.strong_count() == 0);
 }
 
-/// The queue pair that the news name is gone before the peer's device takes the news, and another connection goes on.
+/// The queue pair that the news name is gone before the peer's device takes the news, and another connection continues.
 #[test]
 fn memory_is_unmapped_though_the_news_name_a_queue_pair_that_is_gone() {
     let honest = Honest::connected();

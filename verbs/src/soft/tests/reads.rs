@@ -1,4 +1,4 @@
-//! READs through the ring that are longer than the ring: the side that serves a READ has to go on each time there is room again.
+//! READs through the ring that are longer than the ring: the side that serves a READ has to continue each time there is room again.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -115,8 +115,8 @@ fn a_read_that_is_complete_at_once_wakes_the_poller() {
         assert!(a.post(Operation::Read { into: &segments, remote }));
         let descriptor = a.queue.event_fd();
         let mut waiting = [PollFd::new(&descriptor, PollFlags::IN)];
-        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut waiting, Some(&patience)).unwrap(), 1, "no event");
+        let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut waiting, Some(&timeout)).unwrap(), 1, "no event");
         a.queue.acknowledge_events();
         wait_for("the READ", || !a.drain().is_empty());
     }
@@ -172,8 +172,8 @@ fn a_long_read_of_a_peer_that_sleeps() {
                     b.queue.poll(&mut completions);
                     let descriptor = b.queue.event_fd();
                     let mut waiting = [PollFd::new(&descriptor, PollFlags::IN)];
-                    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64 + 5, tv_nsec: 0 };
-                    if rustix::event::poll(&mut waiting, Some(&patience)).unwrap() == 0 {
+                    let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64 + 5, tv_nsec: 0 };
+                    if rustix::event::poll(&mut waiting, Some(&timeout)).unwrap() == 0 {
                         // The READ hangs, too.
                         break;
                     }
@@ -188,7 +188,7 @@ fn a_long_read_of_a_peer_that_sleeps() {
     }
 }
 
-/// The peer's thread polls when the request has come, and then computes for a long time. The device's thread goes on for it.
+/// The peer's thread polls when the request has come, and then computes for a long time. The device's thread continues for it.
 #[test]
 fn a_long_read_of_a_peer_that_polls_once() {
     for _ in 0..ROUNDS {
@@ -207,7 +207,7 @@ fn a_long_read_of_a_peer_that_polls_once() {
     }
 }
 
-/// A READ of the peer waits for room in the ring of this end. A Send that waited for a receive begins. The peer must still say when
+/// A READ of the peer waits for room in the ring of this side. A Send that waited for a receive begins. The peer must still say when
 /// there is room for the READ.
 #[test]
 fn a_read_waits_longer_than_a_request() {
@@ -225,7 +225,7 @@ fn a_read_waits_longer_than_a_request() {
     assert!(waits(), "the READ has filled the ring");
     // Room for the Sends, and too little for the next bytes of the READ.
     take(&hostile, 2048);
-    // Polls look for receives and sends first in turn.
+    // Polls check for receives and sends first in turn.
     for round in 1..=2 {
         let before = victim.core.published.load(Relaxed);
         assert!(victim.send(1, 200));

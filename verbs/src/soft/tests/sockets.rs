@@ -24,10 +24,10 @@ fn dial() -> OwnedFd {
     fd
 }
 
-/// Returns whether the socket is readable within the patience of a test.
+/// Returns whether the socket is readable within the time limit of a test.
 fn readable(fd: &impl AsFd) -> bool {
-    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-    rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&patience)).unwrap() == 1
+    let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
 }
 
 /// Returns the device's answer; `None` if the device hung up.
@@ -101,7 +101,7 @@ fn connections_that_prove_one_queue_pair_keep_no_other_out() {
         Request { sequence: 1, number, token, object: Object::Table }
     });
     let connect = || {
-        let socket = Sockets::Namespace.connect(id, policy, Instant::now() + PATIENCE).unwrap();
+        let socket = Sockets::Namespace.connect(id, policy, Instant::now() + TIMEOUT).unwrap();
         socket.take_descriptors();
         socket
     };
@@ -147,7 +147,7 @@ fn memfd(seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// Offers of descriptors that are no sealed memory, or shorter than said, are refused; the connection of the socket goes on.
+/// Offers of descriptors that are no sealed memory, or shorter than said, are refused; the connection of the socket continues.
 #[test]
 fn offers_of_wrong_descriptors_are_refused() {
     let mut honest = Honest::connected();
@@ -184,8 +184,8 @@ fn offers_of_wrong_descriptors_are_refused() {
     }
     // An offer without a descriptor, and an offer for a queue pair of another process.
     message::send_request(&fd, &request(Object::Offer { id: 50, length: 8192 }), None).unwrap();
-    let stranger = Request { token: address.token ^ 1, ..request(Object::Offer { id: 51, length: 8192 }) };
-    message::send_request(&fd, &stranger, Some(memfd(sealed).as_fd())).unwrap();
+    let unknown = Request { token: address.token ^ 1, ..request(Object::Offer { id: 51, length: 8192 }) };
+    message::send_request(&fd, &unknown, Some(memfd(sealed).as_fd())).unwrap();
     let good = request(Object::Offer { id: 52, length: 8192 });
     message::send_request(&fd, &good, Some(memfd(sealed).as_fd())).unwrap();
     assert!(ask(&fd, &request(Object::Table)).is_some());
@@ -265,7 +265,7 @@ fn replies_without_end() {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) => break true,
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 break false;
             }
         }

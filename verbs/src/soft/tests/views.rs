@@ -12,18 +12,18 @@ fn whole(region: &Arc<dyn MemoryRegion>) -> RemoteSegment {
 
 /// Returns a view of `region`, which belongs to `owner`: reads it once, and waits until it is mapped.
 fn view_of(reader: &Side, owner: &Side, region: &Arc<dyn MemoryRegion>) -> RemoteView {
-    let (place, length) = (whole(region), region.memory().len() as u64);
+    let (remote, length) = (whole(region), region.memory().len() as u64);
     assert_eq!(
-        reader.pair.local().unwrap().view(place, length).unwrap_err().kind(),
+        reader.pair.local().unwrap().view(remote, length).unwrap_err().kind(),
         VerbsErrorKind::NotMapped
     );
     let into = reader.part(0, 8);
-    assert!(reader.post(Operation::Read { into: &into, remote: place }));
+    assert!(reader.post(Operation::Read { into: &into, remote }));
     let mut view = None;
     wait_for("the mapping", || {
         owner.drain();
         reader.drain();
-        view = reader.pair.local().unwrap().view(place, length).ok();
+        view = reader.pair.local().unwrap().view(remote, length).ok();
         view.is_some()
     });
     view.unwrap()
@@ -56,9 +56,9 @@ fn a_view_of_a_part_ends_where_the_region_ends() {
     view.copy_out(0, &mut bytes).unwrap();
     assert_eq!(bytes, [5; 100]);
     assert!(view.copy_out(1, &mut bytes).is_err());
-    for (place, length) in [(part, 1 << 16), (whole(&region), (1 << 16) + 1), (part, u64::MAX)] {
+    for (remote, length) in [(part, 1 << 16), (whole(&region), (1 << 16) + 1), (part, u64::MAX)] {
         assert_eq!(
-            reader.pair.local().unwrap().view(place, length).unwrap_err().kind(),
+            reader.pair.local().unwrap().view(remote, length).unwrap_err().kind(),
             VerbsErrorKind::Revoked
         );
     }
@@ -70,11 +70,11 @@ fn a_view_of_memory_that_was_taken_back_stays_readable() {
     let region = owner.large(1 << 16, 3);
     let memory = Arc::clone(region.memory());
     let view = view_of(&reader, &owner, &region);
-    let place = whole(&region);
+    let remote = whole(&region);
     drop(region);
     assert!(!view.is_current());
     assert_eq!(
-        reader.pair.local().unwrap().view(place, 1 << 16).unwrap_err().kind(),
+        reader.pair.local().unwrap().view(remote, 1 << 16).unwrap_err().kind(),
         VerbsErrorKind::Revoked
     );
     memory.store_u64(0, 9).unwrap();

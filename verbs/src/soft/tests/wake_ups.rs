@@ -7,12 +7,12 @@ use crate::soft::completion_queue::Queue;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::platform::Native;
 
-/// Returns whether an event of `queue` comes within the patience of a test.
+/// Returns whether an event of `queue` comes within the time limit of a test.
 fn event(queue: &Arc<dyn CompletionQueue>) -> bool {
     let descriptor = queue.event_fd();
     let mut waiting = [PollFd::new(&descriptor, PollFlags::IN)];
-    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-    rustix::event::poll(&mut waiting, Some(&patience)).unwrap() == 1
+    let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+    rustix::event::poll(&mut waiting, Some(&timeout)).unwrap() == 1
 }
 
 /// Sends a message from `a` to `b`, so that the device of `b` knows that a thread polls.
@@ -26,7 +26,7 @@ fn exchange(a: &Side, b: &Side) {
     });
 }
 
-/// The peer's request to look at the records comes after a thread has polled them, because the device's thread got no core before.
+/// The peer's request to check the records comes after a thread has polled them, because the device's thread got no core before.
 /// From then on the peer would ask the device with each message, and each request would cause the next.
 #[test]
 fn a_late_request_to_the_device_does_not_end_the_polling() {
@@ -64,7 +64,7 @@ fn write(a: &Side, b: &Side, take: impl FnOnce()) {
     });
 }
 
-/// A thread that waits for a value in memory looks for records, and seldom polls the completion queue.
+/// A thread that waits for a value in memory checks for records, and seldom polls the completion queue.
 #[test]
 fn progress_ends_requests_to_the_device() {
     let (a, b) = Side::connected();
@@ -77,7 +77,7 @@ fn progress_ends_requests_to_the_device() {
             ends += u32::from(!wants_device(&b));
         });
     }
-    // On a machine that is busy, the device's thread may take a record before this thread looks.
+    // On a machine that is busy, the device's thread may take a record before this thread checks.
     assert!(ends > 0);
 }
 
@@ -99,7 +99,7 @@ fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
                 scope.spawn(|| pair.visit_with_pause(&inside));
                 inside.wait();
                 scope.spawn(|| device.carry_out());
-                wait_for("the device's thread", || !pair.is_looked_after());
+                wait_for("the device's thread", || !pair.is_watched());
                 std::thread::sleep(Duration::from_millis(2));
                 inside.wait();
             });
@@ -111,7 +111,7 @@ fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
     assert!((0..200).any(|_| goes_on_polling()));
 }
 
-/// A thread that looks for records leaves the completions to a later poll. It polls.
+/// A thread that checks for records leaves the completions to a later poll. It polls.
 #[test]
 fn completions_that_are_left_do_not_end_the_polling() {
     let (a, b) = Side::connected();
@@ -130,7 +130,7 @@ fn completions_that_are_left_do_not_end_the_polling() {
             messages == 1
         });
     }
-    // On a machine that is busy, the device's thread may take a message before this thread looks.
+    // On a machine that is busy, the device's thread may take a message before this thread checks.
     assert!(polled > 0);
 }
 
@@ -214,9 +214,9 @@ fn a_read_wakes_the_poller_of_its_own_queue() {
         b.drain();
         b.core.end.taken_word().load(Relaxed) == before + 64
     });
-    // The peer has told this end of its progress once it has nothing else to do.
+    // The peer has notified this side of its progress once it has nothing else to do.
     (0..4).for_each(|_| drop(b.drain()));
-    // The event for the progress of the request has come. The poller looks and sleeps again.
+    // The event for the progress of the request has come. The poller checks and sleeps again.
     let mut completions = [WorkCompletion::EMPTY; 4];
     a.sends.acknowledge_events();
     a.sends.arm().unwrap();
@@ -231,7 +231,7 @@ fn a_read_wakes_the_poller_of_its_own_queue() {
     domain.remove_region(key);
 }
 
-/// The last look before the sleep takes the bytes of a READ, after it has looked for completions.
+/// The last check before the sleep takes the bytes of a READ, after it has searched for completions.
 #[test]
 fn the_last_look_finds_a_read() {
     let (a, b) = Side::connected();
@@ -273,7 +273,7 @@ fn progress_wakes_a_poller_that_sleeps() {
         b.queue.arm().unwrap();
         assert!(b.drain().is_empty());
         b.queue.acknowledge_events();
-        // The peer does not see that the poller of this end sleeps: a hostile process, or one that looked just before.
+        // The peer does not see that the poller of this side sleeps: a hostile process, or one that checked just before.
         let attention = b.core.end.attention_word().swap(0, Relaxed);
         assert!(a.send(value, 10));
         b.pair.local().unwrap().progress();

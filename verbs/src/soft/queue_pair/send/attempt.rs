@@ -1,4 +1,4 @@
-//! The start of requests: records in the ring, and copies from the peer's memory. READs that this end does not copy go through the
+//! The start of requests: records in the ring, and copies from the peer's memory. READs that this side does not copy go through the
 //! rings: the bytes of ours come through the peer's ring, and those of the peer go through ours.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +18,7 @@ use crate::{
 /// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
 const PULL: u64 = 8 << 10;
 
-/// Most bytes of payload in one record. A long message has many records, so that the peer takes the first ones while this end
+/// Most bytes of payload in one record. A long message has many records, so that the peer takes the first ones while this side
 /// writes the next.
 const CHUNK: u64 = 32 << 10;
 
@@ -125,10 +125,10 @@ impl SendQueue {
         loop {
             let first = *done == 0;
             let Some(chunk) = self.chunk(queue, connection, total - *done) else { return Err(Wait::Room) };
-            let Some(place) = queue.writer.reserve(self.core.end.ring(), chunk) else {
+            let Some(slot) = queue.writer.reserve(self.core.end.ring(), chunk) else {
                 return Err(Wait::Room);
             };
-            if let Some(to) = self.core.end.payload(place.payload(), chunk) {
+            if let Some(to) = self.core.end.payload(slot.payload(), chunk) {
                 // SAFETY:
                 // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
                 // - the segments were checked above, with the send queue locked.
@@ -146,7 +146,7 @@ impl SendQueue {
                 .with_if(Flags::FIRST, first)
                 .with_if(Flags::LAST, last)
                 .with_if(Flags::AWAITED, last && request.signaled);
-            queue.publish(&self.core.end, &place, &target.header(flags, chunk, total));
+            queue.publish(&self.core.end, &slot, &target.header(flags, chunk, total));
             if last {
                 queue.started(request, Progress::InRing { end: queue.writer.head() });
                 return Ok(());
@@ -164,32 +164,32 @@ impl SendQueue {
         request: &SendRequest<'_>,
         (segments, target, total): (&[LocalSegment], Target, u64),
     ) -> Option<Result<(), Wait>> {
-        let places = queue.pulls.places(&self.core, connection, segments)?;
-        Some(self.offer_to_pull(queue, connection, request, (&places, target, total)))
+        let addresses = queue.pulls.addresses(&self.core, connection, segments)?;
+        Some(self.offer_to_pull(queue, connection, request, (&addresses, target, total)))
     }
 
-    /// Publishes a record with the places in our memory from which the peer takes the bytes of a message.
+    /// Publishes a record with the addresses in our memory from which the peer takes the bytes of a message.
     fn offer_to_pull(
         &self,
         queue: &mut SendState,
         connection: &Connection,
         request: &SendRequest<'_>,
-        (places, target, total): (&SegmentAddresses, Target, u64),
+        (addresses, target, total): (&SegmentAddresses, Target, u64),
     ) -> Result<(), Wait> {
-        let bytes = places.as_bytes();
+        let bytes = addresses.as_bytes();
         let length = bytes.len() as u64;
         if queue.writer.room().is_none_or(|room| room < length)
             && queue.writer.reclaim(connection.end.taken_word()).is_err()
         {
             self.violation();
         }
-        let Some(place) = queue.writer.reserve(self.core.end.ring(), length) else { return Err(Wait::Room) };
-        if let Some(to) = self.core.end.payload(place.payload(), length) {
+        let Some(slot) = queue.writer.reserve(self.core.end.ring(), length) else { return Err(Wait::Room) };
+        if let Some(to) = self.core.end.payload(slot.payload(), length) {
             // SAFETY: `to` is in the ring of our own end, which only this thread writes while the send queue is locked.
             unsafe { crate::copy_bytes(bytes.as_ptr(), to, bytes.len()) };
         }
         let flags = Flags::FIRST.with(Flags::LAST).with(Flags::AWAITED).with(Flags::PULL);
-        queue.publish(&self.core.end, &place, &target.header(flags, length, total));
+        queue.publish(&self.core.end, &slot, &target.header(flags, length, total));
         queue.started(request, Progress::Pulled { end: queue.writer.head() });
         Ok(())
     }
@@ -238,7 +238,7 @@ impl SendQueue {
         if queue.reading.len() >= MAX_READS || self.chunk(queue, connection, 0).is_none() {
             return Err(Wait::Room);
         }
-        let Some(place) = queue.writer.reserve(self.core.end.ring(), 0) else { return Err(Wait::Room) };
+        let Some(slot) = queue.writer.reserve(self.core.end.ring(), 0) else { return Err(Wait::Room) };
         let header = Header {
             kind: Kind::Read,
             flags: Flags::FIRST.with(Flags::LAST),
@@ -248,7 +248,7 @@ impl SendQueue {
             key: remote.rkey.0,
             total: source::total(into),
         };
-        queue.publish(&self.core.end, &place, &header);
+        queue.publish(&self.core.end, &slot, &header);
         queue.started(request, Progress::Reading { end: queue.writer.head() });
         queue.reading.push_back(Reading::new(into));
         Ok(())
@@ -256,7 +256,7 @@ impl SendQueue {
 
     /// Puts a short message of `total` bytes into the ring, in one record. Most messages are short, so this way has nothing but what they
     /// need. Returns false if the message is not short, or something stands in its way; then no record was published, and
-    /// [`attempt`](Self::attempt) finds the reason. (What this end knows of the peer's receives may be newer.)
+    /// [`attempt`](Self::attempt) finds the reason. (What this side knows of the peer's receives may be newer.)
     #[inline]
     pub(super) fn post_short(&self, queue: &mut SendState, request: &SendRequest<'_>, total: u64) -> bool {
         let (data, target) = match request.operation {
@@ -280,8 +280,8 @@ impl SendQueue {
         if !goes || !data.is_registered(&self.core.domain) {
             return false;
         }
-        let Some(place) = queue.writer.reserve(self.core.end.ring(), total) else { return false };
-        if let Some(to) = self.core.end.payload(place.payload(), total) {
+        let Some(slot) = queue.writer.reserve(self.core.end.ring(), total) else { return false };
+        if let Some(to) = self.core.end.payload(slot.payload(), total) {
             // SAFETY:
             // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
             // - the segments were checked above, with the send queue locked.
@@ -294,12 +294,12 @@ impl SendQueue {
             }
         }
         let flags = Flags::FIRST.with(Flags::LAST).with_if(Flags::AWAITED, request.signaled);
-        queue.publish(&self.core.end, &place, &target.header(flags, total, total));
+        queue.publish(&self.core.end, &slot, &target.header(flags, total, total));
         queue.started(request, Progress::InRing { end: queue.writer.head() });
         true
     }
 
-    /// Carries out a READ if this end can copy the bytes now, and no earlier request waits. Returns whether the bytes have arrived.
+    /// Carries out a READ if this side can copy the bytes now, and no earlier request waits. Returns whether the bytes have arrived.
     pub(in crate::soft::queue_pair) fn read_at_once(
         &self,
         into: &[LocalSegment],
@@ -322,7 +322,7 @@ impl SendQueue {
             && queue.pulls.read(&self.core, connection, into, remote)
     }
 
-    /// Returns whether the peer has taken the WRITEs of this end, so that a READ sees them.
+    /// Returns whether the peer has taken the WRITEs of this side, so that a READ sees them.
     pub(super) fn sees_writes(&self, queue: &mut SendState, connection: &Connection) -> bool {
         if queue.last_write > queue.writer.freed()
             && queue.writer.reclaim(connection.end.taken_word()).is_err()
@@ -347,7 +347,7 @@ impl SendQueue {
                 if complete {
                     queue.finish_read();
                     self.ended.store(true, Relaxed);
-                    // The poller of sends may sleep: it did not look since, or it is another one than that of the records.
+                    // The poller of sends may sleep: it did not check since, or it is another one than that of the records.
                     self.core.send_queue.notify();
                 }
                 true
@@ -379,8 +379,8 @@ impl SendQueue {
         left: u64,
     ) -> Option<u64> {
         let chunk = self.chunk(queue, connection, left)?;
-        let place = queue.writer.reserve(self.core.end.ring(), chunk)?;
-        let to = self.core.end.payload(place.payload(), chunk)?;
+        let slot = queue.writer.reserve(self.core.end.ring(), chunk)?;
+        let to = self.core.end.payload(slot.payload(), chunk)?;
         // SAFETY:
         // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
         // - `from` is valid, as the caller promises.
@@ -394,7 +394,7 @@ impl SendQueue {
             key: 0,
             total: left,
         };
-        queue.publish(&self.core.end, &place, &header);
+        queue.publish(&self.core.end, &slot, &header);
         Some(chunk)
     }
 

@@ -33,7 +33,7 @@ impl SendQueue {
         let Some(connection) = self.core.connection() else {
             return self.flush(queue, sink);
         };
-        // SYNC: the ends are noticed before the last look at the peer's progress.
+        // SYNC: the ends are noticed before the last check of the peer's progress.
         let peer_has_ended = self.core.peer_has_ended();
         if queue.writer.reclaim(connection.end.taken_word()).is_err() {
             self.violation();
@@ -101,7 +101,7 @@ impl SendQueue {
         if !self.core.has_failed() && !self.core.peer_has_ended() {
             return false;
         }
-        // SYNC: the end of the peer is noticed before the look at the record that it refused.
+        // SYNC: the end of the peer is noticed before the check of the record that it refused.
         let peer_has_ended = self.core.peer_has_ended();
         let failure = self.core.connection().and_then(|connection| connection.end.failure());
         while let Some(first) = queue.outstanding.front() {
@@ -191,11 +191,11 @@ impl SendQueue {
 
     /// Returns the status of the first waiting request if `wait` has lasted too long.
     pub(super) fn expired(&self, queue: &mut SendState, wait: Wait) -> Option<CompletionStatus> {
-        let deadline = match queue.patience {
+        let deadline = match queue.retry_until {
             Some((reason, deadline)) if reason == wait => deadline,
             _ => {
-                let deadline = self.patience(wait);
-                queue.patience = Some((wait, deadline));
+                let deadline = self.deadline(wait);
+                queue.retry_until = Some((wait, deadline));
                 if let Some(deadline) = deadline {
                     self.core.notify_at(deadline);
                 }
@@ -212,27 +212,27 @@ impl SendQueue {
     }
 
     /// Returns the time until which a request may wait.
-    pub(super) fn patience(&self, wait: Wait) -> Option<Instant> {
+    pub(super) fn deadline(&self, wait: Wait) -> Option<Instant> {
         let settings = self.core.settings()?;
-        let patience = match wait {
+        let timeout = match wait {
             Wait::Receive => {
-                receiver_patience(settings, self.core.connection().map_or(0, |peer| peer.end.rnr_timer()))
+                rnr_timeout(settings, self.core.connection().map_or(0, |peer| peer.end.rnr_timer()))
             }
-            Wait::Connection => connection_patience(settings),
+            Wait::Connection => retry_timeout(settings),
             // The peer's own death or end bounds this wait, and the pings of the layers above.
             Wait::Room => None,
         };
-        Some(Instant::now() + patience?)
+        Some(Instant::now() + timeout?)
     }
 }
 
 /// Returns the time that a send waits for a receive; `None` means without end.
-fn receiver_patience(settings: &PathSettings, timer: u8) -> Option<Duration> {
+fn rnr_timeout(settings: &PathSettings, timer: u8) -> Option<Duration> {
     (settings.rnr_retry < 7).then(|| rnr_delay(timer) * u32::from(settings.rnr_retry))
 }
 
 /// Returns the time that a request waits for a peer that is not connected yet; `None` means without end.
-fn connection_patience(settings: &PathSettings) -> Option<Duration> {
+fn retry_timeout(settings: &PathSettings) -> Option<Duration> {
     let timeout = u32::from(settings.timeout.min(31));
     let once = Duration::from_nanos(4096 << timeout);
     (timeout > 0).then(|| once * (u32::from(settings.retry_count) + 1))

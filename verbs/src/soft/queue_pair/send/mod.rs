@@ -50,7 +50,7 @@ const NOT_STUCK: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) struct SendState {
     writer: Writer,
-    /// Requests posted, and places of the queue that polled completions have freed.
+    /// Requests posted, and slots of the queue that polled completions have freed.
     posted: u64,
     freed: u64,
     /// Number of requests done since the last completion.
@@ -66,7 +66,7 @@ pub(super) struct SendState {
     /// The end of the record of the last WRITE.
     last_write: u64,
     pulls: Pulls,
-    /// The peer's receives that our messages have taken, and those that it had posted at the last look.
+    /// The peer's receives that our messages have taken, and those that it had posted at the last check.
     receives_taken: u32,
     receives_posted: u32,
     /// Number of signalled requests that were started and have no completion yet.
@@ -76,8 +76,8 @@ pub(super) struct SendState {
     /// Whether a poll has taken a failure.
     failed: bool,
     /// Reason why the first waiting request waits, and the deadline.
-    patience: Option<(Wait, Option<Instant>)>,
-    /// Whether records were published that the peer was not told of.
+    retry_until: Option<(Wait, Option<Instant>)>,
+    /// Whether records were published that the peer was not notified of.
     unannounced: bool,
     /// Whether one of them belongs to another request than a WRITE without immediate data.
     unannounced_news: bool,
@@ -113,7 +113,7 @@ impl SendQueue {
             receives_posted: 0,
             stopped: false,
             failed: false,
-            patience: None,
+            retry_until: None,
             unannounced: false,
             unannounced_news: false,
         };
@@ -170,7 +170,7 @@ impl SendQueue {
             })
     }
 
-    /// Returns whether the peer has taken all our records, so that none of them makes it wake this end.
+    /// Returns whether the peer has taken all our records, so that none of them makes it wake this side.
     pub(super) fn all_is_taken(&self) -> bool {
         let published = self.core.published.load(Relaxed);
         self.core
@@ -233,7 +233,7 @@ impl SendQueue {
         self.after_post(&queue);
     }
 
-    /// Gives the places of the completion queue back, because the queue pair is destroyed.
+    /// Gives the slots of the completion queue back, because the queue pair is destroyed.
     pub(super) fn forget(&self) {
         let queue = self.lock();
         let waiting = queue.waiting.iter().filter(|waiting| waiting.signaled).count();
@@ -269,7 +269,7 @@ impl SendQueue {
     fn ask_for_progress(&self) {
         self.core.want(Attention::PROGRESS);
         Attention::fence::<Native, Shipping>();
-        // A READ may be complete already, because this end copies the bytes while it posts the request.
+        // A READ may be complete already, because this side copies the bytes while it posts the request.
         if self.ended.load(Relaxed) || self.has_unseen_progress() {
             self.core.send_queue.notify();
         }
@@ -317,13 +317,13 @@ impl SendQueue {
         if queue.waiting.is_empty() && !queue.stopped && !self.core.has_failed() {
             match self.attempt(queue, request, &mut done) {
                 Ok(()) => return,
-                Err(wait) => queue.patience = Some((wait, self.patience(wait))),
+                Err(wait) => queue.retry_until = Some((wait, self.deadline(wait))),
             }
         }
         self.wait(queue, request, done);
     }
 
-    /// Keeps a request until it can go on.
+    /// Keeps a request until it can continue.
     #[cold]
     fn wait(&self, queue: &mut SendState, request: &SendRequest<'_>, done: u64) {
         let first = queue.waiting.is_empty();
@@ -334,7 +334,7 @@ impl SendQueue {
             self.core.want(Attention::STUCK);
             Attention::fence::<Native, Shipping>();
             self.run(queue);
-            if let Some((_, Some(deadline))) = queue.patience {
+            if let Some((_, Some(deadline))) = queue.retry_until {
                 self.core.notify_at(deadline);
             }
         } else if self.core.has_failed() {
@@ -354,8 +354,8 @@ impl SendQueue {
 
     /// Runs the waiting requests in order, until a request has to wait longer.
     fn run(&self, queue: &mut SendState) {
-        // Before the attempts, which see this position or a later one. So a thread that sees another one later tries once too often, and
-        // never once too seldom.
+        // Read before the attempts, which see this position or a later one. A thread that sees another position later runs the requests
+        // again, so a run may be spurious, but none is lost.
         let taken = self.taken_by_peer();
         let mut stuck_at = NOT_STUCK;
         while let Some(mut first) = queue.waiting.pop_front() {
@@ -364,7 +364,7 @@ impl SendQueue {
                 continue;
             }
             match first.with_request(|request, done| self.attempt(queue, request, done)) {
-                Ok(()) => queue.patience = None,
+                Ok(()) => queue.retry_until = None,
                 Err(wait) => match self.expired(queue, wait) {
                     Some(status) => {
                         first.with_request(|request, _| self.end_with(queue, request, Some(status)));
@@ -389,7 +389,7 @@ impl SendQueue {
         self.core.connection().map_or(0, |connection| connection.end.taken_word().load(Relaxed))
     }
 
-    /// Takes the request for progress of the peer back if neither a request of this end nor a READ of the peer waits for it.
+    /// Takes the request for progress of the peer back if neither a request of this side nor a READ of the peer waits for it.
     fn want_no_needless_progress(&self, queue: &SendState) {
         if queue.waiting.is_empty() && !queue.serves {
             self.core.want_no_more(Attention::STUCK);
@@ -406,8 +406,8 @@ impl SendQueue {
 impl SendState {
     /// Publishes a record, and notes what follows from it for the peer's receives, for READs and for the news to tell.
     #[inline]
-    fn publish(&mut self, end: &PairEnd, place: &RingSlot, header: &Header) {
-        self.writer.publish(end.ring(), place, header);
+    fn publish(&mut self, end: &PairEnd, slot: &RingSlot, header: &Header) {
+        self.writer.publish(end.ring(), slot, header);
         let is_write = header.kind == Kind::Write;
         let has_immediate = header.flags.contains(Flags::IMMEDIATE);
         self.unannounced = true;

@@ -1,5 +1,5 @@
-//! Messages of the peer: the checks before the first byte, the stores, and the completion. Their bytes come in records, or this end takes
-//! them from the peer's memory. Also READs of the peer that this end serves through its ring.
+//! Messages of the peer: the checks before the first byte, the stores, and the completion. Their bytes come in records, or this side takes
+//! them from the peer's memory. Also READs of the peer that this side serves through its ring.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ impl Target {
             (Destination::Receive, _) => return unsafe { self.put(state, message, from, length, stores) },
         };
         // SAFETY: as in `put`.
-        unsafe { source::place(from, to as *mut u8, length, stores) };
+        unsafe { source::store(from, to as *mut u8, length, stores) };
         Ok(())
     }
 
@@ -165,7 +165,7 @@ impl Target {
                 // - the destination is registered for writing, as just checked with the target locked, so that it stays
                 //   registered (see `Domain::remove_region`). The two do not overlap, because no process registers memory
                 //   that it has mapped of a peer.
-                unsafe { source::place(from, to as *mut u8, length, stores) };
+                unsafe { source::store(from, to as *mut u8, length, stores) };
             }
             Destination::Receive => {
                 let mut offset = message.done;
@@ -183,7 +183,7 @@ impl Target {
                     self.check_segment(segment, to, count)?;
                     let stores = Stores { ends_a_word: false, ..stores };
                     // SAFETY: as above; the destination is a part of a posted receive.
-                    unsafe { source::place(from, to as *mut u8, count, stores) };
+                    unsafe { source::store(from, to as *mut u8, count, stores) };
                     from = from.wrapping_add(count as usize);
                     left -= count;
                     offset = 0;
@@ -269,7 +269,7 @@ impl Target {
         Ok(Some(pull.record))
     }
 
-    /// Returns the next chunk of the peer's memory, at most `wanted` bytes, and goes on behind it.
+    /// Returns the next chunk of the peer's memory, at most `wanted` bytes, and continues behind it.
     fn next_chunk(
         &self,
         state: &mut TargetState,
@@ -327,7 +327,7 @@ impl Target {
                 more = true;
                 break;
             }
-            // Before the look for room: see `SendQueue::run`.
+            // Before the check for room: see `SendQueue::run`.
             let taken = sends.taken_by_peer();
             // SAFETY: the range is registered, as just checked with the target locked.
             let put = unsafe { sends.serve(&mut queue, connection, first.address as *const u8, first.left) };
@@ -336,7 +336,7 @@ impl Target {
                     stuck_at = Some(taken);
                     break;
                 }
-                // The peer may have made room just before it could see that this end waits for room. So this thread looks again.
+                // The peer may have made room just before it could see that this side waits for room. So this thread checks again.
                 self.core.want(Attention::STUCK);
                 Attention::fence::<Native, Shipping>();
                 asked = true;

@@ -1,4 +1,4 @@
-//! The target of the peer's requests: this end takes the records of the peer's ring, checks them against its own records, and
+//! The target of the peer's requests: this side takes the records of the peer's ring, checks them against its own records, and
 //! writes its own memory. The peer writes nothing here.
 
 mod messages;
@@ -49,12 +49,12 @@ pub(super) struct Target {
 
 #[derive(Debug)]
 struct TargetState {
-    /// `None` until this end is connected.
+    /// `None` until this side is connected.
     reader: Option<Reader>,
     receives: Receives,
     /// The message whose records are being taken.
     message: Option<Message>,
-    /// The places in the peer's memory from which the message is being taken.
+    /// The addresses in the peer's memory from which the message is being taken.
     pull: Option<Pull>,
     pulls: Pulls,
     /// READs of the peer that wait for room in our ring.
@@ -73,7 +73,7 @@ struct Served {
     left: u64,
 }
 
-/// The place for completions.
+/// The destination of completions.
 #[derive(Debug)]
 pub(super) enum Output<'a, 'b> {
     /// A poll's array.
@@ -83,7 +83,7 @@ pub(super) enum Output<'a, 'b> {
     /// The same, for the device's thread.
     Unpolled {
         /// Set if this visit has found a record, or if READs of the peer have bytes left. Completions that no poll has taken do not count:
-        /// the thread that left them may look again and again, and poll seldom.
+        /// the thread that left them may check again and again, and poll seldom.
         found_work: bool,
     },
 }
@@ -125,7 +125,7 @@ impl Target {
         }
     }
 
-    /// Begins to look for records, because this end is connected.
+    /// Begins to check for records, because this side is connected.
     pub(super) fn connect(&self) {
         let mut state = self.state.lock();
         if let (None, Some(connection)) = (&state.reader, self.core.connection()) {
@@ -176,8 +176,8 @@ impl Target {
         self.serves.load(Relaxed)
     }
 
-    /// Has the next poll visit this end, because its state has changed.
-    pub(super) fn look_again(&self) {
+    /// Has the next poll visit this side, because its state has changed.
+    pub(super) fn check_again(&self) {
         self.busy.store(true, Relaxed);
     }
 
@@ -205,7 +205,7 @@ impl Target {
         // SYNC: checked after posting. Either the thread that moves to Error sees the receive when it flushes, or this thread
         // sees the Error.
         if self.core.has_failed() {
-            self.look_again();
+            self.check_again();
             self.core.notify();
         }
         result
@@ -257,7 +257,7 @@ impl Target {
         }
         let left = match self.core.connection() {
             Some(connection) => {
-                // SYNC: the end of the peer is noticed before the last look at its records.
+                // SYNC: the end of the peer is noticed before the last check of its records.
                 let peer_is_gone = self.core.peer_is_gone();
                 let left = self.take_records(state, connection, sends, output);
                 if peer_is_gone && left != Remaining::Work {
@@ -412,7 +412,7 @@ impl Target {
     #[cold]
     fn fail(&self, state: &mut TargetState, at: u64, fault: Fault, output: &mut Output<'_, '_>) {
         (state.message, state.pull) = (None, None);
-        // The record that failed must not be taken again, even if this end was taking the last records of the peer.
+        // The record that failed must not be taken again, even if this side was taking the last records of the peer.
         self.core.stop_draining();
         match fault {
             Fault::Violation => {
@@ -469,7 +469,7 @@ impl TargetState {
         self.reader.as_ref().map_or(0, Reader::position)
     }
 
-    /// Returns whether a message goes on without a new record.
+    /// Returns whether a message continues without a new record.
     fn message_waits(&self) -> bool {
         self.pull.is_some()
     }
@@ -492,7 +492,7 @@ impl Output<'_, '_> {
         }
     }
 
-    /// Adds the completion that `make` makes. A completion that goes to a poll is made in its place there.
+    /// Adds the completion that `make` makes. A completion that goes to a poll is made there.
     #[inline(always)]
     fn push_made(&mut self, state: &mut TargetState, make: impl Fn() -> WorkCompletion) {
         match self {

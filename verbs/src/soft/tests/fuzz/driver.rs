@@ -21,7 +21,7 @@ fn watch() {
         let done = DONE.load(Relaxed);
         if done != last.0 {
             last = (done, Instant::now());
-        } else if last.1.elapsed() > 3 * PATIENCE {
+        } else if last.1.elapsed() > 3 * TIMEOUT {
             report("hangs");
             std::process::abort();
         }
@@ -62,8 +62,8 @@ fn run_for(time: Duration, seed: u64) -> (u64, u64) {
         if kept.len() < 64 {
             kept.push(input);
         } else {
-            let place = random.usize(..64);
-            kept[place] = input;
+            let index = random.usize(..64);
+            kept[index] = input;
         }
     }
     (inputs, actions)

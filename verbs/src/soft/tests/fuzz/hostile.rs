@@ -95,23 +95,23 @@ impl Attacker {
         let mut payload: Vec<u64> = vec![0x0101_0101_0101_0101; bytes.below(24)];
         if flags.contains(Flags::PULL) {
             let id = connected.hostile.memory().id();
-            let mut places = Vec::new();
+            let mut addresses = Vec::new();
             for _ in 0..bytes.below(4) {
-                let place = match bytes.below(4) {
+                let address = match bytes.below(4) {
                     0 => [bytes.number(), bytes.number(), bytes.number()],
                     1 => [id, MEMORY as u64 - bytes.number() % 64, 64],
                     _ => [id, bytes.number() % 1024, 1 + bytes.number() % 512],
                 };
-                places.extend(place);
+                addresses.extend(address);
             }
-            payload = places;
+            payload = addresses;
         }
         let length = payload.len() as u64 * 8;
         let total = match bytes.below(6) {
             0 => bytes.number(),
             1 => length + bytes.number() % 64,
             _ if flags.contains(Flags::PULL) => {
-                payload.chunks_exact(3).fold(0, |sum, place| place[2].wrapping_add(sum))
+                payload.chunks_exact(3).fold(0, |sum, address| address[2].wrapping_add(sum))
             }
             _ => length,
         };
@@ -122,12 +122,12 @@ impl Attacker {
             return;
         }
         let ring = self.core.end.ring();
-        let Some(place) = self.writer.reserve(ring, payload.len() as u64 * 8) else { return };
-        for (word, value) in ring[place.payload()..].iter().zip(&payload) {
+        let Some(slot) = self.writer.reserve(ring, payload.len() as u64 * 8) else { return };
+        for (word, value) in ring[slot.payload()..].iter().zip(&payload) {
             word.store(*value, Relaxed);
         }
-        let start = place.payload() - 5;
-        self.writer.publish(ring, &place, &header);
+        let start = slot.payload() - 5;
+        self.writer.publish(ring, &slot, &header);
         // A few words of the record change afterwards.
         if bytes.byte() < 48 {
             for _ in 0..=bytes.below(3) {
