@@ -24,6 +24,13 @@ struct BudgetState {
     waiting: Vec<Waker>,
 }
 
+impl Default for LandingBudget {
+    /// Returns a budget without a limit.
+    fn default() -> Self {
+        Self { limit: u64::MAX, state: Mutex::default() }
+    }
+}
+
 /// The memory of one call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallShare(Arc<AtomicU64>);

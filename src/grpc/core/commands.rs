@@ -6,8 +6,9 @@ use std::task::{Poll, Waker};
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::state::{Core, Role};
-use super::stream::{InPart, OVERHEAD, OutHead, OutPart, Part, Queued, Stream, StreamKey};
+use super::account::cost_of;
+use super::stream::{InPart, OutHead, OutPart, Part, Stream, StreamKey};
+use super::{Core, Role};
 use crate::endpoint::SentHead;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{RequestHead, ResetCode};
@@ -42,22 +43,18 @@ impl<K> Core<K> {
         }
         let mut stream = Stream::default();
         stream.sending.head = Some(OutHead::Request(head.into()));
-        stream.sending.queued = Queued::Unopened;
-        // A number of streams that does not fit would need more memory than there is.
-        let key = StreamKey(self.streams.insert(stream) as u32);
-        self.unopened.push_back(key);
-        Ok(key)
+        Ok(self.streams.insert_unopened(stream))
     }
 
     /// Queues the head of a response.
     pub(in crate::grpc) fn send_head(&mut self, key: StreamKey, headers: HeaderMap) {
-        let sending = &mut self.streams[key.index()].sending;
+        let sending = &mut self.streams[key].sending;
         if sending.done {
-            self.spent.push(SentHead::Fields(headers));
+            self.after.headers.push(SentHead::Fields(headers));
             return;
         }
-        self.spent.extend(sending.head.replace(OutHead::Response(headers)).map(SentHead::from));
-        self.schedule(key);
+        self.after.headers.extend(sending.head.replace(OutHead::Response(headers)).map(SentHead::from));
+        self.streams.schedule(key);
     }
 
     /// Queues bytes of the body.
@@ -79,10 +76,10 @@ impl<K> Core<K> {
     }
 
     fn send_part(&mut self, key: StreamKey, part: Option<OutPart>, end: bool) {
-        let sending = &mut self.streams[key.index()].sending;
+        let sending = &mut self.streams[key].sending;
         if sending.done || sending.end {
             if let Some(part) = part {
-                part.discard(&mut self.unneeded);
+                part.discard(&mut self.after.memory);
             }
             return;
         }
@@ -91,19 +88,19 @@ impl<K> Core<K> {
             sending.parts.push(part);
         }
         sending.end |= end;
-        self.schedule(key);
+        self.streams.schedule(key);
     }
 
     /// Queues the trailers of a response, which end the call.
     pub(in crate::grpc) fn send_trailers(&mut self, key: StreamKey, trailers: HeaderMap) {
-        let sending = &mut self.streams[key.index()].sending;
+        let sending = &mut self.streams[key].sending;
         if sending.done || sending.end {
-            self.spent.push(SentHead::Fields(trailers));
+            self.after.headers.push(SentHead::Fields(trailers));
             return;
         }
         sending.trailers = Some(trailers);
         sending.end = true;
-        self.schedule(key);
+        self.streams.schedule(key);
     }
 
     /// Waits until the stream queues few enough bytes.
@@ -112,7 +109,7 @@ impl<K> Core<K> {
         key: StreamKey,
         waker: &Waker,
     ) -> Poll<Result<(), CallFault>> {
-        let stream = &mut self.streams[key.index()];
+        let stream = &mut self.streams[key];
         if let Some(fault) = &stream.fault {
             return Poll::Ready(Err(fault.clone()));
         }
@@ -132,9 +129,9 @@ impl<K> Core<K> {
         key: StreamKey,
         waker: Option<&Waker>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
-        let stream = &mut self.streams[key.index()];
+        let stream = &mut self.streams[key];
         if let Some(head) = stream.receiving.head.take() {
-            self.uncharge_heads(key);
+            self.release_headers(key);
             return Poll::Ready(Ok(head));
         }
         if let Some(fault) = &stream.fault {
@@ -152,16 +149,14 @@ impl<K> Core<K> {
     /// Takes the rest of a response, if it is all there: one part with little data, and trailers. Longer data counts until somebody asks
     /// for it.
     pub(in crate::grpc) fn take_rest(&mut self, key: StreamKey) -> Option<(Bytes, HeaderMap)> {
-        let receiving = &mut self.streams[key.index()].receiving;
+        let receiving = &mut self.streams[key].receiving;
         if !receiving.ended || receiving.trailers.is_none() || !receiving.parts.is_only_data(Self::LITTLE) {
             return None;
         }
         let Some(InPart::Data(data)) = receiving.parts.pop() else { return None };
         let trailers = receiving.trailers.take();
-        let cost = data.len() as i64 + OVERHEAD;
-        self.unread_data -= cost;
-        self.took(key, cost);
-        self.uncharge_heads(key);
+        self.took_data(key, &data);
+        self.release_headers(key);
         Some((data, trailers?))
     }
 
@@ -171,17 +166,15 @@ impl<K> Core<K> {
         key: StreamKey,
         waker: Option<&Waker>,
     ) -> Poll<Option<Result<Part, CallFault>>> {
-        if !std::mem::replace(&mut self.streams[key.index()].receiving.wanted, true) {
-            self.queue_fetches(key);
+        if !std::mem::replace(&mut self.streams[key].receiving.wanted, true) {
+            self.queue_reads(key);
         }
-        let stream = &mut self.streams[key.index()];
+        let stream = &mut self.streams[key];
         let receiving = &mut stream.receiving;
         match receiving.parts.front() {
             Some(InPart::Data(_)) => {
                 let Some(InPart::Data(data)) = receiving.parts.pop() else { return Poll::Pending };
-                let cost = data.len() as i64 + OVERHEAD;
-                self.unread_data -= cost;
-                self.took(key, cost);
+                self.took_data(key, &data);
                 return Poll::Ready(Some(Ok(Part::Data(data))));
             }
             Some(InPart::Fault(fault)) => {
@@ -195,12 +188,12 @@ impl<K> Core<K> {
                     return Poll::Ready(Some(Ok(delivered)));
                 }
                 if is_starved {
-                    self.queue_fetches(key);
+                    self.queue_reads(key);
                 }
             }
             None => {
                 if let Some(trailers) = receiving.trailers.take() {
-                    self.uncharge_heads(key);
+                    self.release_headers(key);
                     return Poll::Ready(Some(Ok(Part::Trailers(trailers))));
                 }
                 if receiving.ended {
@@ -213,25 +206,25 @@ impl<K> Core<K> {
             }
         }
         if let Some(waker) = waker {
-            keep(&mut self.streams[key.index()].receiving.waker, waker);
+            keep(&mut self.streams[key].receiving.waker, waker);
         }
         Poll::Pending
     }
 
     /// Takes the wakers of all tasks that wait in `poll_head` or `poll_part`.
     pub(in crate::grpc) fn wake_readers(&mut self) {
-        self.wakers.extend(self.streams.iter_mut().filter_map(|(_, stream)| stream.receiving.waker.take()));
+        self.after.wakers.extend(self.streams.iter_mut().filter_map(|stream| stream.receiving.waker.take()));
     }
 
     /// Returns whether `poll_head` or `poll_part` would return something now.
     pub(in crate::grpc) fn has_arrived(&self, key: StreamKey) -> bool {
-        let stream = &self.streams[key.index()];
+        let stream = &self.streams[key];
         let receiving = &stream.receiving;
         if receiving.head.is_some() || stream.fault.is_some() {
             return true;
         }
         match receiving.parts.front() {
-            Some(&InPart::Offer(offer)) => self.inbound[offer].has_landed(),
+            Some(&InPart::Offer(offer)) => self.received_offers.has_landed(offer),
             Some(_) => true,
             None => receiving.ended,
         }
@@ -241,35 +234,33 @@ impl<K> Core<K> {
     pub(in crate::grpc) fn wait(&mut self, key: StreamKey, waker: &Waker) -> bool {
         let waits = !self.has_arrived(key);
         if waits {
-            keep(&mut self.streams[key.index()].receiving.waker, waker);
+            keep(&mut self.streams[key].receiving.waker, waker);
         }
         waits
     }
 
     /// Returns whether messages of the stream are delivered in one piece.
     pub(in crate::grpc) fn delivers_landed(&self, key: StreamKey) -> bool {
-        self.streams[key.index()].receiving.landed_limit.is_some()
+        self.streams[key].receiving.landed_limit.is_some()
     }
 
     /// Returns whether the next bytes are being fetched.
     pub(in crate::grpc) fn is_landing(&self, key: StreamKey) -> bool {
-        match self.streams[key.index()].receiving.parts.front() {
-            Some(&InPart::Offer(offer)) => {
-                self.inbound[offer].under_way > 0 && !self.inbound[offer].has_landed()
-            }
+        match self.streams[key].receiving.parts.front() {
+            Some(&InPart::Offer(offer)) => self.received_offers.is_landing(offer),
             _ => false,
         }
     }
 
     /// Returns whether nothing is left to take.
     pub(in crate::grpc) fn is_end(&self, key: StreamKey) -> bool {
-        let receiving = &self.streams[key.index()].receiving;
+        let receiving = &self.streams[key].receiving;
         receiving.ended && receiving.parts.is_empty() && receiving.trailers.is_none()
     }
 
     /// Waits until the call has failed.
     pub(in crate::grpc) fn poll_reset(&mut self, key: StreamKey, waker: &Waker) -> Poll<CallFault> {
-        let stream = &mut self.streams[key.index()];
+        let stream = &mut self.streams[key];
         if let Some(fault) = &stream.fault {
             return Poll::Ready(fault.clone());
         }
@@ -279,18 +270,17 @@ impl<K> Core<K> {
 
     /// Delivers messages of at most `limit` bytes, without their prefix, in one piece.
     pub(in crate::grpc) fn deliver_landed(&mut self, key: StreamKey, limit: usize) {
-        self.streams[key.index()].receiving.landed_limit = Some(limit);
+        self.streams[key].receiving.landed_limit = Some(limit);
     }
 
     /// Ends a call in both directions.
     pub(in crate::grpc) fn reset(&mut self, key: StreamKey, code: ResetCode) {
-        let stream = &mut self.streams[key.index()];
+        let stream = &mut self.streams[key];
         if !stream.closed {
             // A server has not heard of a call whose head waits.
             let is_known = stream.id != 0 && (self.role == Role::Server || stream.sending.head.is_none());
             if is_known && self.ended.is_none() {
-                self.resets.push_back((stream.id, code));
-                self.urgent = true;
+                self.control.reset(stream.id, code);
             }
             self.fail(key, CallFault::ResetHere(code));
             self.sweep_unopened(32);
@@ -300,7 +290,7 @@ impl<K> Core<K> {
 
     /// Notes that the handle of a stream is gone.
     pub(in crate::grpc) fn release(&mut self, key: StreamKey) {
-        let stream = &mut self.streams[key.index()];
+        let stream = &mut self.streams[key];
         // A server has ended the call when its end is queued. A client has not, as long as the response is missing.
         let is_ending = self.role == Role::Server && stream.sending.end;
         if stream.closed || is_ending {
@@ -308,44 +298,59 @@ impl<K> Core<K> {
         } else {
             self.reset(key, ResetCode::Cancel);
         }
-        let stream = &mut self.streams[key.index()];
-        stream.held = false;
+        let stream = &mut self.streams[key];
+        stream.released = true;
         (stream.receiving.waker, stream.sending.waker, stream.reset_waker) = (None, None, None);
         self.remove_if_over(key);
     }
 
     /// Drops what has arrived and was not taken.
     pub(super) fn drop_arrived(&mut self, key: StreamKey) {
-        let receiving = &mut self.streams[key.index()].receiving;
+        let receiving = &mut self.streams[key].receiving;
         (receiving.head, receiving.trailers) = (None, None);
-        self.uncharge_heads(key);
-        let receiving = &mut self.streams[key.index()].receiving;
+        self.release_headers(key);
+        let receiving = &mut self.streams[key].receiving;
         let mut parts = std::mem::take(&mut receiving.parts);
         while let Some(part) = parts.pop() {
-            self.unread_data -= part.data_cost();
-            if let InPart::Offer(offer) = part {
-                self.discard_offer(offer);
-            }
+            self.discard_part(part);
+        }
+    }
+
+    /// Drops a part that has arrived and was not taken.
+    pub(super) fn discard_part(&mut self, part: InPart) {
+        match part {
+            InPart::Data(data) => self.account.release_data(cost_of(data.len())),
+            InPart::Offer(offer) => self.received_offers.discard(offer, &mut self.control),
+            InPart::Fault(_) => {}
+        }
+    }
+
+    /// Notes that the application took data of a stream.
+    fn took_data(&mut self, key: StreamKey, data: &Bytes) {
+        let cost = cost_of(data.len());
+        self.account.release_data(cost);
+        self.took(key, cost);
+    }
+
+    /// Notes that the application took parts of a stream of this cost, and gives the peer credit for more.
+    pub(super) fn took(&mut self, key: StreamKey, cost: i64) {
+        let stream = &mut self.streams[key];
+        if let Some(credit) = self.account.take(stream, cost) {
+            self.control.credit(stream.id, credit);
+        }
+    }
+
+    /// Gives the memory of a response's headers and trailers back, if none of them waits to be taken. The headers of a request count until the
+    /// handle of its stream is gone, because the handler has them.
+    fn release_headers(&mut self, key: StreamKey) {
+        if self.role == Role::Client {
+            self.account.release_headers(&mut self.streams[key].receiving);
         }
     }
 
     /// Removes calls that were dropped before they were opened, once they are at least `least`, and as many as the others.
     pub(super) fn sweep_unopened(&mut self, least: usize) {
-        if self.unopened_dropped < least || self.unopened_dropped * 2 < self.unopened.len() {
-            return;
-        }
-        let streams = &mut self.streams;
-        let mut dropped = Vec::with_capacity(self.unopened_dropped);
-        self.unopened.retain(|&key| {
-            let stream = &mut streams[key.index()];
-            if stream.closed {
-                stream.sending.queued = Queued::No;
-                dropped.push(key);
-            }
-            !stream.closed
-        });
-        self.unopened_dropped = 0;
-        dropped.into_iter().for_each(|key| self.remove_if_over(key));
+        self.streams.sweep_unopened(least).into_iter().for_each(|key| self.remove_if_over(key));
     }
 }
 

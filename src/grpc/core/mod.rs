@@ -21,20 +21,293 @@
 //! **Turns.** Streams take turns, one message's worth at a time. Streams with much to send wait in a queue of their own, which gets
 //! one turn after each message for the others. So a small call never waits behind a large one.
 
+mod account;
 mod commands;
-mod landing;
-mod outbound;
+mod control;
+mod headers;
+mod output;
 mod receive;
-mod state;
+mod received_offers;
+mod sent_offers;
 mod stream;
-mod wire;
-
+mod streams;
 #[cfg(test)]
 mod tests;
 mod transmit;
+mod wire;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::Waker;
+
+use bytes::Bytes;
+use foldhash::fast::RandomState;
+
+use self::account::ReceiveAccount;
+use self::control::Control;
+use self::headers::HeaderBlocks;
+use self::output::Output;
+use self::received_offers::ReceivedOffers;
+use self::stream::InPart;
+use self::streams::Streams;
+use crate::endpoint::SentHead;
+use crate::grpc::fault::CallFault;
+use crate::grpc::frame::{Limits, OfferPiece, RequestHead};
+use crate::grpc::landing_budget::LandingBudget;
 
 pub(crate) use self::commands::OpenError;
-pub(super) use self::state::{Core, LandedBytes, Role};
 pub(crate) use self::stream::Part;
 pub(super) use self::stream::{Parts, StreamKey};
 pub(super) use self::wire::{FetchRefused, Wire};
+
+/// Landed bytes that were taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LandedBytes {
+    /// Of messages in one piece.
+    pub(super) in_place: u64,
+    /// Of others, which tonic copies.
+    pub(super) copied: u64,
+}
+
+/// The side of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Client,
+    Server,
+}
+
+/// What has to be done without a lock, because it may run code of the application.
+#[derive(Debug, Default)]
+pub(super) struct AfterUnlock {
+    /// Tasks to wake.
+    pub(super) wakers: Vec<Waker>,
+    /// Memory of the application to drop: it was sent, or is not sent any more.
+    pub(super) memory: Vec<Bytes>,
+    /// Headers and trailers to drop: they were sent, or are not sent any more.
+    pub(super) headers: Vec<SentHead>,
+}
+
+impl AfterUnlock {
+    fn discard_pieces(&mut self, pieces: Vec<OfferPiece>) {
+        self.memory.extend(pieces.into_iter().filter_map(|piece| match piece {
+            OfferPiece::Inline(bytes) => Some(bytes),
+            OfferPiece::Remote { .. } => None,
+        }));
+    }
+}
+
+/// A map with numbers as keys. A peer chooses some of them, so the hash function has a secret.
+type NumberMap<K, V> = HashMap<K, V, RandomState>;
+
+/// The reason why a connection takes no more calls, once a call has its last number.
+const USED_UP: &str = "the numbers of its streams are used up";
+
+/// All calls of a connection. `K` keeps memory in place that the peer may read.
+///
+/// Each field keeps its own invariants. The methods of this type carry out what concerns several of them.
+#[derive(Debug)]
+pub(super) struct Core<K> {
+    role: Role,
+    /// The limits of this side.
+    limits: Limits,
+    /// The limits of the peer, once they have arrived.
+    peer: Option<Limits>,
+    streams: Streams,
+    /// Calls that the peer has opened, and that were not taken.
+    accepted: VecDeque<(StreamKey, RequestHead)>,
+    headers: HeaderBlocks,
+    control: Control,
+    received_offers: ReceivedOffers,
+    account: ReceiveAccount,
+    output: Output<K>,
+    /// The last `transmit` left work, though there was room to send.
+    again: bool,
+    after: AfterUnlock,
+    /// The connection has ended, for this reason.
+    ended: Option<CallFault>,
+}
+
+impl<K> Core<K> {
+    /// Ended calls whose offers may be outstanding before a client opens more calls, in multiples of the calls that may be open. A server
+    /// counts calls as ended whose end the client has not seen yet, so it allows one multiple more.
+    const LINGERING: usize = 2;
+    /// The most that a stream may be sent ahead before the application reads. A hostile or a busy peer can't fill more memory than that for each
+    /// stream.
+    const FIRST_WINDOW: usize = 64 << 10;
+
+    /// Makes the state of one side. Lengths are in bytes.
+    pub(super) fn new(role: Role, streams: u32, head_bytes: usize, window: usize) -> Self {
+        let limits = Limits {
+            streams,
+            head_bytes: u32::try_from(head_bytes).unwrap_or(u32::MAX),
+            // At most 64 KiB.
+            window: window.min(Self::FIRST_WINDOW) as u32,
+            table_entries: 1024,
+            table_bytes: 64 << 10,
+        };
+        let full_window = i64::try_from(window).unwrap_or(i64::MAX >> 2);
+        Self {
+            role,
+            limits,
+            peer: None,
+            streams: Streams::default(),
+            accepted: VecDeque::new(),
+            headers: HeaderBlocks::new(&limits),
+            control: Control::default(),
+            received_offers: ReceivedOffers::default(),
+            account: ReceiveAccount::new(limits.window.into(), full_window),
+            output: Output::new(),
+            again: false,
+            after: AfterUnlock::default(),
+            ended: None,
+        }
+    }
+
+    /// Sets the memory that messages in one piece may have. As much may be in windows beyond the first ones, and as much again in data
+    /// that was not taken. A quarter may be in headers.
+    pub(super) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
+        self.account.set_budget(budget.limit(), self.limits.head_bytes as usize);
+        self.received_offers.set_budget(budget);
+    }
+
+    /// Returns what the last commands left to be done without a lock.
+    pub(super) fn after_unlock(&mut self) -> &mut AfterUnlock {
+        &mut self.after
+    }
+
+    /// Returns whether something was queued since the last question that the peer waits for.
+    pub(super) fn take_urgent(&mut self) -> bool {
+        self.control.take_urgent()
+    }
+
+    /// Lets TAKEN wait for a message that follows at once, which takes it along, or not.
+    pub(super) fn keep_taken(&mut self, keeps: bool) {
+        self.control.keep_taken(keeps);
+    }
+
+    /// Returns whether the last `transmit` left work, though there was room to send. Then it is to be called again soon.
+    pub(super) fn transmits_again(&self) -> bool {
+        self.again
+    }
+
+    /// Returns whether the last `transmit` left work, and forgets it.
+    pub(super) fn take_again(&mut self) -> bool {
+        std::mem::take(&mut self.again)
+    }
+
+    /// Returns the number of calls that have not ended.
+    pub(super) fn active(&self) -> usize {
+        self.streams.active()
+    }
+
+    /// Returns whether the connection has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Returns the reason why no calls can be opened, if there is one: the peer's reason for going away, or the reason of this side.
+    pub(super) fn going_away(&self) -> Option<Arc<str>> {
+        if let Some(reason) = self.control.peer_went_away() {
+            return Some(Arc::clone(reason));
+        }
+        if self.control.has_gone_away() {
+            return Some("this end closes it".into());
+        }
+        self.streams.is_used_up().then(|| USED_UP.into())
+    }
+
+    /// Returns whether a side goes away, and nothing is left to do.
+    pub(super) fn is_drained(&self) -> bool {
+        self.control.is_drained()
+            && self.active() == 0
+            && !self.headers.has_unsent()
+            && self.output.offers.is_empty()
+            && self.received_offers.is_empty()
+    }
+
+    /// Takes a call that the peer has opened.
+    pub(super) fn next_accepted(&mut self) -> Option<(StreamKey, RequestHead)> {
+        self.accepted.pop_front()
+    }
+
+    /// Returns whether the peer has opened calls that were not taken.
+    pub(super) fn has_accepted(&self) -> bool {
+        !self.accepted.is_empty()
+    }
+
+    /// Takes no new calls from now on.
+    pub(super) fn go_away(&mut self, reason: &str) {
+        let last = if self.role == Role::Server { self.streams.last_number() } else { 0 };
+        self.control.go_away(last, reason);
+    }
+
+    /// Ends all calls, because the connection has ended. What has arrived can still be taken.
+    pub(super) fn end(&mut self, fault: &CallFault) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.ended = Some(fault.clone());
+        let keys: Vec<_> = self.streams.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            let stream = &self.streams[key];
+            let whole =
+                stream.closed && !stream.receiving.parts.iter().any(|part| matches!(part, InPart::Offer(_)));
+            if !whole {
+                self.fail(key, fault.clone());
+            }
+        }
+        // Nothing is sent and nothing lands any more.
+        self.output.offers.end();
+        self.received_offers.end();
+        self.headers.end();
+        self.control.end();
+        self.streams.end();
+        self.again = false;
+        self.accepted.retain(|(key, _)| self.streams.get(*key).is_some());
+    }
+
+    /// Ends a call with a fault. Parts that arrived can still be taken; offers can't.
+    fn fail(&mut self, key: StreamKey, fault: CallFault) {
+        self.close(key);
+        let stream = &mut self.streams[key];
+        stream.fault.get_or_insert(fault);
+        stream.take_wakers(&mut self.after.wakers);
+        let mut arrived = std::mem::take(&mut stream.receiving.parts);
+        let mut is_whole = true;
+        while let Some(part) = arrived.pop() {
+            is_whole &= !matches!(part, InPart::Offer(_));
+            if is_whole {
+                self.streams[key].receiving.parts.push(part);
+            } else {
+                self.discard_part(part);
+            }
+        }
+        if !is_whole {
+            // The reader gets the fault where the body breaks off.
+            let receiving = &mut self.streams[key].receiving;
+            (receiving.ended, receiving.trailers) = (false, None);
+        }
+        self.remove_if_over(key);
+    }
+
+    /// Closes both halves of a call. Parts and offers that have arrived stay.
+    fn close(&mut self, key: StreamKey) {
+        let stream = &mut self.streams[key];
+        if stream.sending.is_preparing {
+            self.after.discard_pieces(self.output.offers.take_preparing(stream).pieces);
+        }
+        stream.stop_sending(&mut self.after);
+        let (number, offers) = (stream.id, stream.sending.offers);
+        if self.streams.close(key) && number != 0 {
+            self.received_offers.call_ended(number);
+            self.output.offers.call_ended(number, offers);
+        }
+    }
+
+    /// Frees the slot of a call that has ended and whose handle is gone, if no queue has it.
+    fn remove_if_over(&mut self, key: StreamKey) {
+        if let Some(stream) = self.streams.remove_if_over(key) {
+            self.account.close(&stream.receiving);
+        }
+    }
+}

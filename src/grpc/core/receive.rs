@@ -2,13 +2,12 @@
 
 use bytes::Bytes;
 
-use super::landing::InOffer;
-use super::state::{Core, Partial, Role};
-use super::stream::{InPart, OVERHEAD, Stream, StreamKey};
+use super::account::cost_of;
+use super::stream::{InPart, Queue, Stream, StreamKey};
+use super::{Core, Role};
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{
-    CallViolation, END, FrameHeader, Frames, Kind, Limits, MESSAGE, MORE, Offer, Payload, RequestHead,
-    ResetCode,
+    CallViolation, END, FrameHeader, Frames, Kind, Limits, MESSAGE, Offer, Payload, RequestHead, ResetCode,
 };
 
 impl<K> Core<K> {
@@ -33,7 +32,7 @@ impl<K> Core<K> {
             self.frame(&header, &frames, payload)?;
         }
         // A peer that reads nothing, and sends what has to be answered, would fill the memory.
-        if self.taken.len() + self.resets.len() > Self::MOST_ANSWERS {
+        if self.control.answers() > Self::MOST_ANSWERS {
             return Err(CallViolation::Unread(Self::MOST_ANSWERS));
         }
         Ok(())
@@ -49,15 +48,11 @@ impl<K> Core<K> {
         if self.peer.is_none() && kind != Kind::Settings {
             return Err(CallViolation::BeforeSettings(kind));
         }
-        if let Some(partial) = &self.partial
-            && (partial.kind, partial.stream) != (kind, stream)
-        {
-            return Err(CallViolation::Interleaved { seen: kind, stream, open: partial.stream });
-        }
+        self.headers.check_order(kind, stream)?;
         let bytes = frames.bytes(payload);
         match kind {
             Kind::Settings => self.settings(bytes),
-            Kind::Head | Kind::Trailers => self.head_frame(header, bytes),
+            Kind::Head | Kind::Trailers => self.headers_frame(header, bytes),
             Kind::Data => self.data(header, frames, payload),
             Kind::Offer => self.offered(header, frames, payload),
             Kind::Taken => self.offers_taken(bytes),
@@ -72,63 +67,44 @@ impl<K> Core<K> {
         if self.peer.replace(limits).is_some() {
             return Err(CallViolation::SecondSettings);
         }
-        self.encoder.set_room(limits.table_entries, limits.table_bytes);
-        self.urgent = true;
+        self.headers.set_peer(&limits);
+        self.control.set_urgent();
         Ok(())
     }
 
-    /// Takes a frame of a head. A head is read when it is whole.
-    fn head_frame(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), CallViolation> {
-        let &FrameHeader { kind, stream, .. } = header;
-        if kind == Kind::Trailers && self.role == Role::Server {
-            return Err(CallViolation::ServersOnly(kind));
+    /// Takes a frame of headers or trailers, which are read when they are whole.
+    fn headers_frame(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), CallViolation> {
+        if header.kind == Kind::Trailers && self.role == Role::Server {
+            return Err(CallViolation::ServersOnly(header.kind));
         }
-        let limit = self.limits.head_bytes as usize;
-        let Some(mut partial) = self.partial.take() else {
-            if payload.len() > limit {
-                return Err(CallViolation::HeadTooLong(limit));
-            }
-            if header.has(MORE) {
-                self.partial = Some(Partial { kind, stream, bytes: payload.to_vec() });
-                return Ok(());
-            }
-            return self.head(kind, stream, header.has(END), payload);
-        };
-        // In the compact form a field is shorter than what it counts.
-        if partial.bytes.len() + payload.len() > limit {
-            return Err(CallViolation::HeadTooLong(limit));
+        match self.headers.receive(header, payload)? {
+            Some(block) => self.headers(header.kind, header.stream, header.has(END), &block),
+            None => Ok(()),
         }
-        partial.bytes.extend_from_slice(payload);
-        if header.has(MORE) {
-            self.partial = Some(partial);
-            return Ok(());
-        }
-        self.head(kind, stream, header.has(END), &partial.bytes)
     }
 
-    /// Takes a whole head, or trailers.
-    fn head(&mut self, kind: Kind, id: u32, is_end: bool, block: &[u8]) -> Result<(), CallViolation> {
+    /// Takes whole headers, or trailers.
+    fn headers(&mut self, kind: Kind, id: u32, is_end: bool, block: &[u8]) -> Result<(), CallViolation> {
         if self.role == Role::Server {
-            return self.request_head(id, is_end, block);
+            return self.request_headers(id, is_end, block);
         }
-        // Heads of closed calls are read too, because they may add to the table.
-        let head = self.decoder.decode(block)?;
+        let head = self.headers.decode(block)?;
         if head.path.is_some() || head.authority.is_some() {
             return Err(CallViolation::Head("a response with a path or an authority"));
         }
-        let Some(key) = self.find(kind, id)? else { return Ok(()) };
-        match (kind, self.streams[key.index()].receiving.head_seen) {
+        let Some(key) = self.streams.find(kind, id)? else { return Ok(()) };
+        match (kind, self.streams[key].receiving.head_seen) {
             (Kind::Head, true) => return Err(CallViolation::SecondHead(id)),
             (Kind::Trailers, false) => return Err(CallViolation::BeforeHead { kind, stream: id }),
             _ => {}
         }
         let refused = if head.is_overfull {
             Some("its metadata has more fields than a HeaderMap holds".into())
-        } else if !self.charge_head(key, head.counted) {
+        } else if !self.account.add_headers(&mut self.streams[key].receiving, head.counted) {
             Some(format!(
                 "heads of responses that the application has not taken have {} bytes; poll the calls sooner, or raise \
                  CallConfig::landing_budget",
-                self.heads
+                self.account.headers()
             ))
         } else {
             None
@@ -137,12 +113,12 @@ impl<K> Core<K> {
             self.refuse(key, head.counted, reason);
             return Ok(());
         }
-        let receiving = &mut self.streams[key.index()].receiving;
+        let receiving = &mut self.streams[key].receiving;
         match kind {
             Kind::Head => {
                 receiving.head_seen = true;
                 receiving.head = Some(head.headers);
-                self.wakers.extend(receiving.waker.take());
+                self.after.wakers.extend(receiving.waker.take());
                 if is_end {
                     self.peer_ended(key);
                 }
@@ -157,73 +133,50 @@ impl<K> Core<K> {
 
     /// Ends a call of which a part of `length` bytes has arrived that there is no memory for, and tells the peer.
     fn refuse(&mut self, key: StreamKey, length: usize, reason: String) {
-        self.resets.push_back((self.streams[key.index()].id, ResetCode::ResourceExhausted));
-        self.urgent = true;
+        self.control.reset(self.streams[key].id, ResetCode::ResourceExhausted);
         let fault = CallFault::NoMemory { length: length as u64, reason: reason.into() };
         self.fail(key, fault);
     }
 
     /// Takes the head of a request, which opens a call.
-    fn request_head(&mut self, id: u32, is_end: bool, block: &[u8]) -> Result<(), CallViolation> {
-        if self.index.contains_key(&id) {
-            return Err(CallViolation::SecondHead(id));
-        }
-        if id < self.next_stream {
-            return Err(CallViolation::StreamOrder { stream: id, last: self.next_stream - 1 });
-        }
-        let head = self.decoder.decode(block)?;
+    fn request_headers(&mut self, id: u32, is_end: bool, block: &[u8]) -> Result<(), CallViolation> {
+        self.streams.check_new(id)?;
+        let head = self.headers.decode(block)?;
         let Some(path) = head.path else { return Err(CallViolation::Head("a request without a path")) };
         let most = self.limits.streams as usize;
-        if self.index.len() >= most {
+        if self.streams.open_len() >= most {
             return Err(CallViolation::TooManyStreams(self.limits.streams));
         }
-        self.next_stream =
-            id.checked_add(1).ok_or(CallViolation::StreamOrder { stream: id, last: u32::MAX })?;
-        if self.going.last_here.is_some() {
+        self.streams.set_last_number(id);
+        if self.control.has_gone_away() {
             // The client learns from the GOAWAY that this call is not carried out.
             return Ok(());
         }
         // Handlers of calls that the client has reset may still be running. A client can't start more of them than this. Nor does it
         // get more responses if it gives none back.
-        if self.streams.len() > 2 * most || self.lingering.len() > (Self::LINGERING + 1) * most {
-            self.resets.push_back((id, ResetCode::Refused));
-            self.urgent = true;
-            return Ok(());
-        }
-        if head.is_overfull || !self.has_room_for_head(head.counted) {
-            self.resets.push_back((id, ResetCode::ResourceExhausted));
-            self.urgent = true;
+        if self.streams.len() > 2 * most || self.output.offers.ended_calls() > (Self::LINGERING + 1) * most {
+            self.control.reset(id, ResetCode::Refused);
             return Ok(());
         }
         let mut stream = Stream { id, ..Stream::default() };
+        if head.is_overfull || !self.account.add_headers(&mut stream.receiving, head.counted) {
+            self.control.reset(id, ResetCode::ResourceExhausted);
+            return Ok(());
+        }
         stream.sending.credit = self.peer.map_or(0, |peer| peer.window.into());
-        stream.receiving.allowance = self.limits.window.into();
-        stream.receiving.target = self.limits.window.into();
+        self.account.open(&mut stream.receiving);
         stream.receiving.head_seen = true;
         stream.receiving.ended = is_end;
-        let key = StreamKey(self.streams.insert(stream) as u32);
-        self.index.insert(id, key);
-        self.charge_head(key, head.counted);
+        let key = self.streams.insert_open(stream);
         self.accepted
             .push_back((key, RequestHead { path, authority: head.authority, headers: head.headers }));
         Ok(())
     }
 
-    /// Returns the stream of a frame, or `None` if its call is closed.
-    fn find(&self, kind: Kind, stream: u32) -> Result<Option<StreamKey>, CallViolation> {
-        if let Some(key) = self.index.get(&stream) {
-            return Ok(Some(*key));
-        }
-        if stream == 0 || stream >= self.next_stream {
-            return Err(CallViolation::UnknownStream { kind, stream });
-        }
-        Ok(None)
-    }
-
     /// Returns the stream of a part of a body, or `None` if its call is closed.
     fn find_open(&self, kind: Kind, id: u32) -> Result<Option<StreamKey>, CallViolation> {
-        let Some(key) = self.find(kind, id)? else { return Ok(None) };
-        let receiving = &self.streams[key.index()].receiving;
+        let Some(key) = self.streams.find(kind, id)? else { return Ok(None) };
+        let receiving = &self.streams[key].receiving;
         if receiving.ended {
             return Err(CallViolation::AfterEnd { kind, stream: id });
         }
@@ -235,7 +188,7 @@ impl<K> Core<K> {
 
     fn data(&mut self, header: &FrameHeader, frames: &Frames, payload: Payload) -> Result<(), CallViolation> {
         let Some(key) = self.find_open(Kind::Data, header.stream)? else { return Ok(()) };
-        let stream = &mut self.streams[key.index()];
+        let stream = &mut self.streams[key];
         let receiving = &mut stream.receiving;
         let length = i64::from(header.length);
         if length > 0 {
@@ -243,22 +196,21 @@ impl<K> Core<K> {
                 let (cost, left) = (length as u64, receiving.allowance);
                 return Err(CallViolation::Overdrawn { stream: header.stream, cost, left });
             }
-            receiving.allowance -= length + OVERHEAD;
-            if stream.held {
-                if self.unread_data + length + OVERHEAD > self.most_unread_data {
+            let cost = cost_of(header.length as usize);
+            receiving.allowance -= cost;
+            if !stream.released {
+                if !self.account.add_data(receiving, cost) {
                     let reason = format!(
                         "data that the application has not read has {} bytes; read it sooner, or raise \
                          CallConfig::landing_budget",
-                        self.unread_data
+                        self.account.unread_data()
                     );
                     self.refuse(key, header.length as usize, reason);
                     return Ok(());
                 }
-                self.unread_data += length + OVERHEAD;
-                receiving.unread += length + OVERHEAD;
                 let data = frames.keep(payload, receiving.parts.is_empty());
                 receiving.parts.push(InPart::Data(data));
-                self.wakers.extend(receiving.waker.take());
+                self.after.wakers.extend(receiving.waker.take());
             }
         }
         if header.has(END) {
@@ -274,34 +226,26 @@ impl<K> Core<K> {
         payload: Payload,
     ) -> Result<(), CallViolation> {
         let offer = Offer::decode(frames, payload)?;
-        if offer.id != self.expected_offer {
-            return Err(CallViolation::OfferOrder { seen: offer.id, expected: self.expected_offer });
-        }
-        self.expected_offer += 1;
+        self.received_offers.claim(offer.id)?;
         let open = self.find_open(Kind::Offer, header.stream)?;
-        let held = open.filter(|key| self.streams[key.index()].held);
+        let held = open.filter(|key| !self.streams[*key].released);
         if let Some(key) = open {
-            let receiving = &mut self.streams[key.index()].receiving;
+            let receiving = &mut self.streams[key].receiving;
             if receiving.allowance <= 0 {
                 let (cost, left) = (offer.total, receiving.allowance);
                 return Err(CallViolation::Overdrawn { stream: header.stream, cost, left });
             }
         }
         match held {
-            None => {
-                self.taken.push_back(offer.id);
-                self.urgent = true;
-            }
+            None => self.control.taken(offer.id),
             Some(key) => {
-                let offer = InOffer::new(offer, header.stream, key, header.has(MESSAGE));
-                *self.owed.entry(header.stream).or_default() += 1;
-                let cost = offer.cost();
-                let index = self.inbound.insert(offer);
-                let receiving = &mut self.streams[key.index()].receiving;
+                let (index, cost) =
+                    self.received_offers.insert(offer, header.stream, key, header.has(MESSAGE));
+                let receiving = &mut self.streams[key].receiving;
                 receiving.allowance -= cost;
                 receiving.unread += cost;
                 receiving.parts.push(InPart::Offer(index));
-                self.queue_fetches(key);
+                self.queue_reads(key);
             }
         }
         if let Some(key) = open
@@ -314,11 +258,11 @@ impl<K> Core<K> {
 
     /// Notes that the peer's half of a call has ended. That of the server closes the call.
     fn peer_ended(&mut self, key: StreamKey) {
-        let stream = &mut self.streams[key.index()];
+        let stream = &mut self.streams[key];
         stream.receiving.ended = true;
-        self.wakers.extend(stream.receiving.waker.take());
+        self.after.wakers.extend(stream.receiving.waker.take());
         if self.role == Role::Client {
-            self.wakers.extend(stream.sending.waker.take());
+            self.after.wakers.extend(stream.sending.waker.take());
             self.close(key);
             self.remove_if_over(key);
         }
@@ -331,21 +275,18 @@ impl<K> Core<K> {
         }
         for id in ids {
             let id = u64::from_le_bytes(*id);
-            let Some(offer) = self.offers.remove(&id) else { return Err(CallViolation::Taken(id)) };
-            if let Some(&key) = self.index.get(&offer.stream) {
-                let sending = &mut self.streams[key.index()].sending;
+            let offer = self.output.offers.remove(id).ok_or(CallViolation::Taken(id))?;
+            if let Some(key) = self.streams.by_number(offer.stream) {
+                let sending = &mut self.streams[key].sending;
                 sending.copied -= offer.copied;
                 sending.offered -= offer.total;
                 sending.offers -= 1;
-                self.schedule(key);
-                self.urgent = true;
-            } else if let Some(left) = self.lingering.get_mut(&offer.stream) {
-                *left -= 1;
-                if *left == 0 {
-                    self.lingering.remove(&offer.stream);
-                    // A call may wait for this.
-                    self.urgent |= !self.unopened.is_empty();
-                }
+                self.streams.schedule(key);
+                self.control.set_urgent();
+            } else if self.output.offers.returned_after_end(offer.stream) && self.streams.has(Queue::Unopened)
+            {
+                // A call may wait for this.
+                self.control.set_urgent();
             }
         }
         Ok(())
@@ -355,7 +296,7 @@ impl<K> Core<K> {
         if header.length > 0 {
             return Err(CallViolation::Length { kind: Kind::Reset, length: header.length as usize });
         }
-        if let Some(key) = self.find(Kind::Reset, header.stream)? {
+        if let Some(key) = self.streams.find(Kind::Reset, header.stream)? {
             self.fail(key, CallFault::Reset(ResetCode::from_wire(header.extra)));
         }
         Ok(())
@@ -365,36 +306,27 @@ impl<K> Core<K> {
         let Ok(credit) = payload.try_into().map(u64::from_le_bytes) else {
             return Err(CallViolation::Length { kind: Kind::Credit, length: payload.len() });
         };
-        let Some(key) = self.find(Kind::Credit, stream)? else { return Ok(()) };
-        let sending = &mut self.streams[key.index()].sending;
+        let Some(key) = self.streams.find(Kind::Credit, stream)? else { return Ok(()) };
+        let sending = &mut self.streams[key].sending;
         let sum = i64::try_from(credit).ok().and_then(|credit| sending.credit.checked_add(credit));
         match sum {
             Some(sum) if sum <= Self::MOST_CREDIT => sending.credit = sum,
             _ => return Err(CallViolation::Credit(credit)),
         }
-        self.schedule(key);
+        self.streams.schedule(key);
         Ok(())
     }
 
     fn gone_away(&mut self, last: u32, reason: &[u8]) -> Result<(), CallViolation> {
-        match self.going.last_there {
-            Some((before, _)) if before < last => {
-                return Err(CallViolation::GoAwayOrder { seen: last, before });
-            }
-            Some((before, _)) if before == last => return Ok(()),
-            _ => {}
-        }
-        let reason = String::from_utf8_lossy(reason).into();
-        self.going.last_there = Some((last, reason));
+        let Some(reason) = self.control.went_away(last, reason)? else { return Ok(()) };
         if self.role == Role::Server {
             return Ok(());
         }
-        let refused = |stream: &Stream<K>| !stream.closed && (stream.id == 0 || stream.id > last);
+        let refused = |stream: &Stream| !stream.closed && (stream.id == 0 || stream.id > last);
         let keys: Vec<_> =
-            self.streams.iter().filter(|(_, stream)| refused(stream)).map(|(index, _)| index).collect();
-        let Some((_, reason)) = self.going.last_there.clone() else { return Ok(()) };
-        for index in keys {
-            self.fail(StreamKey(index as u32), CallFault::GoneAway(reason.clone()));
+            self.streams.iter().filter(|(_, stream)| refused(stream)).map(|(key, _)| key).collect();
+        for key in keys {
+            self.fail(key, CallFault::GoneAway(reason.clone()));
         }
         self.sweep_unopened(0);
         Ok(())

@@ -7,9 +7,10 @@ use std::task::Waker;
 use bytes::Bytes;
 use http::HeaderMap;
 
+use super::AfterUnlock;
 use crate::endpoint::SentHead;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{OfferPiece, RequestHead};
+use crate::grpc::frame::RequestHead;
 use crate::grpc::landing_budget::CallShare;
 
 /// The place of a stream in the state machine. It is used again after the stream's handle is gone and the call has ended.
@@ -80,13 +81,6 @@ impl OutPart {
     }
 }
 
-/// Moves the memory of a piece to `unneeded`.
-pub(super) fn discard_piece(piece: OfferPiece, unneeded: &mut Vec<Bytes>) {
-    if let OfferPiece::Inline(bytes) = piece {
-        unneeded.push(bytes);
-    }
-}
-
 /// A part of the body that arrived.
 #[derive(Debug)]
 pub(super) enum InPart {
@@ -95,16 +89,6 @@ pub(super) enum InPart {
     Offer(usize),
     /// A part that ends the reading with an error.
     Fault(CallFault),
-}
-
-impl InPart {
-    /// Returns the cost of data that was not taken. An offer has none, because its bytes are at the peer.
-    pub(super) fn data_cost(&self) -> i64 {
-        match self {
-            Self::Data(data) => data.len() as i64 + OVERHEAD,
-            Self::Offer(_) | Self::Fault(_) => 0,
-        }
-    }
 }
 
 /// A queue whose first element needs no memory of its own, because most calls have one part.
@@ -170,22 +154,22 @@ impl Parts<InPart> {
     }
 }
 
-/// The queue that a stream waits in to send.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Queued {
-    #[default]
-    No,
-    /// Among the streams with a message's worth to send.
+/// A queue of streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// Streams with a message's worth to send.
     Ready,
-    /// Among the streams with more to send.
+    /// Streams with more to send.
     Bulk,
-    /// Among the calls that wait for another to end.
+    /// Calls that wait for another to end.
     Unopened,
+    /// Streams with offers to read.
+    Reads,
 }
 
 /// What a stream sends.
-#[derive(Debug)]
-pub(super) struct Sending<K> {
+#[derive(Debug, Default)]
+pub(super) struct Sending {
     pub(super) head: Option<OutHead>,
     pub(super) parts: Parts<OutPart>,
     /// Bytes in `parts`.
@@ -202,57 +186,21 @@ pub(super) struct Sending<K> {
     /// Offers that the peer has not given back, and their bytes.
     pub(super) offers: u32,
     pub(super) offered: usize,
-    /// The message that is being copied.
-    pub(super) preparing: Option<Preparing<K>>,
-    pub(super) queued: Queued,
+    /// The first message is being copied, a piece at a time.
+    pub(super) is_preparing: bool,
+    pub(super) queued: Option<Queue>,
     pub(super) waker: Option<Waker>,
 }
 
-/// A message that is copied, a piece at a time, before it is offered.
-#[derive(Debug)]
-pub(super) struct Preparing<K> {
-    pub(super) pieces: Vec<OfferPiece>,
-    pub(super) kept: Vec<K>,
-    /// Bytes of `pieces` that were copied to memory that the peer reads.
-    pub(super) copied: usize,
-    /// The length of the encoded pieces.
-    pub(super) encoded: usize,
-    /// Bytes of `pieces`.
-    pub(super) done: usize,
-    /// The rest can't be offered with these pieces.
-    pub(super) failed: bool,
-}
-
-impl<K> Default for Preparing<K> {
-    fn default() -> Self {
-        Self { pieces: Vec::new(), kept: Vec::new(), copied: 0, encoded: 0, done: 0, failed: false }
+impl Sending {
+    /// Returns whether the frame that is sent next is the last of the stream.
+    pub(super) fn is_end_next(&self) -> bool {
+        self.end && self.parts.is_empty() && self.trailers.is_none()
     }
-}
 
-impl<K> Default for Sending<K> {
-    fn default() -> Self {
-        Self {
-            head: None,
-            parts: Parts::default(),
-            bytes: 0,
-            trailers: None,
-            end: false,
-            done: false,
-            credit: 0,
-            copied: 0,
-            offers: 0,
-            offered: 0,
-            preparing: None,
-            queued: Queued::No,
-            waker: None,
-        }
-    }
-}
-
-impl<K> Sending<K> {
     /// Returns whether the peer may be sent parts of the body now.
     pub(super) fn may_send_parts(&self) -> bool {
-        self.credit > 0 && self.offered < Stream::<K>::MOST_OFFERED
+        self.credit > 0 && self.offered < Stream::MOST_OFFERED
     }
 }
 
@@ -298,16 +246,16 @@ impl Receiving {
 }
 
 /// One stream.
-#[derive(Debug)]
-pub(super) struct Stream<K> {
+#[derive(Debug, Default)]
+pub(super) struct Stream {
     /// The number on the wire; 0 before the head is sent.
     pub(super) id: u32,
-    /// The application has the handle.
-    pub(super) held: bool,
+    /// The application has dropped the handle.
+    pub(super) released: bool,
     /// Both halves are closed.
     pub(super) closed: bool,
     pub(super) fault: Option<CallFault>,
-    pub(super) sending: Sending<K>,
+    pub(super) sending: Sending,
     pub(super) receiving: Receiving,
     pub(super) reset_waker: Option<Waker>,
 }
@@ -315,21 +263,7 @@ pub(super) struct Stream<K> {
 /// The cost of a part of a body beside its length.
 pub(super) const OVERHEAD: i64 = 256;
 
-impl<K> Default for Stream<K> {
-    fn default() -> Self {
-        Self {
-            id: 0,
-            held: true,
-            closed: false,
-            fault: None,
-            sending: Sending::default(),
-            receiving: Receiving::default(),
-            reset_waker: None,
-        }
-    }
-}
-
-impl<K> Stream<K> {
+impl Stream {
     /// The most copied bytes of a stream that wait for the peer to read them.
     pub(super) const MOST_COPIED: usize = 256 << 10;
     /// The most offered bytes of a stream that wait for the peer to read them, but for the last offer. Credit does not bound them: the
@@ -349,16 +283,14 @@ impl<K> Stream<K> {
         }
     }
 
-    /// Moves what is queued to be sent to `unneeded` and `spent`.
-    pub(super) fn stop_sending(&mut self, unneeded: &mut Vec<Bytes>, spent: &mut Vec<SentHead>) {
+    /// Moves what is queued to be sent to `after`.
+    pub(super) fn stop_sending(&mut self, after: &mut AfterUnlock) {
+        let AfterUnlock { memory: unneeded, headers: spent, .. } = after;
         let sending = &mut self.sending;
         spent.extend(sending.head.take().map(SentHead::from));
         spent.extend(sending.trailers.take().map(SentHead::Fields));
         while let Some(part) = sending.parts.pop() {
             part.discard(unneeded);
-        }
-        if let Some(preparing) = sending.preparing.take() {
-            preparing.pieces.into_iter().for_each(|piece| discard_piece(piece, unneeded));
         }
         sending.bytes = 0;
         sending.done = true;

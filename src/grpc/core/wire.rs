@@ -54,6 +54,15 @@ impl Message {
         self.bytes.extend_from_slice(payload);
     }
 
+    /// Adds a frame whose payload `encode` makes. The caller has checked that it fits.
+    pub(super) fn frame_by(&mut self, mut header: FrameHeader, encode: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.bytes.len() + FrameHeader::LENGTH;
+        self.bytes.resize(start, 0);
+        encode(&mut self.bytes);
+        header.length = (self.bytes.len() - start) as u32;
+        self.bytes[start - FrameHeader::LENGTH..start].copy_from_slice(&header.encode());
+    }
+
     /// Adds a frame of data. The caller has checked that it fits. Returns the data if the message does not keep it.
     pub(super) fn data(&mut self, header: &FrameHeader, data: Bytes) -> Option<Bytes> {
         self.bytes.extend_from_slice(&header.encode());

@@ -34,7 +34,7 @@ use crate::endpoint::{
     Piece, Run, Sender,
 };
 use crate::grpc::calls::CallConfig;
-use crate::grpc::core::{Core, FetchRefused, Role, Wire};
+use crate::grpc::core::{AfterUnlock, Core, FetchRefused, Role, Wire};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landing_budget::LandingBudget;
 use crate::protocol::AbortCode;
@@ -190,7 +190,7 @@ impl Session {
     /// Returns whether calls can be opened.
     pub(crate) fn is_usable(&self) -> bool {
         let core = &lock(&self.shared.state).core;
-        core.ended.is_none() && core.going_away().is_none()
+        !core.has_ended() && core.going_away().is_none()
     }
 
     /// Waits until the connection has ended: with a fault, or because an end went away and the last call has ended.
@@ -221,7 +221,7 @@ impl Session {
         let wakers = {
             let core = &mut lock(&self.shared.state).core;
             core.wake_readers();
-            std::mem::take(&mut core.wakers)
+            std::mem::take(&mut core.after_unlock().wakers)
         };
         wake_all(wakers);
     }
@@ -233,7 +233,7 @@ impl Session {
             return state;
         }
         loop {
-            state.transmits_again = std::mem::take(&mut state.core.again);
+            state.transmits_again = state.core.take_again();
             if !state.transmits_again {
                 return state;
             }
@@ -268,7 +268,7 @@ impl Session {
                 continue;
             };
             accepted += 1;
-            let is_last = state.core.accepted.is_empty() || accepted.is_multiple_of(Self::ACCEPTED);
+            let is_last = !state.core.has_accepted() || accepted.is_multiple_of(Self::ACCEPTED);
             is_unsent = !is_last;
             drop(state);
             acceptor.accept(Stream::new(Arc::clone(self), key), head, is_last);
@@ -323,7 +323,7 @@ impl Run for Session {
             Some(acceptor) if Accepting::is_here() && !state.accepts => {
                 state = self.accept(&**acceptor, state)
             }
-            Some(_) if !state.core.accepted.is_empty() && !state.accepts => {
+            Some(_) if state.core.has_accepted() && !state.accepts => {
                 state.will_run = true;
                 let session = Arc::downgrade(&self);
                 self.endpoint.leave(session);
@@ -371,9 +371,10 @@ struct State {
 impl State {
     /// Moves tasks to wake, and what the state machine does not need any more, to `after`, because both have to go without a lock.
     fn move_to(&mut self, after: &mut Aftermath) {
-        after.wakers.append(&mut self.core.wakers);
-        after.unneeded.append(&mut self.core.unneeded);
-        after.add_heads(&mut self.core.spent);
+        let AfterUnlock { wakers, memory, headers } = self.core.after_unlock();
+        after.wakers.append(wakers);
+        after.unneeded.append(memory);
+        after.add_heads(headers);
     }
 
     /// Ends all calls.
@@ -402,9 +403,9 @@ impl Shared {
     /// Adds the session to the work of `after`, if there is some: calls that were opened, bytes that are left to
     /// copy, or the end of the connection.
     fn run_later(&self, state: &mut State, after: &mut Aftermath) {
-        let is_due = (!state.core.accepted.is_empty() && !state.accepts)
-            || (state.core.is_drained() && !state.is_over);
-        if (is_due || (state.core.again && !state.transmits_again))
+        let is_due =
+            (state.core.has_accepted() && !state.accepts) || (state.core.is_drained() && !state.is_over);
+        if (is_due || (state.core.transmits_again() && !state.transmits_again))
             && !state.will_run
             && let Some(session) = self.session.upgrade()
         {

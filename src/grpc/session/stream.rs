@@ -12,7 +12,7 @@ use http::HeaderMap;
 use tokio::time::Sleep;
 
 use super::{Kept, Part, ResetCode, Session, State};
-use crate::grpc::core::{Core, LandedBytes, StreamKey};
+use crate::grpc::core::{AfterUnlock, Core, LandedBytes, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
 use tonic_rdma_verbs::unstable::{drop_all, lock, wake_all};
@@ -107,7 +107,7 @@ impl Stream {
     fn and_drive(&self, change: impl FnOnce(&mut Core<Kept>)) {
         let is_urgent = self.with(|core| {
             change(core);
-            std::mem::take(&mut core.urgent)
+            core.take_urgent()
         });
         if is_urgent {
             self.session.drive();
@@ -180,12 +180,12 @@ impl Stream {
         let keeps = self.session.will_drive() && {
             let core = &mut self.lock().core;
             let keeps = core.delivers_landed(self.key);
-            core.keeps_taken = keeps;
+            core.keep_taken(keeps);
             keeps
         };
         self.session.drive();
         if keeps {
-            self.lock().core.keeps_taken = false;
+            self.lock().core.keep_taken(false);
         }
     }
 
@@ -193,14 +193,14 @@ impl Stream {
     fn look_for_part(&self, context: &mut Context<'_>) -> (Poll<Option<Result<Part, CallFault>>>, bool) {
         let mut state = self.lock();
         let part = state.core.poll_part(self.key, Some(context.waker()));
-        let is_urgent = std::mem::take(&mut state.core.urgent);
+        let is_urgent = state.core.take_urgent();
         // Relaxed: only the reader looks at the flags.
         if part.is_pending() {
             self.starved.store(state.core.starved(self.key).is_some(), Ordering::Relaxed);
         } else if state.core.is_end(self.key) {
             self.ended.store(true, Ordering::Relaxed);
         }
-        let landed = std::mem::take(&mut state.core.landed_bytes);
+        let landed = state.core.take_landed_bytes();
         if landed != LandedBytes::default() {
             let counters = self.session.endpoint.counters();
             counters.decoded_in_place_bytes.add(landed.in_place);
@@ -243,7 +243,7 @@ impl Stream {
             if !core.is_landing(self.key) {
                 return None;
             }
-            core.keeps_taken = true;
+            core.keep_taken(true);
         }
         let keeps = KeepsTaken(self);
         let began = Instant::now();
@@ -272,12 +272,14 @@ impl Stream {
 
     /// Calls `act`, and then, without the lock, drops memory of the application and wakes tasks.
     fn with<T>(&self, act: impl FnOnce(&mut Core<Kept>) -> T) -> T {
-        let (result, unneeded, spent, wakers) = {
+        let (result, memory, headers, wakers) = {
             let core = &mut self.lock().core;
-            (act(core), take(&mut core.unneeded), take(&mut core.spent), take(&mut core.wakers))
+            let result = act(core);
+            let AfterUnlock { wakers, memory, headers } = core.after_unlock();
+            (result, take(memory), take(headers), take(wakers))
         };
-        drop_all(unneeded);
-        drop_all(spent);
+        drop_all(memory);
+        drop_all(headers);
         wake_all(wakers);
         return result;
 
@@ -297,7 +299,7 @@ struct KeepsTaken<'a>(&'a Stream);
 
 impl Drop for KeepsTaken<'_> {
     fn drop(&mut self) {
-        self.0.lock().core.keeps_taken = false;
+        self.0.lock().core.keep_taken(false);
     }
 }
 
@@ -348,12 +350,12 @@ mod tests {
         /// Panics while TAKEN waits. Returns whether it still waits.
         pub(in crate::grpc::session) fn keeps_taken_after_a_panic(&self) -> bool {
             let look = || {
-                self.lock().core.keeps_taken = true;
+                self.lock().core.keep_taken(true);
                 let _keeps = KeepsTaken(self);
                 panic!("a task that a look woke");
             };
             assert!(catch_unwind(AssertUnwindSafe(look)).is_err());
-            self.lock().core.keeps_taken
+            self.lock().core.keeps_taken()
         }
     }
 }

@@ -177,7 +177,7 @@ impl Side {
         let reads = random.is_none_or(|random| random.u32(..100) < self.call.reads[self.end]);
         let moved = self.send(pair, key) | (reads && self.receive(pair, key));
         let core = &mut pair.ends[self.end].core;
-        if std::mem::take(&mut core.urgent) || moved {
+        if core.take_urgent() || moved {
             pair.transmit(self.end);
         }
         let has_ended = self.outcome.is_some() || (self.end == 1 && !self.call.reads_all);

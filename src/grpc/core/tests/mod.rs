@@ -14,7 +14,12 @@ mod turns;
 impl<K> Core<K> {
     /// Gives the next call of a client this number.
     pub(in crate::grpc) fn skip_numbers(&mut self, next: u32) {
-        self.next_stream = next;
+        self.streams.set_last_number(next - 1);
+    }
+
+    /// Returns whether TAKEN waits for a message.
+    pub(in crate::grpc) fn keeps_taken(&self) -> bool {
+        self.control.keeps_taken()
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) struct End {
 impl End {
     /// Wakes the tasks that the last command of the state machine woke.
     pub(super) fn wake(&mut self) {
-        self.core.wakers.drain(..).for_each(Waker::wake);
+        self.core.after_unlock().wakers.drain(..).for_each(Waker::wake);
     }
 }
 
@@ -189,8 +189,8 @@ impl Pair {
             let mut wire =
                 SimulatedWire { device, sent, memory, next_address, fetches, starved, messages, random };
             let Ok(()) = core.transmit(&mut wire);
-            core.wakers.drain(..).for_each(Waker::wake);
-            if !core.again {
+            core.after_unlock().wakers.drain(..).for_each(Waker::wake);
+            if !core.transmits_again() {
                 return;
             }
         }

@@ -3,6 +3,8 @@
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules; `TONIC_RDMA_SEED` runs a single one.
 
+use std::collections::VecDeque;
+
 use fastrand::Rng;
 
 use super::application::{Call, Outcome, Plan, Side};
@@ -135,7 +137,7 @@ fn finish(pair: &mut Pair, calls: &[Call], sides: &mut Vec<Side>) {
 fn check_bounds(pair: &Pair, limits: [(u32, usize, usize); 2]) {
     for (end, (streams, _, window)) in pair.ends.iter().zip(limits) {
         let window = window as i64;
-        for (_, stream) in &end.core.streams {
+        for (_, stream) in end.core.streams.iter() {
             let receiving = &stream.receiving;
             let (mut inline, mut overdrawn) = (0, 0);
             for part in receiving.parts.iter() {
@@ -152,7 +154,7 @@ fn check_bounds(pair: &Pair, limits: [(u32, usize, usize); 2]) {
             assert!(receiving.landed_limit.is_some() || receiving.landing <= landing_most);
         }
         if end.core.role == crate::grpc::core::Role::Server {
-            assert!(end.core.index.len() <= streams as usize);
+            assert!(end.core.streams.open_len() <= streams as usize);
         }
     }
 }
@@ -176,13 +178,14 @@ fn check_empty(pair: &Pair) {
     for end in &pair.ends {
         let core = &end.core;
         assert!(end.fetches.is_empty() && end.sent.is_empty());
-        assert!(core.offers.is_empty(), "memory is still lent: {:?}", core.offers);
-        assert!(core.lingering.is_empty() && core.owed.is_empty() && core.owed_ended == 0);
-        assert!(core.inbound.is_empty(), "offers are left: {:?}", core.inbound);
-        assert!(core.fetches.is_empty() && core.cancels.is_empty() && core.fetchable.is_empty());
-        assert!(core.streams.is_empty(), "streams are left: {:?}", core.streams);
-        assert!(core.index.is_empty() && core.active() == 0);
-        assert!(core.ready.is_empty() && core.bulk.is_empty() && core.unopened.is_empty());
-        assert!(core.resets.is_empty() && core.credits.is_empty() && core.taken.is_empty());
+        assert!(core.output.offers.is_empty(), "memory is still lent: {:?}", core.output.offers);
+        assert_eq!(core.output.offers.ended_calls(), 0);
+        assert!(core.received_offers.is_empty(), "offers are left: {:?}", core.received_offers);
+        assert!(core.received_offers.is_settled());
+        assert_eq!(core.streams.len(), 0, "streams are left: {:?}", core.streams);
+        assert_eq!((core.streams.open_len(), core.active()), (0, 0));
+        assert!(core.streams.queues().iter().all(VecDeque::is_empty));
+        assert!(!core.control.has_output(), "{:?}", core.control);
+        assert_eq!((core.account.unread_data(), core.account.headers()), (0, 0));
     }
 }

@@ -116,16 +116,16 @@ fn the_reply_takes_along_that_the_request_has_landed() {
         assert_eq!(take(&mut pair, 1, accepted), 0);
         assert!(pair.ends[1].core.is_landing(accepted));
         let before = pair.ends[1].messages;
-        pair.ends[1].core.keeps_taken = keeps;
+        pair.ends[1].core.keep_taken(keeps);
         assert!(pair.land(1));
         assert_eq!(pair.ends[1].messages - before, usize::from(!keeps));
-        pair.ends[1].core.keeps_taken = false;
-        assert_eq!(pair.ends[0].core.offers.len(), 1);
+        pair.ends[1].core.keep_taken(false);
+        assert_eq!(pair.ends[0].core.output.offers.len(), 1);
         pair.ends[1].core.send_head(accepted, HeaderMap::new());
         pair.ends[1].core.send_trailers(accepted, HeaderMap::new());
         assert_eq!(take(&mut pair, 1, accepted), 65_536);
         pair.settle();
-        assert!(pair.ends[0].core.offers.is_empty(), "the client's memory is free");
+        assert!(pair.ends[0].core.output.offers.is_empty(), "the client's memory is free");
         pair.ends[1].messages - before
     };
     assert_eq!((messages(false), messages(true)), (2, 1));
@@ -176,7 +176,7 @@ fn a_small_call_goes_before_what_is_left_of_large_ones() {
         let mut delivered = 0;
         let arrived = |pair: &mut Pair| {
             std::iter::from_fn(|| pair.ends[1].core.next_accepted()).count() > 0
-                && pair.ends[1].core.index.contains_key(&21)
+                && pair.ends[1].core.streams.by_number(21).is_some()
         };
         while !arrived(&mut pair) {
             assert!(pair.deliver(1));
@@ -215,7 +215,7 @@ fn a_large_call_that_was_reset_leaves_its_turn_to_the_next() {
     let small = pair.ends[0].sent.pop_front().unwrap();
     pair.receive(1, small).unwrap();
     let (_, second) = (accept(&mut pair), accept(&mut pair));
-    assert_eq!(pair.ends[0].core.bulk, [keys[1], keys[0]], "the second call is next");
+    assert_eq!(pair.ends[0].core.streams.queues()[1], [keys[1], keys[0]], "the second call is next");
     // The server resets that call. Nothing but its message makes the client look.
     pair.ends[1].core.reset(second, ResetCode::Cancel);
     pair.transmit(1);

@@ -23,11 +23,11 @@ fn a_client_that_gives_no_responses_back_gets_no_more_calls() {
     answer(&mut pair, 1..=20);
     let core = &pair.ends[SERVER].core;
     // Three times the limit of 3 calls, and one.
-    assert_eq!((core.index.len(), core.offers.len()), (0, 10));
+    assert_eq!((core.streams.open_len(), core.output.offers.len()), (0, 10));
     let taken: Vec<u8> = (0..10_u64).flat_map(u64::to_le_bytes).collect();
     Peer::new().plain(Kind::Taken, 0, &taken).send(&mut pair, SERVER).unwrap();
     answer(&mut pair, 21..=22);
-    assert_eq!(pair.ends[SERVER].core.offers.len(), 2);
+    assert_eq!(pair.ends[SERVER].core.output.offers.len(), 2);
 }
 
 #[test]
@@ -45,10 +45,10 @@ fn a_server_that_gives_no_requests_back_gets_no_more_calls() {
         pair.ends[CLIENT].core.release(key);
         pair.ends[CLIENT].sent.clear();
     }
-    assert_eq!(pair.ends[CLIENT].core.offers.len(), 6);
+    assert_eq!(pair.ends[CLIENT].core.output.offers.len(), 6);
     Peer::new().plain(Kind::Taken, 0, &0_u64.to_le_bytes()).send(&mut pair, CLIENT).unwrap();
     open_at_client(&mut pair);
-    assert_eq!(pair.ends[CLIENT].core.index.len(), 1);
+    assert_eq!(pair.ends[CLIENT].core.streams.open_len(), 1);
 }
 
 #[test]
@@ -65,11 +65,11 @@ fn credit_alone_does_not_make_a_stream_offer_without_end() {
         pair.transmit(SERVER);
         pair.ends[SERVER].sent.clear();
     }
-    assert_eq!(pair.ends[SERVER].core.offers.len(), 4, "64 MiB");
+    assert_eq!(pair.ends[SERVER].core.output.offers.len(), 4, "64 MiB");
     let taken: Vec<u8> = (0..2_u64).flat_map(u64::to_le_bytes).collect();
     Peer::new().plain(Kind::Taken, 0, &taken).send(&mut pair, SERVER).unwrap();
     pair.transmit(SERVER);
-    assert_eq!(pair.ends[SERVER].core.next_offer, 6);
+    assert_eq!(pair.ends[SERVER].core.output.offers.next(), 6);
 }
 
 #[test]
@@ -88,9 +88,9 @@ fn data_of_calls_that_are_not_read_has_a_bound() {
     let mut pair = pair();
     // 8 windows of 16 KiB, and 1000 bytes.
     pair.ends[SERVER].core.set_landing_budget(LandingBudget::new(1000));
-    let most = pair.ends[SERVER].core.most_unread_data;
+    let most = *pair.ends[SERVER].core.account.most_unread_data();
     assert_eq!(most, 8 * (16 << 10) + 1000);
-    pair.ends[SERVER].core.most_unread_data = 40 << 10;
+    *pair.ends[SERVER].core.account.most_unread_data() = 40 << 10;
     let data = vec![7; 16 << 10];
     let send = |pair: &mut Pair, stream| {
         let peer = Peer::new().open(stream).plain(Kind::Data, stream, &data);
@@ -99,14 +99,14 @@ fn data_of_calls_that_are_not_read_has_a_bound() {
     };
     let keys = [1, 2, 3].map(|stream| send(&mut pair, stream));
     let core = &mut pair.ends[SERVER].core;
-    assert_eq!(core.resets, [(3, ResetCode::ResourceExhausted)]);
+    assert_eq!(*core.control.resets(), [(3, ResetCode::ResourceExhausted)]);
     let refused = core.poll_part(keys[2], None);
     assert!(matches!(refused, Poll::Ready(Some(Err(CallFault::NoMemory { .. })))), "{refused:?}");
     // The others go on, and their memory comes back when they are read or dropped.
     assert_eq!(core.poll_part(keys[0], None), Poll::Ready(Some(Ok(Part::Data(data.clone().into())))));
     core.release(keys[1]);
     core.release(keys[2]);
-    assert_eq!(core.unread_data, 0);
+    assert_eq!(core.account.unread_data(), 0);
     let key = send(&mut pair, 4);
     let core = &mut pair.ends[SERVER].core;
     assert_eq!(core.poll_part(key, None), Poll::Ready(Some(Ok(Part::Data(data.clone().into())))));
@@ -123,7 +123,7 @@ fn heads_of_requests_have_a_bound_until_their_handlers_are_gone() {
     let mut pair = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
     pair.settle();
     pair.ends[SERVER].core.set_landing_budget(LandingBudget::new(1000));
-    assert_eq!(pair.ends[SERVER].core.most_heads, 64 * 1000);
+    assert_eq!(*pair.ends[SERVER].core.account.most_headers(), 64 * 1000);
     let mut peer = Peer::new();
     let mut open = |pair: &mut Pair, stream| {
         let block = peer.block(long_field());
@@ -132,9 +132,9 @@ fn heads_of_requests_have_a_bound_until_their_handlers_are_gone() {
     };
     let keys: Vec<_> = (1..=200).map_while(|stream| open(&mut pair, stream)).collect();
     // 571 bytes each: the path of 6 bytes, the name, the value, and 32 twice.
-    assert_eq!((keys.len(), pair.ends[SERVER].core.heads), (112, 112 * 571));
+    assert_eq!((keys.len(), pair.ends[SERVER].core.account.headers()), (112, 112 * 571));
     let core = &mut pair.ends[SERVER].core;
-    assert_eq!(core.resets, [(113, ResetCode::ResourceExhausted)]);
+    assert_eq!(*core.control.resets(), [(113, ResetCode::ResourceExhausted)]);
     // The handler of a call that was reset still has the head.
     Peer::new().plain(Kind::Reset, 1, &[]).send(&mut pair, SERVER).unwrap();
     assert_eq!(open(&mut pair, 114), None);
@@ -143,13 +143,13 @@ fn heads_of_requests_have_a_bound_until_their_handlers_are_gone() {
     assert!(open(&mut pair, 115).is_some());
     let core = &mut pair.ends[SERVER].core;
     keys[1..].iter().for_each(|key| core.release(*key));
-    assert_eq!(core.heads, 571);
+    assert_eq!(core.account.headers(), 571);
 }
 
 #[test]
 fn heads_and_trailers_of_responses_that_are_not_taken_have_a_bound() {
     let mut pair = pair();
-    pair.ends[CLIENT].core.most_heads = 1200;
+    *pair.ends[CLIENT].core.account.most_headers() = 1200;
     let keys = [1, 2, 3].map(|_| open_at_client(&mut pair));
     let mut peer = Peer::new();
     let mut answer = |pair: &mut Pair, kind, stream| {
@@ -160,22 +160,22 @@ fn heads_and_trailers_of_responses_that_are_not_taken_have_a_bound() {
     answer(&mut pair, Kind::Head, 1);
     answer(&mut pair, Kind::Head, 2);
     let core = &mut pair.ends[CLIENT].core;
-    assert_eq!(core.heads, 2 * 533);
-    core.resets.clear();
+    assert_eq!(core.account.headers(), 2 * 533);
+    core.control.resets().clear();
     answer(&mut pair, Kind::Head, 3);
     let core = &mut pair.ends[CLIENT].core;
-    assert_eq!(core.resets, [(3, ResetCode::ResourceExhausted)]);
+    assert_eq!(*core.control.resets(), [(3, ResetCode::ResourceExhausted)]);
     let refused = core.poll_head(keys[2], None);
     assert!(matches!(refused, Poll::Ready(Err(CallFault::NoMemory { length: 533, .. }))), "{refused:?}");
     // A head that is taken leaves room for the trailers.
     assert_eq!(core.poll_head(keys[0], None), Poll::Ready(Ok(long_field())));
     answer(&mut pair, Kind::Trailers, 1);
     let core = &mut pair.ends[CLIENT].core;
-    assert_eq!(core.heads, 2 * 533);
+    assert_eq!(core.account.headers(), 2 * 533);
     let trailers = core.poll_part(keys[0], None);
     assert_eq!(trailers, Poll::Ready(Some(Ok(Part::Trailers(long_field())))));
     keys.into_iter().for_each(|key| core.release(key));
-    assert_eq!(core.heads, 0);
+    assert_eq!(core.account.headers(), 0);
 }
 
 #[test]
@@ -192,9 +192,10 @@ fn only_as_many_streams_as_the_budget_covers_have_full_windows() {
         assert!(core.poll_part(keys[keys.len() - 1], None).is_ready());
     }
     let core = &mut pair.ends[SERVER].core;
-    let full = |core: &Core<_>| core.credits.iter().filter(|(_, credit)| *credit > 64 << 10).count();
+    let full =
+        |core: &Core<_>| core.control.credits().iter().filter(|(_, credit)| *credit > 64 << 10).count();
     assert_eq!(full(core), 8);
     // A call that ends leaves its window to others.
     keys.into_iter().for_each(|key| core.release(key));
-    assert_eq!(core.full_windows, 0);
+    assert_eq!(core.account.full_windows(), 0);
 }

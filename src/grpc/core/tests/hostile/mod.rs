@@ -156,7 +156,7 @@ fn calls_that_are_opened_and_reset_in_turn_do_not_pile_up() {
         assert!(matches!(core.poll_reset(key, Waker::noop()), Poll::Ready(CallFault::Reset(_))));
         core.release(key);
     }
-    assert!(core.streams.is_empty());
+    assert!(core.streams.len() == 0);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn frames_of_streams_that_never_were_are_refused_and_of_closed_ones_dropped() {
     // What a closed call offers is given back.
     let mut pair = pair();
     closed(Peer::new()).offer(1, 0, 1 << 60).send(&mut pair, SERVER).unwrap();
-    assert_eq!(pair.ends[SERVER].core.taken, [0]);
+    assert_eq!(*pair.ends[SERVER].core.control.offers_taken(), [0]);
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn a_head_of_too_many_fields_ends_its_call_only() {
     Peer::new().plain(Kind::Head, 1, &request).send(&mut it, SERVER).unwrap();
     let core = &mut it.ends[SERVER].core;
     assert!(core.next_accepted().is_none());
-    assert_eq!(core.resets, [(1, ResetCode::ResourceExhausted)]);
+    assert_eq!(*core.control.resets(), [(1, ResetCode::ResourceExhausted)]);
     Peer::new()
         .plain(Kind::Head, 2, b"\x00\x00\x00\x07\x01\x00\x01\x00\x00\x00v")
         .send(&mut it, SERVER)
@@ -264,7 +264,7 @@ fn a_head_of_too_many_fields_ends_its_call_only() {
     assert_eq!((head.path.as_str(), &head.headers["new"]), ("/a.B/C", &"v".parse().unwrap()));
     for kind in [Kind::Head, Kind::Trailers] {
         let (key, other) = (open_at_client(&mut it), open_at_client(&mut it));
-        let id = it.ends[CLIENT].core.streams[key.index()].id;
+        let id = it.ends[CLIENT].core.streams[key].id;
         let begun = if kind == Kind::Trailers { Peer::new().plain(Kind::Head, id, &[]) } else { Peer::new() };
         begun.plain(kind, id, &fields).plain(Kind::Head, id + 1, &[]).send(&mut it, CLIENT).unwrap();
         let core = &mut it.ends[CLIENT].core;
@@ -380,12 +380,12 @@ fn an_offer_of_a_huge_body_needs_no_memory() {
         if landed {
             let refused = CallFault::MessageTooLarge { length: (1 << 60) - 5, limit: 4 << 20 };
             assert_eq!(core.poll_part(key, None), Poll::Ready(Some(Err(refused))));
-            assert!(core.inbound.is_empty());
+            assert!(core.received_offers.is_empty());
         } else {
-            assert_eq!(core.streams[key.index()].receiving.landing, 512 << 10);
+            assert_eq!(core.streams[key].receiving.landing, 512 << 10);
         }
         core.release(key);
-        assert!(core.streams.is_empty() || core.fetchable == [key]);
+        assert!(core.streams.len() == 0 || core.streams.queues()[3] == [key]);
     }
 }
 
@@ -399,7 +399,7 @@ fn an_offer_that_was_given_up_costs_the_stream_nothing() {
     assert!(pair.ends[SERVER].core.poll_part(key, None).is_pending());
     pair.transmit(SERVER);
     let receiving = |pair: &Pair| {
-        let receiving = &pair.ends[SERVER].core.streams[key.index()].receiving;
+        let receiving = &pair.ends[SERVER].core.streams[key].receiving;
         (receiving.landing, receiving.unread)
     };
     assert_eq!(receiving(&pair), (512 << 10, (1 << 20) + 256));
@@ -429,7 +429,7 @@ fn offers_that_are_taken_twice_or_never_made_are_refused() {
     let key = open_at_client(&mut pair);
     pair.ends[CLIENT].core.send_data(key, vec![1; 100_000].into(), true);
     pair.transmit(CLIENT);
-    assert_eq!(pair.ends[CLIENT].core.offers.len(), 1);
+    assert_eq!(pair.ends[CLIENT].core.output.offers.len(), 1);
     assert_eq!(taken(&[0, 0]).send(&mut pair, CLIENT), Err(CallViolation::Taken(0)));
 }
 
@@ -455,7 +455,7 @@ fn calls_beyond_the_last_number_fail_and_the_call_that_has_it_is_answered() {
         let Poll::Ready(Err(fault)) = core.poll_head(*key, None) else { panic!("the call waits for ever") };
         assert!(matches!(fault, CallFault::GoneAway(_)), "{fault:?}");
     }
-    assert_eq!((core.active(), core.unopened.len()), (1, 0));
+    assert_eq!((core.active(), core.streams.queues()[2].len()), (1, 0));
     assert!(core.open(head).is_err());
     pair.settle();
     let core = &mut pair.ends[SERVER].core;
@@ -524,8 +524,8 @@ proptest! {
             pair.ends[to].core.release(key);
         }
         // What is left waits for its turn to send or to fetch, and has no handle.
-        for (_, stream) in &pair.ends[to].core.streams {
-            prop_assert!(!stream.held);
+        for (_, stream) in pair.ends[to].core.streams.iter() {
+            prop_assert!(stream.released);
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 
-use super::state::{Core, Outstanding};
-use super::stream::{OVERHEAD, OutPart, Preparing, StreamKey, discard_piece};
-use super::wire::Wire;
+use super::AfterUnlock;
+use super::sent_offers::{Preparing, SentOffer, SentOffers};
+use super::stream::{OVERHEAD, OutPart, Stream};
+use super::wire::{Message, Wire};
 use crate::grpc::frame::{END, FrameHeader, Kind, MESSAGE, Offer, OfferPiece};
 
 /// How a stream's turn ends.
@@ -18,104 +19,122 @@ pub(super) enum Turn {
     Bulk,
 }
 
-/// What has become of a message in parts.
-enum Prepared {
-    /// It goes on when the stream has its turn again.
-    Again,
-    /// It is sent, or its parts are the next parts of the stream.
-    Over,
-    Full,
+/// The message that is being put together, and how much may still be copied for it.
+#[derive(Debug)]
+pub(super) struct Output<K> {
+    pub(super) message: Message,
+    pub(super) offers: SentOffers<K>,
+    /// Bytes that may still be copied in this `transmit`.
+    copy_budget: usize,
 }
 
-impl<K> Core<K> {
+impl<K> Output<K> {
     /// The shortest part that is offered from where it lies, in bytes.
     const EXPOSED: usize = 4096;
     /// The length of copied pieces, in bytes.
     const COPIED: usize = 128 << 10;
+    /// The most bytes that one `transmit` copies for the peer to read, because others wait for it meanwhile.
+    const COPIED_AT_ONCE: usize = 256 << 10;
     /// The longest part of a message that goes inside an offer, in bytes.
     const INLINE: usize = 512;
     /// Most pieces of a message.
     const PIECES: usize = 256;
+    /// Bytes of a message that are left for other frames when a part is sent as data.
+    const SPARE: usize = 256;
 
-    /// Sends the first part of a stream's body, or a piece of it. Returns how the turn ends, or `None` if it goes on.
+    pub(super) fn new() -> Self {
+        Self { message: Message::default(), offers: SentOffers::default(), copy_budget: 0 }
+    }
+
+    /// Begins a `transmit`.
+    pub(super) fn begin(&mut self) {
+        self.copy_budget = Self::COPIED_AT_ONCE;
+    }
+
+    /// Returns the number of bytes that may still be copied in this `transmit`.
+    pub(super) fn copy_budget(&self) -> usize {
+        self.copy_budget
+    }
+
+    /// Adds the end of a stream to the message. Returns false if it does not fit.
+    pub(super) fn end(&mut self, stream: u32) -> bool {
+        let fits = self.message.left() >= FrameHeader::LENGTH;
+        if fits {
+            self.message.frame(&FrameHeader { flags: END, ..FrameHeader::new(Kind::Data, stream, 0) }, &[]);
+        }
+        fits
+    }
+
+    /// Sends the first part of a stream's body, or a piece of it. Returns how the turn ends, or `None` if it goes on, and whether the end of the
+    /// stream was sent.
     pub(super) fn send_front<W: Wire<Kept = K>>(
         &mut self,
-        key: StreamKey,
+        stream: &mut Stream,
+        after: &mut AfterUnlock,
         wire: &mut W,
         is_bulk: bool,
-    ) -> Option<Turn> {
-        let sending = &mut self.streams[key.index()].sending;
+    ) -> (Option<Turn>, bool) {
+        let sending = &mut stream.sending;
         let data = match sending.parts.front_mut() {
             Some(OutPart::Data(data)) => data,
             Some(OutPart::Message { parts, .. }) => {
                 let total: usize = parts.iter().map(Bytes::len).sum();
-                if total < Self::EXPOSED && sending.preparing.is_none() {
+                if total < Self::EXPOSED && !sending.is_preparing {
                     // A copy costs less than an offer.
                     let whole = if parts.len() == 1 { parts.swap_remove(0) } else { parts.concat().into() };
-                    self.unneeded.append(parts);
+                    after.memory.append(parts);
                     sending.parts.pop();
                     sending.parts.unpop(OutPart::Data(whole));
-                    return None;
+                    return (None, false);
                 }
                 // A message of which nothing has to be copied costs no more than a small one.
                 let most_copied = if is_bulk { Self::COPIED } else { 0 };
-                return match self.prepare(key, total, most_copied, wire) {
-                    Prepared::Again => {
-                        self.prepares |= is_bulk;
-                        Some(Turn::Bulk)
-                    }
-                    Prepared::Over => None,
-                    Prepared::Full => Some(Turn::Full),
-                };
+                return self.prepare(stream, after, wire, total, most_copied);
             }
-            None => return None,
+            None => return (None, false),
         };
         if data.len() >= Self::EXPOSED {
             if self.message.left() < FrameHeader::LENGTH + Offer::PREFIX + OfferPiece::REMOTE_LENGTH {
-                return Some(Turn::Full);
+                return (Some(Turn::Full), false);
             }
             if let Some((from, kept)) = wire.expose(data) {
                 let data = std::mem::take(data);
-                let pieces = vec![OfferPiece::Remote { from, length: data.len() as u64 }];
-                self.offer(key, data.len(), 0, pieces, vec![kept], 0, false);
-                self.unneeded.push(data);
-                return Some(Turn::Bulk);
+                let mut prepared = Preparing::new();
+                prepared.push(from, kept, data.len());
+                let is_end = self.offer(stream, after, prepared, 0, false);
+                after.memory.push(data);
+                return (Some(Turn::Bulk), is_end);
             }
             if data.len() > wire.room().saturating_sub(Self::SPARE) {
                 if !is_bulk {
-                    return Some(Turn::Bulk);
+                    return (Some(Turn::Bulk), false);
                 }
                 let length = data.len().min(Self::COPIED);
                 if let Some((from, kept)) = wire.copy(&data[..length]) {
                     self.copy_budget = self.copy_budget.saturating_sub(length);
-                    let copied = data.split_to(length);
-                    self.unneeded.push(copied);
-                    let pieces = vec![OfferPiece::Remote { from, length: length as u64 }];
-                    self.offer(key, length, 0, pieces, vec![kept], length, false);
-                    return Some(Turn::Bulk);
+                    after.memory.push(data.split_to(length));
+                    let mut prepared = Preparing { copied: length, ..Preparing::new() };
+                    prepared.push(from, kept, length);
+                    return (Some(Turn::Bulk), self.offer(stream, after, prepared, 0, false));
                 }
             }
         }
-        self.send_inline(key)
+        self.send_inline(stream, after)
     }
 
-    /// Bytes of a message that are left for other frames when a part is sent as data.
-    const SPARE: usize = 256;
-
     /// Sends the first part of a stream's body, or a piece of it, as data.
-    fn send_inline(&mut self, key: StreamKey) -> Option<Turn> {
+    fn send_inline(&mut self, stream: &mut Stream, after: &mut AfterUnlock) -> (Option<Turn>, bool) {
         let fits = self.message.payload_left();
-        let (is_fresh, stream) = (self.message.is_empty(), &mut self.streams[key.index()]);
         let sending = &mut stream.sending;
-        let Some(OutPart::Data(data)) = sending.parts.front_mut() else { return None };
+        let Some(OutPart::Data(data)) = sending.parts.front_mut() else { return (None, false) };
         let allowed = data.len().min(usize::try_from(sending.credit).unwrap_or(0));
         // Parts are not cut to fill the rest of a message.
-        if allowed > fits && !is_fresh {
-            return Some(Turn::Full);
+        if allowed > fits && !self.message.is_empty() {
+            return (Some(Turn::Full), false);
         }
         let length = allowed.min(fits);
         if length == 0 {
-            return Some(Turn::Full);
+            return (Some(Turn::Full), false);
         }
         sending.credit -= length as i64 + OVERHEAD;
         sending.bytes -= length;
@@ -123,37 +142,29 @@ impl<K> Core<K> {
         if data.is_empty() {
             sending.parts.pop();
         }
-        let is_end = sending.end && sending.parts.is_empty() && sending.trailers.is_none();
+        let is_end = sending.is_end_next();
         let goes_on = !sending.parts.is_empty() && length == fits;
         let flags = if is_end { END } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Data, stream.id, length) };
-        self.unneeded.extend(self.message.data(&header, taken));
-        if is_end {
-            self.sent_end(key);
-        }
+        after.memory.extend(self.message.data(&header, taken));
         // The message is full: others have their turns first.
-        goes_on.then_some(Turn::Bulk)
+        (goes_on.then_some(Turn::Bulk), is_end)
     }
 
-    /// Adds an OFFER of `total` bytes to the message. The caller has checked that it fits.
-    #[expect(clippy::too_many_arguments, reason = "the fields of an offer")]
+    /// Adds an OFFER to the message. The caller has checked that it fits. Returns whether it ends the stream.
     fn offer(
         &mut self,
-        key: StreamKey,
-        total: usize,
+        stream: &mut Stream,
+        after: &mut AfterUnlock,
+        prepared: Preparing<K>,
         aligned_at: usize,
-        pieces: Vec<OfferPiece>,
-        kept: Vec<K>,
-        copied: usize,
         is_message: bool,
-    ) {
-        let stream = &mut self.streams[key.index()];
+    ) -> bool {
+        let Preparing { pieces, kept, copied, done: total, .. } = prepared;
         let sending = &mut stream.sending;
-        let is_over = match sending.parts.front() {
-            Some(OutPart::Data(data)) => data.is_empty(),
-            _ => false,
-        };
-        if is_over {
+        if let Some(OutPart::Data(data)) = sending.parts.front()
+            && data.is_empty()
+        {
             sending.parts.pop();
         }
         sending.bytes -= total;
@@ -161,35 +172,29 @@ impl<K> Core<K> {
         sending.offered += total;
         sending.offers += 1;
         sending.credit -= total as i64 + OVERHEAD;
-        let is_end = sending.end && sending.parts.is_empty() && sending.trailers.is_none();
-        let id = self.next_offer;
-        self.next_offer += 1;
-        self.offers.insert(id, Outstanding { stream: stream.id, total, copied, kept });
+        let is_end = sending.is_end_next();
+        let id = self.offers.add(SentOffer { stream: stream.id, total, copied, kept });
         let offer = Offer { id, total: total as u64, aligned_at: aligned_at as u64, pieces };
-        self.scratch.clear();
-        offer.encode(&mut self.scratch);
-        offer.pieces.into_iter().for_each(|piece| discard_piece(piece, &mut self.unneeded));
         let flags = if is_end { END } else { 0 } | if is_message { MESSAGE } else { 0 };
-        let header = FrameHeader { flags, ..FrameHeader::new(Kind::Offer, stream.id, self.scratch.len()) };
-        self.message.frame(&header, &self.scratch);
-        if is_end {
-            self.sent_end(key);
-        }
+        let header = FrameHeader { flags, ..FrameHeader::new(Kind::Offer, stream.id, 0) };
+        self.message.frame_by(header, |payload| offer.encode(payload));
+        after.discard_pieces(offer.pieces);
+        is_end
     }
 
     /// Goes on to prepare a message in parts of `total` bytes, and offers it when all of its bytes can be read. Exposes what lies in
     /// registered memory, and copies the rest, a piece in each turn, until `most_copied` bytes were copied.
     fn prepare<W: Wire<Kept = K>>(
         &mut self,
-        key: StreamKey,
+        stream: &mut Stream,
+        after: &mut AfterUnlock,
+        wire: &mut W,
         total: usize,
         most_copied: usize,
-        wire: &mut W,
-    ) -> Prepared {
-        let sending = &mut self.streams[key.index()].sending;
-        let mut prepared = sending.preparing.take().unwrap_or_default();
-        let Some(OutPart::Message { parts, aligned_at }) = sending.parts.front_mut() else {
-            return Prepared::Over;
+    ) -> (Option<Turn>, bool) {
+        let mut prepared = self.offers.take_preparing(stream);
+        let Some(OutPart::Message { parts, aligned_at }) = stream.sending.parts.front_mut() else {
+            return (None, false);
         };
         let aligned_at = *aligned_at;
         let room = wire.room().saturating_sub(FrameHeader::LENGTH + Offer::PREFIX);
@@ -228,31 +233,26 @@ impl<K> Core<K> {
             prepared.encoded += piece.encoded_length();
             prepared.pieces.push(piece);
             prepared.done += length;
-            self.unneeded.push(part.split_to(length));
+            after.memory.push(part.split_to(length));
             if part.is_empty() {
                 parts.remove(0);
             }
         }
         if !parts.is_empty() && !prepared.failed {
-            sending.preparing = Some(prepared);
-            return Prepared::Again;
+            // It goes on when the stream has its turn again.
+            self.offers.keep_preparing(stream, prepared);
+            return (Some(Turn::Bulk), false);
         }
         if prepared.done > 0 && FrameHeader::LENGTH + Offer::PREFIX + prepared.encoded > self.message.left() {
-            sending.preparing = Some(prepared);
-            return Prepared::Full;
+            self.offers.keep_preparing(stream, prepared);
+            return (Some(Turn::Full), false);
         }
         // A message that can't be offered as a whole goes on as plain data.
         let rest = std::mem::take(parts);
-        sending.parts.pop();
-        for part in rest.into_iter().rev() {
-            sending.parts.unpop(OutPart::Data(part));
-        }
-        let Preparing { pieces, kept, copied, done, failed, .. } = prepared;
-        if done > 0 {
-            let is_whole = !failed;
-            let aligned_at = if aligned_at < done { aligned_at } else { 0 };
-            self.offer(key, done, aligned_at, pieces, kept, copied, is_whole);
-        }
-        Prepared::Over
+        stream.sending.parts.pop();
+        rest.into_iter().rev().for_each(|part| stream.sending.parts.unpop(OutPart::Data(part)));
+        let (done, is_whole) = (prepared.done, !prepared.failed);
+        let aligned_at = if aligned_at < done { aligned_at } else { 0 };
+        (None, done > 0 && self.offer(stream, after, prepared, aligned_at, is_whole))
     }
 }
