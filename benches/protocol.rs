@@ -72,7 +72,7 @@ fn header(bencher: Bencher<'_, '_>) {
 }
 
 /// One end: its connection, and its receive slots in the order of their posts.
-struct End {
+struct PairEnd {
     connection: Connection,
     posted: VecDeque<SlotIndex>,
     sources: u64,
@@ -80,7 +80,7 @@ struct End {
     delivered: u64,
 }
 
-impl End {
+impl PairEnd {
     fn new(settings: &Settings, now: Instant) -> Self {
         Self {
             connection: Connection::new(settings.clone(), now).unwrap(),
@@ -126,7 +126,7 @@ impl End {
 }
 
 struct Pair {
-    ends: [End; 2],
+    ends: [PairEnd; 2],
     now: Instant,
     sent: u64,
 }
@@ -134,7 +134,7 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         let (settings, now) = (Settings::default(), Instant::now());
-        Self { ends: [0, 1].map(|_| End::new(&settings, now)), now, sent: 0 }
+        Self { ends: [0, 1].map(|_| PairEnd::new(&settings, now)), now, sent: 0 }
     }
 
     /// Sends an eager message from `from`.

@@ -1,15 +1,15 @@
 //! gRPC over RDMA, for tonic.
 //!
 //! A tonic service changes two lines: the line that listens and the line that connects. Its calls then go over RDMA where
-//! both ends have it, and over TCP where one end does not, on the same port. Stock gRPC clients and servers work with it
+//! both sides have it, and over TCP where one side does not, on the same port. Stock gRPC clients and servers work with it
 //! unchanged. The software device is always there: it carries calls between processes of one host without a network card. The
 //! feature `ibverbs` adds InfiniBand, RoCE and iWARP devices.
 //!
 //! | what | by | changes |
 //! |---|---|---|
 //! | the drop-in: tonic's own HTTP/2 over RDMA | [`RdmaIncoming`], [`RdmaConnector`] | [two lines](#two-lines) |
-//! | native calls: gRPC without HTTP/2 where both ends are yours, which gains more | [`RdmaServer`], [`RdmaChannel`], [`CallConfig`] | [two lines](#native-calls), and nothing of the generated code |
-//! | large fields by reference | [`gather`], [`memory`] | [one line more at each end](#large-fields-by-reference) |
+//! | native calls: gRPC without HTTP/2 where both sides are yours, which gains more | [`RdmaServer`], [`RdmaChannel`], [`CallConfig`] | [two lines](#native-calls), and nothing of the generated code |
+//! | large fields by reference | [`gather`], [`memory`] | [one line more on each side](#large-fields-by-reference) |
 //! | one channel over several servers | [`BalancedChannel`], [`RdmaChannel::balance`] | the line that connects |
 //! | tensors, collectives, graphs, Arrow Flight | [other packages](#packages) | |
 //!
@@ -81,7 +81,7 @@
 //!
 //! # Native calls
 //!
-//! Where both ends are yours and there is no TLS, take these two lines instead. Calls between [`RdmaServer`] and [`RdmaChannel`] go without
+//! Where both sides are yours and there is no TLS, take these two lines instead. Calls between [`RdmaServer`] and [`RdmaChannel`] go without
 //! HTTP/2, which takes most of the time of a small call. All other peers get HTTP/2 on the same port, over RDMA or TCP. [`CallConfig`] has the
 //! limits.
 //!

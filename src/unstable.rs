@@ -2,9 +2,9 @@
 //! a patch, so `version = "0.1"` is enough.
 
 pub use crate::endpoint::{
-    Aftermath, Devices, Lost, Observation, OwnPolling, Pace, Participant, Place, Places, Polled, Queue,
-    QueueFull, Reactor, Run, Source, TooManyWait, UnannouncedArrival, Watched, WorkId, WorkKind, connect_tcp,
-    known_variables, may_spin, open_device, tuner, warn_of_unknown_variables,
+    ClientSlot, ClientSlots, Deferred, Devices, Observation, OwnPolling, Pace, Participant, Polled, Queue,
+    QueueFull, Reactor, Run, SlotLost, Source, TooManyWaiters, UnannouncedArrival, Watched, WorkId, WorkKind,
+    connect_tcp, known_variables, may_spin, open_device, tuner, warn_of_unknown_variables,
 };
 
 pub use crate::transport::request::grpc_timeout;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{RdmaError, RdmaErrorKind};
-use crate::protocol::{AbortCode, Violation};
+use crate::protocol::{AbortCode, ProtocolViolation};
 use crate::wire::hello::HelloError;
 use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind, VerbsError};
 
@@ -62,7 +62,7 @@ pub(crate) enum NegotiationError {
     /// The peer sent a message that is not due now.
     #[error("the peer sent {0} out of turn")]
     OutOfTurn(&'static str),
-    /// The listener has no place for a new client, and this client has kept it waiting for longest, among the clients of the
+    /// The listener has no slot for a new client, and this client has kept it waiting for longest, among the clients of the
     /// address with most unfinished negotiations.
     #[error("the listener needs the place of this unfinished negotiation for a new client")]
     Displaced,
@@ -83,7 +83,7 @@ pub(crate) enum RdmaUnavailable {
     /// The connection failed before its first use.
     #[error(transparent)]
     Fault(#[from] ConnectionFault),
-    /// The connection could not be set up at this end for another reason.
+    /// The connection could not be set up on this side for another reason.
     #[error(transparent)]
     Setup(Box<dyn Error + Send + Sync>),
     /// The peer did not answer over the device.
@@ -91,7 +91,7 @@ pub(crate) enum RdmaUnavailable {
         "the server can't be reached over {device}: {fault} (RoCE needs UDP port 4791, and equal partition keys)"
     )]
     Unreachable {
-        /// The device of this end.
+        /// The device of this side.
         device: String,
         /// The fault of the queue pair.
         fault: ConnectionFault,
@@ -102,7 +102,7 @@ pub(crate) enum RdmaUnavailable {
         timeout.as_secs()
     )]
     NoAnswer {
-        /// The device of this end.
+        /// The device of this side.
         device: String,
         /// The time for an answer.
         timeout: Duration,
@@ -113,7 +113,7 @@ pub(crate) enum RdmaUnavailable {
     /// The peer could not set up its end, with its reason.
     #[error("the peer can't: {0}")]
     PeerFailed(String),
-    /// The two ends do not reach each other's memory.
+    /// The two sides do not reach each other's memory.
     #[error("the peer read something else than was written here: memory is not shared")]
     MemoryNotShared,
     /// The peer's queue pair address is longer than any provider's.
@@ -131,7 +131,7 @@ pub(crate) enum RdmaUnavailable {
     /// The server's policy is TCP only.
     #[error("the server's policy is tcp-only")]
     TcpOnly,
-    /// The server prepares as many connections over RDMA as it prepares at a time, and there was no place for this one.
+    /// The server prepares as many connections over RDMA as it prepares at a time, and there was no slot for this one.
     #[error("the server has {0} unfinished negotiations over RDMA, which is the limit")]
     Crowded(usize),
     /// The server's device did not prepare the connection in time.
@@ -146,22 +146,22 @@ pub(crate) enum RdmaUnavailable {
     /// The client offered a provider that the server's configuration excludes, or does not know.
     #[error("this end does not use the provider offered, {0:?}")]
     ProviderNotUsed(String),
-    /// The two ends are on different hosts.
+    /// The two sides are on different hosts.
     #[error("the software device reaches this host only, and the peer is on another")]
     OtherHost,
-    /// The two ends are in different network namespaces.
+    /// The two sides are in different network namespaces.
     #[error(
         "the peer is in another network namespace, out of the software device's reach: \
          set RDMA_SOFT_DIR to one directory at both ends"
     )]
     OtherNamespace,
-    /// The two ends run as different users.
+    /// The two sides run as different users.
     #[error(
         "the peer runs as another user (uid {ours} here, {theirs} there): \
          set RDMA_SOFT_PEERS=any at both ends to share memory with other users"
     )]
     OtherUser {
-        /// User id of this end.
+        /// User id of this side.
         ours: u32,
         /// User id of the peer.
         theirs: u32,
@@ -195,7 +195,7 @@ pub(crate) enum ConnectionFault {
     NoAnswer(std::time::Duration),
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
-    Violation(Violation),
+    Violation(ProtocolViolation),
     /// The peer broke the rules of native calls.
     #[error("the peer broke the protocol of native calls: {0}")]
     Calls(Arc<dyn Error + Send + Sync>),
@@ -213,10 +213,10 @@ pub(crate) enum ConnectionFault {
     /// The device refused a request.
     #[error("the device ended the connection: {0}")]
     Refused(PostError),
-    /// This end could not go on.
+    /// This side could not go on.
     #[error(transparent)]
     Local(Arc<dyn Error + Send + Sync>),
-    /// This end dropped the stream and the peer did not finish in time.
+    /// This side dropped the stream and the peer did not finish in time.
     #[error("closed here while the peer was still sending")]
     Closed,
 }
@@ -253,8 +253,8 @@ impl ConnectionFault {
     }
 }
 
-impl From<Violation> for ConnectionFault {
-    fn from(violation: Violation) -> Self {
+impl From<ProtocolViolation> for ConnectionFault {
+    fn from(violation: ProtocolViolation) -> Self {
         Self::Violation(violation)
     }
 }

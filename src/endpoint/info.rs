@@ -119,7 +119,7 @@ impl RdmaConnectInfo {
     }
 
     /// Returns whether calls go over this connection without HTTP/2, as messages of RDMA. If not, [`reason`](Self::reason) says why
-    /// not, if this end asked for it.
+    /// not, if this side asked for it.
     pub fn is_native(&self) -> bool {
         self.0.native
     }
@@ -140,7 +140,7 @@ impl RdmaConnectInfo {
         self.0.peer
     }
 
-    /// Returns this end's address on that TCP connection.
+    /// Returns this side's address on that TCP connection.
     pub fn local_addr(&self) -> SocketAddr {
         self.0.local
     }

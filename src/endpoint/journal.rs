@@ -1,4 +1,4 @@
-//! The log of connections. A listener and a dialer each have a journal, so that a flood of lines at one end does not hide the
+//! The log of connections. A listener and a dialer each have a journal, so that a flood of lines at one side does not hide the
 //! lines of the other.
 //!
 //! | level | events |
@@ -31,7 +31,7 @@ pub(crate) struct Journal {
 /// The end of a connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionEnd {
-    /// The reason, if the connection was not closed by both ends.
+    /// The reason, if the connection was not closed by both sides.
     pub(crate) fault: Option<ConnectionFault>,
     /// The peer had closed its writing direction.
     pub(crate) peer_finished: bool,

@@ -1,7 +1,7 @@
-//! The endpoint: connections between two processes, over RDMA where both ends have it, and over TCP elsewhere.
+//! The endpoint: connections between two processes, over RDMA where both sides have it, and over TCP elsewhere.
 //!
-//! This floor has the negotiation on one TCP port, the byte stream over a queue pair, and the polling of completion queues. It does
-//! not use tonic, and of HTTP/2 it knows the first bytes only; the floor above knows tonic.
+//! This layer has the negotiation on one TCP port, the byte stream over a queue pair, and the polling of completion queues. It does
+//! not use tonic, and of HTTP/2 it knows the first bytes only; the layer above knows tonic.
 //!
 //! ```text
 //!  Dialer ── TCP ──▶ Listener        first bytes: HTTP/2 or TLS → a stock client, served over that TCP connection
@@ -19,36 +19,37 @@
 //! connection. A `Supervisor` watches the TCP connection and the timers.
 #![forbid(unsafe_code)]
 
-mod aftermath;
 mod config;
 mod connection;
+mod deferred;
 mod error;
 mod info;
 mod journal;
 mod link;
 mod messages;
 mod negotiate;
-mod owned_task;
 mod polling;
 mod provider;
 mod stream;
 pub mod tuner;
 
-pub(crate) use aftermath::SentHead;
-pub use aftermath::{Aftermath, Run};
 pub use config::{
     Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive, StockClients, TuneCache,
     known_variables, warn_of_unknown_variables,
 };
+pub(crate) use deferred::OwnedTask;
+pub(crate) use deferred::SentHeaders;
+pub use deferred::{Deferred, Run};
 pub(crate) use error::{ConnectionFault, not_in_time};
 pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};
 pub use link::{WorkId, WorkKind};
 pub(crate) use messages::{
     FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
 };
-pub use negotiate::{Devices, Dialer, Listener, Lost, Place, Places, Source, TooManyWait, connect_tcp};
-pub(crate) use owned_task::OwnedTask;
-pub(crate) use polling::{Accepting, CallUnderWay, this_thread};
+pub use negotiate::{
+    ClientSlot, ClientSlots, Devices, Dialer, Listener, SlotLost, Source, TooManyWaiters, connect_tcp,
+};
+pub(crate) use polling::{Accepting, CallInFlight, this_thread};
 pub use polling::{
     Observation, OwnPolling, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival,
     Watched, idle_polling, may_spin,

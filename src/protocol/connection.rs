@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::directions::{Finished, Inbound, Outbound, Part, ReadId, ReadRequest, SlotIndex, WriteState};
 use super::settings::{AbortCode, ControlMessage, Settings, SettingsError};
-use super::violation::Violation;
+use super::violation::ProtocolViolation;
 use crate::wire::{Chunk, Header, MAX_CHUNKS, MessageKind};
 
 /// One end of a connection. Callers drive it by commands, inputs (`handle_*`) and outputs (`poll_*`).
@@ -17,7 +17,7 @@ pub struct Connection {
     sources_done: u64,
     aborted_by_peer: Option<AbortCode>,
     ping_unanswered: bool,
-    /// True if credits that this end does not use are to be returned.
+    /// True if credits that this side does not use are to be returned.
     return_due: bool,
     /// True if [`Event::Idle`] is to be reported.
     idle: bool,
@@ -78,7 +78,7 @@ pub enum SendError {
 
 /// Commands.
 impl Connection {
-    /// Makes a connection. At this time all slots of both ends are posted.
+    /// Makes a connection. At this time all slots of both sides are posted.
     ///
     /// # Errors
     /// A setting is out of range. The peer may have sent it.
@@ -122,7 +122,7 @@ impl Connection {
 
     /// Returns the number of chunks that one rendezvous may offer now; 0 means to wait.
     pub fn rendezvous_room(&self) -> usize {
-        if self.abort == AbortState::No { (self.outbound.offer_room() as usize).min(MAX_CHUNKS) } else { 0 }
+        if self.abort == AbortState::No { (self.outbound.rts_room() as usize).min(MAX_CHUNKS) } else { 0 }
     }
 
     /// Offers chunks of registered memory, and returns the message to post. The content of the chunks must stay until
@@ -143,7 +143,7 @@ impl Connection {
             place.copy_from_slice(&chunk.encode());
         }
         let length = chunks.len() * Chunk::LENGTH;
-        self.outbound.offered += chunks.len() as u64;
+        self.outbound.chunks_sent += chunks.len() as u64;
         let header = self.header(MessageKind::Rts, length);
         Ok(ControlMessage::new(&header, &body[..length]))
     }
@@ -208,7 +208,7 @@ impl Connection {
         body: &[u8],
         byte_len: usize,
         now: Instant,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), ProtocolViolation> {
         self.inbound.check(header, byte_len)?;
         self.sources_done += self.outbound.counts(header)?;
         self.liveness.received(now);
@@ -224,9 +224,9 @@ impl Connection {
         Ok(())
     }
 
-    fn handle_control(&mut self, kind: MessageKind, body: &[u8]) -> Result<(), Violation> {
+    fn handle_control(&mut self, kind: MessageKind, body: &[u8]) -> Result<(), ProtocolViolation> {
         match kind {
-            MessageKind::Fin if self.inbound.fin => return Err(Violation::SecondFin),
+            MessageKind::Fin if self.inbound.fin => return Err(ProtocolViolation::SecondFin),
             MessageKind::Fin => {
                 empty(body)?;
                 self.inbound.fin = true;
@@ -238,14 +238,14 @@ impl Connection {
             }
             MessageKind::Ping => {
                 self.liveness.pong_due = Some(u64::from_le_bytes(exactly(body)?));
-                // The peer pings because this end has sent nothing for a while.
+                // The peer pings because this side has sent nothing for a while.
                 self.check_idle();
             }
             MessageKind::Return => self.inbound.returned(u32::from_le_bytes(exactly(body)?))?,
             MessageKind::Pong => {
                 let nonce = u64::from_le_bytes(exactly(body)?);
                 if nonce == 0 || nonce > self.liveness.pings {
-                    return Err(Violation::UnexpectedPong);
+                    return Err(ProtocolViolation::UnexpectedPong);
                 }
                 self.liveness.answered = self.liveness.answered.max(nonce);
             }
@@ -376,12 +376,12 @@ impl Connection {
         self.inbound.is_finished()
     }
 
-    /// Returns true if this end has closed its sending direction, or aborted.
+    /// Returns true if this side has closed its sending direction, or aborted.
     pub fn is_write_closed(&self) -> bool {
         self.outbound.state != WriteState::Open || self.abort != AbortState::No
     }
 
-    /// Returns true if this end's Fin was sent, and the peer has read all offered chunks.
+    /// Returns true if this side's Fin was sent, and the peer has read all offered chunks.
     pub fn is_write_done(&self) -> bool {
         self.abort == AbortState::No && self.outbound.is_done()
     }
@@ -397,9 +397,9 @@ impl Connection {
         }
     }
 
-    /// Returns true if one end has offered memory that the other end has not read to its end.
+    /// Returns true if one side has offered memory that the peer has not read to its end.
     pub fn is_transferring(&self) -> bool {
-        self.outbound.is_offering() || self.inbound.awaits_reads()
+        self.outbound.has_unread_chunks() || self.inbound.awaits_reads()
     }
 
     fn control(&mut self, kind: MessageKind, body: &[u8]) -> ControlMessage {
@@ -413,12 +413,12 @@ impl Connection {
     }
 }
 
-fn empty(body: &[u8]) -> Result<(), Violation> {
-    if body.is_empty() { Ok(()) } else { Err(Violation::ControlBody(body.len())) }
+fn empty(body: &[u8]) -> Result<(), ProtocolViolation> {
+    if body.is_empty() { Ok(()) } else { Err(ProtocolViolation::ControlBody(body.len())) }
 }
 
-fn exactly<const LENGTH: usize>(body: &[u8]) -> Result<[u8; LENGTH], Violation> {
-    body.try_into().map_err(|_| Violation::ControlBody(body.len()))
+fn exactly<const LENGTH: usize>(body: &[u8]) -> Result<[u8; LENGTH], ProtocolViolation> {
+    body.try_into().map_err(|_| ProtocolViolation::ControlBody(body.len()))
 }
 
 /// The state of pings and answers.

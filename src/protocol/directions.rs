@@ -1,14 +1,14 @@
-//! The two directions. Receiving: slots, READs, and delivery in order. Sending: credits, places on the send queue, and chunks that the peer is
+//! The two directions. Receiving: slots, READs, and delivery in order. Sending: credits, entries of the send queue, and chunks that the peer is
 //! reading.
 
 use std::collections::VecDeque;
 
 use super::connection::Blocked;
 use super::settings::Settings;
-use super::violation::Violation;
+use super::violation::ProtocolViolation;
 use crate::wire::{Chunk, Header};
 
-/// The number of a receive slot of this end, from 0.
+/// The number of a receive slot of this side, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotIndex(pub u32);
 
@@ -145,21 +145,21 @@ impl Inbound {
     }
 
     /// Checks that the message is the next one, and that it is as long as its header says.
-    pub(super) fn check(&mut self, header: &Header, length: usize) -> Result<(), Violation> {
+    pub(super) fn check(&mut self, header: &Header, length: usize) -> Result<(), ProtocolViolation> {
         if length.checked_sub(Header::LENGTH) != Some(header.body_length as usize)
             || length > self.slot_size as usize
         {
-            return Err(Violation::Length { received: length, promised: header.body_length });
+            return Err(ProtocolViolation::Length { received: length, promised: header.body_length });
         }
         if header.sequence != self.received {
-            return Err(Violation::Sequence { seen: header.sequence, expected: self.received });
+            return Err(ProtocolViolation::Sequence { seen: header.sequence, expected: self.received });
         }
         // The slots may be shared with other connections: a message without a credit would take a slot of another connection.
         if self.received >= self.granted_announced {
-            return Err(Violation::Overdrawn { granted: self.granted_announced });
+            return Err(ProtocolViolation::CreditsExceeded { granted: self.granted_announced });
         }
         if header.kind.is_data() && self.fin {
-            return Err(Violation::DataAfterFin);
+            return Err(ProtocolViolation::DataAfterFin);
         }
         self.received += 1;
         Ok(())
@@ -174,14 +174,14 @@ impl Inbound {
     }
 
     /// Takes an offer. Its slot is free at once.
-    pub(super) fn rts(&mut self, slot: SlotIndex, body: &[u8]) -> Result<(), Violation> {
+    pub(super) fn rts(&mut self, slot: SlotIndex, body: &[u8]) -> Result<(), ProtocolViolation> {
         for chunk in Chunk::decode_all(body)? {
             let unread = (self.reads.len() - self.landed) as u64;
-            if unread >= super::MAX_OFFERED {
-                return Err(Violation::TooManyOffers(unread + 1));
+            if unread >= super::MAX_UNREAD_CHUNKS {
+                return Err(ProtocolViolation::TooManyChunks(unread + 1));
             }
             if chunk.length > self.max_chunk {
-                return Err(Violation::ChunkTooLong { length: chunk.length, most: self.max_chunk });
+                return Err(ProtocolViolation::ChunkTooLong { length: chunk.length, most: self.max_chunk });
             }
             let read = ReadId(self.first_read.wrapping_add(self.reads.len() as u32));
             self.reads.push_back(Read { state: ReadState::Waiting, chunk });
@@ -205,11 +205,11 @@ impl Inbound {
     }
 
     /// Takes back `count` credits of the peer: the credits count as used, their slots count as free, and the window gets smaller.
-    pub(super) fn returned(&mut self, count: u32) -> Result<(), Violation> {
+    pub(super) fn returned(&mut self, count: u32) -> Result<(), ProtocolViolation> {
         let unused = self.granted_announced.saturating_sub(self.received);
         let most = u64::from(self.window - self.least_window).min(unused);
         if u64::from(count) > most {
-            return Err(Violation::Returned { seen: count, most });
+            return Err(ProtocolViolation::CreditsReturned { seen: count, most });
         }
         self.received += u64::from(count);
         self.released += u64::from(count);
@@ -322,7 +322,7 @@ impl Inbound {
 }
 
 /// The number of chunks that may be offered and not read yet, in each direction.
-pub const MAX_OFFERED: u64 = 64;
+pub const MAX_UNREAD_CHUNKS: u64 = 64;
 
 /// The state of the sending direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -346,8 +346,8 @@ pub(super) struct Outbound {
     queue: u32,
     /// Messages that have not left the send queue.
     pub(super) queued: u32,
-    pub(super) offered: u64,
-    offers_done: u64,
+    pub(super) chunks_sent: u64,
+    chunks_read: u64,
     /// The count of messages with data.
     data: u64,
     /// The value of `data` at the last check for idleness.
@@ -365,8 +365,8 @@ impl Outbound {
             payload: settings.peer_slot_size as usize - Header::LENGTH,
             queue: settings.send_queue,
             queued: 0,
-            offered: 0,
-            offers_done: 0,
+            chunks_sent: 0,
+            chunks_read: 0,
             data: 0,
             data_at_check: 0,
             state: WriteState::Open,
@@ -395,16 +395,16 @@ impl Outbound {
     }
 
     /// Returns the number of chunks that may be offered now.
-    pub(super) fn offer_room(&self) -> u64 {
+    pub(super) fn rts_room(&self) -> u64 {
         let may = self.state == WriteState::Open && self.blocked().is_none();
-        if may { MAX_OFFERED - (self.offered - self.offers_done) } else { 0 }
+        if may { MAX_UNREAD_CHUNKS - (self.chunks_sent - self.chunks_read) } else { 0 }
     }
 
     pub(super) fn may_send_control(&self) -> bool {
         self.credits() > 0 && self.queued < self.queue
     }
 
-    /// Takes a credit and a place for a message, and returns the number of the message.
+    /// Takes a credit and an entry of the send queue for a message, and returns the number of the message.
     pub(super) fn take(&mut self, is_data: bool) -> u64 {
         let sequence = self.sent;
         self.sent += 1;
@@ -424,27 +424,27 @@ impl Outbound {
     }
 
     /// Takes the counts of a header, and returns how many more chunks the peer has read.
-    pub(super) fn counts(&mut self, header: &Header) -> Result<u64, Violation> {
+    pub(super) fn counts(&mut self, header: &Header) -> Result<u64, ProtocolViolation> {
         let (least, most) = (self.granted, u64::from(Settings::MAX_SLOTS) + self.sent);
         if !(least..=most).contains(&header.granted) {
-            return Err(Violation::Granted { seen: header.granted, least, most });
+            return Err(ProtocolViolation::CreditsGranted { seen: header.granted, least, most });
         }
-        let (least, most) = (self.offers_done, self.offered);
+        let (least, most) = (self.chunks_read, self.chunks_sent);
         if !(least..=most).contains(&header.reads_done) {
-            return Err(Violation::ReadsDone { seen: header.reads_done, least, most });
+            return Err(ProtocolViolation::ChunksRead { seen: header.reads_done, least, most });
         }
         self.granted = header.granted;
-        self.offers_done = header.reads_done;
+        self.chunks_read = header.reads_done;
         Ok(header.reads_done - least)
     }
 
     /// Returns true if the peer has not read all offered chunks.
-    pub(super) fn is_offering(&self) -> bool {
-        self.offers_done < self.offered
+    pub(super) fn has_unread_chunks(&self) -> bool {
+        self.chunks_read < self.chunks_sent
     }
 
     /// Returns true if everything was sent, and the peer has read all offered chunks.
     pub(super) fn is_done(&self) -> bool {
-        self.state == WriteState::Closed && self.offers_done == self.offered
+        self.state == WriteState::Closed && self.chunks_read == self.chunks_sent
     }
 }

@@ -21,7 +21,7 @@
 //! | closed | no | |
 //!
 //! An abort, sent or received, ends both directions at once. Credits: every header has the absolute count of receive slots posted since
-//! the start; an end that has sent that many messages waits. Some slots are kept for control messages. Acknowledgements are sent even if
+//! the start; a side that has sent that many messages waits. Some slots are kept for control messages. Acknowledgements are sent even if
 //! the application neither reads nor writes. So neither direction can block the other. The book's page on the protocol has the reasons.
 
 mod connection;
@@ -32,8 +32,8 @@ mod tests;
 mod violation;
 
 pub use connection::{Blocked, Connection, Event, SendError};
-pub use directions::{Finished, MAX_OFFERED, Part, ReadId, ReadRequest, SlotIndex};
+pub use directions::{Finished, MAX_UNREAD_CHUNKS, Part, ReadId, ReadRequest, SlotIndex};
 pub use settings::{AbortCode, ControlMessage, MAX_CONTROL_BODY, Settings, SettingsError};
-pub use violation::Violation;
+pub use violation::ProtocolViolation;
 
 pub use crate::wire::{Chunk, MAX_CHUNKS};

@@ -8,9 +8,9 @@ use crate::wire::{Chunk, Header, MAX_CHUNKS};
 /// The settings of a connection. The peer's hello has the number and the length of the peer's slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Receive slots of this end, all posted at the start.
+    /// Receive slots of this side, all posted at the start.
     pub receive_slots: u32,
-    /// The length of each slot of this end in bytes, header included.
+    /// The length of each slot of this side in bytes, header included.
     pub slot_size: u32,
     /// Receive slots of the peer, all posted at the start.
     pub peer_slots: u32,
@@ -63,9 +63,9 @@ impl Settings {
     pub const MIN_SLOT_SIZE: u32 = (Header::LENGTH + MAX_CONTROL_BODY) as u32;
     /// The largest slot, in bytes.
     pub const MAX_SLOT_SIZE: u32 = 1 << 30;
-    /// The smallest number of places on the send queue.
+    /// The smallest number of entries of the send queue.
     pub const MIN_SEND_QUEUE: u32 = 2 * Self::CONTROL_PLACES;
-    /// The places on the send queue that data leaves free for control messages.
+    /// The entries of the send queue that data leaves free for control messages.
     pub(super) const CONTROL_PLACES: u32 = 8;
 
     /// Returns how many of `slots` slots are kept for control messages.
@@ -125,9 +125,9 @@ pub struct AbortCode(pub u32);
 impl AbortCode {
     /// The application dropped the stream while data was still coming.
     pub const CLOSED: Self = Self(1);
-    /// The other end violated the protocol.
+    /// The peer violated the protocol.
     pub const VIOLATION: Self = Self(2);
-    /// The application reset the connection: the other end sees an error and not the end of the stream.
+    /// The application reset the connection: the peer sees an error and not the end of the stream.
     pub const RESET: Self = Self(3);
 
     /// Returns true if the application ended the connection, as a TCP reset does, and no error was found.

@@ -5,7 +5,7 @@ use crate::wire::{ChunkError, HeaderError};
 /// A message that violates the protocol. It ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Violation {
+pub enum ProtocolViolation {
     /// The header is invalid.
     #[error(transparent)]
     Header(#[from] HeaderError),
@@ -30,7 +30,7 @@ pub enum Violation {
     },
     /// The count of credits went down, or is larger than possible.
     #[error("ready to receive {seen} messages, which can only be {least} to {most}")]
-    Granted {
+    CreditsGranted {
         /// The count in the header.
         seen: u64,
         /// The count in the header before.
@@ -40,13 +40,13 @@ pub enum Violation {
     },
     /// The peer had no credit for the message.
     #[error("a message beyond the {granted} that were granted")]
-    Overdrawn {
+    CreditsExceeded {
         /// The number of messages that the peer may send since the start.
         granted: u64,
     },
     /// The peer returned more credits than it can have.
     #[error("{seen} credits given back, of which there can be {most}")]
-    Returned {
+    CreditsReturned {
         /// The number of credits returned.
         seen: u32,
         /// The number of credits that the peer has beyond those at the start.
@@ -54,7 +54,7 @@ pub enum Violation {
     },
     /// The count of finished reads went down, or is larger than the count of offers.
     #[error("{seen} chunks read, which can only be {least} to {most}")]
-    ReadsDone {
+    ChunksRead {
         /// The count in the header.
         seen: u64,
         /// The count in the header before.
@@ -70,7 +70,7 @@ pub enum Violation {
     SecondFin,
     /// More chunks were offered than may wait at a time.
     #[error("{0} chunks offered and not read yet")]
-    TooManyOffers(u64),
+    TooManyChunks(u64),
     /// A chunk is longer than agreed.
     #[error("a chunk of {length} bytes, of which {most} are allowed")]
     ChunkTooLong {
@@ -87,5 +87,5 @@ pub enum Violation {
     UnexpectedPong,
     /// An offer by rendezvous came on a connection of native calls, which have none.
     #[error("an offer by rendezvous on a connection of native calls")]
-    Offer,
+    Rendezvous,
 }

@@ -1,4 +1,4 @@
-//! The messages of the negotiation, which two ends exchange over TCP before they use RDMA.
+//! The messages of the negotiation, which two sides exchange over TCP before they use RDMA.
 //!
 //! Each message has a frame:
 //!
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The first byte of the magic is neither an ASCII letter nor a TLS record type. A stock HTTP/2 or TLS server therefore refuses it at
-//! once, and this end never takes a stock client for a peer with this transport.
+//! once, and this side never takes a stock client for a peer with this transport.
 
 use bytes::{Buf, BufMut};
 
@@ -34,7 +34,7 @@ pub enum Message {
     ClientHello(ClientHello),
     /// The answer, from the server.
     ServerHello(ServerHello),
-    /// The last message, from each end: the value that it read in the other end's memory.
+    /// The last message, from each side: the value that it read in the peer's memory.
     Confirm(Confirm),
 }
 
@@ -46,10 +46,10 @@ pub struct ClientHello {
     /// What the client wants beside a byte stream: bits such as [`NATIVE_CALLS`]. Unknown bits are ignored.
     pub capabilities: u32,
     /// The queue pairs that can be connected, the best first; at most 8.
-    pub offers: Vec<Offer>,
+    pub offers: Vec<DeviceOffer>,
 }
 
-/// The place of a process. The software device connects only processes that can share memory.
+/// The host, the network namespace and the user of a process. The software device connects only processes that can share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
     /// The random number of the kernel's boot; all zero if unknown.
@@ -64,7 +64,7 @@ pub struct HostIdentity {
 
 /// A queue pair that can be connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offer {
+pub struct DeviceOffer {
     /// The provider, such as `soft`; at most 64 bytes.
     pub provider: String,
     /// The device, such as `soft0`; at most 64 bytes.
@@ -100,7 +100,7 @@ pub enum Answer {
         /// The client's capabilities that the server has too, for this connection.
         capabilities: u32,
     },
-    /// No RDMA. Both ends go on over this TCP connection.
+    /// No RDMA. Both sides go on over this TCP connection.
     Decline {
         /// The reason; at most 256 bytes.
         reason: String,
@@ -112,10 +112,10 @@ pub enum Answer {
 pub enum Confirm {
     /// The queue pairs are connected.
     Connected {
-        /// The value that this end read in the other end's memory, if the device works by shared memory.
+        /// The value that this side read in the peer's memory, if the device works by shared memory.
         nonce: Option<u64>,
     },
-    /// The queue pairs are not connected. Both ends go on over this TCP connection.
+    /// The queue pairs are not connected. Both sides go on over this TCP connection.
     Failed {
         /// The reason; at most 256 bytes.
         reason: String,
@@ -338,8 +338,8 @@ impl Body<'_> {
         Ok(ClientHello { identity, capabilities, offers })
     }
 
-    fn offer(&mut self) -> Result<Offer, HelloError> {
-        Ok(Offer {
+    fn offer(&mut self) -> Result<DeviceOffer, HelloError> {
+        Ok(DeviceOffer {
             provider: self.text(MAX_NAME, "provider")?,
             device: self.text(MAX_NAME, "device")?,
             queue_pair: self.counted(MAX_ADDRESS, "queue pair address")?.to_vec(),

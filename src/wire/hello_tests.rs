@@ -2,9 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn offers() -> impl Strategy<Value = Offer> {
+fn offers() -> impl Strategy<Value = DeviceOffer> {
     ("[a-z]{0,64}", "[a-z0-9_]{0,64}", prop::collection::vec(any::<u8>(), 0..=MAX_ADDRESS), any::<[u32; 2]>())
-        .prop_map(|(provider, device, queue_pair, [receive_slots, slot_size])| Offer {
+        .prop_map(|(provider, device, queue_pair, [receive_slots, slot_size])| DeviceOffer {
             provider,
             device,
             queue_pair,

@@ -1,7 +1,7 @@
 //! Wire formats: the headers of messages between queue pairs ([`Header`]), and the messages of the negotiation ([`hello`]).
 //!
 //! Decoding is total: any bytes give a value, or an error that names the fault. Headers are decoded without an allocation. All numbers are
-//! little-endian. This floor keeps no state, and does not know what a message means.
+//! little-endian. This layer keeps no state, and does not know what a message means.
 //!
 //! A message is one Send:
 //!
@@ -18,7 +18,7 @@ use bytes::Buf as _;
 /// The number of chunks that one RTS may have.
 pub const MAX_CHUNKS: usize = 8;
 
-/// A piece of the sender's registered memory.
+/// A part of a write, in the sender's registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chunk {
     /// The virtual address in the sender's process.
@@ -80,7 +80,7 @@ impl Chunk {
 pub struct Header {
     /// The kind of message, which says what the body is.
     pub kind: MessageKind,
-    /// The flag that an application's message ends here. The format has it; no end sets it today.
+    /// The flag that an application's message ends here. The format has it; no side sets it today.
     pub end_of_message: bool,
     /// The length of the body in bytes.
     pub body_length: u32,

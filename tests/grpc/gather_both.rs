@@ -72,7 +72,7 @@ async fn registered_fields_are_copied_at_neither_end_and_are_aligned() {
     assert!(last.offered > 3 * (8 << 20));
 }
 
-/// A handler that waits for its request's content is polled once more where the call was found, because a look at the queue brings the
+/// A handler that waits for its request's content is polled once more where the call was found, because a poll of the queue brings the
 /// content.
 #[test]
 fn requests_that_land_at_once_become_no_tasks() {

@@ -1,4 +1,4 @@
-//! Settings of connections, by builder or by environment variable (`variables.rs`). `rules.rs` has the values that each setting takes,
+//! Settings of connections, by builder or by environment variable (`variables.rs`). `rules.rs` has the values that each setting accepts,
 //! and refuses others.
 
 mod rules;
@@ -117,7 +117,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A setting has a value that it does not take. The error names the setting, its variable and the values that it takes.
+    /// A setting has a value that it does not accept. The error names the setting, its variable and the values that it accepts.
     pub fn validate(&self) -> Result<(), RdmaError> {
         self.device.as_deref().map_or(Ok(()), rules::check_device)?;
         self.device_port.map_or(Ok(()), |port| rules::DEVICE_PORT.check(port.into()))?;
@@ -169,7 +169,7 @@ impl Config {
         self
     }
 
-    /// Sets which provider's device to use. Default: none, which takes the best device that both ends have: the software device within a
+    /// Sets which provider's device to use. Default: none, which takes the best device that both sides have: the software device within a
     /// host, ibverbs between hosts. Variable `RDMA_PROVIDER`: `auto`, `soft`, `ibverbs`.
     pub fn provider(mut self, provider: impl Into<Option<Provider>>) -> Self {
         self.provider = provider.into();
@@ -264,7 +264,7 @@ impl Config {
     }
 
     /// Sets the longest message that is handed to the device inline, in bytes. The device takes the bytes of such a message at
-    /// once, so that this end neither copies nor keeps them. Default: as many as the device takes: a whole message on the
+    /// once, so that this side neither copies nor keeps them. Default: as many as the device takes: a whole message on the
     /// software device, some hundred bytes on other devices. Variable `RDMA_MAX_INLINE`.
     pub fn max_inline(mut self, bytes: u32) -> Self {
         self.max_inline = Some(bytes);
@@ -385,7 +385,7 @@ impl Config {
 pub enum Policy {
     /// RDMA or an error.
     Require,
-    /// RDMA where both ends have it, otherwise TCP. [`RdmaConnectInfo::reason`](crate::RdmaConnectInfo::reason) has the reason.
+    /// RDMA where both sides have it, otherwise TCP. [`RdmaConnectInfo::reason`](crate::RdmaConnectInfo::reason) has the reason.
     #[default]
     Prefer,
     /// Plain TCP: to compare with, or to do without RDMA for a while.

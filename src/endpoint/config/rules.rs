@@ -1,4 +1,4 @@
-//! The names of the settings and the values that they take. Setters and environment variables share these rules.
+//! The names of the settings and the values that they accept. Setters and environment variables share these rules.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub(super) struct Setting {
     pub(super) variable: &'static str,
 }
 
-/// A setting that takes numbers.
+/// A setting of numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Number {
     pub(super) setting: Setting,
@@ -28,7 +28,7 @@ pub(super) struct Number {
     is_size: bool,
 }
 
-/// A setting that takes a time.
+/// A setting of a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Time {
     pub(super) setting: Setting,

@@ -64,7 +64,7 @@ impl Config {
     /// Logs a warning for each variable that begins with `RDMA_` and that no package of tonic-rdma reads, once in a process.
     ///
     /// # Errors
-    /// A variable has a value that it does not take, or a name that was changed.
+    /// A variable has a value that it does not accept, or a name that was changed.
     pub fn from_env() -> Result<Self, RdmaError> {
         refuse_renamed(|name| std::env::var_os(name))?;
         warn_of_unknown_variables();
@@ -82,7 +82,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A variable has a value that it does not take.
+    /// A variable has a value that it does not accept.
     pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, RdmaError> {
         let mut config = Self::default();
         let variables = Variables { lookup };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::ReadBuf;
 
-use super::state::State;
+use super::state::ConnectionState;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::{self, Link};
@@ -15,7 +15,7 @@ use crate::protocol::{AbortCode, Blocked, Chunk, Finished, MAX_CHUNKS, Part};
 use tonic_rdma_verbs::memory::{Block, Quota};
 use tonic_rdma_verbs::VerbsErrorKind;
 
-impl State {
+impl ConnectionState {
     /// Posts READs for the chunks that the peer offered, as far as there is memory for them.
     pub(super) fn start_reads(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
         while let Some(request) = self.protocol.peek_read() {
@@ -82,7 +82,7 @@ impl State {
     }
 }
 
-impl State {
+impl ConnectionState {
     /// Takes as many bytes of `slices` as there is room for, and returns their number. `None` if there is no room.
     pub(super) fn write(
         &mut self,
@@ -98,9 +98,9 @@ impl State {
         if self.chooser.by_rendezvous(length)
             && !link::lies_in_place(slices, length)
             && self.flush_staging(counters)?
-            && let Some(offered) = self.offer(slices, length, counters)?
+            && let Some(sent) = self.send_rts(slices, length, counters)?
         {
-            return Ok(Some(offered));
+            return Ok(Some(sent));
         }
         let room = self.protocol.eager_room();
         if room > self.staging.len() {
@@ -172,7 +172,7 @@ impl State {
 
     /// Copies bytes of `slices` into memory that the peer may read, and sends the peer the addresses. Returns the number of
     /// bytes; `None` if there is no memory or no room for the offer.
-    fn offer(
+    fn send_rts(
         &mut self,
         slices: &[IoSlice<'_>],
         length: usize,
@@ -196,8 +196,8 @@ impl State {
         if count == 0 {
             return Ok(None);
         }
-        let offer = self.protocol.send_rendezvous(&chunks[..count]).map_err(ConnectionFault::local)?;
-        self.link.post_message(&[IoSlice::new(offer.as_bytes())])?;
+        let rts = self.protocol.send_rendezvous(&chunks[..count]).map_err(ConnectionFault::local)?;
+        self.link.post_message(&[IoSlice::new(rts.as_bytes())])?;
         self.sources.extend(blocks.into_iter().flatten());
         counters.rendezvous_sent.add(1);
         counters.rendezvous_sent_bytes.add(taken as u64);
@@ -232,7 +232,7 @@ fn copy_range(
 /// The number of bytes that a task has read since other tasks last ran.
 ///
 /// HTTP/2 reads all bytes that have arrived before it does anything else. If 32 small calls arrive together, it reads all, then
-/// serves all, then sends all answers. Meanwhile the other end has nothing to do. So a reader of small messages goes to the end
+/// serves all, then sends all answers. Meanwhile the peer has nothing to do. So a reader of small messages goes to the end
 /// of the runtime's queue after each [`QUANTUM`](Self::QUANTUM): the calls that it read are served and answered before it reads
 /// the next calls (`compare`, 64 B × 32 in flight: more than twice the calls per second).
 ///
@@ -305,14 +305,14 @@ impl Shortage {
     /// Time between two attempts. Connections do not notify one another when they free memory.
     const RETRY: Duration = Duration::from_millis(5);
     /// Longest shortage, after which the connection ends.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     /// Notes one more attempt that found no memory. Returns whether to go on waiting.
     pub(super) fn keep_waiting(&mut self, now: Instant) -> bool {
         self.is_new = self.times.is_none();
         let (since, _) = self.times.unwrap_or((now, now));
         self.times = Some((since, now + Self::RETRY));
-        now.saturating_duration_since(since) < Self::PATIENCE
+        now.saturating_duration_since(since) < Self::TIMEOUT
     }
 
     /// Returns when to try again, if there is a shortage.
@@ -336,9 +336,9 @@ mod shortage_tests {
         assert_eq!((shortage.retry(), shortage.is_new()), (None, false));
         assert!(shortage.keep_waiting(now) && shortage.is_new() && !shortage.is_new());
         assert_eq!(shortage.retry(), Some(now + Shortage::RETRY));
-        let later = now + Shortage::PATIENCE - Duration::from_millis(1);
+        let later = now + Shortage::TIMEOUT - Duration::from_millis(1);
         assert!(shortage.keep_waiting(later) && !shortage.is_new());
         assert_eq!(shortage.retry(), Some(later + Shortage::RETRY));
-        assert!(!shortage.keep_waiting(now + Shortage::PATIENCE));
+        assert!(!shortage.keep_waiting(now + Shortage::TIMEOUT));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! All state is under one lock, which is held for the length of a copy at most. The thread that polls the completion queue
 //! passes completions in ([`Connection::handle_completions`]); the stream's task writes and reads. After that, each of them also
-//! does the work that the protocol asks for ([`State::settle`]), so that no data waits for another task. A supervisor, one task of
+//! does the work that the protocol asks for ([`ConnectionState::settle`]), so that no data waits for another task. A supervisor, one task of
 //! each connection, watches the TCP connection and the timers.
 
 mod byte_stream;
@@ -20,8 +20,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{sleep_until, timeout};
 
-use self::state::State;
-use super::aftermath::Aftermath;
+use self::state::ConnectionState;
+use super::deferred::Deferred;
 use super::error::ConnectionFault;
 use super::info::Counters;
 use super::journal::{ConnectionEnd, Journal};
@@ -40,7 +40,7 @@ pub(crate) struct Connection {
     number: QueuePairNumber,
     /// All that arrives answers calls of this process.
     answers_callers: bool,
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
     /// The live counters.
     pub(crate) counters: Arc<Counters>,
     /// Wakes the supervisor when the state changed in a way that concerns it.
@@ -65,14 +65,14 @@ pub(super) enum Traffic {
         domain: Arc<dyn ProtectionDomain>,
         /// Most READs at a time.
         reads: u32,
-        /// This end.
-        end: End,
+        /// This side.
+        role: Role,
     },
 }
 
 /// An end of a connection of native calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum Role {
     /// The end that makes the calls.
     Client,
     /// The end that serves the calls.
@@ -91,7 +91,7 @@ impl Connection {
         traffic: Traffic,
     ) -> Arc<Self> {
         let changed = Arc::new(Notify::new());
-        let answers_callers = matches!(traffic, Traffic::Messages { end: End::Client, .. });
+        let answers_callers = matches!(traffic, Traffic::Messages { role: Role::Client, .. });
         let messages = match traffic {
             Traffic::Bytes => None,
             Traffic::Messages { domain, reads, .. } => {
@@ -102,7 +102,7 @@ impl Connection {
         Arc::new(Self {
             number: link.queue_pair.number(),
             answers_callers,
-            state: Mutex::new(State::new(link, protocol, limits, chooser, messages)),
+            state: Mutex::new(ConnectionState::new(link, protocol, limits, chooser, messages)),
             counters: Arc::default(),
             changed,
         })
@@ -230,7 +230,7 @@ impl Connection {
         if state.all_delivered() {
             return Poll::Ready(Ok(()));
         }
-        // A peer that has sent all its bytes, and has received all of ours, may leave while this end still reads.
+        // A peer that has sent all its bytes, and has received all of ours, may leave while this side still reads.
         if !(state.protocol.is_fin_received() && state.protocol.is_write_done()) {
             state.check_fault()?;
         }
@@ -311,12 +311,12 @@ impl Connection {
     }
 
     /// Calls `change`, does what is due, and carries out what follows from it without the lock.
-    fn settled(&self, change: impl FnOnce(&mut State)) {
-        let mut after = Aftermath::reused();
+    fn settled(&self, change: impl FnOnce(&mut ConnectionState)) {
+        let mut after = Deferred::reused();
         let mut state = lock(&self.state);
         change(&mut state);
         state.settle(&self.counters, &self.changed);
-        state.take_aftermath(&mut after);
+        state.take_deferred(&mut after);
         drop(state);
         after.carry_out();
         after.reuse();
@@ -361,7 +361,7 @@ impl Connection {
     }
 
     /// Ends the connection with `fault`; returns the error for the caller.
-    fn fail_with(&self, state: &mut State, fault: ConnectionFault) -> io::Error {
+    fn fail_with(&self, state: &mut ConnectionState, fault: ConnectionFault) -> io::Error {
         state.end(fault.clone(), &self.changed);
         state.settle(&self.counters, &self.changed);
         fault.into()
@@ -373,7 +373,7 @@ impl Participant for Connection {
         self.number
     }
 
-    fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Aftermath) {
+    fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Deferred) {
         let mut state = lock(&self.state);
         let now = state.clock.now();
         for completion in completions {
@@ -382,7 +382,7 @@ impl Participant for Connection {
             }
         }
         state.settle(&self.counters, &self.changed);
-        state.take_aftermath(after);
+        state.take_deferred(after);
         if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {
             state.published = now;
             self.counters.publish();
@@ -534,15 +534,15 @@ pub(crate) struct Carrier {
 }
 
 impl Member {
-    /// Adds the connection that `make` builds. `make` gets the key that the connection's work requests have to carry. `places` is
+    /// Adds the connection that `make` builds. `make` gets the key that the connection's work requests have to carry. `completions` is
     /// the number of requests that the connection may have posted at a time.
     pub(crate) fn new(
         reactor: Arc<Reactor>,
         queue: Arc<Queue>,
-        places: u32,
+        completions: u32,
         make: impl FnOnce(u32) -> Result<Arc<Connection>, ConnectionFault>,
     ) -> Result<Self, ConnectionFault> {
-        let (key, connection) = queue.add(places, make).map_err(ConnectionFault::local)??;
+        let (key, connection) = queue.add(completions, make).map_err(ConnectionFault::local)??;
         Ok(Self { connection, queue, key, reactor })
     }
 

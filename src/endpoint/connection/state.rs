@@ -9,7 +9,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::sync::Notify;
 
 use super::byte_stream::{ReadQuota, Shortage};
-use crate::endpoint::aftermath::Aftermath;
+use crate::endpoint::deferred::Deferred;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::{Link, WorkId, WorkKind};
@@ -22,7 +22,7 @@ use tonic_rdma_verbs::{CompletionStatus, WorkCompletion};
 
 /// The state of a connection. Reading and writing are in `byte_stream.rs`.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct ConnectionState {
     pub(super) protocol: protocol::Connection,
     pub(super) link: Link,
     /// The messages of a connection that carries messages; `None` for a byte stream.
@@ -41,7 +41,7 @@ pub(super) struct State {
     /// The task that waits until all bytes are delivered.
     pub(super) closer: Option<Waker>,
     /// The reason why nothing can be sent any more. The connection has not ended yet, because the queue may still have
-    /// completions of messages that the peer sent before: a peer may leave while this end acknowledges its last message.
+    /// completions of messages that the peer sent before: a peer may leave while this side acknowledges its last message.
     pub(super) lost: Option<ConnectionFault>,
     /// The reason why the connection ended early.
     pub(super) fault: Option<ConnectionFault>,
@@ -84,7 +84,7 @@ pub(crate) enum Stage {
     Finished,
 }
 
-impl State {
+impl ConnectionState {
     pub(super) fn new(
         link: Link,
         protocol: protocol::Connection,
@@ -169,10 +169,10 @@ impl State {
     ) -> Result<(), ConnectionFault> {
         /// Longest body of a control message.
         const BODY: usize = protocol::MAX_CONTROL_BODY;
-        let head = self.link.head::<{ Header::LENGTH }>(slot)?;
-        let header = Header::decode(&head).map_err(protocol::Violation::from)?;
+        let head = self.link.first_bytes::<{ Header::LENGTH }>(slot)?;
+        let header = Header::decode(&head).map_err(protocol::ProtocolViolation::from)?;
         if header.kind == MessageKind::Rts && self.messages.is_some() {
-            return Err(protocol::Violation::Offer.into());
+            return Err(protocol::ProtocolViolation::Rendezvous.into());
         }
         let mut body = [0; BODY];
         let mut body_length = 0;
@@ -209,7 +209,7 @@ impl State {
         }
         if self.messages.is_some() {
             let finished = self.stage() == Stage::Finished;
-            // A peer that has closed, and knows that this end has, may leave before its device has acknowledged our last message.
+            // A peer that has closed, and knows that this side has, may leave before its device has acknowledged our last message.
             let closed = self.protocol.is_read_closed() && self.protocol.is_write_done();
             let fault = self.fault.as_ref().filter(|fault| !(closed && fault.is_loss()));
             if let Some(messages) = &mut self.messages {
@@ -387,7 +387,7 @@ impl State {
         }
     }
 
-    /// Returns whether both directions are closed, the peer has all bytes that were written, and this end has read the
+    /// Returns whether both directions are closed, the peer has all bytes that were written, and this side has read the
     /// peer's last byte. After a fault no acknowledgement to the peer is needed, because none can be sent.
     pub(super) fn all_delivered(&self) -> bool {
         let over = match self.fault {
@@ -399,7 +399,7 @@ impl State {
 
     /// Moves the work for the thread that holds the lock to `after`: that of the messages, or for a byte stream the wakers of all tasks
     /// that can go on.
-    pub(super) fn take_aftermath(&mut self, after: &mut Aftermath) {
+    pub(super) fn take_deferred(&mut self, after: &mut Deferred) {
         if let Some(messages) = &mut self.messages {
             return after.append(&mut messages.after);
         }
@@ -417,11 +417,10 @@ impl State {
     }
 }
 
-/// A clock for what is measured in seconds. Its time may be some milliseconds old, and it costs a fraction of the exact one, which each
-/// message would have to wait for.
+/// A coarse clock, for timers that count in seconds. Each message reads it, so it must be cheap: its time is some milliseconds old at most.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
-    /// The system's coarse time at the last look at the exact clock, and the exact time then.
+    /// The system's coarse time when the exact clock was read last, and the exact time then.
     last: Option<(Timespec, Instant)>,
 }
 

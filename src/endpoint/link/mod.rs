@@ -189,11 +189,14 @@ impl Link {
     }
 
     /// Returns the first bytes of a received message.
-    pub(crate) fn head<const LENGTH: usize>(&self, slot: u32) -> Result<[u8; LENGTH], ConnectionFault> {
-        let mut head = [0; LENGTH];
+    pub(crate) fn first_bytes<const LENGTH: usize>(
+        &self,
+        slot: u32,
+    ) -> Result<[u8; LENGTH], ConnectionFault> {
+        let mut bytes = [0; LENGTH];
         let (block, start) = self.receives.slot(slot)?;
-        block.copy_out(start, &mut head).map_err(ConnectionFault::local)?;
-        Ok(head)
+        block.copy_out(start, &mut bytes).map_err(ConnectionFault::local)?;
+        Ok(bytes)
     }
 
     /// Fills `body` with the bytes after the header of a received message.

@@ -467,7 +467,7 @@ enum AttemptError {
 /// Sends a message from the device to itself, into a buffer whose domain is not that of the receiving queue pair.
 fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
     const MESSAGE: [u8; 8] = *b"separate";
-    const PATIENCE: Duration = Duration::from_secs(1);
+    const TIMEOUT: Duration = Duration::from_secs(1);
     let budget = Budget::new(1 << 20);
     let settings = || PoolSettings {
         access: Access::LOCAL_WRITE,
@@ -505,7 +505,7 @@ fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
     let operation = Operation::Send { data: Payload::Registered(&segments), immediate: None };
     sender.post_send(&[SendRequest { wr_id: 1, operation, signaled: true }])?;
 
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut completion = [WorkCompletion::EMPTY; 1];
     while Instant::now() < deadline {
         if completions.poll(&mut completion) == 0 {
@@ -526,7 +526,7 @@ fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
             return Ok(arrived == MESSAGE);
         }
     }
-    Err(AttemptError::Silent(PATIENCE))
+    Err(AttemptError::Silent(TIMEOUT))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  session ── drive ──▶ MessageEndpoint ── transmit ──▶ handler ── send, fetch ──▶ Sender      (under the connection's lock)
-//!  poller ── completions ──▶ connection ── receive, landed ──▶ handler ── wakers, runs ──▶ Aftermath
+//!  poller ── completions ──▶ connection ── receive, landed ──▶ handler ── wakers, runs ──▶ Deferred
 //!                                                                                          (carried out without a lock)
 //! ```
 //!
@@ -21,11 +21,11 @@ pub(in crate::endpoint) mod traffic;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crate::endpoint::aftermath::Run;
 use crate::endpoint::connection::Carrier;
+use crate::endpoint::deferred::Run;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::{Counters, RdmaConnectInfo};
-use crate::endpoint::polling::CallUnderWay;
+use crate::endpoint::polling::CallInFlight;
 use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
 
@@ -34,7 +34,7 @@ pub(crate) use self::traffic::{FetchError, MessageHandler, MessageSettings, Piec
 #[cfg(test)]
 pub(crate) use self::traffic::Exposed;
 
-/// A connection after a negotiation in which one end asked for native calls.
+/// A connection after a negotiation in which one side asked for native calls.
 #[derive(Debug)]
 pub(crate) enum Negotiated {
     /// A byte stream, over RDMA or TCP, for HTTP/2. Its [`RdmaConnectInfo::reason`] says why there are no native calls.
@@ -92,25 +92,28 @@ impl MessageEndpoint {
         self.carrier.connection.drive();
     }
 
-    /// Waits for `is_done` on this thread for a short time, if that pays and other tasks have another thread; looks at the completion
-    /// queue meanwhile. Returns whether `is_done` returned true; after that `is_done` is not called again. Returns false early if a look woke another task.
+    /// Waits for `is_done` on this thread for a short time, if that pays and other tasks have another thread, and polls the completion queue
+    /// meanwhile. Returns whether `is_done` returned true; after that `is_done` is not called again. Returns false early if a poll woke another task.
     ///
     /// A future calls this in each poll but its first. If the result is false, the future registers its waker, checks once more,
-    /// and returns `Pending`. In a current-thread runtime this looks once. It looks for some microseconds if a single call is under way that
-    /// has `begun` just now, and if the runtime polls when it is idle; then `is_done` may see what arrives only.
+    /// and returns `Pending`.
+    ///
+    /// A current-thread runtime has no other thread for other tasks, so this polls the queue once. If the runtime polls when it is idle,
+    /// this polls for some microseconds when only one call is in flight and that call has just `begun`. In that case `is_done` may take
+    /// only what has arrived already, and must not wait.
     pub(crate) fn spin(&self, begun: Option<Instant>, is_done: impl FnMut() -> bool) -> bool {
         self.carrier.reactor.wait_as_caller(&self.carrier.queue, begun, is_done)
     }
 
-    /// Looks at the completion queue once. Call this without any lock that the handler takes.
-    pub(crate) fn look(&self) {
+    /// Polls the completion queue once. Call this without any lock that the handler takes.
+    pub(crate) fn poll_queue(&self) {
         self.carrier.queue.poll();
     }
 
-    /// Notes that a call has begun, until the returned value is dropped. While other calls are under way, a caller whose answer has come
+    /// Notes that a call has begun, until the returned value is dropped. While other calls are in flight, a caller whose answer has come
     /// leaves the queue to the poll task.
-    pub(crate) fn begin_call(&self) -> CallUnderWay {
-        CallUnderWay::begin(&self.carrier.reactor)
+    pub(crate) fn begin_call(&self) -> CallInFlight {
+        CallInFlight::begin(&self.carrier.reactor)
     }
 
     /// Leaves work of the connection to a thread that [accepts](crate::endpoint::Accepting) calls.
@@ -125,7 +128,7 @@ impl MessageEndpoint {
         self.carrier.connection.close_messages();
     }
 
-    /// Ends the connection at once. The peer sees an abort with `code`, this end's handler `ended`.
+    /// Ends the connection at once. The peer sees an abort with `code`, this side's handler `ended`.
     pub(crate) fn abort(&self, code: AbortCode) {
         self.carrier.connection.abort(code, ConnectionFault::Closed);
     }

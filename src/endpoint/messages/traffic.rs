@@ -13,7 +13,7 @@ use foldhash::fast::RandomState;
 use slab::Slab;
 use tokio::sync::Notify;
 
-use crate::endpoint::aftermath::{Aftermath, Run};
+use crate::endpoint::deferred::{Deferred, Run};
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
@@ -33,15 +33,14 @@ pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
     ///
     /// # Errors
     /// The message breaks the rules of the call protocol.
-    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault>;
+    fn receive(&self, message: Bytes, after: &mut Deferred) -> Result<bool, ConnectionFault>;
 
-    /// Notes that a fetch is over: no READ of it is under way, so the peer may free its memory. `memory` is the content, or `None` for a
+    /// Notes that a fetch is over: no READ of it is in flight, so the peer may free its memory. `memory` is the content, or `None` for a
     /// fetch that was cancelled. The memory goes back to its pool when the last clone and slice of `memory` is dropped.
     ///
     /// # Errors
     /// The handler can't go on.
-    fn landed(&self, fetch: u64, memory: Option<Bytes>, after: &mut Aftermath)
-    -> Result<(), ConnectionFault>;
+    fn landed(&self, fetch: u64, memory: Option<Bytes>, after: &mut Deferred) -> Result<(), ConnectionFault>;
 
     /// Gives messages and fetches to `sender`, while it has room and the handler has some. The connection calls this function again
     /// after each [`drive`](super::MessageEndpoint::drive), after each group of completions (unless the group brought messages and
@@ -49,22 +48,22 @@ pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
     ///
     /// # Errors
     /// The handler can't go on, or an error of `sender`.
-    fn transmit(&self, sender: &mut Sender<'_>, after: &mut Aftermath) -> Result<(), ConnectionFault>;
+    fn transmit(&self, sender: &mut Sender<'_>, after: &mut Deferred) -> Result<(), ConnectionFault>;
 
     /// Notes that the peer sends no more messages. All messages of the peer have been received.
-    fn peer_finished(&self, after: &mut Aftermath);
+    fn peer_finished(&self, after: &mut Deferred);
 
     /// Notes that the connection has ended early. This is the last call, and the only one without the connection's lock. There is no
-    /// such call for a connection that both ends closed in good order: then [`peer_finished`](Self::peer_finished) was the last.
-    fn ended(&self, fault: &ConnectionFault, after: &mut Aftermath);
+    /// such call for a connection that both sides closed in good order: then [`peer_finished`](Self::peer_finished) was the last.
+    fn ended(&self, fault: &ConnectionFault, after: &mut Deferred);
 }
 
 /// Settings of a message connection, which its session chooses.
 #[derive(Clone, Debug)]
 pub(crate) struct MessageSettings {
-    /// Bytes that may lie in landed memory at a time: fetches under way, and memory that the application still holds.
+    /// Bytes that may lie in landed memory at a time: fetches in flight, and memory that the application still holds.
     pub(crate) landing_budget: u64,
-    /// The peer may read memory of pools for sending that this end offers, from where it lies. It then may read the whole slab of such
+    /// The peer may read memory of pools for sending that this side offers, from where it lies. It then may read the whole slab of such
     /// memory. Otherwise it is copied.
     pub(crate) expose: bool,
 }
@@ -81,7 +80,7 @@ pub(crate) struct Messages {
     /// Memory that short messages are copied into, one behind the other.
     inbox: BytesMut,
     /// Work for the thread that holds the lock, once it does not hold it any more.
-    pub(crate) after: Aftermath,
+    pub(crate) after: Deferred,
     /// The handler gave all that it had in its last turn.
     exhausted: bool,
     told_finished: bool,
@@ -97,7 +96,7 @@ struct Ending {
 
 impl Run for Ending {
     fn run(self: Arc<Self>) {
-        let mut after = Aftermath::default();
+        let mut after = Deferred::default();
         if let Some(fault) = &self.fault {
             self.handler.ended(fault, &mut after);
         }
@@ -125,7 +124,7 @@ impl Messages {
             memory: MessageMemory::new(domain, budget, changed),
             fetches: Fetches::new(reads),
             inbox: BytesMut::new(),
-            after: Aftermath::default(),
+            after: Deferred::default(),
             exhausted: true,
             told_finished: false,
         })
@@ -146,7 +145,7 @@ impl Messages {
         }
     }
 
-    /// Returns whether the handler had nothing more to send in its last turn, and no fetch is under way.
+    /// Returns whether the handler had nothing more to send in its last turn, and no fetch is in flight.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.exhausted && self.fetches.is_empty() && !self.fetches.has_over()
     }
@@ -183,7 +182,7 @@ impl Messages {
         }
         while let Some(part) = protocol.front() {
             let Part::Eager { slot, offset, length } = part else {
-                return Err(protocol::Violation::Offer.into());
+                return Err(protocol::ProtocolViolation::Rendezvous.into());
             };
             let (block, start) = link.receives.slot(slot.0)?;
             let range = start + offset..start + offset + length;
@@ -363,7 +362,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs under way are over,
+    /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs in flight are over,
     /// maybe at once after `transmit` has returned; until then the peer must keep its memory. Does nothing if the fetch has landed.
     pub(crate) fn cancel_fetch(&mut self, id: u64) {
         self.fetches.cancel(id);
@@ -437,8 +436,8 @@ struct Fetch {
 }
 
 impl Fetches {
-    /// Longest READ whose bytes a device, or the peer, brings beside the CPU of this end, and most of them at a time: together more than
-    /// a fast network has under way.
+    /// Longest READ whose bytes a device, or the peer, brings beside the CPU of this side, and most of them at a time: together more than
+    /// a fast network has in flight.
     const BESIDE: (u64, u32) = (256 << 10, 8);
     /// The same where a READ is a copy, made when it is posted, which delays messages for as long.
     const BY_COPY: (u64, u32) = (128 << 10, 1);
@@ -563,7 +562,7 @@ impl Fetches {
         !self.over.is_empty()
     }
 
-    /// Returns whether there is no fetch under way.
+    /// Returns whether there is no fetch in flight.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

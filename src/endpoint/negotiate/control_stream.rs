@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::local_end::Established;
+use super::local_side::Established;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::info::{ConnectionFacts, RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
@@ -23,14 +23,14 @@ pub(super) struct ControlStream {
     tcp: TcpStream,
     pub(super) received: BytesMut,
     /// Longest time for a message of the peer.
-    pub(super) patience: Duration,
+    pub(super) answer_timeout: Duration,
     journal: Arc<Journal>,
 }
 
 impl ControlStream {
-    pub(super) fn new(tcp: TcpStream, patience: Duration, journal: &Arc<Journal>) -> Self {
+    pub(super) fn new(tcp: TcpStream, answer_timeout: Duration, journal: &Arc<Journal>) -> Self {
         let received = BytesMut::with_capacity(1024);
-        Self { tcp, received, patience, journal: Arc::clone(journal) }
+        Self { tcp, received, answer_timeout, journal: Arc::clone(journal) }
     }
 
     pub(super) async fn send(&mut self, message: &Message) -> Result<(), NegotiationError> {
@@ -43,7 +43,7 @@ impl ControlStream {
 
     /// Receives the next message. Waits longer by `work`, the longest time of the work that the peer does first.
     pub(super) async fn receive_after(&mut self, work: Duration) -> Result<Message, NegotiationError> {
-        let patience = self.patience + work;
+        let limit = self.answer_timeout + work;
         let complete = async {
             loop {
                 match Message::decode(&self.received)? {
@@ -55,7 +55,7 @@ impl ControlStream {
                 }
             }
         };
-        timeout(patience, complete).await.unwrap_or(Err(NegotiationError::Silent(patience)))
+        timeout(limit, complete).await.unwrap_or(Err(NegotiationError::Silent(limit)))
     }
 
     /// Receives the peer's `Confirm`. Waits longer by `work`, the longest time of the work that the peer does first.
@@ -92,7 +92,7 @@ impl ControlStream {
         let device = established.device();
         let native = established.native;
         let mut reason = match established.queue_pair.local() {
-            // Long content needs no second copy if each end may read the other's memory.
+            // Long content needs no second copy if each side may read the other's memory.
             Some(local) if local.reads_by_copy() => {
                 format!("both ends have {device}, and read one another's memory")
             }

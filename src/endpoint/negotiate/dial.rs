@@ -13,10 +13,10 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::control_stream::ControlStream;
-use super::local_end::{Established, PeerEnd, Prepared, blocking};
+use super::local_side::{Established, PeerQueuePair, Prepared, blocking};
 use super::reach;
 use crate::endpoint::config::{Config, Policy};
-use crate::endpoint::connection::End;
+use crate::endpoint::connection::Role;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable, not_in_time, rdma_required, unreachable};
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
@@ -107,7 +107,7 @@ impl Dialer {
     pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, RdmaError> {
         match self.connect(host, port, false).await? {
             Negotiated::Stream(stream) => Ok(stream),
-            // The negotiation refuses a capability that this end did not ask for.
+            // The negotiation refuses a capability that this side did not ask for.
             Negotiated::Messages(endpoint) => {
                 let error = NegotiationError::OutOfTurn("native calls, which were not asked for");
                 drop(endpoint);
@@ -229,7 +229,7 @@ fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, RdmaErr
 /// The result of a negotiation.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// A connection over RDMA: a byte stream, or messages if this end asked for native calls and the server takes them.
+    /// A connection over RDMA: a byte stream, or messages if this side asked for native calls and the server takes them.
     Rdma(Negotiated),
     /// The TCP connection of the negotiation, and the reason why there is no RDMA.
     Tcp(EndpointStream, RdmaUnavailable),
@@ -248,7 +248,7 @@ pub(super) async fn negotiate(
     let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
     let prepared = blocking(move || Prepared::new(provider::open(&wanted, local, peer)?, &wanted)).await;
     let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
-    // Without a device the hello has no offer, but it identifies this end, and asks for TCP.
+    // Without a device the hello has no offer, but it identifies this side, and asks for TCP.
     let offers = prepared.iter().map(Prepared::offer).collect();
     let capabilities = if native { NATIVE_CALLS } else { 0 };
     let hello = ClientHello { identity: reach::local(), capabilities, offers };
@@ -268,10 +268,10 @@ pub(super) async fn negotiate(
             if taken & !capabilities != 0 {
                 return Err(NegotiationError::OutOfTurn("an answer with a capability not asked for"));
             }
-            let native = (taken & NATIVE_CALLS != 0).then_some(End::Client);
+            let native = (taken & NATIVE_CALLS != 0).then_some(Role::Client);
             let connected = match QueuePairAddress::new(queue_pair) {
                 Some(address) => {
-                    let peer = PeerEnd { address, receive_slots, slot_size };
+                    let peer = PeerQueuePair { address, receive_slots, slot_size };
                     blocking(move || prepared.connect(&peer, native)).await
                 }
                 None => Err(RdmaUnavailable::BadAddress),
@@ -282,7 +282,7 @@ pub(super) async fn negotiate(
     }
 }
 
-/// Sends the server the value that this end read in the server's memory, and checks the value that the server read here.
+/// Sends the server the value that this side read in the server's memory, and checks the value that the server read here.
 async fn finish(
     mut control: ControlStream,
     connected: Result<Established, RdmaUnavailable>,

@@ -13,28 +13,28 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{timeout, timeout_at};
 use tokio_stream::Stream;
 
+use super::client_slots::{ClientSlot, ClientSlots, SlotLost, Source, TooManyWaiters};
 use super::control_stream::ControlStream;
-use super::local_end::{Established, PeerEnd, Prepared, blocking};
-use super::places::{Lost, Place, Places, Source, TooManyWait};
+use super::local_side::{Established, PeerQueuePair, Prepared, blocking};
 use super::reach::{self, Devices, Reach};
 use crate::endpoint::config::{Config, Policy, Provider, StockClients};
-use crate::endpoint::connection::End;
+use crate::endpoint::connection::Role;
+use crate::endpoint::deferred::OwnedTask;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
-use crate::endpoint::owned_task::OwnedTask;
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
-    Answer, ClientHello, Confirm, HelloError, HostIdentity, MAGIC, Message, NATIVE_CALLS, Offer, ServerHello,
-    VERSION,
+    Answer, ClientHello, Confirm, DeviceOffer, HelloError, HostIdentity, MAGIC, Message, NATIVE_CALLS,
+    ServerHello, VERSION,
 };
 use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::memory::Budget;
 
 /// A stream of connections after their negotiation. Negotiations run at the same time, so that a slow or silent peer delays no
-/// other peer. If many clients say nothing, a new client takes the place of the client that has been silent for longest, of the
-/// address with most places. Dropping the listener closes the port.
+/// other peer. If many clients say nothing, a new client takes the slot of the client that has been silent for longest, of the
+/// address with most slots. Dropping the listener closes the port.
 ///
 /// ```
 /// use tokio::net::TcpListener;
@@ -60,19 +60,19 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Most negotiations at a time, and connections that wait for the stream. A new client takes the place of a silent one. If
+    /// Most negotiations at a time, and connections that wait for the stream. A new client takes the slot of a silent one. If
     /// there is none, new clients wait in the port's backlog.
     const NEGOTIATIONS: usize = 1024;
     /// Most negotiations that hold a queue pair and receive memory at a time, before the client has proved that it has a device.
     const PREPARATIONS: u64 = 64;
-    /// Time that a client has to answer over RDMA before another client may take its place.
+    /// Time that a client has to answer over RDMA before another client may take its slot.
     pub(super) const PROOF: Duration = Duration::from_millis(250);
-    /// Most clients that wait for a place to prepare their connection over RDMA. One source has half of them.
+    /// Most clients that wait for a slot to prepare their connection over RDMA. One source has half of them.
     const WAITING_FOR_PREPARATION: usize = 320;
     /// Most connections that wait until the stream is polled.
     const WAITING: usize = 1024;
 
-    /// Takes over a listening socket. [`Dialer::new`](crate::Dialer::new) has an example of both ends.
+    /// Takes over a listening socket. [`Dialer::new`](crate::Dialer::new) has an example of both sides.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -130,7 +130,7 @@ impl Stream for Listener {
         loop {
             match ready!(self.connections.poll_recv(context)) {
                 Some(Negotiated::Stream(stream)) => return Poll::Ready(Some(stream)),
-                // Only a listener that takes native calls makes such connections, and its owner does not use this stream.
+                // Only a listener that accepts native calls makes such connections, and its owner does not use this stream.
                 Some(Negotiated::Messages(_)) => {}
                 None => return Poll::Ready(None),
             }
@@ -148,9 +148,9 @@ async fn accept(
     const PAUSE: Duration = Duration::from_millis(50);
     let config = Arc::new(config);
     let journal = Arc::<Journal>::default();
-    let negotiations = Places::new(Listener::NEGOTIATIONS, Duration::ZERO, 2);
+    let negotiations = ClientSlots::new(Listener::NEGOTIATIONS, Duration::ZERO, 2);
     let preparations =
-        Places::shared(preparations(&config), Listener::PROOF, Listener::WAITING_FOR_PREPARATION);
+        ClientSlots::shared(preparations(&config), Listener::PROOF, Listener::WAITING_FOR_PREPARATION);
     loop {
         let (tcp, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -161,14 +161,14 @@ async fn accept(
             }
         };
         let source = Source::from(peer.ip());
-        let Ok(place) = negotiations.take(source).await else { continue };
+        let Ok(slot) = negotiations.take(source).await else { continue };
         let (config, journal, connections) = (Arc::clone(&config), Arc::clone(&journal), connections.clone());
         let preparations = Arc::clone(&preparations);
         let native = native.clone();
         tokio::spawn(async move {
-            let guest = Guest { source, place: &place, preparations: &preparations };
+            let client = AdmittedClient { source, slot: &slot, preparations: &preparations };
             let negotiated = tokio::select! {
-                negotiated = negotiate(tcp, &config, &journal, guest, &native) => negotiated,
+                negotiated = negotiate(tcp, &config, &journal, client, &native) => negotiated,
                 () = connections.closed() => return,
             };
             match negotiated {
@@ -178,8 +178,8 @@ async fn accept(
                 }
                 Err(error) => journal.refused(peer, &error),
             }
-            // Held until the connection was taken, because the places also bound the connections that wait.
-            drop(place);
+            // Held until the connection was taken, because the slots also bound the connections that wait.
+            drop(slot);
         });
     }
 }
@@ -192,30 +192,30 @@ fn preparations(config: &Config) -> usize {
     (share / each.max(1)).clamp(1, Listener::PREPARATIONS) as usize
 }
 
-/// A client of a listener, and the places that it shares with other clients.
+/// A client of a listener, and the slots that it shares with other clients.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Guest<'a> {
+pub(super) struct AdmittedClient<'a> {
     pub(super) source: Source,
-    /// The place among all negotiations.
-    pub(super) place: &'a Place,
-    /// The places of negotiations that hold a queue pair and receive memory.
-    pub(super) preparations: &'a Arc<Places>,
+    /// The slot among all negotiations.
+    pub(super) slot: &'a ClientSlot,
+    /// The slots of negotiations that hold a queue pair and receive memory.
+    pub(super) preparations: &'a Arc<ClientSlots>,
 }
 
-/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this end takes native
+/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this side takes native
 /// calls, once that is known.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
-    guest: Guest<'_>,
+    client: AdmittedClient<'_>,
     native: &watch::Receiver<Option<bool>>,
 ) -> Result<Negotiated, NegotiationError> {
     tcp.set_nodelay(true)?;
-    // One handshake timeout each for the client's first message, for this end's work, and for the client's answer.
+    // One handshake timeout each for the client's first message, for this side's work, and for the client's answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
     let control = ControlStream::new(tcp, config.handshake_timeout, journal);
-    timeout(whole, Negotiation { config, guest, native }.run(control))
+    timeout(whole, Negotiation { config, client, native }.run(control))
         .await
         .unwrap_or(Err(NegotiationError::Silent(whole)))
 }
@@ -233,8 +233,8 @@ enum First {
 #[derive(Clone, Copy, Debug)]
 struct Negotiation<'a> {
     config: &'a Config,
-    guest: Guest<'a>,
-    /// Whether this end takes native calls, once that is known.
+    client: AdmittedClient<'a>,
+    /// Whether this side accepts native calls, once that is known.
     native: &'a watch::Receiver<Option<bool>>,
 }
 
@@ -242,7 +242,7 @@ impl Negotiation<'_> {
     async fn run(self, mut control: ControlStream) -> Result<Negotiated, NegotiationError> {
         let stock = match self.listen(&mut control).await? {
             First::Hello(hello) => {
-                self.guest.place.works().map_err(|Lost| NegotiationError::Displaced)?;
+                self.client.slot.works().map_err(|SlotLost| NegotiationError::Displaced)?;
                 return self.answer(control, hello).await;
             }
             First::Version(seen) => {
@@ -270,20 +270,20 @@ impl Negotiation<'_> {
         }
     }
 
-    /// Waits for the client's first message, until its time is over or a new client needs the place.
+    /// Waits for the client's first message, until its time is over or a new client needs the slot.
     async fn listen(self, control: &mut ControlStream) -> Result<First, NegotiationError> {
-        let patience = control.patience;
-        self.guest.place.waits();
+        let limit = control.answer_timeout;
+        self.client.slot.waits();
         let end = tokio::select! {
             biased;
-            first = timeout(patience, first_message(control, self.config.stock_clients)) => match first {
+            first = timeout(limit, first_message(control, self.config.stock_clients)) => match first {
                 Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))) if control.received.is_empty() => {
                     return Err(NegotiationError::Nothing);
                 }
                 Ok(first) => return first,
-                Err(_) => NegotiationError::Silent(patience),
+                Err(_) => NegotiationError::Silent(limit),
             },
-            () = self.guest.place.lost() => NegotiationError::Displaced,
+            () = self.client.slot.lost() => NegotiationError::Displaced,
         };
         match (self.config.stock_clients, sniff(&control.received)) {
             // A client of another protocol may wait for the server to speak first.
@@ -299,9 +299,9 @@ impl Negotiation<'_> {
     ) -> Result<Negotiated, NegotiationError> {
         let accepted = tokio::select! {
             biased;
-            accepted = self.accept(hello, control.patience) => accepted,
+            accepted = self.accept(hello, control.answer_timeout) => accepted,
             // The client gets an answer, because it would take a server that hangs up without one for a stock server.
-            () = self.guest.place.lost() => Err(RdmaUnavailable::Crowded(self.guest.preparations.limit())),
+            () = self.client.slot.lost() => Err(RdmaUnavailable::Crowded(self.client.preparations.limit())),
             () = control.hung_up() => return Err(NegotiationError::Closed),
         };
         match accepted {
@@ -313,40 +313,40 @@ impl Negotiation<'_> {
         }
     }
 
-    /// Connects to the first offer that this end can accept, one after the other, within `patience`. The client waits no longer.
-    async fn accept(self, hello: ClientHello, patience: Duration) -> Result<Accepted, RdmaUnavailable> {
+    /// Connects to the first offer that this side can accept, one after the other, within `limit`. The client waits no longer.
+    async fn accept(self, hello: ClientHello, limit: Duration) -> Result<Accepted, RdmaUnavailable> {
         if self.config.policy == Policy::TcpOnly {
             return Err(RdmaUnavailable::TcpOnly);
         }
         if hello.offers.is_empty() {
             return Err(RdmaUnavailable::NothingOffered);
         }
-        let until = Instant::now() + patience;
+        let until = Instant::now() + limit;
         let asked = hello.capabilities & NATIVE_CALLS != 0;
-        let native = (asked && self.takes_native_calls(patience / 4).await).then_some(End::Server);
+        let native = (asked && self.takes_native_calls(limit / 4).await).then_some(Role::Server);
         let (mut devices, mut reasons) = (Devices::default(), Vec::new());
         let accepted = timeout_at(until.into(), async {
             for (offer, number) in hello.offers.iter().zip(0..) {
-                match self.accept_offer(offer, &hello.identity, native, &mut devices, patience / 2).await {
-                    Ok((established, place)) => return Ok(Accepted { established, offer: number, place }),
+                match self.accept_offer(offer, &hello.identity, native, &mut devices, limit / 2).await {
+                    Ok((established, slot)) => return Ok(Accepted { established, offer: number, slot }),
                     Err(reason @ RdmaUnavailable::Crowded(_)) => return Err(reason),
                     Err(reason) => reasons.push(reason),
                 }
             }
             Err(RdmaUnavailable::NoOfferFits(reasons))
         });
-        accepted.await.unwrap_or(Err(RdmaUnavailable::TooSlow(patience)))
+        accepted.await.unwrap_or(Err(RdmaUnavailable::TooSlow(limit)))
     }
 
-    /// Connects to one offer. Waits for a place for at most `patience`.
+    /// Connects to one offer. Waits for a slot for at most `limit`.
     async fn accept_offer(
         self,
-        offer: &Offer,
+        offer: &DeviceOffer,
         client: &HostIdentity,
-        native: Option<End>,
+        native: Option<Role>,
         devices: &mut Devices,
-        patience: Duration,
-    ) -> Result<(Established, Place), RdmaUnavailable> {
+        limit: Duration,
+    ) -> Result<(Established, ClientSlot), RdmaUnavailable> {
         let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(self.config));
         let Some(provider) = provider else {
             return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));
@@ -354,34 +354,34 @@ impl Negotiation<'_> {
         if provider == Provider::Soft {
             reach::check(&reach::local(), client, Reach::of_this_process())?;
         }
-        let peer = PeerEnd {
+        let peer = PeerQueuePair {
             address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or(RdmaUnavailable::BadAddress)?,
             receive_slots: offer.receive_slots,
             slot_size: offer.slot_size,
         };
-        let Guest { source, place: negotiation, preparations } = self.guest;
+        let AdmittedClient { source, slot: negotiation, preparations } = self.client;
         let crowded = || RdmaUnavailable::Crowded(preparations.limit());
         // This is the client's time, and costs neither a thread nor memory.
         negotiation.waits_for(Listener::PROOF);
         let owner = devices.ask(provider, &peer.address).await;
-        negotiation.works().map_err(|Lost| crowded())?;
+        negotiation.works().map_err(|SlotLost| crowded())?;
         let source = owner?.map_or(source, |owner| source.with_owner(owner));
-        let place = timeout(patience, preparations.take(source)).await;
-        let place = place.map_err(|_| crowded())?.map_err(|TooManyWait| crowded())?;
+        let slot = timeout(limit, preparations.take(source)).await;
+        let slot = slot.map_err(|_| crowded())?.map_err(|TooManyWaiters| crowded())?;
         let config = self.config.clone();
         blocking(move || {
             let connected =
                 Prepared::new(provider::open_device(provider, &config)?, &config)?.connect(&peer, native)?;
-            // The place is held until here, because this work goes on if its negotiation ends.
-            Ok((connected, place))
+            // The slot is held until here, because this work goes on if its negotiation ends.
+            Ok((connected, slot))
         })
         .await
     }
 
-    /// Returns whether this end takes native calls. A program listens before it serves, so this waits a moment until it serves.
-    async fn takes_native_calls(self, patience: Duration) -> bool {
+    /// Returns whether this side accepts native calls. A program listens before it serves, so this waits a moment until it serves.
+    async fn takes_native_calls(self, limit: Duration) -> bool {
         let mut known = self.native.clone();
-        let known = timeout(patience, known.wait_for(Option::is_some)).await;
+        let known = timeout(limit, known.wait_for(Option::is_some)).await;
         known.is_ok_and(|known| known.is_ok_and(|native| *native == Some(true)))
     }
 
@@ -390,7 +390,7 @@ impl Negotiation<'_> {
         mut control: ControlStream,
         accepted: Accepted,
     ) -> Result<Negotiated, NegotiationError> {
-        let Accepted { established, offer, place } = accepted;
+        let Accepted { established, offer, slot } = accepted;
         let answer = Answer::Accept {
             offer,
             queue_pair: established.queue_pair.local_address().as_bytes().to_vec(),
@@ -399,20 +399,20 @@ impl Negotiation<'_> {
             capabilities: if established.native { NATIVE_CALLS } else { 0 },
         };
         control.send(&Message::ServerHello(ServerHello { answer })).await?;
-        place.waits();
+        slot.waits();
         let read = tokio::select! {
             biased;
             read = control.receive_confirm(Established::CONNECTING) => read?,
-            () = place.lost() => {
+            () = slot.lost() => {
                 // The offer is taken back, and the connection goes on over TCP once the client has answered the offer.
-                drop((established, place));
-                self.guest.place.waits();
+                drop((established, slot));
+                self.client.slot.waits();
                 let read = tokio::select! {
                     biased;
                     read = control.receive_confirm(Established::CONNECTING) => read?,
-                    () = self.guest.place.lost() => return Err(NegotiationError::Displaced),
+                    () = self.client.slot.lost() => return Err(NegotiationError::Displaced),
                 };
-                let reason = RdmaUnavailable::Crowded(self.guest.preparations.limit());
+                let reason = RdmaUnavailable::Crowded(self.client.preparations.limit());
                 return self.give_up(control, &read, reason).await;
             }
         };
@@ -451,14 +451,14 @@ impl Negotiation<'_> {
     }
 }
 
-/// An offer of the client that this end has connected to.
+/// An offer of the client that this side has connected to.
 #[derive(Debug)]
 struct Accepted {
     established: Established,
     /// The number of the offer.
     offer: u8,
-    /// The place for the queue pair and its memory, until the client has proved that it has connected too.
-    place: Place,
+    /// The slot for the queue pair and its memory, until the client has proved that it has connected too.
+    slot: ClientSlot,
 }
 
 /// Reads until the bytes show the kind of client, and the whole hello of a client of this crate.

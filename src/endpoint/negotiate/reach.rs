@@ -191,7 +191,7 @@ mod tests {
         });
     }
 
-    /// A process has one software device, so a client that names several ones doesn't make this end wait for each of them.
+    /// A process has one software device, so a client that names several ones doesn't make this side wait for each of them.
     #[test]
     fn a_client_has_one_device() {
         Runtime::CurrentThread.run(async {

@@ -1,7 +1,7 @@
-//! Futures that look at a completion queue themselves while they wait for the answer to a call, and threads that poll the queues themselves.
+//! Futures that poll a completion queue themselves while they wait for the answer to a call, and threads that poll the queues themselves.
 //!
-//! One thread of a runtime does so at a time, so that the other workers serve tasks, timers and sockets. Meanwhile the poll task looks
-//! from time to time only, and the queues are not armed. When the caller stops although a future waits or other calls are under way, the
+//! One thread of a runtime does so at a time, so that the other workers serve tasks, timers and sockets. Meanwhile the poll task polls
+//! from time to time only, and the queues are not armed. When the caller stops although a future waits or other calls are in flight, the
 //! poll task takes over. When it stops because the answer to the only call has come, and nothing else can arrive, the queues stay as they are:
 //! the next call usually comes at once, and otherwise the poll task arms them within some milliseconds.
 
@@ -16,21 +16,21 @@ use super::reactor::Reactor;
 /// The callers of one reactor.
 #[derive(Debug)]
 pub(super) struct Callers {
-    /// The pace of the caller that looks; locked while one looks.
+    /// The pace of the caller that polls; locked while one polls.
     pace: Mutex<Pace>,
-    /// A caller is looking.
-    looking: AtomicBool,
-    /// A caller has looked since the poll task asked last.
-    looked: AtomicBool,
-    /// A future waits that does not look itself.
+    /// A caller is polling.
+    polling: AtomicBool,
+    /// A caller has polled since the poll task asked last.
+    polled: AtomicBool,
+    /// A future waits that does not poll itself.
     waiting: AtomicBool,
-    /// Calls under way.
+    /// Calls in flight.
     calls: AtomicUsize,
     /// Threads that poll themselves for a while.
     own_polling: AtomicUsize,
 }
 
-/// The right to look, until dropped.
+/// The right to poll, until dropped.
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
     callers: &'a Callers,
@@ -38,36 +38,36 @@ pub(super) struct Turn<'a> {
 }
 
 impl Callers {
-    /// Makes the callers of a reactor, each of which looks for `longest` at most.
+    /// Makes the callers of a reactor, each of which polls for `longest` at most.
     pub(super) fn new(longest: Duration) -> Self {
         Self {
             pace: Mutex::new(Pace::new(longest)),
-            looking: AtomicBool::new(false),
-            looked: AtomicBool::new(false),
+            polling: AtomicBool::new(false),
+            polled: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
             calls: AtomicUsize::new(0),
             own_polling: AtomicUsize::new(0),
         }
     }
 
-    /// Returns the right to look; `None` while another caller has it.
+    /// Returns the right to poll; `None` while another caller has it.
     pub(super) fn begin(&self) -> Option<Turn<'_>> {
         let pace = self.pace.try_lock().ok()?;
-        self.looking.store(true, Ordering::SeqCst);
-        self.looked.store(true, Ordering::SeqCst);
+        self.polling.store(true, Ordering::SeqCst);
+        self.polled.store(true, Ordering::SeqCst);
         Some(Turn { callers: self, pace })
     }
 
-    /// Notes that an answer came that no caller was looking for.
+    /// Notes that an answer came that no caller was polling for.
     pub(super) fn arrived(&self) {
         if let Ok(mut pace) = self.pace.try_lock() {
             pace.arrived(Instant::now());
         }
     }
 
-    /// Returns whether a caller is looking, or a thread polls itself.
-    pub(super) fn is_looking(&self) -> bool {
-        self.looking.load(Ordering::SeqCst) || self.is_own_polled()
+    /// Returns whether a caller is polling, or a thread polls itself.
+    pub(super) fn is_polling(&self) -> bool {
+        self.polling.load(Ordering::SeqCst) || self.is_own_polled()
     }
 
     /// Returns whether a thread polls itself.
@@ -75,40 +75,40 @@ impl Callers {
         self.own_polling.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns whether a caller has looked since the last call of this function, and left nothing to the poll task.
-    pub(super) fn have_looked(&self) -> bool {
-        self.looked.swap(false, Ordering::SeqCst) && !self.waiting.load(Ordering::SeqCst)
+    /// Returns whether a caller has polled since the last call of this function, and left nothing to the poll task.
+    pub(super) fn have_polled(&self) -> bool {
+        self.polled.swap(false, Ordering::SeqCst) && !self.waiting.load(Ordering::SeqCst)
     }
 
-    /// Notes that a future waits that does not look itself.
+    /// Notes that a future waits that does not poll itself.
     pub(super) fn wait(&self) {
         self.waiting.store(true, Ordering::SeqCst);
     }
 
-    /// Ends a caller's turn, and returns whether the poll task has to take over: a future waits, or other calls are under way.
+    /// Ends a caller's turn, and returns whether the poll task has to take over: a future waits, or other calls are in flight.
     /// `always`: something else may arrive, too.
     pub(super) fn hand_over(&self, turn: Turn<'_>, always: bool) -> bool {
         drop(turn);
         let waiting = self.waiting.load(Ordering::SeqCst) && self.waiting.swap(false, Ordering::SeqCst);
         let takes_over = waiting || always || self.calls.load(Ordering::SeqCst) > 1;
         if takes_over {
-            // The poll task looks with its next step.
-            self.looked.store(false, Ordering::SeqCst);
+            // The poll task polls with its next step.
+            self.polled.store(false, Ordering::SeqCst);
         }
         takes_over
     }
 
-    /// Returns whether one call is under way.
+    /// Returns whether one call is in flight.
     pub(super) fn is_single_call(&self) -> bool {
         self.calls.load(Ordering::Relaxed) == 1
     }
 }
 
-/// A call of this process that is under way, whose future may look at a queue, until this is dropped.
+/// A call of this process in flight, whose future may poll a queue, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct CallUnderWay(Arc<Reactor>);
+pub(crate) struct CallInFlight(Arc<Reactor>);
 
-impl CallUnderWay {
+impl CallInFlight {
     /// Notes that a call has begun.
     pub(crate) fn begin(reactor: &Arc<Reactor>) -> Self {
         reactor.callers.calls.fetch_add(1, Ordering::SeqCst);
@@ -116,20 +116,20 @@ impl CallUnderWay {
     }
 }
 
-impl Drop for CallUnderWay {
+impl Drop for CallInFlight {
     fn drop(&mut self) {
         self.0.callers.calls.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 /// A thread polls the queues of a reactor itself, until this is dropped. Meanwhile the queues are not armed, so that arrivals and
-/// completions wake no other thread, and the poll task looks once in a millisecond only.
+/// completions wake no other thread, and the poll task polls once in a millisecond only.
 #[derive(Debug)]
 #[must_use = "the poll task takes over when this is dropped"]
 pub struct OwnPolling(Arc<Reactor>);
 
 impl OwnPolling {
-    /// Begins. The thread has to poll until it drops the result, or to be content with a look in each millisecond.
+    /// Begins. The thread has to poll until it drops the result, or to be content with a poll in each millisecond.
     pub fn of(reactor: &Arc<Reactor>) -> Self {
         reactor.callers.own_polling.fetch_add(1, Ordering::SeqCst);
         // If the poll task is in a step, it may arm the queues once more. Then the first event wakes it, and it does not arm them again.
@@ -153,15 +153,15 @@ impl Drop for OwnPolling {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.callers.looking.store(false, Ordering::SeqCst);
+        self.callers.polling.store(false, Ordering::SeqCst);
     }
 }
 
 /// Decides whether a future waits, and learns from the waits before.
 ///
-/// If the runtime's thread has nothing else to do, a future that waits for an answer spares the way through the scheduler: it looks at the
+/// If the runtime's thread has nothing else to do, a future that waits for an answer spares the way through the scheduler: it polls the
 /// queue itself for some microseconds. Otherwise the future would return `Pending`, the runtime would ask the system for events, and its
-/// hook would look at the queue.
+/// hook would poll the queue.
 ///
 /// Only one thread uses this at a time, that of the runtime, so no operation has to be atomic with another.
 #[derive(Debug, Default)]
@@ -204,18 +204,18 @@ impl ShortWaits {
         now.saturating_duration_since(begun) <= Self::ALONE
     }
 
-    /// Looks from `start` on until `is_done` (true). Returns false when the time is over, or when a look has made other tasks ready. Calls
-    /// `is_done` after looks that found something, and with each look at the clock: another thread may have looked, too.
+    /// Polls from `start` on until `is_done` (true). Returns false when the time is over, or when a poll has made other tasks ready. Calls
+    /// `is_done` after polls that found something, and with each reading of the clock: another thread may have polled, too.
     pub(super) fn wait(
         &self,
         start: Instant,
-        mut look: impl FnMut() -> Polled,
+        mut poll: impl FnMut() -> Polled,
         mut is_done: impl FnMut() -> bool,
     ) -> bool {
         const LOOKS_PER_CLOCK: usize = 16;
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
-                let polled = look();
+                let polled = poll();
                 if polled.completions > 0 {
                     if is_done() {
                         return self.note_answer();
@@ -266,10 +266,10 @@ mod tests {
         let callers = Callers::new(Duration::from_micros(120));
         callers.calls.store(1, Ordering::SeqCst);
         let turn = callers.begin().unwrap();
-        assert!(callers.is_looking());
+        assert!(callers.is_polling());
         callers.wait();
         assert!(callers.hand_over(turn, false), "a future waits");
-        assert!(!callers.is_looking() && !callers.have_looked(), "nothing else would look at the queue");
+        assert!(!callers.is_polling() && !callers.have_polled(), "nothing else would poll the queue");
     }
 
     #[tokio::test]
@@ -279,9 +279,9 @@ mod tests {
         let callers = &reactor.callers;
         let (first, second) = (OwnPolling::of(&reactor), OwnPolling::of(&reactor));
         drop(first);
-        assert!(callers.is_looking() && callers.is_own_polled(), "one is left");
+        assert!(callers.is_polling() && callers.is_own_polled(), "one is left");
         drop(second);
-        assert!(!callers.is_looking() && !callers.is_own_polled());
+        assert!(!callers.is_polling() && !callers.is_own_polled());
     }
 
     #[test]
@@ -290,13 +290,13 @@ mod tests {
         callers.calls.store(1, Ordering::SeqCst);
         let turn = callers.begin().unwrap();
         assert!(!callers.hand_over(turn, false));
-        assert!(callers.have_looked());
-        assert!(!callers.have_looked(), "no caller came since");
+        assert!(callers.have_polled());
+        assert!(!callers.have_polled(), "no caller came since");
         // Other calls wait for their answers.
         callers.calls.store(2, Ordering::SeqCst);
         let turn = callers.begin().unwrap();
         assert!(callers.hand_over(turn, false));
-        assert!(!callers.have_looked());
+        assert!(!callers.have_polled());
     }
 }
 
@@ -318,18 +318,18 @@ mod short_waits_tests {
     fn a_wait_ends_with_the_answer() {
         let waits = ShortWaits::new(LIMIT);
         assert!(begins(&waits) && !waits.take_answered());
-        let mut looks = 0;
-        let look = || {
-            looks += 1;
-            Polled { completions: usize::from(looks % 5 == 0), ..Polled::default() }
+        let mut polls = 0;
+        let poll = || {
+            polls += 1;
+            Polled { completions: usize::from(polls % 5 == 0), ..Polled::default() }
         };
         let mut asked = 0;
         let far = Instant::now() + Duration::from_secs(3600);
-        assert!(waits.wait(far, look, || {
+        assert!(waits.wait(far, poll, || {
             asked += 1;
             asked == 2
         }));
-        assert_eq!((looks, asked), (10, 2), "nothing has changed after looks that found nothing");
+        assert_eq!((polls, asked), (10, 2), "nothing has changed after polls that found nothing");
         assert!(waits.take_answered() && !waits.take_answered());
     }
 

@@ -1,7 +1,7 @@
 //! Polling: completion queues, and the threads and tasks that poll them.
 //!
 //! This module has the completion queues of each runtime (`Reactor`, `Queue`), and decides how long to spin before a sleep
-//! (`Pace`). It does not look into messages: completions go to the `Participant` that posted the request.
+//! (`Pace`). It does not read messages: completions go to the `Participant` that posted the request.
 
 mod callers;
 mod pace;
@@ -9,7 +9,7 @@ mod pollers;
 mod queue;
 mod reactor;
 
-pub(crate) use callers::CallUnderWay;
+pub(crate) use callers::CallInFlight;
 pub use callers::OwnPolling;
 pub use pace::{Observation, Pace};
 pub(crate) use pollers::{Accepting, this_thread};

@@ -28,7 +28,7 @@ pub struct Pace {
     missed: bool,
 }
 
-/// The result of one look while spinning.
+/// The result of one poll while spinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Observation {
     /// Nothing has arrived.
@@ -43,7 +43,7 @@ impl Pace {
     /// Shortest spin. After a spin the queue has to be armed again, so a shorter spin is not worth its cost.
     const SHORTEST: Duration = Duration::from_micros(20);
     /// A yield that takes longer than this shows a crowded core: another thread keeps the core for a time slice. Threads that
-    /// take turns, such as those of both ends, keep the core for a shorter time.
+    /// take turns, such as those of both sides, keep the core for a shorter time.
     const CROWDED: Duration = Duration::from_micros(1000);
     /// Shortest and longest time between two yields. Between these limits, yields take a fortieth of the time at most. On an
     /// emulated machine a yield takes microseconds.
@@ -97,11 +97,11 @@ impl Pace {
         (self.last_arrival, self.missed) = (None, false);
     }
 
-    /// Calls `look` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls `begin` before the
-    /// first look, unless the budget is zero.
+    /// Calls `poll` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls `begin` before the
+    /// first poll, unless the budget is zero.
     #[inline]
-    pub fn spin(&mut self, begin: impl FnOnce(), look: impl FnMut() -> Observation) -> bool {
-        self.spin_by(Instant::now, begin, look)
+    pub fn spin(&mut self, begin: impl FnOnce(), poll: impl FnMut() -> Observation) -> bool {
+        self.spin_by(Instant::now, begin, poll)
     }
 
     /// As [`spin`](Self::spin), by the clock `now`.
@@ -110,7 +110,7 @@ impl Pace {
         &mut self,
         mut now: impl FnMut() -> Instant,
         begin: impl FnOnce(),
-        mut look: impl FnMut() -> Observation,
+        mut poll: impl FnMut() -> Observation,
     ) -> bool {
         const LOOKS_PER_CLOCK: usize = 16;
         let mut start = now();
@@ -122,7 +122,7 @@ impl Pace {
         let mut last_yield = start;
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
-                let observation = look();
+                let observation = poll();
                 if observation != Observation::Nothing {
                     let arrival = now();
                     self.arrived(arrival);
@@ -133,13 +133,13 @@ impl Pace {
                 }
                 std::hint::spin_loop();
             }
-            let looked = now();
-            if looked - start >= budget {
+            let polled = now();
+            if polled - start >= budget {
                 self.missed();
                 return false;
             }
-            if looked - last_yield > self.yield_every() {
-                last_yield = self.yield_core_by(&mut now, looked);
+            if polled - last_yield > self.yield_every() {
+                last_yield = self.yield_core_by(&mut now, polled);
                 if self.budget(last_yield).is_zero() {
                     return false;
                 }
@@ -227,8 +227,8 @@ pub(super) enum Spun {
 
 /// What one spin has found so far.
 ///
-/// A woken task ends the spin. Work that a look ran may have made tasks ready, which this thread can't know. So the spin goes on for a short
-/// time only: the next work often comes at once. READs of a large transfer may complete with each look, without a task to wake, and
+/// A woken task ends the spin. Work that a poll ran may have made tasks ready, which this thread can't know. So the spin goes on for a short
+/// time only: the next work often comes at once. READs of a large transfer may complete with each poll, without a task to wake, and
 /// the tasks must not wait for its end either.
 #[derive(Debug, Default)]
 pub(super) struct Spin {
@@ -238,7 +238,7 @@ pub(super) struct Spin {
     ran: Option<Instant>,
     /// The spin ends because of its time.
     is_over: bool,
-    looks: u32,
+    polls: u32,
 }
 
 impl Spin {
@@ -246,10 +246,10 @@ impl Spin {
     const NEXT: Duration = Duration::from_micros(8);
     /// Longest time from the first arrival on.
     const MOST: Duration = Duration::from_micros(60);
-    /// Looks without an arrival for each look at the clock.
-    const LOOKS: u32 = 8;
+    /// Polls without an arrival for each reading of the clock.
+    const POLLS: u32 = 8;
 
-    /// Takes the result of a look. `now` is the clock.
+    /// Takes the result of a poll. `now` is the clock.
     pub(super) fn found(&mut self, polled: Polled, now: impl FnOnce() -> Instant) -> Observation {
         if polled.woken > 0 {
             return Observation::Wanted;
@@ -257,8 +257,8 @@ impl Spin {
         if !polled.has_arrivals() {
             // Without work of this spin, its budget is the bound.
             let Some(last) = self.ran else { return Observation::Nothing };
-            self.looks = self.looks.wrapping_add(1);
-            if self.looks.is_multiple_of(Self::LOOKS) {
+            self.polls = self.polls.wrapping_add(1);
+            if self.polls.is_multiple_of(Self::POLLS) {
                 let now = now();
                 self.is_over = now - last > Self::NEXT || self.is_long(now);
             }
@@ -278,7 +278,7 @@ impl Spin {
         now - *self.first.get_or_insert(now) > Self::MOST
     }
 
-    /// Returns the end of the spin. `wanted` says that the last look ended it.
+    /// Returns the end of the spin. `wanted` says that the last poll ended it.
     pub(super) fn end(&self, wanted: bool) -> Spun {
         match (wanted, self.is_over || self.ran.is_some()) {
             (_, true) => Spun::Ran,
@@ -426,20 +426,20 @@ mod tests {
             readings.set(readings.get() + 1);
             start + Duration::from_micros(readings.get())
         };
-        let mut looks = 0;
+        let mut polls = 0;
         assert!(pace.spin_by(
             now,
             || (),
             || {
-                looks += 1;
-                match looks {
+                polls += 1;
+                match polls {
                     100 => Observation::Wanted,
                     50 => Observation::Arrival,
                     _ => Observation::Nothing,
                 }
             }
         ));
-        assert_eq!(looks, 100);
+        assert_eq!(polls, 100);
         let (before, budget) = (readings.get(), pace.budget(now()));
         assert!(!pace.spin_by(now, || (), || Observation::Nothing));
         let spun = Duration::from_micros(readings.get() - before);
@@ -470,12 +470,12 @@ mod spin_tests {
     /// A part of a message that has no completion yet.
     const PART: Polled = Polled { moving: true, ..NOTHING };
 
-    /// Gives a spin the result of a look each microsecond, until it ends. Returns the end, and its time.
-    fn spin(look: impl Fn(u64) -> Polled) -> (Spun, u64) {
+    /// Gives a spin the result of a poll each microsecond, until it ends. Returns the end, and its time.
+    fn spin(poll: impl Fn(u64) -> Polled) -> (Spun, u64) {
         let (mut spin, start) = (Spin::default(), Instant::now());
         for time in 0..1000 {
             let now = || start + Duration::from_micros(time);
-            if spin.found(look(time), now) == Observation::Wanted {
+            if spin.found(poll(time), now) == Observation::Wanted {
                 return (spin.end(true), time);
             }
         }
@@ -505,7 +505,7 @@ mod spin_tests {
 
     #[test]
     fn arrivals_that_wake_no_task_end_the_spin_when_they_go_on_for_long() {
-        assert_eq!(spin(|_| ARRIVAL), (Spun::Ran, 61), "the poll task has to look, as no task is ready");
+        assert_eq!(spin(|_| ARRIVAL), (Spun::Ran, 61), "the poll task has to poll, as no task is ready");
         assert_eq!(spin(|_| PART), (Spun::Ran, 61), "a long message arrives in parts");
         let (end, time) = spin(|time| if time % 20 == 0 { ARRIVAL } else { NOTHING });
         assert!(end == Spun::Ran && (60..100).contains(&time), "{end:?} {time}");

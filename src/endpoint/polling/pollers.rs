@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use super::pace::Pace;
 use super::queue::Queue;
 use super::reactor::Reactor;
-use crate::endpoint::owned_task::OwnedTask;
+use crate::endpoint::deferred::OwnedTask;
 use tonic_rdma_verbs::{Context as Device, VerbsError};
 
 /// Counts the polling threads that sleep because other threads want their cores. While one sleeps, the poll task waits for the
@@ -145,7 +145,7 @@ thread_local! {
 /// This thread begins calls, or it does not, until this is dropped.
 ///
 /// A handler must not begin within the poll of another future: it would see the task-locals, the span and the other context of that future, and would
-/// run under the locks that its caller holds. So calls begin where no code of the application is under way: in the poll task, in the hook of
+/// run under the locks that its caller holds. So calls begin where no code of the application is in flight: in the poll task, in the hook of
 /// an idle runtime, and in busy threads.
 #[derive(Debug)]
 pub(crate) struct Accepting {
@@ -153,7 +153,7 @@ pub(crate) struct Accepting {
 }
 
 impl Accepting {
-    /// Notes that no code of the application is under way on this thread.
+    /// Notes that no code of the application is in flight on this thread.
     pub(crate) fn begin() -> Self {
         Self { before: HERE.replace(true) }
     }
@@ -186,7 +186,7 @@ pub(crate) fn this_thread() -> usize {
     THREAD.try_with(|byte| std::ptr::from_ref(byte).addr()).unwrap_or(usize::MAX)
 }
 
-/// Longest time between two looks at the queues of a runtime that is never idle.
+/// Longest time between two polls of the queues of a runtime that is never idle.
 const WATCH: Duration = Duration::from_millis(1);
 /// Longest sleep while words are watched.
 const TIMED_SLEEP: Duration = Duration::from_millis(20);
@@ -244,7 +244,7 @@ pub(super) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, wake: Arc<
 }
 
 /// Waits for an event or a wake-up. While words are watched, the sleep has a time limit. The reason: a device that places bytes
-/// late may bring a value after the peer has checked whether this end sleeps. Then no completion announces the value.
+/// late may bring a value after the peer has checked whether this side sleeps. Then no completion announces the value.
 async fn sleep(reactor: &Weak<Reactor>, waiters: &[Waiter], wake: &Notify) {
     let set_timed_sleep = |wanted| reactor.upgrade().is_some_and(|reactor| reactor.set_timed_sleep(wanted));
     let mut limit = set_timed_sleep(true).then_some(TIMED_SLEEP);
@@ -330,7 +330,7 @@ pub(super) fn watch_device(
     Ok(Some(OwnedTask(task.abort_handle())))
 }
 
-/// Longest time between two looks at the device, because some devices fail without an event.
+/// Longest time between two checks of the device, because some devices fail without an event.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 async fn take_device_events(

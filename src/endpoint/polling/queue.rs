@@ -1,5 +1,5 @@
 //! One completion queue, and the participants whose queue pairs complete on it: connections, and ports of tensor links. With each poll it
-//! also looks at the words in memory that peers write without a completion here.
+//! also polls the words in memory that peers write without a completion here.
 
 #[cfg(test)]
 #[path = "queue_tests.rs"]
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 use tokio::sync::Notify;
 
-use crate::endpoint::aftermath::{Aftermath, Run};
+use crate::endpoint::deferred::{Deferred, Run};
 use crate::endpoint::info::PollCounters;
 use crate::endpoint::link::receive::SharedBuffers;
 use crate::endpoint::link::{WorkId, WorkKind};
@@ -51,8 +51,8 @@ pub struct Queue {
 #[derive(Debug, Default)]
 struct Participants {
     by_key: Slab<Entry>,
-    /// Sum of the participants' places.
-    places: u64,
+    /// Sum of the participants' completions.
+    completions: u64,
     /// Keys by queue pair, for completions of shared receives, which carry no key. Empty without shared receives.
     by_number: HashMap<QueuePairNumber, u32>,
 }
@@ -61,14 +61,14 @@ struct Participants {
 #[derive(Debug)]
 struct Entry {
     participant: Arc<dyn Participant>,
-    places: u32,
+    completions: u32,
 }
 
 /// Buffers of one poll, kept so that polling allocates nothing.
 #[derive(Debug)]
 struct Batch {
     completions: [WorkCompletion; Queue::BATCH],
-    after: Aftermath,
+    after: Deferred,
     checked: Vec<Arc<dyn Watched>>,
 }
 
@@ -130,7 +130,7 @@ impl Queue {
             capacity,
             batch: Mutex::new(Batch {
                 completions: [WorkCompletion::EMPTY; Self::BATCH],
-                after: Aftermath::default(),
+                after: Deferred::default(),
                 checked: Vec::new(),
             }),
             polling: Arc::default(),
@@ -153,7 +153,7 @@ impl Queue {
         self.shared.as_ref()
     }
 
-    /// Adds the participant that `make` builds. `make` gets the key that the participant's work requests have to carry. `places`
+    /// Adds the participant that `make` builds. `make` gets the key that the participant's work requests have to carry. `completions`
     /// is the number of requests that the participant may have posted at a time: each of them completes if the queue pair fails,
     /// whether it was signaled or not. So a queue never overruns, which would end all its participants.
     ///
@@ -161,11 +161,11 @@ impl Queue {
     /// The queue has no room for as many completions.
     pub fn add<P: Participant, E>(
         &self,
-        places: u32,
+        completions: u32,
         make: impl FnOnce(u32) -> Result<Arc<P>, E>,
     ) -> Result<Result<(u32, Arc<P>), E>, QueueFull> {
         let mut participants = lock(&self.participants);
-        if participants.places + u64::from(places) > u64::from(self.capacity) {
+        if participants.completions + u64::from(completions) > u64::from(self.capacity) {
             return Err(QueueFull);
         }
         let entry = participants.by_key.vacant_entry();
@@ -174,8 +174,8 @@ impl Queue {
             Ok(participant) => participant,
             Err(error) => return Ok(Err(error)),
         };
-        entry.insert(Entry { participant: Arc::clone(&participant) as Arc<dyn Participant>, places });
-        participants.places += u64::from(places);
+        entry.insert(Entry { participant: Arc::clone(&participant) as Arc<dyn Participant>, completions });
+        participants.completions += u64::from(completions);
         if self.shared.is_some() {
             participants.by_number.insert(participant.queue_pair_number(), key);
         }
@@ -191,7 +191,7 @@ impl Queue {
         let ours = found.is_some_and(|entry| std::ptr::addr_eq(Arc::as_ptr(&entry.participant), participant));
         let removed = ours.then(|| participants.by_key.remove(key as usize));
         if let Some(entry) = &removed {
-            participants.places -= u64::from(entry.places);
+            participants.completions -= u64::from(entry.completions);
             participants.by_number.remove(&participant.queue_pair_number());
             self.unasked.fetch_sub(usize::from(!participant.answers_callers()), Ordering::Relaxed);
         }
@@ -268,7 +268,7 @@ impl Queue {
 
     /// Polls until no more completions come. First waits for another thread that is polling.
     pub fn drain(&self) {
-        /// Bounds the loop, because a peer may send as fast as this end polls.
+        /// Bounds the loop, because a peer may send as fast as this side polls.
         const ROUNDS: usize = 1024;
         let mut batch = lock(&self.batch);
         for _ in 0..ROUNDS {
@@ -312,7 +312,7 @@ impl Queue {
 
     /// Hands completions to their participant. A panic ends this participant, and no other.
     #[inline]
-    fn hand_to(&self, participant: Arc<dyn Participant>, group: &[WorkCompletion], after: &mut Aftermath) {
+    fn hand_to(&self, participant: Arc<dyn Participant>, group: &[WorkCompletion], after: &mut Deferred) {
         let handled = run_foreign("the handler of completions", || {
             // If the participant was removed meanwhile, this drops it.
             let participant = participant;
@@ -418,7 +418,7 @@ pub trait Participant: Send + Sync + Debug + 'static {
     fn queue_pair_number(&self) -> QueuePairNumber;
 
     /// Takes completions of its requests, in order, and adds the tasks to wake and the work to run to `after`.
-    fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Aftermath);
+    fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Deferred);
 
     /// Returns whether all that arrives answers calls of this process, so that a caller waits for it.
     fn answers_callers(&self) -> bool {
@@ -457,7 +457,7 @@ pub struct UnannouncedArrival {
     pub announcements: Arc<AtomicU64>,
     /// The count before the value arrived.
     pub before: u64,
-    /// This end has asked the peer for a completion.
+    /// This side has asked the peer for a completion.
     pub asked: bool,
 }
 
@@ -498,7 +498,7 @@ impl WatchList {
     fn count(&self, words: &[WatchedWord]) {
         let silent = words.iter().filter(|entry| !entry.is_announced).count();
         self.silent.store(silent, Ordering::SeqCst);
-        // SYNC: SeqCst before the caller looks whether the poller sleeps: Dekker with `Queue::arm`, then
+        // SYNC: SeqCst before the caller checks whether the poller sleeps: Dekker with `Queue::arm`, then
         // `Queue::ask_for_completions`.
         self.count.store(words.len(), Ordering::SeqCst);
     }
@@ -560,7 +560,7 @@ impl WatchList {
 /// The metric of values that only the time limit of a sleep found. Each of them was found up to 20 ms late.
 const METRIC: &str = "tonic_rdma_tensor_naps_total";
 /// Longest time between a value and the completion that announces the value. The peer may not get a core in between.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Values that arrived while the poll task slept, and whose completion may still come: a peer may have been stopped
 /// between the value and the request for the completion.
@@ -579,7 +579,7 @@ impl LateArrivals {
         let mut all = lock(&self.0);
         all.extend(fresh.into_iter().map(|arrival| (arrival, now)));
         all.retain(|(arrival, since)| {
-            let is_overdue = !arrival.asked || now.saturating_duration_since(*since) > PATIENCE;
+            let is_overdue = !arrival.asked || now.saturating_duration_since(*since) > ANNOUNCEMENT_TIMEOUT;
             if is_overdue && !arrival.was_announced() {
                 metrics::counter!(METRIC).increment(1);
                 tracing::debug!(

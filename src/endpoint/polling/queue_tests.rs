@@ -12,7 +12,7 @@ impl Participant for Silent {
         self.0
     }
 
-    fn handle_completions(&self, completions: &[WorkCompletion], _: &mut Aftermath) {
+    fn handle_completions(&self, completions: &[WorkCompletion], _: &mut Deferred) {
         panic!("nothing was posted, but {completions:?} came");
     }
 
@@ -40,27 +40,27 @@ fn the_length_of_a_queue_follows_the_device() {
 fn a_full_queue_takes_no_participant_until_one_leaves() {
     let queue = Queue::new(&*soft::open().unwrap(), None, &Arc::default()).unwrap();
     // Most sends, READs and receives of a connection, by the rules of the configuration.
-    let places = 4096 + 16 + 1024;
-    let add = |number, places| {
-        queue.add(places, |_| Ok::<_, VerbsError>(Arc::new(Silent(QueuePairNumber(number)))))
+    let completions = 4096 + 16 + 1024;
+    let add = |number, completions| {
+        queue.add(completions, |_| Ok::<_, VerbsError>(Arc::new(Silent(QueuePairNumber(number)))))
     };
-    let (key, first) = add(0, places).unwrap().unwrap();
-    let fit = queue.capacity / places;
+    let (key, first) = add(0, completions).unwrap().unwrap();
+    let fit = queue.capacity / completions;
     for number in 1..fit {
-        add(number, places).unwrap().unwrap();
+        add(number, completions).unwrap().unwrap();
     }
     assert!(
-        add(fit, places).is_err(),
-        "{fit} participants with {places} places each are in {}",
+        add(fit, completions).is_err(),
+        "{fit} participants with {completions} completions each are in {}",
         queue.capacity
     );
-    // A participant that could not be made takes no place.
-    let left = queue.capacity - fit * places;
+    // A participant that could not be made takes no room.
+    let left = queue.capacity - fit * completions;
     let failed = queue.add(left, |_| Err::<Arc<Silent>, _>("not made"));
     assert!(failed.unwrap().is_err());
     add(fit, left).unwrap().unwrap();
     assert!(add(fit + 1, 1).is_err());
     queue.remove(key, &*first);
-    assert!(add(fit + 1, places + 1).is_err());
-    add(fit + 1, places).unwrap().unwrap();
+    assert!(add(fit + 1, completions + 1).is_err());
+    add(fit + 1, completions).unwrap().unwrap();
 }

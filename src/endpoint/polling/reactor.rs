@@ -7,7 +7,7 @@
 //!  Adaptive, current-thread runtime built with `idle_polling`:  on_thread_park ── spins, then arms ──┐
 //!  Adaptive, any other runtime:                                 the poll task ─── spins, then arms ──┼─▶ event fd
 //!  Event:                                                       the poll task ─── arms ──────────────┘   wakes the
-//!  Busy:                                                        a thread for each queue, for ever        poll task
+//!  Busy:                                                        a thread for each queue, forever        poll task
 //! ```
 //!
 //! The poll task polls while the runtime is never idle, and the event descriptors wake it. With `Busy` the poll task replaces a
@@ -29,10 +29,10 @@ use super::callers::{Callers, ShortWaits};
 use super::pace::{Observation, Pace, Spin, Spun};
 use super::pollers::{self, Accepting, BusyThread, SleepingThreads, Step, this_thread};
 use super::queue::{LateArrivals, Polled, Queue};
-use crate::endpoint::aftermath::Run;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
+use crate::endpoint::deferred::OwnedTask;
+use crate::endpoint::deferred::Run;
 use crate::endpoint::link::receive::{self, SharedBuffers};
-use crate::endpoint::owned_task::OwnedTask;
 use tonic_rdma_verbs::unstable::{lock, run_each};
 use tonic_rdma_verbs::{Context, VerbsError};
 
@@ -50,7 +50,7 @@ pub struct Reactor {
     idle_polled: AtomicBool,
     /// The thread that did so last; 0 before.
     home: AtomicUsize,
-    /// `on_thread_park` has polled since the poll task last looked.
+    /// `on_thread_park` has polled since the poll task last polled.
     was_idle: AtomicBool,
     multi_thread: bool,
     task: OnceLock<OwnedTask>,
@@ -60,13 +60,13 @@ pub struct Reactor {
     pub(super) callers: Callers,
     short_waits: ShortWaits,
     late: LateArrivals,
-    left: Left,
+    unfinished: UnfinishedRuns,
     _threads: Vec<BusyThread>,
 }
 
 /// Work that a thread has found and may not carry out. The poll task does.
 #[derive(Debug, Default)]
-struct Left {
+struct UnfinishedRuns {
     any: AtomicBool,
     /// The reactor keeps none of them: each has the reactor.
     runs: Mutex<Vec<Weak<dyn Run>>>,
@@ -133,7 +133,7 @@ impl Reactor {
             callers: Callers::new(config.spin_limit),
             short_waits: ShortWaits::new(config.spin_limit),
             late: LateArrivals::default(),
-            left: Left::default(),
+            unfinished: UnfinishedRuns::default(),
             _threads: threads,
         });
         let task = runtime.spawn(pollers::run(Arc::downgrade(&reactor), waiters, wake_task));
@@ -154,7 +154,7 @@ impl Reactor {
 
     /// Spins for as long as that pays, then arms the queues. Called when a thread of the runtime is about to park.
     pub(super) fn idle(&self) {
-        // While another thread polls, the poll task looks from time to time.
+        // While another thread polls, the poll task polls from time to time.
         if self.mode != PollMode::Adaptive || self.multi_thread || self.callers.is_own_polled() {
             return;
         }
@@ -186,7 +186,7 @@ impl Reactor {
     }
 
     /// Returns how often the poll task polls in one step. In a multi-thread runtime each step may wake another worker.
-    fn looks(&self, spinner: &Spinner) -> usize {
+    fn polls(&self, spinner: &Spinner) -> usize {
         const SPINNING: usize = 16;
         if self.multi_thread && spinner.spinning_since.is_some() { SPINNING } else { 1 }
     }
@@ -197,8 +197,8 @@ impl Reactor {
         (self.mode == PollMode::Adaptive).then(|| Pace::new(self.spin_limit))
     }
 
-    /// Looks at `queue` on behalf of a future until `is_done` returns true (true), or until looking does not pay any more (false):
-    /// then the future returns `Pending`, and the poll task polls. In a runtime with one worker this looks once, or for some microseconds if
+    /// Polls `queue` on behalf of a future until `is_done` returns true (true), or until polling does not pay any more (false):
+    /// then the future returns `Pending`, and the poll task polls. In a runtime with one worker this polls once, or for some microseconds if
     /// nothing else needs the thread: `begun` is the time when a call began that waits for the first part of its answer. Once `is_done` has
     /// returned true, it is not called again.
     pub(crate) fn wait_as_caller(
@@ -208,7 +208,7 @@ impl Reactor {
         mut is_done: impl FnMut() -> bool,
     ) -> bool {
         if is_done() {
-            // With one thread, callers have no pace, because they look once.
+            // With one thread, callers have no pace, because they poll once.
             if self.multi_thread {
                 self.callers.arrived();
             }
@@ -219,8 +219,8 @@ impl Reactor {
         }
         let Some(mut turn) = self.callers.begin() else {
             self.callers.wait();
-            // The caller that looks may have stopped before it could see this.
-            if !self.callers.is_looking() && !queue.is_asleep() {
+            // The caller that polls may have stopped before it could see this.
+            if !self.callers.is_polling() && !queue.is_asleep() {
                 self.wake_task.notify_one();
             }
             return is_done();
@@ -232,24 +232,24 @@ impl Reactor {
                 self.disarm(&mut spinner.armed);
             }
         };
-        let look = || {
+        let poll = || {
             let polled = queue.poll();
             done = is_done();
             match done {
                 true => Observation::Wanted,
-                // A task that this look woke may wait for this thread, so that task goes first.
+                // A task that this poll woke may wait for this thread, so that task goes first.
                 false if polled.woken + polled.ran > 0 => Observation::Wanted,
                 // Parts of a long message do not count: this future may not keep its thread until the message's end. The poll task does.
                 false if polled.completions > 0 => Observation::Arrival,
                 false => Observation::Nothing,
             }
         };
-        turn.pace.spin(begin, look);
+        turn.pace.spin(begin, poll);
         if !done {
             self.callers.wait();
         }
         let takes_over = self.callers.hand_over(turn, !self.serves_callers_only());
-        // A poll task that sleeps at armed queues is woken by an event. If this caller took the arming back, the poll task looks from
+        // A poll task that sleeps at armed queues is woken by an event. If this caller took the arming back, the poll task polls from
         // time to time from now on.
         if was_armed || (takes_over && !queue.is_asleep()) {
             self.wake_task.notify_one();
@@ -257,7 +257,7 @@ impl Reactor {
         done
     }
 
-    /// Waits as the only thread of a runtime: looks at `queue` once, or for some microseconds.
+    /// Waits as the only thread of a runtime: polls `queue` once, or for some microseconds.
     fn wait_shortly(&self, queue: &Queue, begun: Option<Instant>, mut is_done: impl FnMut() -> bool) -> bool {
         // Elsewhere the poll task would have to take over, which costs what the wait saves. The thread of another runtime has tasks of its own.
         let is_home = self.home.load(Ordering::Relaxed) == this_thread();
@@ -272,10 +272,10 @@ impl Reactor {
         self.short_waits.wait(start, || queue.poll(), is_done)
     }
 
-    /// Leaves `run` to the poll task, which carries it out where no code of the application is under way.
+    /// Leaves `run` to the poll task, which carries it out where no code of the application is in flight.
     pub(crate) fn leave(&self, run: Weak<dyn Run>) {
-        lock(&self.left.runs).push(run);
-        self.left.any.store(true, Ordering::Release);
+        lock(&self.unfinished.runs).push(run);
+        self.unfinished.any.store(true, Ordering::Release);
         self.wake_task.notify_one();
         // The task that a worker wakes last is run by this worker alone, when the present task waits. So another task comes last.
         if self.multi_thread
@@ -287,14 +287,14 @@ impl Reactor {
 
     /// Carries out what was left to the poll task.
     fn carry_out_left(&self) {
-        if self.left.any.load(Ordering::Relaxed) && self.left.any.swap(false, Ordering::Acquire) {
-            let runs = std::mem::take(&mut *lock(&self.left.runs));
+        if self.unfinished.any.load(Ordering::Relaxed) && self.unfinished.any.swap(false, Ordering::Acquire) {
+            let runs = std::mem::take(&mut *lock(&self.unfinished.runs));
             run_each("work of a connection", runs.iter().filter_map(Weak::upgrade), Run::run);
         }
     }
 
-    /// Disarms armed queues, because this thread looks at them now. No event would wake the poll task if this thread stays busy, so
-    /// that task looks from time to time from now on.
+    /// Disarms armed queues, because this thread polls them now. No event would wake the poll task if this thread stays busy, so
+    /// that task polls from time to time from now on.
     pub(super) fn take_arming_back(&self) {
         if let Ok(mut spinner) = self.spinner.try_lock()
             && spinner.armed
@@ -309,7 +309,7 @@ impl Reactor {
         self.queues.iter().all(|queue| queue.serves_callers_only())
     }
 
-    /// Spins until a look has woken a task, or [another reason](Spin) ends the spin.
+    /// Spins until a poll has woken a task, or [another reason](Spin) ends the spin.
     fn spin(&self, spinner: &mut Spinner) -> Spun {
         let Spinner { pace, armed, .. } = spinner;
         let mut spin = Spin::default();
@@ -360,7 +360,7 @@ impl Reactor {
             // A peer sends a completion with the next change of a word.
             queue.watched.ask_for_completions();
         }
-        // Another thread that is polling may have looked before the queue was armed, so this thread polls too.
+        // Another thread that is polling may have polled before the queue was armed, so this thread polls too.
         let polled = self.queues.iter().map(|queue| queue.poll_now()).fold(Polled::default(), Polled::plus);
         if polled.has_arrivals() {
             spinner.pace.arrived(Instant::now());
@@ -384,7 +384,7 @@ impl Reactor {
         if self.mode == PollMode::Busy && !self.sleeping_threads.any() {
             return Step::Sleep;
         }
-        if self.callers.is_looking() {
+        if self.callers.is_polling() {
             // The caller, or a thread that polls itself, may be busy with something else, and wake-ups may keep this task from waiting for
             // a whole time.
             if watched || self.callers.is_own_polled() {
@@ -392,11 +392,11 @@ impl Reactor {
             }
             return Step::Watch;
         }
-        if self.callers.have_looked() && self.serves_callers_only() {
+        if self.callers.have_polled() && self.serves_callers_only() {
             return Step::Watch;
         }
         let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
-        for _ in 0..self.looks(&spinner) {
+        for _ in 0..self.polls(&spinner) {
             if self.poll().has_arrivals() {
                 spinner.pace.arrived(Instant::now());
                 spinner.spinning_since = None;
@@ -411,7 +411,7 @@ impl Reactor {
             return Step::Again;
         }
         // Arming costs a system call on some devices, and then an event for every completion. So the flag is cleared only after
-        // a whole wait: a task that was woken shortly after its last look can't know that the runtime is never idle.
+        // a whole wait: a task that was woken shortly after its last poll can't know that the runtime is never idle.
         let was_idle = match watched {
             true => self.was_idle.swap(false, Ordering::Relaxed),
             false => self.was_idle.load(Ordering::Relaxed),

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::*;
-use crate::endpoint::polling::CallUnderWay;
+use crate::endpoint::polling::CallInFlight;
 use std::io::IoSlice;
 use tonic_rdma_verbs::{
     Access, CompletionQueue, HostMemory, Operation, PathSettings, Payload, ProtectionDomain, QueuePair,
@@ -12,18 +12,18 @@ use tonic_rdma_verbs::{
 async fn a_call_of_another_thread_looks_once() {
     let context = tonic_rdma_verbs::soft::open().unwrap();
     let reactor = Reactor::current(&context, &Config::default()).unwrap();
-    let looks = || {
+    let polls = || {
         let queue = reactor.assign();
         let before = queue.polling.polls.value();
         reactor.wait_as_caller(queue, Some(Instant::now()), || false);
         queue.polling.polls.value() - before
     };
-    let call = CallUnderWay::begin(&reactor);
-    assert_eq!(looks(), 1, "the runtime does not poll when it is idle");
+    let call = CallInFlight::begin(&reactor);
+    assert_eq!(polls(), 1, "the runtime does not poll when it is idle");
     reactor.idle();
-    // A caller that other work keeps from its thread looks once, and so do those after a wait that brought nothing.
-    assert!((0..10_000).any(|_| looks() > 1));
-    let elsewhere = std::thread::scope(|scope| scope.spawn(looks).join().unwrap());
+    // A caller that other work keeps from its thread polls once, and so do those after a wait that brought nothing.
+    assert!((0..10_000).any(|_| polls() > 1));
+    let elsewhere = std::thread::scope(|scope| scope.spawn(polls).join().unwrap());
     assert_eq!(elsewhere, 1, "that thread may have tasks of another runtime");
     drop(call);
 }

@@ -94,7 +94,7 @@ fn line(text: &str) -> String {
     plain.trim().to_owned()
 }
 
-/// The times of both transfer modes on a device, size by size. They include the work of both ends, which are in one process.
+/// The times of both transfer modes on a device, size by size. They include the work of both sides, which are in one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Calibration {

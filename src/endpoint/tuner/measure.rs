@@ -1,7 +1,7 @@
 //! Measuring a device: two queue pairs of this process, connected to one another, and the times of messages between them.
 //!
-//! The code that connections use ([`Link`]) does the work, one end after the other on one thread. So the measured time is the work
-//! of both ends together, and of the device. The protocol is left out, because its cost is equal in both transfer modes.
+//! The code that connections use ([`Link`]) does the work, one side after the other on one thread. So the measured time is the work
+//! of both sides together, and of the device. The protocol is left out, because its cost is equal in both transfer modes.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -152,14 +152,14 @@ struct LoopbackEnd {
 const HEADER: [u8; Header::LENGTH] = [0; Header::LENGTH];
 
 impl Loopback {
-    /// Receive buffers of each end, which limit the messages in flight.
+    /// Receive buffers of each side, which limit the messages in flight.
     const SLOTS: u32 = 16;
     /// Most outstanding sends.
     const SENDS: u32 = 128;
     /// Most registered memory.
     const MEMORY: u64 = 64 << 20;
     /// Longest time without a completion. A thread that drives the device may not get a core for a second.
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     /// Connects the device to itself, with content for messages of `longest` bytes. Fails with some iWARP devices, and if there is
     /// too little memory.
@@ -191,7 +191,7 @@ impl Loopback {
         Ok(Self { sender, receiver, queue, room, reads, source, sink: vec![0; longest] })
     }
 
-    /// Sends `length` bytes eagerly, and copies them out at the other end. Returns the time.
+    /// Sends `length` bytes eagerly, and copies them out at the peer. Returns the time.
     fn eager(&mut self, length: usize) -> Result<Duration, Failure> {
         let start = Instant::now();
         let (mut sent, mut received, mut in_flight) = (0, 0, 0);
@@ -212,7 +212,7 @@ impl Loopback {
         Ok(start.elapsed())
     }
 
-    /// Offers `length` bytes in chunks, and reads, copies out and acknowledges them at the other end. Returns the time until the
+    /// Offers `length` bytes in chunks, and reads, copies out and acknowledges them at the peer. Returns the time until the
     /// last byte was copied out, and the part of this time for copies into registered memory. The receiver finds the addresses in
     /// `sources`, so offers and acknowledgements have the length of real ones, and no content.
     fn rendezvous(&mut self, length: usize, chunk: usize) -> Result<(Duration, Duration), Failure> {
@@ -262,8 +262,8 @@ impl Loopback {
             count = self.queue.poll(&mut completions);
             idle += 1;
             if idle.is_multiple_of(LOOK_EVERY) {
-                if since.get_or_insert_with(Instant::now).elapsed() > Self::PATIENCE {
-                    return Err(format!("nothing arrived for {:?}", Self::PATIENCE).into());
+                if since.get_or_insert_with(Instant::now).elapsed() > Self::TIMEOUT {
+                    return Err(format!("nothing arrived for {:?}", Self::TIMEOUT).into());
                 }
                 std::thread::yield_now();
             }

@@ -66,7 +66,7 @@ impl Chooser {
     /// Rendezvous memory of a connection in each direction, in chunks.
     const CHUNKS: u64 = 32;
     /// Most chunks that are offered and not read yet, as the protocol allows.
-    const MOST_SOURCES: usize = crate::protocol::MAX_OFFERED as usize;
+    const MOST_SOURCES: usize = crate::protocol::MAX_UNREAD_CHUNKS as usize;
 
     /// Returns the rendezvous memory of a connection in each direction, in bytes.
     pub(super) fn memory(config: &Config) -> u64 {
@@ -228,7 +228,7 @@ pub struct TransferDecision {
 }
 
 impl TransferDecision {
-    /// Returns whether the write goes by rendezvous: this end offers the bytes, and the peer reads them. Otherwise it goes eagerly,
+    /// Returns whether the write goes by rendezvous: this side offers the bytes, and the peer reads them. Otherwise it goes eagerly,
     /// into receive buffers that the peer has posted.
     pub fn by_rendezvous(&self) -> bool {
         self.threshold.is_some_and(|threshold| self.size >= threshold)

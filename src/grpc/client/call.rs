@@ -16,7 +16,7 @@ use tonic::body::Body;
 use super::deadline::{Deadline, is_timeout};
 use super::request::{Progress, Pump, Sent, Unsent, advance};
 use super::{Connection, Endpoints};
-use crate::endpoint::CallUnderWay;
+use crate::endpoint::CallInFlight;
 use crate::grpc::fault::CallFault;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, Patience, ResetCode, Stream};
@@ -327,14 +327,14 @@ pub(super) struct Begun {
     /// A part that came with the head, and trailers behind it.
     pub(super) first: Option<Part>,
     trailers: Option<HeaderMap>,
-    _under_way: CallUnderWay,
+    _in_flight: CallInFlight,
 }
 
 impl Begun {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
         let under_way = stream.session.endpoint.begin_call();
         let (first, trailers) = (None, None);
-        Self { stream, pump: None, ended: false, first, trailers, _under_way: under_way }
+        Self { stream, pump: None, ended: false, first, trailers, _in_flight: under_way }
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {

@@ -9,7 +9,7 @@ use http::HeaderMap;
 use super::account::cost_of;
 use super::stream::{InPart, OutHead, OutPart, Part, Stream, StreamKey};
 use super::{Core, Role};
-use crate::endpoint::SentHead;
+use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{RequestHead, ResetCode};
 
@@ -50,10 +50,10 @@ impl<K> Core<K> {
     pub(in crate::grpc) fn send_head(&mut self, key: StreamKey, headers: HeaderMap) {
         let sending = &mut self.streams[key].sending;
         if sending.done {
-            self.after.headers.push(SentHead::Fields(headers));
+            self.after.headers.push(SentHeaders::Fields(headers));
             return;
         }
-        self.after.headers.extend(sending.head.replace(OutHead::Response(headers)).map(SentHead::from));
+        self.after.headers.extend(sending.head.replace(OutHead::Response(headers)).map(SentHeaders::from));
         self.streams.schedule(key);
     }
 
@@ -95,7 +95,7 @@ impl<K> Core<K> {
     pub(in crate::grpc) fn send_trailers(&mut self, key: StreamKey, trailers: HeaderMap) {
         let sending = &mut self.streams[key].sending;
         if sending.done || sending.end {
-            self.after.headers.push(SentHead::Fields(trailers));
+            self.after.headers.push(SentHeaders::Fields(trailers));
             return;
         }
         sending.trailers = Some(trailers);

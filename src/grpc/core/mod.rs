@@ -50,7 +50,7 @@ use self::output::Output;
 use self::received_offers::ReceivedOffers;
 use self::stream::InPart;
 use self::streams::Streams;
-use crate::endpoint::SentHead;
+use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{Limits, OfferPiece, RequestHead};
 use crate::grpc::landing_budget::LandingBudget;
@@ -84,7 +84,7 @@ pub(super) struct AfterUnlock {
     /// Memory of the application to drop: it was sent, or is not sent any more.
     pub(super) memory: Vec<Bytes>,
     /// Headers and trailers to drop: they were sent, or are not sent any more.
-    pub(super) headers: Vec<SentHead>,
+    pub(super) headers: Vec<SentHeaders>,
 }
 
 impl AfterUnlock {

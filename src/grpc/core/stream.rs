@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::AfterUnlock;
-use crate::endpoint::SentHead;
+use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::RequestHead;
 use crate::grpc::landing_budget::CallShare;
@@ -44,7 +44,7 @@ pub(super) enum OutHead {
     Response(HeaderMap),
 }
 
-impl From<OutHead> for SentHead {
+impl From<OutHead> for SentHeaders {
     fn from(head: OutHead) -> Self {
         match head {
             OutHead::Request(head) => Self::Shared(head),
@@ -287,8 +287,8 @@ impl Stream {
     pub(super) fn stop_sending(&mut self, after: &mut AfterUnlock) {
         let AfterUnlock { memory: unneeded, headers: spent, .. } = after;
         let sending = &mut self.sending;
-        spent.extend(sending.head.take().map(SentHead::from));
-        spent.extend(sending.trailers.take().map(SentHead::Fields));
+        spent.extend(sending.head.take().map(SentHeaders::from));
+        spent.extend(sending.trailers.take().map(SentHeaders::Fields));
         while let Some(part) = sending.parts.pop() {
             part.discard(unneeded);
         }

@@ -4,7 +4,7 @@ use super::output::Turn;
 use super::stream::{OutHead, Queue, Stream, StreamKey};
 use super::wire::{Message, Wire};
 use super::{Core, Role, USED_UP};
-use crate::endpoint::SentHead;
+use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::head::fields_length;
 use crate::grpc::frame::{END, FrameHeader, Kind, ResetCode};
@@ -247,7 +247,7 @@ impl<K> Core<K> {
         let is_whole = self
             .headers
             .write(&mut self.output.message, header, |encoder, out| encoder.fields(&trailers, out));
-        self.after.headers.push(SentHead::Fields(trailers));
+        self.after.headers.push(SentHeaders::Fields(trailers));
         self.sent_end(key);
         is_whole
     }

@@ -30,7 +30,7 @@ use bytes::Bytes;
 
 use self::left::{LeftRequests, Sends};
 use crate::endpoint::{
-    Accepting, Aftermath, ConnectionFault, FetchError, MessageEndpoint, MessageHandler, MessageSettings,
+    Accepting, ConnectionFault, Deferred, FetchError, MessageEndpoint, MessageHandler, MessageSettings,
     Piece, Run, Sender,
 };
 use crate::grpc::calls::CallConfig;
@@ -78,7 +78,7 @@ impl Session {
             let Some(session) = weak.upgrade() else { return false };
             session.drive();
             // The callers do not look before they wait.
-            session.endpoint.look();
+            session.endpoint.poll_queue();
             true
         });
         session
@@ -370,15 +370,15 @@ struct State {
 
 impl State {
     /// Moves tasks to wake, and what the state machine does not need any more, to `after`, because both have to go without a lock.
-    fn move_to(&mut self, after: &mut Aftermath) {
+    fn move_to(&mut self, after: &mut Deferred) {
         let AfterUnlock { wakers, memory, headers } = self.core.after_unlock();
         after.wakers.append(wakers);
         after.unneeded.append(memory);
-        after.add_heads(headers);
+        after.add_headers(headers);
     }
 
     /// Ends all calls.
-    fn end(&mut self, fault: &CallFault, after: &mut Aftermath) {
+    fn end(&mut self, fault: &CallFault, after: &mut Deferred) {
         self.core.end(fault);
         self.move_to(after);
         self.is_over = true;
@@ -402,7 +402,7 @@ impl Shared {
 
     /// Adds the session to the work of `after`, if there is some: calls that were opened, bytes that are left to
     /// copy, or the end of the connection.
-    fn run_later(&self, state: &mut State, after: &mut Aftermath) {
+    fn run_later(&self, state: &mut State, after: &mut Deferred) {
         let is_due =
             (state.core.has_accepted() && !state.accepts) || (state.core.is_drained() && !state.is_over);
         if (is_due || (state.core.transmits_again() && !state.transmits_again))
@@ -416,7 +416,7 @@ impl Shared {
 }
 
 impl MessageHandler for Shared {
-    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault> {
+    fn receive(&self, message: Bytes, after: &mut Deferred) -> Result<bool, ConnectionFault> {
         let mut state = lock(&self.state);
         let received = state.core.receive(message);
         state.move_to(after);
@@ -425,19 +425,14 @@ impl MessageHandler for Shared {
         Ok(!state.core.is_idle())
     }
 
-    fn landed(
-        &self,
-        fetch: u64,
-        memory: Option<Bytes>,
-        after: &mut Aftermath,
-    ) -> Result<(), ConnectionFault> {
+    fn landed(&self, fetch: u64, memory: Option<Bytes>, after: &mut Deferred) -> Result<(), ConnectionFault> {
         let mut state = lock(&self.state);
         state.core.landed(fetch, memory);
         state.move_to(after);
         Ok(())
     }
 
-    fn transmit(&self, sender: &mut Sender<'_>, after: &mut Aftermath) -> Result<(), ConnectionFault> {
+    fn transmit(&self, sender: &mut Sender<'_>, after: &mut Deferred) -> Result<(), ConnectionFault> {
         let mut state = lock(&self.state);
         let transmitted = state.core.transmit(sender);
         state.move_to(after);
@@ -449,7 +444,7 @@ impl MessageHandler for Shared {
         Ok(())
     }
 
-    fn peer_finished(&self, after: &mut Aftermath) {
+    fn peer_finished(&self, after: &mut Deferred) {
         lock(&self.state).end(&CallFault::PeerClosed, after);
         // This end closes too.
         if let Some(session) = self.session.upgrade() {
@@ -457,7 +452,7 @@ impl MessageHandler for Shared {
         }
     }
 
-    fn ended(&self, fault: &ConnectionFault, after: &mut Aftermath) {
+    fn ended(&self, fault: &ConnectionFault, after: &mut Deferred) {
         let mut state = lock(&self.state);
         state.fault.get_or_insert_with(|| fault.clone());
         state.end(&CallFault::Connection(fault.clone().into()), after);

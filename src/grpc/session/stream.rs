@@ -247,7 +247,7 @@ impl Stream {
         }
         let keeps = KeepsTaken(self);
         let began = Instant::now();
-        self.session.endpoint.look();
+        self.session.endpoint.poll_queue();
         drop(keeps);
         (!self.lock().core.is_landing(self.key)).then(|| began.elapsed())
     }

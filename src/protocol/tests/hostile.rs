@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
-use crate::protocol::{Connection, ReadId, Settings, SlotIndex, Violation};
+use crate::protocol::{Connection, ProtocolViolation, ReadId, Settings, SlotIndex};
 use crate::wire::{Chunk, Header, MAX_CHUNKS, MessageKind};
 
 fn connection() -> Connection {
@@ -16,7 +16,7 @@ fn header(kind: MessageKind, sequence: u64, body: usize) -> Header {
     Header { kind, end_of_message: false, body_length: body as u32, sequence, granted: 32, reads_done: 0 }
 }
 
-fn receive(connection: &mut Connection, header: Header, body: &[u8]) -> Result<(), Violation> {
+fn receive(connection: &mut Connection, header: Header, body: &[u8]) -> Result<(), ProtocolViolation> {
     let length = Header::LENGTH + header.body_length as usize;
     connection.handle_receive(SlotIndex(0), &header, body, length, Instant::now())
 }
@@ -40,13 +40,13 @@ fn wrong_lengths_and_sequence_numbers_are_refused() {
     let mut it = connection();
     let message = header(MessageKind::Eager, 0, 10);
     let short = it.handle_receive(SlotIndex(0), &message, &[], 41, Instant::now());
-    assert_eq!(short, Err(Violation::Length { received: 41, promised: 10 }));
+    assert_eq!(short, Err(ProtocolViolation::Length { received: 41, promised: 10 }));
     let none = it.handle_receive(SlotIndex(0), &message, &[], 3, Instant::now());
-    assert_eq!(none, Err(Violation::Length { received: 3, promised: 10 }));
+    assert_eq!(none, Err(ProtocolViolation::Length { received: 3, promised: 10 }));
     let long = receive(&mut it, header(MessageKind::Eager, 0, 1000), &[]);
-    assert_eq!(long, Err(Violation::Length { received: 1032, promised: 1000 }));
+    assert_eq!(long, Err(ProtocolViolation::Length { received: 1032, promised: 1000 }));
     let seen = receive(&mut it, header(MessageKind::Eager, 5, 10), &[]);
-    assert_eq!(seen, Err(Violation::Sequence { seen: 5, expected: 0 }));
+    assert_eq!(seen, Err(ProtocolViolation::Sequence { seen: 5, expected: 0 }));
 }
 
 #[test]
@@ -54,22 +54,22 @@ fn impossible_counts_are_refused() {
     let granted =
         |granted| receive(&mut connection(), Header { granted, ..header(MessageKind::Ack, 0, 0) }, &[]);
     let most = u64::from(Settings::MAX_SLOTS);
-    assert_eq!(granted(31), Err(Violation::Granted { seen: 31, least: 32, most }));
-    assert_eq!(granted(most + 1), Err(Violation::Granted { seen: most + 1, least: 32, most }));
+    assert_eq!(granted(31), Err(ProtocolViolation::CreditsGranted { seen: 31, least: 32, most }));
+    assert_eq!(granted(most + 1), Err(ProtocolViolation::CreditsGranted { seen: most + 1, least: 32, most }));
     assert_eq!(granted(32), Ok(()));
     assert_eq!(granted(most), Ok(()));
     let read = receive(&mut connection(), Header { reads_done: 1, ..header(MessageKind::Ack, 0, 0) }, &[]);
-    assert_eq!(read, Err(Violation::ReadsDone { seen: 1, least: 0, most: 0 }));
+    assert_eq!(read, Err(ProtocolViolation::ChunksRead { seen: 1, least: 0, most: 0 }));
 }
 
 #[test]
 fn data_and_a_second_fin_after_a_fin_are_refused() {
     let mut it = connection();
     receive(&mut it, header(MessageKind::Fin, 0, 0), &[]).unwrap();
-    assert_eq!(receive(&mut it, header(MessageKind::Eager, 1, 4), &[]), Err(Violation::DataAfterFin));
+    assert_eq!(receive(&mut it, header(MessageKind::Eager, 1, 4), &[]), Err(ProtocolViolation::DataAfterFin));
     let mut it = connection();
     receive(&mut it, header(MessageKind::Fin, 0, 0), &[]).unwrap();
-    assert_eq!(receive(&mut it, header(MessageKind::Fin, 1, 0), &[]), Err(Violation::SecondFin));
+    assert_eq!(receive(&mut it, header(MessageKind::Fin, 1, 0), &[]), Err(ProtocolViolation::SecondFin));
 }
 
 #[test]
@@ -77,30 +77,30 @@ fn too_long_and_too_many_chunks_are_refused() {
     let offer = |length| Chunk { address: 1, rkey: 2, length }.encode();
     let mut it = connection();
     let refused = receive(&mut it, header(MessageKind::Rts, 0, 20), &offer(1 << 21));
-    assert_eq!(refused, Err(Violation::ChunkTooLong { length: 1 << 21, most: 1 << 20 }));
+    assert_eq!(refused, Err(ProtocolViolation::ChunkTooLong { length: 1 << 21, most: 1 << 20 }));
     let mut it = connection();
     let eight = offer(10).repeat(MAX_CHUNKS);
     let refused = (0..9)
         .map(|sequence| receive(&mut it, header(MessageKind::Rts, sequence, eight.len()), &eight))
         .find(Result::is_err);
-    assert_eq!(refused, Some(Err(Violation::TooManyOffers(65))));
+    assert_eq!(refused, Some(Err(ProtocolViolation::TooManyChunks(65))));
 }
 
 #[test]
 fn control_messages_of_wrong_length_are_refused() {
     for kind in [MessageKind::Ping, MessageKind::Pong, MessageKind::Abort, MessageKind::Return] {
         let refused = receive(&mut connection(), header(kind, 0, 3), &[1, 2, 3]);
-        assert_eq!(refused, Err(Violation::ControlBody(3)), "{kind:?}");
+        assert_eq!(refused, Err(ProtocolViolation::ControlBody(3)), "{kind:?}");
     }
     for kind in [MessageKind::Ack, MessageKind::Fin] {
         assert_eq!(
             receive(&mut connection(), header(kind, 0, 1), &[1]),
-            Err(Violation::ControlBody(1)),
+            Err(ProtocolViolation::ControlBody(1)),
             "{kind:?}"
         );
     }
     let pong = receive(&mut connection(), header(MessageKind::Pong, 0, 8), &5_u64.to_le_bytes());
-    assert_eq!(pong, Err(Violation::UnexpectedPong));
+    assert_eq!(pong, Err(ProtocolViolation::UnexpectedPong));
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn messages_beyond_the_announced_credits_are_refused() {
     }
     // Five more credits were granted, but they were not announced to the peer.
     let refused = receive(&mut it, header(MessageKind::Eager, 16, 1), &[]);
-    assert_eq!(refused, Err(Violation::Overdrawn { granted: 16 }));
+    assert_eq!(refused, Err(ProtocolViolation::CreditsExceeded { granted: 16 }));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn credits_that_the_peer_cannot_have_are_not_taken_back() {
     let give_back = |it: &mut Connection, count: u32| {
         receive(it, header(MessageKind::Return, 0, 4), &count.to_le_bytes()).map(|()| it.window())
     };
-    let refused = |seen, most| Err(Violation::Returned { seen, most });
+    let refused = |seen, most| Err(ProtocolViolation::CreditsReturned { seen, most });
     assert_eq!(give_back(&mut connection(), 1), refused(1, 0));
     // The peer can't return ten credits that were not announced.
     let mut it = connection();

@@ -10,8 +10,8 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::protocol::{
-    AbortCode, Chunk, Connection, ControlMessage, Event, Part, ReadId, ReadRequest, Settings, SlotIndex,
-    Violation,
+    AbortCode, Chunk, Connection, ControlMessage, Event, Part, ProtocolViolation, ReadId, ReadRequest,
+    Settings, SlotIndex,
 };
 use crate::wire::{Header, MessageKind};
 
@@ -47,13 +47,13 @@ struct Message(Vec<u8>);
 
 /// One end: its connection, its memory and its queues.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct PairEnd {
     pub(super) connection: Connection,
     index: usize,
     settings: Settings,
-    /// The slots in the order of posting: the slots of a shared receive queue that are kept for this end.
+    /// The slots in the order of posting: the slots of a shared receive queue that are kept for this side.
     posted: VecDeque<SlotIndex>,
-    /// The count of slots since the start, and the number that is kept for this end now.
+    /// The count of slots since the start, and the number that is kept for this side now.
     next_slot: u32,
     kept: u32,
     slots: HashMap<SlotIndex, Message>,
@@ -76,13 +76,13 @@ pub(super) struct End {
     unread: VecDeque<(usize, Option<ReadId>)>,
     chunks_seen: u32,
     pub(super) gone: Option<Gone>,
-    /// The time at which the timer of this end expires. As in the driver, the timer is set again when it expires, not when a message
+    /// The time at which the timer of this side expires. As in the driver, the timer is set again when it expires, not when a message
     /// arrives.
     timer: Option<Instant>,
     last_received: Instant,
-    /// True if this end aborted, or received an abort.
+    /// True if this side aborted, or received an abort.
     gave_up: bool,
-    /// True if this end aborted because the peer did not answer a ping.
+    /// True if this side aborted because the peer did not answer a ping.
     pub(super) timed_out: bool,
 }
 
@@ -91,37 +91,37 @@ pub(super) struct End {
 pub(super) enum Gone {
     /// The process hangs. Its device and its memory still work.
     Hangs,
-    /// The queue pair has failed: nothing arrives, nothing is sent, and the memory of this end can't be read. The application can still
+    /// The queue pair has failed: nothing arrives, nothing is sent, and the memory of this side can't be read. The application can still
     /// read the data that had arrived.
     Failed,
 }
 
-/// Both ends, and the wire between them.
+/// Both sides, and the wire between them.
 #[derive(Debug)]
 pub(super) struct Pair {
-    pub(super) ends: [End; 2],
-    /// The messages on the wire to each end.
+    pub(super) ends: [PairEnd; 2],
+    /// The messages on the wire to each side.
     wire: [VecDeque<Message>; 2],
     pub(super) now: Instant,
     /// The messages that went over the wire, for transcripts.
     pub(super) log: Vec<(usize, MessageKind)>,
-    pub(super) violation: Option<Violation>,
+    pub(super) violation: Option<ProtocolViolation>,
 }
 
 impl Pair {
     pub(super) fn new(settings: [Settings; 2]) -> Self {
         let now = Instant::now();
-        let ends = [0, 1].map(|index| End::new(index, &settings, now));
+        let ends = [0, 1].map(|index| PairEnd::new(index, &settings, now));
         let (wire, log) = Default::default();
         Self { ends, wire, now, log, violation: None }
     }
 
-    /// Makes two ends with the same settings.
+    /// Makes two sides with the same settings.
     pub(super) fn alike(settings: Settings) -> Self {
         Self::new([settings.clone(), settings])
     }
 
-    /// Moves the time forward. Each end's timer expires when it is due.
+    /// Moves the time forward. Each side's timer expires when it is due.
     pub(super) fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         let next = |pair: &Self| {
@@ -137,7 +137,7 @@ impl Pair {
         self.ends.iter().for_each(|end| end.check_silence(until));
     }
 
-    /// Aborts the connection at one end.
+    /// Aborts the connection at one side.
     pub(super) fn abort(&mut self, end: usize, code: AbortCode) {
         self.ends[end].gave_up = true;
         self.ends[end].connection.abort(code);
@@ -340,7 +340,7 @@ impl Pair {
         });
     }
 
-    /// Runs all events in an order that `random` chooses: an event of one end may wait for any time.
+    /// Runs all events in an order that `random` chooses: an event of one side may wait for any time.
     pub(super) fn settle_in_any_order(&mut self, read: bool, random: &mut Random) {
         const ACTIONS: usize = 2 * Action::ALL.len();
         self.drive_bounded(1_000_000, |pair| {
@@ -375,7 +375,7 @@ impl Pair {
     }
 }
 
-/// An event at an end that needs no new data.
+/// An event at a side that needs no new data.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Serve,
@@ -391,7 +391,7 @@ impl Action {
         [Self::Serve, Self::CompleteRead, Self::Arrive, Self::CompleteSend, Self::Repost, Self::Read];
 }
 
-impl End {
+impl PairEnd {
     fn new(index: usize, settings: &[Settings; 2], now: Instant) -> Self {
         let (own, peer) = (&settings[index], &settings[1 - index]);
         let settings =
@@ -438,13 +438,13 @@ impl End {
         assert!(self.timer.is_none_or(|next| next > now), "a timer that goes off for ever");
         if self.timer.is_none() && !self.gave_up {
             let silence = now - self.last_received;
-            assert!(silence >= self.patience(), "end {} gave up after {silence:?}", self.index);
+            assert!(silence >= self.answer_timeout(), "end {} gave up after {silence:?}", self.index);
             (self.timed_out, self.gave_up) = (true, true);
         }
     }
 
     /// Returns the shortest silence after which the peer is given up.
-    fn patience(&self) -> Duration {
+    fn answer_timeout(&self) -> Duration {
         self.settings.ping_interval.unwrap() + self.settings.ping_timeout
     }
 
@@ -456,7 +456,7 @@ impl End {
             && waits
         {
             let silence = now - self.last_received;
-            assert!(silence < self.patience() + interval, "end {} waits for {silence:?}", self.index);
+            assert!(silence < self.answer_timeout() + interval, "end {} waits for {silence:?}", self.index);
         }
     }
 
@@ -491,7 +491,7 @@ impl End {
         Chunk { address, rkey: 7, length: length as u64 }
     }
 
-    /// Gives slots to other connections if this end need not keep them any more. Such slots are posted, or about to be posted.
+    /// Gives slots to other connections if this side need not keep them any more. Such slots are posted, or about to be posted.
     fn let_go(&mut self) -> bool {
         let window = self.connection.window();
         assert!(window >= self.settings.receive_slots && window <= self.kept, "the window of {}", self.index);

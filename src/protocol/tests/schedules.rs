@@ -1,5 +1,5 @@
-//! Seeded schedules. In any order of events, bytes arrive as they were written, no end waits forever, no queue overflows, and both ends
-//! become silent. If an end hangs, or its device fails a send or a READ, the other end finds that by ping, neither early nor late, and its
+//! Seeded schedules. In any order of events, bytes arrive as they were written, no side waits forever, no queue overflows, and both sides
+//! become silent. If an end hangs, or its device fails a send or a READ, the peer finds that by ping, neither early nor late, and its
 //! reader gets all data that had arrived.
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules; `TONIC_RDMA_SEED` runs a single one.
@@ -79,7 +79,7 @@ enum Ending {
     Abort(usize),
     /// One end hangs.
     Hang(usize),
-    /// A send or a READ of one end fails, and with the request the queue pair of this end.
+    /// A send or a READ of one side fails, and with the request the queue pair of this side.
     Failure(usize),
 }
 
@@ -103,7 +103,7 @@ fn run(seed: u64) {
         [0, 1].into_iter().find(|&end| pair.ends[end].timed_out)
     });
     match (gave_up, ending) {
-        // The other end is alive. It finds by its own ping that `end` is gone.
+        // The peer is alive. It finds by its own ping that `end` is gone.
         (Some(end), _) => given_up(&mut pair, end, &mut random),
         (None, Ending::Orderly) => finish(&mut pair, &mut applications, &mut random),
         (None, Ending::Abort(end)) => abort(&mut pair, end, &mut random),
@@ -113,7 +113,7 @@ fn run(seed: u64) {
     assert_eq!(pair.violation, None);
 }
 
-/// Runs one event at one end.
+/// Runs one event at one side.
 fn step(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
     let end = random.below(2) as usize;
     let what = random.below(10);
@@ -158,7 +158,7 @@ fn write(pair: &mut Pair, end: usize, application: &mut Application, random: &mu
     }
 }
 
-/// Lets both ends write everything, close and read. Checks that everything arrives, and that then no more messages are sent.
+/// Lets both sides write everything, close and read. Checks that everything arrives, and that then no more messages are sent.
 fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
     for application in applications.iter_mut() {
         application.read_percent = 100;
@@ -185,7 +185,7 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
     }
 }
 
-/// Lets both ends be idle, with pings only. Checks that each end returns the credits that it has beyond those at the start.
+/// Lets both sides be idle, with pings only. Checks that each side returns the credits that it has beyond those at the start.
 fn idle(pair: &mut Pair, random: &mut Random) {
     pair.widen(random.below(2) as usize, 1 + random.below(30) as u32);
     pair.settle_in_any_order(true, random);
@@ -199,7 +199,7 @@ fn idle(pair: &mut Pair, random: &mut Random) {
     }
 }
 
-/// Aborts at one end. Checks that the other end receives the abort, and that both ends become silent.
+/// Aborts at one side. Checks that the peer receives the abort, and that both sides become silent.
 fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
     pair.abort(end, AbortCode::RESET);
     pair.settle_in_any_order(false, random);
@@ -210,7 +210,7 @@ fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
     assert_eq!(pair.write_eager(end, 10) + pair.write_eager(1 - end, 10), 0, "data after an abort");
 }
 
-/// Lets one end hang. Checks that the other end reads the data that had arrived, and then finds the failure by ping.
+/// Lets one side hang. Checks that the peer reads the data that had arrived, and then finds the failure by ping.
 fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
     let alive = 1 - hanging;
     pair.hang(hanging);
@@ -218,7 +218,7 @@ fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
     assert_eq!(pair.ends[alive].read, pair.ends[hanging].written, "bytes that end {alive} got");
 }
 
-/// Fails a send or a READ of one end. Checks that this end reads the data that has arrived, and that the other end finds the failure by
+/// Fails a send or a READ of one side. Checks that this side reads the data that has arrived, and that the peer finds the failure by
 /// ping.
 fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
     let alive = 1 - failed;
@@ -231,7 +231,7 @@ fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
     assert_eq!(pair.log.len(), before, "messages of connections that are over");
 }
 
-/// Checks an end that has given up its peer: it sends no more messages, and the peer then gives up this end, too.
+/// Checks a side that has given up its peer: it sends no more messages, and the peer then gives up this side, too.
 fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
     check_silent(pair, end);
     pair.read(end, usize::MAX);
@@ -241,7 +241,7 @@ fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
     }
 }
 
-/// Lets the remaining end read and write until nothing moves. Checks that it gives up the other end, which does not answer a ping.
+/// Lets the remaining end read and write until nothing moves. Checks that it gives up the peer, which does not answer a ping.
 fn go_on_alone(pair: &mut Pair, alive: usize, random: &mut Random) {
     while pair.write_eager(alive, 50) + pair.write_rendezvous(alive, &[300]) > 0 {
         pair.settle_in_any_order(random.chance(50), random);

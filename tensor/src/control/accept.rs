@@ -23,7 +23,7 @@ use crate::error::{ALLOW_PLAINTEXT, TensorError};
 use crate::link::words::Words;
 use crate::link::{Link, LinkId, PeerEnd};
 use crate::wire::tensor_frame::MAX_NAME;
-use tonic_rdma::unstable::{Devices, Place, Source, TooManyWait};
+use tonic_rdma::unstable::{ClientSlot, Devices, Source, TooManyWaiters};
 use tonic_rdma::{Provider, RdmaConnectInfo, RdmaRequestExt as _};
 use tonic_rdma_verbs::unstable::lock;
 
@@ -119,7 +119,7 @@ async fn source(
     let limit = shared.settings.answer_timeout / 2;
     let busy = || Status::resource_exhausted("too many peers open links; try again later");
     let place = timeout(limit, shared.asking.take(address)).await;
-    let place = place.map_err(|_| busy())?.map_err(|TooManyWait| busy())?;
+    let place = place.map_err(|_| busy())?.map_err(|TooManyWaiters| busy())?;
     place.waits_for(Settings::LEAST_WAIT);
     let mut devices = Devices::default();
     let asked = async {
@@ -148,7 +148,7 @@ struct Confirmation {
     confirmed: oneshot::Receiver<()>,
     /// The longest time until it comes.
     limit: Duration,
-    place: Place,
+    place: ClientSlot,
 }
 
 impl Confirmation {
@@ -174,7 +174,7 @@ impl Confirmation {
 
 /// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A separate task does this, because a
 /// peer that takes no answers would keep the stream of answers from being polled.
-async fn keep(link: Arc<Link>, shared: Weak<Shared>, confirmation: Confirmation, place: Place) {
+async fn keep(link: Arc<Link>, shared: Weak<Shared>, confirmation: Confirmation, place: ClientSlot) {
     tokio::select! {
         () = link.ended() => {}
         confirmed = confirmation.wait() => match confirmed {

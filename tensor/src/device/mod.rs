@@ -30,7 +30,7 @@ use crate::slots::dynamic_slot::{Announcement, DynamicReceiver};
 use crate::slots::slot::Receiver;
 use crate::slots::static_slot::StaticReceiver;
 use crate::types::TensorSpec;
-use tonic_rdma::unstable::Places;
+use tonic_rdma::unstable::ClientSlots;
 use tonic_rdma::{Config, RdmaIncoming};
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::{Budget, MemRegion, SharedRegion};
@@ -124,9 +124,9 @@ impl RdmaDevice {
             address,
             accepted: Mutex::default(),
             group: Mutex::default(),
-            places: Places::shared(links, Duration::ZERO, 0),
-            asking: Places::new(Settings::ASKING, Duration::ZERO, Settings::ASKING),
-            unconfirmed: Places::shared(Settings::UNCONFIRMED, Settings::LEAST_WAIT, Settings::WAITING),
+            places: ClientSlots::shared(links, Duration::ZERO, 0),
+            asking: ClientSlots::new(Settings::ASKING, Duration::ZERO, Settings::ASKING),
+            unconfirmed: ClientSlots::shared(Settings::UNCONFIRMED, Settings::LEAST_WAIT, Settings::WAITING),
             opened: tokio::sync::Mutex::default(),
             offered: Mutex::default(),
             reactors: Mutex::default(),

@@ -19,7 +19,7 @@ use crate::exchange::{Exchange, Offers, Requests};
 use crate::link::{Link, LinkId, Prepared};
 use crate::memory::Landing;
 use tonic_rdma::Provider;
-use tonic_rdma::unstable::{Places, Reactor};
+use tonic_rdma::unstable::{ClientSlots, Reactor};
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Budget;
 
@@ -33,12 +33,12 @@ pub(crate) struct Shared {
     /// The group that the device belongs to.
     pub(crate) group: Mutex<Group>,
     /// The places of links that peers opened.
-    pub(crate) places: Arc<Places>,
+    pub(crate) places: Arc<ClientSlots>,
     /// The places of peers whose device is asked whether it answers.
-    pub(crate) asking: Arc<Places>,
+    pub(crate) asking: Arc<ClientSlots>,
     /// The places of links that peers opened and have not confirmed. Each link has queue pairs and memory, and its peer has proved
     /// nothing.
-    pub(crate) unconfirmed: Arc<Places>,
+    pub(crate) unconfirmed: Arc<ClientSlots>,
     /// The links that were opened here, by endpoint.
     pub(crate) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
     pub(crate) offered: Mutex<HashMap<Arc<str>, Weak<dyn Offered>>>,

@@ -11,7 +11,7 @@ use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::words::WordPair;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
-use tonic_rdma::unstable::{Aftermath, Participant, WorkId, WorkKind};
+use tonic_rdma::unstable::{Deferred, Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind, lock, wake_all,
 };
@@ -472,7 +472,7 @@ impl Participant for Port {
         self.number
     }
 
-    fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Aftermath) {
+    fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Deferred) {
         let wakers = &mut after.wakers;
         let mut frame = [0; MAX_FRAME];
         let mut finished = Vec::new();

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::side::{PATIENCE, pair, patient, pattern, settings, side};
+use super::side::{TIMEOUT, pair, patient, pattern, settings, side};
 use crate::endpoint::config::Config;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::negotiate::{Dialer, Listener};
@@ -35,7 +35,7 @@ async fn a_close_sends_what_is_queued() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, freed).await.expect("the connection keeps its handler");
+        tokio::time::timeout(TIMEOUT, freed).await.expect("the connection keeps its handler");
     }
 }
 
@@ -46,7 +46,7 @@ async fn a_handler_that_panics_ends_its_connection_only() {
     let (other, others) = pair(&Config::default(), &settings()).await;
     client.send_panic();
     for end in [&client, &server] {
-        tokio::time::timeout(PATIENCE, async {
+        tokio::time::timeout(TIMEOUT, async {
             while end.endpoint.fault().is_none() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

@@ -15,14 +15,14 @@ async fn landed(end: &Side, id: u64) -> Bytes {
     end.with(|it| it.landed.remove(&id)).unwrap().expect("not cancelled")
 }
 
-/// Waits until the other end has taken all offers.
+/// Waits until the peer has taken all offers.
 async fn all_taken(end: &Side) {
     let wait = async {
         while end.offered() > 0 {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(super::side::PATIENCE, wait).await.expect("offers that were not taken");
+    tokio::time::timeout(super::side::TIMEOUT, wait).await.expect("offers that were not taken");
 }
 
 #[tokio::test]
@@ -136,7 +136,7 @@ async fn memory_that_comes_back_without_a_notice_is_found() {
         client.waiting_offers() > 0
     });
     let last = offers.expect("the memory runs out");
-    // Everything that is under way arrives, so that no message wakes the client later.
+    // Everything in flight arrives, so that no message wakes the client later.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(client.waiting_offers(), 1);
     client.free_offer(last - 1);
@@ -168,7 +168,7 @@ async fn a_fetch_can_be_cancelled() {
     buffer.fill(7);
     client.offer(1, &[], buffer.freeze(), 0);
     client.offer(2, &[], pattern(100_000, 2).into(), 0);
-    // The fetches start with the first look after this.
+    // The fetches start with the first poll after this.
     server.until("the offers came", |it| it.landed.contains_key(&1) || it.landed.contains_key(&2)).await;
     server.cancel(1);
     server.until("both are over", |it| it.landed.len() == 2).await;

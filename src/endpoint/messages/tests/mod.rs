@@ -1,4 +1,4 @@
-//! Message connections over the software device, both ends in one process.
+//! Message connections over the software device, both sides in one process.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod ends;

@@ -1,4 +1,4 @@
-//! Which connections carry messages: both ends must ask for it, and have RDMA.
+//! Which connections carry messages: both sides must ask for it, and have RDMA.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -73,7 +73,7 @@ async fn a_client_that_does_not_ask_gets_a_byte_stream() {
     echo(client, server).await;
 }
 
-/// Where one end may not use RDMA, both go on over TCP, and the reason says why.
+/// Where one side may not use RDMA, both go on over TCP, and the reason says why.
 #[tokio::test]
 async fn without_rdma_there_is_a_byte_stream_over_tcp() {
     let tcp_only = || patient().policy(Policy::TcpOnly);

@@ -14,12 +14,12 @@ use crate::endpoint::messages::{
     Exposed, FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
 };
 use crate::endpoint::negotiate::{Dialer, Listener};
-use crate::endpoint::{Aftermath, ConnectionFault};
+use crate::endpoint::{ConnectionFault, Deferred};
 use tonic_rdma_verbs::memory::Block;
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// Time after which a test has hung.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One end: its endpoint and its handler.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ const PANIC: u8 = 3;
 const BLOCK: usize = 1 << 20;
 
 impl MessageHandler for Keeper {
-    fn receive(&self, mut message: Bytes, _: &mut Aftermath) -> Result<bool, ConnectionFault> {
+    fn receive(&self, mut message: Bytes, _: &mut Deferred) -> Result<bool, ConnectionFault> {
         assert_ne!(message[0], PANIC);
         let mut inner = self.inner.lock().unwrap();
         match message.get_u8() {
@@ -112,7 +112,7 @@ impl MessageHandler for Keeper {
         Ok(true)
     }
 
-    fn landed(&self, fetch: u64, memory: Option<Bytes>, _: &mut Aftermath) -> Result<(), ConnectionFault> {
+    fn landed(&self, fetch: u64, memory: Option<Bytes>, _: &mut Deferred) -> Result<(), ConnectionFault> {
         let mut inner = self.inner.lock().unwrap();
         inner.landed.insert(fetch, memory);
         inner.queue.push_back([&[TAKEN][..], &fetch.to_le_bytes()].concat());
@@ -120,7 +120,7 @@ impl MessageHandler for Keeper {
         Ok(())
     }
 
-    fn transmit(&self, sender: &mut Sender<'_>, _: &mut Aftermath) -> Result<(), ConnectionFault> {
+    fn transmit(&self, sender: &mut Sender<'_>, _: &mut Deferred) -> Result<(), ConnectionFault> {
         let mut inner = self.inner.lock().unwrap();
         let inner = &mut *inner;
         inner.cancelled.drain(..).for_each(|id| sender.cancel_fetch(id));
@@ -170,12 +170,12 @@ impl MessageHandler for Keeper {
         Ok(())
     }
 
-    fn peer_finished(&self, _: &mut Aftermath) {
+    fn peer_finished(&self, _: &mut Deferred) {
         self.inner.lock().unwrap().finished = true;
         self.changed.notify_one();
     }
 
-    fn ended(&self, fault: &ConnectionFault, _: &mut Aftermath) {
+    fn ended(&self, fault: &ConnectionFault, _: &mut Deferred) {
         let before = self.inner.lock().unwrap().fault.replace(fault.to_string());
         assert_eq!(before, None, "the connection ended twice");
         self.changed.notify_one();
@@ -252,24 +252,24 @@ impl Side {
         self.handler.inner.lock().unwrap().offers.len()
     }
 
-    /// Looks at what has arrived, and changes it.
-    pub(super) fn with<T>(&self, look: impl FnOnce(&mut Inner) -> T) -> T {
-        look(&mut self.handler.inner.lock().unwrap())
+    /// Polls at what has arrived, and changes it.
+    pub(super) fn with<T>(&self, check: impl FnOnce(&mut Inner) -> T) -> T {
+        check(&mut self.handler.inner.lock().unwrap())
     }
 
-    /// Waits until `look` returns true.
-    pub(super) async fn until(&self, what: &str, mut look: impl FnMut(&mut Inner) -> bool) {
+    /// Waits until `check` returns true.
+    pub(super) async fn until(&self, what: &str, mut check: impl FnMut(&mut Inner) -> bool) {
         let wait = async {
             loop {
                 let changed = self.handler.changed.notified();
-                if self.with(&mut look) {
+                if self.with(&mut check) {
                     return;
                 }
-                // Some of what tests look at makes no notice.
+                // Some of what tests check makes no notice.
                 let _ = tokio::time::timeout(Duration::from_millis(2), changed).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+        if tokio::time::timeout(TIMEOUT, wait).await.is_err() {
             panic!(
                 "waited in vain until {what}: {:?}",
                 self.with(|inner| format!("{inner:?}").chars().take(2000).collect::<String>())
@@ -283,20 +283,20 @@ pub(super) fn settings() -> MessageSettings {
     MessageSettings { landing_budget: 256 << 20, expose: true }
 }
 
-/// Connects two ends within this process.
+/// Connects two sides within this process.
 pub(super) async fn pair(config: &Config, settings: &MessageSettings) -> (Side, Side) {
     let (client, server) = endpoints(config).await;
     (Side::new(client, settings), Side::new(server, settings))
 }
 
-/// Returns the default settings. Each end waits for the other's part of the negotiation for as long as a busy machine may need.
+/// Returns the default settings. Each side waits for the other's part of the negotiation for as long as a busy machine may need.
 pub(super) fn patient() -> Config {
-    Config::default().handshake_timeout(PATIENCE)
+    Config::default().handshake_timeout(TIMEOUT)
 }
 
-/// Connects two ends without handlers.
+/// Connects two sides without handlers.
 pub(super) async fn endpoints(config: &Config) -> (MessageEndpoint, MessageEndpoint) {
-    let config = config.clone().handshake_timeout(PATIENCE);
+    let config = config.clone().handshake_timeout(TIMEOUT);
     let mut listener =
         Listener::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), config.clone()).unwrap();
     listener.take_native_calls(true);

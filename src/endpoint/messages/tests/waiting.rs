@@ -1,4 +1,4 @@
-//! Callers that look at the queue themselves, and work that a look runs.
+//! Callers that poll the queue themselves, and work that a poll runs.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use std::io::IoSlice;
 
-use super::side::{PATIENCE, endpoints, settings};
+use super::side::{TIMEOUT, endpoints, settings};
 use crate::endpoint::config::Config;
 use crate::endpoint::messages::{MessageEndpoint, MessageHandler, Sender};
-use crate::endpoint::{Aftermath, ConnectionFault, Run};
+use crate::endpoint::{ConnectionFault, Deferred, Run};
 
 /// Answers each message by itself: at the server from a run, at the client by waking the waiting tasks.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl Run for Answer {
 }
 
 impl MessageHandler for Echo {
-    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault> {
+    fn receive(&self, message: Bytes, after: &mut Deferred) -> Result<bool, ConnectionFault> {
         self.arrived.fetch_add(1, Ordering::SeqCst);
         if let Some(endpoint) = &*self.served_by.lock().unwrap() {
             self.queue.lock().unwrap().push(message);
@@ -45,11 +45,11 @@ impl MessageHandler for Echo {
         Ok(true)
     }
 
-    fn landed(&self, _: u64, _: Option<Bytes>, _: &mut Aftermath) -> Result<(), ConnectionFault> {
+    fn landed(&self, _: u64, _: Option<Bytes>, _: &mut Deferred) -> Result<(), ConnectionFault> {
         Ok(())
     }
 
-    fn transmit(&self, sender: &mut Sender<'_>, _: &mut Aftermath) -> Result<(), ConnectionFault> {
+    fn transmit(&self, sender: &mut Sender<'_>, _: &mut Deferred) -> Result<(), ConnectionFault> {
         let mut queue = self.queue.lock().unwrap();
         while sender.room() > 0
             && let Some(message) = queue.pop()
@@ -59,9 +59,9 @@ impl MessageHandler for Echo {
         Ok(())
     }
 
-    fn peer_finished(&self, _: &mut Aftermath) {}
+    fn peer_finished(&self, _: &mut Deferred) {}
 
-    fn ended(&self, _: &ConnectionFault, after: &mut Aftermath) {
+    fn ended(&self, _: &ConnectionFault, after: &mut Deferred) {
         after.wakers.append(&mut self.wakers.lock().unwrap());
         self.served_by.lock().unwrap().take();
     }
@@ -125,7 +125,7 @@ async fn calls_with_pauses() {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, calls).await.expect("a wake-up was lost");
+    tokio::time::timeout(TIMEOUT, calls).await.expect("a wake-up was lost");
 }
 
 #[tokio::test]
@@ -166,9 +166,9 @@ async fn many_callers_leave_a_worker_to_timers() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, ticks).await.expect("timers did not fire");
+    tokio::time::timeout(TIMEOUT, ticks).await.expect("timers did not fire");
     for task in tasks {
-        tokio::time::timeout(PATIENCE, task).await.expect("a call did not end").unwrap();
+        tokio::time::timeout(TIMEOUT, task).await.expect("a call did not end").unwrap();
     }
 }
 
@@ -196,7 +196,7 @@ async fn a_late_answer_wakes_a_caller_that_sleeps() {
             echo.wakers.lock().unwrap().push(context.waker().clone());
             if is_done() { Poll::Ready(()) } else { Poll::Pending }
         });
-        tokio::time::timeout(PATIENCE, wait).await.expect("a wake-up was lost");
+        tokio::time::timeout(TIMEOUT, wait).await.expect("a wake-up was lost");
         answer.await.unwrap();
     }
     client.close();

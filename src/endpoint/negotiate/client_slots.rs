@@ -1,12 +1,12 @@
-//! A limited number of places, shared fairly among the sources of the clients that hold them.
+//! A limited number of slots, shared fairly among the sources of the clients that hold them.
 //!
-//! A client that comes while all places are taken gets the place of a client that keeps this end waiting: the client that has
-//! waited longest, of the source with the most places. So no source keeps the clients of other sources out. A client that keeps this
-//! end busy, and not waiting, keeps its place.
+//! A client that comes while all slots are taken gets the slot of a client that keeps this side waiting: the client that has
+//! waited longest, of the source with the most slots. So no source keeps the clients of other sources out. A client that keeps this
+//! side busy, and not waiting, keeps its slot.
 //!
-//! Where clients can keep their places for long, places are shared ([`Places::shared`]): the last third of the places goes only to
-//! sources that have fewer places than are free, and the last sixth only to users and addresses that have fewer. So the source with
-//! most places leaves some to all others.
+//! Where clients can keep their slots for long, slots are shared ([`ClientSlots::shared`]): the last third of the slots goes only to
+//! sources that have fewer slots than are free, and the last sixth only to users and addresses that have fewer. So the source with
+//! most slots leaves some to all others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -21,23 +21,23 @@ use tokio::time::timeout_at;
 
 use tonic_rdma_verbs::unstable::{DeviceOwner, lock};
 
-/// A limited number of places.
+/// A limited number of slots.
 #[derive(Debug)]
-pub struct Places {
+pub struct ClientSlots {
     limit: usize,
-    /// A client that has kept this end waiting for less time keeps its place. While places are free, which others may still take, a
-    /// client keeps it for [`PATIENCE`] times as long.
+    /// A client that has kept this side waiting for less time keeps its slot. While slots are free, which others may still take, a
+    /// client keeps it for [`WHILE_FREE`] times as long.
     least_wait: Duration,
-    /// Most clients that wait for a place.
-    most_takers: usize,
-    /// Whether a source has to leave places to others.
+    /// Most clients that wait for a slot.
+    most_waiters: usize,
+    /// Whether a source has to leave slots to others.
     is_shared: bool,
     table: Mutex<Table>,
-    /// Notified when a place is free, or when its client begins to keep this end waiting.
+    /// Notified when a slot is free, or when its client begins to keep this side waiting.
     changed: Notify,
 }
 
-/// What the places of a client are counted by: the address, and the user of the client's software device if that is known.
+/// What the slots of a client are counted by: the address, and the user of the client's software device if that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
     network: Network,
@@ -55,7 +55,7 @@ enum Network {
     Any,
 }
 
-/// The sources that have most of their places by one right: those of one user, or one address.
+/// The sources that have most of their slots by one right: those of one user, or one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Group {
     Network(Network),
@@ -64,17 +64,17 @@ enum Group {
 
 #[derive(Debug, Default)]
 struct Table {
-    held: Slab<Held>,
+    held: Slab<HeldSlot>,
     by_source: HashMap<Source, usize>,
     by_group: HashMap<Group, usize>,
-    /// Places whose clients were told to leave.
+    /// Slots whose clients have to leave.
     leaving: usize,
-    /// Clients that wait for a place.
-    takers: HashMap<Source, usize>,
+    /// Clients that wait for a slot.
+    waiters: HashMap<Source, usize>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldSlot {
     source: Source,
     stage: Stage,
     wanted: Arc<Notify>,
@@ -82,33 +82,33 @@ struct Held {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// This end works for the client.
+    /// This side works for the client.
     Busy,
-    /// This end has waited for the client since this time, and waits for the least time at least.
+    /// This side has waited for the client since this time, and waits for the least time at least.
     Waits { since: Instant, least: Duration },
-    /// Another client gets the place.
+    /// Another client gets the slot.
     Leaving,
 }
 
-/// One place. Dropping this gives the place to the next client.
+/// One slot. Dropping this gives the slot to the next client.
 #[derive(Debug)]
-pub struct Place {
-    places: Arc<Places>,
+pub struct ClientSlot {
+    slots: Arc<ClientSlots>,
     key: usize,
     wanted: Arc<Notify>,
 }
 
-/// While places are free, the clients that wait for one are of sources that hold many. They can wait: a burst of clients of one source on a
+/// While slots are free, the clients that wait for one are of sources that hold many. They can wait: a burst of clients of one source on a
 /// busy machine needs time to answer.
-const PATIENCE: u32 = 4;
+const WHILE_FREE: u32 = 4;
 
-/// All places are taken, and as many clients wait for a place as may wait.
+/// All slots are taken, and as many clients wait for a slot as may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooManyWait;
+pub struct TooManyWaiters;
 
-/// Another client gets the place.
+/// Another client gets the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lost;
+pub struct SlotLost;
 
 impl From<IpAddr> for Source {
     fn from(address: IpAddr) -> Self {
@@ -140,38 +140,38 @@ impl Source {
     }
 }
 
-impl Places {
-    /// Makes `limit` places. A client loses its place only after it has kept this end waiting for `least_wait`. At most
-    /// `most_takers` clients wait for a place, and at most half of them are of one source.
-    pub fn new(limit: usize, least_wait: Duration, most_takers: usize) -> Arc<Self> {
-        Self::make(limit, least_wait, most_takers, false)
+impl ClientSlots {
+    /// Makes `limit` slots. A client loses its slot only after it has kept this side waiting for `least_wait`. At most
+    /// `most_waiters` clients wait for a slot, and at most half of them are of one source.
+    pub fn new(limit: usize, least_wait: Duration, most_waiters: usize) -> Arc<Self> {
+        Self::make(limit, least_wait, most_waiters, false)
     }
 
-    /// Makes places as [`new`](Self::new) does, of which a source has to leave a part to others.
-    pub fn shared(limit: usize, least_wait: Duration, most_takers: usize) -> Arc<Self> {
-        Self::make(limit, least_wait, most_takers, true)
+    /// Makes slots as [`new`](Self::new) does, of which a source has to leave a part to others.
+    pub fn shared(limit: usize, least_wait: Duration, most_waiters: usize) -> Arc<Self> {
+        Self::make(limit, least_wait, most_waiters, true)
     }
 
-    fn make(limit: usize, least_wait: Duration, most_takers: usize, is_shared: bool) -> Arc<Self> {
+    fn make(limit: usize, least_wait: Duration, most_waiters: usize, is_shared: bool) -> Arc<Self> {
         let (table, changed) = (Mutex::default(), Notify::new());
-        Arc::new(Self { limit, least_wait, most_takers, is_shared, table, changed })
+        Arc::new(Self { limit, least_wait, most_waiters, is_shared, table, changed })
     }
 
-    /// Waits for a place for a client of `source`. The client counts as working until it calls [`Place::waits`].
+    /// Waits for a slot for a client of `source`. The client counts as working until it calls [`ClientSlot::waits`].
     ///
     /// # Errors
     /// Too many clients wait already.
-    pub async fn take(self: &Arc<Self>, source: Source) -> Result<Place, TooManyWait> {
-        if let Some(place) = self.try_take(source) {
-            return Ok(place);
+    pub async fn take(self: &Arc<Self>, source: Source) -> Result<ClientSlot, TooManyWaiters> {
+        if let Some(slot) = self.try_take(source) {
+            return Ok(slot);
         }
-        let _taker = Taker::new(self, source)?;
+        let _waiter = Waiter::new(self, source)?;
         loop {
             let mut changed = pin!(self.changed.notified());
             // From here on no change is missed.
             changed.as_mut().enable();
-            if let Some(place) = self.try_take(source) {
-                return Ok(place);
+            if let Some(slot) = self.try_take(source) {
+                return Ok(slot);
             }
             match self.make_room(source) {
                 None => changed.await,
@@ -180,13 +180,13 @@ impl Places {
         }
     }
 
-    /// Returns the number of places.
+    /// Returns the number of slots.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Takes a place for a client of `source`, if one is free now.
-    pub fn try_take(self: &Arc<Self>, source: Source) -> Option<Place> {
+    /// Takes a slot for a client of `source`, if one is free now.
+    pub fn try_take(self: &Arc<Self>, source: Source) -> Option<ClientSlot> {
         let mut table = lock(&self.table);
         let free = self.limit.saturating_sub(table.held.len());
         let (of_group, of_source) = table.count(source);
@@ -197,29 +197,30 @@ impl Places {
         *table.by_source.entry(source).or_default() += 1;
         *table.by_group.entry(source.group()).or_default() += 1;
         let wanted = Arc::<Notify>::default();
-        let held = Held { source, stage: Stage::Busy, wanted: Arc::clone(&wanted) };
+        let held = HeldSlot { source, stage: Stage::Busy, wanted: Arc::clone(&wanted) };
         let key = table.held.insert(held);
-        Some(Place { places: Arc::clone(self), key, wanted })
+        Some(ClientSlot { slots: Arc::clone(self), key, wanted })
     }
 
-    /// Tells a client to leave, unless enough clients are leaving for those that wait for a place. The client is not of a source that
-    /// has fewer places than `source`. Returns when to try again, if a client will have waited for long enough then.
+    /// Tells a client to leave, unless enough clients are leaving for those that wait for a slot. The client is not of a source that
+    /// has fewer slots than `source`. Returns when to try again, if a client will have waited for long enough then.
     fn make_room(&self, source: Source) -> Option<Instant> {
         let mut table = lock(&self.table);
-        if table.leaving >= table.takers.values().sum() {
+        if table.leaving >= table.waiters.values().sum() {
             return None;
         }
-        let patience = if table.held.len() < self.limit { PATIENCE } else { 1 };
+        let factor = if table.held.len() < self.limit { WHILE_FREE } else { 1 };
         let now = Instant::now();
-        let of_taker = table.count(source);
+        let of_waiter = table.count(source);
         let waiting = table.held.iter().filter_map(|(key, held)| match held.stage {
             Stage::Waits { since, least } => {
-                Some((key, since, since + least * patience, table.count(held.source)))
+                Some((key, since, since + least * factor, table.count(held.source)))
             }
             Stage::Busy | Stage::Leaving => None,
         });
         let (mut chosen, mut soonest) = (None, None);
-        for (key, since, keeps_until, of_source) in waiting.filter(|(.., of_source)| *of_source >= of_taker) {
+        for (key, since, keeps_until, of_source) in waiting.filter(|(.., of_source)| *of_source >= of_waiter)
+        {
             if keeps_until > now {
                 soonest = Some(soonest.map_or(keeps_until, |soonest: Instant| soonest.min(keeps_until)));
             } else if chosen.is_none_or(|(_, oldest, most)| (of_source, oldest) > (most, since)) {
@@ -240,85 +241,85 @@ impl Places {
 }
 
 impl Table {
-    /// Returns the number of places of the source's group, and of the source.
+    /// Returns the number of slots of the source's group, and of the source.
     fn count(&self, source: Source) -> (usize, usize) {
         let of_group = self.by_group.get(&source.group()).copied().unwrap_or(0);
         (of_group, self.by_source.get(&source).copied().unwrap_or(0))
     }
 }
 
-impl Place {
-    /// Notes that this end waits for the client from now on, so that the client may lose the place.
+impl ClientSlot {
+    /// Notes that this side waits for the client from now on, so that the client may lose the slot.
     pub fn waits(&self) {
-        self.waits_for(self.places.least_wait);
+        self.waits_for(self.slots.least_wait);
     }
 
-    /// Does what [`waits`](Self::waits) does, but the client keeps the place for at least the time `least`.
+    /// Does what [`waits`](Self::waits) does, but the client keeps the slot for at least the time `least`.
     pub fn waits_for(&self, least: Duration) {
-        if let Some(held) = lock(&self.places.table).held.get_mut(self.key)
+        if let Some(held) = lock(&self.slots.table).held.get_mut(self.key)
             && held.stage == Stage::Busy
         {
             held.stage = Stage::Waits { since: Instant::now(), least };
         }
-        self.places.changed.notify_waiters();
+        self.slots.changed.notify_waiters();
     }
 
-    /// Notes that this end works for the client from now on.
+    /// Notes that this side works for the client from now on.
     ///
     /// # Errors
-    /// Another client gets the place.
-    pub fn works(&self) -> Result<(), Lost> {
-        match lock(&self.places.table).held.get_mut(self.key) {
+    /// Another client gets the slot.
+    pub fn works(&self) -> Result<(), SlotLost> {
+        match lock(&self.slots.table).held.get_mut(self.key) {
             Some(held) if held.stage != Stage::Leaving => {
                 held.stage = Stage::Busy;
                 Ok(())
             }
-            _ => Err(Lost),
+            _ => Err(SlotLost),
         }
     }
 
-    /// Waits until another client gets the place.
+    /// Waits until another client gets the slot.
     pub async fn lost(&self) {
         self.wanted.notified().await;
     }
 }
 
-impl Drop for Place {
+impl Drop for ClientSlot {
     fn drop(&mut self) {
-        let mut table = lock(&self.places.table);
+        let mut table = lock(&self.slots.table);
         if let Some(held) = table.held.try_remove(self.key) {
             table.leaving -= usize::from(held.stage == Stage::Leaving);
             remove_one(&mut table.by_source, held.source);
             remove_one(&mut table.by_group, held.source.group());
         }
         drop(table);
-        self.places.changed.notify_waiters();
+        self.slots.changed.notify_waiters();
     }
 }
 
-/// A client that waits for a place.
+/// A client that waits for a slot.
 #[derive(Debug)]
-struct Taker<'a> {
-    places: &'a Places,
+struct Waiter<'a> {
+    slots: &'a ClientSlots,
     source: Source,
 }
 
-impl<'a> Taker<'a> {
-    fn new(places: &'a Places, source: Source) -> Result<Self, TooManyWait> {
-        let mut table = lock(&places.table);
-        let all: usize = table.takers.values().sum();
-        let of_source = table.takers.get(&source).copied().unwrap_or(0);
-        if all >= places.most_takers || of_source >= places.most_takers.div_ceil(2) {
-            return Err(TooManyWait);
+impl<'a> Waiter<'a> {
+    fn new(slots: &'a ClientSlots, source: Source) -> Result<Self, TooManyWaiters> {
+        let mut table = lock(&slots.table);
+        let all: usize = table.waiters.values().sum();
+        let of_source = table.waiters.get(&source).copied().unwrap_or(0);
+        if all >= slots.most_waiters || of_source >= slots.most_waiters.div_ceil(2) {
+            return Err(TooManyWaiters);
         }
-        *table.takers.entry(source).or_default() += 1;
-        Ok(Self { places, source })
+        *table.waiters.entry(source).or_default() += 1;
+        Ok(Self { slots, source })
     }
 }
 
-impl Drop for Taker<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        remove_one(&mut lock(&self.places.table).takers, self.source);
+        remove_one(&mut lock(&self.slots.table).waiters, self.source);
     }
 }
 
@@ -332,5 +333,5 @@ fn remove_one<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
 }
 
 #[cfg(test)]
-#[path = "places_tests.rs"]
+#[path = "client_slots_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! This end of an RDMA connection: prepared before the peer's end is known, and established when its queue pair is connected.
+//! This side of an RDMA connection: prepared before the peer's end is known, and established when its queue pair is connected.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::endpoint::config::Config;
-use crate::endpoint::connection::{Carrier, Connection, Counted, End, Limits, Member, Supervisor, Traffic};
+use crate::endpoint::connection::{Carrier, Connection, Counted, Limits, Member, Role, Supervisor, Traffic};
 use crate::endpoint::error::{ConnectionFault, RdmaUnavailable};
 use crate::endpoint::info::Telemetry;
 use crate::endpoint::journal::Journal;
@@ -19,7 +19,7 @@ use crate::endpoint::provider::budget;
 use crate::endpoint::tuner::Chooser;
 use crate::protocol;
 use crate::wire::Header;
-use crate::wire::hello::{Confirm, Message, Offer};
+use crate::wire::hello::{Confirm, DeviceOffer, Message};
 use tonic_rdma_verbs::unstable::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::{Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress};
@@ -87,9 +87,9 @@ impl Prepared {
     }
 
     /// Returns the offer for the hello.
-    pub(super) fn offer(&self) -> Offer {
+    pub(super) fn offer(&self) -> DeviceOffer {
         let attributes = self.context.attributes();
-        Offer {
+        DeviceOffer {
             provider: attributes.provider.into(),
             device: attributes.name.clone(),
             queue_pair: self.queue_pair.local_address().as_bytes().to_vec(),
@@ -98,8 +98,12 @@ impl Prepared {
         }
     }
 
-    /// Connects to the peer's end. `native`: this end of the calls, if the connection carries native calls. May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
-    pub(super) fn connect(self, peer: &PeerEnd, native: Option<End>) -> Result<Established, RdmaUnavailable> {
+    /// Connects to the peer's end. `native`: this side of the calls, if the connection carries native calls. May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
+    pub(super) fn connect(
+        self,
+        peer: &PeerQueuePair,
+        native: Option<Role>,
+    ) -> Result<Established, RdmaUnavailable> {
         /// Gathering writes up to this length costs less than a message for each.
         const COALESCE: usize = 4096;
         let reads = Link::reads(self.context.attributes());
@@ -123,7 +127,7 @@ impl Prepared {
         let chooser = Chooser::new(&self.config, &self.context);
         let queue_pair = Arc::clone(&self.queue_pair);
         let traffic = match native {
-            Some(end) => Traffic::Messages { domain: Arc::clone(&self.domain), reads, end },
+            Some(role) => Traffic::Messages { domain: Arc::clone(&self.domain), reads, role },
             None => Traffic::Bytes,
         };
         let registrations = SlabRegistrations::new(self.domain, Arc::clone(self.pool.budget()));
@@ -161,7 +165,7 @@ pub(super) struct Established {
     pub(super) context: Arc<dyn Context>,
     pub(super) member: Member,
     pub(super) queue_pair: Arc<dyn QueuePair>,
-    /// Receive buffers of this end at the start.
+    /// Receive buffers of this side at the start.
     pub(super) slots: u32,
     /// The connection carries the messages of native calls.
     pub(super) native: bool,
@@ -170,7 +174,7 @@ pub(super) struct Established {
 
 /// The peer's end, as its message describes it.
 #[derive(Clone, Debug)]
-pub(super) struct PeerEnd {
+pub(super) struct PeerQueuePair {
     pub(super) address: QueuePairAddress,
     pub(super) receive_slots: u32,
     pub(super) slot_size: u32,
@@ -178,11 +182,11 @@ pub(super) struct PeerEnd {
 
 impl Established {
     /// Longest time for the peer's answer over the queue pair.
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const REACH_TIMEOUT: Duration = Duration::from_secs(2);
     /// Longest time that a client needs to connect its queue pair ([`QueuePair::to_rtr`]) and to check that connection.
     pub(super) const CONNECTING: Duration = Duration::from_secs(5);
 
-    /// Returns the message with the value that this end read in the peer's memory.
+    /// Returns the message with the value that this side read in the peer's memory.
     pub(super) fn confirm(&self) -> Message {
         Message::Confirm(Confirm::Connected { nonce: self.probe().peers })
     }
@@ -191,7 +195,7 @@ impl Established {
         self.queue_pair.local().map(|local| local.probe()).unwrap_or_default()
     }
 
-    /// Checks that the peer read the value that this end wrote, which proves that both ends reach one another's memory.
+    /// Checks that the peer read the value that this side wrote, which proves that both sides reach one another's memory.
     pub(super) fn check(&self, peer: &Confirm) -> Result<(), RdmaUnavailable> {
         match peer {
             Confirm::Failed { reason } => Err(RdmaUnavailable::PeerFailed(reason.clone())),
@@ -204,10 +208,10 @@ impl Established {
     /// firewall, a partition key, an MTU that a switch does not have.
     pub(super) async fn check_reachable(&self) -> Result<(), RdmaUnavailable> {
         let device = || self.device().to_owned();
-        match timeout(Self::PATIENCE, self.member.connection.check_reachable()).await {
+        match timeout(Self::REACH_TIMEOUT, self.member.connection.check_reachable()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(fault)) => Err(RdmaUnavailable::Unreachable { device: device(), fault }),
-            Err(_) => Err(RdmaUnavailable::NoAnswer { device: device(), timeout: Self::PATIENCE }),
+            Err(_) => Err(RdmaUnavailable::NoAnswer { device: device(), timeout: Self::REACH_TIMEOUT }),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Work that was found under a lock and is carried out after the lock.
+//! Work that was found under a lock and is carried out after the lock, and tasks that end with their owner.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -8,28 +8,29 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use http::HeaderMap;
+use tokio::task::AbortHandle;
 use tonic_rdma_verbs::unstable::{drop_all, run_each, wake_all};
 
 /// Tasks to wake, work to run, and memory to drop. Functions that hold a lock collect them here; the thread that held the lock carries them out once
 /// it holds no lock.
 #[derive(Debug, Default)]
-pub struct Aftermath {
+pub struct Deferred {
     /// The tasks to wake.
     pub wakers: Vec<Waker>,
     /// The work to run.
     pub runs: Vec<Arc<dyn Run>>,
     /// Memory of the application that is not needed any more. Its owner may run code of the application when it is dropped.
     pub unneeded: Vec<Bytes>,
-    /// Heads and trailers that were sent, or are not sent any more. Their values may have owners, too.
-    pub heads: Vec<SentHead>,
+    /// Headers and trailers that were sent, or are not sent any more. Their values may have owners, too.
+    pub headers: Vec<SentHeaders>,
 }
 
-/// A head that is not needed any more.
+/// Headers or trailers that are not needed any more.
 #[derive(Debug)]
-pub enum SentHead {
+pub enum SentHeaders {
     /// The fields alone.
     Fields(HeaderMap),
-    /// A head that others may have.
+    /// Headers that others may have.
     Shared(Arc<dyn Any + Send + Sync>),
 }
 
@@ -41,12 +42,12 @@ pub trait Run: Send + Sync + Debug {
 
 thread_local! {
     /// Empty lists with memory.
-    static REUSED: RefCell<Aftermath> = const { RefCell::new(Aftermath::new()) };
+    static REUSED: RefCell<Deferred> = const { RefCell::new(Deferred::new()) };
 }
 
-impl Aftermath {
+impl Deferred {
     const fn new() -> Self {
-        Self { wakers: Vec::new(), runs: Vec::new(), unneeded: Vec::new(), heads: Vec::new() }
+        Self { wakers: Vec::new(), runs: Vec::new(), unneeded: Vec::new(), headers: Vec::new() }
     }
 
     /// Returns empty lists, which have the memory of those that this thread has given to [`reuse`](Self::reuse).
@@ -60,7 +61,7 @@ impl Aftermath {
         /// Longer lists are rare, and give their memory back.
         const LONGEST: usize = 256;
         let lengths =
-            [self.wakers.capacity(), self.runs.capacity(), self.unneeded.capacity(), self.heads.capacity()];
+            [self.wakers.capacity(), self.runs.capacity(), self.unneeded.capacity(), self.headers.capacity()];
         if lengths.iter().all(|&length| length <= LONGEST) {
             let _ = REUSED.try_with(|reused| reused.replace(self));
         }
@@ -72,23 +73,23 @@ impl Aftermath {
             self.wakers.append(&mut other.wakers);
             self.runs.append(&mut other.runs);
             self.unneeded.append(&mut other.unneeded);
-            self.add_heads(&mut other.heads);
+            self.add_headers(&mut other.headers);
         }
     }
 
-    /// Moves `heads`, which are long, to the end of this list.
-    pub fn add_heads(&mut self, heads: &mut Vec<SentHead>) {
-        if self.heads.is_empty() {
-            std::mem::swap(&mut self.heads, heads);
+    /// Moves `headers`, which may be many, to the end of this list.
+    pub fn add_headers(&mut self, headers: &mut Vec<SentHeaders>) {
+        if self.headers.is_empty() {
+            std::mem::swap(&mut self.headers, headers);
         } else {
-            self.heads.append(heads);
+            self.headers.append(headers);
         }
     }
 
     /// Returns whether there is nothing to do.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.wakers.is_empty() && self.runs.is_empty() && self.unneeded.is_empty() && self.heads.is_empty()
+        self.wakers.is_empty() && self.runs.is_empty() && self.unneeded.is_empty() && self.headers.is_empty()
     }
 
     /// Does the work in order, then wakes the tasks and drops the memory. A panic of the application ends with its own item. All lists are empty
@@ -97,7 +98,17 @@ impl Aftermath {
         run_each("work of a connection", self.runs.drain(..), Run::run);
         wake_all(self.wakers.drain(..));
         drop_all(self.unneeded.drain(..));
-        drop_all(self.heads.drain(..));
+        drop_all(self.headers.drain(..));
+    }
+}
+
+/// A task that ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct OwnedTask(pub(crate) AbortHandle);
+
+impl Drop for OwnedTask {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -150,7 +161,7 @@ mod tests {
     #[test]
     fn a_panic_keeps_no_other_work_from_being_carried_out() {
         let count = Arc::<AtomicUsize>::default();
-        let mut after = Aftermath::default();
+        let mut after = Deferred::default();
         for _ in 0..3 {
             let bomb = || Arc::new(Bomb(Arc::clone(&count)));
             after.runs.push(bomb());
