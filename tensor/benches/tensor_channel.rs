@@ -119,7 +119,7 @@ fn dynamic_slot(bencher: Bencher<'_, '_>, Case(flavour, length): Case) {
 
 /// Requests a tensor by name and step, of a known shape.
 #[divan::bench(args = cases(), sample_count = 300, max_time = 2)]
-fn rendezvous(bencher: Bencher<'_, '_>, Case(flavour, length): Case) {
+fn named(bencher: Bencher<'_, '_>, Case(flavour, length): Case) {
     let peer = Peer::start(Role::Provider, length, flavour);
     let mut step = 0;
     repeat(bencher, length, || {

@@ -10,7 +10,7 @@
 //!     ▼
 //!  Channel ──┬─ StaticSender        a tensor of known shape, into a buffer of the receiver              (§3.2)
 //!            ├─ DynamicSender       a tensor of any shape: its metadata, by which the peer reads it    (§3.3)
-//!            ├─ request(name, step) a tensor that the peer offers under a name, by rendezvous
+//!            ├─ request(name, step) a tensor that the peer offers under a name
 //!            └─ write, read         any bytes of a region that the peer has exported
 //! ```
 //!
@@ -36,7 +36,7 @@
 //! |---|---|---|---|
 //! | static slot: [`RdmaDevice::static_receiver`], [`Channel::static_sender`] | type and shape | one WRITE | a word in memory |
 //! | dynamic slot: [`RdmaDevice::dynamic_receiver`], [`Channel::dynamic_sender`] | nothing | a WRITE of 168 bytes, and a READ by the receiver | a word in memory |
-//! | rendezvous: [`RdmaDevice::put`], [`Channel::request`] | nothing | a message and a WRITE; one more message in the first step, and when the shape changes | a message |
+//! | named tensor: [`RdmaDevice::put`], [`Channel::request`] | nothing | a message and a WRITE; one more message in the first step, and when the shape changes | a message |
 //! | region: [`RdmaDevice::export`], [`Channel::region`], [`Channel::write`], [`Channel::read`] | the offsets | one operation, also for thousands of blocks ([`RegionWrite::blocks_from`]) | a notice, or not at all |
 //! | published region: [`RdmaDevice::publish`], [`Channel::view`] | the offsets | stores to its own memory | a look at the sender's memory, on the software device |
 //!
@@ -99,9 +99,9 @@
 //! # }
 //! ```
 //!
-//! # Rendezvous
+//! # Named tensors
 //!
-//! A rendezvous needs no slot. Tensors are offered and requested by name and step, in either order, and an offer says for how
+//! A named tensor needs no slot. Tensors are offered and requested by name and step, in either order, and an offer says for how
 //! many readers it is.
 //!
 //! ```
@@ -220,18 +220,18 @@
 //! The book's page on tensors has the measurements and the design.
 #![forbid(unsafe_code)]
 
+mod bootstrap;
 mod channel;
 mod control;
 pub mod convert;
 mod device;
 mod error;
-mod exchange;
 mod link;
-mod meeting;
 mod memory;
+mod named;
+mod named_driver;
 mod reduce;
 mod regions;
-mod rendezvous;
 mod slots;
 mod types;
 mod wire;
@@ -242,11 +242,11 @@ pub use channel::Channel;
 pub use channel::copy::{BlockCopy, Memcpy, RegionRead, RegionWrite};
 pub use device::{DeviceBuilder, RdmaDevice};
 pub use error::{TensorError, TensorErrorKind, TransferError};
-pub use exchange::{NamedOffer, NamedReply, NamedRequest};
 pub use link::words::Notification;
+pub use named::OfferCounts;
+pub use named_driver::{NamedOffer, NamedReply, NamedRequest};
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};
 pub use regions::{ExportedRegion, PublishedRegion, RemoteRegion, Rights};
-pub use rendezvous::OfferCounts;
 pub use slots::dynamic_slot::{DynamicReceiver, DynamicSender};
 pub use slots::sender::{SentCounts, SentTensors};
 pub use slots::static_slot::{Arrived, StaticReceiver, StaticSender};

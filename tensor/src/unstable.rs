@@ -16,7 +16,7 @@ use tonic_rdma_verbs::unstable::lock;
 /// Lets only the ranks of a group open links to `device` from now on: peers that know the group's `name`. Without a name, because the
 /// ranks have not met yet, no peer does.
 pub fn admit_only_ranks(device: &RdmaDevice, name: Option<[u8; 16]>) {
-    *lock(&device.shared.group) = name.map_or(Group::Meeting, Group::Named);
+    *lock(&device.shared.group) = name.map_or(Group::Joining, Group::Named);
 }
 
 /// Makes the error of a link to `peer` that was lost for `reason`.
@@ -85,14 +85,14 @@ impl OwnPolling {
     }
 }
 
-/// The meeting of the processes of a job, for groups and graphs.
-pub mod meeting {
-    pub use crate::meeting::*;
+/// The bootstrap of the processes of a job, for groups and graphs.
+pub mod bootstrap {
+    pub use crate::bootstrap::*;
 }
 
 /// The state machine of named tensors.
-pub mod rendezvous {
-    pub use crate::rendezvous::*;
+pub mod named {
+    pub use crate::named::*;
 }
 
 /// The generated code of `proto/tensor_device.proto`.

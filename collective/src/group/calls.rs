@@ -15,7 +15,7 @@ use crate::group::proto::group_server::Group;
 use crate::group::proto::{Proposal, StatusReply, StatusRequest, Suspect};
 use crate::group::session::Settings;
 use crate::group::state::{GroupId, State};
-use tonic_rdma_tensor::unstable::meeting;
+use tonic_rdma_tensor::unstable::bootstrap;
 
 #[cfg(feature = "_tls-any")]
 use tonic_rdma::unstable::chain;
@@ -34,7 +34,7 @@ impl Peer {
     /// # Errors
     /// The address or the TLS settings can't be used; the text says why.
     pub(crate) fn new(settings: &Settings, address: &str) -> Result<Self, CollectiveError> {
-        let endpoint = meeting::endpoint(settings.scheme(), address).map_err(setup)?;
+        let endpoint = bootstrap::endpoint(settings.scheme(), address).map_err(setup)?;
         #[cfg(feature = "_tls-any")]
         let endpoint = match &settings.client_tls {
             Some(tls) => endpoint.tls_config(tls.clone()).map_err(|error| {
@@ -141,7 +141,7 @@ impl Group for Service {
             promises = self.0.promise(&agreement::Proposal { generation, coordinator, members }).is_ok();
         }
         let (standing, epoch) = self.0.standing();
-        // The position has ranks of the generation, and the reply has those of the meeting.
+        // The position has ranks of the generation, and the reply has those of the bootstrap.
         let waits_for = epoch
             .as_ref()
             .and_then(|epoch| epoch.members.get(epoch.position.waits_for()?))

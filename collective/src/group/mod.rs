@@ -3,13 +3,13 @@
 //! ```text
 //!  Launch      rank, size and address, from the environment or from code
 //!     │ Group::join
-//!  Session     a runtime with one thread; one server for the tensor device, the meeting and this module's service; the meeting at rank 0;
+//!  Session     a runtime with one thread; one server for the tensor device, the bootstrap and this module's service; the bootstrap at rank 0;
 //!     │        a channel to every other rank, and a task that waits for the end of each channel and hears what the rank reports
 //!     ▼
 //!  Group ── generation 1: all ranks ── a rank is lost ── survivors() ── generation 2 …
 //! ```
 //!
-//! The meeting is that of `tonic-rdma-tensor`, which the parts of a graph use too. This module moves no elements. Nothing here waits on the caller's runtime.
+//! The bootstrap is that of `tonic-rdma-tensor`, which the parts of a graph use too. This module moves no elements. Nothing here waits on the caller's runtime.
 
 mod agreement;
 mod calls;
@@ -22,7 +22,7 @@ mod survivors;
 use std::sync::Arc;
 
 use tonic_rdma_tensor::Channel;
-use tonic_rdma_tensor::unstable::meeting::shortened;
+use tonic_rdma_tensor::unstable::bootstrap::shortened;
 
 use crate::error::{CollectiveError, CollectiveErrorKind, setup};
 use crate::group::proto::{Loss, Report};
@@ -129,7 +129,7 @@ impl Group {
     fn tell(&self) {
         let Some(error) = self.epoch.failure.reason() else { return };
         let generation = self.epoch.generation;
-        self.session.meeting.standing.send_if_modified(|standing| {
+        self.session.bootstrap.standing.send_if_modified(|standing| {
             let reports = &mut standing.details.reports;
             if reports.iter().any(|report| report.generation == generation) {
                 return false;

@@ -1,4 +1,4 @@
-//! The session: what all generations of a group have in common, and its settings. The ranks here are those of the meeting.
+//! The session: what all generations of a group have in common, and its settings. The ranks here are those of the bootstrap.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,8 +22,8 @@ use crate::group::state::{Epoch, GroupId, State};
 use tonic_rdma::unstable::chain;
 use tonic_rdma::{Config, Policy, RdmaIncoming};
 use tonic_rdma_tensor::unstable::admit_only_ranks;
-use tonic_rdma_tensor::unstable::meeting::{
-    self, Attendee, Meeting, NotJoined, OwnRuntime, VERSION, fresh_key,
+use tonic_rdma_tensor::unstable::bootstrap::{
+    self, Bootstrap, JoinError, MemberInfo, OwnRuntime, VERSION, fresh_key,
 };
 use tonic_rdma_tensor::{Channel, DeviceBuilder, RdmaDevice, TensorError};
 
@@ -44,7 +44,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) state: Arc<State>,
-    pub(crate) meeting: Arc<Meeting<Reports>>,
+    pub(crate) bootstrap: Arc<Bootstrap<Reports>>,
     pub(crate) group: GroupId,
     pub(crate) device: RdmaDevice,
     /// One for each rank, with `None` for this one.
@@ -88,19 +88,19 @@ async fn connect(
     let device = settings.device().max_links(MAX_LINKS.max(2 * launch.size())).build()?;
     admit_only_ranks(&device, None);
     let local = listen(&launch, &settings, &device, &state, until).await?;
-    let (meeting, group, members) = meet(&launch, &settings, &state, local, until).await?;
+    let (bootstrap, group, members) = meet(&launch, &settings, &state, local, until).await?;
     admit_only_ranks(&device, Some(group));
     let epoch = state.begin();
     let peers = mesh(&settings, &state, &device, &members, until).await?;
     for (rank, other) in peers.iter().enumerate() {
         if let Some(other) = other {
-            tokio::spawn(watch(Arc::clone(&state), Arc::clone(&meeting), rank, other.clone(), group));
+            tokio::spawn(watch(Arc::clone(&state), Arc::clone(&bootstrap), rank, other.clone(), group));
         }
     }
-    meeting.standing.send_modify(|standing| standing.ready = true);
+    bootstrap.standing.send_modify(|standing| standing.ready = true);
     // Otherwise a program that ends early would end while another rank still opens its channel. A rank that is lost, or is not ready
     // in time, fails the first operation.
-    _ = meeting.all_ready(until).await;
+    _ = bootstrap.all_ready(until).await;
     let members = members.into_iter().enumerate().map(|(rank, member)| {
         let bad = |error| setup(format!("rank {rank} describes itself by what can't be read: {error}"));
         Member::decode(member.about).map_err(bad)
@@ -110,7 +110,7 @@ async fn connect(
     Ok((
         Arc::new(Session {
             state,
-            meeting,
+            bootstrap,
             group,
             device,
             peers,
@@ -152,7 +152,7 @@ async fn listen(
         setup(format!("rank {rank} of {size} can't listen on {address}: {error}{hint}"))
     })?;
     let local = incoming.local_addr();
-    let server = meeting::server();
+    let server = bootstrap::server();
     #[cfg(feature = "_tls-any")]
     let server = match &settings.server_tls {
         Some(tls) => server.tls_config(tls.clone()).map_err(|error| {
@@ -163,7 +163,8 @@ async fn listen(
     let service = GroupServer::new(Service(Arc::clone(state))).max_decoding_message_size(MAX_REQUEST);
     let connections = incoming.filter_map(Result::ok).map(Ok::<_, std::io::Error>);
     let mut server = server;
-    let server = server.add_service(device.service()).add_service(meeting::service(Arc::clone(&state.hall)));
+    let server =
+        server.add_service(device.service()).add_service(bootstrap::service(Arc::clone(&state.cell)));
     let server = server.add_service(service).serve_with_incoming(connections);
     tokio::spawn(async move {
         if let Err(error) = server.await {
@@ -197,43 +198,43 @@ async fn resolve(address: &str, until: Instant) -> Result<Vec<SocketAddr>, Colle
     }
 }
 
-/// Meets the other ranks. Returns the meeting, the name of the group, and its members.
+/// Meets the other ranks. Returns the bootstrap, the name of the group, and its members.
 async fn meet(
     launch: &Launch,
     settings: &Settings,
     state: &State,
     local: SocketAddr,
     until: Instant,
-) -> Result<(Arc<Meeting<Reports>>, GroupId, Vec<meeting::proto::Member>), CollectiveError> {
+) -> Result<(Arc<Bootstrap<Reports>>, GroupId, Vec<bootstrap::proto::Member>), CollectiveError> {
     let (rank, size, rank_0) = (launch.rank(), launch.size(), launch.address());
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let about = Member { host: host(), cores }.encode_to_vec().into();
     let common = HashMap::from([("the job".to_owned(), launch.job_name().to_owned())]);
-    let attendee = Attendee { noun: "rank", number: rank, size, common, address: local.to_string(), about };
+    let info = MemberInfo { noun: "rank", number: rank, size, common, address: local.to_string(), about };
     let no_random = |error| setup(format!("the system gives no random numbers: {error}"));
     let fresh = fresh_key().map_err(no_random)?;
-    let meeting = Meeting::new(attendee, (rank == 0).then(|| vec![fresh; size])).map_err(no_random)?;
-    let meeting = Arc::new(meeting);
+    let bootstrap = Bootstrap::new(info, (rank == 0).then(|| vec![fresh; size])).map_err(no_random)?;
+    let bootstrap = Arc::new(bootstrap);
     // A rank meets once.
-    _ = state.hall.set(Arc::clone(&meeting));
+    _ = state.cell.set(Arc::clone(&bootstrap));
     let limit = settings.bootstrap_timeout;
     let late = |missing| setup(format!("the ranks did not meet at {rank_0} within {limit:?}: {missing}"));
     if rank == 0 {
-        let members = meeting.all_came(until).await.map_err(late)?;
-        return Ok((meeting, fresh, members));
+        let members = bootstrap.all_joined(until).await.map_err(late)?;
+        return Ok((bootstrap, fresh, members));
     }
-    let joined = meeting.join(Peer::new(settings, rank_0)?.connection, 0, true, until).await;
+    let joined = bootstrap.join(Peer::new(settings, rank_0)?.connection, 0, true, until).await;
     let mut joined = joined.map_err(|reason| match reason {
-        NotJoined::Late { missing: Some(missing), .. } => late(missing),
-        NotJoined::Late { trouble, .. } => {
+        JoinError::Late { missing: Some(missing), .. } => late(missing),
+        JoinError::Late { trouble, .. } => {
             late(format!("rank 0 has not come, or can't be reached: {trouble}"))
         }
-        NotJoined::Version(theirs) => setup(format!(
+        JoinError::Version(theirs) => setup(format!(
             "rank 0 at {rank_0} speaks version {theirs} of the calls between ranks, and rank {rank} version {VERSION}"
         )),
-        NotJoined::Other(other) => setup(format!("rank {other} answers at {rank_0}, the address of rank 0")),
-        NotJoined::Failed(reason) => setup(format!("rank 0 at {rank_0} has failed: {reason}")),
-        NotJoined::Differs(reason) | NotJoined::Refused(reason) => {
+        JoinError::Other(other) => setup(format!("rank {other} answers at {rank_0}, the address of rank 0")),
+        JoinError::Failed(reason) => setup(format!("rank 0 at {rank_0} has failed: {reason}")),
+        JoinError::Differs(reason) | JoinError::Refused(reason) => {
             setup(format!("rank 0 at {rank_0} refused rank {rank}: {reason}"))
         }
     })?;
@@ -245,8 +246,8 @@ async fn meet(
     if let Some(first) = joined.members.first_mut() {
         first.address = rank_0.to_owned();
     }
-    meeting.set_keys(vec![joined.key; size]);
-    Ok((meeting, joined.key, joined.members))
+    bootstrap.set_keys(vec![joined.key; size]);
+    Ok((bootstrap, joined.key, joined.members))
 }
 
 /// Opens channels to all other ranks.
@@ -254,7 +255,7 @@ async fn mesh(
     settings: &Settings,
     state: &State,
     device: &RdmaDevice,
-    members: &[meeting::proto::Member],
+    members: &[bootstrap::proto::Member],
     until: Instant,
 ) -> Result<Vec<Option<Other>>, CollectiveError> {
     let places = Arc::new(Semaphore::new(OPENING));
@@ -299,13 +300,19 @@ async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Chan
 
 /// Hears what a rank reports, until the channel to it closes. A host that vanishes closes it too, because both ends of the channel's
 /// connection ping one another.
-async fn watch(state: Arc<State>, meeting: Arc<Meeting<Reports>>, rank: usize, other: Other, group: GroupId) {
+async fn watch(
+    state: Arc<State>,
+    bootstrap: Arc<Bootstrap<Reports>>,
+    rank: usize,
+    other: Other,
+    group: GroupId,
+) {
     let hearing = async {
         // The end of this call says nothing, because the channel decides whether the rank is lost.
         while other.channel.is_open() {
             let until = Instant::now() + WATCH;
-            if let Ok(stream) = meeting.watch(other.peer.connection.clone(), &group, until).await {
-                meeting.follow(rank, stream, || state.hear(rank)).await;
+            if let Ok(stream) = bootstrap.watch(other.peer.connection.clone(), &group, until).await {
+                bootstrap.follow(rank, stream, || state.hear(rank)).await;
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -315,7 +322,7 @@ async fn watch(state: Arc<State>, meeting: Arc<Meeting<Reports>>, rank: usize, o
         () = hearing => other.channel.closed().await,
     };
     state.lose(rank, reason.to_string().into());
-    meeting.note(rank, |other| other.lost = true);
+    bootstrap.note(rank, |other| other.lost = true);
 }
 
 /// Returns a text that is equal for processes of one running system.

@@ -9,21 +9,21 @@ use crate::error::{CollectiveError, OperationStep};
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::proto::{Loss, Report, Reports};
 use tonic_rdma::unstable::{lock, wake_all};
-use tonic_rdma_tensor::unstable::meeting::{Hall, Key, shortened};
+use tonic_rdma_tensor::unstable::bootstrap::{BootstrapCell, Key, shortened};
 
 /// The number of reports that those who watch a rank see at once: of its latest generations.
 pub(crate) const REPORTS: usize = 4;
 
-/// The name of a group: the key of its meeting, which all ranks share.
+/// The name of a group: the key of its bootstrap, which all ranks share.
 pub(crate) type GroupId = Key;
 
-/// The state. Ranks are those of the meeting.
+/// The state. Ranks are those of the bootstrap.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) me: usize,
     pub(crate) size: usize,
-    /// The meeting, once this rank has come to it.
-    pub(crate) hall: Hall<Reports>,
+    /// The bootstrap, once this rank has come to it.
+    pub(crate) cell: BootstrapCell<Reports>,
     inner: Mutex<Inner>,
 }
 
@@ -40,7 +40,7 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct Epoch {
     pub(crate) generation: u64,
-    /// The members, by their ranks of the meeting. The index is the rank in this generation.
+    /// The members, by their ranks of the bootstrap. The index is the rank in this generation.
     pub(crate) members: Vec<usize>,
     /// This rank's index.
     pub(crate) rank: usize,
@@ -54,7 +54,7 @@ impl Epoch {
         Self { generation, members, rank, failure: Failure::default(), position: Position::default() }
     }
 
-    /// Returns the rank in this generation of a rank of the meeting.
+    /// Returns the rank in this generation of a rank of the bootstrap.
     pub(crate) fn index(&self, rank: usize) -> Option<usize> {
         self.members.binary_search(&rank).ok()
     }
@@ -68,15 +68,15 @@ impl Epoch {
 
 impl State {
     pub(crate) fn new(me: usize, size: usize) -> Self {
-        Self { me, size, hall: Hall::default(), inner: Mutex::default() }
+        Self { me, size, cell: BootstrapCell::default(), inner: Mutex::default() }
     }
 
     /// Returns the name of the group, if it has one yet.
     pub(crate) fn group(&self) -> Option<GroupId> {
-        self.hall.get()?.key(self.me)
+        self.cell.get()?.key(self.me)
     }
 
-    /// Begins the first generation: all ranks of the meeting.
+    /// Begins the first generation: all ranks of the bootstrap.
     pub(crate) fn begin(&self) -> Arc<Epoch> {
         lock(&self.inner).adopt(1, (0..self.size).collect(), self.me)
     }
@@ -114,8 +114,10 @@ impl State {
             let latest = &reports[reports.len().saturating_sub(REPORTS)..];
             latest.iter().find(|report| report.generation >= epoch.generation).cloned()
         };
-        let report =
-            self.hall.get().and_then(|meeting| meeting.of(rank, |other| first_of(&other.details.reports)));
+        let report = self
+            .cell
+            .get()
+            .and_then(|bootstrap| bootstrap.of(rank, |other| first_of(&other.details.reports)));
         let (Some(report), Some(rank)) = (report.flatten(), epoch.index(rank)) else { return };
         match report.loss {
             // All survivors get the same error, also those that hear of the loss before they notice it.

@@ -25,8 +25,8 @@ use crate::transfer::{
     self, CallEnds, Caller, Mailbox, Peers, SlotEnds, SlotReceiver, SlotSender, TransferMode,
 };
 use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
-use tonic_rdma_tensor::unstable::meeting::{
-    self, Attendee, End, Key, Meeting, NotJoined, StandingStream, VERSION, fresh_key,
+use tonic_rdma_tensor::unstable::bootstrap::{
+    self, Bootstrap, JoinError, Key, MemberInfo, MemberStateStream, VERSION, WatchEnd, fresh_key,
 };
 use tonic_rdma_tensor::{Channel, RdmaDevice, TensorErrorKind};
 use tonic_rdma_verbs::unstable::{chain, with_causes};
@@ -45,7 +45,7 @@ struct Context {
 
 /// Connects, and tells the other parts if that fails.
 pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, GraphError> {
-    let Listener { address, settings, threads, hall, service, device } = listener;
+    let Listener { address, settings, threads, cell, service, device } = listener;
     check(&settings, &peering)?;
     let parts = peering.peers.len();
     let keys: Result<Vec<Key>, _> = (0..parts).map(|_| fresh_key()).collect();
@@ -56,22 +56,22 @@ pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, G
     let (mut ends, mailboxes) = receivers(&device, &peering, &keys, &peers)?;
     let (common, address) = (peering.common(), address.to_string());
     let (noun, number, size) = ("part", peering.part.0, parts);
-    let attendee = Attendee { noun, number, size, common, address, about: Default::default() };
-    let meeting = Arc::new(Meeting::new(attendee, Some(keys)).map_err(no_random)?);
+    let info = MemberInfo { noun, number, size, common, address, about: Default::default() };
+    let bootstrap = Arc::new(Bootstrap::new(info, Some(keys)).map_err(no_random)?);
     let (me, modes, window) = (peering.part, peering.modes.clone(), peering.window);
-    let state = State { me, parts, modes: modes.clone(), window, meeting, mailboxes, peers };
+    let state = State { me, parts, modes: modes.clone(), window, bootstrap, mailboxes, peers };
     let state = Arc::new(state);
     // A listener connects once, because connecting takes it.
     _ = service.0.set(Arc::clone(&state));
-    _ = hall.set(Arc::clone(&state.meeting));
+    _ = cell.set(Arc::clone(&state.bootstrap));
     let until = Instant::now() + peering.timeout;
     let copies = settings.copies;
     let context = Context { settings, peering, state: Arc::clone(&state), device: device.clone(), until };
     let connected = threads::run(&threads.handle, connect_all(Arc::new(context)));
     let (sending, addresses) = connected.inspect_err(|error| {
-        state.meeting.fail(&chain(error));
+        state.bootstrap.fail(&chain(error));
         // A program may end after such an error, so the other parts hear why for a moment.
-        threads::say_why(&threads.hall, FAREWELL, || false);
+        threads::say_why(&threads.cell, FAREWELL, || false);
     })?;
     let mut channels = Vec::new();
     for Sending { channel, calls, slots } in sending {
@@ -203,12 +203,12 @@ async fn connect_all(context: Arc<Context>) -> Result<(Vec<Sending>, Addresses),
         learned[peer.0] = sending.static_slots() as u64;
     }
     let addresses = learned.clone();
-    state.meeting.standing.send_modify(|standing| {
+    state.bootstrap.standing.send_modify(|standing| {
         standing.ready = true;
         standing.details.addresses = addresses;
     });
     let late = |part| late(&context, Part(part), "it is not ready yet".to_owned());
-    or_trouble(state, async { state.meeting.all_ready(context.until).await.map_err(late) }).await?;
+    or_trouble(state, async { state.bootstrap.all_ready(context.until).await.map_err(late) }).await?;
     let given = addresses_given(&context)?;
     let learned = learned.iter().sum::<u64>() as usize;
     let sending = sending.into_iter().map(|(_, sending)| sending).collect();
@@ -216,16 +216,16 @@ async fn connect_all(context: Arc<Context>) -> Result<(Vec<Sending>, Addresses),
 }
 
 /// Joins a part, and begins to watch it.
-async fn join(context: &Context, peer: Part) -> Result<(Key, StandingStream), GraphError> {
+async fn join(context: &Context, peer: Part) -> Result<(Key, MemberStateStream), GraphError> {
     let (state, address) = (&context.state, context.peering.address(peer));
     let channel = endpoint(peer, address)?.connect_lazy();
-    let joining = state.meeting.join(channel.clone(), peer.0, false, context.until);
+    let joining = state.bootstrap.join(channel.clone(), peer.0, false, context.until);
     let joined = or_trouble(state, async { Ok(joining.await) }).await?;
     let key = match joined {
         Ok(joined) => joined.key,
         Err(reason) => return Err(not_joined(context, peer, reason)),
     };
-    match state.meeting.watch(channel, &key, context.until).await {
+    match state.bootstrap.watch(channel, &key, context.until).await {
         Ok(stream) => Ok((key, stream)),
         Err(status) => {
             let source = with_causes(status.message(), &status).into();
@@ -235,15 +235,15 @@ async fn join(context: &Context, peer: Part) -> Result<(Key, StandingStream), Gr
 }
 
 /// Follows the state of a part until the part has left, has failed or is lost.
-async fn follow(state: Arc<State>, peer: Part, stream: StandingStream) {
+async fn follow(state: Arc<State>, peer: Part, stream: MemberStateStream) {
     let said = || {
         state.compare_runs(peer);
         state.peers.said_something();
     };
-    match state.meeting.follow(peer.0, stream, said).await {
-        End::Left => state.peers.has_left(peer),
-        End::Failed(reason) => state.peers.ended(peer, transfer::End::Failed(reason)),
-        End::Lost(reason) => state.peers.ended(peer, transfer::End::Lost(reason)),
+    match state.bootstrap.follow(peer.0, stream, said).await {
+        WatchEnd::Left => state.peers.has_left(peer),
+        WatchEnd::Failed(reason) => state.peers.ended(peer, transfer::End::Failed(reason)),
+        WatchEnd::Lost(reason) => state.peers.ended(peer, transfer::End::Lost(reason)),
     }
 }
 
@@ -301,7 +301,7 @@ fn addresses_given(context: &Context) -> Result<usize, GraphError> {
     for part in (0..state.parts).filter(|part| *part != me.0) {
         let arriving = peering.placements.arriving(me);
         let expected = slots * arriving.filter(|it| it.from.0 == part && it.placement.is_static()).count();
-        let found = state.meeting.of(part, |other| other.details.addresses.get(me.0).copied());
+        let found = state.bootstrap.of(part, |other| other.details.addresses.get(me.0).copied());
         let found = found.flatten().unwrap_or(0);
         if found != expected as u64 {
             let reason = format!("it has the addresses of {found} of the {expected} static slots here");
@@ -319,21 +319,21 @@ fn late(context: &Context, peer: Part, reason: String) -> GraphError {
 }
 
 /// Makes the error of a part that this one could not join.
-fn not_joined(context: &Context, part: Part, reason: NotJoined) -> GraphError {
+fn not_joined(context: &Context, part: Part, reason: JoinError) -> GraphError {
     let (peer, address) = (part.0, context.peering.address(part).to_owned());
     match reason {
-        NotJoined::Version(theirs) => {
+        JoinError::Version(theirs) => {
             GraphError::from(Problem::Version { peer, address, ours: VERSION, theirs })
         }
-        NotJoined::Differs(what) => GraphError::from(Problem::Differs { peer, address, what }),
-        NotJoined::Other(other) => {
+        JoinError::Differs(what) => GraphError::from(Problem::Differs { peer, address, what }),
+        JoinError::Other(other) => {
             setting("peers", format!("part {other} answers at {address}, the address of part {part}"))
         }
-        NotJoined::Refused(reason) => {
+        JoinError::Refused(reason) => {
             setting("part", format!("part {part} at {address} refused this part: {reason}"))
         }
-        NotJoined::Failed(reason) => GraphError::from(Problem::PeerFailed { peer, reason }),
-        NotJoined::Late { trouble, .. } => late(context, part, trouble),
+        JoinError::Failed(reason) => GraphError::from(Problem::PeerFailed { peer, reason }),
+        JoinError::Late { trouble, .. } => late(context, part, trouble),
     }
 }
 
@@ -369,7 +369,7 @@ fn slot_name(key: &Key, mode: TransferMode, crossing: &Crossing) -> String {
 
 /// Makes the description of a connection to `address`: windows and frames for tensors.
 pub(super) fn endpoint(peer: Part, address: &str) -> Result<Endpoint, GraphError> {
-    let endpoint = meeting::endpoint("http", address);
+    let endpoint = bootstrap::endpoint("http", address);
     let endpoint =
         endpoint.map_err(|reason| setting("peers", format!("the address of part {peer}: {reason}")))?;
     Ok(endpoint

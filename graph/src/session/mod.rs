@@ -11,7 +11,7 @@
 //!  Session::transfers(mode) ── for an executor; one for each mode
 //! ```
 //!
-//! How parts join and watch one another is the meeting of `tonic-rdma-tensor`, which groups of ranks use too.
+//! How parts join and watch one another is the bootstrap of `tonic-rdma-tensor`, which groups of ranks use too.
 //!
 //! A session has threads of its own. Its methods may be called without a runtime. They must not be called on a thread of a runtime where
 //! they wait, which each of them says.
@@ -56,7 +56,7 @@ use crate::transfer::proto::parts_server::PartsServer;
 use crate::transfer::{Base, CallEnds, CallTransfers, RunsOfParts, SlotEnds, SlotTransfers, TransferMode};
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
-use tonic_rdma_tensor::unstable::meeting::{self, Hall, OwnRuntime};
+use tonic_rdma_tensor::unstable::bootstrap::{self, BootstrapCell, OwnRuntime};
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 use tonic_rdma_verbs::unstable::lock;
 
@@ -188,13 +188,13 @@ impl Session {
 
     /// Tells the other parts that this part has failed, and why. Does not wait.
     pub fn abort(&self, reason: &str) {
-        self.core.state.meeting.fail(reason);
+        self.core.state.bootstrap.fail(reason);
     }
 
     /// Leaves the session, and waits until all other parts know, at most for `limit`. A process that ends at once calls this, so that the
     /// other parts don't take its end for a crash. Transfers that live on find no threads.
     pub fn leave(self, limit: Duration) {
-        threads::leave(&self.core.threads.hall, limit, || false);
+        threads::leave(&self.core.threads.cell, limit, || false);
     }
 }
 
@@ -215,7 +215,7 @@ pub struct Listener {
     address: SocketAddr,
     settings: ListenerBuilder,
     threads: Threads,
-    hall: Hall<Details>,
+    cell: BootstrapCell<Details>,
     service: Service,
     device: RdmaDevice,
 }
@@ -248,13 +248,13 @@ impl Listener {
         let runtime = OwnRuntime::new("graph-session", settings.threads);
         let runtime =
             runtime.map_err(|error| setting("threads", format!("the system gives none: {error}")))?;
-        let (hall, service) = (Hall::default(), Service::default());
-        let listening = listen(address.to_owned(), settings.clone(), Arc::clone(&hall), service.clone());
+        let (cell, service) = (BootstrapCell::default(), Service::default());
+        let listening = listen(address.to_owned(), settings.clone(), Arc::clone(&cell), service.clone());
         // This process may still tell the parts of an earlier session why it has failed.
         threads::make_room(address);
         let (address, device) = threads::run(runtime.handle(), listening)?;
-        let threads = Threads::new(runtime, Arc::clone(&hall), address.port());
-        Ok(Self { address, settings, threads, hall, service, device })
+        let threads = Threads::new(runtime, Arc::clone(&cell), address.port());
+        Ok(Self { address, settings, threads, cell, service, device })
     }
 
     /// Returns the address that other parts call.
@@ -280,7 +280,7 @@ impl Listener {
 async fn listen(
     address: String,
     settings: ListenerBuilder,
-    hall: Hall<Details>,
+    cell: BootstrapCell<Details>,
     service: Service,
 ) -> Result<(SocketAddr, RdmaDevice), GraphError> {
     // Calls need no RDMA. The modes that do refuse to be without.
@@ -301,14 +301,14 @@ async fn listen(
     let largest = settings.largest_tensor.saturating_add(MESSAGE_MARGIN);
     let service =
         PartsServer::new(service).max_decoding_message_size(usize::try_from(largest).unwrap_or(usize::MAX));
-    let http2 = meeting::server()
+    let http2 = bootstrap::server()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(MAX_FRAME)
         .max_concurrent_streams(MAX_CALLS);
     let server = RdmaServer::new().http2(http2).calls(calls(&settings)).add_service(device.service());
     let server =
-        server.add_service(meeting::service(hall)).add_service(service).serve_with_incoming(incoming);
+        server.add_service(bootstrap::service(cell)).add_service(service).serve_with_incoming(incoming);
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::error!(error = %error, "the server of a part has ended");

@@ -10,7 +10,7 @@ use crate::placement::{Crossing, Part};
 use crate::transfer::proto::parts_server::Parts;
 use crate::transfer::proto::{Details, PutReply, PutRequest, Run};
 use crate::transfer::{End, LONGEST_CALL, Mailbox, Parcel, Peers, RunsOfParts, TransferMode, refusal};
-use tonic_rdma_tensor::unstable::meeting::Meeting;
+use tonic_rdma_tensor::unstable::bootstrap::Bootstrap;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 /// The mailboxes of a part, by the mode and the number of the crossing tensor.
@@ -23,7 +23,7 @@ pub(super) struct State {
     pub(super) parts: usize,
     pub(super) modes: Vec<TransferMode>,
     pub(super) window: usize,
-    pub(super) meeting: Arc<Meeting<Details>>,
+    pub(super) bootstrap: Arc<Bootstrap<Details>>,
     pub(super) mailboxes: Mailboxes,
     pub(super) peers: Arc<Peers>,
 }
@@ -59,8 +59,8 @@ impl State {
     /// Compares the runs of another part with those of this one. Notes the first run whose steps differ.
     pub(super) fn compare_runs(&self, peer: Part) {
         let found = {
-            let ours = self.meeting.standing.borrow();
-            self.meeting.of(peer.0, |other| difference(&ours.details.runs, &other.details.runs)).flatten()
+            let ours = self.bootstrap.standing.borrow();
+            self.bootstrap.of(peer.0, |other| difference(&ours.details.runs, &other.details.runs)).flatten()
         };
         if let Some((ours, theirs)) = found {
             let mode = TransferMode::of_number(ours.mode).map(|mode| mode.to_string()).unwrap_or_default();
@@ -79,7 +79,7 @@ impl RunsOfParts for State {
             return None;
         }
         let mut number = 0;
-        self.meeting.standing.send_modify(|standing| {
+        self.bootstrap.standing.send_modify(|standing| {
             let runs = &mut standing.details.runs;
             let of_mode = |run: &&Run| run.mode == mode.number();
             number = runs.iter().rfind(of_mode).map_or(0, |run| run.number + 1);
@@ -101,11 +101,11 @@ impl RunsOfParts for State {
         // First, so that a part that runs other steps never counts.
         self.compare_runs(peer);
         let begun = |run: &Run| run.mode == mode.number() && run.number >= number;
-        self.meeting.of(peer.0, |other| other.details.runs.iter().any(begun)).unwrap_or_default()
+        self.bootstrap.of(peer.0, |other| other.details.runs.iter().any(begun)).unwrap_or_default()
     }
 
     fn abort(&self, reason: &str) {
-        self.meeting.fail(reason);
+        self.bootstrap.fail(reason);
     }
 }
 
@@ -139,7 +139,7 @@ impl Parts for Service {
         let request = request.into_inner();
         let state = self.0.get().ok_or_else(|| Status::unavailable("this part does not connect yet"))?;
         // A caller of another session means a process that listened here before. Its end is no fault of the tensor.
-        let caller = state.meeting.caller(request.part, &request.key)?;
+        let caller = state.bootstrap.caller(request.part, &request.key)?;
         let taken = take(state, Part(caller), request).await;
         taken.map(|()| Response::new(PutReply {})).map_err(refusal)
     }

@@ -14,9 +14,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use tonic_rdma_tensor::Dtype;
-use tonic_rdma_tensor::unstable::meeting::VERSION;
-use tonic_rdma_tensor::unstable::meeting::proto::meeting_client::MeetingClient;
-use tonic_rdma_tensor::unstable::meeting::proto::{JoinReply, JoinRequest, Member, WatchRequest};
+use tonic_rdma_tensor::unstable::bootstrap::VERSION;
+use tonic_rdma_tensor::unstable::bootstrap::proto::bootstrap_client::BootstrapClient;
+use tonic_rdma_tensor::unstable::bootstrap::proto::{JoinReply, JoinRequest, Member, WatchRequest};
 
 use super::{Listener, Peering};
 use crate::dataflow::{Dim, Fact, Node, NodeId, Outlet, Role, Topology};
@@ -29,7 +29,7 @@ use crate::transfer::proto::{PutReply, PutRequest};
 /// A caller of part 0.
 #[derive(Clone)]
 struct Client {
-    meeting: MeetingClient<Channel>,
+    bootstrap: BootstrapClient<Channel>,
     parts: PartsClient<Channel>,
     /// What part 1 says of itself.
     right: JoinRequest,
@@ -37,7 +37,7 @@ struct Client {
 
 impl Client {
     async fn join(&self, request: JoinRequest) -> Result<JoinReply, Status> {
-        self.meeting.clone().join(request).await.map(tonic::Response::into_inner)
+        self.bootstrap.clone().join(request).await.map(tonic::Response::into_inner)
     }
 }
 
@@ -94,9 +94,9 @@ fn while_connecting<F: Future<Output = ()>>(calls: impl FnOnce(Client, JoinReply
 
 /// Calls part 0 until it connects, with a description that does not fit.
 async fn hello(address: SocketAddr, right: JoinRequest) -> (Client, JoinReply) {
-    let meeting = MeetingClient::connect(format!("http://{address}")).await.unwrap();
+    let bootstrap = BootstrapClient::connect(format!("http://{address}")).await.unwrap();
     let parts = PartsClient::connect(format!("http://{address}")).await.unwrap();
-    let client = Client { meeting, parts, right };
+    let client = Client { bootstrap, parts, right };
     loop {
         // Part 7 does not exist, so that the difference is not that of part 1.
         match client.join(JoinRequest { number: 7, common: HashMap::new(), ..client.right.clone() }).await {
@@ -170,11 +170,11 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
         assert!(refused_join(second).await.starts_with("part 1 has come already"));
 
         let stranger = WatchRequest { key: Bytes::from_static(&[0; 16]), number: 1 };
-        let status = client.meeting.clone().watch(stranger).await.unwrap_err();
+        let status = client.bootstrap.clone().watch(stranger).await.unwrap_err();
         assert_eq!(status.message(), "the caller is no part of this session");
         // A key is that of one part.
         let other = WatchRequest { key: token.clone(), number: 0 };
-        let status = client.meeting.clone().watch(other).await.unwrap_err();
+        let status = client.bootstrap.clone().watch(other).await.unwrap_err();
         assert_eq!(status.message(), "the caller is no part of this session");
 
         let put = |change: &dyn Fn(&mut PutRequest)| {

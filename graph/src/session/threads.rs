@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use crate::error::GraphError;
 use crate::session::settings::setting;
 use crate::transfer::proto::Details;
-use tonic_rdma_tensor::unstable::meeting::{Hall, OwnRuntime};
+use tonic_rdma_tensor::unstable::bootstrap::{BootstrapCell, OwnRuntime};
 use tonic_rdma_verbs::unstable::lock;
 
 /// How long the threads go on after the end of a session, so that the other parts learn of the end.
@@ -32,15 +32,15 @@ pub(super) struct Threads {
     /// `None` only while it is dropped.
     runtime: Option<OwnRuntime>,
     pub(super) handle: Handle,
-    pub(super) hall: Hall<Details>,
+    pub(super) cell: BootstrapCell<Details>,
     /// Where the threads listen.
     port: u16,
 }
 
 impl Threads {
-    pub(super) fn new(runtime: OwnRuntime, hall: Hall<Details>, port: u16) -> Self {
+    pub(super) fn new(runtime: OwnRuntime, cell: BootstrapCell<Details>, port: u16) -> Self {
         let handle = runtime.handle().clone();
-        Self { runtime: Some(runtime), handle, hall, port }
+        Self { runtime: Some(runtime), handle, cell, port }
     }
 }
 
@@ -60,17 +60,17 @@ pub(super) fn run<T: Send + 'static>(
 }
 
 /// Waits until the other parts have heard why this one has failed, if it has, at most for `limit`.
-pub(super) fn say_why(hall: &Hall<Details>, limit: Duration, hurries: impl Fn() -> bool) {
-    let Some(meeting) = hall.get().filter(|meeting| meeting.has_to_say_why()) else { return };
-    wait_while(|| meeting.has_to_say_why() && !hurries(), limit);
+pub(super) fn say_why(cell: &BootstrapCell<Details>, limit: Duration, hurries: impl Fn() -> bool) {
+    let Some(bootstrap) = cell.get().filter(|bootstrap| bootstrap.has_unread_failure()) else { return };
+    wait_while(|| bootstrap.has_unread_failure() && !hurries(), limit);
     thread::sleep(LAST_ANSWER);
 }
 
 /// Tells the other parts that this part has left, unless it has failed, and waits until they know, at most for `limit`.
-pub(super) fn leave(hall: &Hall<Details>, limit: Duration, hurries: impl Fn() -> bool) {
-    let Some(meeting) = hall.get() else { return };
-    meeting.leave();
-    wait_while(|| meeting.is_watched() && !hurries(), limit);
+pub(super) fn leave(cell: &BootstrapCell<Details>, limit: Duration, hurries: impl Fn() -> bool) {
+    let Some(bootstrap) = cell.get() else { return };
+    bootstrap.leave();
+    wait_while(|| bootstrap.is_watched() && !hurries(), limit);
 }
 
 fn wait_while(waits: impl Fn() -> bool, limit: Duration) {
@@ -84,14 +84,14 @@ impl Drop for Threads {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         // Here, and not only in the thread below, so that a process that ends at once has said so.
-        if let Some(meeting) = self.hall.get() {
-            meeting.leave();
+        if let Some(bootstrap) = self.cell.get() {
+            bootstrap.leave();
         }
-        let (hall, farewell) = (Arc::clone(&self.hall), Farewell::begin(self.port));
+        let (cell, farewell) = (Arc::clone(&self.cell), Farewell::begin(self.port));
         // The ordinary drop waits for the threads, which is not allowed on a runtime's thread.
         let rest = move || {
-            say_why(&hall, REASON, || farewell.hurries());
-            leave(&hall, FAREWELL, || farewell.hurries());
+            say_why(&cell, REASON, || farewell.hurries());
+            leave(&cell, FAREWELL, || farewell.hurries());
             runtime.end_within(LAST_TASKS);
             drop(farewell);
         };
@@ -149,7 +149,7 @@ pub(super) fn make_room(address: &str) {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use tonic_rdma_tensor::unstable::meeting::{Attendee, Meeting};
+    use tonic_rdma_tensor::unstable::bootstrap::{Bootstrap, MemberInfo};
 
     use super::*;
 
@@ -160,11 +160,11 @@ mod tests {
         for _ in 0..100 {
             let (noun, number, size) = ("part", 0, 2);
             let (common, address, about) = Default::default();
-            let attendee = Attendee { noun, number, size, common, address, about };
-            let (meeting, hall) = (Arc::new(Meeting::new(attendee, None).unwrap()), Hall::default());
-            hall.set(Arc::clone(&meeting)).unwrap();
-            drop(Threads::new(OwnRuntime::new("test", 1).unwrap(), hall, 0));
-            assert!(meeting.standing.borrow().left);
+            let info = MemberInfo { noun, number, size, common, address, about };
+            let (bootstrap, cell) = (Arc::new(Bootstrap::new(info, None).unwrap()), BootstrapCell::default());
+            cell.set(Arc::clone(&bootstrap)).unwrap();
+            drop(Threads::new(OwnRuntime::new("test", 1).unwrap(), cell, 0));
+            assert!(bootstrap.standing.borrow().left);
         }
     }
 }

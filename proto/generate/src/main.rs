@@ -42,9 +42,9 @@ const TARGETS: &[Target] = &[
         descriptors: false,
     },
     Target {
-        protos: &["meeting.proto"],
+        protos: &["bootstrap.proto"],
         include: "proto",
-        folder: "tensor/src/meeting/proto",
+        folder: "tensor/src/bootstrap/proto",
         codec: Codec::Tonic,
         descriptors: false,
     },

@@ -93,7 +93,7 @@ pub(crate) async fn open(
             immediate: prepared.immediate(),
             device: prepared.device().to_owned(),
         };
-        let link = prepared.connect(id, &peer, on_thread.exchange()).map_err(unfit)?;
+        let link = prepared.connect(id, &peer, on_thread.named_tensors()).map_err(unfit)?;
         // The places are held until here, because this work goes on if the peer gives up.
         Ok::<_, Status>((link, reply, unconfirmed, place))
     };

@@ -12,8 +12,8 @@ use crate::control::proto::{ConfirmRequest, OpenReply, OpenRequest};
 use crate::control::{PeerService, VERSION, is_seen, peer_end, queue_pairs, refused, words};
 use crate::device::shared::Shared;
 use crate::error::TensorError;
-use crate::exchange::Requests;
 use crate::link::{Link, LinkId, Prepared};
+use crate::named_driver::Requests;
 use tonic_rdma::{Provider, RdmaConnectInfo, RdmaConnector, Verdict};
 use tonic_rdma_verbs::Probe;
 use tonic_rdma_verbs::unstable::{chain, lock};
@@ -66,9 +66,9 @@ impl Opening {
         let peer = peer_end(Arc::clone(&self.endpoint), &queue_pairs, words, places_in_order, immediate)
             .map_err(|reason| self.no_rdma(reason))?;
         // This may block, because it needs the peer's device.
-        let exchange = self.shared.exchange();
-        let requests = Arc::clone(&exchange.requests);
-        let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
+        let named = self.shared.named_tensors();
+        let requests = Arc::clone(&named.requests);
+        let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, named)).await;
         let link = match connected.map_err(TensorError::local)? {
             Ok(link) => link,
             // The peer's queue pairs may be gone because it has given the link up. A confirmation without evidence asks for that.

@@ -21,11 +21,11 @@ use crate::control::proto::Kind;
 use crate::control::proto::tensor_device_server::{TensorDevice, TensorDeviceServer};
 use crate::control::{Offered, open};
 use crate::error::{TensorError, check_name};
-use crate::exchange::{NamedOffer, Offers};
 use crate::link::words::Notification;
 use crate::memory::Landing;
+use crate::named::OfferCounts;
+use crate::named_driver::{NamedOffer, Offers};
 use crate::regions::{ExportedRegion, PublishedRegion, Rights};
-use crate::rendezvous::OfferCounts;
 use crate::slots::dynamic_slot::{Announcement, DynamicReceiver};
 use crate::slots::slot::Receiver;
 use crate::slots::static_slot::StaticReceiver;
@@ -373,7 +373,7 @@ impl RdmaDevice {
     ) -> Result<StaticReceiver, TensorError> {
         let length = spec.bytes().ok_or_else(|| {
             TensorError::other(format!(
-                "tensors of {spec} have no fixed length: use a dynamic slot or a rendezvous"
+                "tensors of {spec} have no fixed length: use a dynamic slot or offer them by name"
             ))
         })?;
         let length = usize::try_from(length).map_err(TensorError::local)?;
@@ -516,7 +516,7 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets whether each tensor of a rendezvous carries a checksum, which the receiver verifies. A checksum helps to find a
+    /// Sets whether each named tensor carries a checksum, which the receiver verifies. A checksum helps to find a
     /// fault, but both ends read each tensor one more time. Default: no.
     pub fn checksums(mut self, checksums: bool) -> Self {
         self.settings.checksums = checksums;

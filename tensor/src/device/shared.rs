@@ -15,9 +15,9 @@ use crate::control::Offered;
 use crate::control::accept::Caller;
 use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
-use crate::exchange::{Exchange, Offers, Requests};
 use crate::link::{Link, LinkId, Prepared};
 use crate::memory::Landing;
+use crate::named_driver::{NamedTensors, Offers, Requests};
 use tonic_rdma::Provider;
 use tonic_rdma::unstable::{ClientSlots, Reactor};
 use tonic_rdma_verbs::unstable::lock;
@@ -56,7 +56,7 @@ pub(crate) enum Group {
     #[default]
     None,
     /// The ranks have not met here yet.
-    Meeting,
+    Joining,
     /// Only peers that know this name, the ranks, open links.
     Named([u8; 16]),
 }
@@ -65,7 +65,7 @@ impl Group {
     /// Returns the name as calls carry it.
     pub(crate) fn name(self) -> Bytes {
         match self {
-            Self::None | Self::Meeting => Bytes::new(),
+            Self::None | Self::Joining => Bytes::new(),
             Self::Named(name) => name.to_vec().into(),
         }
     }
@@ -78,7 +78,7 @@ impl Group {
             Self::Named(_) => Err(Status::permission_denied(
                 "this device belongs to a rank of a group, and the caller does not belong to the group",
             )),
-            Self::Meeting => {
+            Self::Joining => {
                 Err(Status::aborted("the ranks of this device's group have not met yet; try again later"))
             }
         }
@@ -130,9 +130,9 @@ impl Shared {
         all.iter().filter_map(|(name, offered)| Some((Arc::clone(name), offered.upgrade()?))).collect()
     }
 
-    /// Makes a new link's part in the rendezvous.
-    pub(crate) fn exchange(&self) -> Exchange {
-        Exchange::new(Arc::clone(&self.offers), Requests::new(&self.settings, &self.landing))
+    /// Makes the named tensors of a new link.
+    pub(crate) fn named_tensors(&self) -> NamedTensors {
+        NamedTensors::new(Arc::clone(&self.offers), Requests::new(&self.settings, &self.landing))
     }
 
     /// Returns the address that the device listens on, as peers write it.

@@ -28,8 +28,8 @@ use self::port::{Port, Token};
 use self::words::{Arrivals, Notification, PeerWords, WordPair, Words};
 use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
-use crate::exchange::Exchange;
 use crate::memory::{Content, Landing, Payload};
+use crate::named_driver::NamedTensors;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::Provider;
 use tonic_rdma::unstable::{Observation, Pace, Queue, Reactor, may_spin, open_device};
@@ -65,8 +65,8 @@ pub(crate) struct Link {
     pub(crate) landing: Arc<Landing>,
     /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
-    /// Takes the frames of the rendezvous, which a link does not understand itself.
-    pub(crate) rendezvous: Exchange,
+    /// Handles the frames of named tensors.
+    pub(crate) named: NamedTensors,
 }
 
 /// The name of a link. A peer that knows the name, on the connection that opened the link, may use the link.
@@ -266,7 +266,7 @@ impl Link {
             for pair in pairs.into_iter().flatten() {
                 pair.link_ended(fault);
             }
-            self.rendezvous.link_ended(fault);
+            self.named.link_ended(fault);
             lock(&self.kept).clear();
             self.ended.send_replace(true);
         }
@@ -447,7 +447,7 @@ impl Link {
                 Ok(())
             }
             Frame::Goodbye => Err(TensorError::peer_lost(&self.peer, "it closed the link")),
-            frame => self.rendezvous.handle(self, frame, wakers),
+            frame => self.named.handle(self, frame, wakers),
         }
     }
 
@@ -670,7 +670,7 @@ impl Prepared {
         self,
         id: LinkId,
         peer: &PeerEnd,
-        rendezvous: Exchange,
+        named: NamedTensors,
     ) -> Result<Arc<Link>, TensorError> {
         let notification = self.agree(peer)?;
         if peer.queue_pairs.len() != self.ports.len() {
@@ -706,9 +706,9 @@ impl Prepared {
             ended: watch::Sender::new(false),
             landing: self.landing,
             kept: Mutex::default(),
-            rendezvous,
+            named,
         });
-        link.rendezvous.begin(&link);
+        link.named.begin(&link);
         for (port, (_, receives)) in link.ports().zip(&peer.queue_pairs) {
             port.belong(Arc::downgrade(&link), *receives);
         }

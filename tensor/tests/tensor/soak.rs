@@ -158,7 +158,7 @@ async fn dynamic_slot(ends: Ends, seed: u64, total: usize) {
 }
 
 /// Offers tensors at one device and requests them from the other, in either order.
-async fn rendezvous(ends: Ends, seed: u64, total: usize) {
+async fn named(ends: Ends, seed: u64, total: usize) {
     let (name, pool) = (format!("offer {seed}"), Pool::for_sending(64 << 20));
     for (step, length) in lengths(seed, total).into_iter().enumerate() {
         let step = step as u64;
@@ -215,7 +215,7 @@ async fn all_operations_at_one_time_are_correct() {
                     parts.spawn(static_slot(ends.clone(), seed + number as u64, length, total / 4));
                 }
                 parts.spawn(dynamic_slot(ends.clone(), seed, total / 2));
-                parts.spawn(rendezvous(ends, seed, total / 2));
+                parts.spawn(named(ends, seed, total / 2));
             }
         }
         while let Some(part) = parts.join_next().await {

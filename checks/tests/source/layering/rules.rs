@@ -65,7 +65,7 @@ const PURE: &[(&str, &str)] = &[
     ("tonic_rdma", "wire"),
     ("tonic_rdma", "protocol"),
     ("tonic_rdma_tensor", "wire"),
-    ("tonic_rdma_tensor", "rendezvous"),
+    ("tonic_rdma_tensor", "named"),
     ("tonic_rdma_collective", "plan"),
     ("tonic_rdma_collective", "reduce"),
     ("tonic_rdma_collective", "engine"),

@@ -1,6 +1,6 @@
 //! The agreement of survivors: what one rank knows, and what it does next. This module does no I/O and knows no time.
 //!
-//! Ranks here are those of the meeting, which never change. A group has a number, its *generation*. Every rank asks all others
+//! Ranks here are those of the bootstrap, which never change. A group has a number, its *generation*. Every rank asks all others
 //! for their [`Standing`], again and again, until the agreement ends:
 //!
 //! ```text

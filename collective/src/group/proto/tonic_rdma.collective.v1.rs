@@ -36,7 +36,7 @@ pub struct Loss {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusRequest {
-    /// The name of the group: the key of its meeting.
+    /// The name of the group: the key of its bootstrap.
     #[prost(bytes = "bytes", tag = "1")]
     pub group: ::prost::bytes::Bytes,
     /// Asks the server to promise that it takes part in this new group.
@@ -52,7 +52,7 @@ pub struct Proposal {
     #[prost(uint32, repeated, tag = "3")]
     pub members: ::prost::alloc::vec::Vec<u32>,
 }
-/// Ranks in this message and in the messages below are those of the meeting, which never change.
+/// Ranks in this message and in the messages below are those of the bootstrap, which never change.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatusReply {
     /// The number of the group in which the server is: 1 at first. Each agreement makes a larger number.

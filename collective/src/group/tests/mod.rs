@@ -265,7 +265,7 @@ fn a_rank_reports_each_generation_once() {
     let groups = join_all(2);
     groups[1].report(argument("the lengths differ"));
     (0..=REPORTS).for_each(|_| groups[1].tell());
-    let reports = groups[1].session.meeting.standing.borrow().details.reports.clone();
+    let reports = groups[1].session.bootstrap.standing.borrow().details.reports.clone();
     assert_eq!(reports, [Report { generation: 1, message: "the lengths differ".into(), loss: None }]);
 }
 
@@ -274,7 +274,7 @@ fn a_rank_reports_each_generation_once() {
 fn a_report_of_a_later_generation_ends_the_operations_of_this_one() {
     let groups = join_all(2);
     let report = Report { generation: 7, message: "a rank is lost".into(), loss: None };
-    groups[1].session.meeting.standing.send_modify(|standing| standing.details.reports.push(report));
+    groups[1].session.bootstrap.standing.send_modify(|standing| standing.details.reports.push(report));
     let failure = block_on(groups[0].failure().wait()).to_string();
     assert_eq!(failure, "rank 1 ended the operations of this group: a rank is lost");
 }
@@ -285,7 +285,7 @@ fn only_the_latest_reports_of_a_rank_are_heard() {
     let report = |generation, message: &str| Report { generation, message: message.into(), loss: None };
     let mut reports = vec![report(0, "before the first generation"); REPORTS + 1];
     (reports[0], reports[REPORTS]) = (report(1, "too old"), report(1, "the lengths differ"));
-    groups[1].session.meeting.standing.send_modify(|standing| standing.details.reports = reports);
+    groups[1].session.bootstrap.standing.send_modify(|standing| standing.details.reports = reports);
     let failure = block_on(groups[0].failure().wait()).to_string();
     assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
 }
@@ -295,16 +295,16 @@ fn reports_longer_than_those_of_a_rank_are_refused() {
     let groups = join_all(2);
     let [listener, sender] = &groups[..] else { panic!("two ranks") };
     let long = Report { generation: 1, message: "x".repeat(64 << 10), loss: None };
-    sender.session.meeting.standing.send_modify(|standing| standing.details.reports = vec![long]);
+    sender.session.bootstrap.standing.send_modify(|standing| standing.details.reports = vec![long]);
     // The other rank ends its watch, and begins a new one.
     let begun = Instant::now();
-    while sender.session.meeting.is_watched() && listener.failure().reason().is_none() {
+    while sender.session.bootstrap.is_watched() && listener.failure().reason().is_none() {
         assert!(begun.elapsed() < HANG, "a hang");
         thread::sleep(Duration::from_millis(1));
     }
     assert!(listener.failure().reason().is_none(), "a long report was heard");
     let short = Report { generation: 1, message: "the lengths differ".into(), loss: None };
-    sender.session.meeting.standing.send_modify(|standing| standing.details.reports = vec![short]);
+    sender.session.bootstrap.standing.send_modify(|standing| standing.details.reports = vec![short]);
     let failure = block_on(listener.failure().wait()).to_string();
     assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
 }

@@ -68,7 +68,7 @@ pub struct WatchRequest {
     pub number: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Standing {
+pub struct MemberState {
     /// Whether the member has all connections that it needs.
     #[prost(bool, tag = "1")]
     pub ready: bool,
@@ -83,7 +83,7 @@ pub struct Standing {
     pub details: ::prost::bytes::Bytes,
 }
 /// Generated client implementations.
-pub mod meeting_client {
+pub mod bootstrap_client {
     #![allow(
         unused_variables,
         dead_code,
@@ -94,10 +94,10 @@ pub mod meeting_client {
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
-    pub struct MeetingClient<T> {
+    pub struct BootstrapClient<T> {
         inner: tonic::client::Grpc<T>,
     }
-    impl MeetingClient<tonic::transport::Channel> {
+    impl BootstrapClient<tonic::transport::Channel> {
         /// Attempt to create a new client by connecting to a given endpoint.
         pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
         where
@@ -108,7 +108,7 @@ pub mod meeting_client {
             Ok(Self::new(conn))
         }
     }
-    impl<T> MeetingClient<T>
+    impl<T> BootstrapClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
         T::Error: Into<StdError>,
@@ -126,7 +126,7 @@ pub mod meeting_client {
         pub fn with_interceptor<F>(
             inner: T,
             interceptor: F,
-        ) -> MeetingClient<InterceptedService<T, F>>
+        ) -> BootstrapClient<InterceptedService<T, F>>
         where
             F: tonic::service::Interceptor,
             T::ResponseBody: Default,
@@ -140,7 +140,7 @@ pub mod meeting_client {
                 http::Request<tonic::body::Body>,
             >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
         {
-            MeetingClient::new(InterceptedService::new(inner, interceptor))
+            BootstrapClient::new(InterceptedService::new(inner, interceptor))
         }
         /// Compress requests with the given encoding.
         ///
@@ -188,11 +188,11 @@ pub mod meeting_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/tonic_rdma.meeting.v1.Meeting/Join",
+                "/tonic_rdma.bootstrap.v1.Bootstrap/Join",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("tonic_rdma.meeting.v1.Meeting", "Join"));
+                .insert(GrpcMethod::new("tonic_rdma.bootstrap.v1.Bootstrap", "Join"));
             self.inner.unary(req, path, codec).await
         }
         /// Follows the state of the server. The stream ends when the server has left or failed. If it ends otherwise, the server is lost.
@@ -200,7 +200,7 @@ pub mod meeting_client {
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
         ) -> std::result::Result<
-            tonic::Response<tonic::codec::Streaming<super::Standing>>,
+            tonic::Response<tonic::codec::Streaming<super::MemberState>>,
             tonic::Status,
         > {
             self.inner
@@ -213,17 +213,17 @@ pub mod meeting_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/tonic_rdma.meeting.v1.Meeting/Watch",
+                "/tonic_rdma.bootstrap.v1.Bootstrap/Watch",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("tonic_rdma.meeting.v1.Meeting", "Watch"));
+                .insert(GrpcMethod::new("tonic_rdma.bootstrap.v1.Bootstrap", "Watch"));
             self.inner.server_streaming(req, path, codec).await
         }
     }
 }
 /// Generated server implementations.
-pub mod meeting_server {
+pub mod bootstrap_server {
     #![allow(
         unused_variables,
         dead_code,
@@ -232,9 +232,9 @@ pub mod meeting_server {
         clippy::let_unit_value,
     )]
     use tonic::codegen::*;
-    /// Generated trait containing gRPC methods that should be implemented for use with MeetingServer.
+    /// Generated trait containing gRPC methods that should be implemented for use with BootstrapServer.
     #[async_trait]
-    pub trait Meeting: std::marker::Send + std::marker::Sync + 'static {
+    pub trait Bootstrap: std::marker::Send + std::marker::Sync + 'static {
         /// Compares the caller with the server. A caller that fits gets the key for its other calls.
         async fn join(
             &self,
@@ -242,7 +242,7 @@ pub mod meeting_server {
         ) -> std::result::Result<tonic::Response<super::JoinReply>, tonic::Status>;
         /// Server streaming response type for the Watch method.
         type WatchStream: tonic::codegen::tokio_stream::Stream<
-                Item = std::result::Result<super::Standing, tonic::Status>,
+                Item = std::result::Result<super::MemberState, tonic::Status>,
             >
             + std::marker::Send
             + 'static;
@@ -253,14 +253,14 @@ pub mod meeting_server {
         ) -> std::result::Result<tonic::Response<Self::WatchStream>, tonic::Status>;
     }
     #[derive(Debug)]
-    pub struct MeetingServer<T> {
+    pub struct BootstrapServer<T> {
         inner: Arc<T>,
         accept_compression_encodings: EnabledCompressionEncodings,
         send_compression_encodings: EnabledCompressionEncodings,
         max_decoding_message_size: Option<usize>,
         max_encoding_message_size: Option<usize>,
     }
-    impl<T> MeetingServer<T> {
+    impl<T> BootstrapServer<T> {
         pub fn new(inner: T) -> Self {
             Self::from_arc(Arc::new(inner))
         }
@@ -311,9 +311,9 @@ pub mod meeting_server {
             self
         }
     }
-    impl<T, B> tonic::codegen::Service<http::Request<B>> for MeetingServer<T>
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for BootstrapServer<T>
     where
-        T: Meeting,
+        T: Bootstrap,
         B: Body + std::marker::Send + 'static,
         B::Error: Into<StdError> + std::marker::Send + 'static,
     {
@@ -328,10 +328,10 @@ pub mod meeting_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
-                "/tonic_rdma.meeting.v1.Meeting/Join" => {
+                "/tonic_rdma.bootstrap.v1.Bootstrap/Join" => {
                     #[allow(non_camel_case_types)]
-                    struct JoinSvc<T: Meeting>(pub Arc<T>);
-                    impl<T: Meeting> tonic::server::UnaryService<super::JoinRequest>
+                    struct JoinSvc<T: Bootstrap>(pub Arc<T>);
+                    impl<T: Bootstrap> tonic::server::UnaryService<super::JoinRequest>
                     for JoinSvc<T> {
                         type Response = super::JoinReply;
                         type Future = BoxFuture<
@@ -344,7 +344,7 @@ pub mod meeting_server {
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Meeting>::join(&inner, request).await
+                                <T as Bootstrap>::join(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -371,14 +371,14 @@ pub mod meeting_server {
                     };
                     Box::pin(fut)
                 }
-                "/tonic_rdma.meeting.v1.Meeting/Watch" => {
+                "/tonic_rdma.bootstrap.v1.Bootstrap/Watch" => {
                     #[allow(non_camel_case_types)]
-                    struct WatchSvc<T: Meeting>(pub Arc<T>);
+                    struct WatchSvc<T: Bootstrap>(pub Arc<T>);
                     impl<
-                        T: Meeting,
+                        T: Bootstrap,
                     > tonic::server::ServerStreamingService<super::WatchRequest>
                     for WatchSvc<T> {
-                        type Response = super::Standing;
+                        type Response = super::MemberState;
                         type ResponseStream = T::WatchStream;
                         type Future = BoxFuture<
                             tonic::Response<Self::ResponseStream>,
@@ -390,7 +390,7 @@ pub mod meeting_server {
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Meeting>::watch(&inner, request).await
+                                <T as Bootstrap>::watch(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -439,7 +439,7 @@ pub mod meeting_server {
             }
         }
     }
-    impl<T> Clone for MeetingServer<T> {
+    impl<T> Clone for BootstrapServer<T> {
         fn clone(&self) -> Self {
             let inner = self.inner.clone();
             Self {
@@ -452,8 +452,8 @@ pub mod meeting_server {
         }
     }
     /// Generated gRPC service name
-    pub const SERVICE_NAME: &str = "tonic_rdma.meeting.v1.Meeting";
-    impl<T> tonic::server::NamedService for MeetingServer<T> {
+    pub const SERVICE_NAME: &str = "tonic_rdma.bootstrap.v1.Bootstrap";
+    impl<T> tonic::server::NamedService for BootstrapServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

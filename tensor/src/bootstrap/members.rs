@@ -1,10 +1,10 @@
-//! The seats of a meeting: which members have come, and which callers may not. This module does no I/O and knows no time.
+//! The table of members: which have joined, and which callers were refused. This module does no I/O and knows no time.
 
 use std::collections::{BTreeSet, HashMap};
 
 use bytes::Bytes;
 
-use crate::meeting::proto::{JoinRequest, Member};
+use crate::bootstrap::proto::{JoinRequest, Member};
 
 /// The version of the calls between members.
 pub const VERSION: u32 = 1;
@@ -24,22 +24,22 @@ const MAX_REFUSAL: usize = 512;
 
 /// The members that have come.
 #[derive(Debug)]
-pub(super) struct Seats {
+pub(super) struct MemberTable {
     /// `rank` or `part`.
     noun: &'static str,
     me: usize,
     common: HashMap<String, String>,
-    seats: Vec<Option<Seat>>,
+    entries: Vec<Option<MemberEntry>>,
     refused: Vec<Refused>,
 }
 
 #[derive(Debug)]
-struct Seat {
+struct MemberEntry {
     /// The number of the process. That of this member is empty, which no caller's is.
     process: Bytes,
     member: Member,
     /// The number of calls of this process. Only the latest is answered, so that one member holds one call.
-    turn: u64,
+    attempt: u64,
 }
 
 /// A caller that was refused.
@@ -47,7 +47,7 @@ struct Seat {
 struct Refused {
     /// The number that it gave itself. All that are no member's count as one.
     number: usize,
-    reason: NotJoined,
+    reason: JoinError,
     /// The reason with what only this member may know. Any process that reaches the port can call, so callers learn no address, and not
     /// what the members have in common.
     text: String,
@@ -55,7 +55,7 @@ struct Refused {
 
 /// Why a member could not join another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotJoined {
+pub enum JoinError {
     /// The other one speaks this version.
     Version(u32),
     /// The names of what both do not have in common.
@@ -75,15 +75,15 @@ pub enum NotJoined {
     },
 }
 
-impl Seats {
-    /// Makes the seats of a meeting. `me` has come, and never calls, so no caller has its seat.
+impl MemberTable {
+    /// Makes the table. `me` has joined, and never calls, so no caller gets its entry.
     pub(super) fn new(noun: &'static str, me: &JoinRequest) -> Self {
-        let mut seats: Vec<Option<Seat>> = (0..me.size).map(|_| None).collect();
-        if let Some(own) = seats.get_mut(me.number as usize) {
+        let mut entries: Vec<Option<MemberEntry>> = (0..me.size).map(|_| None).collect();
+        if let Some(own) = entries.get_mut(me.number as usize) {
             let member = me.member.clone().unwrap_or_default();
-            *own = Some(Seat { process: Bytes::new(), member, turn: 0 });
+            *own = Some(MemberEntry { process: Bytes::new(), member, attempt: 0 });
         }
-        Self { noun, me: me.number as usize, common: me.common.clone(), seats, refused: Vec::new() }
+        Self { noun, me: me.number as usize, common: me.common.clone(), entries, refused: Vec::new() }
     }
 
     /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here. `failure` says why this
@@ -95,15 +95,15 @@ impl Seats {
         &mut self,
         request: JoinRequest,
         failure: Option<String>,
-    ) -> Result<Option<u64>, NotJoined> {
-        let number = (request.number as usize).min(self.seats.len());
+    ) -> Result<Option<u64>, JoinError> {
+        let number = (request.number as usize).min(self.entries.len());
         self.try_admit(request, failure).map_err(|(reason, text)| {
-            if matches!(reason, NotJoined::Failed(_)) {
+            if matches!(reason, JoinError::Failed(_)) {
                 return reason;
             }
             let text: String = text.chars().take(MAX_REFUSAL).collect();
             let reason = match reason {
-                NotJoined::Differs(names) => NotJoined::Differs(names.chars().take(MAX_REFUSAL).collect()),
+                JoinError::Differs(names) => JoinError::Differs(names.chars().take(MAX_REFUSAL).collect()),
                 other => other,
             };
             let mut of_number = self.refused.iter().filter(|refused| refused.number == number);
@@ -121,14 +121,14 @@ impl Seats {
         &mut self,
         request: JoinRequest,
         failure: Option<String>,
-    ) -> Result<Option<u64>, (NotJoined, String)> {
+    ) -> Result<Option<u64>, (JoinError, String)> {
         let JoinRequest { version, number, size, expected, process, common, member, wait: _ } = request;
-        let (noun, me, ours) = (self.noun, self.me, self.seats.len());
+        let (noun, me, ours) = (self.noun, self.me, self.entries.len());
         if version != VERSION {
             let text = format!("{noun} {number} speaks version {version} of these calls, not {VERSION}");
-            return Err((NotJoined::Version(version), text));
+            return Err((JoinError::Version(version), text));
         }
-        let refused = |text: String| Err((NotJoined::Refused(text.clone()), text));
+        let refused = |text: String| Err((JoinError::Refused(text.clone()), text));
         let bytes = common.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
         if common.len() > MAX_COMMON || bytes > MAX_COMMON_BYTES {
             return refused("the caller's description is too long".to_owned());
@@ -144,38 +144,38 @@ impl Seats {
             }
         }
         if let Some((names, values)) = difference(&self.common, &common) {
-            return Err((NotJoined::Differs(names), format!("{noun} {number} differs in {values}")));
+            return Err((JoinError::Differs(names), format!("{noun} {number} differs in {values}")));
         }
         if size as usize != ours {
             return refused(format!(
                 "{noun} {number} came with a size of {size}, and {noun} {me} has {ours}: all {noun}s need the same"
             ));
         }
-        let Some(seat) = self.seats.get_mut(number as usize) else {
+        let Some(entry) = self.entries.get_mut(number as usize) else {
             return refused(format!("{noun} {number} of {ours}: {noun}s are from 0 to {}", ours - 1));
         };
         if let Some(reason) = failure {
-            return Err((NotJoined::Failed(reason), String::new()));
+            return Err((JoinError::Failed(reason), String::new()));
         }
         if expected as usize != me {
             return Ok(None);
         }
-        match seat {
-            Some(seat) if seat.process == process => {
-                seat.turn += 1;
-                seat.member = member;
-                Ok(Some(seat.turn))
+        match entry {
+            Some(entry) if entry.process == process => {
+                entry.attempt += 1;
+                entry.member = member;
+                Ok(Some(entry.attempt))
             }
-            Some(seat) => {
+            Some(entry) => {
                 let address = member.address;
                 let text = format!(
                     "{noun} {number} has come already; this caller, from {address}, is another process"
                 );
-                let known = format!("{text} (the first is at {})", seat.member.address);
-                Err((NotJoined::Refused(text), known))
+                let known = format!("{text} (the first is at {})", entry.member.address);
+                Err((JoinError::Refused(text), known))
             }
             None => {
-                *seat = Some(Seat { process, member, turn: 0 });
+                *entry = Some(MemberEntry { process, member, attempt: 0 });
                 // A process of an earlier job may have called before.
                 self.refused.retain(|refused| refused.number != number as usize);
                 Ok(Some(0))
@@ -183,40 +183,40 @@ impl Seats {
         }
     }
 
-    /// Returns whether the seat of `number` belongs to a process other than `process`.
-    pub(super) fn is_of_another(&self, number: usize, process: &[u8]) -> bool {
-        self.seats.get(number).and_then(Option::as_ref).is_some_and(|seat| seat.process != process)
+    /// Returns whether the entry of `number` belongs to a process other than `process`.
+    pub(super) fn is_another_process(&self, number: usize, process: &[u8]) -> bool {
+        self.entries.get(number).and_then(Option::as_ref).is_some_and(|entry| entry.process != process)
     }
 
     /// Returns whether this call of a member is its latest.
-    pub(super) fn is_latest(&self, number: usize, turn: u64) -> bool {
-        self.seats.get(number).and_then(Option::as_ref).is_some_and(|seat| seat.turn == turn)
+    pub(super) fn is_latest(&self, number: usize, attempt: u64) -> bool {
+        self.entries.get(number).and_then(Option::as_ref).is_some_and(|entry| entry.attempt == attempt)
     }
 
     /// Returns the members that have not come.
     pub(super) fn missing(&self) -> Vec<u32> {
-        let seats = (0_u32..).zip(&self.seats);
-        seats.filter(|(_, seat)| seat.is_none()).map(|(number, _)| number).collect()
+        let entries = (0_u32..).zip(&self.entries);
+        entries.filter(|(_, entry)| entry.is_none()).map(|(number, _)| number).collect()
     }
 
     /// Returns whether all members have come.
     pub(super) fn is_full(&self) -> bool {
-        self.seats.iter().all(Option::is_some)
+        self.entries.iter().all(Option::is_some)
     }
 
     /// Returns the members that have come, in order.
     pub(super) fn members(&self) -> Vec<Member> {
-        self.seats.iter().flatten().map(|seat| seat.member.clone()).collect()
+        self.entries.iter().flatten().map(|entry| entry.member.clone()).collect()
     }
 
     /// Returns why a process that called itself this member was refused last.
-    pub(super) fn refusal(&self, member: usize) -> Option<&NotJoined> {
+    pub(super) fn refusal(&self, member: usize) -> Option<&JoinError> {
         self.refused.iter().rfind(|refused| refused.number == member).map(|refused| &refused.reason)
     }
 
     /// Describes what is missing, and the callers that were refused.
     pub(super) fn describe(&self) -> String {
-        let missing = describe_missing(self.noun, &self.missing(), self.seats.len());
+        let missing = describe_missing(self.noun, &self.missing(), self.entries.len());
         let refused: Vec<&str> =
             self.refused.iter().take(MAX_REFUSALS).map(|refused| refused.text.as_str()).collect();
         if refused.is_empty() { missing } else { format!("{missing}; refused: {}", refused.join("; ")) }
@@ -264,8 +264,8 @@ mod tests {
 
     use bytes::Bytes;
 
-    use super::{NotJoined, Seats, VERSION, describe_missing, difference};
-    use crate::meeting::proto::{JoinRequest, Member};
+    use super::{JoinError, MemberTable, VERSION, describe_missing, difference};
+    use crate::bootstrap::proto::{JoinRequest, Member};
 
     fn member(port: u32) -> Member {
         Member { address: format!("127.0.0.1:{port}"), about: Bytes::from_static(b"host") }
@@ -288,41 +288,41 @@ mod tests {
         }
     }
 
-    fn seats() -> Seats {
-        Seats::new("rank", &join(0))
+    fn table() -> MemberTable {
+        MemberTable::new("rank", &join(0))
     }
 
     #[test]
     fn a_meeting_ends_when_all_ranks_have_come() {
-        let mut seats = seats();
-        assert_eq!(seats.describe(), "ranks 1 and 2 of 3 have not come");
-        assert_eq!(seats.admit(join(2), None), Ok(Some(0)));
-        assert_eq!(seats.describe(), "rank 1 of 3 has not come");
-        assert!(!seats.is_full());
-        assert_eq!(seats.admit(join(2), None), Ok(Some(1)), "a repeated call replaces the first");
-        assert!(seats.is_latest(2, 1) && !seats.is_latest(2, 0));
+        let mut table = table();
+        assert_eq!(table.describe(), "ranks 1 and 2 of 3 have not come");
+        assert_eq!(table.admit(join(2), None), Ok(Some(0)));
+        assert_eq!(table.describe(), "rank 1 of 3 has not come");
+        assert!(!table.is_full());
+        assert_eq!(table.admit(join(2), None), Ok(Some(1)), "a repeated call replaces the first");
+        assert!(table.is_latest(2, 1) && !table.is_latest(2, 0));
         assert_eq!(
-            seats.admit(JoinRequest { expected: 2, ..join(1) }, None),
+            table.admit(JoinRequest { expected: 2, ..join(1) }, None),
             Ok(None),
             "it looks for rank 2"
         );
-        assert_eq!(seats.admit(join(1), None), Ok(Some(0)));
-        assert!(seats.is_full());
-        assert_eq!(seats.members(), [member(0), member(1), member(2)]);
+        assert_eq!(table.admit(join(1), None), Ok(Some(0)));
+        assert!(table.is_full());
+        assert_eq!(table.members(), [member(0), member(1), member(2)]);
     }
 
     #[test]
     fn strangers_are_refused_and_the_reason_is_kept() {
-        let mut seats = seats();
-        seats.admit(join(1), None).unwrap();
-        let mut refused = |request: JoinRequest| seats.admit(request, None).unwrap_err();
-        let text = |reason: NotJoined| match reason {
-            NotJoined::Refused(text) => text,
+        let mut table = table();
+        table.admit(join(1), None).unwrap();
+        let mut refused = |request: JoinRequest| table.admit(request, None).unwrap_err();
+        let text = |reason: JoinError| match reason {
+            JoinError::Refused(text) => text,
             other => panic!("{other:?}"),
         };
-        assert_eq!(refused(JoinRequest { version: 9, ..join(2) }), NotJoined::Version(9));
+        assert_eq!(refused(JoinRequest { version: 9, ..join(2) }), JoinError::Version(9));
         let other = refused(JoinRequest { common: common(&[("the job", "other")]), ..join(2) });
-        assert_eq!(other, NotJoined::Differs("the job".into()));
+        assert_eq!(other, JoinError::Differs("the job".into()));
         assert_eq!(
             text(refused(JoinRequest { size: 8, ..join(2) })),
             "rank 2 came with a size of 8, and rank 0 has 3: all ranks need the same"
@@ -341,7 +341,7 @@ mod tests {
             text(refused(JoinRequest { process: vec![9].into(), member: Some(member(99)), ..join(1) })),
             "rank 1 has come already; this caller, from 127.0.0.1:99, is another process"
         );
-        let described = seats.describe();
+        let described = table.describe();
         assert!(
             described.starts_with("rank 2 of 3 has not come; refused: rank 2 speaks version 9"),
             "{described}"
@@ -355,50 +355,50 @@ mod tests {
     /// Any process can call, so a flood of bad calls must not fill the memory, nor hide why a member was refused.
     #[test]
     fn refusals_of_each_member_are_bounded() {
-        let mut seats = seats();
+        let mut table = table();
         for version in 2..100 {
             for number in 1..50 {
-                seats.admit(JoinRequest { version, ..join(number) }, None).unwrap_err();
+                table.admit(JoinRequest { version, ..join(number) }, None).unwrap_err();
             }
         }
-        assert_eq!(seats.refused.len(), 3 * super::MAX_REFUSALS);
-        assert_eq!(seats.refusal(2), Some(&NotJoined::Version(5)));
-        seats.admit(join(2), None).unwrap();
-        assert_eq!(seats.refusal(2), None, "the right process came later");
+        assert_eq!(table.refused.len(), 3 * super::MAX_REFUSALS);
+        assert_eq!(table.refusal(2), Some(&JoinError::Version(5)));
+        table.admit(join(2), None).unwrap();
+        assert_eq!(table.refusal(2), None, "the right process came later");
 
-        seats.refused.clear();
+        table.refused.clear();
         for number in 1..3 {
             let long = common(&[("job", &"é".repeat(2000))]);
-            seats.admit(JoinRequest { common: long, ..join(number) }, None).unwrap_err();
+            table.admit(JoinRequest { common: long, ..join(number) }, None).unwrap_err();
         }
-        let texts: Vec<_> = seats.refused.iter().map(|refused| refused.text.chars().count()).collect();
+        let texts: Vec<_> = table.refused.iter().map(|refused| refused.text.chars().count()).collect();
         assert_eq!(texts, [super::MAX_REFUSAL; 2]);
     }
 
-    /// Only the own error of the member that holds the meeting names the first one's address. Any process can call.
+    /// Only the own error of the member that holds the bootstrap names the first one's address. Any process can call.
     #[test]
     fn a_second_process_of_a_rank_does_not_learn_the_address_of_the_first() {
-        let mut seats = seats();
-        seats.admit(join(1), None).unwrap();
+        let mut table = table();
+        table.admit(join(1), None).unwrap();
         let second = JoinRequest { process: vec![9].into(), member: Some(member(99)), ..join(1) };
-        let NotJoined::Refused(told) = seats.admit(second, None).unwrap_err() else { panic!() };
+        let JoinError::Refused(told) = table.admit(second, None).unwrap_err() else { panic!() };
         assert!(!told.contains("127.0.0.1:1;") && !told.ends_with("127.0.0.1:1"), "{told}");
-        let described = seats.describe();
+        let described = table.describe();
         assert!(described.ends_with("is another process (the first is at 127.0.0.1:1)"), "{described}");
     }
 
     /// A member never calls itself. A caller that says that it is this member must not get a key, nor change what the member says
     /// about itself.
     #[test]
-    fn no_caller_takes_the_seat_of_rank_0() {
-        let mut seats = seats();
+    fn no_caller_gets_the_entry_of_rank_0() {
+        let mut table = table();
         for process in [vec![], vec![0], vec![7; 16]] {
             let caller = JoinRequest { process: process.into(), member: Some(member(99)), ..join(0) };
-            assert!(matches!(seats.admit(caller, None).unwrap_err(), NotJoined::Refused(_)));
+            assert!(matches!(table.admit(caller, None).unwrap_err(), JoinError::Refused(_)));
         }
-        seats.admit(join(1), None).unwrap();
-        seats.admit(join(2), None).unwrap();
-        assert_eq!(seats.members()[0], member(0));
+        table.admit(join(1), None).unwrap();
+        table.admit(join(2), None).unwrap();
+        assert_eq!(table.members()[0], member(0));
     }
 
     #[test]
@@ -406,7 +406,7 @@ mod tests {
         for process in [vec![], vec![1; 257]] {
             let caller = JoinRequest { process: process.into(), ..join(1) };
             let text = "the caller's process number is empty or longer than 256 bytes".to_owned();
-            assert_eq!(seats().admit(caller, None).unwrap_err(), NotJoined::Refused(text));
+            assert_eq!(table().admit(caller, None).unwrap_err(), JoinError::Refused(text));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Tests of the rendezvous without a driver: single rules, and random orders of events.
+//! Tests of named tensors without a driver: single rules, and random orders of events.
 
 mod hostile;
 mod provider;

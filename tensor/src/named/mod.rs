@@ -1,4 +1,4 @@
-//! Tensor rendezvous: a requester asks for a tensor by name and step, before or after the provider offers the tensor, and the
+//! Named tensors: a requester asks for a tensor by name and step, before or after the provider offers the tensor, and the
 //! provider writes the tensor straight into the requester's memory.
 //!
 //! The messages flow as in TensorFlow's verbs transport (`tensorflow/contrib/verbs`, README). This module does no input or
@@ -194,7 +194,7 @@ impl Failure {
     }
 }
 
-/// A frame of the rendezvous before it is sent.
+/// A frame before it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// See [`Frame::Request`].

@@ -1,4 +1,4 @@
-//! The generated code of `proto/meeting.proto`.
+//! The generated code of `proto/bootstrap.proto`.
 #![allow(
     missing_docs,
     missing_debug_implementations,
@@ -7,4 +7,4 @@
     reason = "generated code"
 )]
 
-include!("tonic_rdma.meeting.v1.rs");
+include!("tonic_rdma.bootstrap.v1.rs");

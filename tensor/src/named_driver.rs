@@ -1,4 +1,4 @@
-//! Drives the [`rendezvous`](crate::rendezvous): the device's offers, each link's requests, and the memory of both.
+//! Drives the state machine of [named tensors](crate::named): the device's offers, each link's requests, and the memory of both.
 //!
 //! The two state machines return their actions in order, under a lock. One thread at a time carries the actions out, without
 //! the lock ([`Outbox`]), because an action may end a link, and the state machines then have to learn of the end.
@@ -17,7 +17,7 @@ use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::port::Token;
 use crate::memory::{Keeper, Landing, Payload};
-use crate::rendezvous::{
+use crate::named::{
     Arrival, Failure, OfferCounts, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings,
     RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation, checksum, verify,
 };
@@ -30,14 +30,14 @@ use tonic_rdma_verbs::unstable::{
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::{Access, RemoteSegment, Rkey};
 
-/// A link's part in the rendezvous: the peer's requests to this device, and this device's requests to the peer.
-pub(crate) struct Exchange {
+/// The named tensors of a link: the peer's requests to this device, and this device's requests to the peer.
+pub(crate) struct NamedTensors {
     peer: PeerId,
     offers: Arc<Offers>,
     pub(crate) requests: Arc<Requests>,
 }
 
-impl Exchange {
+impl NamedTensors {
     pub(crate) fn new(offers: Arc<Offers>, requests: Arc<Requests>) -> Self {
         let peer = PeerId(offers.next_peer.fetch_add(1, Ordering::Relaxed));
         Self { peer, offers, requests }
@@ -182,7 +182,7 @@ impl Offers {
         self.outbox.run(|action| match action {
             ProviderAction::Send { peer, message } => {
                 if let Some(link) = self.link(peer) {
-                    // If the send fails, the link ends, and calls `Exchange::link_ended`.
+                    // If the send fails, the link ends, and calls `NamedTensors::link_ended`.
                     let _ = link.port(0).send_frame(&message.frame());
                 }
             }
@@ -258,7 +258,7 @@ async fn check_deadlines(offers: Weak<Offers>, timeout: Duration) {
         if now.saturating_duration_since(aged) >= timeout {
             aged = now;
             let links: Vec<_> = lock(&offers.links).values().filter_map(Weak::upgrade).collect();
-            links.iter().for_each(|link| link.rendezvous.requests.age_untaken(link));
+            links.iter().for_each(|link| link.named.requests.age_untaken(link));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The meeting of the processes of a job, and their watch over one another: the ranks of a group (`tonic-rdma-collective`), or the parts of
+//! The bootstrap of the processes of a job, and their watch over one another: the ranks of a group (`tonic-rdma-collective`), or the parts of
 //! a split graph (`tonic-rdma-graph`).
 //!
 //! ```text
@@ -14,8 +14,8 @@
 //! and decides what the end of a watch means. Nothing here waits on a thread of the caller's runtime.
 
 mod calls;
+mod members;
 pub mod proto;
-mod seats;
 mod state;
 
 use std::future::Future;
@@ -25,11 +25,13 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
 
-pub use self::calls::{Joined, StandingStream, endpoint, server, service};
-pub use self::seats::{NotJoined, VERSION};
-pub use self::state::{Attendee, Details, End, Hall, Key, Meeting, Standing, fresh_key, shortened};
+pub use self::calls::{Joined, MemberStateStream, endpoint, server, service};
+pub use self::members::{JoinError, VERSION};
+pub use self::state::{
+    Bootstrap, BootstrapCell, Details, Key, MemberInfo, MemberState, WatchEnd, fresh_key, shortened,
+};
 
-/// A runtime that belongs to a member of a meeting: connections and calls go on whatever the caller's runtime does, and without one.
+/// A runtime that belongs to a member of a bootstrap: connections and calls go on whatever the caller's runtime does, and without one.
 #[derive(Debug)]
 pub struct OwnRuntime {
     /// `None` only while it is dropped.
@@ -71,7 +73,7 @@ impl OwnRuntime {
             }
         }
         let mut task = AbortOnDrop(self.handle.spawn(future));
-        (&mut task.0).await.map_err(|error| ended(format!("a task of the meeting has ended: {error}")))?
+        (&mut task.0).await.map_err(|error| ended(format!("a task of the bootstrap has ended: {error}")))?
     }
 
     /// Ends the runtime, and waits for its tasks, at most for `limit`. Must not be called on a runtime's thread.

@@ -11,11 +11,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::meeting::proto::meeting_client::MeetingClient;
-use crate::meeting::proto::meeting_server::{self, MeetingServer};
-use crate::meeting::proto::{self, JoinReply, JoinRequest, Member, WatchRequest};
-use crate::meeting::seats::{NotJoined, VERSION, describe_missing};
-use crate::meeting::state::{Details, End, Hall, Key, Meeting, Standing, shortened};
+use crate::bootstrap::members::{JoinError, VERSION, describe_missing};
+use crate::bootstrap::proto::bootstrap_client::BootstrapClient;
+use crate::bootstrap::proto::bootstrap_server::{self, BootstrapServer};
+use crate::bootstrap::proto::{self, JoinReply, JoinRequest, Member, WatchRequest};
+use crate::bootstrap::state::{Bootstrap, BootstrapCell, Details, Key, MemberState, WatchEnd, shortened};
 use tonic_rdma_verbs::unstable::{chain, with_causes};
 
 /// The longest time to make a connection, and for the answer to one call.
@@ -36,7 +36,7 @@ const MAX_ANSWER: usize = 4 << 20;
 const MAX_STANDING: usize = 64 << 10;
 
 /// What a member says of itself to one that watches it.
-pub type StandingStream = Streaming<proto::Standing>;
+pub type MemberStateStream = Streaming<proto::MemberState>;
 
 /// What a member learns that joins another one.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub fn endpoint(scheme: &str, address: &str) -> Result<Endpoint, String> {
         .keep_alive_while_idle(true))
 }
 
-impl<D: Details> Meeting<D> {
+impl<D: Details> Bootstrap<D> {
     /// Joins another member, again and again until it answers or the time is over. With `wait` the answer comes when all have joined it.
     ///
     /// # Errors
@@ -79,8 +79,8 @@ impl<D: Details> Meeting<D> {
         member: usize,
         wait: bool,
         until: Instant,
-    ) -> Result<Joined, NotJoined> {
-        let mut client = MeetingClient::new(channel).max_decoding_message_size(MAX_ANSWER);
+    ) -> Result<Joined, JoinError> {
+        let mut client = BootstrapClient::new(channel).max_decoding_message_size(MAX_ANSWER);
         let mut pause = PAUSE;
         let (mut missing, mut trouble) = (None, "no answer".to_owned());
         while Instant::now() < until {
@@ -94,16 +94,16 @@ impl<D: Details> Meeting<D> {
                         missing = Some(describe_missing(self.noun, &absent, self.me.size as usize));
                     }
                     // The caller may have met the first member of another job, which ends soon.
-                    Err(NotJoined::Differs(what)) if wait => {
+                    Err(JoinError::Differs(what)) if wait => {
                         trouble = format!("the one that answers differs in {what}");
                     }
                     Err(reason) => return Err(reason),
                 },
                 Ok(Err(status)) if status.code() == Code::Aborted => {
-                    return Err(NotJoined::Failed(shortened(status.message())));
+                    return Err(JoinError::Failed(shortened(status.message())));
                 }
                 Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
-                    return Err(NotJoined::Refused(shortened(status.message())));
+                    return Err(JoinError::Refused(shortened(status.message())));
                 }
                 Ok(Err(status)) => trouble = shortened(&with_causes(status.message(), &status)),
                 // A call that had no time left says less than an earlier one.
@@ -117,9 +117,9 @@ impl<D: Details> Meeting<D> {
         }
         // The other one may have called, have found that it differs, and have ended. Before the time is over, that is no reason to end: the
         // caller may be a process of an earlier job, and the right one may come later.
-        Err(match self.seats.borrow().refusal(member) {
-            Some(reason @ (NotJoined::Version(_) | NotJoined::Differs(_))) => reason.clone(),
-            _ => NotJoined::Late { missing, trouble },
+        Err(match self.table.borrow().refusal(member) {
+            Some(reason @ (JoinError::Version(_) | JoinError::Differs(_))) => reason.clone(),
+            _ => JoinError::Late { missing, trouble },
         })
     }
 
@@ -127,8 +127,13 @@ impl<D: Details> Meeting<D> {
     ///
     /// # Errors
     /// The member does not answer in time, or refuses.
-    pub async fn watch(&self, channel: Channel, key: &Key, until: Instant) -> Result<StandingStream, Status> {
-        let mut client = MeetingClient::new(channel).max_decoding_message_size(MAX_STANDING);
+    pub async fn watch(
+        &self,
+        channel: Channel,
+        key: &Key,
+        until: Instant,
+    ) -> Result<MemberStateStream, Status> {
+        let mut client = BootstrapClient::new(channel).max_decoding_message_size(MAX_STANDING);
         let request = WatchRequest { key: key.to_vec().into(), number: self.me.number };
         match tokio::time::timeout_at(until, client.watch(request)).await {
             Ok(reply) => reply.map(tonic::Response::into_inner),
@@ -137,23 +142,23 @@ impl<D: Details> Meeting<D> {
     }
 
     /// Notes what a member says of itself, until it has left, has failed or is lost. Calls `said` after each change.
-    pub async fn follow(&self, member: usize, mut stream: StandingStream, said: impl Fn()) -> End {
+    pub async fn follow(&self, member: usize, mut stream: MemberStateStream, said: impl Fn()) -> WatchEnd {
         loop {
             let message = match stream.message().await {
                 Ok(Some(message)) => message,
-                Ok(None) => return End::Lost("its watch ended without a word".to_owned()),
-                Err(status) => return End::Lost(with_causes(status.message(), &status)),
+                Ok(None) => return WatchEnd::Lost("its watch ended without a word".to_owned()),
+                Err(status) => return WatchEnd::Lost(with_causes(status.message(), &status)),
             };
-            let standing = match Standing::decode(message) {
+            let standing = match MemberState::decode(message) {
                 Ok(standing) => standing,
-                Err(error) => return End::Lost(format!("it sent what can't be read: {error}")),
+                Err(error) => return WatchEnd::Lost(format!("it sent what can't be read: {error}")),
             };
             let (left, failure) = (standing.left, standing.failure.clone());
             self.note(member, |other| *other = standing);
             said();
             match failure {
-                Some(reason) => return End::Failed(reason),
-                None if left => return End::Left,
+                Some(reason) => return WatchEnd::Failed(reason),
+                None if left => return WatchEnd::Left,
                 None => {}
             }
         }
@@ -161,19 +166,19 @@ impl<D: Details> Meeting<D> {
 }
 
 /// Checks the answer of a member. Returns what the caller learns, and which members are missing.
-fn examine(reply: JoinReply, expected: usize) -> Result<(Joined, Vec<u32>), NotJoined> {
+fn examine(reply: JoinReply, expected: usize) -> Result<(Joined, Vec<u32>), JoinError> {
     let JoinReply { version, number, differs, key, missing, members } = reply;
     if version != VERSION {
-        return Err(NotJoined::Version(version));
+        return Err(JoinError::Version(version));
     }
     if !differs.is_empty() {
-        return Err(NotJoined::Differs(shortened(&differs)));
+        return Err(JoinError::Differs(shortened(&differs)));
     }
     if number as usize != expected {
-        return Err(NotJoined::Other(number));
+        return Err(JoinError::Other(number));
     }
     match Key::try_from(&key[..]) {
-        Err(_) if missing.is_empty() => Err(NotJoined::Refused("it gave no key".to_owned())),
+        Err(_) if missing.is_empty() => Err(JoinError::Refused("it gave no key".to_owned())),
         key => Ok((Joined { key: key.unwrap_or_default(), members }, missing)),
     }
 }
@@ -184,92 +189,92 @@ const HOLD: Duration = Duration::from_secs(2);
 /// The longest request in bytes.
 const MAX_REQUEST: usize = 64 << 10;
 
-/// The service. Callers ask again while the hall is closed.
+/// The service. Callers ask again while the cell is closed.
 #[derive(Debug)]
-pub struct Service<D>(Hall<D>);
+pub struct Service<D>(BootstrapCell<D>);
 
 /// Makes the service of a member.
-pub fn service<D: Details>(hall: Hall<D>) -> MeetingServer<Service<D>> {
-    MeetingServer::new(Service(hall)).max_decoding_message_size(MAX_REQUEST)
+pub fn service<D: Details>(cell: BootstrapCell<D>) -> BootstrapServer<Service<D>> {
+    BootstrapServer::new(Service(cell)).max_decoding_message_size(MAX_REQUEST)
 }
 
 impl<D> Service<D> {
-    fn meeting(&self) -> Result<&Arc<Meeting<D>>, Status> {
+    fn bootstrap(&self) -> Result<&Arc<Bootstrap<D>>, Status> {
         self.0.get().ok_or_else(|| Status::unavailable("this process does not connect yet"))
     }
 }
 
 #[tonic::async_trait]
-impl<D: Details> meeting_server::Meeting for Service<D> {
+impl<D: Details> bootstrap_server::Bootstrap for Service<D> {
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
-        let meeting = self.meeting()?;
+        let bootstrap = self.bootstrap()?;
         let (number, wait) = (request.get_ref().number as usize, request.get_ref().wait);
         let process = request.get_ref().process.clone();
         let mut reply =
-            JoinReply { version: VERSION, number: meeting.number() as u32, ..JoinReply::default() };
-        if meeting.standing.borrow().left {
+            JoinReply { version: VERSION, number: bootstrap.number() as u32, ..JoinReply::default() };
+        if bootstrap.standing.borrow().left {
             // Another process may listen here soon, so the caller asks again.
-            return Err(Status::unavailable(format!("this {} has left", meeting.noun)));
+            return Err(Status::unavailable(format!("this {} has left", bootstrap.noun)));
         }
-        let turn = match meeting.admit(request.into_inner()) {
+        let attempt = match bootstrap.admit(request.into_inner()) {
             // The caller ends, and names the difference too.
-            Err(NotJoined::Version(_)) => {
-                meeting.has_heard(number);
+            Err(JoinError::Version(_)) => {
+                bootstrap.has_heard(number);
                 return Ok(Response::new(reply));
             }
-            Err(NotJoined::Differs(names)) => {
-                meeting.has_heard(number);
+            Err(JoinError::Differs(names)) => {
+                bootstrap.has_heard(number);
                 reply.differs = names;
                 return Ok(Response::new(reply));
             }
-            Err(NotJoined::Refused(reason)) => return Err(Status::failed_precondition(reason)),
-            Err(NotJoined::Failed(reason)) => {
+            Err(JoinError::Refused(reason)) => return Err(Status::failed_precondition(reason)),
+            Err(JoinError::Failed(reason)) => {
                 // A process of the next job may be told too, but the member of this job still has to hear.
-                if !meeting.seats.borrow().is_of_another(number, &process) {
-                    meeting.has_heard(number);
+                if !bootstrap.table.borrow().is_another_process(number, &process) {
+                    bootstrap.has_heard(number);
                 }
                 return Err(Status::aborted(reason));
             }
             Err(other) => return Err(Status::internal(format!("{other:?}"))),
-            Ok(turn) => turn,
+            Ok(attempt) => attempt,
         };
-        let Some(turn) = turn else { return Ok(Response::new(reply)) };
+        let Some(attempt) = attempt else { return Ok(Response::new(reply)) };
         if wait {
-            let mut seats = meeting.seats.subscribe();
-            let ends = seats.wait_for(|seats| seats.is_full() || !seats.is_latest(number, turn));
+            let mut table = bootstrap.table.subscribe();
+            let ends = table.wait_for(|table| table.is_full() || !table.is_latest(number, attempt));
             let _ = tokio::time::timeout(HOLD, ends).await;
-            let seats = meeting.seats.borrow();
-            if !seats.is_latest(number, turn) {
+            let table = bootstrap.table.borrow();
+            if !table.is_latest(number, attempt) {
                 return Err(Status::cancelled("the caller has called again"));
             }
-            reply.missing = seats.missing();
+            reply.missing = table.missing();
             if !reply.missing.is_empty() {
                 return Ok(Response::new(reply));
             }
-            reply.members = seats.members();
+            reply.members = table.members();
         }
-        reply.key = meeting.key(number).map(|key| key.to_vec().into()).unwrap_or_default();
+        reply.key = bootstrap.key(number).map(|key| key.to_vec().into()).unwrap_or_default();
         Ok(Response::new(reply))
     }
 
-    type WatchStream = Pin<Box<dyn Stream<Item = Result<proto::Standing, Status>> + Send>>;
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<proto::MemberState, Status>> + Send>>;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let meeting = self.meeting()?;
-        let caller = meeting.caller(request.get_ref().number, &request.get_ref().key)?;
+        let bootstrap = self.bootstrap()?;
+        let caller = bootstrap.caller(request.get_ref().number, &request.get_ref().key)?;
         let (send, receive) = mpsc::channel(1);
-        tokio::spawn(follow(Arc::clone(meeting), caller, send));
+        tokio::spawn(follow(Arc::clone(bootstrap), caller, send));
         Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
     }
 }
 
 /// Sends the state of this member, and each change, until this member has left or failed or the caller is gone.
 async fn follow<D: Details>(
-    meeting: Arc<Meeting<D>>,
+    bootstrap: Arc<Bootstrap<D>>,
     caller: usize,
-    send: mpsc::Sender<Result<proto::Standing, Status>>,
+    send: mpsc::Sender<Result<proto::MemberState, Status>>,
 ) {
-    let mut standing = meeting.standing.subscribe();
+    let mut standing = bootstrap.standing.subscribe();
     loop {
         let now = standing.borrow_and_update().encode();
         let last = now.left || now.failure.is_some();
@@ -283,7 +288,7 @@ async fn follow<D: Details>(
         }
     }
     // The caller has heard how this member ended, or has ended itself.
-    meeting.has_heard(caller);
+    bootstrap.has_heard(caller);
 }
 
 #[cfg(test)]
@@ -300,24 +305,24 @@ mod tests {
     use tonic::{Request, Response, Status};
 
     use super::{
-        JoinReply, JoinRequest, Meeting, NotJoined, VERSION, WatchRequest, endpoint, examine, proto,
+        Bootstrap, JoinError, JoinReply, JoinRequest, VERSION, WatchRequest, endpoint, examine, proto,
     };
-    use crate::meeting::proto::meeting_server::{self, MeetingServer};
-    use crate::meeting::state::Attendee;
+    use crate::bootstrap::proto::bootstrap_server::{self, BootstrapServer};
+    use crate::bootstrap::state::MemberInfo;
 
     /// A member that says at once, and for ever, that rank 2 is missing. It counts the calls.
     #[derive(Clone, Default)]
     struct Hasty(Arc<AtomicUsize>);
 
     #[tonic::async_trait]
-    impl meeting_server::Meeting for Hasty {
+    impl bootstrap_server::Bootstrap for Hasty {
         async fn join(&self, _: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
             self.0.fetch_add(1, Ordering::Relaxed);
             let missing = vec![2];
             Ok(Response::new(JoinReply { version: VERSION, missing, ..JoinReply::default() }))
         }
 
-        type WatchStream = Pin<Box<dyn Stream<Item = Result<proto::Standing, Status>> + Send>>;
+        type WatchStream = Pin<Box<dyn Stream<Item = Result<proto::MemberState, Status>> + Send>>;
 
         async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
             Err(Status::unimplemented("nobody joins"))
@@ -329,17 +334,17 @@ mod tests {
         let hasty = Hasty::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let server = tonic::transport::Server::builder().add_service(MeetingServer::new(hasty.clone()));
+        let server = tonic::transport::Server::builder().add_service(BootstrapServer::new(hasty.clone()));
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
         let (noun, number, size) = ("rank", 1, 3);
         let (common, about) = Default::default();
-        let attendee = Attendee { noun, number, size, common, address: address.clone(), about };
-        let meeting = Meeting::<()>::new(attendee, None).unwrap();
+        let info = MemberInfo { noun, number, size, common, address: address.clone(), about };
+        let bootstrap = Bootstrap::<()>::new(info, None).unwrap();
         let channel = endpoint("http", &address).unwrap().connect_lazy();
         let until = Instant::now() + Duration::from_millis(500);
-        let late = meeting.join(channel, 0, true, until).await.unwrap_err();
+        let late = bootstrap.join(channel, 0, true, until).await.unwrap_err();
         let missing = Some("rank 2 of 3 has not come".to_owned());
-        assert_eq!(late, NotJoined::Late { missing, trouble: "no answer".to_owned() });
+        assert_eq!(late, JoinError::Late { missing, trouble: "no answer".to_owned() });
         // The pauses are 2, 4, 8 … 100 ms.
         let calls = hasty.0.load(Ordering::Relaxed);
         assert!(calls <= 15, "{calls} calls in half a second");
@@ -350,13 +355,13 @@ mod tests {
         let right =
             JoinReply { version: VERSION, number: 1, key: vec![7; 16].into(), ..JoinReply::default() };
         let why = |reply: JoinReply| examine(reply, 1).map(|_| ()).unwrap_err();
-        assert_eq!(why(JoinReply { version: 9, ..JoinReply::default() }), NotJoined::Version(9));
+        assert_eq!(why(JoinReply { version: 9, ..JoinReply::default() }), JoinError::Version(9));
         let differs = JoinReply { differs: "the graph".into(), ..right.clone() };
-        assert_eq!(why(differs), NotJoined::Differs("the graph".into()));
-        assert_eq!(why(JoinReply { number: 2, ..right.clone() }), NotJoined::Other(2));
+        assert_eq!(why(differs), JoinError::Differs("the graph".into()));
+        assert_eq!(why(JoinReply { number: 2, ..right.clone() }), JoinError::Other(2));
         for key in [vec![], vec![7; 15]] {
             let reply = JoinReply { key: key.into(), ..right.clone() };
-            assert_eq!(why(reply), NotJoined::Refused("it gave no key".into()));
+            assert_eq!(why(reply), JoinError::Refused("it gave no key".into()));
         }
         let (joined, missing) = examine(JoinReply { missing: vec![3], ..right.clone() }, 1).unwrap();
         assert_eq!((joined.key, missing), ([7; 16], vec![3]));
@@ -371,20 +376,20 @@ mod service_tests {
     use bytes::Bytes;
     use tonic::Code;
 
-    use super::meeting_server::Meeting as _;
+    use super::bootstrap_server::Bootstrap as _;
     use super::*;
-    use crate::meeting::proto::Member;
-    use crate::meeting::state::Attendee;
+    use crate::bootstrap::proto::Member;
+    use crate::bootstrap::state::MemberInfo;
 
     /// Part 0 of two, with its service.
-    fn part_0() -> (Arc<Meeting<()>>, Service<()>) {
+    fn part_0() -> (Arc<Bootstrap<()>>, Service<()>) {
         let (noun, number, size) = ("part", 0, 2);
         let (common, about) = Default::default();
-        let attendee = Attendee { noun, number, size, common, address: "127.0.0.1:1".into(), about };
-        let meeting = Arc::new(Meeting::new(attendee, Some(vec![[7; 16]; size])).unwrap());
-        let hall = Hall::default();
-        hall.set(Arc::clone(&meeting)).unwrap();
-        (meeting, Service(hall))
+        let info = MemberInfo { noun, number, size, common, address: "127.0.0.1:1".into(), about };
+        let bootstrap = Arc::new(Bootstrap::new(info, Some(vec![[7; 16]; size])).unwrap());
+        let cell = BootstrapCell::default();
+        cell.set(Arc::clone(&bootstrap)).unwrap();
+        (bootstrap, Service(cell))
     }
 
     /// The call of a process that says that it is part 1.
@@ -409,15 +414,15 @@ mod service_tests {
     /// A part that has failed answers for some seconds more. A process of the next job may call it then.
     #[tokio::test]
     async fn each_caller_that_fits_hears_why_a_member_has_failed() {
-        let (meeting, service) = part_0();
+        let (bootstrap, service) = part_0();
         let reply = service.join(Request::new(part_1(b"the first"))).await.unwrap();
         assert_eq!(reply.get_ref().key.len(), 16);
-        meeting.fail("the disk is full");
-        assert!(meeting.has_to_say_why());
-        for (process, has_to_say_why) in [(&b"another"[..], true), (b"the first", false)] {
+        bootstrap.fail("the disk is full");
+        assert!(bootstrap.has_unread_failure());
+        for (process, has_unread_failure) in [(&b"another"[..], true), (b"the first", false)] {
             let why = refused(&service, part_1(process)).await;
             assert_eq!(why, (Code::Aborted, "the disk is full".to_owned()));
-            assert_eq!(meeting.has_to_say_why(), has_to_say_why, "{process:?}");
+            assert_eq!(bootstrap.has_unread_failure(), has_unread_failure, "{process:?}");
         }
         let (code, _) = refused(&service, JoinRequest { size: 3, ..part_1(b"another") }).await;
         assert_eq!(code, Code::FailedPrecondition, "no part of this job");
@@ -426,8 +431,8 @@ mod service_tests {
     /// A part that has left says nothing of a job that is over: the next one may listen at the same address soon.
     #[tokio::test]
     async fn a_member_that_has_left_lets_callers_ask_again() {
-        let (meeting, service) = part_0();
-        meeting.leave();
+        let (bootstrap, service) = part_0();
+        bootstrap.leave();
         let common = HashMap::from([("the graph".to_owned(), "another".to_owned())]);
         for request in [part_1(b"a process"), JoinRequest { common, ..part_1(b"a process") }] {
             let (code, why) = refused(&service, request).await;

@@ -1,4 +1,4 @@
-//! What a member knows of its meeting, shared by the service and the calls to other members.
+//! What a member knows of its bootstrap, shared by the service and the calls to other members.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,21 +11,21 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic_rdma_verbs::unstable::lock;
 
-use crate::meeting::proto::{self, JoinRequest, Member};
-use crate::meeting::seats::{NotJoined, Seats, VERSION};
+use crate::bootstrap::members::{JoinError, MemberTable, VERSION};
+use crate::bootstrap::proto::{self, JoinRequest, Member};
 
-/// A secret of the members of a meeting, or of two of them.
+/// A secret of the members of a bootstrap, or of two of them.
 pub type Key = [u8; 16];
 
-/// A meeting that the service of this process answers for, once it is open.
-pub type Hall<D> = Arc<OnceLock<Arc<Meeting<D>>>>;
+/// A bootstrap that the service of this process answers for, once it is open.
+pub type BootstrapCell<D> = Arc<OnceLock<Arc<Bootstrap<D>>>>;
 
 /// The longest text of another member that this one keeps or passes on, in bytes.
 const MAX_TEXT: usize = 4096;
 
-/// A process that comes to a meeting.
+/// A process that comes to a bootstrap.
 #[derive(Debug)]
-pub struct Attendee {
+pub struct MemberInfo {
     /// What the members are, for messages: `rank` or `part`.
     pub noun: &'static str,
     /// The number of this member.
@@ -40,9 +40,9 @@ pub struct Attendee {
     pub about: Bytes,
 }
 
-/// A meeting, as one member sees it. `D` is what members tell one another by the watch.
+/// A bootstrap, as one member sees it. `D` is what members tell one another by the watch.
 #[derive(Debug)]
-pub struct Meeting<D> {
+pub struct Bootstrap<D> {
     pub(super) noun: &'static str,
     /// How this member calls others, and what it has in common with them.
     pub(super) me: JoinRequest,
@@ -50,11 +50,11 @@ pub struct Meeting<D> {
     keys: OnceLock<Vec<Key>>,
     /// Whether others join this member.
     is_joined: bool,
-    pub(super) seats: watch::Sender<Seats>,
+    pub(super) table: watch::Sender<MemberTable>,
     /// What this member tells the others of itself.
-    pub standing: watch::Sender<Standing<D>>,
+    pub standing: watch::Sender<MemberState<D>>,
     /// What the other members say of themselves.
-    pub others: watch::Sender<Vec<Standing<D>>>,
+    pub others: watch::Sender<Vec<MemberState<D>>>,
     /// Which members have heard how this one ended, or have ended themselves.
     heard: Mutex<Vec<bool>>,
 }
@@ -66,7 +66,7 @@ impl<D: Message + Default + Clone + 'static> Details for D {}
 
 /// What a member tells the others of itself.
 #[derive(Clone, Debug, Default)]
-pub struct Standing<D> {
+pub struct MemberState<D> {
     /// Whether it has all connections that it needs.
     pub ready: bool,
     /// Why it has failed.
@@ -81,7 +81,7 @@ pub struct Standing<D> {
 
 /// How the watch over a member ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum WatchEnd {
     /// It has left in good order.
     Left,
     /// It has failed, for this reason.
@@ -90,13 +90,13 @@ pub enum End {
     Lost(String),
 }
 
-impl<D: Details> Meeting<D> {
-    /// Comes to a meeting. `keys` are those that this member gives to the others, if others join it.
+impl<D: Details> Bootstrap<D> {
+    /// Comes to a bootstrap. `keys` are those that this member gives to the others, if others join it.
     ///
     /// # Errors
     /// The system gives no random numbers.
-    pub fn new(attendee: Attendee, keys: Option<Vec<Key>>) -> io::Result<Self> {
-        let Attendee { noun, number, size, common, address, about } = attendee;
+    pub fn new(info: MemberInfo, keys: Option<Vec<Key>>) -> io::Result<Self> {
+        let MemberInfo { noun, number, size, common, address, about } = info;
         let me = JoinRequest {
             version: VERSION,
             number: number as u32,
@@ -111,10 +111,10 @@ impl<D: Details> Meeting<D> {
             noun,
             is_joined: keys.is_some(),
             keys: keys.map(OnceLock::from).unwrap_or_default(),
-            seats: watch::Sender::new(Seats::new(noun, &me)),
+            table: watch::Sender::new(MemberTable::new(noun, &me)),
             me,
             standing: watch::Sender::default(),
-            others: watch::Sender::new(vec![Standing::default(); size]),
+            others: watch::Sender::new(vec![MemberState::default(); size]),
             heard: Mutex::new((0..size).map(|other| other == number).collect()),
         })
     }
@@ -152,14 +152,14 @@ impl<D: Details> Meeting<D> {
 
     /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here. A member that fits learns why
     /// this one has failed, if it has.
-    pub(super) fn admit(&self, request: JoinRequest) -> Result<Option<u64>, NotJoined> {
+    pub(super) fn admit(&self, request: JoinRequest) -> Result<Option<u64>, JoinError> {
         if !self.is_joined {
             let (noun, me) = (self.noun, self.number());
-            return Err(NotJoined::Refused(format!("this is {noun} {me}, and the {noun}s meet at {noun} 0")));
+            return Err(JoinError::Refused(format!("this is {noun} {me}, and the {noun}s meet at {noun} 0")));
         }
         let failure = self.standing.borrow().failure.clone();
         let mut admitted = Ok(None);
-        self.seats.send_modify(|seats| admitted = seats.admit(request, failure));
+        self.table.send_modify(|table| admitted = table.admit(request, failure));
         admitted
     }
 
@@ -167,11 +167,11 @@ impl<D: Details> Meeting<D> {
     ///
     /// # Errors
     /// The time is over; the text says which members are missing, and who was refused.
-    pub async fn all_came(&self, until: Instant) -> Result<Vec<Member>, String> {
-        let mut seats = self.seats.subscribe();
-        let _ = tokio::time::timeout_at(until, seats.wait_for(Seats::is_full)).await;
-        let seats = self.seats.borrow();
-        if seats.is_full() { Ok(seats.members()) } else { Err(seats.describe()) }
+    pub async fn all_joined(&self, until: Instant) -> Result<Vec<Member>, String> {
+        let mut table = self.table.subscribe();
+        let _ = tokio::time::timeout_at(until, table.wait_for(MemberTable::is_full)).await;
+        let table = self.table.borrow();
+        if table.is_full() { Ok(table.members()) } else { Err(table.describe()) }
     }
 
     /// Waits until all other members are ready or lost.
@@ -179,8 +179,8 @@ impl<D: Details> Meeting<D> {
     /// # Errors
     /// The time is over, and this member is not ready.
     pub async fn all_ready(&self, until: Instant) -> Result<(), usize> {
-        let waits_for = |others: &[Standing<D>]| {
-            let waits = |(member, other): &(usize, &Standing<D>)| {
+        let waits_for = |others: &[MemberState<D>]| {
+            let waits = |(member, other): &(usize, &MemberState<D>)| {
                 !other.ready && !other.lost && *member != self.number()
             };
             others.iter().enumerate().find(waits).map(|(member, _)| member)
@@ -192,12 +192,12 @@ impl<D: Details> Meeting<D> {
     }
 
     /// Looks at what another member says of itself.
-    pub fn of<T>(&self, member: usize, look: impl FnOnce(&Standing<D>) -> T) -> Option<T> {
+    pub fn of<T>(&self, member: usize, look: impl FnOnce(&MemberState<D>) -> T) -> Option<T> {
         self.others.borrow().get(member).map(look)
     }
 
     /// Notes what another member says of itself.
-    pub fn note(&self, member: usize, change: impl FnOnce(&mut Standing<D>)) {
+    pub fn note(&self, member: usize, change: impl FnOnce(&mut MemberState<D>)) {
         self.others.send_modify(|others| _ = others.get_mut(member).map(change));
     }
 
@@ -219,7 +219,7 @@ impl<D: Details> Meeting<D> {
     }
 
     /// Returns whether this member has failed, and another one has not heard why.
-    pub fn has_to_say_why(&self) -> bool {
+    pub fn has_unread_failure(&self) -> bool {
         self.standing.borrow().failure.is_some() && lock(&self.heard).contains(&false)
     }
 
@@ -229,14 +229,14 @@ impl<D: Details> Meeting<D> {
     }
 }
 
-impl<D: Details> Standing<D> {
-    pub(super) fn encode(&self) -> proto::Standing {
+impl<D: Details> MemberState<D> {
+    pub(super) fn encode(&self) -> proto::MemberState {
         let (ready, failure, left) = (self.ready, self.failure.clone(), self.left);
-        proto::Standing { ready, failure, left, details: self.details.encode_to_vec().into() }
+        proto::MemberState { ready, failure, left, details: self.details.encode_to_vec().into() }
     }
 
-    pub(super) fn decode(message: proto::Standing) -> Result<Self, prost::DecodeError> {
-        let proto::Standing { ready, failure, left, details } = message;
+    pub(super) fn decode(message: proto::MemberState) -> Result<Self, prost::DecodeError> {
+        let proto::MemberState { ready, failure, left, details } = message;
         let failure = failure.as_deref().map(shortened);
         Ok(Self { ready, failure, left, lost: false, details: D::decode(details)? })
     }
