@@ -53,11 +53,13 @@ impl BatchEncoder {
     /// # Errors
     /// Arrow's format for messages can't describe the schema.
     pub fn new(schema: &SchemaRef, pool: &Pool) -> Result<Self, FlightError> {
-        Self::with_options(schema, pool, IpcWriteOptions::default())
+        let encoder = Some(StreamEncoder::try_new(schema)?);
+        let (schema, pool) = (SchemaRef::clone(schema), pool.clone());
+        Ok(Self { schema, encoder, pool, descriptor: None, is_begun: false, unpooled: 0 })
     }
 
-    /// Makes an encoder as [`new`](Self::new) does, with arrow's `options`. With an alignment of less than 64 bytes, or with
-    /// compression, the receiver may have to copy buffers.
+    /// Sets arrow's options. With an alignment of less than 64 bytes, or with compression, the receiver may have to copy
+    /// buffers. To be set before the first batch.
     ///
     /// ```
     /// # use arrow_array::record_batch;
@@ -67,22 +69,16 @@ impl BatchEncoder {
     ///
     /// # let batch = record_batch!(("id", Int32, [1, 2, 3]))?;
     /// let options = IpcWriteOptions::default().with_dictionary_handling(DictionaryHandling::Delta);
-    /// let encoder = BatchEncoder::with_options(&batch.schema(), &Pool::for_sending(64 << 20), options)?;
+    /// let encoder = BatchEncoder::new(&batch.schema(), &Pool::for_sending(64 << 20))?.options(options)?;
     /// # drop(encoder);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
-    pub fn with_options(
-        schema: &SchemaRef,
-        pool: &Pool,
-        options: IpcWriteOptions,
-    ) -> Result<Self, FlightError> {
-        let encoder = StreamEncoder::try_new_with_options(schema, options)?;
-        let schema = SchemaRef::clone(schema);
-        let pool = pool.clone();
-        Ok(Self { schema, encoder: Some(encoder), pool, descriptor: None, is_begun: false, unpooled: 0 })
+    /// Arrow's format for messages can't describe the schema with these options.
+    pub fn options(mut self, options: IpcWriteOptions) -> Result<Self, FlightError> {
+        self.encoder = Some(StreamEncoder::try_new_with_options(&self.schema, options)?);
+        Ok(self)
     }
 
     /// Sets the descriptor of the first message. A put and an exchange name their flight so.

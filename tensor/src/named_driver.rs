@@ -13,13 +13,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::device::settings::Settings;
-use crate::error::TensorError;
+use crate::error::{TensorError, TensorErrorKind};
 use crate::link::Link;
 use crate::link::port::Token;
 use crate::memory::{Keeper, Landing, Payload};
 use crate::named::{
-    Arrival, Failure, OfferCounts, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings,
-    RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation, checksum, verify,
+    Arrival, Failure, OfferCounts, OfferError, OfferedTensor, PeerId, Provider, ProviderAction,
+    ProviderSettings, RequestError, RequestOutcome, Requester, RequesterAction, RequesterSettings,
+    SinkLocation, Violation, checksum, verify,
 };
 use crate::types::{Metadata, Tensor};
 use crate::wire::tensor_frame::{Frame, RequestId, Sink};
@@ -157,7 +158,14 @@ impl Offers {
         };
         let mut provider = lock(&self.provider);
         let actions = provider.offer(name, step, offer, readers, Instant::now());
-        self.outbox.add(actions.map_err(TensorError::local)?);
+        self.outbox.add(actions.map_err(|error| {
+            let kind = match error {
+                OfferError::AlreadyOffered { .. } => TensorErrorKind::NameTaken,
+                OfferError::TooMany { .. } | OfferError::TooMuch { .. } => TensorErrorKind::Busy,
+                _ => TensorErrorKind::InvalidArgument,
+            };
+            TensorError::new(kind, error.to_string())
+        })?);
         drop(provider);
         self.run();
         Ok(())
@@ -340,7 +348,14 @@ impl Requests {
         let mut requester = lock(&self.requester);
         let (id, action) = match requester.request(name, step) {
             Ok(begun) => begun,
-            Err(error) => return refused(TensorError::local(error)),
+            Err(error) => {
+                let kind = match error {
+                    RequestError::Name { .. } => TensorErrorKind::InvalidArgument,
+                    RequestError::TooMany { .. } => TensorErrorKind::Busy,
+                    _ => TensorErrorKind::PeerLost,
+                };
+                return refused(TensorError::new(kind, error.to_string()));
+            }
         };
         let pending = Arc::new(PendingAnswer::default());
         lock(&self.waiting).insert(id, Arc::clone(&pending));

@@ -200,7 +200,7 @@ impl<'a> RegionWrite<'a> {
         let limit = link.port(port).inline;
         if length > limit {
             let name = remote.name();
-            return Err(TensorError::other(format!(
+            return Err(TensorError::argument(format!(
                 "{length} bytes for the region {name:?}, but a write takes at most {limit} bytes inline: use a region"
             )));
         }
@@ -300,7 +300,7 @@ impl Target<'_> {
     fn check_right(&self, kind: TransferKind) -> Result<(), TensorError> {
         let remote = self.remote;
         if !Arc::ptr_eq(&remote.shared.link, self.link) {
-            return Err(TensorError::other(format!("{:?} is a region of another link", remote.name())));
+            return Err(TensorError::argument(format!("{:?} is a region of another link", remote.name())));
         }
         let (what, allowed) = match kind {
             TransferKind::Read => ("read", remote.rights().read),
@@ -339,7 +339,7 @@ fn one_block(region: &MemRegion, range: impl RangeBounds<usize>) -> Result<Block
     };
     match end.checked_sub(start) {
         Some(length) => Ok(BlockCopy { local: start as u64, remote: 0, length: length as u64 }),
-        None => Err(TensorError::other(format!("the range {start}..{end} ends before it begins"))),
+        None => Err(TensorError::argument(format!("the range {start}..{end} ends before it begins"))),
     }
 }
 

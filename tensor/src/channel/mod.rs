@@ -274,7 +274,7 @@ impl Channel {
     pub async fn view(&self, remote: &RemoteRegion) -> Result<Option<RegionView>, TensorError> {
         let shared = &remote.shared;
         if !Arc::ptr_eq(&shared.link, &self.link) {
-            return Err(TensorError::other(format!("{:?} is a region of another link", remote.name())));
+            return Err(TensorError::argument(format!("{:?} is a region of another link", remote.name())));
         }
         if !remote.rights().read {
             return Err(TensorError::not_permitted("read", &shared.name));

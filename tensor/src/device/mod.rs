@@ -372,7 +372,7 @@ impl RdmaDevice {
         depth: u32,
     ) -> Result<StaticReceiver, TensorError> {
         let length = spec.bytes().ok_or_else(|| {
-            TensorError::other(format!(
+            TensorError::argument(format!(
                 "tensors of {spec} have no fixed length: use a dynamic slot or offer them by name"
             ))
         })?;

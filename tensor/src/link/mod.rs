@@ -285,7 +285,10 @@ impl Link {
         self.check()?;
         if pairs.len() >= Words::PAIRS {
             let most = Words::PAIRS;
-            return Err(TensorError::other(format!("a link serves {most} slots and regions in its life")));
+            return Err(TensorError::new(
+                TensorErrorKind::Busy,
+                format!("a link serves {most} slots and regions in its life"),
+            ));
         }
         let pair = Arc::new(make(pairs.len() as u32));
         pairs.push(Some(Arc::clone(&pair)));
@@ -726,16 +729,20 @@ impl Prepared {
             Notification::Message
         };
         match wanted {
-            Some(Notification::Word) if found != Notification::Word => Err(TensorError::other(format!(
-                "notification by word was demanded, but {} or the peer's device does not place in order",
-                self.device()
-            ))),
-            Some(Notification::Immediate) if found != Notification::Immediate => {
-                Err(TensorError::other(format!(
+            Some(Notification::Word) if found != Notification::Word => Err(TensorError::new(
+                TensorErrorKind::InvalidSetting,
+                format!(
+                    "notification by word was demanded, but {} or the peer's device does not place in order",
+                    self.device()
+                ),
+            )),
+            Some(Notification::Immediate) if found != Notification::Immediate => Err(TensorError::new(
+                TensorErrorKind::InvalidSetting,
+                format!(
                     "notification by immediate data was demanded, but {} or the peer's device has none",
                     self.device()
-                )))
-            }
+                ),
+            )),
             _ => Ok(found),
         }
     }

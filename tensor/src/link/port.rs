@@ -36,6 +36,8 @@ pub(crate) struct Port {
     owner: OnceLock<Weak<Link>>,
     written: AtomicU64,
     read: AtomicU64,
+    /// The error of a full send queue, made once because callers of `write_now` may try again and again.
+    busy: TensorError,
     /// Whether completions must be taken before more is posted. A sender that only looks at memory polls no queue.
     crowded: AtomicBool,
 }
@@ -74,8 +76,8 @@ impl Port {
     ) -> Result<Self, TensorError> {
         let length = Self::RECEIVES as usize * MAX_FRAME;
         let receives = pool.lease(length, Quota::Receive).map_err(TensorError::memory)?;
-        let (number, inline) =
-            (flights.queue_pair().number(), flights.queue_pair().capacity().inline as usize);
+        let (number, capacity) = (flights.queue_pair().number(), flights.queue_pair().capacity());
+        let (inline, busy) = (capacity.inline as usize, TensorError::busy(capacity.send_requests as usize));
         let state = PortState {
             flights: Some(flights),
             receives,
@@ -95,6 +97,7 @@ impl Port {
             owner: OnceLock::new(),
             written: AtomicU64::new(0),
             read: AtomicU64::new(0),
+            busy,
             crowded: AtomicBool::new(false),
         })
     }
@@ -213,9 +216,8 @@ impl Port {
             drop(guard);
             return Err(self.fault());
         };
-        let requests = flights.queue_pair().capacity().send_requests as usize;
         if immediate.is_some() && !state.credits.may_send() {
-            return Err(TensorError::busy(requests));
+            return Err(self.busy.clone());
         }
         let posted = flights.post_now(|number| self.id(number), operation);
         self.crowded.store(flights.is_crowded(), Ordering::Relaxed);
@@ -228,7 +230,7 @@ impl Port {
                 self.written.fetch_add(length, Ordering::Relaxed);
                 Ok(())
             }
-            Ok(false) => Err(TensorError::busy(requests)),
+            Ok(false) => Err(self.busy.clone()),
             Err(error) => Err(self.fail(TensorError::local(error))),
         }
     }

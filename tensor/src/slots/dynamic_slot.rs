@@ -74,9 +74,7 @@ impl DynamicSender {
     /// # Errors
     /// The errors of [`send`](Self::send), and [`Busy`](crate::TensorErrorKind::Busy) if the slot has no room.
     pub fn try_send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
-        if !self.is_ready()? {
-            return Err(TensorError::busy(1));
-        }
+        self.sender.check_ready()?;
         self.offer(tensor)
     }
 

@@ -7,7 +7,7 @@ use tokio::task::consume_budget;
 
 use crate::control::place_of;
 use crate::control::proto::AttachReply;
-use crate::error::TensorError;
+use crate::error::{TensorError, TensorErrorKind};
 use crate::link::Link;
 use crate::link::port::Token;
 use crate::link::wait::Wait;
@@ -92,6 +92,15 @@ impl Sender {
         }
         self.link.check()?;
         Ok(self.released() >= self.due())
+    }
+
+    /// Fails if no buffer is free.
+    pub(crate) fn check_ready(&mut self) -> Result<(), TensorError> {
+        if self.is_ready()? {
+            return Ok(());
+        }
+        let reason = format!("all buffers of the slot {:?} are in use", self.name);
+        Err(TensorError::new(TensorErrorKind::Busy, reason))
     }
 
     /// Returns how many payloads were sent and are not released yet.

@@ -345,10 +345,13 @@ impl Receiver {
         allocate: impl FnOnce(usize) -> Result<MemRegion, TensorError>,
     ) -> Result<Self, TensorError> {
         if !(1..=MAX_DEPTH).contains(&depth) {
-            return Err(TensorError::other(format!("a slot has from 1 to {MAX_DEPTH} buffers, not {depth}")));
+            return Err(TensorError::argument(format!(
+                "a slot has from 1 to {MAX_DEPTH} buffers, not {depth}"
+            )));
         }
-        let layout = Layout::new(payload, depth)
-            .ok_or_else(|| TensorError::other(format!("{depth} buffers of {payload} bytes are too large")))?;
+        let layout = Layout::new(payload, depth).ok_or_else(|| {
+            TensorError::argument(format!("{depth} buffers of {payload} bytes are too large"))
+        })?;
         let memory = allocate(layout.bytes())?;
         let slot = Slot::new(name, kind, spec, layout, memory);
         Ok(Self { slot, attached: None, sender: 0, misses: 0 })

@@ -143,7 +143,7 @@ impl StaticSender {
     /// yields the error, which has the region.
     pub fn try_send_region(&mut self, region: MemRegion) -> Memcpy {
         let length = self.payload();
-        if let Err(error) = self.check_ready().and_then(|()| self.check_length(region.len())) {
+        if let Err(error) = self.sender.check_ready().and_then(|()| self.check_length(region.len())) {
             return Memcpy::refused(region, error);
         }
         if self.sender.is_small() {
@@ -202,7 +202,7 @@ impl StaticSender {
     /// The errors of [`send`](Self::send), and [`Busy`](crate::TensorErrorKind::Busy) if no buffer is free.
     pub fn try_send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.check_spec(tensor)?;
-        self.check_ready()?;
+        self.sender.check_ready()?;
         self.place(tensor)
     }
 
@@ -240,7 +240,7 @@ impl StaticSender {
     /// The errors of [`send_bytes`](Self::send_bytes), and [`Busy`](crate::TensorErrorKind::Busy) if no buffer is free.
     pub fn try_send_bytes(&mut self, bytes: &[u8]) -> Result<(), TensorError> {
         self.check_length_exactly(bytes.len())?;
-        self.check_ready()?;
+        self.sender.check_ready()?;
         self.send_copied(bytes)
     }
 
@@ -254,10 +254,6 @@ impl StaticSender {
 
     fn payload(&self) -> usize {
         self.spec.bytes().unwrap_or(0) as usize
-    }
-
-    fn check_ready(&mut self) -> Result<(), TensorError> {
-        if self.sender.is_ready()? { Ok(()) } else { Err(TensorError::busy(1)) }
     }
 
     fn check_spec(&self, tensor: &Tensor) -> Result<(), TensorError> {

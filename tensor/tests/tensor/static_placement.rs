@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma_tensor::{BlockCopy, Dtype, RdmaDevice, Rights, Shape, Tensor, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{
+    BlockCopy, Dtype, RdmaDevice, Rights, Shape, Tensor, TensorErrorKind, TensorMut, TensorSpec,
+};
 
 use crate::{notifications, pair, pair_with, pattern};
 
@@ -53,7 +55,8 @@ async fn a_sender_is_busy_when_all_buffers_are_full() {
             sender.send_bytes(&pattern(round, 100)).await.unwrap();
         }
         assert!(!sender.is_ready().unwrap());
-        assert!(sender.try_send_bytes(&[0; 100]).unwrap_err().to_string().contains("wait"));
+        let busy = sender.try_send_bytes(&[0; 100]).unwrap_err();
+        assert_eq!(busy.kind(), TensorErrorKind::Busy, "{busy}");
         for round in 0..3 {
             let arrived = receiver.recv().await.unwrap();
             let mut found = vec![0; 100];
