@@ -21,7 +21,7 @@ use crate::decode::{BatchStream, DEFAULT_LIMIT};
 
 /// A client of a Flight service, over an [`RdmaChannel`](tonic_rdma::RdmaChannel) or any other channel of tonic.
 ///
-/// The calls that carry record batches use [`GatherCodec`]: bodies are sent from where they are, and in native calls they reach the
+/// The calls that carry record batches use [`GatherCodec`]: a device sends bodies from where they are, and native calls pass them to the
 /// program in the memory that they arrived in. The server may be any Flight server. [`control`](Self::control) has the other calls.
 ///
 /// ```no_run
@@ -56,7 +56,7 @@ where
         Self { channel, limit: DEFAULT_LIMIT }
     }
 
-    /// Sets the longest message that the client takes, in bytes. Default: 64 MiB. A longer one ends its call with OUT_OF_RANGE. The
+    /// Sets the longest message that the client accepts, in bytes. Default: 64 MiB. A longer one ends its call with OUT_OF_RANGE. The
     /// server has a limit of its own: for stock servers it is 4 MiB, unless they set it.
     #[must_use]
     pub fn max_message_size(mut self, limit: usize) -> Self {
@@ -69,7 +69,7 @@ where
         FlightServiceClient::new(self.channel.clone()).max_decoding_message_size(self.limit)
     }
 
-    /// Gets the stream that `ticket` stands for.
+    /// Gets the stream of `ticket`.
     ///
     /// # Errors
     /// The server refuses the call, or can't be reached.
@@ -82,8 +82,8 @@ where
     }
 
     /// Puts a stream of messages, such as those of [`BatchEncoder::stream`](crate::BatchEncoder::stream). The first message names the
-    /// flight ([`BatchEncoder::descriptor`](crate::BatchEncoder::descriptor)). An error in `messages` cancels the call, so the server can't
-    /// take the stream for complete; the error comes back here or from [`PutResults`].
+    /// flight ([`BatchEncoder::descriptor`](crate::BatchEncoder::descriptor)). An error in `messages` cancels the call, so that the server does not
+    /// mistake the stream for a complete one; the error comes back here or from [`PutResults`].
     ///
     /// # Errors
     /// The server refuses the call, or can't be reached, or `messages` has an error.
@@ -116,7 +116,7 @@ where
         let (report, mut failure) = oneshot::channel();
         let request: Request<_> = messages
             .into_streaming_request()
-            .map(|messages| UntilFailure { messages: Box::pin(messages), report: Some(report) });
+            .map(|messages| MessagesUntilError { messages: Box::pin(messages), report: Some(report) });
         let codec = GatherCodec::<FlightData, T>::default();
         let response = {
             let mut call = std::pin::pin!(grpc.streaming(request, path, codec));
@@ -132,7 +132,7 @@ where
         Ok(Replies { replies: Some(response.into_inner()), failure })
     }
 
-    /// Waits until the channel takes a call.
+    /// Waits until the channel accepts a call.
     async fn ready(&self) -> Result<Grpc<GatherBoth<S>>, FlightError> {
         let channel = GatherBoth::new(self.channel.clone());
         // The body is the last field. Metadata of the application may be longer.
@@ -168,12 +168,12 @@ impl fmt::Debug for PutResults {
 
 /// The messages of a request until the first error, which goes to the call. After an error the stream neither ends nor yields anything,
 /// because its end would look like success to the server.
-struct UntilFailure<M> {
+struct MessagesUntilError<M> {
     messages: Pin<Box<M>>,
     report: Option<oneshot::Sender<FlightError>>,
 }
 
-impl<M: Stream<Item = Result<FlightData, FlightError>>> Stream for UntilFailure<M> {
+impl<M: Stream<Item = Result<FlightData, FlightError>>> Stream for MessagesUntilError<M> {
     type Item = FlightData;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FlightData>> {

@@ -20,7 +20,7 @@ use tokio_stream::{Stream, StreamExt as _};
 /// The alignment that Arrow recommends for buffers, in bytes ("Buffer Alignment and Padding" in Arrow's columnar format).
 pub const ALIGNMENT: usize = 64;
 
-/// The longest message that clients and servers take unless they are told another limit, in bytes.
+/// The default of the longest message that clients and servers accept, in bytes.
 pub(crate) const DEFAULT_LIMIT: usize = 64 << 20;
 
 /// Where the bytes of the decoded batches lie.
@@ -42,8 +42,8 @@ pub struct Placement {
 
 /// The record batches of a stream of Flight's messages: the result of a get, or what a service receives. After an error the stream ends.
 ///
-/// arrow-flight's decoder does the work. It takes a body of a multiple of [`ALIGNMENT`] as it is: the arrays are slices of the memory that
-/// the message arrived in, and this memory is given back when the last array is dropped. A body at another place is copied.
+/// arrow-flight's decoder does the work. It uses a body at a multiple of [`ALIGNMENT`] as it is: the arrays are slices of the memory that
+/// the message arrived in, and this memory is given back when the last array is dropped. A body at another address is copied.
 /// [`placement`](Self::placement) counts both.
 ///
 /// ```
@@ -66,20 +66,20 @@ pub struct Placement {
 /// ```
 pub struct BatchStream {
     decoder: FlightDataDecoder,
-    arrived: Arc<Arrived>,
+    bodies: Arc<BodyCounts>,
     decoded: Placement,
     is_failed: bool,
 }
 
-/// The counts of messages, which the decoder takes from a stream that it owns.
+/// The counts of bodies, shared with the stream that the decoder owns.
 #[derive(Debug, Default)]
-struct Arrived {
+struct BodyCounts {
     bodies: AtomicU64,
     aligned: AtomicU64,
     realigned_bytes: AtomicU64,
 }
 
-impl Arrived {
+impl BodyCounts {
     // Relaxed: the counts guard no other memory.
     fn count(&self, message: &FlightData) {
         let body = &message.data_body;
@@ -102,8 +102,8 @@ impl BatchStream {
         S: Stream<Item = Result<FlightData, E>> + Send + 'static,
         E: Into<FlightError>,
     {
-        let arrived = Arc::new(Arrived::default());
-        let counts = Arc::clone(&arrived);
+        let bodies = Arc::new(BodyCounts::default());
+        let counts = Arc::clone(&bodies);
         let messages = messages.map(move |message| {
             let message = message.map_err(Into::into)?;
             check(&message)?;
@@ -112,14 +112,14 @@ impl BatchStream {
         });
         Self {
             decoder: FlightDataDecoder::new(messages),
-            arrived,
+            bodies,
             decoded: Placement::default(),
             is_failed: false,
         }
     }
 
-    /// Polls the decoder. arrow's decoder panics at some malformed messages that [`check`] lets through, and a peer must not end a task
-    /// by a message.
+    /// Polls the decoder. It catches panics, because arrow's decoder panics at some malformed messages that [`check`] accepts, and a
+    /// peer must not end a task by a message.
     fn poll_decoder(
         &mut self,
         context: &mut Context<'_>,
@@ -142,9 +142,9 @@ impl BatchStream {
     pub fn placement(&self) -> Placement {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Placement {
-            bodies: load(&self.arrived.bodies),
-            aligned: load(&self.arrived.aligned),
-            realigned_bytes: load(&self.arrived.realigned_bytes),
+            bodies: load(&self.bodies.bodies),
+            aligned: load(&self.bodies.aligned),
+            realigned_bytes: load(&self.bodies.realigned_bytes),
             ..self.decoded
         }
     }

@@ -1,4 +1,4 @@
-//! Encodes record batches into Flight's messages, with their bodies in memory that is sent without another copy.
+//! Encodes record batches into Flight's messages, with bodies in memory that a device sends without another copy.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -81,7 +81,7 @@ impl BatchEncoder {
         Ok(self)
     }
 
-    /// Sets the descriptor of the first message. A put and an exchange name their flight so.
+    /// Sets the descriptor of the first message, by which a put and an exchange name their flight.
     #[must_use]
     pub fn descriptor(mut self, descriptor: FlightDescriptor) -> Self {
         self.descriptor = Some(descriptor);
@@ -141,7 +141,7 @@ impl BatchEncoder {
 
     /// Makes messages of arrow's stream.
     fn messages(&mut self, buffers: Vec<Buffer>) -> Result<Vec<FlightData>, FlightError> {
-        let mut stream = Stretch::new(&buffers);
+        let mut stream = MessageReader::new(&buffers);
         let mut messages = Vec::with_capacity(2);
         while let Some(header) = stream.header()? {
             let length = body_length(&header)?;
@@ -159,16 +159,16 @@ impl BatchEncoder {
     }
 
     /// Copies the next `length` bytes of the stream into a buffer of the pool.
-    fn body(&mut self, stream: &mut Stretch<'_>, length: usize) -> Result<Bytes, FlightError> {
+    fn body(&mut self, stream: &mut MessageReader<'_>, length: usize) -> Result<Bytes, FlightError> {
         if length == 0 {
             return Ok(Bytes::new());
         }
         match self.pool.allocate(length) {
             Ok(mut body) => {
                 let mut rest = &mut body[..];
-                stream.take(length, |piece| {
-                    let (place, after) = std::mem::take(&mut rest).split_at_mut(piece.len());
-                    place.copy_from_slice(piece);
+                stream.take(length, |chunk| {
+                    let (target, after) = std::mem::take(&mut rest).split_at_mut(chunk.len());
+                    target.copy_from_slice(chunk);
                     rest = after;
                 })?;
                 Ok(body.freeze())
@@ -176,7 +176,7 @@ impl BatchEncoder {
             Err(_) => {
                 self.unpooled += 1;
                 let mut body = Vec::with_capacity(length);
-                stream.take(length, |piece| body.extend_from_slice(piece))?;
+                stream.take(length, |chunk| body.extend_from_slice(chunk))?;
                 Ok(body.into())
             }
         }
@@ -255,14 +255,14 @@ fn body_length(header: &[u8]) -> Result<usize, FlightError> {
         .map_err(|_| ArrowError::IpcError(format!("arrow wrote a body of {length} bytes")).into())
 }
 
-/// A position in a stream of messages in arrow's format, which lies in several buffers.
-struct Stretch<'a> {
+/// Reads a stream of messages in arrow's format, which lies in several buffers.
+struct MessageReader<'a> {
     buffers: std::slice::Iter<'a, Buffer>,
     current: &'a [u8],
 }
 
-impl<'a> Stretch<'a> {
-    /// What stands before the length of a header, except in the format of Arrow before 0.15.
+impl<'a> MessageReader<'a> {
+    /// The marker before the length of a header, which Arrow writes since version 0.15.
     const CONTINUATION: [u8; 4] = [0xff; 4];
 
     fn new(buffers: &'a [Buffer]) -> Self {
@@ -281,16 +281,16 @@ impl<'a> Stretch<'a> {
         // A length of zero is the end of the stream.
         let length = u32::from_le_bytes(word) as usize;
         let mut header = Vec::with_capacity(length);
-        self.take(length, |piece| header.extend_from_slice(piece))?;
+        self.take(length, |chunk| header.extend_from_slice(chunk))?;
         Ok((length > 0).then_some(header))
     }
 
     fn word(&mut self) -> Result<[u8; 4], FlightError> {
         let mut word = [0; 4];
         let mut at = 0;
-        self.take(word.len(), |piece| {
-            word[at..at + piece.len()].copy_from_slice(piece);
-            at += piece.len();
+        self.take(word.len(), |chunk| {
+            word[at..at + chunk.len()].copy_from_slice(chunk);
+            at += chunk.len();
         })?;
         Ok(word)
     }
@@ -305,15 +305,15 @@ impl<'a> Stretch<'a> {
         false
     }
 
-    /// Passes the next `length` bytes to `with`, in pieces.
+    /// Passes the next `length` bytes to `with`, in chunks.
     fn take(&mut self, mut length: usize, mut with: impl FnMut(&'a [u8])) -> Result<(), FlightError> {
         while length > 0 {
             if self.is_at_end() {
                 return Err(ArrowError::IpcError(format!("arrow wrote {length} bytes too few")).into());
             }
-            let (piece, rest) = self.current.split_at(length.min(self.current.len()));
-            with(piece);
-            (self.current, length) = (rest, length - piece.len());
+            let (chunk, rest) = self.current.split_at(length.min(self.current.len()));
+            with(chunk);
+            (self.current, length) = (rest, length - chunk.len());
         }
         Ok(())
     }

@@ -23,9 +23,9 @@ type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
 /// Serves an arrow-flight [`FlightService`], for [`RdmaServer::add_service`](tonic_rdma::RdmaServer::add_service).
 ///
-/// In `do_get`, `do_put` and `do_exchange`, bodies are sent from where they are, and bodies of native calls reach the service in the
+/// In `do_get`, `do_put` and `do_exchange`, a device sends bodies from where they are, and native calls pass bodies to the service in the
 /// memory that they arrived in. All other calls, and stock clients, are served as arrow-flight's own server does. The service needs no
-/// change; it gains most if it encodes by [`BatchEncoder`](crate::BatchEncoder).
+/// change; it is fastest if it encodes by [`BatchEncoder`](crate::BatchEncoder).
 ///
 /// ```no_run
 /// # async fn serve(service: impl arrow_flight::flight_service_server::FlightService) -> Result<(), Box<dyn std::error::Error>> {
@@ -37,7 +37,7 @@ type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 /// # }
 /// ```
 pub struct FlightServer<T> {
-    batches: GatherBothService<Batches<T>>,
+    batches: GatherBothService<BatchMethods<T>>,
     others: FlightServiceServer<T>,
     service: Arc<T>,
 }
@@ -53,14 +53,14 @@ impl<T: FlightService> FlightServer<T> {
         Self::with_limit(service, DEFAULT_LIMIT)
     }
 
-    /// Sets the longest message that the server takes, in bytes. Default: 64 MiB. A longer one ends its call with OUT_OF_RANGE.
+    /// Sets the longest message that the server accepts, in bytes. Default: 64 MiB. A longer one ends its call with OUT_OF_RANGE.
     #[must_use]
     pub fn max_message_size(self, limit: usize) -> Self {
         Self::with_limit(self.service, limit)
     }
 
     fn with_limit(service: Arc<T>, limit: usize) -> Self {
-        let batches = Batches { service: Arc::clone(&service), limit };
+        let batches = BatchMethods { service: Arc::clone(&service), limit };
         Self {
             // The body is the last field. Metadata of the application may be longer.
             batches: GatherBothLayer::new()
@@ -127,18 +127,18 @@ impl Method {
 }
 
 /// The methods that carry record batches, with our codec.
-struct Batches<T> {
+struct BatchMethods<T> {
     service: Arc<T>,
     limit: usize,
 }
 
-impl<T> Clone for Batches<T> {
+impl<T> Clone for BatchMethods<T> {
     fn clone(&self) -> Self {
         Self { service: Arc::clone(&self.service), limit: self.limit }
     }
 }
 
-impl<T: FlightService> Service<Request<Body>> for Batches<T> {
+impl<T: FlightService> Service<Request<Body>> for BatchMethods<T> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Response<Body>, Infallible>;

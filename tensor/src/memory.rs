@@ -12,12 +12,12 @@ use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::unstable::{LocalMemory, lock};
 use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion};
 
-/// Idle regions for tensors that arrive, by length. They are used again while they are in the cache, because fresh pages cost more than
+/// IdleRegions regions for tensors that arrive, by length. They are used again while they are in the cache, because fresh pages cost more than
 /// the bytes that are written to them.
 #[derive(Debug)]
 pub(crate) struct Landing {
     budget: Arc<Budget>,
-    idle: Mutex<Idle>,
+    idle: Mutex<IdleRegions>,
     keepers: Mutex<Vec<Weak<dyn Keeper>>>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) trait Keeper: Send + Sync {
 }
 
 #[derive(Debug, Default)]
-struct Idle {
+struct IdleRegions {
     by_length: HashMap<usize, Vec<MemRegion>>,
     bytes: usize,
 }
@@ -88,7 +88,7 @@ impl Landing {
         Some(region)
     }
 
-    /// Allocates a region. Idle regions may use up the budget, so they are freed if there is not enough.
+    /// Allocates a region. IdleRegions regions may use up the budget, so they are freed if there is not enough.
     fn allocate_idle_freed(&self, length: usize) -> Result<MemRegion, TensorError> {
         MemRegion::allocate(length, &self.budget).or_else(|_| {
             let idle = std::mem::take(&mut *lock(&self.idle));
@@ -122,22 +122,23 @@ impl Landing {
 
     /// Returns the first `length` bytes of a region. The region comes back when the last reference to the bytes is dropped.
     pub(crate) fn freeze(self: &Arc<Self>, region: MemRegion, length: u64) -> Bytes {
-        Bytes::from_owner(Landed { region: Some(region), landing: Arc::clone(self) }).slice(..length as usize)
+        Bytes::from_owner(LandedRegion { region: Some(region), landing: Arc::clone(self) })
+            .slice(..length as usize)
     }
 }
 
-struct Landed {
+struct LandedRegion {
     region: Option<MemRegion>,
     landing: Arc<Landing>,
 }
 
-impl AsRef<[u8]> for Landed {
+impl AsRef<[u8]> for LandedRegion {
     fn as_ref(&self) -> &[u8] {
         self.region.as_deref().unwrap_or_default()
     }
 }
 
-impl Drop for Landed {
+impl Drop for LandedRegion {
     fn drop(&mut self) {
         if let Some(region) = self.region.take() {
             self.landing.put(region);

@@ -34,12 +34,12 @@ use tonic_rdma_verbs::{Access, RemoteSegment, Rkey};
 /// The named tensors of a link: the peer's requests to this device, and this device's requests to the peer.
 pub(crate) struct NamedTensors {
     peer: PeerId,
-    offers: Arc<Offers>,
-    pub(crate) requests: Arc<Requests>,
+    offers: Arc<NamedProvider>,
+    pub(crate) requests: Arc<NamedRequester>,
 }
 
 impl NamedTensors {
-    pub(crate) fn new(offers: Arc<Offers>, requests: Arc<Requests>) -> Self {
+    pub(crate) fn new(offers: Arc<NamedProvider>, requests: Arc<NamedRequester>) -> Self {
         let peer = PeerId(offers.next_peer.fetch_add(1, Ordering::Relaxed));
         Self { peer, offers, requests }
     }
@@ -105,7 +105,7 @@ pub enum NamedOffer {
 }
 
 /// The offers of a device, and the links to the peers that may ask for them.
-pub(crate) struct Offers {
+pub(crate) struct NamedProvider {
     this: Weak<Self>,
     provider: Mutex<Provider<Payload>>,
     outbox: Outbox<ProviderAction<Payload>>,
@@ -114,7 +114,7 @@ pub(crate) struct Offers {
     landing: Arc<Landing>,
 }
 
-impl Offers {
+impl NamedProvider {
     /// Interval between two checks of the deadlines.
     const TICK: Duration = Duration::from_millis(250);
 
@@ -254,10 +254,10 @@ impl Offers {
 
 /// Ends requests and offers whose deadline has passed, until the device is dropped. In intervals of `timeout`, the links free tensors that
 /// no request has taken.
-async fn check_deadlines(offers: Weak<Offers>, timeout: Duration) {
+async fn check_deadlines(offers: Weak<NamedProvider>, timeout: Duration) {
     let mut aged = Instant::now();
     loop {
-        tokio::time::sleep(Offers::TICK).await;
+        tokio::time::sleep(NamedProvider::TICK).await;
         let Some(offers) = offers.upgrade() else { return };
         let now = Instant::now();
         if lock(&offers.provider).poll_timeout().is_some_and(|due| due <= now) {
@@ -285,7 +285,7 @@ pub enum NamedReply {
 #[must_use = "dropping the future cancels the request"]
 pub struct NamedRequest {
     link: Arc<Link>,
-    requests: Arc<Requests>,
+    requests: Arc<NamedRequester>,
     state: RequestState,
 }
 
@@ -314,14 +314,14 @@ struct SinkMemory {
 }
 
 /// The requests on one link.
-pub(crate) struct Requests {
+pub(crate) struct NamedRequester {
     requester: Mutex<Requester<SinkMemory>>,
     outbox: Outbox<RequesterAction<SinkMemory>>,
     waiting: Mutex<HashMap<RequestId, Arc<PendingAnswer>>>,
     landing: Arc<Landing>,
 }
 
-impl Requests {
+impl NamedRequester {
     pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
         let requester = Requester::new(RequesterSettings {
             max_tensor_bytes: settings.max_tensor_bytes,
@@ -530,7 +530,7 @@ impl Requests {
     }
 }
 
-impl Keeper for Requests {
+impl Keeper for NamedRequester {
     fn give_back(&self) {
         // In a statement of its own, so that the lock is free while grants are revoked.
         let actions = lock(&self.requester).free_untaken();

@@ -14,7 +14,7 @@ use tokio::task::consume_budget;
 use tonic::Status;
 
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
-use crate::control::{Offered, expect_kind, internal, place};
+use crate::control::{Attachable, expect_kind, internal, memory_range};
 use crate::error::TensorError;
 use crate::link::port::Port;
 use crate::link::wait::Wait;
@@ -260,14 +260,14 @@ impl Export {
     }
 }
 
-impl Offered for Export {
+impl Attachable for Export {
     fn attach(self: Arc<Self>, link: &Arc<Link>, request: &AttachRequest) -> Result<AttachReply, Status> {
         expect_kind(request, Kind::Region)?;
         let (slot, granted) = self.attach_peer(link, request.words).map_err(internal)?;
-        let place = Some(place(&granted));
+        let memory = Some(memory_range(&granted));
         let epoch = link.load_count(slot);
         let Rights { read: readable, write: writable } = self.rights;
-        Ok(AttachReply { slot, place, readable, writable, epoch, ..AttachReply::default() })
+        Ok(AttachReply { slot, memory, readable, writable, epoch, ..AttachReply::default() })
     }
 
     fn describe(&self, name: &str) -> OfferedReply {
@@ -379,11 +379,11 @@ impl fmt::Debug for PublishedRegion {
 /// A region of a peer, with the rights that the peer gave. All clones refer to one region.
 #[derive(Clone, Debug)]
 pub struct RemoteRegion {
-    pub(crate) shared: Arc<RemoteShared>,
+    pub(crate) shared: Arc<RemoteRegionState>,
 }
 
 #[derive(Debug)]
-pub(crate) struct RemoteShared {
+pub(crate) struct RemoteRegionState {
     pub(crate) name: Arc<str>,
     pub(crate) link: Arc<Link>,
     pub(crate) place: RemoteRange,
@@ -423,7 +423,7 @@ impl RemoteRegion {
     }
 }
 
-impl Drop for RemoteShared {
+impl Drop for RemoteRegionState {
     fn drop(&mut self) {
         self.link.remove_pair(&self.pair);
     }

@@ -9,7 +9,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use crate::device::RdmaDevice;
-use crate::device::shared::Group;
+use crate::device::state::Group;
 use crate::error::TensorError;
 use tonic_rdma_verbs::unstable::lock;
 

@@ -48,7 +48,7 @@ pub struct BlockCopy {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is written until `from` or `blocks_from`"]
 pub struct RegionWrite<'a> {
-    target: Target<'a>,
+    target: CopyTarget<'a>,
     notify: bool,
 }
 
@@ -75,12 +75,12 @@ pub struct RegionWrite<'a> {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is read until `into` or `blocks_into`"]
 pub struct RegionRead<'a> {
-    target: Target<'a>,
+    target: CopyTarget<'a>,
 }
 
 /// A place at the peer, and the channel to it.
 #[derive(Clone, Copy, Debug)]
-struct Target<'a> {
+struct CopyTarget<'a> {
     link: &'a Arc<Link>,
     port: u32,
     remote: &'a RemoteRegion,
@@ -89,7 +89,7 @@ struct Target<'a> {
 
 impl<'a> RegionWrite<'a> {
     pub(crate) fn new(link: &'a Arc<Link>, port: u32, remote: &'a RemoteRegion) -> Self {
-        Self { target: Target { link, port, remote, offset: 0 }, notify: false }
+        Self { target: CopyTarget { link, port, remote, offset: 0 }, notify: false }
     }
 
     /// Sets the offset in the peer's region, in bytes. Default: 0.
@@ -193,7 +193,7 @@ impl<'a> RegionWrite<'a> {
     ///   bytes do not lie within the peer's region, and other errors if the remote region belongs to another link, or the link has
     ///   failed.
     pub fn bytes(self, parts: &[IoSlice<'_>]) -> Result<(), TensorError> {
-        let Target { link, port, remote, offset } = self.target;
+        let CopyTarget { link, port, remote, offset } = self.target;
         link.check()?;
         self.target.check_right(TransferKind::Write)?;
         let length = parts.iter().map(|part| part.len()).fold(0, usize::saturating_add);
@@ -218,7 +218,7 @@ impl<'a> RegionWrite<'a> {
 
 impl<'a> RegionRead<'a> {
     pub(crate) fn new(link: &'a Arc<Link>, port: u32, remote: &'a RemoteRegion) -> Self {
-        Self { target: Target { link, port, remote, offset: 0 } }
+        Self { target: CopyTarget { link, port, remote, offset: 0 } }
     }
 
     /// Sets the offset in the peer's region, in bytes. Default: 0.
@@ -249,7 +249,7 @@ impl<'a> RegionRead<'a> {
     }
 }
 
-impl Target<'_> {
+impl CopyTarget<'_> {
     fn start(self, region: MemRegion, blocks: &[BlockCopy], kind: TransferKind, notify: bool) -> Memcpy {
         let checked = match self.check(&region, blocks, kind) {
             Ok(blocks) => blocks,
@@ -352,11 +352,11 @@ fn one_block(region: &MemRegion, range: impl RangeBounds<usize>) -> Result<Block
 #[derive(Debug)]
 #[must_use = "the region comes back with it"]
 pub struct Memcpy {
-    progress: Progress,
+    progress: MemcpyState,
 }
 
 #[derive(Debug)]
-enum Progress {
+enum MemcpyState {
     Ended(Option<Result<MemRegion, TransferError>>),
     Running { outcome: Arc<OutcomeCell>, link: Arc<Link>, port: u32 },
 }
@@ -364,26 +364,26 @@ enum Progress {
 impl Memcpy {
     /// Makes the future of a copy that did not begin.
     pub(crate) fn refused(region: MemRegion, error: TensorError) -> Self {
-        Self { progress: Progress::Ended(Some(Err(TransferError::new(region, error)))) }
+        Self { progress: MemcpyState::Ended(Some(Err(TransferError::new(region, error)))) }
     }
 
     /// Makes the future of a copy that has ended already.
     pub(crate) fn done(region: MemRegion) -> Self {
-        Self { progress: Progress::Ended(Some(Ok(region))) }
+        Self { progress: MemcpyState::Ended(Some(Ok(region))) }
     }
 
     /// Makes the future of a transfer, and the token that goes with the transfer.
     pub(crate) fn new(link: Arc<Link>, port: u32) -> (Self, Token) {
         let outcome = Arc::new(OutcomeCell::default());
         let token = Token::future(&outcome);
-        (Self { progress: Progress::Running { outcome, link, port } }, token)
+        (Self { progress: MemcpyState::Running { outcome, link, port } }, token)
     }
 
     /// Takes the region if the copy has ended, without waiting. Takes completions from the queue to find out.
     pub fn try_take(&mut self) -> Option<Result<MemRegion, TransferError>> {
         match &mut self.progress {
-            Progress::Ended(result) => result.take(),
-            Progress::Running { outcome, link, port } => {
+            MemcpyState::Ended(result) => result.take(),
+            MemcpyState::Running { outcome, link, port } => {
                 let found = outcome.take().or_else(|| {
                     link.poll(*port);
                     outcome.take()
@@ -416,9 +416,9 @@ impl Memcpy {
     /// ```
     pub fn on_completion(self, then: impl FnOnce(Result<MemRegion, TransferError>) + Send + 'static) {
         match self.progress {
-            Progress::Ended(Some(result)) => then(result),
-            Progress::Ended(None) => {}
-            Progress::Running { outcome, .. } => outcome.call(move |outcome| {
+            MemcpyState::Ended(Some(result)) => then(result),
+            MemcpyState::Ended(None) => {}
+            MemcpyState::Running { outcome, .. } => outcome.call(move |outcome| {
                 if let Some(result) = result_of(outcome) {
                     then(result);
                 }
@@ -435,15 +435,15 @@ impl Future for Memcpy {
             return Poll::Ready(result);
         }
         // A long copy goes on with each poll of the queue.
-        if let Progress::Running { outcome, link, port } = &self.progress
+        if let MemcpyState::Running { outcome, link, port } = &self.progress
             && link.spin(*port, || outcome.is_over())
             && let Some(result) = self.try_take()
         {
             return Poll::Ready(result);
         }
         match &self.progress {
-            Progress::Ended(_) => Poll::Pending,
-            Progress::Running { outcome, .. } => match outcome.poll(context).map(result_of) {
+            MemcpyState::Ended(_) => Poll::Pending,
+            MemcpyState::Running { outcome, .. } => match outcome.poll(context).map(result_of) {
                 Poll::Ready(Some(result)) => Poll::Ready(result),
                 Poll::Ready(None) | Poll::Pending => Poll::Pending,
             },

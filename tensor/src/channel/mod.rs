@@ -10,12 +10,12 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use self::copy::{RegionRead, RegionWrite};
 use crate::control::proto::Kind;
-use crate::control::{PeerService, place_of};
+use crate::control::{PeerService, granted_memory};
 use crate::error::{TensorError, check_name};
 use crate::link::Link;
 use crate::link::words::Notification;
-use crate::named_driver::{NamedRequest, Requests};
-use crate::regions::{RemoteRegion, RemoteShared, Rights};
+use crate::named_driver::{NamedRequest, NamedRequester};
+use crate::regions::{RemoteRegion, RemoteRegionState, Rights};
 use crate::slots::dynamic_slot::{Announcement, DynamicSender};
 use crate::slots::sender::Sender;
 use crate::slots::static_slot::StaticSender;
@@ -27,13 +27,13 @@ use tonic_rdma_verbs::{RemoteView as RegionView, VerbsErrorKind};
 #[derive(Clone)]
 pub struct Channel {
     link: Arc<Link>,
-    requests: Arc<Requests>,
+    requests: Arc<NamedRequester>,
     port: u32,
     service: PeerService,
 }
 
 impl Channel {
-    pub(crate) fn new(link: Arc<Link>, requests: Arc<Requests>, service: PeerService) -> Self {
+    pub(crate) fn new(link: Arc<Link>, requests: Arc<NamedRequester>, service: PeerService) -> Self {
         Self { link, requests, port: 0, service }
     }
 
@@ -137,12 +137,12 @@ impl Channel {
         let name = check_name(name)?;
         let (ours, reply) =
             self.service.attach(&self.link, self.port, &name, Kind::Region, Vec::new()).await?;
-        let place = place_of(&reply).map_err(TensorError::local)?;
+        let place = granted_memory(&reply).map_err(TensorError::local)?;
         let pair = Arc::new(ours.towards(reply.slot));
         let rights = Rights { read: reply.readable, write: reply.writable };
         let link = Arc::clone(&self.link);
         let notices = Mutex::new(reply.epoch);
-        Ok(RemoteRegion { shared: Arc::new(RemoteShared { name, link, place, rights, pair, notices }) })
+        Ok(RemoteRegion { shared: Arc::new(RemoteRegionState { name, link, place, rights, pair, notices }) })
     }
 
     /// Attaches to the peer's static slot of this name, for tensors of type and shape `spec`. A slot has one sender at a time.
@@ -279,7 +279,7 @@ impl Channel {
         if !remote.rights().read {
             return Err(TensorError::not_permitted("read", &shared.name));
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + VIEW_TIMEOUT;
         let mut asked: Option<Instant> = None;
         loop {
             self.link.check()?;
@@ -302,10 +302,10 @@ impl Channel {
             }
             if asked.is_none_or(|asked| asked.elapsed() >= AGAIN) {
                 asked = Some(Instant::now());
-                let late = |_| TensorError::timeout("a read of the peer's region", PATIENCE);
+                let late = |_| TensorError::timeout("a read of the peer's region", VIEW_TIMEOUT);
                 timeout_at(deadline, self.ask_for_memory(remote)).await.map_err(late)??;
             } else {
-                sleep(LOOK).await;
+                sleep(VIEW_POLL_INTERVAL).await;
             }
         }
     }
@@ -327,8 +327,8 @@ impl fmt::Debug for Channel {
 }
 
 /// The longest wait for the peer's memory.
-const PATIENCE: Duration = Duration::from_secs(2);
+const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time after which memory that has not come is asked for again.
 const AGAIN: Duration = Duration::from_millis(600);
 /// The time between two looks.
-const LOOK: Duration = Duration::from_millis(1);
+const VIEW_POLL_INTERVAL: Duration = Duration::from_millis(1);

@@ -16,12 +16,12 @@ use crate::control::proto::{
     AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, DescribeReply, DescribeRequest,
     Link as LinkReply, OpenReply, OpenRequest,
 };
-use crate::control::{VERSION, internal, is_seen, peer_end, queue_pairs, words};
+use crate::control::{VERSION, internal, is_seen, peer_parameters, queue_pairs, words};
 use crate::device::settings::Settings;
-use crate::device::shared::{Accepted, Shared};
+use crate::device::state::{AcceptedLink, DeviceState};
 use crate::error::{ALLOW_PLAINTEXT, TensorError};
 use crate::link::words::Words;
-use crate::link::{Link, LinkId, PeerEnd};
+use crate::link::{Link, LinkId, PeerParameters};
 use crate::wire::tensor_frame::MAX_NAME;
 use tonic_rdma::unstable::{ClientSlot, Devices, Source, TooManyWaiters};
 use tonic_rdma::{Provider, RdmaConnectInfo, RdmaRequestExt as _};
@@ -29,7 +29,7 @@ use tonic_rdma_verbs::unstable::lock;
 
 /// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's
 /// connection ends, and that ends the link.
-pub(crate) struct Answers {
+pub(crate) struct LinkStream {
     link: Weak<Link>,
     first: Option<OpenReply>,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -37,10 +37,10 @@ pub(crate) struct Answers {
 
 /// Creates this end of a link and connects it.
 pub(crate) async fn open(
-    shared: &Arc<Shared>,
+    shared: &Arc<DeviceState>,
     request: OpenRequest,
     caller: Caller,
-) -> Result<Answers, Status> {
+) -> Result<LinkStream, Status> {
     caller.admit(&shared.settings)?;
     if request.version != VERSION {
         let asked = request.version;
@@ -64,7 +64,7 @@ pub(crate) async fn open(
     }
     let name = if request.endpoint.is_empty() { caller.name() } else { request.endpoint.clone() };
     let OpenRequest { queue_pairs: theirs, words: place, places_in_order, immediate, .. } = &request;
-    let peer = peer_end(name.into(), theirs, *place, *places_in_order, *immediate)
+    let peer = peer_parameters(name.into(), theirs, *place, *places_in_order, *immediate)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
     let id = new_id().map_err(internal)?;
     let limit = shared.settings.answer_timeout;
@@ -100,20 +100,20 @@ pub(crate) async fn open(
     let (link, reply, unconfirmed, place) = tokio::task::spawn_blocking(work).await.map_err(internal)??;
     let (confirm, confirmed) = oneshot::channel();
     let weak = Arc::downgrade(&link);
-    let accepted = Accepted { link: weak.clone(), opener: caller, unconfirmed: Some(confirm) };
+    let accepted = AcceptedLink { link: weak.clone(), opener: caller, unconfirmed: Some(confirm) };
     lock(&shared.accepted).insert(id, accepted);
     let ended = Box::pin(link.ended());
     let confirmation = Confirmation { confirmed, limit, place: unconfirmed };
     tokio::spawn(keep(link, Arc::downgrade(shared), confirmation, place));
-    Ok(Answers { link: weak, first: Some(reply), ended })
+    Ok(LinkStream { link: weak, first: Some(reply), ended })
 }
 
 /// Waits until the device of `peer` has said that all queue pairs wait there for this end, and returns the source that the link counts
 /// for: the device's owner. Connecting the queue pairs blocks a thread for as long as that device lets it.
 async fn source(
-    shared: &Shared,
+    shared: &DeviceState,
     provider: Provider,
-    peer: &PeerEnd,
+    peer: &PeerParameters,
     address: Source,
 ) -> Result<Source, Status> {
     let limit = shared.settings.answer_timeout / 2;
@@ -174,7 +174,7 @@ impl Confirmation {
 
 /// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A separate task does this, because a
 /// peer that takes no answers would keep the stream of answers from being polled.
-async fn keep(link: Arc<Link>, shared: Weak<Shared>, confirmation: Confirmation, place: ClientSlot) {
+async fn keep(link: Arc<Link>, shared: Weak<DeviceState>, confirmation: Confirmation, place: ClientSlot) {
     tokio::select! {
         () = link.ended() => {}
         confirmed = confirmation.wait() => match confirmed {
@@ -192,7 +192,7 @@ async fn keep(link: Arc<Link>, shared: Weak<Shared>, confirmation: Confirmation,
 
 /// Confirms a link: both ends have connected, and both have read the evidence in the memory of the other end.
 pub(crate) fn confirm(
-    shared: &Shared,
+    shared: &DeviceState,
     request: &ConfirmRequest,
     caller: &Caller,
 ) -> Result<ConfirmReply, Status> {
@@ -225,7 +225,7 @@ pub(crate) fn confirm(
 
 /// Gives a peer its right to the region or slot of a name.
 pub(crate) fn attach(
-    shared: &Shared,
+    shared: &DeviceState,
     request: &AttachRequest,
     caller: &Caller,
 ) -> Result<AttachReply, Status> {
@@ -244,14 +244,14 @@ pub(crate) fn attach(
         let (pair, pairs) = (request.words, Words::PAIRS);
         return Err(Status::invalid_argument(format!("pair {pair} of the caller's words; it has {pairs}")));
     }
-    let offered = lock(&shared.offered).get(&**name).cloned();
+    let offered = lock(&shared.attachables).get(&**name).cloned();
     let missing = || Status::not_found(format!("nothing is on offer under {name:?}"));
     let offered = offered.as_ref().and_then(Weak::upgrade).ok_or_else(missing)?;
     offered.attach(&link, request)
 }
 
 /// Returns the link of this name, if the caller opened it.
-fn find(shared: &Shared, id: &[u8], caller: &Caller) -> Result<(LinkId, Arc<Link>), Status> {
+fn find(shared: &DeviceState, id: &[u8], caller: &Caller) -> Result<(LinkId, Arc<Link>), Status> {
     let missing = || Status::not_found("no such link");
     let id = LinkId::try_from(id).map_err(|_| missing())?;
     let accepted = lock(&shared.accepted);
@@ -271,7 +271,7 @@ fn new_id() -> Result<LinkId, rustix::io::Errno> {
     Ok(id)
 }
 
-impl Stream for Answers {
+impl Stream for LinkStream {
     type Item = Result<OpenReply, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -282,7 +282,7 @@ impl Stream for Answers {
     }
 }
 
-impl Drop for Answers {
+impl Drop for LinkStream {
     fn drop(&mut self) {
         if let Some(link) = self.link.upgrade() {
             link.fail(TensorError::peer_lost(&link.peer, "its process closed the link, ended or was killed"));
@@ -339,24 +339,24 @@ impl Caller {
 
 /// The service. It answers while the device exists.
 pub(crate) struct Service {
-    shared: Weak<Shared>,
+    shared: Weak<DeviceState>,
 }
 
 impl Service {
-    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: &Arc<DeviceState>) -> Self {
         Self { shared: Arc::downgrade(shared) }
     }
 
-    fn shared(&self) -> Result<Arc<Shared>, Status> {
+    fn shared(&self) -> Result<Arc<DeviceState>, Status> {
         self.shared.upgrade().ok_or_else(|| Status::unavailable("the tensor device has been closed"))
     }
 }
 
 #[tonic::async_trait]
 impl TensorDevice for Service {
-    type OpenStream = Answers;
+    type OpenStream = LinkStream;
 
-    async fn open(&self, request: Request<OpenRequest>) -> Result<Response<Answers>, Status> {
+    async fn open(&self, request: Request<OpenRequest>) -> Result<Response<LinkStream>, Status> {
         let caller = Caller::of(request.extensions());
         let shared = self.shared()?;
         Ok(Response::new(open(&shared, request.into_inner(), caller).await?))
@@ -378,7 +378,7 @@ impl TensorDevice for Service {
             return Err(Status::permission_denied("this tensor device does not list its regions and slots"));
         }
         let mut offered: Vec<_> =
-            shared.offered().into_iter().map(|(name, offered)| offered.describe(&name)).collect();
+            shared.attachables().into_iter().map(|(name, offered)| offered.describe(&name)).collect();
         offered.sort_by(|one, other| one.name.cmp(&other.name));
         let living = shared.links();
         let links = living.iter().map(|link| {

@@ -11,10 +11,10 @@ use tonic::Status;
 use tonic::transport::Channel as Grpc;
 
 use self::proto::tensor_device_client::TensorDeviceClient;
-use self::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply, Place, QueuePair};
+use self::proto::{AttachReply, AttachRequest, Kind, MemoryRange, Offered as OfferedReply, QueuePair};
 use crate::error::TensorError;
 use crate::link::words::{Arrivals, WordPair};
-use crate::link::{Link, PeerEnd, Prepared};
+use crate::link::{Link, PeerParameters, Prepared};
 use tonic_rdma_verbs::unstable::{RemoteRange, with_causes};
 use tonic_rdma_verbs::{Probe, QueuePairAddress, RemoteSegment, Rkey};
 
@@ -41,23 +41,23 @@ pub(crate) fn queue_pairs(prepared: &Prepared) -> Vec<QueuePair> {
 }
 
 /// Returns the place of this end's words, as messages describe it.
-pub(crate) fn words(prepared: &Prepared) -> Place {
-    place(&prepared.words.place())
+pub(crate) fn words(prepared: &Prepared) -> MemoryRange {
+    memory_range(&prepared.words.memory_range())
 }
 
 /// Returns a range of memory, as messages describe it.
-pub(crate) fn place(place: &RemoteRange) -> Place {
-    Place { address: place.start.address, rkey: place.start.rkey.0, length: place.length }
+pub(crate) fn memory_range(place: &RemoteRange) -> MemoryRange {
+    MemoryRange { address: place.start.address, rkey: place.start.rkey.0, length: place.length }
 }
 
 /// Returns the end of the peer that a message describes.
-pub(crate) fn peer_end(
+pub(crate) fn peer_parameters(
     name: Arc<str>,
     queue_pairs: &[QueuePair],
-    words: Option<Place>,
+    words: Option<MemoryRange>,
     places_in_order: bool,
     immediate: bool,
-) -> Result<PeerEnd, BadReply> {
+) -> Result<PeerParameters, BadReply> {
     let words = words.ok_or(BadReply::NoWords)?;
     let start = RemoteSegment { address: words.address, rkey: Rkey(words.rkey) };
     let queue_pair = |it: &QueuePair| {
@@ -68,7 +68,7 @@ pub(crate) fn peer_end(
         }
         Ok((address, it.receives))
     };
-    Ok(PeerEnd {
+    Ok(PeerParameters {
         name,
         queue_pairs: queue_pairs.iter().map(queue_pair).collect::<Result<_, BadReply>>()?,
         words: RemoteRange { start, length: words.length },
@@ -84,14 +84,14 @@ pub(crate) fn is_seen(probes: &[Probe], read: &[u64]) -> bool {
 }
 
 /// Returns the memory that the peer gave this end a right to.
-pub(crate) fn place_of(reply: &AttachReply) -> Result<RemoteRange, BadReply> {
-    let place = reply.place.ok_or(BadReply::NoMemory)?;
+pub(crate) fn granted_memory(reply: &AttachReply) -> Result<RemoteRange, BadReply> {
+    let place = reply.memory.ok_or(BadReply::NoMemory)?;
     let start = RemoteSegment { address: place.address, rkey: Rkey(place.rkey) };
     Ok(RemoteRange { start, length: place.length })
 }
 
 /// A region or a slot, to which peers attach by its name.
-pub(crate) trait Offered: Send + Sync {
+pub(crate) trait Attachable: Send + Sync {
     /// Gives the peer of `link` its right.
     fn attach(self: Arc<Self>, link: &Arc<Link>, request: &AttachRequest) -> Result<AttachReply, Status>;
 

@@ -9,21 +9,21 @@ use tonic::transport::Endpoint;
 
 use crate::control::proto::tensor_device_client::TensorDeviceClient;
 use crate::control::proto::{ConfirmRequest, OpenReply, OpenRequest};
-use crate::control::{PeerService, VERSION, is_seen, peer_end, queue_pairs, refused, words};
-use crate::device::shared::Shared;
+use crate::control::{PeerService, VERSION, is_seen, peer_parameters, queue_pairs, refused, words};
+use crate::device::state::DeviceState;
 use crate::error::TensorError;
 use crate::link::{Link, LinkId, Prepared};
-use crate::named_driver::Requests;
+use crate::named_driver::NamedRequester;
 use tonic_rdma::{Provider, RdmaConnectInfo, RdmaConnector, Verdict};
 use tonic_rdma_verbs::Probe;
 use tonic_rdma_verbs::unstable::{chain, lock};
 
 /// Opens a link to the device that listens on `endpoint`, within the answer timeout of the settings.
-pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<OpenedLink, TensorError> {
+pub(crate) async fn open(shared: Arc<DeviceState>, endpoint: Arc<str>) -> Result<OpenedLink, TensorError> {
     let limit = shared.settings.answer_timeout;
     /// Pause before a link is opened again.
     const PAUSE: Duration = Duration::from_millis(20);
-    let opening = Opening { shared, endpoint };
+    let opening = LinkOpener { shared, endpoint };
     let opened = timeout(limit, async {
         loop {
             if let Some(opened) = opening.run().await? {
@@ -39,16 +39,16 @@ pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<Open
 pub(crate) struct OpenedLink {
     pub(crate) link: Arc<Link>,
     /// The requests for tensors of the peer.
-    pub(crate) requests: Arc<Requests>,
+    pub(crate) requests: Arc<NamedRequester>,
     pub(crate) service: PeerService,
 }
 
-struct Opening {
-    shared: Arc<Shared>,
+struct LinkOpener {
+    shared: Arc<DeviceState>,
     endpoint: Arc<str>,
 }
 
-impl Opening {
+impl LinkOpener {
     /// Opens a link. Returns `None` if the peer has given the link up before it was confirmed.
     async fn run(&self) -> Result<Option<OpenedLink>, TensorError> {
         let (mut client, provider) = self.connect().await?;
@@ -63,8 +63,9 @@ impl Opening {
         let reply = reply.ok_or_else(|| self.no_rdma("it ended the call without an answer"))?;
         let id = LinkId::try_from(&reply.link[..]).map_err(|_| self.no_rdma("it named no link"))?;
         let OpenReply { queue_pairs, words, places_in_order, immediate, .. } = reply;
-        let peer = peer_end(Arc::clone(&self.endpoint), &queue_pairs, words, places_in_order, immediate)
-            .map_err(|reason| self.no_rdma(reason))?;
+        let peer =
+            peer_parameters(Arc::clone(&self.endpoint), &queue_pairs, words, places_in_order, immediate)
+                .map_err(|reason| self.no_rdma(reason))?;
         // This may block, because it needs the peer's device.
         let named = self.shared.named_tensors();
         let requests = Arc::clone(&named.requests);
@@ -159,7 +160,7 @@ impl Opening {
     }
 }
 
-fn request(prepared: &Prepared, provider: Provider, shared: &Shared) -> OpenRequest {
+fn request(prepared: &Prepared, provider: Provider, shared: &DeviceState) -> OpenRequest {
     OpenRequest {
         version: VERSION,
         provider: provider.name().into(),
@@ -179,8 +180,10 @@ async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
         Some(link) => link.ended(),
         None => return,
     };
-    let mut end =
-        EndsLink { link, error: TensorError::other("the runtime that polls for the link has shut down") };
+    let mut end = EndLinkOnDrop {
+        link,
+        error: TensorError::other("the runtime that polls for the link has shut down"),
+    };
     tokio::select! {
         answer = answers.message() => end.peer_left(answer.err()),
         () = ended => {}
@@ -188,12 +191,12 @@ async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
 }
 
 /// Ends a link when dropped, unless the link has ended.
-struct EndsLink {
+struct EndLinkOnDrop {
     link: Weak<Link>,
     error: TensorError,
 }
 
-impl EndsLink {
+impl EndLinkOnDrop {
     fn peer_left(&mut self, status: Option<tonic::Status>) {
         let Some(link) = self.link.upgrade() else { return };
         let reason = status.map_or_else(
@@ -204,7 +207,7 @@ impl EndsLink {
     }
 }
 
-impl Drop for EndsLink {
+impl Drop for EndLinkOnDrop {
     fn drop(&mut self) {
         if let Some(link) = self.link.upgrade() {
             link.fail(self.error.clone());

@@ -1,7 +1,7 @@
 //! The device: this process, as its peers see it.
 
 pub(crate) mod settings;
-pub(crate) mod shared;
+pub(crate) mod state;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,17 +14,17 @@ use tokio_stream::StreamExt as _;
 use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
 
 use self::settings::Settings;
-use self::shared::Shared;
+use self::state::DeviceState;
 use crate::channel::Channel;
 use crate::control::accept::Service;
 use crate::control::proto::Kind;
 use crate::control::proto::tensor_device_server::{TensorDevice, TensorDeviceServer};
-use crate::control::{Offered, open};
+use crate::control::{Attachable, open};
 use crate::error::{TensorError, check_name};
 use crate::link::words::Notification;
 use crate::memory::Landing;
 use crate::named::OfferCounts;
-use crate::named_driver::{NamedOffer, Offers};
+use crate::named_driver::{NamedOffer, NamedProvider};
 use crate::regions::{ExportedRegion, PublishedRegion, Rights};
 use crate::slots::dynamic_slot::{Announcement, DynamicReceiver};
 use crate::slots::slot::Receiver;
@@ -63,7 +63,7 @@ use tonic_rdma_verbs::memory::{Budget, MemRegion, SharedRegion};
 /// ```
 #[derive(Clone)]
 pub struct RdmaDevice {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<DeviceState>,
 }
 
 impl RdmaDevice {
@@ -116,8 +116,8 @@ impl RdmaDevice {
         let landing = Landing::new(&budget);
         // One user or address gets two thirds of these.
         let links = settings.max_links.saturating_add(settings.max_links / 2);
-        let shared = Arc::new(Shared {
-            offers: Offers::new(&settings, &landing),
+        let shared = Arc::new(DeviceState {
+            offers: NamedProvider::new(&settings, &landing),
             landing,
             budget,
             settings,
@@ -128,7 +128,7 @@ impl RdmaDevice {
             asking: ClientSlots::new(Settings::ASKING, Duration::ZERO, Settings::ASKING),
             unconfirmed: ClientSlots::shared(Settings::UNCONFIRMED, Settings::LEAST_WAIT, Settings::WAITING),
             opened: tokio::sync::Mutex::default(),
-            offered: Mutex::default(),
+            attachables: Mutex::default(),
             reactors: Mutex::default(),
             server: Mutex::default(),
         });
@@ -271,7 +271,7 @@ impl RdmaDevice {
         rights: Rights,
     ) -> Result<ExportedRegion, TensorError> {
         let exported = ExportedRegion::new(check_name(name)?, memory, rights);
-        self.shared.offer(check_name(name)?, Arc::downgrade(&exported.export) as Weak<dyn Offered>)?;
+        self.shared.register(check_name(name)?, Arc::downgrade(&exported.export) as Weak<dyn Attachable>)?;
         Ok(exported)
     }
     /// Offers `region` to all peers of this device under `name`, for reading only. The owner keeps the region as a slice: peers never
@@ -299,7 +299,7 @@ impl RdmaDevice {
     /// The errors of [`export`](Self::export).
     pub fn publish(&self, name: &str, region: MemRegion) -> Result<PublishedRegion, TensorError> {
         let published = PublishedRegion::new(check_name(name)?, region);
-        self.shared.offer(check_name(name)?, Arc::downgrade(&published.export) as Weak<dyn Offered>)?;
+        self.shared.register(check_name(name)?, Arc::downgrade(&published.export) as Weak<dyn Attachable>)?;
         Ok(published)
     }
 
@@ -423,7 +423,7 @@ impl RdmaDevice {
         let receiver =
             Receiver::new(Arc::clone(&name), kind, spec, payload, depth, |size| self.allocate(size))?;
         let slot = Arc::downgrade(&receiver.slot);
-        self.shared.offer(name, slot as Weak<dyn Offered>)?;
+        self.shared.register(name, slot as Weak<dyn Attachable>)?;
         Ok(receiver)
     }
 }

@@ -152,9 +152,9 @@ impl Link {
         self.ports.iter().enumerate().filter(move |(index, _)| chosen(*index)).map(|(_, polled)| polled)
     }
 
-    /// Calls `has_come` again and again for as long as that pays, and takes the completions of the port's queue meanwhile.
+    /// Calls `has_arrived` again and again for as long as that pays, and takes the completions of the port's queue meanwhile.
     /// Returns whether the word has come. Returns false at once if other tasks need the only thread of the runtime.
-    pub(crate) fn spin(&self, port: u32, has_come: impl Fn() -> bool) -> bool {
+    pub(crate) fn spin(&self, port: u32, has_arrived: impl Fn() -> bool) -> bool {
         let polled = &self.ports[port as usize % self.ports.len()];
         let Some(mut pace) = polled.pace.as_ref().and_then(|pace| pace.try_lock().ok()) else { return false };
         if !may_spin() {
@@ -162,13 +162,13 @@ impl Link {
         }
         let look = || {
             // A task that this poll woke may wait for this thread, so that task goes first.
-            if has_come() || polled.queue.poll().woken > 0 {
+            if has_arrived() || polled.queue.poll().woken > 0 {
                 Observation::Wanted
             } else {
                 Observation::Nothing
             }
         };
-        pace.spin(|| (), look) && has_come()
+        pace.spin(|| (), look) && has_arrived()
     }
 
     /// Notes that a word has come to a future that slept. The pace of the next spin follows this.
@@ -196,7 +196,7 @@ impl Link {
     }
 
     /// Asks the devices whether a queue pair has ended. A thread that only looks at memory takes no completion that says so.
-    pub(crate) fn look(&self) -> Result<(), TensorError> {
+    pub(crate) fn check_devices(&self) -> Result<(), TensorError> {
         self.check()?;
         let ended = |port: &Arc<Port>| {
             use tonic_rdma_verbs::QueuePairState::Error;
@@ -212,13 +212,13 @@ impl Link {
     /// completions of the queue at each `poll_every`-th look, and asks the devices sometimes.
     pub(crate) fn missed(&self, port: u32, misses: u32, poll_every: u32) -> Result<(), TensorError> {
         /// The number of looks after which the devices are asked.
-        const LOOK_EVERY: u32 = 1 << 12;
+        const CHECK_DEVICE_EVERY: u32 = 1 << 12;
         if self.notification != Notification::Word || misses.is_multiple_of(poll_every) {
             self.poll(port);
         } else {
             self.progress(port);
         }
-        if misses.is_multiple_of(LOOK_EVERY) { self.look() } else { Ok(()) }
+        if misses.is_multiple_of(CHECK_DEVICE_EVERY) { self.check_devices() } else { Ok(()) }
     }
 
     /// Waits until the link has ended, without holding the link.
@@ -403,7 +403,7 @@ impl Link {
     }
 
     /// Writes to the peer that this end sleeps until `epoch`.
-    pub(crate) fn say_asleep(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), TensorError> {
+    pub(crate) fn send_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), TensorError> {
         if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
         }
@@ -492,7 +492,7 @@ struct PolledPort {
     /// The work that the peer asks of the queue pair. `None` on devices that work without the CPU.
     work: Option<Arc<dyn LocalQueuePair>>,
     /// The number of looks since the last one that found work, or the last wait. Threads may overwrite one another's counts.
-    looks: AtomicU32,
+    idle_polls: AtomicU32,
     /// The number of the port in the queue.
     key: u32,
     /// The time for which a future looks at a word itself before its thread sleeps. Only one future at a time does so.
@@ -510,18 +510,18 @@ impl PolledPort {
     #[inline]
     fn progress(&self) {
         let Some(work) = &self.work else { return };
-        let looks = self.looks.load(Ordering::Relaxed);
+        let idle_polls = self.idle_polls.load(Ordering::Relaxed);
         if work.progress() {
-            self.looks.store(0, Ordering::Relaxed);
-            self.progressed(&**work, looks >= Self::SPIN);
+            self.idle_polls.store(0, Ordering::Relaxed);
+            self.progressed(&**work, idle_polls >= Self::SPIN);
         } else {
-            self.looks.store(looks.saturating_add(1), Ordering::Relaxed);
+            self.idle_polls.store(idle_polls.saturating_add(1), Ordering::Relaxed);
         }
     }
 
     /// Notes that a future begins to wait, so that its looks are not taken for those of a thread that spins.
     fn begin_wait(&self) {
-        self.looks.store(0, Ordering::Relaxed);
+        self.idle_polls.store(0, Ordering::Relaxed);
     }
 
     fn progressed(&self, work: &dyn LocalQueuePair, spins: bool) {
@@ -572,7 +572,7 @@ pub(crate) struct Prepared {
 
 /// The end of the peer, as the peer describes it.
 #[derive(Clone, Debug)]
-pub(crate) struct PeerEnd {
+pub(crate) struct PeerParameters {
     pub(crate) name: Arc<str>,
     /// The address of each queue pair, and the number of its receives.
     pub(crate) queue_pairs: Vec<(QueuePairAddress, u32)>,
@@ -631,8 +631,8 @@ impl Prepared {
             let made = queue.add(places, |key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(TensorError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);
-            let looks = AtomicU32::new(0);
-            Ok(PolledPort { port, queue, work, looks, key, pace, _reactor: Arc::clone(&reactor) })
+            let idle_polls = AtomicU32::new(0);
+            Ok(PolledPort { port, queue, work, idle_polls, key, pace, _reactor: Arc::clone(&reactor) })
         };
         let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, TensorError>>()?;
         let (settings, landing) = (settings.clone(), Arc::clone(landing));
@@ -672,7 +672,7 @@ impl Prepared {
     pub(crate) fn connect(
         self,
         id: LinkId,
-        peer: &PeerEnd,
+        peer: &PeerParameters,
         named: NamedTensors,
     ) -> Result<Arc<Link>, TensorError> {
         let notification = self.agree(peer)?;
@@ -713,13 +713,13 @@ impl Prepared {
         });
         link.named.begin(&link);
         for (port, (_, receives)) in link.ports().zip(&peer.queue_pairs) {
-            port.belong(Arc::downgrade(&link), *receives);
+            port.set_owner(Arc::downgrade(&link), *receives);
         }
         Ok(link)
     }
 
     /// Returns how the ends of this link learn of arrivals.
-    fn agree(&self, peer: &PeerEnd) -> Result<Notification, TensorError> {
+    fn agree(&self, peer: &PeerParameters) -> Result<Notification, TensorError> {
         let wanted = self.settings.notification;
         let found = if self.places_in_order() && peer.places_in_order {
             Notification::Word

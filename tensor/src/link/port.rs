@@ -39,7 +39,7 @@ pub(crate) struct Port {
     /// The error of a full send queue, made once because callers of `write_now` may try again and again.
     busy: TensorError,
     /// Whether completions must be taken before more is posted. A sender that only looks at memory polls no queue.
-    crowded: AtomicBool,
+    completions_due: AtomicBool,
 }
 
 struct PortState {
@@ -98,12 +98,12 @@ impl Port {
             written: AtomicU64::new(0),
             read: AtomicU64::new(0),
             busy,
-            crowded: AtomicBool::new(false),
+            completions_due: AtomicBool::new(false),
         })
     }
 
     /// Sets the link that the port belongs to, and the number of receives that the peer has posted.
-    pub(crate) fn belong(&self, owner: Weak<Link>, peer_receives: u32) {
+    pub(crate) fn set_owner(&self, owner: Weak<Link>, peer_receives: u32) {
         lock(&self.state).credits.set_peer_receives(peer_receives);
         let _ = self.owner.set(owner);
     }
@@ -177,7 +177,7 @@ impl Port {
             return Err(self.fault());
         };
         let posted = flights.post_now(|number| self.id(number), operation);
-        self.crowded.store(flights.is_crowded(), Ordering::Relaxed);
+        self.completions_due.store(flights.is_crowded(), Ordering::Relaxed);
         match posted {
             Ok(true) => Ok(()),
             Ok(false) => {
@@ -220,7 +220,7 @@ impl Port {
             return Err(self.busy.clone());
         }
         let posted = flights.post_now(|number| self.id(number), operation);
-        self.crowded.store(flights.is_crowded(), Ordering::Relaxed);
+        self.completions_due.store(flights.is_crowded(), Ordering::Relaxed);
         if immediate.is_some() && matches!(posted, Ok(true)) {
             state.credits.sent();
         }
@@ -268,7 +268,7 @@ impl Port {
 
     /// Takes completions if many are due.
     fn make_room(&self) {
-        if self.crowded.load(Ordering::Relaxed)
+        if self.completions_due.load(Ordering::Relaxed)
             && let Some(owner) = self.owner()
         {
             owner.poll(self.index);
@@ -401,24 +401,24 @@ impl PortState {
             let slices = [IoSlice::new(frame)];
             let operation = Operation::Send { data: Payload::Inline(&slices), immediate: None };
             let posted = flights.post_now(|number| port.id(number), operation);
-            port.crowded.store(flights.is_crowded(), Ordering::Relaxed);
+            port.completions_due.store(flights.is_crowded(), Ordering::Relaxed);
             if posted.map_err(TensorError::local)? {
                 return Ok(());
             }
         }
         let transfer = if inline {
-            queued(frame.to_vec(), TransferKind::Send, NOWHERE, None)
+            queued(frame.to_vec(), TransferKind::Send, NO_REMOTE, None)
         } else {
             let mut block = port.pool.lease(frame.len(), Quota::Send).map_err(TensorError::memory)?;
             block.copy_in(0, frame).map_err(TensorError::local)?;
-            whole(LocalMemory::Block(block), frame.len(), TransferKind::Send, NOWHERE)
+            whole(LocalMemory::Block(block), frame.len(), TransferKind::Send, NO_REMOTE)
         };
         flights.submit(transfer, |number| port.id(number)).map_err(TensorError::local)
     }
 }
 
 /// The remote place of a Send, which has none.
-const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
+const NO_REMOTE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
 
 /// Makes a transfer of a few bytes that have to wait.
 fn queued(
@@ -585,7 +585,7 @@ pub(crate) struct Outcome {
 /// The recipient of a transfer's outcome, and the bell to ring.
 pub(crate) struct Token {
     recipient: Recipient,
-    ring: Option<Ring>,
+    ring: Option<DeferredBell>,
 }
 
 enum Recipient {
@@ -598,7 +598,7 @@ enum Recipient {
 }
 
 /// A bell to ring when a transfer has ended, because the peer may sleep until then.
-struct Ring {
+struct DeferredBell {
     link: Weak<Link>,
     pair: Arc<WordPair>,
     epoch: u64,
@@ -608,11 +608,11 @@ struct Ring {
 /// The place where a future finds the outcome of its transfer.
 #[derive(Default)]
 pub(crate) struct OutcomeCell {
-    state: Mutex<Settlement>,
+    state: Mutex<OutcomeState>,
 }
 
 #[derive(Default)]
-struct Settlement {
+struct OutcomeState {
     outcome: Option<Outcome>,
     waiter: Waiter,
 }
@@ -644,7 +644,7 @@ impl Token {
 
     /// Adds a bell: if the peer sleeps until `epoch` when the transfer has ended, the peer is woken.
     pub(crate) fn ring(self, link: Weak<Link>, pair: &Arc<WordPair>, epoch: u64, port: u32) -> Self {
-        Self { ring: Some(Ring { link, pair: Arc::clone(pair), epoch, port }), ..self }
+        Self { ring: Some(DeferredBell { link, pair: Arc::clone(pair), epoch, port }), ..self }
     }
 
     /// Ends a transfer that needs no device.

@@ -76,7 +76,7 @@ impl Future for Wait {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { word, watching, spins } = &mut *self;
-        if word.has_come() {
+        if word.has_arrived() {
             if *watching {
                 word.link.slept_for(word.port.unwrap_or(0));
             }
@@ -99,7 +99,7 @@ impl Future for Wait {
         if word.queues().any(|queue| queue.is_asleep()) {
             word.ask_for_completion();
         }
-        if word.has_come() { Poll::Ready(word.result()) } else { Poll::Pending }
+        if word.has_arrived() { Poll::Ready(word.result()) } else { Poll::Pending }
     }
 }
 
@@ -121,10 +121,10 @@ impl Word {
 
     fn spin(&self) -> bool {
         match self.port {
-            Some(port) => self.link.spin(port, || self.has_come()),
+            Some(port) => self.link.spin(port, || self.has_arrived()),
             None => self.link.spin(0, || {
                 self.link.progress_all();
-                self.has_come()
+                self.has_arrived()
             }),
         }
     }
@@ -134,7 +134,7 @@ impl Word {
         if self.exactly { value == self.target } else { value >= self.target }
     }
 
-    fn has_come(&self) -> bool {
+    fn has_arrived(&self) -> bool {
         self.is_reached() || self.link.fault().is_some()
     }
 
@@ -146,7 +146,7 @@ impl Word {
 
 impl Watched for Word {
     fn check(&self, wakers: &mut Vec<Waker>) -> bool {
-        let come = self.has_come();
+        let come = self.has_arrived();
         if come {
             wakers.extend(lock(&self.waker).take());
         }
@@ -169,7 +169,7 @@ impl Watched for Word {
         } else if !self.asked.swap(true, Ordering::Relaxed) {
             // If the request fails, the link fails too, and the wait finds that. A request that can't be made is replaced by the
             // poller's time-out.
-            let _ = self.link.say_asleep(&self.pair, self.target, self.port.unwrap_or(0));
+            let _ = self.link.send_sleeper(&self.pair, self.target, self.port.unwrap_or(0));
         }
     }
 

@@ -38,7 +38,7 @@ impl Words {
     }
 
     /// Returns the place that the peer writes to.
-    pub(crate) fn place(&self) -> RemoteRange {
+    pub(crate) fn memory_range(&self) -> RemoteRange {
         self.grant.range()
     }
 

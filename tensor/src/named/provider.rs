@@ -56,7 +56,7 @@ pub struct Provider<T> {
     settings: ProviderSettings,
     table: OfferTable<T>,
     peers: HashMap<PeerId, PeerRecord>,
-    deadlines: Deadlines<Due>,
+    deadlines: Deadlines<DeadlineKey>,
     actions: Vec<ProviderAction<T>>,
 }
 
@@ -73,14 +73,14 @@ pub struct OfferCounts {
 
 /// The subject of a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Due {
+enum DeadlineKey {
     Request(PeerId, RequestId),
     Offer(TensorKey),
 }
 
 /// The end of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Share {
+enum ShareEnd {
     UsedUp,
     GivenBack,
 }
@@ -109,7 +109,7 @@ impl<T: Clone> Provider<T> {
         }
         let key = TensorKey { name: name.into(), step };
         self.table.put(&key, offer, readers)?;
-        self.deadlines.set(&Due::Offer(key.clone()), now, self.settings.offer_timeout);
+        self.deadlines.set(&DeadlineKey::Offer(key.clone()), now, self.settings.offer_timeout);
         self.match_requests(&key, now);
         Ok(self.take_actions())
     }
@@ -118,7 +118,7 @@ impl<T: Clone> Provider<T> {
     /// for, or `None` if there is no such offer.
     pub fn withdraw(&mut self, name: &str, step: u64) -> Option<u32> {
         let key = TensorKey { name: name.into(), step };
-        self.deadlines.clear(&Due::Offer(key.clone()));
+        self.deadlines.clear(&DeadlineKey::Offer(key.clone()));
         self.table.close(&key)
     }
 
@@ -184,11 +184,11 @@ impl<T: Clone> Provider<T> {
         match state {
             ReceivedState::Writing if given_up => {
                 self.send(reader, Message::Status { request_id, failure: Failure::cancelled() });
-                self.finish(reader, Share::GivenBack, now);
+                self.finish(reader, ShareEnd::GivenBack, now);
             }
             ReceivedState::Writing => self.send_written(reader, checksum, now),
-            ReceivedState::Answered if given_up => self.finish(reader, Share::GivenBack, now),
-            ReceivedState::Answered => self.finish(reader, Share::UsedUp, now),
+            ReceivedState::Answered if given_up => self.finish(reader, ShareEnd::GivenBack, now),
+            ReceivedState::Answered => self.finish(reader, ShareEnd::UsedUp, now),
             ReceivedState::Waiting | ReceivedState::AwaitingSink => {}
         }
         self.take_actions()
@@ -207,9 +207,9 @@ impl<T: Clone> Provider<T> {
             Some(ReceivedState::Writing) => {
                 let text = format!("the tensor could not be written: {why}");
                 self.send(reader, Message::status(request_id, Code::Internal, text));
-                self.finish(reader, Share::GivenBack, now);
+                self.finish(reader, ShareEnd::GivenBack, now);
             }
-            Some(ReceivedState::Answered) => self.finish(reader, Share::GivenBack, now),
+            Some(ReceivedState::Answered) => self.finish(reader, ShareEnd::GivenBack, now),
             _ => {}
         }
         self.take_actions()
@@ -221,7 +221,7 @@ impl<T: Clone> Provider<T> {
         // No request of this peer takes over a share.
         peer.requests.values_mut().for_each(|pending| pending.given_up = false);
         for request_id in peer.requests.keys().copied().collect::<Vec<_>>() {
-            self.finish((id, request_id), Share::GivenBack, now);
+            self.finish((id, request_id), ShareEnd::GivenBack, now);
         }
         self.peers.remove(&id);
         self.take_actions()
@@ -236,8 +236,8 @@ impl<T: Clone> Provider<T> {
     pub fn handle_timeout(&mut self, now: Instant) -> Vec<ProviderAction<T>> {
         while let Some(due) = self.deadlines.pop(now) {
             match due {
-                Due::Request(peer, request_id) => self.expire((peer, request_id), now),
-                Due::Offer(key) => {
+                DeadlineKey::Request(peer, request_id) => self.expire((peer, request_id), now),
+                DeadlineKey::Offer(key) => {
                     let readers = self.table.close(&key).unwrap_or(0);
                     if readers > 0 {
                         let TensorKey { name, step } = key;
@@ -283,7 +283,7 @@ impl<T: Clone> Provider<T> {
         let pending = ReceivedRequest { key: key.clone(), sink, checksum_wanted, state, given_up: false };
         peer.requests.insert(reader.1, pending);
         let is_first = !peer.given_up.contains(&key);
-        self.deadlines.set(&Due::Request(reader.0, reader.1), now, self.settings.request_timeout);
+        self.deadlines.set(&DeadlineKey::Request(reader.0, reader.1), now, self.settings.request_timeout);
         if is_first {
             self.table.wait(&key, reader);
             self.match_requests(&key, now);
@@ -321,7 +321,7 @@ impl<T: Clone> Provider<T> {
         };
         // A request with a share keeps the offer in the table.
         let Some(offer) = self.table.offer(&pending.key) else { return };
-        let due = Due::Request(peer, request_id);
+        let due = DeadlineKey::Request(peer, request_id);
         match (offer, pending.sink.take()) {
             (OfferedTensor::Tensor(tensor, metadata), Some(sink)) if *metadata == sink.metadata => {
                 pending.state = ReceivedState::Writing;
@@ -342,12 +342,12 @@ impl<T: Clone> Provider<T> {
                 pending.state = ReceivedState::Answered;
                 let failure = failure.clone();
                 self.send(reader, Message::Status { request_id, failure });
-                self.finish(reader, Share::UsedUp, now);
+                self.finish(reader, ShareEnd::UsedUp, now);
             }
             (OfferedTensor::Dead, _) => {
                 pending.state = ReceivedState::Answered;
                 self.send(reader, Message::Dead { request_id });
-                self.finish(reader, Share::UsedUp, now);
+                self.finish(reader, ShareEnd::UsedUp, now);
             }
         }
     }
@@ -360,7 +360,7 @@ impl<T: Clone> Provider<T> {
             (false, _) => Message::Written { request_id: reader.1, checksum: None },
         };
         self.send(reader, message);
-        self.finish(reader, Share::UsedUp, now);
+        self.finish(reader, ShareEnd::UsedUp, now);
     }
 
     fn expire(&mut self, reader: Reader, now: Instant) {
@@ -379,15 +379,15 @@ impl<T: Clone> Provider<T> {
             Some(pending) if matches!(pending.state, ReceivedState::Writing | ReceivedState::Answered) => {
                 pending.state = ReceivedState::Answered;
             }
-            Some(_) => self.finish(reader, Share::GivenBack, now),
+            Some(_) => self.finish(reader, ShareEnd::GivenBack, now),
             None => self.remember(reader),
         }
     }
 
     /// Ends a request.
-    fn finish(&mut self, reader: Reader, share: Share, now: Instant) {
+    fn finish(&mut self, reader: Reader, share: ShareEnd, now: Instant) {
         let (id, request_id) = reader;
-        self.deadlines.clear(&Due::Request(id, request_id));
+        self.deadlines.clear(&DeadlineKey::Request(id, request_id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(request) = peer.requests.remove(&request_id) else { return };
         let ReceivedRequest { key, state, given_up, .. } = request;
@@ -396,12 +396,12 @@ impl<T: Clone> Provider<T> {
         peer.finished.insert(request_id, ());
         match (state, share) {
             (ReceivedState::Waiting, _) => self.table.leave(&key, reader),
-            (_, Share::UsedUp) => {
+            (_, ShareEnd::UsedUp) => {
                 let answer = self.table.offer(&key).map_or(Delivered::Tensor, Delivered::of);
                 peer.delivered.insert(key.clone(), answer);
                 self.table.use_up(&key, id);
             }
-            (_, Share::GivenBack) => {
+            (_, ShareEnd::GivenBack) => {
                 if state == ReceivedState::AwaitingSink {
                     peer.lapsed.insert(request_id, ());
                 }
@@ -414,7 +414,7 @@ impl<T: Clone> Provider<T> {
             }
         }
         if self.table.offer(&key).is_none() {
-            self.deadlines.clear(&Due::Offer(key));
+            self.deadlines.clear(&DeadlineKey::Offer(key));
         }
     }
 

@@ -189,11 +189,11 @@ pub struct DynamicReceiver {
     landing: Arc<Landing>,
     longest: u64,
     /// The tensor that is being read.
-    reading: Option<Reading>,
+    reading: Option<PendingRead>,
 }
 
 #[derive(Debug)]
-struct Reading {
+struct PendingRead {
     metadata: Metadata,
     outcome: Arc<OutcomeCell>,
     by: AttachedSender,
@@ -235,7 +235,7 @@ impl DynamicReceiver {
         }
         let outcome = self.reading.as_ref().and_then(|reading| reading.outcome.take());
         let Some(outcome) = outcome else { return Ok(None) };
-        let Some(Reading { metadata, by, .. }) = self.reading.take() else { return Ok(None) };
+        let Some(PendingRead { metadata, by, .. }) = self.reading.take() else { return Ok(None) };
         self.receiver.release();
         outcome.result?;
         let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
@@ -349,7 +349,7 @@ impl DynamicReceiver {
         let outcome = Arc::new(OutcomeCell::default());
         let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
         let token = Token::future(&outcome);
-        self.reading = Some(Reading { metadata, outcome, by: by.clone() });
+        self.reading = Some(PendingRead { metadata, outcome, by: by.clone() });
         if length == 0 {
             token.finish(LocalMemory::Region(region));
             return Ok(());

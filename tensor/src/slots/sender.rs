@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::task::consume_budget;
 
-use crate::control::place_of;
+use crate::control::granted_memory;
 use crate::control::proto::AttachReply;
 use crate::error::{TensorError, TensorErrorKind};
 use crate::link::Link;
@@ -49,7 +49,7 @@ impl Sender {
         reply: &AttachReply,
         payload: usize,
     ) -> Result<Self, TensorError> {
-        let place = place_of(reply).map_err(TensorError::local)?;
+        let place = granted_memory(reply).map_err(TensorError::local)?;
         let link = Arc::clone(link);
         let layout = Layout::new(payload, reply.depth).filter(|layout| {
             let named = (layout.stride as u64, layout.tail as u64, layout.bytes() as u64);

@@ -11,7 +11,7 @@ use tokio::task::consume_budget;
 use tonic::Status;
 
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
-use crate::control::{Offered, expect_kind, internal, invalid, place};
+use crate::control::{Attachable, expect_kind, internal, invalid, memory_range};
 use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::wait::Wait;
@@ -216,7 +216,7 @@ enum AttachError {
     Failed(TensorError),
 }
 
-impl Offered for Slot {
+impl Attachable for Slot {
     fn attach(self: Arc<Self>, link: &Arc<Link>, request: &AttachRequest) -> Result<AttachReply, Status> {
         expect_kind(request, self.kind)?;
         if let Some(spec) = &self.spec {
@@ -248,7 +248,7 @@ impl Offered for Slot {
         let Layout { stride, tail, depth, .. } = self.layout;
         Ok(AttachReply {
             slot: pair,
-            place: Some(place(&granted)),
+            memory: Some(memory_range(&granted)),
             readable: false,
             writable: true,
             depth,

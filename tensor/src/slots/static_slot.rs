@@ -193,7 +193,7 @@ impl StaticSender {
     pub async fn send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.check_spec(tensor)?;
         self.sender.ready().await?;
-        self.place(tensor)
+        self.send_tensor(tensor)
     }
 
     /// Begins to send a tensor as [`send`](Self::send) does, and returns at once.
@@ -203,11 +203,11 @@ impl StaticSender {
     pub fn try_send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.check_spec(tensor)?;
         self.sender.check_ready()?;
-        self.place(tensor)
+        self.send_tensor(tensor)
     }
 
     /// Begins to send a tensor of the right type and shape. A buffer must be free.
-    fn place(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
+    fn send_tensor(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         if !self.sender.is_small()
             && let Some((lease, range)) = tensor.registered()
             && self.sender.registers(&lease)

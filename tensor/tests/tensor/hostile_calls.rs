@@ -9,7 +9,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::Code;
 use tonic_rdma::Config;
-use tonic_rdma_proto::tensor_device::{AttachRequest, DescribeRequest, Kind, OpenRequest, Place, QueuePair};
+use tonic_rdma_proto::tensor_device::{
+    AttachRequest, DescribeRequest, Kind, MemoryRange, OpenRequest, QueuePair,
+};
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Rights, Shape, TensorErrorKind, TensorSpec};
 
 use crate::raw_peer::{RawPeer, client, describe};
@@ -50,7 +52,7 @@ async fn wrong_open_calls_are_refused() {
         ),
         ("no receives", |it| it.queue_pairs[0].receives = 0, Code::InvalidArgument),
         ("no words", |it| it.words = None, Code::InvalidArgument),
-        ("words of length 0", |it| it.words = Some(Place::default()), Code::FailedPrecondition),
+        ("words of length 0", |it| it.words = Some(MemoryRange::default()), Code::FailedPrecondition),
         ("a name of 1 MiB", |it| it.endpoint = "n".repeat(1 << 20), Code::InvalidArgument),
         ("a message of 10 MiB", |it| it.endpoint = "n".repeat(10 << 20), Code::OutOfRange),
     ];
@@ -70,7 +72,7 @@ async fn wrong_open_calls_are_refused() {
     served.check().await;
     // Invalid words harm only the peer that sent them.
     let mut request = peer.request();
-    request.words = Some(Place { address: u64::MAX, rkey: 7, length: u64::MAX });
+    request.words = Some(MemoryRange { address: u64::MAX, rkey: 7, length: u64::MAX });
     request.queue_pairs.push(QueuePair { address: Bytes::from_static(b"?"), receives: 16 });
     assert!(peer.client.clone().open(request).await.is_err());
     served.check().await;

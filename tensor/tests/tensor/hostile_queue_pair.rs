@@ -1,6 +1,6 @@
 //! A peer that misuses its queue pair harms only its own link.
 
-use tonic_rdma_proto::tensor_device::{Kind, Place};
+use tonic_rdma_proto::tensor_device::{Kind, MemoryRange};
 use tonic_rdma_tensor::unstable::tensor_frame::{Frame, MAGIC, MAX_FRAME, RequestId, TensorRequest};
 use tonic_rdma_tensor::{Dtype, Rights, Shape, TensorSpec};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
@@ -8,7 +8,7 @@ use tonic_rdma_verbs::{RemoteSegment, Rkey};
 use crate::raw_peer::{RawLink, RawPeer, describe};
 use crate::{Served, eventually, pair, pattern};
 
-fn at(place: &Place, offset: u64) -> RemoteSegment {
+fn at(place: &MemoryRange, offset: u64) -> RemoteSegment {
     RemoteSegment { address: place.address.wrapping_add(offset), rkey: Rkey(place.rkey) }
 }
 

@@ -9,7 +9,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 use tonic_rdma_proto::tensor_device::tensor_device_client::TensorDeviceClient;
 use tonic_rdma_proto::tensor_device::{
-    AttachRequest, ConfirmRequest, DescribeReply, DescribeRequest, Kind, OpenReply, OpenRequest, Place,
+    AttachRequest, ConfirmRequest, DescribeReply, DescribeRequest, Kind, MemoryRange, OpenReply, OpenRequest,
     QueuePair as OfferedPair,
 };
 use tonic_rdma_verbs::{
@@ -46,7 +46,7 @@ pub(crate) struct RawPeer {
 pub(crate) struct RawLink {
     pub(crate) peer: RawPeer,
     pub(crate) id: Bytes,
-    pub(crate) words: Place,
+    pub(crate) words: MemoryRange,
     /// The call that keeps the link open.
     answers: Streaming<OpenReply>,
 }
@@ -83,7 +83,7 @@ impl RawPeer {
             version: 2,
             provider: "soft".into(),
             queue_pairs: vec![OfferedPair { address, receives: 16 }],
-            words: Some(Place {
+            words: Some(MemoryRange {
                 address: self.words.memory().address(),
                 rkey: self.words.rkey().0,
                 length: WORDS as u64,
@@ -140,9 +140,9 @@ impl RawLink {
     }
 
     /// Attaches the region `name` and returns its place.
-    pub(crate) async fn attach(&mut self, name: &str) -> Place {
+    pub(crate) async fn attach(&mut self, name: &str) -> MemoryRange {
         let request = self.attach_request(name, Kind::Region);
-        self.peer.client.attach(request).await.unwrap().into_inner().place.unwrap()
+        self.peer.client.attach(request).await.unwrap().into_inner().memory.unwrap()
     }
 
     pub(crate) fn write(&self, bytes: &[u8], remote: RemoteSegment, immediate: Option<u32>) {

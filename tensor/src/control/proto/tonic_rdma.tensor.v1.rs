@@ -13,7 +13,7 @@ pub struct OpenRequest {
     pub queue_pairs: ::prost::alloc::vec::Vec<QueuePair>,
     /// The caller's page of words, which the server writes.
     #[prost(message, optional, tag = "4")]
-    pub words: ::core::option::Option<Place>,
+    pub words: ::core::option::Option<MemoryRange>,
     /// Address that the caller's own device listens on, for people. Empty if the device does not listen.
     #[prost(string, tag = "5")]
     pub endpoint: ::prost::alloc::string::String,
@@ -39,7 +39,7 @@ pub struct QueuePair {
 }
 /// A range of memory, as its owner describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Place {
+pub struct MemoryRange {
     #[prost(uint64, tag = "1")]
     pub address: u64,
     #[prost(uint32, tag = "2")]
@@ -58,7 +58,7 @@ pub struct OpenReply {
     #[prost(message, repeated, tag = "2")]
     pub queue_pairs: ::prost::alloc::vec::Vec<QueuePair>,
     #[prost(message, optional, tag = "3")]
-    pub words: ::core::option::Option<Place>,
+    pub words: ::core::option::Option<MemoryRange>,
     #[prost(bool, tag = "4")]
     pub places_in_order: bool,
     #[prost(bool, tag = "5")]
@@ -109,7 +109,7 @@ pub struct AttachReply {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
     #[prost(message, optional, tag = "2")]
-    pub place: ::core::option::Option<Place>,
+    pub memory: ::core::option::Option<MemoryRange>,
     /// Whether the caller may read the region or slot, and whether the caller may write it.
     #[prost(bool, tag = "3")]
     pub readable: bool,

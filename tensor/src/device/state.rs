@@ -11,25 +11,25 @@ use tokio::task::AbortHandle;
 use tonic::Status;
 
 use crate::channel::Channel;
-use crate::control::Offered;
+use crate::control::Attachable;
 use crate::control::accept::Caller;
 use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
 use crate::link::{Link, LinkId, Prepared};
 use crate::memory::Landing;
-use crate::named_driver::{NamedTensors, Offers, Requests};
+use crate::named_driver::{NamedProvider, NamedRequester, NamedTensors};
 use tonic_rdma::Provider;
 use tonic_rdma::unstable::{ClientSlots, Reactor};
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Budget;
 
 /// The shared state of a device.
-pub(crate) struct Shared {
+pub(crate) struct DeviceState {
     pub(crate) settings: Settings,
     pub(crate) budget: Arc<Budget>,
     pub(crate) address: Option<SocketAddr>,
     /// The links that peers opened.
-    pub(crate) accepted: Mutex<HashMap<LinkId, Accepted>>,
+    pub(crate) accepted: Mutex<HashMap<LinkId, AcceptedLink>>,
     /// The group that the device belongs to.
     pub(crate) group: Mutex<Group>,
     /// The places of links that peers opened.
@@ -41,8 +41,8 @@ pub(crate) struct Shared {
     pub(crate) unconfirmed: Arc<ClientSlots>,
     /// The links that were opened here, by endpoint.
     pub(crate) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
-    pub(crate) offered: Mutex<HashMap<Arc<str>, Weak<dyn Offered>>>,
-    pub(crate) offers: Arc<Offers>,
+    pub(crate) attachables: Mutex<HashMap<Arc<str>, Weak<dyn Attachable>>>,
+    pub(crate) offers: Arc<NamedProvider>,
     pub(crate) landing: Arc<Landing>,
     pub(crate) server: Mutex<Option<AbortHandle>>,
     /// The reactors that poll the queues of the links.
@@ -86,7 +86,7 @@ impl Group {
 }
 
 /// A link that a peer opened.
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedLink {
     pub(crate) link: Weak<Link>,
     /// The caller that may use the link.
     pub(crate) opener: Caller,
@@ -94,7 +94,7 @@ pub(crate) struct Accepted {
     pub(crate) unconfirmed: Option<oneshot::Sender<()>>,
 }
 
-impl Shared {
+impl DeviceState {
     /// Creates the queue pairs of a new link, on the device that `provider` opens. A thread that may block does this, because some calls
     /// of devices take milliseconds.
     pub(crate) fn prepare(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, TensorError> {
@@ -109,8 +109,8 @@ impl Shared {
     }
 
     /// Offers something to peers under `name`.
-    pub(crate) fn offer(&self, name: Arc<str>, offered: Weak<dyn Offered>) -> Result<(), TensorError> {
-        let mut all = lock(&self.offered);
+    pub(crate) fn register(&self, name: Arc<str>, offered: Weak<dyn Attachable>) -> Result<(), TensorError> {
+        let mut all = lock(&self.attachables);
         all.retain(|_, offered| offered.strong_count() > 0);
         match all.entry(name) {
             Entry::Occupied(taken) => {
@@ -125,14 +125,14 @@ impl Shared {
     }
 
     /// Returns the regions and slots on offer, with their names.
-    pub(crate) fn offered(&self) -> Vec<(Arc<str>, Arc<dyn Offered>)> {
-        let all = lock(&self.offered);
+    pub(crate) fn attachables(&self) -> Vec<(Arc<str>, Arc<dyn Attachable>)> {
+        let all = lock(&self.attachables);
         all.iter().filter_map(|(name, offered)| Some((Arc::clone(name), offered.upgrade()?))).collect()
     }
 
     /// Makes the named tensors of a new link.
     pub(crate) fn named_tensors(&self) -> NamedTensors {
-        NamedTensors::new(Arc::clone(&self.offers), Requests::new(&self.settings, &self.landing))
+        NamedTensors::new(Arc::clone(&self.offers), NamedRequester::new(&self.settings, &self.landing))
     }
 
     /// Returns the address that the device listens on, as peers write it.
@@ -149,7 +149,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for DeviceState {
     fn drop(&mut self) {
         if let Some(server) = lock(&self.server).take() {
             server.abort();
