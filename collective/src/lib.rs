@@ -195,8 +195,8 @@
 //! # Costs
 //!
 //! - On one host, processes of one user read one another's memory, and a message is some stores and loads. Elsewhere a message is an
-//!   inline WRITE, and long ones are pulled by READ.
-//! - Buffers are not copied. Of a slice, the elements that other ranks pull are copied to registered memory once.
+//!   inline WRITE, and the elements of long ones are read by READ.
+//! - Buffers are not copied. Of a slice, the elements that other ranks read are copied to registered memory once.
 //! - A communicator has a channel to each other rank, one thread that carries on operations, and one for gRPC. Both sleep while nothing
 //!   is under way. Registered memory of dropped buffers is used again.
 //! - A rank that waits spins for 100 µs, then yields its core, then naps for at most 1 ms. Where ranks outnumber cores it yields at once.
@@ -223,7 +223,7 @@ pub(crate) mod engine;
 mod error;
 mod fusion;
 pub(crate) mod group;
-pub(crate) mod lane;
+pub(crate) mod link;
 mod memory;
 pub(crate) mod plan;
 mod reduce;

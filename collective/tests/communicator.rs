@@ -1,4 +1,4 @@
-//! Communicators of ranks in one process, over real lanes.
+//! Communicators of ranks in one process, over real links.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::pin::pin;

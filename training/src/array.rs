@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytemuck::Pod;
 use bytes::Bytes;
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Tensor, WithDType};
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::dataflow::Value;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
-use crate::failure::Error;
 use crate::layer::Tape;
 
 /// A tensor of a training graph.
@@ -202,6 +202,17 @@ impl Value for Array {
     }
 }
 
+/// An error of any type.
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Returns the failure that an error is, or makes one of it.
+pub(crate) fn failure(error: Error) -> Failure {
+    match error.downcast::<Failure>() {
+        Ok(failure) => *failure,
+        Err(other) => Failure::run(other.to_string()).because(other),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,9 +224,9 @@ mod tests {
     #[test]
     fn a_shared_array_has_the_memory_of_the_array() {
         let array = Array::floats(&[2, 3], vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
-        let place = array.as_floats().unwrap().values().as_ptr();
+        let pointer = array.as_floats().unwrap().values().as_ptr();
         let shared = array.share().unwrap();
-        assert_eq!(shared.as_slice::<f32>().unwrap().as_ptr(), place);
+        assert_eq!(shared.as_slice::<f32>().unwrap().as_ptr(), pointer);
         let part = Array::Floats(array.as_floats().unwrap().range(2..5).unwrap());
         drop(array);
         assert_eq!(part.share().unwrap().as_slice::<f32>().unwrap(), [3.0, 4.0, 5.0]);
@@ -225,10 +236,10 @@ mod tests {
     #[test]
     fn a_vector_is_taken_out_of_a_tensor_without_a_copy() {
         let vector = vec![1.0_f32, 2.0, 3.0, 4.0];
-        let place = vector.as_ptr();
+        let pointer = vector.as_ptr();
         let tensor = Tensor::from_vec(vector, (2, 2), &Device::Cpu).unwrap();
         let array = Array::take(tensor).unwrap();
-        assert_eq!(array.as_floats().unwrap().values().as_ptr(), place);
+        assert_eq!(array.as_floats().unwrap().values().as_ptr(), pointer);
         assert_eq!(array.into_tensor().unwrap().dims(), [2, 2]);
     }
 

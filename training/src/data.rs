@@ -10,8 +10,7 @@ use candle_core::{Device, Tensor};
 use flate2::read::MultiGzDecoder;
 use tonic_rdma_commands::{Context as _, Failure};
 
-use crate::array::{Array, Block};
-use crate::failure::Error;
+use crate::array::{Array, Block, Error};
 
 /// The folder into which Debian's package `dataset-fashion-mnist` puts its files.
 pub(crate) const PICTURES_FOLDER: &str = "/usr/share/datasets/fashion-mnist";
@@ -161,7 +160,7 @@ fn parse_idx(bytes: &[u8], dimensions: usize) -> Result<(Vec<usize>, Vec<u8>), S
 /// Puts the samples of an epoch in their order, into memory that is there: `order` has an element for each sample. The order depends
 /// on the seed and the epoch alone, so all processes have the same.
 pub(crate) fn reorder(order: &mut [u32], seed: u64, epoch: usize) {
-    order.iter_mut().zip(0..).for_each(|(place, sample)| *place = sample);
+    order.iter_mut().zip(0..).for_each(|(entry, sample)| *entry = sample);
     // The odd factor (2⁶⁴ divided by the golden ratio) keeps the seeds of the epochs apart.
     let seed = seed.wrapping_add((epoch as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     fastrand::Rng::with_seed(seed).shuffle(order);

@@ -4,7 +4,6 @@
 mod array;
 mod data;
 mod distributed;
-mod failure;
 mod layer;
 mod network;
 mod options;
@@ -23,7 +22,7 @@ use tonic_rdma_commands::plot::{self, Plot};
 use tonic_rdma_commands::{Context as _, Failure, explain, log, output, process, status};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
-use failure::failure;
+use array::failure;
 use options::Options;
 use processes::{THREADS, default_ranks};
 use train::{Group, Training};

@@ -3,9 +3,8 @@
 use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::array::{Array, Block};
+use crate::array::{Array, Block, Error};
 use crate::data::{CHARACTERS, CLASSES, SIDE, Samples};
-use crate::failure::Error;
 use crate::layer::{Gradients, Kind, Layer, cross_entropy};
 
 /// The variable with a row for each character.

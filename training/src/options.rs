@@ -141,7 +141,7 @@ impl Options {
         let goes_on = self.on_death == OnDeath::Continue;
         let of_graphs = self.mode != ["rdma-zerocp"] || goes_on || self.target_accuracy.is_some();
         let repeated =
-            |(place, mode): &(usize, &String)| self.mode.iter().take(*place).any(|earlier| earlier == *mode);
+            |(index, mode): &(usize, &String)| self.mode.iter().take(*index).any(|earlier| earlier == *mode);
         let reason = if let Some((_, mode)) = self.mode.iter().enumerate().find(repeated) {
             format!("--mode names {mode} twice")
         } else if self.sync == Some(Sync::Collective) && of_graphs {

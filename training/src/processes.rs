@@ -19,7 +19,7 @@ pub(crate) const THREADS: &str = "RAYON_NUM_THREADS";
 /// How long the other ranks may go on after one has failed, so that each can report the lost rank.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The longest wait for an event, after which the clocks are looked at.
+/// The longest wait for an event, after which the time limits are checked.
 pub(crate) const TICK: Duration = Duration::from_millis(200);
 
 /// What processes do, each with its number.

@@ -12,9 +12,8 @@ use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::table::grid;
 use tonic_rdma_commands::{Context as _, Failure, units};
 
-use crate::array::Block;
+use crate::array::{Block, Error};
 use crate::data::{Data, part, reorder};
-use crate::failure::Error;
 use crate::layer::{Gradients, Layer, cross_entropy};
 use crate::network::Model;
 use crate::options::Options;

@@ -16,8 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::array::{Array, Block};
-use crate::failure::Error;
+use crate::array::{Array, Block, Error};
 use crate::network::{Values, Variable};
 
 /// The gradient of a variable in a step: the sum of all parts, in this order.

@@ -21,7 +21,7 @@ const END: Duration = Duration::from_secs(30);
 
 /// What a process that this command started must know to be a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct RankSpec {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     /// The address of rank 0 for each communicator.
@@ -32,7 +32,7 @@ pub(crate) struct Place {
     pub(crate) parent: u32,
 }
 
-impl Place {
+impl RankSpec {
     /// Returns the text for the command line of the rank.
     fn to_text(&self) -> Result<String, Failure> {
         serde_json::to_string(self).map_err(|error| Failure::run("can't describe a rank").because(error))
@@ -70,7 +70,7 @@ pub(crate) fn measure_local(options: &Options) -> Result<Results, Failure> {
 
 fn measure(options: &Options, ranks: usize, results: &mut Results) -> Result<(), Failure> {
     let pinned = choose_cores(options.pin, ranks, &cores::allowed())?;
-    let (mut children, events) = start(&places(ranks, options.algorithms().len(), pinned.as_deref())?)?;
+    let (mut children, events) = start(&specs(ranks, options.algorithms().len(), pinned.as_deref())?)?;
     let durations = options.cells(ranks)?.into_iter().map(|cell| match cell.length {
         Length::Duration(duration) => duration,
         Length::Iterations(_) => Duration::ZERO,
@@ -114,16 +114,16 @@ fn measure(options: &Options, ranks: usize, results: &mut Results) -> Result<(),
 /// The running ranks, and what they do. The drop of the former kills them.
 type Ranks = (Vec<Child>, Receiver<(usize, Event<Report>)>);
 
-/// Starts this program again for each place.
-fn start(places: &[Place]) -> Result<Ranks, Failure> {
+/// Starts this program again for each rank.
+fn start(specs: &[RankSpec]) -> Result<Ranks, Failure> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let (sender, events) = channel();
-    let start = |place: &Place| {
-        let (mut command, rank, sender) = (process::again()?, place.rank, sender.clone());
-        command.args(&arguments).arg("--child").arg(place.to_text()?);
+    let start = |spec: &RankSpec| {
+        let (mut command, rank, sender) = (process::again()?, spec.rank, sender.clone());
+        command.args(&arguments).arg("--child").arg(spec.to_text()?);
         Child::start(format!("rank {rank}"), command, move |event| sender.send((rank, event.parse())).is_ok())
     };
-    Ok((places.iter().map(start).collect::<Result<_, _>>()?, events))
+    Ok((specs.iter().map(start).collect::<Result<_, _>>()?, events))
 }
 
 /// Returns the failure of a run, with what the other ranks report about it within a moment.
@@ -161,15 +161,15 @@ fn choose_cores(pin: Pin, ranks: usize, allowed: &[usize]) -> Result<Option<Vec<
     }
 }
 
-/// Makes the place of each rank, with an address for each communicator.
-fn places(ranks: usize, communicators: usize, cores: Option<&[usize]>) -> Result<Vec<Place>, Failure> {
+/// Returns the spec of each rank, with an address for each communicator.
+fn specs(ranks: usize, communicators: usize, cores: Option<&[usize]>) -> Result<Vec<RankSpec>, Failure> {
     let parent = std::process::id();
     let addresses = free_addresses(communicators, parent as u16)?;
-    let place = |rank: usize| {
+    let spec = |rank: usize| {
         let core = cores.and_then(|cores| cores.get(rank).copied());
-        Place { rank, size: ranks, addresses: addresses.clone(), core, parent }
+        RankSpec { rank, size: ranks, addresses: addresses.clone(), core, parent }
     };
-    Ok((0..ranks).map(place).collect())
+    Ok((0..ranks).map(spec).collect())
 }
 
 /// Returns addresses of this machine whose ports are free. Linux gives ports from 32768 on to outgoing connections, so these lie
@@ -226,22 +226,20 @@ mod tests {
 
     #[test]
     fn each_communicator_has_an_address_that_all_ranks_know() {
-        let places = places(3, 4, Some(&[0, 1, 2])).unwrap();
-        let addresses: std::collections::BTreeSet<_> = places[0].addresses.iter().collect();
-        assert_eq!((places.len(), addresses.len()), (3, 4));
+        let specs = specs(3, 4, Some(&[0, 1, 2])).unwrap();
+        let addresses: std::collections::BTreeSet<_> = specs[0].addresses.iter().collect();
+        assert_eq!((specs.len(), addresses.len()), (3, 4));
         assert!(
-            places
-                .iter()
-                .all(|place| place.addresses == places[0].addresses && place.core == Some(place.rank))
+            specs.iter().all(|spec| spec.addresses == specs[0].addresses && spec.core == Some(spec.rank))
         );
     }
 
     #[test]
-    fn a_place_is_read_back() {
+    fn a_spec_is_read_back() {
         let addresses = vec!["127.0.0.1:4000".to_owned()];
-        let place = Place { rank: 1, size: 4, addresses, core: Some(1), parent: 77 };
-        assert_eq!(Place::parse(&place.to_text().unwrap()).unwrap(), place);
-        let error = Place::parse("{}").unwrap_err();
+        let spec = RankSpec { rank: 1, size: 4, addresses, core: Some(1), parent: 77 };
+        assert_eq!(RankSpec::parse(&spec.to_text().unwrap()).unwrap(), spec);
+        let error = RankSpec::parse("{}").unwrap_err();
         assert!(error.is_usage() && error.to_string().contains("--child"), "{error}");
     }
 }

@@ -22,8 +22,8 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Failure> {
-    if let Some(place) = &options.child {
-        return rank::work_as_child(options, place);
+    if let Some(spec) = &options.child {
+        return rank::work_as_child(options, spec);
     }
     let is_rank = options.ranks.is_none() && rank::is_launched();
     if !is_rank {

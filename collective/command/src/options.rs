@@ -85,7 +85,7 @@ pub(crate) struct Options {
     /// Write a plot of latency and bus bandwidth to this file, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
-    /// The place of a rank that this command started
+    /// What a rank that this command started must know
     #[arg(long, hide = true)]
     pub(crate) child: Option<String>,
 }

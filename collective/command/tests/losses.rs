@@ -47,9 +47,9 @@ const COMBINATIONS: [(Algorithm, &str, usize); 9] = [
     (Algorithm::OneShot, "inline", 1_003),
     (Algorithm::HalvingDoubling, "inline", 2_005),
     (Algorithm::Ring, "inline", 3_001),
-    (Algorithm::OneShot, "pulled", 10_007),
-    (Algorithm::HalvingDoubling, "pulled", 50_021),
-    (Algorithm::Ring, "pulled", 100_003),
+    (Algorithm::OneShot, "reference", 10_007),
+    (Algorithm::HalvingDoubling, "reference", 50_021),
+    (Algorithm::Ring, "reference", 100_003),
 ];
 const PLANS: &str = "one-shot:..32,halving-doubling:..64,ring:..128,\
                      one-shot:..4KiB,halving-doubling:..8KiB,ring:..16KiB,\
@@ -89,16 +89,16 @@ struct Work {
 
 /// A message of a rank.
 #[derive(Debug, Serialize, Deserialize)]
-struct Said {
+struct RankMessage {
     /// `None` in a fresh group.
     trial: Option<u64>,
     /// The time of the clock that all processes of this machine share, in nanoseconds.
     at: u64,
-    what: What,
+    content: Content,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum What {
+enum Content {
     /// The rank is about to end or to stop itself before this step.
     Gone(u32),
     /// An operation failed. `named`: the error names the rank that was lost.
@@ -133,7 +133,7 @@ enum What {
 fn rank() {
     let Some(work) = std::env::var_os(RANK) else { return };
     if let Err(failure) = take_part(&serde_json::from_str(work.to_str().unwrap()).unwrap()) {
-        say(None, What::Failed(failure.to_string()));
+        send(None, Content::Failed(failure.to_string()));
     }
 }
 
@@ -150,7 +150,7 @@ fn take_part(work: &Work) -> Result<(), Box<dyn Error>> {
     ));
     let mut communicator = runtime.block_on(builder.connect())?;
     if work.trials.is_empty() {
-        say(None, What::Steps { rank: work.rank, steps: steps(&communicator)? });
+        send(None, Content::Steps { rank: work.rank, steps: steps(&communicator)? });
     }
     let mut hashes = results(&communicator, None, 0)?;
     for trial in &work.trials {
@@ -165,7 +165,7 @@ fn take_part(work: &Work) -> Result<(), Box<dyn Error>> {
             resumed => {
                 let kind = resumed.as_ref().err().map(CollectiveError::kind);
                 let excluded = kind == Some(CollectiveErrorKind::Excluded);
-                say(Some(number), What::Resumed { excluded, outcome: format!("{resumed:?}") });
+                send(Some(number), Content::Resumed { excluded, outcome: format!("{resumed:?}") });
                 return Ok(());
             }
         };
@@ -201,12 +201,12 @@ fn results(
             format!("after trial {trial:?}, combination {combination}, {size} ranks: {error}")
         })?;
         if index == 0 {
-            say(trial, What::FirstResult);
+            send(trial, Content::FirstResult);
         }
         hashes[combination] = fingerprint(&result);
         wrong += wrong_elements(size, &result);
     }
-    say(trial, What::Works { hashes: hashes.clone(), wrong });
+    send(trial, Content::Works { hashes: hashes.clone(), wrong });
     Ok(hashes)
 }
 
@@ -222,7 +222,7 @@ fn lose(
     let noticed = |error: CollectiveError| {
         if !is_victim {
             let named = names(&error, victim);
-            say(Some(number), What::Noticed { named, error: error.to_string() });
+            send(Some(number), Content::Noticed { named, error: error.to_string() });
         }
         Ok(error)
     };
@@ -235,7 +235,7 @@ fn lose(
         let armed = Arc::clone(&armed);
         watch_steps(communicator, move |at| {
             if at.step == step && armed.swap(false, Ordering::Relaxed) {
-                go(loss, number, step);
+                lose_itself(loss, number, step);
             }
         });
     }
@@ -252,15 +252,15 @@ fn lose(
             Err(error) => return noticed(error),
         }
         if fatal && armed.swap(false, Ordering::Relaxed) {
-            go(loss, number, END);
+            lose_itself(loss, number, END);
         }
     }
     Err(format!("trial {number}: {AFTER} operations succeeded after a rank was lost"))
 }
 
-fn go(loss: Loss, trial: u64, step: u32) {
+fn lose_itself(loss: Loss, trial: u64, step: u32) {
     let signal = if loss == Loss::Kill { Signal::KILL } else { Signal::STOP };
-    say(Some(trial), What::Gone(step));
+    send(Some(trial), Content::Gone(step));
     kill_process(getpid(), signal).unwrap();
 }
 
@@ -288,10 +288,10 @@ fn names(error: &CollectiveError, lost: usize) -> bool {
 }
 
 /// Writes a message with one call, so that a rank that ends at once has written all of it.
-fn say(trial: Option<u64>, what: What) {
+fn send(trial: Option<u64>, content: Content) {
     let time = clock_gettime(ClockId::Monotonic);
     let at = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-    let line = format!("\n> {}\n", serde_json::to_string(&Said { trial, at, what }).unwrap());
+    let line = format!("\n> {}\n", serde_json::to_string(&RankMessage { trial, at, content }).unwrap());
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()).unwrap();
 }
@@ -321,8 +321,8 @@ fn fingerprint(result: &[f32]) -> u64 {
 
 // ---- The test that starts them ----
 
-/// Starts the ranks of a group, and collects what they say until all have ended. A stopped rank goes on when all others have a new group.
-fn hear(size: usize, loss: Loss, trials: &[Trial]) -> Vec<Said> {
+/// Starts the ranks of a group, and collects their messages until all have ended. A stopped rank goes on when all others have a new group.
+fn run_ranks(size: usize, loss: Loss, trials: &[Trial]) -> Vec<RankMessage> {
     let (address, parent) = (support::free_address(), std::process::id());
     let (sender, events) = channel();
     let start = |rank| {
@@ -340,11 +340,11 @@ fn hear(size: usize, loss: Loss, trials: &[Trial]) -> Vec<Said> {
             // All may end.
             children.iter_mut().for_each(Child::close);
         }
-        let (rank, said) = match events.recv_timeout(HANG) {
+        let (rank, message) = match events.recv_timeout(HANG) {
             Ok((rank, Event::Report(line))) => {
                 // The harness writes lines too.
                 let Some(line) = line.strip_prefix("> ") else { continue };
-                (rank, serde_json::from_str::<Said>(line).unwrap())
+                (rank, serde_json::from_str::<RankMessage>(line).unwrap())
             }
             Ok((_, event)) => {
                 running -= usize::from(matches!(event, Event::Ended(_)));
@@ -352,11 +352,11 @@ fn hear(size: usize, loss: Loss, trials: &[Trial]) -> Vec<Said> {
             }
             Err(_) => panic!("no rank said anything for {HANG:?} after {all:?}"),
         };
-        match (&said.what, trials.iter().find(|trial| Some(trial.number) == said.trial)) {
-            (What::Gone(_), Some(trial)) if loss == Loss::Stop => {
+        match (&message.content, trials.iter().find(|trial| Some(trial.number) == message.trial)) {
+            (Content::Gone(_), Some(trial)) if loss == Loss::Stop => {
                 stopped.insert(trial.number, (rank, trial.size - 1));
             }
-            (What::Works { .. }, Some(trial)) => {
+            (Content::Works { .. }, Some(trial)) => {
                 if let Some((rank, waiting)) = stopped.get_mut(&trial.number) {
                     *waiting -= 1;
                     if *waiting == 0 {
@@ -364,46 +364,46 @@ fn hear(size: usize, loss: Loss, trials: &[Trial]) -> Vec<Said> {
                     }
                 }
             }
-            (What::Resumed { .. }, _) => to_resume = to_resume.saturating_sub(1),
-            (What::Failed(_), _) if loss == Loss::Stop => {
+            (Content::Resumed { .. }, _) => to_resume = to_resume.saturating_sub(1),
+            (Content::Failed(_), _) if loss == Loss::Stop => {
                 // The batch has failed. A stopped rank would never end.
                 to_resume = 0;
                 process::end_all(&mut children, Duration::ZERO);
             }
             _ => {}
         }
-        all.push(said);
+        all.push(message);
     }
     all
 }
 
-/// What a fresh group has: the fingerprints of its results, and the steps of each rank for each combination.
-struct Fresh {
+/// A group in which no rank was lost: the fingerprints of its results, and the steps of each rank for each combination.
+struct FreshGroup {
     hashes: Vec<u64>,
     steps: BTreeMap<usize, Vec<u32>>,
 }
 
-fn fresh(size: usize, loss: Loss) -> Fresh {
-    let said = hear(size, loss, &[]);
+fn fresh(size: usize, loss: Loss) -> FreshGroup {
+    let message = run_ranks(size, loss, &[]);
     let (mut all, mut steps) = (Vec::new(), BTreeMap::new());
-    for said in said {
-        match said.what {
-            What::Works { hashes, wrong: 0 } => all.push(hashes),
-            What::Steps { rank, steps: of_rank } => drop(steps.insert(rank, of_rank)),
-            What::FirstResult => {}
+    for message in message {
+        match message.content {
+            Content::Works { hashes, wrong: 0 } => all.push(hashes),
+            Content::Steps { rank, steps: of_rank } => drop(steps.insert(rank, of_rank)),
+            Content::FirstResult => {}
             other => panic!("a fresh group of {size} ranks: {other:?}"),
         }
     }
     assert_eq!((all.len(), steps.len()), (size, size));
     assert!(all.iter().all(|hashes| *hashes == all[0]), "the ranks of a fresh group of {size} differ");
-    Fresh { hashes: all.swap_remove(0), steps }
+    FreshGroup { hashes: all.swap_remove(0), steps }
 }
 
 /// Where a rank can be lost: combination, step, and the ranks that come there.
-type Place = (usize, u32, Vec<usize>);
+type LossPoint = (usize, u32, Vec<usize>);
 
-/// Returns all places in a group. The combinations take turns, and the steps of each come in an order that spreads.
-fn places(fresh: &Fresh) -> Vec<Place> {
+/// Returns all points of a group at which a rank can be lost. The combinations take turns, and the steps of each come in an order that spreads.
+fn points(fresh: &FreshGroup) -> Vec<LossPoint> {
     let mut all = Vec::new();
     for combination in 0..COMBINATIONS.len() {
         let most = fresh.steps.values().map(|steps| steps[combination]).max().unwrap();
@@ -430,27 +430,34 @@ struct Row {
 }
 
 /// Returns whether no result of a trial differs from those of a fresh group. A trial may have no result.
-fn results_are_right(trial: &Trial, heard: &[Said], fresh: &Fresh) -> bool {
-    heard.iter().filter(|said| said.trial == Some(trial.number) || said.trial.is_none()).all(|said| {
-        match &said.what {
-            What::Works { hashes, wrong } => *wrong == 0 && (said.trial.is_none() || *hashes == fresh.hashes),
-            What::Gone(step) => *step == trial.step,
-            What::Failed(reason) => !reason.contains("changed") && !reason.contains("succeeded"),
+fn results_are_right(trial: &Trial, messages: &[RankMessage], fresh: &FreshGroup) -> bool {
+    messages.iter().filter(|message| message.trial == Some(trial.number) || message.trial.is_none()).all(
+        |message| match &message.content {
+            Content::Works { hashes, wrong } => {
+                *wrong == 0 && (message.trial.is_none() || *hashes == fresh.hashes)
+            }
+            Content::Gone(step) => *step == trial.step,
+            Content::Failed(reason) => !reason.contains("changed") && !reason.contains("succeeded"),
             _ => true,
-        }
-    })
+        },
+    )
 }
 
-/// Judges a trial by what the ranks said. Returns when all survivors knew of the loss, and when all had a result of the new group.
-fn judge(trial: &Trial, loss: Loss, heard: &[Said], fresh: &Fresh) -> Result<(f64, f64), String> {
+/// Judges a trial by their messages. Returns when all survivors knew of the loss, and when all had a result of the new group.
+fn judge(
+    trial: &Trial,
+    loss: Loss,
+    messages: &[RankMessage],
+    fresh: &FreshGroup,
+) -> Result<(f64, f64), String> {
     let (mut gone, mut known, mut first, mut works, mut excluded) = (None, Vec::new(), Vec::new(), 0, 0);
-    for said in heard.iter().filter(|said| said.trial == Some(trial.number)) {
-        match &said.what {
-            What::Gone(step) if *step == trial.step => gone = Some(said.at),
-            What::Noticed { named: true, .. } => known.push(said.at),
-            What::FirstResult => first.push(said.at),
-            What::Works { hashes, wrong: 0 } if *hashes == fresh.hashes => works += 1,
-            What::Resumed { excluded: true, .. } => excluded += 1,
+    for message in messages.iter().filter(|message| message.trial == Some(trial.number)) {
+        match &message.content {
+            Content::Gone(step) if *step == trial.step => gone = Some(message.at),
+            Content::Noticed { named: true, .. } => known.push(message.at),
+            Content::FirstResult => first.push(message.at),
+            Content::Works { hashes, wrong: 0 } if *hashes == fresh.hashes => works += 1,
+            Content::Resumed { excluded: true, .. } => excluded += 1,
             // Another step, a wrong name, wrong elements, other bits than those of a fresh group, or a stopped rank that is not excluded.
             other => return Err(format!("{other:?}")),
         }
@@ -473,9 +480,9 @@ fn lose_ranks(loss: Loss, variable: &str, trials: usize, sizes: &[usize]) {
     };
     assert!(sizes.iter().all(|size| (2..=64).contains(size)), "COLLECTIVE_RANKS: takes numbers from 2 to 64");
     let most = *sizes.last().expect("COLLECTIVE_RANKS");
-    let fresh: BTreeMap<usize, Fresh> = (1..=most).map(|size| (size, fresh(size, loss))).collect();
-    let places: BTreeMap<usize, _> = sizes.iter().map(|size| (*size, places(&fresh[size]))).collect();
-    let all: usize = places.values().map(Vec::len).sum();
+    let fresh: BTreeMap<usize, FreshGroup> = (1..=most).map(|size| (size, fresh(size, loss))).collect();
+    let points: BTreeMap<usize, _> = sizes.iter().map(|size| (*size, points(&fresh[size]))).collect();
+    let all: usize = points.values().map(Vec::len).sum();
     let wanted = match std::env::var(variable).as_deref() {
         Ok("all") => all,
         Ok(number) => number.parse().expect(variable),
@@ -485,7 +492,7 @@ fn lose_ranks(loss: Loss, variable: &str, trials: usize, sizes: &[usize]) {
     let mut visits: BTreeMap<usize, usize> = sizes.iter().map(|size| (*size, 0)).collect();
     let (mut number, mut faults) = (0, Vec::new());
     while number < wanted {
-        let open = |(size, visits): (&usize, &usize)| number >= all || *visits < places[size].len();
+        let open = |(size, visits): (&usize, &usize)| number >= all || *visits < points[size].len();
         // The largest size of those that had the fewest trials. The next trials are those of the ranks that are left.
         let open_sizes = visits.iter().filter(|it| open(*it));
         let mut size = *open_sizes.min_by_key(|(size, visits)| (**visits, usize::MAX - **size)).unwrap().0;
@@ -494,37 +501,38 @@ fn lose_ranks(loss: Loss, variable: &str, trials: usize, sizes: &[usize]) {
             && let Some(visit) = visits.get_mut(&size)
             && open((&size, &*visit))
         {
-            let (combination, step, ranks) = &places[&size][*visit % places[&size].len()];
+            let (combination, step, ranks) = &points[&size][*visit % points[&size].len()];
             // A second pass takes other ranks at the same steps.
-            let victim = ranks[(*visit + *visit / places[&size].len()) % ranks.len()];
+            let victim = ranks[(*visit + *visit / points[&size].len()) % ranks.len()];
             let number = (number + batch.len()) as u64;
             batch.push(Trial { number, size, combination: *combination, victim, step: *step });
             *visit += 1;
             size -= 1;
         }
-        let mut heard = hear(batch[0].size, loss, &batch);
+        let mut messages = run_ranks(batch[0].size, loss, &batch);
         // On a busy machine a living rank too may not answer in time. That excuses no wrong result.
         for _ in 0..if loss == Loss::Stop { 3 } else { 0 } {
-            let is_bad = |trial: &Trial| judge(trial, loss, &heard, &fresh[&(trial.size - 1)]).is_err();
-            let is_right = |trial: &Trial| results_are_right(trial, &heard, &fresh[&(trial.size - 1)]);
+            let is_bad = |trial: &Trial| judge(trial, loss, &messages, &fresh[&(trial.size - 1)]).is_err();
+            let is_right = |trial: &Trial| results_are_right(trial, &messages, &fresh[&(trial.size - 1)]);
             if batch.iter().any(is_bad) && batch.iter().all(is_right) {
-                println!("once more, because of {heard:?}");
-                heard = hear(batch[0].size, loss, &batch);
+                println!("once more, because of {messages:?}");
+                messages = run_ranks(batch[0].size, loss, &batch);
             }
         }
         for trial in &batch {
-            let (algorithm, messages, _) = COMBINATIONS[trial.combination];
+            let (algorithm, kind, _) = COMBINATIONS[trial.combination];
             let row = rows.entry((algorithm, trial.size)).or_default();
-            match judge(trial, loss, &heard, &fresh[&(trial.size - 1)]) {
+            match judge(trial, loss, &messages, &fresh[&(trial.size - 1)]) {
                 Ok((known, goes_on)) => {
                     row.known.push(known);
                     row.goes_on.push(goes_on);
                     row.reached.insert((trial.combination, trial.step));
                 }
                 Err(fault) => {
-                    let failed = heard.iter().filter(|said| matches!(said.what, What::Failed(_)));
+                    let failed =
+                        messages.iter().filter(|message| matches!(message.content, Content::Failed(_)));
                     let failed: Vec<_> = failed.collect();
-                    faults.push(format!("{trial:?}, {algorithm} {messages}: {fault}; {failed:?}"));
+                    faults.push(format!("{trial:?}, {algorithm} {kind}: {fault}; {failed:?}"));
                 }
             }
         }
@@ -532,17 +540,17 @@ fn lose_ranks(loss: Loss, variable: &str, trials: usize, sizes: &[usize]) {
     }
     println!(
         "{}\nms from a loss until the slowest survivor knows, and has a new result",
-        table(&rows, &places)
+        table(&rows, &points)
     );
     assert!(faults.is_empty(), "{} faults in {wanted} trials:\n{}", faults.len(), faults.join("\n"));
     let reached: usize = rows.values().map(|row| row.reached.len()).sum();
     assert_eq!(reached, wanted.min(all), "a step counts once, and each trial has a step of its own");
 }
 
-fn table(rows: &BTreeMap<(Algorithm, usize), Row>, places: &BTreeMap<usize, Vec<Place>>) -> String {
+fn table(rows: &BTreeMap<(Algorithm, usize), Row>, points: &BTreeMap<usize, Vec<LossPoint>>) -> String {
     let line = |((algorithm, size), row): (&(Algorithm, usize), &Row)| {
-        let is = |place: &&Place| COMBINATIONS[place.0].0 == *algorithm;
-        let steps = places[size].iter().filter(is).count();
+        let is = |point: &&LossPoint| COMBINATIONS[point.0].0 == *algorithm;
+        let steps = points[size].iter().filter(is).count();
         let mut line = vec![algorithm.to_string(), size.to_string(), row.known.len().to_string()];
         line.push(format!("{}/{steps}", row.reached.len()));
         for times in [&row.known, &row.goes_on] {

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::operation::Lengths;
-use self::shared::{Shared, Which};
+use self::shared::{CommunicatorShared, EngineKind};
 use crate::engine::{Call, Engine, Kind, Request};
 use crate::error::{CollectiveError, CollectiveErrorKind, OperationStep, argument, setting};
 use crate::group::{Group, Launch, Settings};
-use crate::lane::remote::{LaneSettings, RemoteLanes};
+use crate::link::remote::{LinkSettings, RemoteLinks};
 use crate::memory::{Buffer, MemoryPool};
 use crate::plan::{Algorithm, Collective, PlanTable, part};
 use crate::reduce::{Kernel, Number, Reduction};
@@ -30,7 +30,7 @@ pub use self::plans::PlanChoice;
 
 /// A group of ranks that carry out operations together.
 ///
-/// All ranks start the same operations in the same order. Clones are the same group; the last one that goes ends it.
+/// All ranks start the same operations in the same order. Clones are the same group; the drop of the last one ends it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "multi_thread")]
@@ -48,14 +48,14 @@ pub use self::plans::PlanChoice;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Communicator {
-    shared: Arc<Shared>,
+    shared: Arc<CommunicatorShared>,
     settings: CommunicatorBuilder,
-    _stop: Arc<Stop>,
+    _stop: Arc<StopOnDrop>,
 }
 
-/// Ends the work of a group when the last clone of the communicator goes.
+/// Ends the work of a group when the last clone of the communicator is dropped.
 #[derive(Debug)]
-struct Stop(Arc<Shared>);
+struct StopOnDrop(Arc<CommunicatorShared>);
 
 /// What a communicator has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,10 +69,10 @@ pub struct Statistics {
     pub messages: u64,
     /// Bytes that went with messages.
     pub inline_bytes: u64,
-    /// Bytes that other ranks were asked to pull.
-    pub offered_bytes: u64,
-    /// Bytes that this rank pulled.
-    pub pulled_bytes: u64,
+    /// Bytes that other ranks were asked to read.
+    pub referenced_bytes: u64,
+    /// Bytes that this rank read.
+    pub read_bytes: u64,
     /// Bytes of elements that this rank copied: none for buffers, each byte about once for slices. Elements that travel with
     /// messages are not in this count.
     pub copied_bytes: u64,
@@ -107,11 +107,11 @@ impl Communicator {
         let pool = MemoryPool::new(&group.session.device, MemoryPool::KEPT);
         let communicator = Self::over(group, pool, settings).await?;
         if communicator.size() > 1 {
-            communicator.shared.engine(Which::Group).number_set_up();
+            communicator.shared.engine(EngineKind::Group).number_set_up();
             plans::agree(&communicator, &choice).await?;
-            let mut engine = communicator.shared.engine(Which::Group);
+            let mut engine = communicator.shared.engine(EngineKind::Group);
             engine.restart_numbers();
-            engine.lanes.restart_counters();
+            engine.links.restart_counters();
         }
         Ok(communicator)
     }
@@ -123,27 +123,27 @@ impl Communicator {
     ) -> Result<Self, CollectiveError> {
         let (rank, size) = (group.rank(), group.size());
         let channels: Vec<_> = (0..size).map(|peer| group.channel(peer).cloned()).collect();
-        let lanes =
-            LaneSettings { names: format!("{}/lanes", group.region_names()), ..LaneSettings::default() };
-        let pairs = LaneSettings { names: format!("{}/pairs", lanes.names), ..lanes.clone() };
+        let links =
+            LinkSettings { names: format!("{}/links", group.region_names()), ..LinkSettings::default() };
+        let pairs = LinkSettings { names: format!("{}/pairs", links.names), ..links.clone() };
         let (generation, memory) = (group.generation(), pool.clone());
-        // The lanes go on using the runtime on which they were opened, so it is not the caller's.
+        // The links go on using the runtime on which they were opened, so it is not the caller's.
         let opened = group.run(async move {
             tokio::try_join!(
-                RemoteLanes::open(channels.clone(), rank, &memory, generation, &lanes),
-                RemoteLanes::open(channels, rank, &memory, generation, &pairs),
+                RemoteLinks::open(channels.clone(), rank, &memory, generation, &links),
+                RemoteLinks::open(channels, rank, &memory, generation, &pairs),
             )
         });
         let (first, second) = opened.await?;
-        let engines = [first, second].map(|lanes| {
+        let engines = [first, second].map(|links| {
             let pool = pool.clone();
-            let mut engine = Engine::new(rank, size, lanes, Box::new(move |bytes| pool.take(bytes)));
+            let mut engine = Engine::new(rank, size, links, Box::new(move |bytes| pool.take(bytes)));
             engine.asks = true;
             engine
         });
         let plans = settings.plans.clone().unwrap_or_default().table(size);
-        let shared = Shared::new(group, pool, plans, settings.limit, engines)?;
-        let stop = Arc::new(Stop(Arc::clone(&shared)));
+        let shared = CommunicatorShared::new(group, pool, plans, settings.limit, engines)?;
+        let stop = Arc::new(StopOnDrop(Arc::clone(&shared)));
         Ok(Self { shared, settings, _stop: stop })
     }
 
@@ -204,16 +204,16 @@ impl Communicator {
     /// Returns what this communicator has done since it was made. What the ranks did to agree on their plans is not in it.
     pub fn statistics(&self) -> Statistics {
         let mut sum = Statistics::default();
-        for which in [Which::Group, Which::Pairs] {
-            let engine = self.shared.engine(which);
-            let (own, lanes) = (engine.statistics, engine.lanes.counters());
+        for kind in [EngineKind::Group, EngineKind::PointToPoint] {
+            let engine = self.shared.engine(kind);
+            let (own, links) = (engine.statistics, engine.links.counters());
             sum.operations += own.operations;
             sum.short += own.short;
             sum.copied_bytes += own.copied;
-            sum.messages += lanes.sent;
-            sum.inline_bytes += lanes.inline_bytes;
-            sum.offered_bytes += lanes.offered_bytes;
-            sum.pulled_bytes += lanes.pulled_bytes;
+            sum.messages += links.sent;
+            sum.inline_bytes += links.inline_bytes;
+            sum.referenced_bytes += links.referenced_bytes;
+            sum.read_bytes += links.read_bytes;
         }
         sum
     }
@@ -382,15 +382,15 @@ impl Communicator {
     /// # }
     /// ```
     pub fn send<X: Operand>(&self, to: usize, operand: X) -> Operation<X> {
-        self.pair(Kind::Send { to }, operand)
+        self.point_to_point(Kind::Send { to }, operand)
     }
 
     /// Receives the next elements of rank `from`, which calls [`send`](Self::send) with as many. Of a pair, the second receives.
     pub fn recv<X: Operand>(&self, from: usize, operand: X) -> Operation<X> {
-        self.pair(Kind::Receive { from }, operand)
+        self.point_to_point(Kind::Receive { from }, operand)
     }
 
-    fn pair<X: Operand>(&self, kind: Kind, operand: X) -> Operation<X> {
+    fn point_to_point<X: Operand>(&self, kind: Kind, operand: X) -> Operation<X> {
         let lengths = operand.lengths();
         // What is sent may come without an output.
         let only_sent = matches!(kind, Kind::Send { .. }) && lengths.out == 0;
@@ -402,11 +402,11 @@ impl Communicator {
             reduction: None,
             algorithm: Algorithm::OneShot,
             elements,
-            piece: usize::MAX,
+            chunk: usize::MAX,
         };
         let input = lengths.input.map(|input| (0, input));
         let request = Request { call, input, out: (0, lengths.out), limit: self.shared.limit };
-        Operation::new(&self.shared, Which::Pairs, request, operand)
+        Operation::new(&self.shared, EngineKind::PointToPoint, request, operand)
             .refused(wrong.then(|| unfit(&call, lengths)))
     }
 
@@ -420,7 +420,7 @@ impl Communicator {
     #[inline]
     fn operation_by<X: Operand>(
         &self,
-        (algorithm, piece): (Algorithm, usize),
+        (algorithm, chunk): (Algorithm, usize),
         operand: X,
         shape: Shape,
     ) -> Operation<X> {
@@ -430,7 +430,7 @@ impl Communicator {
             reduction: shape.reduction,
             algorithm,
             elements: shape.elements,
-            piece: (piece / size_of::<X::Element>()).max(1),
+            chunk: (chunk / size_of::<X::Element>()).max(1),
         };
         let input = operand.lengths().input.map(|_| shape.input);
         let request = Request { call, input, out: shape.out, limit: self.shared.limit };
@@ -441,7 +441,7 @@ impl Communicator {
         } else {
             None
         };
-        Operation::new(&self.shared, Which::Group, request, operand).refused(error)
+        Operation::new(&self.shared, EngineKind::Group, request, operand).refused(error)
     }
 
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.
@@ -492,7 +492,7 @@ impl Communicator {
 /// Calls `watch` before each step of each operation of the group, before a step that must wait also more than once. For tests that
 /// end a rank at a certain step.
 pub fn watch_steps(communicator: &Communicator, watch: impl FnMut(OperationStep) + Send + 'static) {
-    communicator.shared.engine(Which::Group).watch = Some(Box::new(watch));
+    communicator.shared.engine(EngineKind::Group).watch = Some(Box::new(watch));
 }
 
 /// What an operation of the group does with its operand.
@@ -518,10 +518,10 @@ impl Shape {
     }
 }
 
-impl Drop for Stop {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
-        // The thread lets go of what it shares with the handles.
-        self.0.ring();
+        // So that the progress thread drops what it shares with the handles.
+        self.0.notify_thread();
     }
 }
 

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::shared::{Pause, Polling, Shared, Which};
+use super::shared::{Backoff, CommunicatorShared, EngineKind, Polling};
 use crate::engine::{Holding, Lent, OperationId, Request, ShortResult};
 use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
 
-/// The looks at the lanes of a poll, before it leaves the work to the progress thread; some 20 µs.
-const LOOKS: u32 = 400;
+/// How often a poll of the future polls the links before it leaves the work to the progress thread; some 20 µs.
+const POLLS: u32 = 400;
 
 /// An operation. It starts with the first poll, with [`start`](Self::start), or with [`wait`](Self::wait); its place in the order
 /// of operations is that of its start.
@@ -23,17 +23,17 @@ const LOOKS: u32 = 400;
 /// back to their owner, so dropping it ends the group: all ranks get an error that says so.
 #[must_use = "an operation starts when it is awaited, or with `start` or `wait`"]
 pub struct Operation<X: Operand> {
-    shared: Arc<Shared>,
-    which: Which,
+    shared: Arc<CommunicatorShared>,
+    kind: EngineKind,
     request: Request,
     lengths: Lengths,
     operand: Option<X>,
-    state: State,
+    state: OperationState,
     /// The outcome of an operation that has ended in `start`.
     outcome: Option<Outcome<X>>,
 }
 
-enum State {
+enum OperationState {
     New,
     /// The arguments do not fit.
     Refused(CollectiveError),
@@ -87,15 +87,28 @@ impl<X> From<Failed<X>> for CollectiveError {
 type Outcome<X> = Result<X, Failed<<X as sealed::Operand>::Kept>>;
 
 impl<X: Operand> Operation<X> {
-    pub(super) fn new(shared: &Arc<Shared>, which: Which, request: Request, operand: X) -> Self {
+    pub(super) fn new(
+        shared: &Arc<CommunicatorShared>,
+        kind: EngineKind,
+        request: Request,
+        operand: X,
+    ) -> Self {
         let lengths = operand.lengths();
         let shared = Arc::clone(shared);
-        Self { shared, which, request, lengths, operand: Some(operand), state: State::New, outcome: None }
+        Self {
+            shared,
+            kind,
+            request,
+            lengths,
+            operand: Some(operand),
+            state: OperationState::New,
+            outcome: None,
+        }
     }
 
     pub(super) fn refused(mut self, error: Option<CollectiveError>) -> Self {
         if let Some(error) = error {
-            self.state = State::Refused(error);
+            self.state = OperationState::Refused(error);
         }
         self
     }
@@ -104,8 +117,8 @@ impl<X: Operand> Operation<X> {
     /// communicator.
     pub fn deadline(mut self, limit: Duration) -> Self {
         self.request.limit = limit;
-        if let State::UnderWay(id) = self.state {
-            self.shared.engine(self.which).set_limit(id, limit);
+        if let OperationState::UnderWay(id) = self.state {
+            self.shared.engine(self.kind).set_limit(id, limit);
         }
         self
     }
@@ -127,7 +140,7 @@ impl<X: Operand> Operation<X> {
     /// ```
     pub fn start(mut self) -> Self {
         self.outcome = self.begin(0);
-        if matches!(self.state, State::UnderWay(_)) {
+        if matches!(self.state, OperationState::UnderWay(_)) {
             // The progress thread carries it out: a caller that starts an operation has other work.
             self.shared.wake_thread();
         }
@@ -152,29 +165,29 @@ impl<X: Operand> Operation<X> {
     /// See [`CollectiveError`].
     #[inline]
     pub fn wait(mut self) -> Result<X, Failed<X::Kept>> {
-        let looks = if self.shared.crowded { 0 } else { 4 * LOOKS };
-        if let Some(outcome) = self.begin(looks) {
+        let polls = if self.shared.crowded { 0 } else { 4 * POLLS };
+        if let Some(outcome) = self.begin(polls) {
             return outcome;
         }
         let shared = Arc::clone(&self.shared);
-        let polling = Polling::new(&shared, self.which);
-        let mut pause = Pause::new(shared.crowded);
+        let polling = Polling::new(&shared, self.kind);
+        let mut backoff = Backoff::new(shared.crowded);
         let mut now = None;
         loop {
-            if let Some(outcome) = self.look(now, &mut pause) {
+            if let Some(outcome) = self.poll_once(now, &mut backoff) {
                 drop(polling);
                 return outcome;
             }
-            now = pause.pause();
+            now = backoff.wait();
         }
     }
 
     /// Starts the operation, if it has not started. Returns the outcome if it has ended already.
     #[inline]
-    fn begin(&mut self, looks: u32) -> Option<Outcome<X>> {
-        match std::mem::replace(&mut self.state, State::Done) {
-            State::New => {}
-            State::Refused(error) => {
+    fn begin(&mut self, polls: u32) -> Option<Outcome<X>> {
+        match std::mem::replace(&mut self.state, OperationState::Done) {
+            OperationState::New => {}
+            OperationState::Refused(error) => {
                 return Some(Err(failed(error, self.operand.take())));
             }
             other => {
@@ -182,12 +195,12 @@ impl<X: Operand> Operation<X> {
                 return self.outcome.take();
             }
         }
-        let mut engine = self.shared.engine(self.which);
-        if self.which == Which::Group
+        let mut engine = self.shared.engine(self.kind);
+        if self.kind == EngineKind::Group
             && let Some(operand) = &mut self.operand
         {
             let lent = operand.lend();
-            match engine.short(&self.request, lent.input, lent.out, looks) {
+            match engine.short(&self.request, lent.input, lent.out, polls) {
                 Some(ShortResult::Done) => return self.operand.take().map(Ok),
                 Some(ShortResult::UnderWay(id)) => {
                     let operand = self.operand.take()?;
@@ -195,7 +208,7 @@ impl<X: Operand> Operation<X> {
                         Ok(holding) => engine.adopt(id, holding),
                         Err(borrowed) => self.operand = Some(borrowed),
                     }
-                    self.state = State::UnderWay(id);
+                    self.state = OperationState::UnderWay(id);
                     return None;
                 }
                 None => {}
@@ -206,36 +219,36 @@ impl<X: Operand> Operation<X> {
             Holding::Borrowed
         });
         match engine.start(&self.request, holding) {
-            Ok(id) => self.state = State::UnderWay(id),
+            Ok(id) => self.state = OperationState::UnderWay(id),
             Err((error, holding)) => {
                 drop(engine);
                 self.give_back(holding);
-                self.state = State::Refused(error);
+                self.state = OperationState::Refused(error);
             }
         }
         None
     }
 
-    /// Looks at the lanes once.
-    fn look(&mut self, now: Option<Instant>, pause: &mut Pause) -> Option<Outcome<X>> {
+    /// Polls the links once.
+    fn poll_once(&mut self, now: Option<Instant>, backoff: &mut Backoff) -> Option<Outcome<X>> {
         let id = match &self.state {
-            State::UnderWay(id) => *id,
-            State::Refused(error) => {
+            OperationState::UnderWay(id) => *id,
+            OperationState::Refused(error) => {
                 let error = error.clone();
-                self.state = State::Done;
+                self.state = OperationState::Done;
                 return Some(Err(failed(error, self.operand.take())));
             }
-            State::New | State::Done => {
+            OperationState::New | OperationState::Done => {
                 let error = argument("this operation has returned its result already");
                 return Some(Err(failed::<X>(error, None)));
             }
         };
         let lent = self.operand.as_mut().map(|operand| (id, operand.lend()));
-        if self.shared.progress(self.which, now, lent) {
-            pause.moved();
+        if self.shared.progress(self.kind, now, lent) {
+            backoff.moved();
         }
-        let (result, holding) = self.shared.engine(self.which).take(id)?;
-        self.state = State::Done;
+        let (result, holding) = self.shared.engine(self.kind).take(id)?;
+        self.state = OperationState::Done;
         self.give_back(holding);
         Some(match (result, self.operand.take()) {
             (Ok(()), Some(operand)) => Ok(operand),
@@ -260,28 +273,28 @@ impl<X: Operand + Unpin> Future for Operation<X> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let looks = if this.shared.crowded { 1 } else { LOOKS };
-        let fresh = matches!(this.state, State::New);
-        if let Some(outcome) = this.begin(looks) {
+        let polls = if this.shared.crowded { 1 } else { POLLS };
+        let fresh = matches!(this.state, OperationState::New);
+        if let Some(outcome) = this.begin(polls) {
             return Poll::Ready(outcome);
         }
-        let mut pause = Pause::new(false);
+        let mut backoff = Backoff::new(false);
         // A later poll comes because something has happened.
-        for _ in 0..if fresh { looks } else { 4 } {
-            if let Some(outcome) = this.look(None, &mut pause) {
+        for _ in 0..if fresh { polls } else { 4 } {
+            if let Some(outcome) = this.poll_once(None, &mut backoff) {
                 return Poll::Ready(outcome);
             }
-            if pause.has_moved() {
-                // A long operation moves one piece in a look. The progress thread goes on, so that this thread gets to other tasks.
+            if backoff.has_moved() {
+                // A long operation moves one chunk in a poll. The progress thread continues, so that this thread gets to other tasks.
                 break;
             }
             std::hint::spin_loop();
         }
-        if let State::UnderWay(id) = this.state {
-            this.shared.engine(this.which).wake(id, context.waker());
+        if let OperationState::UnderWay(id) = this.state {
+            this.shared.engine(this.kind).wake(id, context.waker());
         }
         // It may have ended before the waker was there.
-        if let Some(outcome) = this.look(None, &mut pause) {
+        if let Some(outcome) = this.poll_once(None, &mut backoff) {
             return Poll::Ready(outcome);
         }
         this.shared.wake_thread();
@@ -291,15 +304,15 @@ impl<X: Operand + Unpin> Future for Operation<X> {
 
 impl<X: Operand> Drop for Operation<X> {
     fn drop(&mut self) {
-        let State::UnderWay(id) = self.state else { return };
+        let OperationState::UnderWay(id) = self.state else { return };
         let failure = {
-            let mut engine = self.shared.engine(self.which);
+            let mut engine = self.shared.engine(self.kind);
             let before = engine.failure().is_some();
             engine.forget(id);
             engine.failure().filter(|_| !before).cloned()
         };
         if let Some(failure) = failure {
-            self.shared.tell(&failure);
+            self.shared.report_failure(&failure);
         }
         self.shared.wake_thread();
     }

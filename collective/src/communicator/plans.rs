@@ -107,11 +107,11 @@ fn compared(choice: &PlanChoice, ranks: usize) -> String {
     if *choice == PlanChoice::Default { format!("default: {table}") } else { table }
 }
 
-/// Makes sure that all ranks have the same choice. The other ranks are told too if this one alone fails.
+/// Makes sure that all ranks have the same choice. A failure of this rank alone is reported to the others.
 pub(super) async fn agree(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
     let agreed = compare(communicator, choice).await;
     if let Err(error) = &agreed {
-        communicator.shared.tell(error);
+        communicator.shared.report_failure(error);
     }
     agreed
 }
@@ -148,7 +148,7 @@ mod tests {
 
     use super::{CHOICE, PlanChoice, agree, compared};
     use crate::communicator::Communicator;
-    use crate::communicator::shared::{Polling, Which};
+    use crate::communicator::shared::{EngineKind, Polling};
     use crate::error::argument;
     use crate::group::{Group, Launch, Settings};
     use crate::plan::Algorithm;
@@ -218,7 +218,7 @@ mod tests {
         let (address, all, done) = (&address, &Barrier::new(2), &Barrier::new(2));
         let rank = |rank: usize| {
             let (runtime, communicator) = join(rank, 2, address);
-            communicator.shared.engine(Which::Group).number_set_up();
+            communicator.shared.engine(EngineKind::Group).number_set_up();
             // Both ranks send their plans. Only rank 0 takes the answer before the group fails.
             if rank == 1 {
                 let mut texts = vec![0_u8; 2 * CHOICE];
@@ -227,11 +227,11 @@ mod tests {
                 let mut gathered = communicator.all_gather_by((Algorithm::OneShot, CHOICE), &mut texts[..]);
                 let mut context = Context::from_waker(Waker::noop());
                 assert!(Pin::new(&mut gathered).poll(&mut context).is_pending());
-                let polling = Polling::new(&communicator.shared, Which::Group);
+                let polling = Polling::new(&communicator.shared, EngineKind::Group);
                 all.wait();
                 let reason = runtime.block_on(communicator.shared.group.failure().wait());
-                // This is what a look of any thread does that finds nothing.
-                communicator.shared.hear(reason, None, false);
+                // This is what any thread does after a poll that finds nothing.
+                communicator.shared.apply_failure(reason, None, false);
                 // This thread polls but does not run for a while. The progress thread must not end the operation meanwhile.
                 std::thread::sleep(Duration::from_millis(300));
                 let ended = gathered.wait().map(drop);

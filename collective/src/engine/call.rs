@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!  bits 0..3     the operation
-//!       3..8     the type of the elements
-//!       8..11    the reduction, 0 for none
-//!      11..14    the algorithm
-//!      14..24    the root of a broadcast, modulo 1024
+//!       3..7     the type of the elements
+//!       7..10    the reduction, 0 for none
+//!      10..12    the algorithm
+//!      12..24    the root of a broadcast: that of any group, because Launch::MAX_SIZE is 2^12
 //!      24..64    the number of elements, at most 2^40 - 1
 //! ```
 //!
@@ -15,6 +15,7 @@ use std::fmt;
 
 use tonic_rdma_tensor::Dtype;
 
+use crate::group::Launch;
 use crate::plan::{Algorithm, Collective};
 use crate::reduce::Reduction;
 
@@ -29,7 +30,7 @@ pub(crate) struct Call {
     /// The number of elements of the whole; see [`Arguments`](crate::plan::Arguments).
     pub(crate) elements: usize,
     /// The largest number of elements of one step.
-    pub(crate) piece: usize,
+    pub(crate) chunk: usize,
 }
 
 /// The operation of a call.
@@ -61,7 +62,8 @@ const DTYPES: [Dtype; 12] = [
 ];
 const KINDS: [&str; 6] = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "send"];
 const MOST_ELEMENTS: u64 = (1 << 40) - 1;
-const ROOTS: usize = 1 << 10;
+const ROOTS: usize = 1 << 12;
+const _: () = assert!(Launch::MAX_SIZE <= ROOTS && DTYPES.len() < 16 && Algorithm::ALL.len() <= 4);
 
 impl Call {
     /// Returns the packed form.
@@ -74,14 +76,14 @@ impl Call {
             Kind::Group(Collective::Barrier) => (4, 0),
             Kind::Send { .. } | Kind::Receive { .. } => (5, 0),
         };
-        let dtype = DTYPES.iter().position(|dtype| *dtype == self.dtype).unwrap_or(31) as u64;
+        let dtype = DTYPES.iter().position(|dtype| *dtype == self.dtype).unwrap_or(15) as u64;
         // By the order of their declarations.
         let reduction = self.reduction.map_or(0, |reduction| 1 + reduction as u64);
         let algorithm = self.algorithm as u64;
         kind | dtype << 3
-            | reduction << 8
-            | algorithm << 11
-            | (root as u64) << 14
+            | reduction << 7
+            | algorithm << 10
+            | (root as u64) << 12
             | (self.elements as u64).min(MOST_ELEMENTS) << 24
     }
 }
@@ -107,23 +109,23 @@ impl fmt::Display for Packed {
             return Ok(());
         }
         write!(f, " of {} elements", bits(24, 40))?;
-        match DTYPES.get(bits(3, 5)) {
+        match DTYPES.get(bits(3, 4)) {
             Some(dtype) => write!(f, " of type {dtype}")?,
-            None => write!(f, " of unknown type {}", bits(3, 5))?,
+            None => write!(f, " of unknown type {}", bits(3, 4))?,
         }
-        if let Some(reduction) = bits(8, 3).checked_sub(1) {
+        if let Some(reduction) = bits(7, 3).checked_sub(1) {
             match Reduction::all().nth(reduction) {
                 Some(reduction) => write!(f, " by {reduction}")?,
                 None => write!(f, " by unknown reduction {reduction}")?,
             }
         }
         if kind == 3 {
-            write!(f, " from rank {}", bits(14, 10))?;
+            write!(f, " from rank {}", bits(12, 12))?;
         }
         if kind < 4 {
-            match Algorithm::ALL.get(bits(11, 3)) {
+            match Algorithm::ALL.get(bits(10, 2)) {
                 Some(algorithm) => write!(f, ", {algorithm}")?,
-                None => write!(f, ", unknown algorithm {}", bits(11, 3))?,
+                None => write!(f, ", unknown algorithm {}", bits(10, 2))?,
             }
         }
         Ok(())

@@ -1,44 +1,44 @@
-//! The engine: carries out plans over lanes. It does no I/O of its own, starts no thread, and reads no clock: the time is an
+//! The engine: carries out plans over links. It does no I/O of its own, starts no thread, and reads no clock: the time is an
 //! argument.
 //!
 //! ```text
 //!   start(call, memory) ──▶ waiting ──▶ under way ──▶ finished ──▶ take(id)
-//!                           (more than 64 are)  │ progress(): one round of looks at all lanes
+//!                           (more than 64 are)  │ progress(): one round of polls at all links
 //!                                               ▼
 //!                                       the first failure ends all operations, and all later ones
 //! ```
 //!
-//! Operations overlap. Lanes keep the order of operations: a lane carries the messages of an operation before those of the next,
-//! so an operation uses a lane when all earlier ones are through with it.
+//! Operations overlap. Links keep the order of operations: a link carries the messages of an operation before those of the next,
+//! so an operation uses a link when all earlier ones need it no more.
 //!
 //! [`short`] is the path of an all-reduce of few elements while no other operation is under way. All others run [`program`]s,
 //! which are compiled [plans](crate::plan) and are kept for the next call with the same arguments.
 
 mod call;
+mod in_flight;
 mod program;
 mod programs;
 mod short;
 #[cfg(test)]
 mod tests;
-mod under;
 
 use std::collections::VecDeque;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use self::in_flight::{Busy, Context, Execution, Fault, InFlightOperation, Planned, StepWatch, check};
 use self::programs::Programs;
 use self::short::Short;
-use self::under::{Busy, Context, Course, Fault, Planned, Under, Watch, check};
 use crate::error::{CollectiveError, OperationStep, argument};
-use crate::lane::{Lanes, Tag};
+use crate::link::{RankLinks, Tag};
 use crate::plan::{Algorithm, Collective};
 use crate::reduce::Kernel;
 use tonic_rdma::unstable::wake_all;
 
 pub(crate) use self::call::{Call, Kind};
-pub(crate) use self::under::{Holding, Lent, OperationId};
+pub(crate) use self::in_flight::{Holding, Lent, OperationId};
 
-/// The largest number of operations of the group that use the lanes at once. Later ones wait.
+/// The largest number of operations of the group that use the links at once. Later ones wait.
 const MOST_UNDER_WAY: usize = 64;
 /// The largest number of operations that have not finished.
 const MOST_WAITING: usize = 65_536;
@@ -50,34 +50,34 @@ const SET_UP: u64 = 1 << 32;
 pub(crate) type Supply<M> = Box<dyn FnMut(usize) -> Result<M, CollectiveError> + Send>;
 
 /// The operations of one rank.
-pub(crate) struct Engine<L: Lanes> {
+pub(crate) struct Engine<L: RankLinks> {
     rank: usize,
     ranks: usize,
-    pub(crate) lanes: L,
+    pub(crate) links: L,
     supply: Supply<L::Memory>,
     programs: Programs,
     /// In the order of their start.
-    under: VecDeque<Under<L::Memory>>,
+    in_flight: VecDeque<InFlightOperation<L::Memory>>,
     finished: Vec<Finished<L::Memory>>,
-    /// Memory that peers may still pull from after a failure.
+    /// Memory that peers may still read from after a failure.
     kept: Vec<L::Memory>,
     numbers: Numbers,
     ids: u64,
     failure: Option<CollectiveError>,
-    /// Whether an operation has returned the failure itself, and not that an earlier one failed.
-    told: bool,
+    /// Whether an operation has returned the failure itself. Later ones return that an earlier operation failed.
+    failure_returned: bool,
     busy: Busy,
     sum: Vec<u8>,
     last_short: Option<(Call, u64, Kernel)>,
     /// The step of this rank, and the rank that it waits for, as of the last time that deadlines were checked.
     pub(crate) position: (OperationStep, Option<usize>),
     late: Option<Late>,
-    /// Whether the caller looks for the cause of a deadline, and then calls `expire`. Such an operation stays under way until then.
+    /// Whether the caller finds the cause of a deadline, and then calls `expire`. Such an operation stays under way until then.
     pub(crate) asks: bool,
     pub(crate) statistics: Statistics,
     /// Called before each step of each operation, before a step that must wait also more than once. No operation takes the short path then: it
     /// has the same messages, and no steps.
-    pub(crate) watch: Option<Watch>,
+    pub(crate) watch: Option<StepWatch>,
     /// Operations are those of the set-up. Later ones may have numbers as large.
     pub(crate) sets_up: bool,
 }
@@ -114,22 +114,22 @@ pub(crate) struct Request {
     pub(crate) limit: Duration,
 }
 
-impl<L: Lanes> Engine<L> {
-    pub(crate) fn new(rank: usize, ranks: usize, lanes: L, supply: Supply<L::Memory>) -> Self {
+impl<L: RankLinks> Engine<L> {
+    pub(crate) fn new(rank: usize, ranks: usize, links: L, supply: Supply<L::Memory>) -> Self {
         Self {
             rank,
             ranks,
-            sum: Vec::with_capacity(lanes.inline()),
-            lanes,
+            sum: Vec::with_capacity(links.inline()),
+            links,
             supply,
             programs: Programs::default(),
-            under: VecDeque::new(),
+            in_flight: VecDeque::new(),
             finished: Vec::new(),
             kept: Vec::new(),
             numbers: Numbers::new(ranks),
             ids: 0,
             failure: None,
-            told: false,
+            failure_returned: false,
             busy: Busy { sends: vec![false; ranks], receives: vec![false; ranks] },
             last_short: None,
             position: (OperationStep::default(), None),
@@ -141,7 +141,7 @@ impl<L: Lanes> Engine<L> {
         }
     }
 
-    /// Carries out an all-reduce on the short path, if the path is open to it and the other ranks answer within `looks` looks.
+    /// Carries out an all-reduce on the short path, if the path is open to it and the other ranks answer within so many `polls`.
     ///
     /// `own` are the elements of this rank; without it, they are in `out`. Returns `None` if the path is not open: then nothing
     /// has happened.
@@ -151,9 +151,9 @@ impl<L: Lanes> Engine<L> {
         request: &Request,
         own: Option<&[u8]>,
         out: &mut [u8],
-        looks: u32,
+        polls: u32,
     ) -> Option<ShortResult> {
-        if !self.under.is_empty() || self.failure.is_some() || self.watch.is_some() {
+        if !self.in_flight.is_empty() || self.failure.is_some() || self.watch.is_some() {
             return None;
         }
         let (packed, kernel) = match self.last_short {
@@ -168,9 +168,9 @@ impl<L: Lanes> Engine<L> {
         let number = self.numbers.group;
         let tag = Tag { operation: number, step: 0, call: packed };
         let mut short = Short::new(self.rank, self.ranks);
-        let mut left = looks;
+        let mut left = polls;
         let fault = loop {
-            match short.look(&mut self.lanes, &mut self.sum, &kernel, tag, own, out) {
+            match short.poll(&mut self.links, &mut self.sum, &kernel, tag, own, out) {
                 Ok(_) if short.is_done() => {
                     self.numbers.group += 1;
                     self.statistics.operations += 1;
@@ -182,15 +182,15 @@ impl<L: Lanes> Engine<L> {
                 Ok(false) => left -= 1,
                 Err(fault) => break Some(fault),
             }
-            if let Err(error) = self.lanes.progress() {
+            if let Err(error) = self.links.progress() {
                 break Some(error.into());
             }
             std::hint::spin_loop();
         };
         self.numbers.group += 1;
-        let id = self.push(request, number, packed, Some(kernel), Course::Short(short));
+        let id = self.push(request, number, packed, Some(kernel), Execution::Short(short));
         if let Some(fault) = fault {
-            self.fail_at(self.under.len() - 1, fault);
+            self.fail_at(self.in_flight.len() - 1, fault);
         }
         Some(ShortResult::UnderWay(id))
     }
@@ -201,8 +201,8 @@ impl<L: Lanes> Engine<L> {
             && call.algorithm == Algorithm::OneShot
             && self.ranks > 1
             && call.elements > 0
-            && call.elements <= call.piece
-            && call.elements <= self.lanes.inline() / size;
+            && call.elements <= call.chunk
+            && call.elements <= self.links.inline() / size;
         if !fits {
             return None;
         }
@@ -211,8 +211,8 @@ impl<L: Lanes> Engine<L> {
 
     /// Gives an operation of the short path its memory. Operations of slices have theirs lent.
     pub(crate) fn adopt(&mut self, id: OperationId, holding: Holding<L::Memory>) {
-        if let Some(under) = self.under.iter_mut().find(|under| under.id == id) {
-            under.holding = holding;
+        if let Some(operation) = self.in_flight.iter_mut().find(|operation| operation.id == id) {
+            operation.holding = holding;
         } else if let Some(finished) = self.finished.iter_mut().find(|finished| finished.id == id) {
             finished.holding = holding;
         }
@@ -224,19 +224,19 @@ impl<L: Lanes> Engine<L> {
         number: u64,
         packed: u64,
         kernel: Option<Kernel>,
-        course: Course<L::Memory>,
+        execution: Execution<L::Memory>,
     ) -> OperationId {
         let id = OperationId(self.ids);
         self.ids += 1;
         self.statistics.operations += 1;
-        self.under.push_back(Under {
+        self.in_flight.push_back(InFlightOperation {
             id,
             number,
             call: request.call,
             packed,
             kernel,
             holding: Holding::Borrowed,
-            course,
+            execution,
             limit: request.limit,
             started: None,
             waker: None,
@@ -264,43 +264,43 @@ impl<L: Lanes> Engine<L> {
         }
         let number = self.numbers.next(request.call.kind);
         let packed = request.call.pack();
-        let id = self.push(request, number, packed, kernel, Course::Planned(Planned::new(program)));
-        if let Some(under) = self.under.back_mut() {
-            under.holding = holding;
+        let id = self.push(request, number, packed, kernel, Execution::Planned(Planned::new(program)));
+        if let Some(operation) = self.in_flight.back_mut() {
+            operation.holding = holding;
         }
         Ok(id)
     }
 
     /// Sets the deadline of an operation. It counts from the start.
     pub(crate) fn set_limit(&mut self, id: OperationId, limit: Duration) {
-        if let Some(under) = self.under.iter_mut().find(|under| under.id == id) {
-            under.limit = limit;
+        if let Some(operation) = self.in_flight.iter_mut().find(|operation| operation.id == id) {
+            operation.limit = limit;
         }
     }
 
     fn refusal(&mut self) -> Option<CollectiveError> {
         if let Some(failure) = &self.failure {
-            if !std::mem::replace(&mut self.told, true) {
+            if !std::mem::replace(&mut self.failure_returned, true) {
                 return Some(failure.clone());
             }
             return Some(CollectiveError::revoked(failure));
         }
-        (self.under.len() >= MOST_WAITING).then(|| {
+        (self.in_flight.len() >= MOST_WAITING).then(|| {
             argument(format!("{MOST_WAITING} operations wait already; await some before starting more"))
         })
     }
 
-    /// Carries out one round of looks at all lanes. With `lent`, the operation of these slices can move on too. With `now`,
+    /// Carries out one round of polls at all links. With `lent`, the operation of these slices can move on too. With `now`,
     /// deadlines are checked. Returns whether something moved.
     pub(crate) fn progress(
         &mut self,
         now: Option<Instant>,
         mut lent: Option<(OperationId, Lent<'_>)>,
     ) -> bool {
-        if self.under.is_empty() {
+        if self.in_flight.is_empty() {
             return false;
         }
-        if let Err(error) = self.lanes.progress() {
+        if let Err(error) = self.links.progress() {
             self.fail_at(0, error.into());
             return true;
         }
@@ -308,10 +308,10 @@ impl<L: Lanes> Engine<L> {
         let mut moved = false;
         let mut at = 0;
         let mut of_group = 0;
-        while at < self.under.len() && of_group < MOST_UNDER_WAY {
-            let under = &mut self.under[at];
-            match under.call.kind {
-                // Messages between two ranks wait for earlier ones on the same lane only.
+        while at < self.in_flight.len() && of_group < MOST_UNDER_WAY {
+            let operation = &mut self.in_flight[at];
+            match operation.call.kind {
+                // Messages between two ranks wait for earlier ones on the same link only.
                 Kind::Send { to } if self.busy.sends[to] => {
                     at += 1;
                     continue;
@@ -323,29 +323,29 @@ impl<L: Lanes> Engine<L> {
                 Kind::Send { .. } | Kind::Receive { .. } => {}
                 Kind::Group(_) => of_group += 1,
             }
-            if let Err(error) = begin(under, &mut self.supply) {
+            if let Err(error) = begin(operation, &mut self.supply) {
                 self.fail_at(at, Fault::Error(error));
                 return true;
             }
-            let mine = lent.as_ref().is_some_and(|(id, _)| *id == under.id);
+            let mine = lent.as_ref().is_some_and(|(id, _)| *id == operation.id);
             let mut slices = if mine { lent.take().map(|(_, lent)| lent) } else { None };
-            let has_memory = mine || matches!(under.holding, Holding::Owned { .. });
+            let has_memory = mine || matches!(operation.holding, Holding::Owned { .. });
             let mut context = Context {
-                lanes: &mut self.lanes,
+                links: &mut self.links,
                 busy: &mut self.busy,
                 ranks: self.ranks,
                 sum: &mut self.sum,
                 watch: self.watch.as_mut(),
             };
-            match under.advance(&mut context, slices.as_mut().map(Lent::again)) {
+            match operation.advance(&mut context, slices.as_mut().map(Lent::again)) {
                 Ok(advanced) => moved |= advanced,
                 Err(fault) => {
                     self.fail_at(at, fault);
                     return true;
                 }
             }
-            if under.is_done() && (has_memory || !under.ends_with_memory()) {
-                under.end(slices);
+            if operation.is_done() && (has_memory || !operation.ends_with_memory()) {
+                operation.end(slices);
                 self.finish(at, Ok(()));
                 moved = true;
                 continue;
@@ -359,16 +359,16 @@ impl<L: Lanes> Engine<L> {
     }
 
     fn finish(&mut self, at: usize, result: Result<(), CollectiveError>) {
-        let Some(under) = self.under.remove(at) else { return };
-        if self.under.is_empty() {
+        let Some(operation) = self.in_flight.remove(at) else { return };
+        if self.in_flight.is_empty() {
             self.position = (self.idle_step(), None);
         }
-        if let Course::Planned(planned) = &under.course {
+        if let Execution::Planned(planned) = &operation.execution {
             self.statistics.copied += planned.program.copied as u64;
         }
-        wake_all(under.waker);
-        if !under.detached {
-            self.finished.push(Finished { id: under.id, result, holding: under.holding });
+        wake_all(operation.waker);
+        if !operation.detached {
+            self.finished.push(Finished { id: operation.id, result, holding: operation.holding });
         }
     }
 
@@ -386,8 +386,8 @@ impl<L: Lanes> Engine<L> {
 
     /// Wakes `waker` when the operation has ended, or when it needs its slices.
     pub(crate) fn wake(&mut self, id: OperationId, waker: &Waker) {
-        if let Some(under) = self.under.iter_mut().find(|under| under.id == id) {
-            match &mut under.waker {
+        if let Some(operation) = self.in_flight.iter_mut().find(|operation| operation.id == id) {
+            match &mut operation.waker {
                 Some(old) => old.clone_from(waker),
                 none => *none = Some(waker.clone()),
             }
@@ -397,18 +397,18 @@ impl<L: Lanes> Engine<L> {
     /// Lets an operation go on without anybody who takes its result. One whose memory is lent can't go on: it ends the group.
     pub(crate) fn forget(&mut self, id: OperationId) {
         self.finished.retain(|finished| finished.id != id);
-        let Some(at) = self.under.iter().position(|under| under.id == id) else { return };
-        let under = &mut self.under[at];
-        under.detached = true;
-        if matches!(under.holding, Holding::Borrowed) {
+        let Some(at) = self.in_flight.iter().position(|operation| operation.id == id) else { return };
+        let operation = &mut self.in_flight[at];
+        operation.detached = true;
+        if matches!(operation.holding, Holding::Borrowed) {
             let what = format!(
                 "{} (operation {}) was dropped before its end, and its elements lie in slices; drive such operations to \
                  their end, or use a Buffer",
-                under.call, under.number
+                operation.call, operation.number
             );
             self.fail_all(at, argument(what));
             // No caller has got this error.
-            self.told = false;
+            self.failure_returned = false;
         }
     }
 
@@ -420,17 +420,17 @@ impl<L: Lanes> Engine<L> {
 
     /// Counts operations from 0 again. All ranks do this after the same operation, when none is under way.
     pub(crate) fn restart_numbers(&mut self) {
-        debug_assert!(self.under.is_empty(), "operations are under way");
+        debug_assert!(self.in_flight.is_empty(), "operations are under way");
         (self.numbers, self.sets_up) = (Numbers::new(self.ranks), false);
         self.statistics = Statistics::default();
     }
 
     /// Returns whether no operation is under way.
     pub(crate) fn is_idle(&self) -> bool {
-        self.under.is_empty()
+        self.in_flight.is_empty()
     }
 
-    /// Takes the memory that peers may still pull from after a failure.
+    /// Takes the memory that peers may still read from after a failure.
     pub(crate) fn take_kept(&mut self) -> Vec<L::Memory> {
         std::mem::take(&mut self.kept)
     }
@@ -477,8 +477,8 @@ impl Lent<'_> {
 }
 
 /// Gives an operation its staging and scratch memory.
-fn begin<M>(under: &mut Under<M>, supply: &mut Supply<M>) -> Result<(), CollectiveError> {
-    let Course::Planned(planned) = &mut under.course else { return Ok(()) };
+fn begin<M>(operation: &mut InFlightOperation<M>, supply: &mut Supply<M>) -> Result<(), CollectiveError> {
+    let Execution::Planned(planned) = &mut operation.execution else { return Ok(()) };
     if planned.begun {
         return Ok(());
     }
@@ -497,22 +497,23 @@ fn begin<M>(under: &mut Under<M>, supply: &mut Supply<M>) -> Result<(), Collecti
 struct Late {
     id: OperationId,
     rank: usize,
-    told: bool,
+    reported: bool,
 }
 
-impl<L: Lanes> Engine<L> {
-    /// Looks for messages of another call, also on lanes on which no message is due: then the ranks wait for each other, because
+impl<L: RankLinks> Engine<L> {
+    /// Looks for messages of another call, also on links on which no message is due: then the ranks wait for each other, because
     /// they carry out different plans.
     fn find_mismatch(&mut self) -> Option<(usize, Fault)> {
         for from in (0..self.ranks).filter(|from| *from != self.rank) {
-            // A lane that has failed is found elsewhere.
-            let Ok(Some((tag, _))) = self.lanes.peek(from) else { continue };
-            let of_group = |under: &Under<_>| matches!(under.call.kind, Kind::Group(_));
-            let mut candidates = self.under.iter().enumerate().filter(|(_, under)| of_group(under));
-            if let Some((at, under)) = candidates.find(|(_, under)| under.number == tag.operation)
-                && under.packed != tag.call
+            // A link that has failed is found elsewhere.
+            let Ok(Some((tag, _))) = self.links.peek(from) else { continue };
+            let of_group = |operation: &InFlightOperation<_>| matches!(operation.call.kind, Kind::Group(_));
+            let mut candidates =
+                self.in_flight.iter().enumerate().filter(|(_, operation)| of_group(operation));
+            if let Some((at, operation)) = candidates.find(|(_, operation)| operation.number == tag.operation)
+                && operation.packed != tag.call
             {
-                let due = Tag { operation: under.number, step: 0, call: under.packed };
+                let due = Tag { operation: operation.number, step: 0, call: operation.packed };
                 return check(from, &due, &tag, 0, 0, 0, 0).err().map(|fault| (at, fault));
             }
         }
@@ -525,14 +526,14 @@ impl<L: Lanes> Engine<L> {
             return self.fail_at(at, fault);
         }
         let mut late = None;
-        for (at, under) in self.under.iter_mut().enumerate() {
-            let started = *under.started.get_or_insert(now);
-            if late.is_none() && now.saturating_duration_since(started) >= under.limit {
+        for (at, operation) in self.in_flight.iter_mut().enumerate() {
+            let started = *operation.started.get_or_insert(now);
+            if late.is_none() && now.saturating_duration_since(started) >= operation.limit {
                 late = Some(at);
             }
         }
         // An operation may wait for an earlier one.
-        let Some(first) = self.under.iter().find(|under| under.waits_for().is_some()) else {
+        let Some(first) = self.in_flight.iter().find(|operation| operation.waits_for().is_some()) else {
             if let Some(at) = late {
                 self.fail_at(at, Fault::Error(self.own_fault(at)));
             }
@@ -544,16 +545,16 @@ impl<L: Lanes> Engine<L> {
         let waits_for = waits_for.filter(|_| !neglected);
         self.position = (step, waits_for);
         if let Some(at) = late {
-            let under = &self.under[at];
-            let waits_for = under.waits_for().filter(|_| !neglected).or(waits_for);
+            let operation = &self.in_flight[at];
+            let waits_for = operation.waits_for().filter(|_| !neglected).or(waits_for);
             if self.asks
                 && let Some(rank) = waits_for
             {
-                self.late.get_or_insert(Late { id: under.id, rank, told: false });
+                self.late.get_or_insert(Late { id: operation.id, rank, reported: false });
                 return;
             }
             let error = match waits_for {
-                Some(rank) => CollectiveError::deadline(rank, under.at(), under.limit),
+                Some(rank) => CollectiveError::deadline(rank, operation.at(), operation.limit),
                 None => self.own_fault(at),
             };
             self.fail_at(at, Fault::Error(error));
@@ -562,30 +563,30 @@ impl<L: Lanes> Engine<L> {
 
     /// The operation waits for no rank, so its own future was not polled.
     fn own_fault(&self, at: usize) -> CollectiveError {
-        let under = &self.under[at];
-        CollectiveError::deadline(self.rank, under.at(), under.limit)
+        let operation = &self.in_flight[at];
+        CollectiveError::deadline(self.rank, operation.at(), operation.limit)
     }
 
     /// Takes the operation whose deadline has passed. Each one comes once.
     pub(crate) fn take_late(&mut self) -> Option<(OperationId, usize)> {
-        let late = self.late.as_mut().filter(|late| !late.told)?;
-        late.told = true;
+        let late = self.late.as_mut().filter(|late| !late.reported)?;
+        late.reported = true;
         Some((late.id, late.rank))
     }
 
     /// Fails an operation whose deadline has passed, because of `culprit`.
     pub(crate) fn expire(&mut self, id: OperationId, culprit: usize) {
         self.late = None;
-        if let Some(at) = self.under.iter().position(|under| under.id == id) {
-            let under = &self.under[at];
-            let error = CollectiveError::deadline(culprit, under.at(), under.limit);
+        if let Some(at) = self.in_flight.iter().position(|operation| operation.id == id) {
+            let operation = &self.in_flight[at];
+            let error = CollectiveError::deadline(culprit, operation.at(), operation.limit);
             self.fail_at(at, Fault::Error(error));
         }
     }
 
     /// Ends all operations, because the one at `at` failed.
     fn fail_at(&mut self, at: usize, fault: Fault) {
-        let step = self.under.get(at).map(Under::at);
+        let step = self.in_flight.get(at).map(InFlightOperation::at);
         let error = fault.into_error(step.unwrap_or_else(|| self.idle_step()));
         self.fail_all(at, error);
     }
@@ -593,24 +594,28 @@ impl<L: Lanes> Engine<L> {
     fn fail_all(&mut self, first: usize, error: CollectiveError) {
         self.failure.get_or_insert_with(|| error.clone());
         let revoked = CollectiveError::revoked(&error);
-        for (at, mut under) in std::mem::take(&mut self.under).into_iter().enumerate() {
+        for (at, mut operation) in std::mem::take(&mut self.in_flight).into_iter().enumerate() {
             let result = if at == first { error.clone() } else { revoked.clone() };
-            self.told = true;
-            if let Course::Planned(planned) = &mut under.course
+            self.failure_returned = true;
+            if let Execution::Planned(planned) = &mut operation.execution
                 && planned.has_outstanding()
             {
                 self.kept.extend(planned.staging.take());
                 self.kept.extend(planned.scratch.take());
-                keep(&mut under.holding, &mut self.supply, &mut self.kept);
+                keep(&mut operation.holding, &mut self.supply, &mut self.kept);
             }
-            wake_all(under.waker);
-            if !under.detached {
-                self.finished.push(Finished { id: under.id, result: Err(result), holding: under.holding });
+            wake_all(operation.waker);
+            if !operation.detached {
+                self.finished.push(Finished {
+                    id: operation.id,
+                    result: Err(result),
+                    holding: operation.holding,
+                });
             }
         }
     }
 
-    /// Ends all operations because of an event outside the lanes. Only the first failure counts.
+    /// Ends all operations because of an event outside the links. Only the first failure counts.
     pub(crate) fn fail(&mut self, error: CollectiveError) {
         if self.failure.is_none() {
             self.fail_all(0, error);
@@ -622,7 +627,7 @@ impl<L: Lanes> Engine<L> {
     }
 }
 
-/// Exchanges the memory of a failed operation for copies, because a peer may still pull from it, and the caller may change what
+/// Exchanges the memory of a failed operation for copies, because a peer may still read from it, and the caller may change what
 /// comes back. Where there is no memory for a copy, nothing comes back.
 fn keep<M: std::ops::DerefMut<Target = [u8]>>(
     holding: &mut Holding<M>,

@@ -1,16 +1,16 @@
-//! Programs: plans whose elements have places in the memory of an operation.
+//! Programs: plans whose elements have addresses in the memory of an operation.
 //!
 //! Four memories belong to an operation:
 //! ```text
 //!   Input     the caller's elements, only read; none for an operation in place
 //!   Out       the caller's memory for the result
-//!   Staging   registered memory of the engine, because peers can pull neither from a slice nor outside a window
+//!   Staging   registered memory of the engine, because peers can read neither from a slice nor outside a window
 //!   Scratch   registered memory for what the plan calls scratch
 //! ```
 //! Plans are those of an operation in place, so that all ranks have the same messages. The compiler follows each element through
 //! the plan: it knows in which memories an element is valid, and chooses where a step writes:
 //!
-//! - A message that peers pull lies in registered memory. A part that does not is copied to Staging before its first send. Such
+//! - A message that peers read lies in registered memory. A part that does not is copied to Staging before its first send. Such
 //!   copies are steps of their own, so that no other send of the same elements comes before the copy.
 //! - A step writes to Staging if Out is no registered memory and a later step sends the elements by reference. The last write of
 //!   an element also copies it to Out, while it is in the cache.
@@ -29,18 +29,18 @@ pub(super) enum Home {
     Scratch,
 }
 
-/// A place in one of the memories, in bytes.
+/// An address in one of the memories, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Address {
     pub(super) home: Home,
     pub(super) at: usize,
 }
 
-/// Bytes that move from one place to another.
+/// Bytes that move from one address to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
-    pub(super) from: Place,
-    pub(super) to: Place,
+    pub(super) from: Address,
+    pub(super) to: Address,
     pub(super) length: usize,
 }
 
@@ -50,18 +50,18 @@ pub(super) struct Part {
     /// The offset of the part in the message, in bytes.
     pub(super) offset: usize,
     pub(super) length: usize,
-    pub(super) into: Place,
+    pub(super) into: Address,
     /// The elements to reduce with.
-    pub(super) reduce: Option<Place>,
+    pub(super) reduce: Option<Address>,
     /// The elements that a local step takes in place of received ones.
-    pub(super) with: Option<Place>,
+    pub(super) with: Option<Address>,
 }
 
 #[derive(Debug)]
 pub(super) enum Work {
     Send {
         to: usize,
-        from: Place,
+        from: Address,
         length: usize,
         inline: bool,
     },
@@ -79,10 +79,10 @@ pub(super) enum Work {
     Stage {
         copies: Vec<Copy>,
     },
-    /// Finishes the elements at their places. Copies come first.
+    /// Finishes the elements at their ranges. Copies come first.
     Finish {
         copies: Vec<Copy>,
-        places: Vec<(Place, usize)>,
+        ranges: Vec<(Address, usize)>,
         outs: Vec<Copy>,
     },
 }
@@ -124,7 +124,7 @@ pub(crate) struct Shape {
     pub(super) out: Range<usize>,
     /// The elements that the result consists of.
     pub(super) result: Range<usize>,
-    /// Whether peers can pull from Input and Out.
+    /// Whether peers can read from Input and Out.
     pub(super) registered: bool,
     /// The largest length of an inline message, in bytes.
     pub(super) inline: usize,
@@ -274,7 +274,7 @@ impl<'a> Compiler<'a> {
         let from = if span.area == Area::Scratch {
             self.scratch(span.range.start)
         } else if span.range.is_empty() {
-            Place { home: Home::Out, at: 0 }
+            Address { home: Home::Out, at: 0 }
         } else {
             let usable = if inline || self.shape.registered { !0 } else { STAGING };
             let common = self.homes.common(&span.range) & usable;
@@ -287,9 +287,9 @@ impl<'a> Compiler<'a> {
                 self.homes.change(&span.range, |homes| homes | STAGING);
                 let range = span.range.clone();
                 self.stagings.push(Staged { step: self.index, range, copies });
-                self.place(span.range.start, STAGING)
+                self.address(span.range.start, STAGING)
             } else {
-                self.place(span.range.start, common)
+                self.address(span.range.start, common)
             }
         };
         if from.home == Home::Staging {
@@ -330,7 +330,7 @@ impl<'a> Compiler<'a> {
         let home = if into.area == Area::Scratch { 0 } else { self.target(&into.range) };
         let target = match home {
             0 => self.scratch(into.range.start),
-            home => self.place(into.range.start, home),
+            home => self.address(into.range.start, home),
         };
         let mut cuts: Vec<usize> = sources
             .iter()
@@ -341,10 +341,10 @@ impl<'a> Compiler<'a> {
         cuts.sort_unstable();
         cuts.dedup();
         let size = self.shape.size;
-        let place = |source: &Option<Vec<(usize, Place)>>, at: usize| {
+        let address = |source: &Option<Vec<(usize, Address)>>, at: usize| {
             source.as_ref().and_then(|parts| {
-                let (start, place) = parts.iter().rev().find(|(start, _)| *start <= at)?;
-                Some(Place { home: place.home, at: place.at + (at - start) * size })
+                let (start, address) = parts.iter().rev().find(|(start, _)| *start <= at)?;
+                Some(Address { home: address.home, at: address.at + (at - start) * size })
             })
         };
         let parts = cuts
@@ -352,9 +352,9 @@ impl<'a> Compiler<'a> {
             .map(|cut| Part {
                 offset: cut[0] * size,
                 length: (cut[1] - cut[0]) * size,
-                into: Place { home: target.home, at: target.at + cut[0] * size },
-                reduce: place(&sources[0], cut[0]),
-                with: place(&sources[1], cut[0]),
+                into: Address { home: target.home, at: target.at + cut[0] * size },
+                reduce: address(&sources[0], cut[0]),
+                with: address(&sources[1], cut[0]),
             })
             .collect();
         let mut outs = Vec::new();
@@ -368,11 +368,11 @@ impl<'a> Compiler<'a> {
     fn finish(&mut self, span: &Span) -> Step<Work> {
         self.fits(span)?;
         if span.area == Area::Scratch {
-            let places = vec![(self.scratch(span.range.start), span.range.len() * self.shape.size)];
-            return Ok(Work::Finish { copies: Vec::new(), places, outs: Vec::new() });
+            let ranges = vec![(self.scratch(span.range.start), span.range.len() * self.shape.size)];
+            return Ok(Work::Finish { copies: Vec::new(), ranges, outs: Vec::new() });
         }
         let target = self.target(&span.range);
-        let (mut copies, mut places) = (Vec::new(), Vec::new());
+        let (mut copies, mut ranges) = (Vec::new(), Vec::new());
         for (part, homes) in self.homes.parts(&span.range) {
             let home = if homes & target != 0 {
                 target
@@ -383,10 +383,10 @@ impl<'a> Compiler<'a> {
                 target
             };
             self.homes.change(&part, |_| home);
-            places.push((self.place(part.start, home), part.len() * self.shape.size));
+            ranges.push((self.address(part.start, home), part.len() * self.shape.size));
         }
         let outs = self.outs_after(&span.range)?;
-        Ok(Work::Finish { copies, places, outs })
+        Ok(Work::Finish { copies, ranges, outs })
     }
 
     /// Returns the copies of elements that this step wrote to Staging for the last time, and that the result needs.
@@ -425,34 +425,34 @@ impl<'a> Compiler<'a> {
     /// Returns the home that a step which writes `range` writes to.
     fn target(&self, range: &Range<usize>) -> Homes {
         let inside = self.shape.out.start <= range.start && range.end <= self.shape.out.end;
-        let pulled = |action: &Action| match action {
+        let read = |action: &Action| match action {
             Action::Send { from, .. } => {
                 from.range.len() * self.shape.size > self.shape.inline && overlaps(from, range)
             }
             _ => false,
         };
-        let free = self.shape.registered
-            || !self.plan.steps[self.index + 1..].iter().any(|step| pulled(&step.action));
+        let free =
+            self.shape.registered || !self.plan.steps[self.index + 1..].iter().any(|step| read(&step.action));
         if inside && free { OUT } else { STAGING }
     }
 
-    /// Returns the places of a span's elements: the first element of each part, counted from the span's start, and its place.
-    fn read(&mut self, span: &Span) -> Step<Vec<(usize, Place)>> {
+    /// Returns the addresses of a span's elements: the first element of each part, counted from the span's start, and its address.
+    fn read(&mut self, span: &Span) -> Step<Vec<(usize, Address)>> {
         if span.area == Area::Scratch {
             return Ok(vec![(0, self.scratch(span.range.start))]);
         }
-        let mut places = Vec::new();
+        let mut ranges = Vec::new();
         for (part, homes) in self.homes.parts(&span.range) {
             if homes == 0 {
                 return Err("reads elements that have no value");
             }
-            let place = self.place(part.start, homes);
-            if place.home == Home::Staging {
+            let address = self.address(part.start, homes);
+            if address.home == Home::Staging {
                 self.comes_after_staging(&part);
             }
-            places.push((part.start - span.range.start, place));
+            ranges.push((part.start - span.range.start, address));
         }
-        Ok(places)
+        Ok(ranges)
     }
 
     fn copy(&mut self, part: &Range<usize>, homes: Homes, to: Homes) -> Step<Copy> {
@@ -461,29 +461,29 @@ impl<'a> Compiler<'a> {
         }
         let length = part.len() * self.shape.size;
         self.copied += length;
-        let from = self.place(part.start, homes);
+        let from = self.address(part.start, homes);
         if from.home == Home::Staging {
             self.comes_after_staging(part);
         }
-        Ok(Copy { from, to: self.place(part.start, to), length })
+        Ok(Copy { from, to: self.address(part.start, to), length })
     }
 
-    /// Returns the place of an element that is valid in `homes`.
-    fn place(&mut self, element: usize, homes: Homes) -> Place {
+    /// Returns the address of an element that is valid in `homes`.
+    fn address(&mut self, element: usize, homes: Homes) -> Address {
         let size = self.shape.size;
         if homes & OUT != 0 {
-            Place { home: Home::Out, at: element.saturating_sub(self.shape.out.start) * size }
+            Address { home: Home::Out, at: element.saturating_sub(self.shape.out.start) * size }
         } else if homes & STAGING != 0 {
             self.stages = true;
-            Place { home: Home::Staging, at: element * size }
+            Address { home: Home::Staging, at: element * size }
         } else {
             let start = self.shape.input.as_ref().map_or(0, |input| input.start);
-            Place { home: Home::Input, at: element.saturating_sub(start) * size }
+            Address { home: Home::Input, at: element.saturating_sub(start) * size }
         }
     }
 
-    fn scratch(&self, element: usize) -> Place {
-        Place { home: Home::Scratch, at: element * self.shape.size }
+    fn scratch(&self, element: usize) -> Address {
+        Address { home: Home::Scratch, at: element * self.shape.size }
     }
 
     fn fits(&self, span: &Span) -> Step<()> {

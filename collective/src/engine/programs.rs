@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::program::{self, Program, Shape};
 use super::{Engine, Holding, Kind, Request};
 use crate::error::{CollectiveError, argument};
-use crate::lane::Lanes;
+use crate::link::RankLinks;
 use crate::plan::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
 use crate::reduce::Kernel;
 
@@ -26,7 +26,7 @@ struct Key {
     shape: Shape,
 }
 
-impl<L: Lanes> Engine<L> {
+impl<L: RankLinks> Engine<L> {
     /// Returns the program and the kernel of an operation.
     pub(super) fn prepare(
         &mut self,
@@ -39,7 +39,7 @@ impl<L: Lanes> Engine<L> {
             return Err(argument(format!("elements of type {:?} have no size", call.dtype)));
         };
         self.check(request, holding, size)?;
-        let inline = self.lanes.inline();
+        let inline = self.links.inline();
         let (arguments, result) = match call.kind {
             Kind::Group(collective) => {
                 let arguments = Arguments {
@@ -47,7 +47,7 @@ impl<L: Lanes> Engine<L> {
                     algorithm: call.algorithm,
                     ranks: self.ranks,
                     elements: call.elements,
-                    piece: call.piece,
+                    chunk: call.chunk,
                     // The compiler gives an operation out of place its places, so that all ranks have the same messages.
                     in_place: true,
                     inline: inline / size,
@@ -71,7 +71,7 @@ impl<L: Lanes> Engine<L> {
             registered: match holding {
                 // Memory of another communicator is not on offer here, so its elements are copied as those of slices are.
                 Holding::Owned { input, out } => {
-                    input.iter().chain(out).all(|memory| self.lanes.offers(memory))
+                    input.iter().chain(out).all(|memory| self.links.offers(memory))
                 }
                 Holding::Borrowed => false,
             },

@@ -6,8 +6,8 @@
 
 use std::ops::DerefMut;
 
-use super::under::{Body, Busy, Context, Fault, check};
-use crate::lane::{Lanes, Tag};
+use super::in_flight::{Body, Busy, Context, Fault, check};
+use crate::link::{RankLinks, Tag};
 use crate::reduce::Kernel;
 
 /// How far a short operation is.
@@ -30,8 +30,8 @@ impl Short {
         self.next == self.ranks && self.sent + 1 >= self.ranks
     }
 
-    /// Sends and receives as far as the lanes allow. The elements are in `input`, or in `out` if there is no input.
-    pub(super) fn advance<L: Lanes>(
+    /// Sends and receives as far as the links allow. The elements are in `input`, or in `out` if there is no input.
+    pub(super) fn advance<L: RankLinks>(
         &mut self,
         context: &mut Context<'_, L>,
         kernel: Option<&Kernel>,
@@ -49,18 +49,18 @@ impl Short {
         };
         let Some(out) = out.bytes_mut().get_mut(..length) else { return Ok(false) };
         let moved = match kernel {
-            Some(kernel) => self.look(context.lanes, context.sum, kernel, tag, own, out)?,
+            Some(kernel) => self.poll(context.links, context.sum, kernel, tag, own, out)?,
             None => false,
         };
         self.mark(context.busy);
         Ok(moved)
     }
 
-    /// Sends and receives once as far as the lanes allow. `own` are the elements of this rank; without it, they are in `out`.
+    /// Sends and receives once as far as the links allow. `own` are the elements of this rank; without it, they are in `out`.
     #[inline]
-    pub(super) fn look<L: Lanes>(
+    pub(super) fn poll<L: RankLinks>(
         &mut self,
-        lanes: &mut L,
+        links: &mut L,
         sum: &mut Vec<u8>,
         kernel: &Kernel,
         tag: Tag,
@@ -70,7 +70,7 @@ impl Short {
         let mut moved = false;
         while self.sent + 1 < self.ranks {
             let to = (self.rank + 1 + self.sent) % self.ranks;
-            if !lanes.send(to, tag, own.unwrap_or(out))? {
+            if !links.send(to, tag, own.unwrap_or(out))? {
                 return Ok(moved);
             }
             self.sent += 1;
@@ -84,21 +84,21 @@ impl Short {
         while self.next < self.ranks {
             let from = self.next;
             if from != self.rank {
-                let Some((arrived, length)) = lanes.peek(from)? else { return Ok(moved) };
+                let Some((arrived, length)) = links.peek(from)? else { return Ok(moved) };
                 check(from, &tag, &arrived, out.len(), length, self.step(), self.steps())?;
                 if self.ranks == 2 {
-                    let done = lanes.receive(from, &mut |offset, piece| match own {
+                    let done = links.receive(from, &mut |offset, chunk| match own {
                         Some(own) => kernel.reduce_into(
-                            &mut out[offset..offset + piece.len()],
-                            &own[offset..offset + piece.len()],
-                            piece,
+                            &mut out[offset..offset + chunk.len()],
+                            &own[offset..offset + chunk.len()],
+                            chunk,
                         ),
-                        None => kernel.reduce(&mut out[offset..offset + piece.len()], piece),
+                        None => kernel.reduce(&mut out[offset..offset + chunk.len()], chunk),
                     })?;
                     if !done {
                         return Ok(moved);
                     }
-                } else if !receive(lanes, sum, kernel, from, from == 0, out.len())? {
+                } else if !receive(links, sum, kernel, from, from == 0, out.len())? {
                     return Ok(moved);
                 }
             } else if self.ranks > 2 {
@@ -121,10 +121,10 @@ impl Short {
     }
 
     /// Returns whether this operation, whose memory is not here, may have something to do.
-    pub(super) fn could_move<L: Lanes>(&self, lanes: &mut L) -> bool {
+    pub(super) fn could_move<L: RankLinks>(&self, links: &mut L) -> bool {
         self.sent + 1 < self.ranks
             || self.next == self.rank
-            || self.next < self.ranks && !matches!(lanes.peek(self.next), Ok(None))
+            || self.next < self.ranks && !matches!(links.peek(self.next), Ok(None))
     }
 
     pub(super) fn mark(&self, busy: &mut Busy) {
@@ -153,8 +153,8 @@ impl Short {
 }
 
 /// Receives elements of a group of more than two ranks into `sum`. The first ones are copied.
-fn receive<L: Lanes>(
-    lanes: &mut L,
+fn receive<L: RankLinks>(
+    links: &mut L,
     sum: &mut Vec<u8>,
     kernel: &Kernel,
     from: usize,
@@ -163,9 +163,9 @@ fn receive<L: Lanes>(
 ) -> Result<bool, Fault> {
     if first {
         sum.resize(length, 0);
-        return Ok(lanes.receive_into(from, sum)?);
+        return Ok(links.receive_into(from, sum)?);
     }
-    Ok(lanes.receive(from, &mut |offset, piece| {
-        kernel.reduce(&mut sum[offset..offset + piece.len()], piece);
+    Ok(links.receive(from, &mut |offset, chunk| {
+        kernel.reduce(&mut sum[offset..offset + chunk.len()], chunk);
     })?)
 }

@@ -29,7 +29,7 @@ pub(super) struct Entry {
     pub(super) elements: u64,
 }
 
-/// The place of a gradient.
+/// Where a gradient lies.
 #[derive(Debug, Clone)]
 pub(super) struct Gradient {
     pub(super) name: Arc<str>,
@@ -38,7 +38,7 @@ pub(super) struct Gradient {
     pub(super) range: Range<usize>,
 }
 
-/// The places of all gradients.
+/// Where all gradients lie.
 #[derive(Debug)]
 pub(super) struct Layout {
     gradients: Vec<Gradient>,
@@ -159,7 +159,7 @@ impl Given {
 }
 
 /// The gradients of the first step of this rank.
-pub(super) struct First<T> {
+pub(super) struct FirstStep<T> {
     by_name: HashMap<Arc<str>, usize>,
     gradients: Vec<(Arc<str>, Vec<T>)>,
     /// The order in which they were given, as indices of `gradients`.
@@ -167,13 +167,13 @@ pub(super) struct First<T> {
     given: Vec<bool>,
 }
 
-impl<T> Default for First<T> {
+impl<T> Default for FirstStep<T> {
     fn default() -> Self {
         Self { by_name: HashMap::new(), gradients: Vec::new(), order: Vec::new(), given: Vec::new() }
     }
 }
 
-impl<T: Number> First<T> {
+impl<T: Number> FirstStep<T> {
     pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
         let index = match self.by_name.get(name) {
             Some(&index) if self.given[index] => return Err(given_twice(name)),

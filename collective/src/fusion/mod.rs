@@ -14,7 +14,7 @@
 //!
 //! ```text
 //!   mod      the public face               steps    a step over any group
-//!   layout   places of gradients           overlap  times of operations, and what was hidden
+//!   layout   where gradients lie           overlap  times of operations, and what was hidden
 //! ```
 
 mod layout;

@@ -90,7 +90,7 @@ pub(super) fn covered(intervals: impl IntoIterator<Item = (Instant, Instant)>) -
 }
 
 /// A future and its times. Operations end on the progress thread of the communicator, which then wakes this future. The time of
-/// this call is the end, also if the caller looks much later.
+/// this call is the end, also if the caller polls much later.
 pub(super) struct Timed<F: Future> {
     flight: F,
     started: Instant,

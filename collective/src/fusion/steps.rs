@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use prost::Message;
 
-use super::layout::{First, Given, Layout, List, Problem};
+use super::layout::{FirstStep, Given, Layout, List, Problem};
 use super::overlap::{Overlap, Timed, covered};
 use super::unfinished;
 use crate::communicator::{Communicator, Operation};
@@ -41,7 +41,7 @@ pub(super) struct Steps<T: Number, G: Group<T>> {
     group: G,
     /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
     bucket_bytes: usize,
-    first: First<T>,
+    first: FirstStep<T>,
     laid: Option<Laid<T, G>>,
     begun: Instant,
     /// Whether this step has started an operation.
@@ -60,10 +60,10 @@ struct Laid<T: Number, G: Group<T>> {
 }
 
 enum Bucket<T: Number, G: Group<T>> {
-    Here(G::Memory),
+    Idle(G::Memory),
     UnderWay(Timed<G::Flight>),
     /// The operation failed.
-    Lost,
+    Failed,
 }
 
 impl<T: Number, G: Group<T>> Steps<T, G> {
@@ -71,7 +71,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
         Self {
             group,
             bucket_bytes,
-            first: First::default(),
+            first: FirstStep::default(),
             laid: None,
             begun: Instant::now(),
             committed: false,
@@ -97,7 +97,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
         if self.committed {
             return Err(unfinished());
         }
-        self.first = First::default();
+        self.first = FirstStep::default();
         if let Some(laid) = &mut self.laid {
             laid.given = Given::new(&laid.layout);
         }
@@ -162,8 +162,8 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             self.agree().await?;
         }
         let Some(laid) = &mut self.laid else { return Err(unfinished()) };
-        laid.land().await?;
-        if laid.has_lost() {
+        laid.wait_for_buckets().await?;
+        if laid.has_failed() {
             return Err(unfinished());
         }
         let ended = Instant::now();
@@ -234,7 +234,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
 impl<T: Number, G: Group<T>> Laid<T, G> {
     fn new(list: &List, bytes: usize, group: &G) -> Result<Self, CollectiveError> {
         let layout = Layout::new(list, bytes / size_of::<T>());
-        let buckets = layout.buckets().iter().map(|&elements| Ok(Bucket::Here(group.allocate(elements)?)));
+        let buckets = layout.buckets().iter().map(|&elements| Ok(Bucket::Idle(group.allocate(elements)?)));
         let buckets = buckets.collect::<Result<_, CollectiveError>>()?;
         let given = Given::new(&layout);
         Ok(Self { layout, buckets, given, times: Vec::new() })
@@ -249,42 +249,42 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
 
     fn start(&mut self, bucket: usize, group: &G) -> Result<(), CollectiveError> {
         let started = Instant::now();
-        let state = std::mem::replace(&mut self.buckets[bucket], Bucket::Lost);
+        let state = std::mem::replace(&mut self.buckets[bucket], Bucket::Failed);
         self.buckets[bucket] = match state {
-            Bucket::Here(memory) => Bucket::UnderWay(Timed::new(group.mean(memory), started)),
+            Bucket::Idle(memory) => Bucket::UnderWay(Timed::new(group.mean(memory), started)),
             other => other,
         };
-        // The first look leaves a waker with the operation, so that the time of its end is known.
-        match self.look(bucket, None) {
+        // The first poll leaves a waker with the operation, so that the time of its end is known.
+        match self.poll_bucket(bucket, None) {
             Poll::Ready(result) => result,
             Poll::Pending => Ok(()),
         }
     }
 
-    /// Looks whether the operation of a bucket has ended.
-    fn look(&mut self, bucket: usize, task: Option<&Waker>) -> Poll<Result<(), CollectiveError>> {
+    /// Polls the operation of a bucket.
+    fn poll_bucket(&mut self, bucket: usize, task: Option<&Waker>) -> Poll<Result<(), CollectiveError>> {
         let Bucket::UnderWay(flight) = &mut self.buckets[bucket] else { return Poll::Ready(Ok(())) };
         let Poll::Ready((result, times)) = flight.poll(task) else { return Poll::Pending };
         self.times.push(times);
         let (state, result) = match result {
-            Ok(memory) => (Bucket::Here(memory), Ok(())),
-            Err(error) => (Bucket::Lost, Err(error)),
+            Ok(memory) => (Bucket::Idle(memory), Ok(())),
+            Err(error) => (Bucket::Failed, Err(error)),
         };
         self.buckets[bucket] = state;
         Poll::Ready(result)
     }
 
     /// Waits for all buckets, one after the other. They end in this order, more or less.
-    async fn land(&mut self) -> Result<(), CollectiveError> {
+    async fn wait_for_buckets(&mut self) -> Result<(), CollectiveError> {
         for bucket in 0..self.buckets.len() {
-            poll_fn(|context| self.look(bucket, Some(context.waker()))).await?;
+            poll_fn(|context| self.poll_bucket(bucket, Some(context.waker()))).await?;
         }
         Ok(())
     }
 
     /// Returns whether the operation of a bucket has failed.
-    fn has_lost(&self) -> bool {
-        self.buckets.iter().any(|bucket| matches!(bucket, Bucket::Lost))
+    fn has_failed(&self) -> bool {
+        self.buckets.iter().any(|bucket| matches!(bucket, Bucket::Failed))
     }
 
     /// Returns the number, bytes and times of the buckets. The caller adds the times of the step itself.
@@ -304,16 +304,16 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
     fn elements(&self, index: usize) -> Option<&[T]> {
         let gradient = self.layout.gradients().get(index)?;
         match &self.buckets[gradient.bucket] {
-            Bucket::Here(memory) => memory.get(gradient.range.clone()),
-            Bucket::UnderWay(_) | Bucket::Lost => None,
+            Bucket::Idle(memory) => memory.get(gradient.range.clone()),
+            Bucket::UnderWay(_) | Bucket::Failed => None,
         }
     }
 
     fn elements_mut(&mut self, index: usize) -> Option<&mut [T]> {
         let gradient = self.layout.gradients().get(index)?;
         match &mut self.buckets[gradient.bucket] {
-            Bucket::Here(memory) => memory.get_mut(gradient.range.clone()),
-            Bucket::UnderWay(_) | Bucket::Lost => None,
+            Bucket::Idle(memory) => memory.get_mut(gradient.range.clone()),
+            Bucket::UnderWay(_) | Bucket::Failed => None,
         }
     }
 }
@@ -325,9 +325,9 @@ const LONGEST: u64 = 64 << 20;
 pub(super) struct Ranks(pub(super) Communicator);
 
 /// A mean under way.
-pub(super) struct Flight<T: Number>(Operation<Buffer<T>>);
+pub(super) struct MeanOperation<T: Number>(Operation<Buffer<T>>);
 
-impl<T: Number> Future for Flight<T> {
+impl<T: Number> Future for MeanOperation<T> {
     type Output = Result<Buffer<T>, CollectiveError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -337,7 +337,7 @@ impl<T: Number> Future for Flight<T> {
 
 impl<T: Number> Group<T> for Ranks {
     type Memory = Buffer<T>;
-    type Flight = Flight<T>;
+    type Flight = MeanOperation<T>;
 
     fn rank(&self) -> usize {
         self.0.rank()
@@ -348,7 +348,7 @@ impl<T: Number> Group<T> for Ranks {
     }
 
     fn mean(&self, memory: Buffer<T>) -> Self::Flight {
-        Flight(self.0.all_reduce(memory, Reduction::Mean).start())
+        MeanOperation(self.0.all_reduce(memory, Reduction::Mean).start())
     }
 
     async fn share(&self, bytes: Vec<u8>) -> Result<Vec<u8>, CollectiveError> {

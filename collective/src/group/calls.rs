@@ -14,7 +14,7 @@ use crate::group::proto::group_client::GroupClient;
 use crate::group::proto::group_server::Group;
 use crate::group::proto::{Proposal, StatusReply, StatusRequest, Suspect};
 use crate::group::session::Settings;
-use crate::group::state::{GroupId, State};
+use crate::group::state::{GroupId, SessionState};
 use tonic_rdma_tensor::unstable::bootstrap;
 
 #[cfg(feature = "_tls-any")]
@@ -110,12 +110,12 @@ pub(crate) const MAX_REQUEST: usize = 64 << 10;
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Service(pub(crate) Arc<State>);
+pub(crate) struct Service(pub(crate) Arc<SessionState>);
 
 impl Service {
     /// Refuses callers of another group, and all callers once this rank has left its group.
     fn check(&self, group: &[u8]) -> Result<(), Status> {
-        if let Some(reason) = self.0.left() {
+        if let Some(reason) = self.0.left_reason() {
             return Err(Status::aborted(format!("this rank has left the group, because {reason}")));
         }
         match self.0.group() {

@@ -4,7 +4,7 @@
 //!  Launch      rank, size and address, from the environment or from code
 //!     │ Group::join
 //!  Session     a runtime with one thread; one server for the tensor device, the bootstrap and this module's service; the bootstrap at rank 0;
-//!     │        a channel to every other rank, and a task that waits for the end of each channel and hears what the rank reports
+//!     │        a channel to every other rank, and a task that waits for the end of each channel and receives the rank's reports
 //!     ▼
 //!  Group ── generation 1: all ranks ── a rank is lost ── survivors() ── generation 2 …
 //! ```
@@ -72,7 +72,7 @@ impl Group {
         Some(&self.session.peers.get(original)?.as_ref()?.channel)
     }
 
-    /// Returns the rank that another rank had at first, which names it for ever.
+    /// Returns the rank that another rank had at first, which names it forever.
     pub(crate) fn original(&self, rank: usize) -> Option<usize> {
         self.epoch.members.get(rank).copied()
     }
@@ -118,15 +118,15 @@ impl Group {
         &self.epoch.position
     }
 
-    /// Sets the failure of this rank, if it is the first, and tells all other ranks of it, which then fail too. Returns at once.
+    /// Sets the failure of this rank, if it is the first, and reports it to all other ranks, which then fail too. Returns at once.
     pub(crate) fn report(&self, error: CollectiveError) {
         if self.epoch.failure.set(error) {
-            self.tell();
+            self.send_report();
         }
     }
 
-    /// Tells all other ranks the failure of this one. Each generation has one report, so that ranks that are behind find older ones.
-    fn tell(&self) {
+    /// Reports the failure of this rank to all others. Each generation has one report, so that ranks that are behind find older ones.
+    fn send_report(&self) {
         let Some(error) = self.epoch.failure.reason() else { return };
         let generation = self.epoch.generation;
         self.session.bootstrap.standing.send_if_modified(|standing| {
@@ -165,7 +165,7 @@ impl Group {
             let Some(original) = self.original(suspect) else { return first_suspect };
             let Some(Some(other)) = self.session.peers.get(original) else { return first_suspect };
             match asked.get_mut(suspect) {
-                // The ranks wait for one another in a ring, which tells nothing.
+                // The ranks wait for one another in a ring, so nothing follows from that.
                 Some(true) | None => return first_suspect,
                 Some(asked) => *asked = true,
             }
@@ -181,7 +181,7 @@ impl Group {
         }
     }
 
-    /// Agrees with the other living ranks on who goes on, and returns their group. Their ranks are new, in the old order, and the
+    /// Agrees with the other living ranks on the survivors, and returns their group. Their ranks are new, in the old order, and the
     /// channels are the same. To be called on every survivor. This generation has failed from then on, on all ranks. Calling it again
     /// gives the same answer.
     ///
@@ -192,7 +192,7 @@ impl Group {
         let shrinks = "this rank has asked for the group of the survivors";
         self.epoch.failure.set(CollectiveError::new(CollectiveErrorKind::Revoked, None, shrinks));
         // Ranks that have noticed no failure come to the agreement too.
-        self.tell();
+        self.send_report();
         let this = self.clone();
         let epoch = self.run(async move { survivors::agree(&this.session, &this.epoch).await }).await?;
         Ok(Self { session: Arc::clone(&self.session), epoch })

@@ -18,7 +18,7 @@ use crate::group::calls::{MAX_REQUEST, Peer, Service};
 use crate::group::launch::Launch;
 use crate::group::proto::group_server::GroupServer;
 use crate::group::proto::{Member, Reports};
-use crate::group::state::{Epoch, GroupId, State};
+use crate::group::state::{Epoch, GroupId, SessionState};
 use tonic_rdma::unstable::chain;
 use tonic_rdma::{Config, Policy, RdmaIncoming};
 use tonic_rdma_tensor::unstable::admit_only_ranks;
@@ -43,12 +43,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The session of one rank.
 #[derive(Debug)]
 pub(crate) struct Session {
-    pub(crate) state: Arc<State>,
+    pub(crate) state: Arc<SessionState>,
     pub(crate) bootstrap: Arc<Bootstrap<Reports>>,
     pub(crate) group: GroupId,
     pub(crate) device: RdmaDevice,
     /// One for each rank, with `None` for this one.
-    pub(crate) peers: Vec<Option<Other>>,
+    pub(crate) peers: Vec<Option<RemoteRank>>,
     pub(crate) members: Vec<Member>,
     pub(crate) answer_timeout: Duration,
     pub(crate) agreement_timeout: Duration,
@@ -58,7 +58,7 @@ pub(crate) struct Session {
 
 /// Another rank, as this one reaches it.
 #[derive(Clone, Debug)]
-pub(crate) struct Other {
+pub(crate) struct RemoteRank {
     pub(crate) channel: Channel,
     pub(crate) peer: Peer,
 }
@@ -83,7 +83,7 @@ async fn connect(
     runtime: Arc<OwnRuntime>,
 ) -> Result<(Arc<Session>, Arc<Epoch>), CollectiveError> {
     let until = Instant::now() + settings.bootstrap_timeout;
-    let state = Arc::new(State::new(launch.rank(), launch.size()));
+    let state = Arc::new(SessionState::new(launch.rank(), launch.size()));
     // Each other rank opens a link.
     let device = settings.device().max_links(MAX_LINKS.max(2 * launch.size())).build()?;
     admit_only_ranks(&device, None);
@@ -128,7 +128,7 @@ async fn listen(
     launch: &Launch,
     settings: &Settings,
     device: &RdmaDevice,
-    state: &Arc<State>,
+    state: &Arc<SessionState>,
     until: Instant,
 ) -> Result<SocketAddr, CollectiveError> {
     let address = launch.address();
@@ -202,7 +202,7 @@ async fn resolve(address: &str, until: Instant) -> Result<Vec<SocketAddr>, Colle
 async fn meet(
     launch: &Launch,
     settings: &Settings,
-    state: &State,
+    state: &SessionState,
     local: SocketAddr,
     until: Instant,
 ) -> Result<(Arc<Bootstrap<Reports>>, GroupId, Vec<bootstrap::proto::Member>), CollectiveError> {
@@ -253,30 +253,30 @@ async fn meet(
 /// Opens channels to all other ranks.
 async fn mesh(
     settings: &Settings,
-    state: &State,
+    state: &SessionState,
     device: &RdmaDevice,
     members: &[bootstrap::proto::Member],
     until: Instant,
-) -> Result<Vec<Option<Other>>, CollectiveError> {
-    let places = Arc::new(Semaphore::new(OPENING));
+) -> Result<Vec<Option<RemoteRank>>, CollectiveError> {
+    let permits = Arc::new(Semaphore::new(OPENING));
     let mut opening = JoinSet::new();
     for (rank, member) in members.iter().enumerate().filter(|(rank, _)| *rank != state.me) {
         let peer = Peer::new(settings, &member.address)?;
-        let (device, places, address) = (device.clone(), Arc::clone(&places), member.address.clone());
+        let (device, permits, address) = (device.clone(), Arc::clone(&permits), member.address.clone());
         opening.spawn(async move {
-            let _place = places.acquire_owned().await;
+            let _permit = permits.acquire_owned().await;
             let channel = open(&device, &address, until).await;
             let channel =
                 channel.map_err(|error| setup(format!("no channel to rank {rank} at {address}: {error}")))?;
-            Ok::<_, CollectiveError>((rank, Other { channel, peer }))
+            Ok::<_, CollectiveError>((rank, RemoteRank { channel, peer }))
         });
     }
-    let mut peers: Vec<Option<Other>> = members.iter().map(|_| None).collect();
+    let mut peers: Vec<Option<RemoteRank>> = members.iter().map(|_| None).collect();
     while let Some(opened) = opening.join_next().await {
         let (rank, other) =
             opened.map_err(|error| setup(format!("a task of the group ended: {error}")))??;
-        if let Some(place) = peers.get_mut(rank) {
-            *place = Some(other);
+        if let Some(entry) = peers.get_mut(rank) {
+            *entry = Some(other);
         }
     }
     Ok(peers)
@@ -298,13 +298,13 @@ async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Chan
     }
 }
 
-/// Hears what a rank reports, until the channel to it closes. A host that vanishes closes it too, because both ends of the channel's
+/// Receives what a rank reports, until the channel to it closes. A host that vanishes closes it too, because both ends of the channel's
 /// connection ping one another.
 async fn watch(
-    state: Arc<State>,
+    state: Arc<SessionState>,
     bootstrap: Arc<Bootstrap<Reports>>,
     rank: usize,
-    other: Other,
+    other: RemoteRank,
     group: GroupId,
 ) {
     let hearing = async {
@@ -312,7 +312,7 @@ async fn watch(
         while other.channel.is_open() {
             let until = Instant::now() + WATCH;
             if let Ok(stream) = bootstrap.watch(other.peer.connection.clone(), &group, until).await {
-                bootstrap.follow(rank, stream, || state.hear(rank)).await;
+                bootstrap.follow(rank, stream, || state.receive_report(rank)).await;
             }
             tokio::time::sleep(PAUSE).await;
         }

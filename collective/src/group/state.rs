@@ -19,7 +19,7 @@ pub(crate) type GroupId = Key;
 
 /// The state. Ranks are those of the bootstrap.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct SessionState {
     pub(crate) me: usize,
     pub(crate) size: usize,
     /// The bootstrap, once this rank has come to it.
@@ -66,7 +66,7 @@ impl Epoch {
     }
 }
 
-impl State {
+impl SessionState {
     pub(crate) fn new(me: usize, size: usize) -> Self {
         Self { me, size, cell: BootstrapCell::default(), inner: Mutex::default() }
     }
@@ -96,19 +96,19 @@ impl State {
         lock(&self.inner).standing.suspect(rank, reason);
     }
 
-    /// Leaves the group for ever, because the others go on without this rank.
+    /// Leaves the group forever, because the others continue without this rank.
     pub(crate) fn leave(&self, reason: &Arc<str>) {
         lock(&self.inner).left.get_or_insert_with(|| Arc::clone(reason));
     }
 
     /// Returns the reason why this rank has left.
-    pub(crate) fn left(&self) -> Option<Arc<str>> {
+    pub(crate) fn left_reason(&self) -> Option<Arc<str>> {
         lock(&self.inner).left.clone()
     }
 
-    /// Takes what another rank reports now. A member that reports a failure of a later generation has left this one behind, and its report
+    /// Accepts what another rank reports. A member that reports a failure of a later generation has left this one behind, and its report
     /// of this one may be gone.
-    pub(crate) fn hear(&self, rank: usize) {
+    pub(crate) fn receive_report(&self, rank: usize) {
         let Some(epoch) = lock(&self.inner).epoch.clone() else { return };
         let first_of = |reports: &[Report]| {
             let latest = &reports[reports.len().saturating_sub(REPORTS)..];
@@ -120,7 +120,7 @@ impl State {
             .and_then(|bootstrap| bootstrap.of(rank, |other| first_of(&other.details.reports)));
         let (Some(report), Some(rank)) = (report.flatten(), epoch.index(rank)) else { return };
         match report.loss {
-            // All survivors get the same error, also those that hear of the loss before they notice it.
+            // All survivors get the same error, also those that get the report before they notice the loss.
             Some(Loss { rank: lost, reason })
                 if epoch.index(lost as usize).is_some_and(|lost| lost != epoch.rank) =>
             {
@@ -177,7 +177,7 @@ impl State {
             inner.adopt(generation, members, self.me)
         };
         // A member may have been in it before, and have reported its failure.
-        (0..self.size).for_each(|rank| self.hear(rank));
+        (0..self.size).for_each(|rank| self.receive_report(rank));
         Some(epoch)
     }
 }
@@ -229,7 +229,7 @@ impl Position {
     }
 }
 
-/// The first failure of one generation of a group. Threads that carry out operations look at it, and each look is one load.
+/// The first failure of one generation of a group. Threads that carry out operations poll it, which is one load.
 #[derive(Debug, Default)]
 pub(crate) struct Failure {
     happened: AtomicBool,

@@ -14,12 +14,12 @@ use crate::group::calls::standing_of;
 use crate::group::session::Session;
 use crate::group::state::Epoch;
 
-/// A rank that answers no call for so many times the limit of an answer is taken for lost. A rank of a busy machine may have to
-/// wait for its turn.
+/// A rank that answers no call for this many times the limit of an answer is suspected to be lost. On a busy machine a rank may
+/// have to wait for a core.
 const SILENCE: u32 = 6;
 
-/// An agreement takes at most so many times the patience with a rank that lives and does not agree.
-const MOST_PATIENCE: u32 = 4;
+/// An agreement may last this many times the limit for a rank that lives and does not agree.
+const MOST_TIMEOUTS: u32 = 4;
 
 /// The pause between two rounds of questions: it begins small, because most agreements are over in two rounds.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -29,7 +29,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 /// Returns the generation of the survivors.
 pub(super) async fn agree(session: &Session, epoch: &Epoch) -> Result<Arc<Epoch>, CollectiveError> {
     let state = &session.state;
-    if let Some(reason) = state.left() {
+    if let Some(reason) = state.left_reason() {
         return Err(CollectiveError::excluded(epoch.rank, &reason));
     }
     if let Some(later) = state.agree(epoch.generation, true) {
@@ -41,7 +41,7 @@ pub(super) async fn agree(session: &Session, epoch: &Epoch) -> Result<Arc<Epoch>
     let mut pause = FIRST_PAUSE;
     loop {
         let waited = begun.elapsed();
-        if waited >= session.agreement_timeout * MOST_PATIENCE {
+        if waited >= session.agreement_timeout * MOST_TIMEOUTS {
             return Err(setup(format!(
                 "the survivors did not agree within {waited:?}: no proposal got the promise of all its members"
             )));
@@ -66,7 +66,7 @@ pub(super) async fn agree(session: &Session, epoch: &Epoch) -> Result<Arc<Epoch>
                     return Ok(next);
                 }
             }
-            Move::Wait => lose_patience(session, &answers, begun)?,
+            Move::Wait => suspect_late_ranks(session, &answers, begun)?,
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -126,7 +126,7 @@ async fn propose(session: &Session, proposal: &Proposal) -> bool {
 
 /// Suspects, as the coordinator, the ranks that live and do not agree for too long. Other ranks end with an error when the
 /// coordinator has had twice its time.
-fn lose_patience(
+fn suspect_late_ranks(
     session: &Session,
     answers: &BTreeMap<usize, Standing>,
     begun: Instant,

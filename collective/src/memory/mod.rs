@@ -96,7 +96,7 @@ impl<T: Pod + fmt::Debug> fmt::Debug for Buffer<T> {
 /// A source of registered memory that is on offer to all peers of a device. Clones share one pool.
 #[derive(Clone)]
 pub(crate) struct MemoryPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
 }
 
 /// Memory of a pool: bytes of this rank that peers may read. Its content is that of its last use.
@@ -108,20 +108,20 @@ pub(crate) struct Memory {
     number: u64,
     used: bool,
     retired: bool,
-    pool: Arc<Shared>,
+    pool: Arc<PoolShared>,
 }
 
-struct Shared {
+struct PoolShared {
     device: RdmaDevice,
     /// The number of the pool, which only ranks of its group learn.
     number: u64,
     /// The largest number of idle bytes.
     kept: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     idle: BTreeMap<usize, Vec<(u64, PublishedRegion)>>,
     /// Bytes that wait for their next use.
     idle_bytes: usize,
@@ -138,7 +138,9 @@ impl MemoryPool {
         static POOLS: AtomicU64 = AtomicU64::new(0);
         // The keys of the hash are random numbers of the system, so the number can't be guessed.
         let number = RandomState::new().hash_one(POOLS.fetch_add(1, Ordering::Relaxed));
-        Self { shared: Arc::new(Shared { device: device.clone(), number, kept, state: Mutex::default() }) }
+        Self {
+            shared: Arc::new(PoolShared { device: device.clone(), number, kept, state: Mutex::default() }),
+        }
     }
 
     /// Returns the device.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
 
-/// The largest number of pieces of a whole, so that a plan has an upper bound.
+/// The largest number of chunks of a whole, so that a plan has an upper bound.
 const MOST_PIECES: usize = 1 << 12;
 
 /// A plan under construction.
@@ -18,7 +18,7 @@ pub(super) struct Builder {
     /// The largest number of elements of a message that is done at once; see [`Arguments::inline`].
     pub(super) inline: usize,
     collective: Collective,
-    piece: usize,
+    chunk: usize,
     scratch: usize,
     steps: Vec<Step>,
     dependencies: Dependencies,
@@ -33,8 +33,8 @@ impl Builder {
             in_place: arguments.in_place,
             inline: arguments.inline,
             collective: arguments.collective,
-            piece: arguments
-                .piece
+            chunk: arguments
+                .chunk
                 .max(arguments.elements.div_ceil(MOST_PIECES))
                 .clamp(1, arguments.elements.max(1)),
             scratch: 0,
@@ -52,21 +52,21 @@ impl Builder {
         part(self.elements, self.ranks, rank % self.ranks)
     }
 
-    /// Returns the rank `distance` places behind this one in the ring of ranks. `distance` is at most the number of ranks.
+    /// Returns the rank `distance` ranks behind this one in the ring of ranks. `distance` is at most the number of ranks.
     pub(super) fn behind(&self, distance: usize) -> usize {
         (self.rank + self.ranks - distance) % self.ranks
     }
 
-    /// Returns the rank `distance` places ahead of this one in the ring of ranks.
+    /// Returns the rank `distance` ranks ahead of this one in the ring of ranks.
     pub(super) fn ahead(&self, distance: usize) -> usize {
         (self.rank + distance) % self.ranks
     }
 
-    /// Divides a range into pieces for one message each. An empty range has no piece. Both ends of a message call it with ranges
+    /// Divides a range into chunks for one message each. An empty range has no chunk. Both ends of a message call it with ranges
     /// of the same length.
-    pub(super) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (piece, end) = (self.piece, range.end);
-        range.step_by(piece).map(move |start| start..end.min(start + piece))
+    pub(super) fn chunks(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (chunk, end) = (self.chunk, range.end);
+        range.step_by(chunk).map(move |start| start..end.min(start + chunk))
     }
 
     /// Reserves scratch memory: the elements from 0 to `elements`.
@@ -84,30 +84,30 @@ impl Builder {
         self.push(Action::Receive { from, into, reduce }, &[])
     }
 
-    /// Sends a range, one message for each piece. `span` says where a piece lies.
+    /// Sends a range, one message for each chunk. `span` says where a chunk lies.
     pub(super) fn send_pieces(
         &mut self,
         to: usize,
         range: Range<usize>,
         span: impl Fn(Range<usize>) -> Span,
     ) {
-        for piece in self.pieces(range) {
-            self.send(to, span(piece));
+        for chunk in self.chunks(range) {
+            self.send(to, span(chunk));
         }
     }
 
-    /// Receives a range of Work, one message for each piece.
+    /// Receives a range of Work, one message for each chunk.
     pub(super) fn receive_pieces(&mut self, from: usize, range: Range<usize>) {
-        for piece in self.pieces(range) {
-            self.receive(from, Span::work(piece), None);
+        for chunk in self.chunks(range) {
+            self.receive(from, Span::work(chunk), None);
         }
     }
 
     /// Copies this rank's part, for an all-gather out of place, to where it lies in the whole.
     pub(super) fn copy_own(&mut self) {
         let own = if self.in_place { 0..0 } else { self.part(self.rank) };
-        for piece in self.pieces(own.clone()) {
-            self.local(Span::input(shifted(piece.clone(), own.start)), Span::work(piece), None);
+        for chunk in self.chunks(own.clone()) {
+            self.local(Span::input(shifted(chunk.clone(), own.start)), Span::work(chunk), None);
         }
     }
 
@@ -131,21 +131,21 @@ impl Builder {
 
     /// Makes the plan of a group of one rank: the result is the input, or a copy.
     pub(super) fn alone(&mut self) {
-        for piece in self.pieces(0..self.elements) {
+        for chunk in self.chunks(0..self.elements) {
             if !self.in_place {
-                self.local(Span::input(piece.clone()), Span::work(piece.clone()), None);
+                self.local(Span::input(chunk.clone()), Span::work(chunk.clone()), None);
             }
             if matches!(self.collective, Collective::AllReduce | Collective::ReduceScatter) {
-                self.finish(Span::work(piece));
+                self.finish(Span::work(chunk));
             }
         }
     }
 
-    /// Returns where the final part of this rank lies after a reduce-scatter: `piece` counts in the whole.
-    pub(super) fn scattered(&self, piece: Range<usize>) -> Span {
+    /// Returns where the final part of this rank lies after a reduce-scatter: `chunk` counts in the whole.
+    pub(super) fn scattered(&self, chunk: Range<usize>) -> Span {
         match self.in_place {
-            true => Span::work(piece),
-            false => Span::work(shifted(piece, self.part(self.rank).start)),
+            true => Span::work(chunk),
+            false => Span::work(shifted(chunk, self.part(self.rank).start)),
         }
     }
 }
@@ -169,7 +169,7 @@ pub(super) fn shifted(range: Range<usize>, origin: usize) -> Range<usize> {
     range.start - origin..range.end - origin
 }
 
-/// The largest number of dependencies of a step for which indirect ones are looked for.
+/// The largest number of dependencies of a step for which indirect ones are removed.
 const FEW: usize = 8;
 
 /// Finds for each step the earlier steps that it must wait for, from the elements that the steps read and write.

@@ -29,21 +29,21 @@ pub(super) fn reduce_scatter(builder: &mut Builder) {
         // Both ends divide the parts where the sender's reduced ones end.
         let divided = if round == 0 { before } else { reduced.clamp(after, before) };
         for (parts, is_reduced) in [(after..divided, round > 0), (divided..before, false)] {
-            for piece in pieces(builder, parts) {
-                let from = if is_reduced { sums.place(piece) } else { Span::input(piece) };
+            for chunk in chunks(builder, parts) {
+                let from = if is_reduced { sums.span(chunk) } else { Span::input(chunk) };
                 builder.send(to, from);
             }
         }
         let is_last = after == 1;
         for parts in [0..divided - after, divided - after..before - after] {
-            for piece in pieces(builder, parts) {
+            for chunk in chunks(builder, parts) {
                 let reduce = match round {
-                    0 => Span::input(piece.clone()),
-                    _ => sums.place(piece.clone()),
+                    0 => Span::input(chunk.clone()),
+                    _ => sums.span(chunk.clone()),
                 };
                 let into = match is_last {
-                    true => builder.scattered(piece),
-                    false => sums.place(piece),
+                    true => builder.scattered(chunk),
+                    false => sums.span(chunk),
                 };
                 builder.receive(from, into.clone(), Some(reduce));
                 if is_last {
@@ -59,11 +59,11 @@ pub(super) fn all_gather(builder: &mut Builder) {
     for skip in skips(builder.ranks).windows(2).rev() {
         let (all, had) = (skip[0], skip[1]);
         let (to, from) = (builder.behind(had), builder.ahead(had));
-        for piece in pieces(builder, 0..all - had) {
-            builder.send(to, Span::work(piece));
+        for chunk in chunks(builder, 0..all - had) {
+            builder.send(to, Span::work(chunk));
         }
-        for piece in pieces(builder, had..all) {
-            builder.receive(from, Span::work(piece), None);
+        for chunk in chunks(builder, had..all) {
+            builder.receive(from, Span::work(chunk), None);
         }
     }
 }
@@ -74,8 +74,8 @@ fn skips(ranks: usize) -> Vec<usize> {
     std::iter::successors(Some(ranks), halved).collect()
 }
 
-/// Returns the pieces of parts that are counted from this rank's own. The parts behind the last one are those from 0 on.
-fn pieces(builder: &Builder, parts: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+/// Returns the chunks of parts that are counted from this rank's own. The parts behind the last one are those from 0 on.
+fn chunks(builder: &Builder, parts: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let (ranks, first, end) = (builder.ranks, builder.rank + parts.start, builder.rank + parts.end);
     let start = |part: usize| builder.part(part).start;
     let ranges = match (first, end) {
@@ -84,7 +84,7 @@ fn pieces(builder: &Builder, parts: Range<usize>) -> impl Iterator<Item = Range<
         _ if end > ranks => [start(first)..builder.elements, 0..builder.part(end - 1).end],
         _ => [start(first)..builder.part(end - 1).end, 0..0],
     };
-    let [one, other] = ranges.map(|range| builder.pieces(range));
+    let [one, other] = ranges.map(|range| builder.chunks(range));
     one.chain(other)
 }
 
@@ -108,11 +108,11 @@ impl Sums {
         Self { in_place: builder.in_place, origin, elements: builder.elements }
     }
 
-    fn place(&self, piece: Range<usize>) -> Span {
+    fn span(&self, chunk: Range<usize>) -> Span {
         if self.in_place {
-            return Span::work(piece);
+            return Span::work(chunk);
         }
-        let start = (piece.start + self.elements - self.origin) % self.elements;
-        Span::scratch(start..start + piece.len())
+        let start = (chunk.start + self.elements - self.origin) % self.elements;
+        Span::scratch(start..start + chunk.len())
     }
 }

@@ -44,15 +44,15 @@ pub(super) fn all_reduce(builder: &mut Builder) {
             let others = (index << fan)..((index + 1) << fan);
             for other in others.clone() {
                 let range = larger.range(builder, other, larger.levels);
-                builder.send_pieces(larger.first + other, range, |piece| sums.span(piece));
+                builder.send_pieces(larger.first + other, range, |chunk| sums.span(chunk));
             }
             for other in others {
                 builder.receive_pieces(larger.first + other, larger.range(builder, other, larger.levels));
             }
         }
         None => {
-            for piece in builder.pieces(own.clone()) {
-                builder.finish(Span::work(piece));
+            for chunk in builder.chunks(own.clone()) {
+                builder.finish(Span::work(chunk));
             }
         }
     }
@@ -134,14 +134,14 @@ impl Sums {
 
     /// Sends sums of one half, and reduces those of the other half.
     fn exchange(&mut self, builder: &mut Builder, partner: usize, sent: &Range<usize>, kept: &Range<usize>) {
-        builder.send_pieces(partner, sent.clone(), |piece| self.span(piece));
+        builder.send_pieces(partner, sent.clone(), |chunk| self.span(chunk));
         self.reduce(builder, partner, kept);
     }
 
     /// Receives sums, and reduces them.
     fn reduce(&mut self, builder: &mut Builder, from: usize, range: &Range<usize>) {
-        for piece in builder.pieces(range.clone()) {
-            builder.receive(from, Span::work(piece.clone()), Some(self.span(piece)));
+        for chunk in builder.chunks(range.clone()) {
+            builder.receive(from, Span::work(chunk.clone()), Some(self.span(chunk)));
         }
         self.in_input = false;
     }

@@ -6,7 +6,7 @@
 //! ```text
 //!   Input    the caller's elements, only read
 //!   Work     the result grows here; the same memory as Input for an operation in place
-//!   Scratch  memory of this rank alone, for operations that need a third place
+//!   Scratch  memory of this rank alone, for operations that need a third memory
 //! ```
 //!
 //! | operation | one-shot | halving-doubling | ring |
@@ -87,7 +87,7 @@ fn barrier(builder: &mut Builder) {
     let mut distance = 1;
     while distance < builder.ranks {
         let to = builder.ahead(distance);
-        // The message says that this rank has heard of all ranks up to `distance` places behind it.
+        // The message says that this rank has heard of all ranks up to `distance` positions behind it.
         builder.push(Action::Send { to, from: nothing.clone() }, &received);
         let from = builder.behind(distance);
         // Each round after the one before, so that the last step ends the barrier.
@@ -97,45 +97,45 @@ fn barrier(builder: &mut Builder) {
     }
 }
 
-/// Broadcast: from the root to every rank directly, along a binomial tree, or along a chain. Pieces follow one another, so a long
+/// Broadcast: from the root to every rank directly, along a binomial tree, or along a chain. Chunks follow one another, so a long
 /// broadcast along a chain takes little longer than one transfer.
 ///
 /// ```text
 ///   one-shot   0 → 1, 0 → 2, … 0 → 7
-///   tree       0 → 4, 0 → 2, 0 → 1, 4 → 6, 4 → 5, 2 → 3, 6 → 7     (places, counted from the root)
+///   tree       0 → 4, 0 → 2, 0 → 1, 4 → 6, 4 → 5, 2 → 3, 6 → 7     (positions, counted from the root)
 ///   chain      0 → 1 → 2 → … → 7
 /// ```
 fn broadcast(builder: &mut Builder, root: usize, algorithm: Algorithm) {
     let ranks = builder.ranks;
-    let place = (builder.rank + ranks - root % ranks) % ranks;
-    let rank = |place: usize| (place + root) % ranks;
+    let position = (builder.rank + ranks - root % ranks) % ranks;
+    let rank = |position: usize| (position + root) % ranks;
     let (parent, children) = match algorithm {
-        Algorithm::OneShot => (0, if place == 0 { (1..ranks).collect() } else { Vec::new() }),
-        Algorithm::HalvingDoubling => tree(place, ranks),
-        Algorithm::Ring => (place.saturating_sub(1), (place + 1..ranks).take(1).collect()),
+        Algorithm::OneShot => (0, if position == 0 { (1..ranks).collect() } else { Vec::new() }),
+        Algorithm::HalvingDoubling => tree(position, ranks),
+        Algorithm::Ring => (position.saturating_sub(1), (position + 1..ranks).take(1).collect()),
     };
-    for piece in builder.pieces(0..builder.elements) {
-        let from = match place {
-            0 => Span::input(piece.clone()),
+    for chunk in builder.chunks(0..builder.elements) {
+        let from = match position {
+            0 => Span::input(chunk.clone()),
             _ => {
-                builder.receive(rank(parent), Span::work(piece.clone()), None);
-                Span::work(piece.clone())
+                builder.receive(rank(parent), Span::work(chunk.clone()), None);
+                Span::work(chunk.clone())
             }
         };
         for child in &children {
             builder.send(rank(*child), from.clone());
         }
-        if place == 0 && !builder.in_place {
-            builder.local(from, Span::work(piece), None);
+        if position == 0 && !builder.in_place {
+            builder.local(from, Span::work(chunk), None);
         }
     }
 }
 
-/// Returns the parent and the children of a place in the binomial tree. The parent of a place is the place without its lowest bit.
+/// Returns the parent and the children of a position in the binomial tree. The parent of a position is the position without its lowest bit.
 /// The child with the most descendants comes first.
-fn tree(place: usize, ranks: usize) -> (usize, Vec<usize>) {
-    let lowest = if place == 0 { ranks.next_power_of_two() } else { 1 << place.trailing_zeros() };
+fn tree(position: usize, ranks: usize) -> (usize, Vec<usize>) {
+    let lowest = if position == 0 { ranks.next_power_of_two() } else { 1 << position.trailing_zeros() };
     let distances = std::iter::successors(Some(lowest / 2), |distance| Some(distance / 2));
-    let children = distances.take_while(|distance| *distance > 0).map(|distance| place + distance);
-    (place & place.wrapping_sub(1), children.filter(|child| *child < ranks).collect())
+    let children = distances.take_while(|distance| *distance > 0).map(|distance| position + distance);
+    (position & position.wrapping_sub(1), children.filter(|child| *child < ranks).collect())
 }

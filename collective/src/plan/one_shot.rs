@@ -22,17 +22,17 @@ enum Growing {
 }
 
 pub(super) fn all_reduce(builder: &mut Builder) {
-    for piece in builder.pieces(0..builder.elements) {
-        let own = Span::input(piece.clone());
+    for chunk in builder.chunks(0..builder.elements) {
+        let own = Span::input(chunk.clone());
         for distance in 1..builder.ranks {
             builder.send(builder.ahead(distance), own.clone());
         }
         let growing = match builder.in_place {
             false => Growing::Result,
-            true if piece.len() <= builder.inline => Growing::Scratch,
+            true if chunk.len() <= builder.inline => Growing::Scratch,
             true => Growing::ScratchToTheEnd,
         };
-        reduce(builder, &own, &Span::work(piece.clone()), piece, growing);
+        reduce(builder, &own, &Span::work(chunk.clone()), chunk, growing);
     }
 }
 
@@ -44,24 +44,24 @@ pub(super) fn reduce_scatter(builder: &mut Builder) {
     let part = builder.part(builder.rank);
     // The ranks do not send their own parts, so no other rank takes what the result overwrites.
     let growing = if builder.in_place { Growing::Scratch } else { Growing::Result };
-    for piece in builder.pieces(part.clone()) {
-        let result = builder.scattered(piece.clone());
-        reduce(builder, &Span::input(piece.clone()), &result, shifted(piece, part.start), growing);
+    for chunk in builder.chunks(part.clone()) {
+        let result = builder.scattered(chunk.clone());
+        reduce(builder, &Span::input(chunk.clone()), &result, shifted(chunk, part.start), growing);
     }
 }
 
 pub(super) fn all_gather(builder: &mut Builder) {
     let part = builder.part(builder.rank);
-    for piece in builder.pieces(part.clone()) {
+    for chunk in builder.chunks(part.clone()) {
         let own = match builder.in_place {
-            true => Span::work(piece.clone()),
-            false => Span::input(shifted(piece.clone(), part.start)),
+            true => Span::work(chunk.clone()),
+            false => Span::input(shifted(chunk.clone(), part.start)),
         };
         for distance in 1..builder.ranks {
             builder.send(builder.ahead(distance), own.clone());
         }
         if !builder.in_place {
-            builder.local(own, Span::work(piece), None);
+            builder.local(own, Span::work(chunk), None);
         }
     }
     for distance in 1..builder.ranks {

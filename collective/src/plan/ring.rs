@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Baidu's parts are numbered by one more: there, part r+1 is final at rank r. Each rank sends all parts but one in each half, which is
-//! 2(N−1)/N·K for K bytes on N ranks. A part goes in pieces. A rank sends a piece on as soon as it has reduced it, while the next piece
+//! 2(N−1)/N·K for K bytes on N ranks. A part goes in chunks. A rank sends a chunk on as soon as it has reduced it, while the next chunk
 //! arrives.
 
 use std::ops::Range;
@@ -22,7 +22,7 @@ use super::builder::{Builder, shifted};
 use super::step::Span;
 
 pub(super) fn all_reduce(builder: &mut Builder) {
-    scatter_reduce(builder, &|_, piece| Span::work(piece));
+    scatter_reduce(builder, &|_, chunk| Span::work(chunk));
     gather(builder);
 }
 
@@ -36,11 +36,11 @@ pub(super) fn reduce_scatter(builder: &mut Builder) {
     }
     let parts: Vec<usize> =
         (0..=last).map(|step| builder.part(builder.behind(step + 1) + builder.ranks - 1).start).collect();
-    scatter_reduce(builder, &|step, piece| match in_place {
-        true => Span::work(piece),
-        false if step == last => Span::work(shifted(piece, own)),
+    scatter_reduce(builder, &|step, chunk| match in_place {
+        true => Span::work(chunk),
+        false if step == last => Span::work(shifted(chunk, own)),
         false => {
-            let range = shifted(piece, parts[step]);
+            let range = shifted(chunk, parts[step]);
             let offset = step % 2 * buffer;
             Span::scratch(range.start + offset..range.end + offset)
         }
@@ -52,21 +52,21 @@ pub(super) fn all_gather(builder: &mut Builder) {
     gather(builder);
 }
 
-/// Reduces part r on rank r. `place` says where the sums of a step lie.
-fn scatter_reduce(builder: &mut Builder, place: &dyn Fn(usize, Range<usize>) -> Span) {
+/// Reduces part r on rank r. `span_of` says where the sums of a step lie.
+fn scatter_reduce(builder: &mut Builder, span_of: &dyn Fn(usize, Range<usize>) -> Span) {
     let (next, previous) = (builder.ahead(1), builder.behind(1));
     for step in 0..builder.ranks - 1 {
         let sent = builder.part(builder.behind(step + 1));
         let received = builder.part(builder.behind(step + 1) + builder.ranks - 1);
         let is_last = step == builder.ranks - 2;
-        for (leave, arrive) in in_turns(builder.pieces(sent), builder.pieces(received)) {
-            if let Some(piece) = leave {
-                let from = if step == 0 { Span::input(piece) } else { place(step - 1, piece) };
+        for (leave, arrive) in in_turns(builder.chunks(sent), builder.chunks(received)) {
+            if let Some(chunk) = leave {
+                let from = if step == 0 { Span::input(chunk) } else { span_of(step - 1, chunk) };
                 builder.send(next, from);
             }
-            if let Some(piece) = arrive {
-                let into = place(step, piece.clone());
-                builder.receive(previous, into.clone(), Some(Span::input(piece)));
+            if let Some(chunk) = arrive {
+                let into = span_of(step, chunk.clone());
+                builder.receive(previous, into.clone(), Some(Span::input(chunk)));
                 if is_last {
                     builder.finish(into);
                 }
@@ -79,14 +79,14 @@ fn scatter_reduce(builder: &mut Builder, place: &dyn Fn(usize, Range<usize>) -> 
 fn gather(builder: &mut Builder) {
     let (next, previous) = (builder.ahead(1), builder.behind(1));
     for step in 0..builder.ranks - 1 {
-        let leaving = builder.pieces(builder.part(builder.behind(step)));
-        let arriving = builder.pieces(builder.part(builder.behind(step + 1)));
+        let leaving = builder.chunks(builder.part(builder.behind(step)));
+        let arriving = builder.chunks(builder.part(builder.behind(step + 1)));
         for (leave, arrive) in in_turns(leaving, arriving) {
-            if let Some(piece) = leave {
-                builder.send(next, Span::work(piece));
+            if let Some(chunk) = leave {
+                builder.send(next, Span::work(chunk));
             }
-            if let Some(piece) = arrive {
-                builder.receive(previous, Span::work(piece), None);
+            if let Some(chunk) = arrive {
+                builder.receive(previous, Span::work(chunk), None);
             }
         }
     }

@@ -73,10 +73,10 @@ pub(crate) struct Arguments {
     pub(crate) elements: usize,
     /// The largest number of elements of one step, so that steps of a long operation overlap (chunks of a pipeline). At least
     /// one, and at least a 4096th of `elements`; smaller values count as these.
-    pub(crate) piece: usize,
+    pub(crate) chunk: usize,
     /// Whether Input and Work are the same memory.
     pub(crate) in_place: bool,
-    /// The largest number of elements of a message that the lanes send as a copy. Such a `Send` is done at once. Only one-shot
+    /// The largest number of elements of a message that the links send as a copy. Such a `Send` is done at once. Only one-shot
     /// all-reduces in place need it: for longer messages they use scratch memory, because each rank waits until its elements
     /// have been taken. 0 is always right. The ranks need not agree on it.
     pub(crate) inline: usize,

@@ -9,7 +9,7 @@ use tonic_rdma::unstable::units;
 
 /// The length of a chunk if nothing else is said, in bytes.
 pub(super) const CHUNK: usize = 256 << 10;
-/// The largest length of a message that holds its elements, in bytes; see `LaneSettings`.
+/// The largest length of a message that holds its elements, in bytes; see `LinkSettings`.
 const INLINE: usize = 16 << 10;
 /// From this number of ranks on, a small broadcast goes along a tree.
 const TREE_FROM: usize = 5;

@@ -124,7 +124,7 @@ impl Drop for Parts {
 }
 
 /// What the coordinator tells a part, and what the part's report has then: a value for each mode, if the command names none. Modes are
-/// called by their places in the options.
+/// called by their indices in the options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Command {

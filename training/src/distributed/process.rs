@@ -18,9 +18,8 @@ use tonic_rdma_graph::session::{Listener, Peering, Session};
 use tonic_rdma_graph::sites::{NodeSites, SiteOwner};
 
 use super::parts::{Command, Ran, Report, Sent, SentTensor};
-use crate::array::Array;
+use crate::array::{Array, Error, failure};
 use crate::data::{Data, reorder};
-use crate::failure::{Error, failure};
 use crate::options::Options;
 use crate::step::{Feed, Shape, StepGraph};
 use crate::variables::Variables;

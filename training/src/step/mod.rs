@@ -25,9 +25,8 @@ use tonic_rdma_graph::dataflow::{Dim, Fact, Kernel, Node, NodeId, Outlet, Role, 
 use tonic_rdma_graph::placement::{Part, Partition, Placements};
 use tonic_rdma_tensor::Dtype;
 
-use crate::array::Array;
+use crate::array::{Array, Error};
 use crate::data::{SIDE, part};
-use crate::failure::Error;
 use crate::layer::{Gradients, cross_entropy};
 use crate::network::{EMBEDDING, Model, TABLE, Variable, rows};
 use crate::variables::{Gradient, Variables};
@@ -101,7 +100,7 @@ impl Shape {
         part == self.chief() || self.synchrony == Synchrony::Allreduce && variable != TABLE
     }
 
-    /// Returns the place of a worker's samples in a batch.
+    /// Returns the range of a worker's samples in a batch.
     pub(crate) fn share(&self, worker: usize) -> std::ops::Range<usize> {
         part(self.batch, self.workers, worker)
     }
@@ -370,8 +369,8 @@ impl Shape {
                 let [tape, gradient] = inputs(arrays)?;
                 let Array::Tape(tape) = tape else { return Err("the forward pass kept nothing".into()) };
                 let gradients = tape.backward(&gradient.into_tensor()?)?.into_iter().enumerate();
-                let crosses = |place| !texts && place < number;
-                let array = |(place, gradient)| match crosses(place) {
+                let crosses = |position| !texts && position < number;
+                let array = |(position, gradient)| match crosses(position) {
                     true => Array::take(gradient),
                     false => Ok(Array::Tensor(gradient)),
                 };
@@ -380,8 +379,11 @@ impl Shape {
             let name = format!("backward.{}@{worker}", layer.name);
             // The gradients of texts are made in a varying number of allocations, so they don't cross: those of the clips do.
             let node = builder.node(worker, name, vec![tape, gradient], facts, texts, backward)?;
-            for (place, (name, _)) in layer.variables.iter().enumerate() {
-                handed.push((name.clone(), vec![self.add_clip(builder, worker, name, output(node, place))?]));
+            for (position, (name, _)) in layer.variables.iter().enumerate() {
+                handed.push((
+                    name.clone(),
+                    vec![self.add_clip(builder, worker, name, output(node, position))?],
+                ));
             }
             gradient = output(node, number);
         }
@@ -464,14 +466,14 @@ impl Shape {
             ranges.iter().map(|(begin, _)| cuts.iter().copied().cycle().skip(*begin)).collect();
         let mut sums: Vec<Outlet> = Vec::new();
         for round in 0..workers {
-            for (place, (ring, (_, range))) in rings.iter_mut().zip(&ranges).enumerate() {
+            for (position, (ring, (_, range))) in rings.iter_mut().zip(&ranges).enumerate() {
                 let Some((worker, cut)) = ring.next() else { continue };
-                let own = output(cut, place);
-                let Some(sum) = sums.get_mut(place) else {
+                let own = output(cut, position);
+                let Some(sum) = sums.get_mut(position) else {
                     sums.push(own);
                     continue;
                 };
-                let name = format!("add.{name}.{place}.{round}@{worker}");
+                let name = format!("add.{name}.{position}.{round}@{worker}");
                 let facts = vec![fact(range.len())];
                 *sum = first(builder.node(worker, name, vec![*sum, own], facts, false, add_up)?);
             }

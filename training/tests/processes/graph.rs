@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{command, program, text, write_samples};
+use crate::{command, program, text, write_samples};
 
 /// Far more than a run takes. A run that hangs ends here.
 const LIMIT: Duration = Duration::from_secs(240);

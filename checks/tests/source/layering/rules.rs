@@ -21,7 +21,7 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
             ("reduce", 1),
             ("memory", 1),
             ("group", 1),
-            ("lane", 2),
+            ("link", 2),
             ("engine", 3),
             ("communicator", 4),
             ("fusion", 5),

@@ -55,7 +55,7 @@ pub(crate) struct Meter<'a> {
 }
 
 /// The state of one algorithm.
-struct Side<'a, T> {
+struct AlgorithmRun<'a, T> {
     group: &'a Group,
     operands: Operands<T>,
     /// The latencies of this rank in µs.
@@ -86,25 +86,25 @@ impl Meter<'_> {
     fn typed<T: Value>(&mut self, cell: &Cell) -> Result<Vec<Figures>, Failure> {
         let Some(first) = self.groups.first() else { return Ok(Vec::new()) };
         let pattern = Pattern::<T>::new(cell.elements(), cell.reduction, first.communicator.size());
-        let side = |group| {
+        let run = |group| {
             let operands = Operands::new(group, cell.operand, cell.elements())?;
-            Ok(Side { group, operands, latencies: Vec::new(), wrong: 0, takes_part: true })
+            Ok(AlgorithmRun { group, operands, latencies: Vec::new(), wrong: 0, takes_part: true })
         };
-        let mut sides = self.groups.iter().map(side).collect::<Result<Vec<_>, Failure>>()?;
+        let mut runs = self.groups.iter().map(run).collect::<Result<Vec<_>, Failure>>()?;
         let mut iterations = 0..;
-        let mut turns = |meter: &mut Self, sides: &mut [Side<'_, T>], count: u64| {
+        let mut turns = |meter: &mut Self, runs: &mut [AlgorithmRun<'_, T>], count: u64| {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
-            iterations.by_ref().take(count).try_for_each(|it| meter.turn(sides, cell, &pattern, it))
+            iterations.by_ref().take(count).try_for_each(|it| meter.turn(runs, cell, &pattern, it))
         };
-        turns(self, &mut sides, cell.warm_ups)?;
+        turns(self, &mut runs, cell.warm_ups)?;
         if self.check && cell.bytes > LARGE {
-            leave_out(first, &mut sides)?;
+            leave_out(first, &mut runs)?;
         }
         let count = match cell.length {
             Length::Iterations(count) => count,
             Length::Duration(duration) => {
                 let begin = Instant::now();
-                turns(self, &mut sides, TRIALS.into())?;
+                turns(self, &mut runs, TRIALS.into())?;
                 let mut seconds = [(begin.elapsed() / TRIALS).as_secs_f64()];
                 // The same number on all ranks.
                 first.combine(&mut seconds, Reduction::Max)?;
@@ -112,19 +112,19 @@ impl Meter<'_> {
                 ((duration.as_secs_f64() / seconds[0].max(1e-9)) as u64).clamp(least, MOST)
             }
         };
-        sides.iter_mut().for_each(|side| side.latencies.clear());
+        runs.iter_mut().for_each(|run| run.latencies.clear());
         let before: Vec<[u64; 2]> = self.groups.iter().map(Group::moved).collect();
-        turns(self, &mut sides, count)?;
+        turns(self, &mut runs, count)?;
         let after: Vec<[u64; 2]> = self.groups.iter().map(Group::moved).collect();
         let mut all = Vec::new();
-        for (mut side, (before, after)) in sides.into_iter().zip(before.into_iter().zip(after)) {
-            self.wrong += side.wrong;
+        for (mut run, (before, after)) in runs.into_iter().zip(before.into_iter().zip(after)) {
+            self.wrong += run.wrong;
             let [moved, copied] = [0, 1].map(|index| after[index].saturating_sub(before[index]) as f64);
-            let mut sums = [side.wrong as f64, moved, copied];
+            let mut sums = [run.wrong as f64, moved, copied];
             first.combine(&mut sums, Reduction::Sum)?;
-            first.combine(&mut side.latencies, Reduction::Max)?;
+            first.combine(&mut run.latencies, Reduction::Max)?;
             let [errors, moved, copied] = sums;
-            all.push(Figures { latencies: side.latencies, errors: errors as u64, moved: [moved, copied] });
+            all.push(Figures { latencies: run.latencies, errors: errors as u64, moved: [moved, copied] });
         }
         Ok(all)
     }
@@ -132,7 +132,7 @@ impl Meter<'_> {
     /// Makes one iteration with each algorithm. Each iteration begins with another algorithm.
     fn turn<T: Value>(
         &mut self,
-        sides: &mut [Side<'_, T>],
+        runs: &mut [AlgorithmRun<'_, T>],
         cell: &Cell,
         pattern: &Pattern<T>,
         iteration: u64,
@@ -140,21 +140,21 @@ impl Meter<'_> {
         if self.check && !self.own_cores {
             std::thread::sleep(NAP);
         }
-        let first = (iteration % sides.len() as u64) as usize;
-        let (later, earlier) = sides.split_at_mut(first);
-        for side in earlier.iter_mut().chain(later).filter(|side| side.takes_part) {
-            side.operands.fill(pattern, side.group.communicator.rank(), iteration)?;
-            side.group.barrier()?;
+        let first = (iteration % runs.len() as u64) as usize;
+        let (later, earlier) = runs.split_at_mut(first);
+        for run in earlier.iter_mut().chain(later).filter(|run| run.takes_part) {
+            run.operands.fill(pattern, run.group.communicator.rank(), iteration)?;
+            run.group.barrier()?;
             if self.own_cores {
                 wait_for_start();
             }
-            let took = side.operands.reduce(side.group, cell.reduction, iteration)?;
+            let took = run.operands.reduce(run.group, cell.reduction, iteration)?;
             if !self.own_cores {
                 // A rank that checks its result would take the core from a rank that is still in the timed part.
-                side.group.barrier()?;
+                run.group.barrier()?;
             }
-            side.latencies.push(took.as_nanos() as f64 / 1000.0);
-            side.wrong += side.operands.wrong(pattern, iteration)?;
+            run.latencies.push(took.as_nanos() as f64 / 1000.0);
+            run.wrong += run.operands.wrong(pattern, iteration)?;
         }
         if self.beat.elapsed() > BEAT {
             self.beat = Instant::now();
@@ -165,14 +165,14 @@ impl Meter<'_> {
 }
 
 /// Leaves out the fixed algorithms that are far behind. All ranks decide by the same times, so they decide alike.
-fn leave_out<T>(first: &Group, sides: &mut [Side<'_, T>]) -> Result<(), Failure> {
+fn leave_out<T>(first: &Group, runs: &mut [AlgorithmRun<'_, T>]) -> Result<(), Failure> {
     // The first uses of a buffer, and other work of the machine, make single latencies long.
-    let least = |side: &Side<'_, T>| side.latencies.iter().copied().fold(f64::MAX, f64::min);
-    let mut times: Vec<f64> = sides.iter().map(least).collect();
+    let least = |run: &AlgorithmRun<'_, T>| run.latencies.iter().copied().fold(f64::MAX, f64::min);
+    let mut times: Vec<f64> = runs.iter().map(least).collect();
     first.combine(&mut times, Reduction::Max)?;
     let best = times.iter().copied().fold(f64::MAX, f64::min);
-    for (side, time) in sides.iter_mut().zip(times) {
-        side.takes_part = side.group.algorithm == Algorithm::Auto || time <= FAR_BEHIND * best;
+    for (run, time) in runs.iter_mut().zip(times) {
+        run.takes_part = run.group.algorithm == Algorithm::Auto || time <= FAR_BEHIND * best;
     }
     Ok(())
 }

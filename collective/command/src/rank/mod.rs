@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::runtime::Runtime;
 
 use self::meter::{Figures, Meter};
-use crate::launch::{Place, announce};
+use crate::launch::{RankSpec, announce};
 use crate::options::{Algorithm, Cell, Options, Pin};
 use crate::report::{Compared, Counted, Key, Plans, Report, Results, Row};
 use tonic_rdma::Config;
@@ -31,10 +31,10 @@ pub(crate) fn is_launched() -> bool {
 }
 
 /// Works as a rank that this command started. The reports, also of failures, go to the process that did so: a line of JSON for each.
-pub(crate) fn work_as_child(options: &Options, place: &str) -> Result<(), Failure> {
-    let place = Place::parse(place)?;
-    place.take()?;
-    let first = place.rank == 0;
+pub(crate) fn work_as_child(options: &Options, spec: &str) -> Result<(), Failure> {
+    let spec = RankSpec::parse(spec)?;
+    spec.take()?;
+    let first = spec.rank == 0;
     let mut sink = |report: Report| -> Result<(), Failure> {
         // Rank 0 reports for all.
         if !first && !matches!(report, Report::Done { .. } | Report::Failed { .. }) {
@@ -45,9 +45,9 @@ pub(crate) fn work_as_child(options: &Options, place: &str) -> Result<(), Failur
         let mut stdout = io::stdout().lock();
         writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
     };
-    let launch = |address: &String| Launch::new(place.rank, place.size, address.clone());
-    let launches = place.addresses.iter().map(launch).collect();
-    match work(options, launches, place.core.is_some(), &mut sink) {
+    let launch = |address: &String| Launch::new(spec.rank, spec.size, address.clone());
+    let launches = spec.addresses.iter().map(launch).collect();
+    match work(options, launches, spec.core.is_some(), &mut sink) {
         Ok(wrong) => sink(Report::Done { wrong }),
         Err(failure) => sink(Report::Failed { reason: failure.with_causes() }),
     }
@@ -153,7 +153,7 @@ fn report(
 }
 
 /// The largest message of a step of a fixed algorithm, in bytes.
-const PIECE: usize = 256 << 10;
+const CHUNK: usize = 256 << 10;
 
 /// The communicator of one algorithm.
 #[derive(Debug)]
@@ -169,7 +169,7 @@ impl Group {
         let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
         let mut builder = Communicator::builder().config(config).launch(launch);
         if let Some(algorithm) = algorithm.fixed() {
-            builder = builder.plans(PlanChoice::Fixed { algorithm, chunk_bytes: PIECE });
+            builder = builder.plans(PlanChoice::Fixed { algorithm, chunk_bytes: CHUNK });
         }
         let communicator = runtime.block_on(builder.connect()).map_err(|error| {
             Failure::run(format!("rank {rank} can't meet the other ranks")).because(error)
@@ -187,11 +187,11 @@ impl Group {
         self.communicator.all_reduce(values, reduction).wait().map(drop).map_err(failed)
     }
 
-    /// Returns the bytes that the operations of this rank have sent with messages or pulled from other ranks, and those that they have
+    /// Returns the bytes that the operations of this rank have sent with messages or read from other ranks, and those that they have
     /// copied within this rank. Barriers move none.
     pub(crate) fn moved(&self) -> [u64; 2] {
         let statistics = self.communicator.statistics();
-        [statistics.inline_bytes + statistics.pulled_bytes, statistics.copied_bytes]
+        [statistics.inline_bytes + statistics.read_bytes, statistics.copied_bytes]
     }
 }
 

@@ -1,4 +1,4 @@
-//! Engines over simulated lanes, in virtual time: random delays, few slots, slow ranks, ranks that die or stop, and calls that do not
+//! Engines over simulated links, in virtual time: random delays, few slots, slow ranks, ranks that die or stop, and calls that do not
 //! fit.
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules of each test. `TONIC_RDMA_SEED` runs the one schedule of a seed.
@@ -151,9 +151,9 @@ fn expected(ranks: &[Rank], at: usize) -> Option<Vec<Vec<u8>>> {
 }
 
 /// Returns an all-reduce by this algorithm.
-fn sum(algorithm: Algorithm, elements: usize, piece: usize) -> Call {
+fn sum(algorithm: Algorithm, elements: usize, chunk: usize) -> Call {
     let (kind, reduction) = (Kind::Group(Collective::AllReduce), Some(Reduction::Sum));
-    Call { kind, dtype: Dtype::F32, reduction, algorithm, elements, piece }
+    Call { kind, dtype: Dtype::F32, reduction, algorithm, elements, chunk }
 }
 
 fn call(ranks: usize, random: &mut fastrand::Rng) -> Call {
@@ -183,7 +183,7 @@ fn call(ranks: usize, random: &mut fastrand::Rng) -> Call {
         reduction: reduces.then(|| *random.choice(reductions).unwrap()),
         algorithm: *random.choice(&Algorithm::ALL).unwrap(),
         elements,
-        piece: *random.choice(&[7, 32, 100, 1000]).unwrap(),
+        chunk: *random.choice(&[7, 32, 100, 1000]).unwrap(),
     }
 }
 
@@ -278,14 +278,14 @@ fn lost_at(algorithm: Algorithm, ranks: usize, step: u64) -> Option<(Group, usiz
     group.ranks[victim].tasks[0].short = false;
     let mut done = false;
     let reached = |rank: &Rank| {
-        let under = rank.engine.under.front();
-        under.is_some_and(|under| u64::from(under.at().step) >= step)
-            || rank.engine.under.is_empty() && rank.engine.numbers.group > 0
+        let operation = rank.engine.in_flight.front();
+        operation.is_some_and(|operation| u64::from(operation.at().step) >= step)
+            || rank.engine.in_flight.is_empty() && rank.engine.numbers.group > 0
     };
     while !done && !reached(&group.ranks[victim]) {
         done = group.act();
     }
-    if done || group.ranks[victim].engine.under.is_empty() {
+    if done || group.ranks[victim].engine.in_flight.is_empty() {
         return None;
     }
     group.gone = Some(victim);
@@ -441,4 +441,18 @@ fn calls_that_differ_are_named() {
         }
     });
     assert!(deadlines.get() * 10 <= runs.get(), "{} of {} were deadlines", deadlines.get(), runs.get());
+}
+
+/// Messages carry the packed call, so the packed calls of ranks that name different roots must differ for every root of a group.
+#[test]
+fn broadcasts_of_any_two_roots_are_told_apart() {
+    let broadcast =
+        |root| Call { kind: Kind::Group(Collective::Broadcast { root }), ..sum(Algorithm::Ring, 5, 1000) };
+    let roots = 0..crate::group::Launch::MAX_SIZE;
+    let packed: std::collections::HashSet<u64> = roots.clone().map(|root| broadcast(root).pack()).collect();
+    assert_eq!(packed.len(), roots.len());
+    for root in [0, 1, 1023, 1024, roots.end - 1] {
+        let text = broadcast(root).to_string();
+        assert!(text.ends_with(&format!("from rank {root}, ring")), "{text}");
+    }
 }

@@ -1,6 +1,6 @@
-//! Ranks that run engines over simulated lanes: queues with bounded room and random delays, in virtual time.
+//! Ranks that run engines over simulated links: queues with bounded room and random delays, in virtual time.
 //!
-//! A reference is pulled piece by piece, from what the sender's memory holds at that moment. The lane compares each piece with what
+//! A reference is read chunk by chunk, from what the sender's memory holds at that moment. The link compares each chunk with what
 //! the memory held when the reference was sent, so memory that changes too early fails the test.
 
 use std::cell::RefCell;
@@ -11,19 +11,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::engine::under::Course;
+use crate::engine::in_flight::Execution;
 use crate::engine::{Call, Engine, Holding, Kind, Lent, OperationId, Request, ShortResult};
 use crate::error::CollectiveError;
-use crate::lane::{LaneError, LaneFault, Lanes, Tag};
+use crate::link::{LinkError, LinkFault, RankLinks, Tag};
 use crate::plan::{Collective, part};
 use tonic_rdma_tensor::Dtype;
 
-/// The lanes between all ranks.
+/// The links between all ranks.
 pub(super) struct World {
     pub(super) random: fastrand::Rng,
     /// Virtual microseconds.
     pub(super) now: u64,
-    lanes: Vec<Vec<Lane>>,
+    links: Vec<Vec<Link>>,
     /// When each rank learns that a rank has died.
     known_dead: Vec<Option<Vec<u64>>>,
     /// What each memory holds, as peers see it.
@@ -33,7 +33,7 @@ pub(super) struct World {
 }
 
 #[derive(Default)]
-struct Lane {
+struct Link {
     messages: VecDeque<Message>,
     sent: u64,
     taken: u64,
@@ -52,7 +52,7 @@ struct Message {
     content: Vec<u8>,
 }
 
-/// Memory that peers pull from.
+/// Memory that peers read from.
 #[derive(Debug)]
 pub(super) struct SimulatedMemory {
     pub(super) number: u64,
@@ -73,15 +73,15 @@ impl DerefMut for SimulatedMemory {
     }
 }
 
-pub(super) struct SimulatedLanes {
+pub(super) struct SimulatedLinks {
     pub(super) rank: usize,
     pub(super) world: Rc<RefCell<World>>,
     pub(super) inline: usize,
-    /// Whether a receive has given bytes since the last call of `has_given`.
+    /// Whether a receive has given bytes since the last call of `has_delivered`.
     pub(super) given: bool,
 }
 
-impl Engine<SimulatedLanes> {
+impl Engine<SimulatedLinks> {
     /// Returns whether an operation has ended, so that `take` gives its result.
     fn is_finished(&self, id: OperationId) -> bool {
         self.finished.iter().any(|finished| finished.id == id)
@@ -92,7 +92,7 @@ impl World {
     pub(super) fn new(ranks: usize, mut random: fastrand::Rng) -> Self {
         Self {
             now: 0,
-            lanes: (0..ranks).map(|_| (0..ranks).map(|_| Lane::default()).collect()).collect(),
+            links: (0..ranks).map(|_| (0..ranks).map(|_| Link::default()).collect()).collect(),
             known_dead: vec![None; ranks],
             mirrors: HashMap::new(),
             slots: random.usize(1..9),
@@ -101,38 +101,38 @@ impl World {
         }
     }
 
-    /// Returns how many bytes were given of the first message of each lane to `rank`.
+    /// Returns how many bytes were given of the first message of each link to `rank`.
     pub(super) fn given(&self, rank: usize) -> Vec<usize> {
-        self.lanes.iter().map(|lanes| lanes[rank].given).collect()
+        self.links.iter().map(|links| links[rank].given).collect()
     }
 
     /// Ends a rank. All others learn of it within a random time.
     pub(super) fn kill(&mut self, rank: usize) {
-        let (now, ranks) = (self.now, self.lanes.len());
+        let (now, ranks) = (self.now, self.links.len());
         self.known_dead[rank] = Some((0..ranks).map(|_| now + self.random.u64(0..1000)).collect());
     }
 
-    fn check(&self, from: usize, to: usize) -> Result<(), LaneError> {
+    fn check(&self, from: usize, to: usize) -> Result<(), LinkError> {
         let known = self.known_dead[to].as_ref().is_some_and(|times| times[from] <= self.now);
         if known {
-            return Err(LaneError { rank: to, cause: LaneFault::Lost("killed by the test".into()) });
+            return Err(LinkError { rank: to, cause: LinkFault::Lost("killed by the test".into()) });
         }
         Ok(())
     }
 
-    fn has_room(&mut self, from: usize, to: usize) -> Result<bool, LaneError> {
+    fn has_room(&mut self, from: usize, to: usize) -> Result<bool, LinkError> {
         self.check(from, to)?;
         self.seen(from, to);
-        let lane = &self.lanes[from][to];
-        Ok(((lane.sent - lane.seen) as usize) < self.slots)
+        let link = &self.links[from][to];
+        Ok(((link.sent - link.seen) as usize) < self.slots)
     }
 
     fn seen(&mut self, from: usize, to: usize) -> u64 {
-        let lane = &mut self.lanes[from][to];
-        while lane.shown.front().is_some_and(|(time, _)| *time <= self.now) {
-            lane.seen = lane.shown.pop_front().unwrap().1;
+        let link = &mut self.links[from][to];
+        while link.shown.front().is_some_and(|(time, _)| *time <= self.now) {
+            link.seen = link.shown.pop_front().unwrap().1;
         }
-        lane.seen
+        link.seen
     }
 
     fn push(
@@ -144,19 +144,19 @@ impl World {
         content: Vec<u8>,
     ) -> u64 {
         let delay = self.random.u64(0..=self.delay);
-        let lane = &mut self.lanes[from][to];
-        let arrival = lane.last_arrival.max(self.now + delay);
-        lane.last_arrival = arrival;
-        lane.messages.push_back(Message { tag, arrival, memory, content });
-        lane.sent += 1;
-        lane.sent - 1
+        let link = &mut self.links[from][to];
+        let arrival = link.last_arrival.max(self.now + delay);
+        link.last_arrival = arrival;
+        link.messages.push_back(Message { tag, arrival, memory, content });
+        link.sent += 1;
+        link.sent - 1
     }
 }
 
-impl Lanes for SimulatedLanes {
+impl RankLinks for SimulatedLinks {
     type Memory = SimulatedMemory;
 
-    fn has_given(&mut self) -> bool {
+    fn has_delivered(&mut self) -> bool {
         std::mem::take(&mut self.given)
     }
 
@@ -168,7 +168,7 @@ impl Lanes for SimulatedLanes {
         self.inline
     }
 
-    fn send(&mut self, to: usize, tag: Tag, payload: &[u8]) -> Result<bool, LaneError> {
+    fn send(&mut self, to: usize, tag: Tag, payload: &[u8]) -> Result<bool, LinkError> {
         let mut world = self.world.borrow_mut();
         assert!(payload.len() <= self.inline);
         if !world.has_room(self.rank, to)? {
@@ -185,7 +185,7 @@ impl Lanes for SimulatedLanes {
         memory: &SimulatedMemory,
         offset: usize,
         length: usize,
-    ) -> Result<Option<u64>, LaneError> {
+    ) -> Result<Option<u64>, LinkError> {
         let mut world = self.world.borrow_mut();
         if !world.has_room(self.rank, to)? {
             return Ok(None);
@@ -194,16 +194,16 @@ impl Lanes for SimulatedLanes {
         Ok(Some(world.push(self.rank, to, tag, Some((memory.number, offset)), content)))
     }
 
-    fn taken(&mut self, to: usize) -> Result<u64, LaneError> {
+    fn taken(&mut self, to: usize) -> Result<u64, LinkError> {
         let mut world = self.world.borrow_mut();
         world.check(self.rank, to)?;
         Ok(world.seen(self.rank, to))
     }
 
-    fn peek(&mut self, from: usize) -> Result<Option<(Tag, usize)>, LaneError> {
+    fn peek(&mut self, from: usize) -> Result<Option<(Tag, usize)>, LinkError> {
         let world = self.world.borrow();
         let next =
-            world.lanes[from][self.rank].messages.front().filter(|message| message.arrival <= world.now);
+            world.links[from][self.rank].messages.front().filter(|message| message.arrival <= world.now);
         match next {
             // A message that has arrived can be taken also after the sender's end.
             Some(message) => Ok(Some((message.tag, message.content.len()))),
@@ -211,12 +211,12 @@ impl Lanes for SimulatedLanes {
         }
     }
 
-    fn receive(&mut self, from: usize, then: &mut dyn FnMut(usize, &[u8])) -> Result<bool, LaneError> {
+    fn receive(&mut self, from: usize, then: &mut dyn FnMut(usize, &[u8])) -> Result<bool, LinkError> {
         let mut world = self.world.borrow_mut();
         let world = &mut *world;
-        let lane = &mut world.lanes[from][self.rank];
-        let message = lane.messages.front().expect("peek showed a message");
-        let given = lane.given;
+        let link = &mut world.links[from][self.rank];
+        let message = link.messages.front().expect("peek showed a message");
+        let given = link.given;
         let left = message.content.len() - given;
         if let Some((number, offset)) = message.memory {
             if let Some(times) = &world.known_dead[from]
@@ -233,12 +233,12 @@ impl Lanes for SimulatedLanes {
             assert_eq!(
                 now,
                 &message.content[given..given + count],
-                "rank {from} changed memory {number}, which rank {} pulls for {:?}",
+                "rank {from} changed memory {number}, which rank {} reads for {:?}",
                 self.rank,
                 message.tag
             );
             then(given, now);
-            lane.given += count;
+            link.given += count;
             self.given = true;
             if count < left {
                 return Ok(false);
@@ -250,23 +250,23 @@ impl Lanes for SimulatedLanes {
                 then(cut, &message.content[cut..]);
             }
         }
-        lane.given = 0;
-        lane.messages.pop_front();
-        lane.taken += 1;
+        link.given = 0;
+        link.messages.pop_front();
+        link.taken += 1;
         let time = world.now + world.random.u64(0..=world.delay);
-        let time = lane.shown.back().map_or(time, |(last, _)| time.max(*last));
-        lane.shown.push_back((time, lane.taken));
+        let time = link.shown.back().map_or(time, |(last, _)| time.max(*last));
+        link.shown.push_back((time, link.taken));
         Ok(true)
     }
 
-    fn receive_into(&mut self, from: usize, into: &mut [u8]) -> Result<bool, LaneError> {
-        self.receive(from, &mut |offset, piece| into[offset..offset + piece.len()].copy_from_slice(piece))
+    fn receive_into(&mut self, from: usize, into: &mut [u8]) -> Result<bool, LinkError> {
+        self.receive(from, &mut |offset, chunk| into[offset..offset + chunk.len()].copy_from_slice(chunk))
     }
 
-    fn progress(&mut self) -> Result<(), LaneError> {
+    fn progress(&mut self) -> Result<(), LinkError> {
         let world = self.world.borrow();
         // The watch of a rank finds the end of a peer's process.
-        (0..world.lanes.len()).try_for_each(|rank| world.check(self.rank, rank))
+        (0..world.links.len()).try_for_each(|rank| world.check(self.rank, rank))
     }
 }
 
@@ -298,7 +298,7 @@ pub(super) struct Outcome {
     pub(super) out: Vec<u8>,
 }
 
-struct Running {
+struct RunningTask {
     task: usize,
     id: OperationId,
     /// Input and output of a borrowed operation.
@@ -307,10 +307,10 @@ struct Running {
 
 pub(super) struct Rank {
     pub(super) rank: usize,
-    pub(super) engine: Engine<SimulatedLanes>,
+    pub(super) engine: Engine<SimulatedLinks>,
     pub(super) tasks: Vec<Task>,
     pub(super) outcomes: Vec<Option<Outcome>>,
-    running: Vec<Running>,
+    running: Vec<RunningTask>,
     /// Memory that came back to the caller, who has changed it.
     back: Vec<SimulatedMemory>,
     next: usize,
@@ -329,7 +329,7 @@ impl Rank {
         inline: usize,
         tasks: Vec<Task>,
     ) -> Self {
-        let lanes = SimulatedLanes { rank, world: Rc::clone(world), inline, given: false };
+        let links = SimulatedLinks { rank, world: Rc::clone(world), inline, given: false };
         let supplied = Arc::clone(numbers);
         let supply = move |bytes: usize| {
             let number = supplied.fetch_add(1, Ordering::Relaxed);
@@ -337,7 +337,7 @@ impl Rank {
         };
         Self {
             rank,
-            engine: Engine::new(rank, ranks, lanes, Box::new(supply)),
+            engine: Engine::new(rank, ranks, links, Box::new(supply)),
             outcomes: tasks.iter().map(|_| None).collect(),
             tasks,
             running: Vec::new(),
@@ -358,13 +358,13 @@ impl Rank {
         self.running.len()
     }
 
-    /// Does one random thing: starts an operation, looks at the lanes, or takes a result.
+    /// Does one random thing: starts an operation, looks at the links, or takes a result.
     pub(super) fn act(&mut self) {
         let choice = self.world.borrow_mut().random.u8(0..4);
         match choice {
             0 if self.next < self.tasks.len() && self.running.len() < 80 => self.begin(),
             1 if self.running.iter().any(|running| self.engine.is_finished(running.id)) => self.collect(),
-            _ => self.look(),
+            _ => self.poll(),
         }
         self.show();
     }
@@ -392,7 +392,7 @@ impl Rank {
                         }
                         _ => Some((own, out)),
                     };
-                    self.running.push(Running { task: index, id, slices });
+                    self.running.push(RunningTask { task: index, id, slices });
                 }
             }
             return;
@@ -402,7 +402,7 @@ impl Rank {
             _ => (Holding::Borrowed, Some((own, out))),
         };
         match self.engine.start(&request, holding) {
-            Ok(id) => self.running.push(Running { task: index, id, slices }),
+            Ok(id) => self.running.push(RunningTask { task: index, id, slices }),
             Err((error, _)) => {
                 self.outcomes[index] = Some(Outcome { result: Err(error), out: Vec::new() });
             }
@@ -442,7 +442,7 @@ impl Rank {
         Holding::Owned { input: input.map(memory), out: Some(memory(out)) }
     }
 
-    fn look(&mut self) {
+    fn poll(&mut self) {
         let (lent, now) = {
             let mut world = self.world.borrow_mut();
             let lent = (!self.running.is_empty()).then(|| world.random.usize(0..self.running.len()));
@@ -513,15 +513,15 @@ impl Rank {
                 world.mirrors.entry(memory.number).or_default().clone_from(&memory.bytes);
             }
         };
-        let under = self.engine.under.iter().map(|under| &under.holding);
-        for holding in under.chain(self.engine.finished.iter().map(|finished| &finished.holding)) {
+        let operation = self.engine.in_flight.iter().map(|operation| &operation.holding);
+        for holding in operation.chain(self.engine.finished.iter().map(|finished| &finished.holding)) {
             if let Holding::Owned { input, out } = holding {
                 show(input);
                 show(out);
             }
         }
-        for under in &self.engine.under {
-            if let Course::Planned(planned) = &under.course {
+        for operation in &self.engine.in_flight {
+            if let Execution::Planned(planned) = &operation.execution {
                 show(&planned.staging);
                 show(&planned.scratch);
             }

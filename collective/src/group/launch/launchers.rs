@@ -15,7 +15,7 @@ const SLURM: &str = "Slurm";
 const TORCHRUN: &str = "torchrun";
 
 /// What a launcher says.
-struct Said {
+struct LauncherInfo {
     /// The launcher's name, for messages.
     launcher: &'static str,
     rank: usize,
@@ -43,7 +43,7 @@ enum Starter {
     Standalone,
 }
 
-impl Said {
+impl LauncherInfo {
     /// Says who the process is by this launcher.
     fn describe(&self) -> String {
         format!("{} says rank {} of {}", self.launcher, self.rank, self.size)
@@ -54,25 +54,25 @@ impl Said {
 pub(super) fn read(variables: &Variables<'_>) -> Result<Launch, CollectiveError> {
     let (rank, size) = (variables.number(RANK)?, variables.number(SIZE)?);
     let address = variables.text(ADDRESS)?.map(checked_address).transpose()?;
-    let said = match (rank, size, &address) {
+    let info = match (rank, size, &address) {
         (Some(_), Some(_), Some(_)) => None,
         (Some(_), Some(1), None) => None,
         _ => launcher(variables, rank.is_some())?,
     };
-    let Some(said) = said else { return without_launcher(rank, size, address) };
-    let rank = rank.unwrap_or(said.rank);
-    let size = size.unwrap_or(said.size);
-    let address = match (address, said.host) {
+    let Some(info) = info else { return without_launcher(rank, size, address) };
+    let rank = rank.unwrap_or(info.rank);
+    let size = size.unwrap_or(info.size);
+    let address = match (address, info.host) {
         (Some(address), _) => address,
-        (None, Ok(host)) => joined(&host, said.port),
+        (None, Ok(host)) => joined(&host, info.port),
         (None, Err(reason)) => {
-            let launcher = said.launcher;
+            let launcher = info.launcher;
             return Err(setting(format!(
                 "{launcher} does not tell where rank 0 runs: {reason}. Set {ADDRESS} to host:port of rank 0"
             )));
         }
     };
-    Launch { rank, size, address, job: said.job }.checked()
+    Launch { rank, size, address, job: info.job }.checked()
 }
 
 /// Makes the launch from this library's variables alone.
@@ -104,8 +104,8 @@ fn without_launcher(
 /// started the first one, or was started by it. In the second case the numbers of the first would be wrong, so it is an error if the other
 /// launcher can't have started the first one. With `is_numbered` this library's variable numbers the process, so launchers may contradict
 /// each other.
-fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Said>, CollectiveError> {
-    type Read = fn(&Variables<'_>) -> Result<Option<Said>, CollectiveError>;
+fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<LauncherInfo>, CollectiveError> {
+    type Read = fn(&Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError>;
     let mut others = [torchrun as Read, open_mpi, hydra, slurm].into_iter();
     let Some(mut first) = others.by_ref().find_map(|read| read(variables).transpose()).transpose()? else {
         return Ok(None);
@@ -136,7 +136,7 @@ fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Said>
 /// Returns whether the processes of `outer` may be the agents, or proxies, that have started the processes of `inner`: there are as many
 /// of both, or `outer` has started one for each host, and not more than `inner` has processes. The mpirun of Open MPI and of Hydra may have
 /// started daemons also on hosts without processes.
-fn may_be_started_by(inner: &Said, outer: &Said) -> bool {
+fn may_be_started_by(inner: &LauncherInfo, outer: &LauncherInfo) -> bool {
     let Some(started) = outer.started else { return true };
     let agents = inner.local.filter(|local| *local > 0).map(|local| inner.size / local);
     let is_mpirun_in_slurm = outer.launcher == SLURM && inner.launcher != TORCHRUN;
@@ -149,13 +149,13 @@ fn may_be_started_by(inner: &Said, outer: &Said) -> bool {
         || started <= inner.size && outer.local.is_none_or(|local| local == 1)
 }
 
-fn contradiction(first: &Said, second: &str) -> CollectiveError {
+fn contradiction(first: &LauncherInfo, second: &str) -> CollectiveError {
     let first = first.describe();
     setting(format!("{first}, and {second}: set {RANK}, {SIZE} and {ADDRESS}"))
 }
 
 /// Reads the variables of torchrun: <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
-fn torchrun(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
+fn torchrun(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
     // Other programs have a RANK too.
     if variables.text("RANK")?.is_none() || variables.text("WORLD_SIZE")?.is_none() {
         return Ok(None);
@@ -175,7 +175,17 @@ fn torchrun(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> 
     let job = format!("torchrun {run} {number} {restart}");
     let port = of(&job, master);
     let starter = if local == Some(size) && is_uuid(&run) { Starter::Standalone } else { Starter::Unknown };
-    Ok(Some(Said { launcher: TORCHRUN, rank, size, host, port, job, local, started: Some(size), starter }))
+    Ok(Some(LauncherInfo {
+        launcher: TORCHRUN,
+        rank,
+        size,
+        host,
+        port,
+        job,
+        local,
+        started: Some(size),
+        starter,
+    }))
 }
 
 /// Returns whether `run` is such a name as `torchrun --standalone` draws. Without this option it is `none`, or the user's.
@@ -185,7 +195,7 @@ fn is_uuid(run: &str) -> bool {
 }
 
 /// Reads the variables of Open MPI: <https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables>.
-fn open_mpi(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
+fn open_mpi(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
     let Some(rank) = variables.number("OMPI_COMM_WORLD_RANK")? else { return Ok(None) };
     let size = required(variables, "OMPI_COMM_WORLD_SIZE")?;
     let local = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE")?;
@@ -203,7 +213,17 @@ fn open_mpi(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> 
     let job = variables.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"])?.unwrap_or_default();
     let job = format!("Open MPI {job}");
     let port = of(&job, None);
-    Ok(Some(Said { launcher: "Open MPI", rank, size, host, port, job, local, started: Some(size), starter }))
+    Ok(Some(LauncherInfo {
+        launcher: "Open MPI",
+        rank,
+        size,
+        host,
+        port,
+        job,
+        local,
+        started: Some(size),
+        starter,
+    }))
 }
 
 /// Returns the first host of `1364852736.0;tcp://10.0.0.1,10.1.0.1:55597;tcp6://[fd00::1]:46003`.
@@ -218,7 +238,7 @@ fn host_of_uri(uri: &str) -> Option<String> {
 /// Reads the variables of Hydra, the mpirun of MPICH and Intel MPI:
 /// <https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md>. Slurm's srun sets some of them too, with
 /// `--mpi=pmi2`.
-fn hydra(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
+fn hydra(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
     let Some(rank) = variables.number("PMI_RANK")? else { return Ok(None) };
     let Some(size) = variables.number("PMI_SIZE")? else { return Ok(None) };
     let local = variables.number("MPI_LOCALNRANKS")?;
@@ -235,11 +255,11 @@ fn hydra(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     let port = of(&job, None);
     let launcher = "Hydra (the mpirun of MPICH or Intel MPI)";
     let (started, starter) = (Some(size), Starter::Unknown);
-    Ok(Some(Said { launcher, rank, size, host, port, job, local, started, starter }))
+    Ok(Some(LauncherInfo { launcher, rank, size, host, port, job, local, started, starter }))
 }
 
 /// Reads the variables of Slurm: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
-fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
+fn slurm(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
     let Some(rank) = variables.number("SLURM_PROCID")? else { return Ok(None) };
     // Steps with the last numbers are the batch script and the shell of salloc.
     let step = variables.first(&["SLURM_STEP_ID", "SLURM_STEPID"])?;
@@ -271,7 +291,7 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     // With `--pty` srun starts task 0 as an interactive shell. The other tasks have no terminal.
     let is_shell = rank == 0 && variables.text("SLURM_PTY_PORT")?.is_some();
     let (started, starter) = (tasks.filter(|_| !is_shell), Starter::Unknown);
-    Ok(Some(Said { launcher: SLURM, rank, size, host, port, job, local, started, starter }))
+    Ok(Some(LauncherInfo { launcher: SLURM, rank, size, host, port, job, local, started, starter }))
 }
 
 /// Returns the first host of a list of Slurm's: `rack[01-04,7]n[1-2],login` gives `rack01n1`.

@@ -264,7 +264,7 @@ fn a_loss_that_another_rank_reports_is_the_loss_of_that_rank() {
 fn a_rank_reports_each_generation_once() {
     let groups = join_all(2);
     groups[1].report(argument("the lengths differ"));
-    (0..=REPORTS).for_each(|_| groups[1].tell());
+    (0..=REPORTS).for_each(|_| groups[1].send_report());
     let reports = groups[1].session.bootstrap.standing.borrow().details.reports.clone();
     assert_eq!(reports, [Report { generation: 1, message: "the lengths differ".into(), loss: None }]);
 }

@@ -1,7 +1,7 @@
 //! Carries out the plans of all ranks in a random interleaving, and checks each step.
 //!
 //! A step begins at any time after the steps of its `after`, but the messages between two ranks keep their order. It ends at any later
-//! time. A `Send` either copies its elements, or refers to them until the receiver has taken the message. A lane has room for a few
+//! time. A `Send` either copies its elements, or refers to them until the receiver has taken the message. A link has room for a few
 //! messages.
 
 use std::collections::VecDeque;
@@ -99,27 +99,32 @@ fn mixed(one: u64, other: u64) -> u64 {
 
 /// How the plans of one operation are carried out.
 #[derive(Clone, Debug)]
-pub(super) struct Lanes {
+pub(super) struct RankLinks {
     /// For each rank, the largest number of elements of its messages that are always copied.
     pub(super) inline: Vec<usize>,
     /// The percentage of longer messages that are copied too.
     pub(super) copied_percent: u64,
-    /// The number of messages for which a lane has room.
+    /// The number of messages for which a link has room.
     pub(super) depth: usize,
     /// A rank that does something only when no other rank can.
     pub(super) slow: Option<usize>,
 }
 
 /// Carries out all plans in the order that `seed` gives. Returns the results of all ranks, after it has checked them.
-pub(super) fn carry_out(arguments: &Arguments, plans: &[Plan], lanes: Lanes, seed: u64) -> Vec<Vec<Value>> {
-    let mut group = Group::new(arguments, plans, lanes, seed);
+pub(super) fn carry_out(
+    arguments: &Arguments,
+    plans: &[Plan],
+    links: RankLinks,
+    seed: u64,
+) -> Vec<Vec<Value>> {
+    let mut group = Group::new(arguments, plans, links, seed);
     while group.event() {}
     for (number, rank) in group.ranks.iter().enumerate() {
         let left: Vec<_> =
             (0..rank.plan.steps.len()).filter(|step| rank.states[*step] != State::Done).collect();
         assert!(left.is_empty(), "rank {number} waits forever: {left:?} of {:#?}", rank.plan);
     }
-    assert!(group.lanes.iter().all(VecDeque::is_empty), "a message is left");
+    assert!(group.links.iter().all(VecDeque::is_empty), "a message is left");
     let results: Vec<_> = (0..arguments.ranks).map(|rank| group.result(rank)).collect();
     check(arguments, &results);
     results
@@ -159,8 +164,8 @@ fn check(arguments: &Arguments, results: &[Vec<Value>]) {
     }
 }
 
-impl Lanes {
-    /// Returns lanes that copy nothing.
+impl RankLinks {
+    /// Returns links that copy nothing.
     pub(super) fn references(ranks: usize) -> Self {
         Self { inline: vec![0; ranks], copied_percent: 0, depth: 8, slow: None }
     }
@@ -201,9 +206,9 @@ struct Group<'a> {
     arguments: &'a Arguments,
     ranks: Vec<Rank<'a>>,
     /// The messages from rank a to rank b, at a · N + b.
-    lanes: Vec<VecDeque<Message>>,
-    settings: Lanes,
-    /// Steps that wait for no other step, and may begin if their lane lets them. A running one waits here for its end.
+    links: Vec<VecDeque<Message>>,
+    settings: RankLinks,
+    /// Steps that wait for no other step, and may begin if their link lets them. A running one waits here for its end.
     candidates: Vec<(usize, usize)>,
     random: fastrand::Rng,
     /// How many ranks have begun, and so called, a barrier; how many ranks have ended it.
@@ -211,7 +216,7 @@ struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    fn new(arguments: &'a Arguments, plans: &'a [Plan], settings: Lanes, seed: u64) -> Self {
+    fn new(arguments: &'a Arguments, plans: &'a [Plan], settings: RankLinks, seed: u64) -> Self {
         let ranks: Vec<_> =
             plans.iter().enumerate().map(|(rank, plan)| Rank::new(arguments, plan, rank)).collect();
         let mut candidates = Vec::new();
@@ -219,10 +224,10 @@ impl<'a> Group<'a> {
             let ready = |step: &usize| rank.states[*step] == State::Waits(0);
             candidates.extend((0..rank.states.len()).filter(ready).map(|step| (number, step)));
         }
-        let lanes = (0..plans.len() * plans.len()).map(|_| VecDeque::new()).collect();
+        let links = (0..plans.len() * plans.len()).map(|_| VecDeque::new()).collect();
         let begun = vec![false; plans.len()];
         let random = fastrand::Rng::with_seed(seed);
-        Self { arguments, ranks, lanes, settings, candidates, random, begun }
+        Self { arguments, ranks, links, settings, candidates, random, begun }
     }
 
     /// Begins or ends one random step. Returns false if there is none.
@@ -232,23 +237,23 @@ impl<'a> Group<'a> {
         }
         let count = self.candidates.len();
         let start = self.random.usize(..count);
-        let places = (start..start + count).map(|place| place % count);
-        let is_slow = |place: &usize| Some(self.candidates[*place].0) == self.settings.slow;
-        let in_turn = places.clone().filter(|place| !is_slow(place)).chain(places.filter(is_slow));
+        let indices = (start..start + count).map(|index| index % count);
+        let is_slow = |index: &usize| Some(self.candidates[*index].0) == self.settings.slow;
+        let in_turn = indices.clone().filter(|index| !is_slow(index)).chain(indices.filter(is_slow));
         let can = |(rank, step): (usize, usize)| {
             self.ranks[rank].states[step] == State::Runs || self.may_begin(rank, step)
         };
-        let Some(place) = in_turn.into_iter().find(|place| can(self.candidates[*place])) else {
+        let Some(index) = in_turn.into_iter().find(|index| can(self.candidates[*index])) else {
             return false;
         };
-        let (rank, step) = self.candidates[place];
+        let (rank, step) = self.candidates[index];
         if self.ranks[rank].states[step] == State::Runs {
-            self.candidates.swap_remove(place);
+            self.candidates.swap_remove(index);
             self.end(rank, step);
         } else {
             // A Send ends when its message is taken; all others wait for an event of their own.
             if matches!(self.ranks[rank].plan.steps[step].action, Action::Send { .. }) {
-                self.candidates.swap_remove(place);
+                self.candidates.swap_remove(index);
             }
             self.begin(rank, step);
         }
@@ -259,12 +264,12 @@ impl<'a> Group<'a> {
         let this = &self.ranks[rank];
         match &this.plan.steps[step].action {
             Action::Send { to, .. } => {
-                let lane = &self.lanes[rank * self.ranks.len() + to];
-                this.sends[*to].front() == Some(&step) && lane.len() < self.settings.depth
+                let link = &self.links[rank * self.ranks.len() + to];
+                this.sends[*to].front() == Some(&step) && link.len() < self.settings.depth
             }
             Action::Receive { from, .. } => {
-                let lane = &self.lanes[from * self.ranks.len() + rank];
-                this.receives[*from].front() == Some(&step) && !lane.is_empty()
+                let link = &self.links[from * self.ranks.len() + rank];
+                this.receives[*from].front() == Some(&step) && !link.is_empty()
             }
             Action::Local { .. } | Action::Finish { .. } => true,
         }
@@ -284,13 +289,13 @@ impl<'a> Group<'a> {
                     || self.random.u64(0..100) < self.settings.copied_percent;
                 let copy = is_copied.then(|| this.values(self.arguments, from));
                 let to = *to;
-                self.lanes[rank * ranks + to].push_back(Message { step, copy, is_being_taken: false });
+                self.links[rank * ranks + to].push_back(Message { step, copy, is_being_taken: false });
                 if is_copied {
                     self.done(rank, step);
                 }
             }
             Action::Receive { from, into, .. } => {
-                let message = self.lanes[from * ranks + rank].front_mut().expect("may_begin");
+                let message = self.links[from * ranks + rank].front_mut().expect("may_begin");
                 assert!(!message.is_being_taken, "two steps take one message");
                 message.is_being_taken = true;
                 let Action::Send { from: sent, .. } = &self.ranks[*from].plan.steps[message.step].action
@@ -314,8 +319,8 @@ impl<'a> Group<'a> {
             Action::Send { .. } => unreachable!("a Send ends when its message is taken"),
             Action::Receive { from, into, reduce } => {
                 self.ranks[rank].receives[*from].pop_front();
-                let lane = from * self.ranks.len() + rank;
-                let message = self.lanes[lane].pop_front().expect("taken once");
+                let link = from * self.ranks.len() + rank;
+                let message = self.links[link].pop_front().expect("taken once");
                 let sender = self.ranks[*from].plan;
                 let received = match (message.copy, &sender.steps[message.step].action) {
                     (Some(copy), _) => copy,
@@ -461,8 +466,8 @@ impl<'a> Rank<'a> {
         };
         assert_eq!(values.len(), into.range.len(), "the length of {into:?}");
         let area = &mut self.areas[arguments.memory(into.area)];
-        for (place, value) in area[into.range.clone()].iter_mut().zip(values) {
-            *place = Some(value);
+        for (index, value) in area[into.range.clone()].iter_mut().zip(values) {
+            *index = Some(value);
         }
     }
 }

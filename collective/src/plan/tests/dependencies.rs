@@ -90,7 +90,7 @@ fn plans_wait_for_no_step_in_vain() {
         ] {
             for (ranks, in_place) in [(2, true), (3, false), (4, true), (5, true), (6, false), (7, true)] {
                 let arguments =
-                    Arguments { piece: 7, in_place, ..super::arguments(collective, algorithm, ranks, 50) };
+                    Arguments { chunk: 7, in_place, ..super::arguments(collective, algorithm, ranks, 50) };
                 for rank in 0..ranks {
                     check(&arguments, &Plan::new(&arguments, rank).steps);
                 }

@@ -1,6 +1,6 @@
 //! What plans are like: their messages, their memory, and their size.
 
-use super::checker::{Lanes, carry_out, in_order_of_ranks};
+use super::checker::{RankLinks, carry_out, in_order_of_ranks};
 use super::{ALGORITHMS, Algorithm, Arguments, Collective, Plan, arguments, plans};
 use crate::plan::{Action, part};
 
@@ -48,7 +48,7 @@ fn all_numbers_of_ranks() {
                     other => other,
                 };
                 let arguments = Arguments { in_place, ..arguments(collective, algorithm, ranks, elements) };
-                carry_out(&arguments, &plans(&arguments), Lanes::references(ranks), ranks as u64);
+                carry_out(&arguments, &plans(&arguments), RankLinks::references(ranks), ranks as u64);
             }
         }
     }
@@ -59,7 +59,7 @@ fn a_ring_sends_what_baidu_says() {
     for ranks in 2..=8 {
         for (elements, in_place) in [(840, true), (840, false), (1003, true), (1003, false), (5, true)] {
             let arguments = Arguments {
-                piece: 40,
+                chunk: 40,
                 in_place,
                 ..arguments(Collective::AllReduce, Algorithm::Ring, ranks, elements)
             };
@@ -117,8 +117,8 @@ fn one_shot_reduces_in_the_order_of_the_ranks() {
     {
         let arguments =
             Arguments { in_place, inline, ..arguments(Collective::AllReduce, Algorithm::OneShot, ranks, 40) };
-        let lanes = Lanes { inline: vec![inline; ranks], ..Lanes::references(ranks) };
-        for result in carry_out(&arguments, &plans(&arguments), lanes, 1) {
+        let links = RankLinks { inline: vec![inline; ranks], ..RankLinks::references(ranks) };
+        for result in carry_out(&arguments, &plans(&arguments), links, 1) {
             for (element, value) in result.iter().enumerate() {
                 assert_eq!(value.bits(), in_order_of_ranks(ranks, element), "element {element}");
             }
@@ -166,8 +166,8 @@ fn only_operations_that_need_it_have_scratch() {
 #[test]
 fn messages_are_no_longer_than_a_piece() {
     for (collective, algorithm) in COLLECTIVES.iter().flat_map(|c| ALGORITHMS.map(|a| (*c, a))) {
-        for piece in [0, 1, 9] {
-            let arguments = Arguments { piece, ..arguments(collective, algorithm, 5, 100) };
+        for chunk in [0, 1, 9] {
+            let arguments = Arguments { chunk, ..arguments(collective, algorithm, 5, 100) };
             for plan in plans(&arguments) {
                 for step in &plan.steps {
                     let length = match &step.action {
@@ -175,7 +175,7 @@ fn messages_are_no_longer_than_a_piece() {
                         Action::Receive { into, .. } | Action::Local { into, .. } => into.range.len(),
                         Action::Finish { span } => span.range.len(),
                     };
-                    assert!(length <= piece.max(1));
+                    assert!(length <= chunk.max(1));
                     assert!(length > 0 || collective == Collective::Barrier, "{arguments:?}: {step:?}");
                 }
             }
@@ -189,9 +189,9 @@ fn long_plans_are_linear_in_the_number_of_pieces() {
     for (collective, algorithm) in COLLECTIVES.iter().flat_map(|c| ALGORITHMS.map(|a| (*c, a))) {
         for (ranks, in_place) in [(2, true), (7, true), (8, false)] {
             let elements = 1 << 24;
-            let with = |pieces: usize| {
+            let with = |chunks: usize| {
                 let whole = arguments(collective, algorithm, ranks, elements);
-                size(&Plan::new(&Arguments { piece: elements / pieces, in_place, ..whole }, ranks - 1))
+                size(&Plan::new(&Arguments { chunk: elements / chunks, in_place, ..whole }, ranks - 1))
             };
             let (few, many) = (with(256), with(2048));
             assert!(many <= 8 * few + 64, "{collective:?} {algorithm:?}: {few} and {many}");
@@ -203,7 +203,7 @@ fn long_plans_are_linear_in_the_number_of_pieces() {
 #[test]
 fn tiny_pieces_of_a_huge_operation_are_refused() {
     let arguments = Arguments {
-        piece: 1,
+        chunk: 1,
         ..arguments(Collective::AllReduce, Algorithm::HalvingDoubling, 2, usize::MAX / 4)
     };
     assert!(Plan::new(&arguments, 0).steps.len() <= 5 << 16);

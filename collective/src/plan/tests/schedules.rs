@@ -3,7 +3,7 @@
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules; `TONIC_RDMA_SEED` runs a single one.
 
-use super::checker::{Lanes, carry_out};
+use super::checker::{RankLinks, carry_out};
 use super::{ALGORITHMS, Arguments, Collective, Plan};
 
 const SCHEDULES: u64 = 6_000;
@@ -24,7 +24,7 @@ fn any_schedule() {
 fn run(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let arguments = any_arguments(&mut random);
-    // The ranks may differ in what their lanes copy.
+    // The ranks may differ in what their links copy.
     let copies = random.bool();
     let mut inline = || if copies { [0, 5, 100_000][random.usize(..3)] } else { 0 };
     let inline: Vec<usize> = (0..arguments.ranks).map(|_| inline()).collect();
@@ -32,7 +32,7 @@ fn run(seed: u64) {
         Plan::new(&Arguments { inline: *inline, ..arguments.clone() }, rank)
     };
     let plans: Vec<Plan> = inline.iter().enumerate().map(plan).collect();
-    let lanes = |random: &mut fastrand::Rng| Lanes {
+    let links = |random: &mut fastrand::Rng| RankLinks {
         inline: inline
             .iter()
             .map(|inline| inline + if copies { [0, 3, 1000][random.usize(..3)] } else { 0 })
@@ -41,8 +41,8 @@ fn run(seed: u64) {
         depth: 1 + random.usize(..8),
         slow: random.bool().then(|| random.usize(..arguments.ranks)),
     };
-    let first = carry_out(&arguments, &plans, lanes(&mut random), random.u64(..));
-    let second = carry_out(&arguments, &plans, lanes(&mut random), random.u64(..));
+    let first = carry_out(&arguments, &plans, links(&mut random), random.u64(..));
+    let second = carry_out(&arguments, &plans, links(&mut random), random.u64(..));
     assert_eq!(first, second, "the results of two interleavings of {arguments:?}");
 }
 
@@ -71,7 +71,7 @@ fn any_arguments(random: &mut fastrand::Rng) -> Arguments {
         algorithm: ALGORITHMS[random.usize(..3)],
         ranks,
         elements,
-        piece: elements.div_ceil(1 + random.usize(..12)) + random.usize(..2),
+        chunk: elements.div_ceil(1 + random.usize(..12)) + random.usize(..2),
         in_place: random.bool(),
         inline: 0,
     }

@@ -100,9 +100,9 @@ fn any_text() -> impl Strategy<Value = String> {
         parts.sort_by_key(|(_, end, _)| *end);
         parts.dedup_by_key(|(_, end, _)| *end);
         let count = parts.len();
-        let texts = parts.into_iter().enumerate().map(|(index, (algorithm, end, piece))| {
+        let texts = parts.into_iter().enumerate().map(|(index, (algorithm, end, chunk))| {
             let end = if index + 1 == count { String::new() } else { end.to_string() };
-            format!("{}/{piece}:..{end}", Algorithm::ALL[algorithm])
+            format!("{}/{chunk}:..{end}", Algorithm::ALL[algorithm])
         });
         texts.collect::<Vec<_>>().join(",")
     })

@@ -34,7 +34,7 @@ struct Machine {
     plans: Vec<Plan>,
     sent: Vec<Vec<bool>>,
     done: Vec<Vec<bool>>,
-    lanes: BTreeMap<(usize, usize), VecDeque<Sent>>,
+    links: BTreeMap<(usize, usize), VecDeque<Sent>>,
     work: Vec<Vec<Sum>>,
     scratch: Vec<Vec<Sum>>,
     round: Vec<Message>,
@@ -69,7 +69,7 @@ impl Machine {
         Self {
             sent: steps.clone(),
             done: steps,
-            lanes: BTreeMap::new(),
+            links: BTreeMap::new(),
             work: (0..plans.len()).map(|rank| vec![1 << rank; arguments.elements]).collect(),
             scratch: plans.iter().map(|plan| vec![0; plan.scratch]).collect(),
             plans,
@@ -85,7 +85,7 @@ impl Machine {
             let sums = self.memory(rank, from.area)[from.range].to_vec();
             self.done[rank][step] = sums.len() <= self.inline;
             self.sent[rank][step] = true;
-            self.lanes.entry((rank, to)).or_default().push_back((step, sums));
+            self.links.entry((rank, to)).or_default().push_back((step, sums));
         }
         let mut moved = true;
         while moved {
@@ -119,7 +119,7 @@ impl Machine {
                 if self.is_overtaking(rank, step, from) {
                     return false;
                 }
-                let Some((sender, sums)) = self.lanes.entry((from, rank)).or_default().pop_front() else {
+                let Some((sender, sums)) = self.links.entry((from, rank)).or_default().pop_front() else {
                     return false;
                 };
                 let reduces = reduce.is_some();
@@ -137,12 +137,12 @@ impl Machine {
         true
     }
 
-    /// Returns whether an earlier step takes the next message of this lane.
-    fn is_overtaking(&self, rank: usize, step: usize, lane: usize) -> bool {
+    /// Returns whether an earlier step takes the next message of this link.
+    fn is_overtaking(&self, rank: usize, step: usize, link: usize) -> bool {
         let earlier = self.plans[rank].steps[..step].iter().zip(&self.done[rank]);
         earlier
             .filter(|(_, done)| !**done)
-            .any(|(earlier, _)| matches!(earlier.action, Action::Receive { from, .. } if from == lane))
+            .any(|(earlier, _)| matches!(earlier.action, Action::Receive { from, .. } if from == link))
     }
 
     fn put(&mut self, rank: usize, mut sums: Vec<Sum>, into: Span, reduce: Option<Span>) {

@@ -1,19 +1,19 @@
-//! Lanes over channels of tensors.
+//! Links over channels of tensors.
 //!
 //! ```text
-//!   RemoteLanes ── Peer ×(N−1) ─┬─ Wire ─┬─ ViewWire    messages lie in the sender's memory, and the receiver looks at them there
-//!                               │        └─ WriteWire   messages are written into the receiver's memory
-//!                               ├─ Sources              regions of the peer, by number
-//!                               └─ Pull                 the bytes of a reference: by a view, or by READs
+//!   RemoteLinks ── RankLink ×(N−1) ─┬─ Wire ─┬─ MappedWire   messages lie in the sender's memory, and the receiver loads them
+//!                                   │        └─ WriteWire    messages are written into the receiver's memory
+//!                                   ├─ PeerRegions           regions of the peer, by number
+//!                                   └─ ElementRead           the bytes of a reference: by a view, or by READs
 //! ```
 //!
-//! This module decides nothing about operations, and waits for nothing after the set-up ([`open`](RemoteLanes::open)). It checks
-//! every number of a peer. A peer that breaks a rule fails its own lanes.
+//! This module decides nothing about operations, and waits for nothing after the set-up ([`open`](RemoteLinks::open)). It checks
+//! every number of a peer. A peer that breaks a rule fails its own links.
 
+mod element_read;
 mod message;
 mod open;
-mod peer;
-mod pull;
+mod rank_link;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -23,89 +23,89 @@ use std::sync::{Arc, Mutex};
 
 use tokio::task::JoinSet;
 
-use self::message::Reference;
-use self::peer::{Common, Peer};
-use self::pull::Sink;
-use crate::lane::{LaneError, LaneFault, Lanes, Tag, violation};
+use self::element_read::Sink;
+use self::message::ElementReference;
+use self::rank_link::{Common, RankLink};
+use crate::link::{LinkError, LinkFault, RankLinks, Tag, violation};
 use crate::memory::Memory;
 use tonic_rdma::unstable::lock;
 use tonic_rdma_tensor::{Channel, ExportedRegion};
 
-pub(crate) use self::message::{LaneCounters, LaneSettings};
+pub(crate) use self::message::{LinkCounters, LinkSettings};
 
-/// The lanes between this rank and all other ranks. [`open`](Self::open) makes them.
-pub(crate) struct RemoteLanes {
+/// The links between this rank and all other ranks. [`open`](Self::open) makes them.
+pub(crate) struct RemoteLinks {
     /// One for each rank, none for this rank.
-    peers: Vec<Option<Box<Peer>>>,
+    peers: Vec<Option<Box<RankLink>>>,
     inline: usize,
-    /// The number of the pool of the memory that peers can pull from.
+    /// The number of the pool of the memory that peers can read from.
     pool: u64,
-    /// Whether there are lanes that need `progress`.
+    /// Whether there are links that need `progress`.
     writes: bool,
     common: Common,
-    watch: Watch,
+    watch: ChannelWatch,
     rounds: u32,
     /// The memory in which messages to peers with views lie.
-    _board: ExportedRegion,
+    _outbox: ExportedRegion,
 }
 
-impl RemoteLanes {
-    /// Calls of `progress` after which all channels are looked at.
-    const LOOK: u32 = 4096;
+impl RemoteLinks {
+    /// Calls of `progress` between two checks of all channels.
+    const CHECK_EVERY: u32 = 4096;
 
-    /// Returns what these lanes have moved.
-    pub(crate) fn counters(&self) -> LaneCounters {
+    /// Returns what these links have moved.
+    pub(crate) fn counters(&self) -> LinkCounters {
         self.common.counters
     }
 
     /// Counts from 0 again.
     pub(crate) fn restart_counters(&mut self) {
-        self.common.counters = LaneCounters::default();
+        self.common.counters = LinkCounters::default();
     }
 
-    /// Runs `work` over the lanes to a rank. A violation ends these lanes. After the loss of the peer, messages that had arrived are
+    /// Runs `work` over the links to a rank. A violation ends these links. After the loss of the peer, messages that had arrived are
     /// still received.
     #[inline]
     fn with<T>(
         &mut self,
         rank: usize,
-        work: impl FnOnce(&mut Peer, &mut Common) -> Result<T, LaneFault>,
-    ) -> Result<T, LaneError> {
-        let Some(Some(peer)) = self.peers.get_mut(rank) else { return Err(no_lane(rank)) };
+        work: impl FnOnce(&mut RankLink, &mut Common) -> Result<T, LinkFault>,
+    ) -> Result<T, LinkError> {
+        let Some(Some(peer)) = self.peers.get_mut(rank) else { return Err(no_link(rank)) };
         match peer.check().and_then(|()| work(peer, &mut self.common)) {
             Ok(result) => Ok(result),
-            Err(fault) => Err(LaneError { rank, cause: peer.note(fault) }),
+            Err(fault) => Err(LinkError { rank, cause: peer.note(fault) }),
         }
     }
 
-    /// Gives these lanes up after a failure: nothing more is written to peers, which may withdraw their memory from now on.
+    /// Ends these links after a failure: nothing more is written to peers, because they may withdraw their memory from now on.
     pub(crate) fn give_up(&mut self) {
         self.peers.iter_mut().flatten().for_each(|peer| peer.give_up());
     }
 
     #[cold]
-    fn look_at_channels(&mut self) {
+    fn check_channels(&mut self) {
         for (rank, error) in self.watch.take() {
             if let Some(Some(peer)) = self.peers.get_mut(rank) {
                 peer.close(error);
             }
         }
         for peer in self.peers.iter_mut().flatten() {
-            peer.look_at_channel();
+            peer.check_channel();
             peer.sources.sweep();
         }
     }
 }
 
-impl Lanes for RemoteLanes {
+impl RankLinks for RemoteLinks {
     type Memory = Memory;
 
     fn inline(&self) -> usize {
         self.inline
     }
 
-    fn has_given(&mut self) -> bool {
-        std::mem::take(&mut self.common.given)
+    fn has_delivered(&mut self) -> bool {
+        std::mem::take(&mut self.common.delivered)
     }
 
     fn offers(&self, memory: &Memory) -> bool {
@@ -113,7 +113,7 @@ impl Lanes for RemoteLanes {
     }
 
     #[inline]
-    fn send(&mut self, to: usize, tag: Tag, payload: &[u8]) -> Result<bool, LaneError> {
+    fn send(&mut self, to: usize, tag: Tag, payload: &[u8]) -> Result<bool, LinkError> {
         self.with(to, |peer, common| peer.send(tag, payload, &mut common.counters))
     }
 
@@ -124,8 +124,9 @@ impl Lanes for RemoteLanes {
         memory: &Memory,
         offset: usize,
         length: usize,
-    ) -> Result<Option<u64>, LaneError> {
-        let reference = Reference { number: memory.number(), offset: offset as u64, length: length as u64 };
+    ) -> Result<Option<u64>, LinkError> {
+        let reference =
+            ElementReference { number: memory.number(), offset: offset as u64, length: length as u64 };
         self.with(to, |peer, common| {
             if offset.checked_add(length).is_none_or(|end| end > memory.len()) {
                 return Err(violation(format!(
@@ -138,30 +139,30 @@ impl Lanes for RemoteLanes {
     }
 
     #[inline]
-    fn taken(&mut self, to: usize) -> Result<u64, LaneError> {
+    fn taken(&mut self, to: usize) -> Result<u64, LinkError> {
         self.with(to, |peer, _| peer.taken())
     }
 
     #[inline]
-    fn peek(&mut self, from: usize) -> Result<Option<(Tag, usize)>, LaneError> {
+    fn peek(&mut self, from: usize) -> Result<Option<(Tag, usize)>, LinkError> {
         self.with(from, |peer, _| peer.peek())
     }
 
     #[inline]
-    fn receive(&mut self, from: usize, then: &mut dyn FnMut(usize, &[u8])) -> Result<bool, LaneError> {
-        self.with(from, |peer, common| peer.receive(Sink::Pieces(then), common))
+    fn receive(&mut self, from: usize, then: &mut dyn FnMut(usize, &[u8])) -> Result<bool, LinkError> {
+        self.with(from, |peer, common| peer.receive(Sink::Chunks(then), common))
     }
 
     #[inline]
-    fn receive_into(&mut self, from: usize, into: &mut [u8]) -> Result<bool, LaneError> {
+    fn receive_into(&mut self, from: usize, into: &mut [u8]) -> Result<bool, LinkError> {
         self.with(from, |peer, common| peer.receive(Sink::Memory(into), common))
     }
 
     #[inline]
-    fn progress(&mut self) -> Result<(), LaneError> {
+    fn progress(&mut self) -> Result<(), LinkError> {
         self.rounds = self.rounds.wrapping_add(1);
-        if self.watch.has_changed() || self.rounds.is_multiple_of(Self::LOOK) {
-            self.look_at_channels();
+        if self.watch.has_changed() || self.rounds.is_multiple_of(Self::CHECK_EVERY) {
+            self.check_channels();
         }
         if self.writes {
             for rank in 0..self.peers.len() {
@@ -175,26 +176,26 @@ impl Lanes for RemoteLanes {
 }
 
 #[cold]
-fn no_lane(rank: usize) -> LaneError {
-    LaneError { rank, cause: violation(format!("this rank has no lane to rank {rank}")) }
+fn no_link(rank: usize) -> LinkError {
+    LinkError { rank, cause: violation(format!("this rank has no link to rank {rank}")) }
 }
 
 /// Tasks that wait until channels close. They end when the watch is dropped.
-struct Watch {
-    shared: Arc<Shared>,
+struct ChannelWatch {
+    shared: Arc<ClosedChannels>,
     _tasks: JoinSet<()>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct ClosedChannels {
     changed: AtomicBool,
     closed: Mutex<Vec<(usize, Arc<str>)>>,
 }
 
-impl Watch {
+impl ChannelWatch {
     /// Watches the channels to these ranks. Must be called within a tokio runtime.
     fn over(channels: impl IntoIterator<Item = (usize, Channel)>) -> Self {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ClosedChannels::default());
         let mut tasks = JoinSet::new();
         for (rank, channel) in channels {
             let shared = Arc::clone(&shared);

@@ -1,4 +1,4 @@
-//! Pulls: the bytes of a reference, piece by piece, and the regions of a peer in which they lie.
+//! Reads of element references: their bytes, chunk by chunk, and the regions of a peer in which they lie.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,24 +8,24 @@ use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::time::error::Elapsed;
 
-use crate::lane::remote::message::{LaneCounters, Reference};
-use crate::lane::{LaneFault, violation};
+use crate::link::remote::message::{ElementReference, LinkCounters};
+use crate::link::{LinkFault, violation};
 use crate::memory::name_of;
 use tonic_rdma_tensor::{
     Channel, MemRegion, Memcpy, RdmaDevice, RegionView, RemoteRegion, TensorError, TensorErrorKind, unstable,
 };
 
-/// The state of the pull of one peer's message, and memory for READs, which later pulls use again.
-pub(super) struct Pull {
+/// The read of the elements of one peer's message, and memory for READs, which later reads use again.
+pub(super) struct ElementRead {
     device: RdmaDevice,
     /// The most bytes of one call, and of one READ.
-    piece: usize,
+    chunk: usize,
     /// The most READs at once.
     ahead: usize,
     /// Bytes that READs were begun for.
-    asked: usize,
-    /// Bytes of the message that were given.
-    pub(super) given: usize,
+    requested: usize,
+    /// Bytes of the message that were delivered.
+    pub(super) delivered: usize,
     reads: VecDeque<(Memcpy, usize)>,
     idle: Vec<MemRegion>,
     /// Since when the peer's memory is gone.
@@ -33,25 +33,25 @@ pub(super) struct Pull {
 }
 
 /// How long the memory of a peer may be gone before that is the peer's fault. A peer that was killed is gone too, and its channel
-/// closes a moment later: that is the better reason.
+/// closes a moment later. That is the better reason.
 const GONE: Duration = Duration::from_secs(1);
 
 /// The receiver of bytes.
 pub(super) enum Sink<'a> {
-    /// Takes pieces: the offset in the message, and the bytes.
-    Pieces(&'a mut dyn FnMut(usize, &[u8])),
+    /// Takes chunks: the offset in the message, and the bytes.
+    Chunks(&'a mut dyn FnMut(usize, &[u8])),
     /// Memory for the whole message.
     Memory(&'a mut [u8]),
 }
 
-impl Pull {
-    pub(super) fn new(device: RdmaDevice, piece: usize, ahead: usize) -> Self {
+impl ElementRead {
+    pub(super) fn new(device: RdmaDevice, chunk: usize, ahead: usize) -> Self {
         Self {
             device,
-            piece,
+            chunk,
             ahead,
-            asked: 0,
-            given: 0,
+            requested: 0,
+            delivered: 0,
             reads: VecDeque::new(),
             idle: Vec::new(),
             gone: None,
@@ -60,37 +60,37 @@ impl Pull {
 
     /// Begins anew, for the next message.
     pub(super) fn reset(&mut self) {
-        (self.asked, self.given) = (0, 0);
+        (self.requested, self.delivered) = (0, 0);
         self.gone = None;
     }
 
-    /// Gives the next bytes from a view. Returns whether all bytes were given.
-    pub(super) fn give_from_view(
+    /// Gives the next bytes from a view. Returns whether all bytes were delivered.
+    pub(super) fn read_from_view(
         &mut self,
         view: &RegionView,
-        reference: Reference,
+        reference: ElementReference,
         sink: &mut Sink<'_>,
         scratch: &mut Scratch,
-    ) -> Result<bool, LaneFault> {
+    ) -> Result<bool, LinkFault> {
         let (start, length) = range(reference, view.len() as u64)?;
-        let count = self.piece.min(length - self.given);
+        let count = self.chunk.min(length - self.delivered);
         let outside = |_| out_of_range(reference, view.len() as u64);
         match sink {
             Sink::Memory(into) => {
-                if let Some(into) = into.get_mut(self.given..self.given + count) {
-                    view.copy_out(start + self.given, into).map_err(outside)?;
+                if let Some(into) = into.get_mut(self.delivered..self.delivered + count) {
+                    view.copy_out(start + self.delivered, into).map_err(outside)?;
                 }
             }
-            Sink::Pieces(then) => {
-                scratch.pieces(
+            Sink::Chunks(then) => {
+                scratch.chunks(
                     count,
-                    |at, piece| view.copy_out(start + self.given + at, piece).map_err(outside),
-                    |at, piece| then(self.given + at, piece),
+                    |at, chunk| view.copy_out(start + self.delivered + at, chunk).map_err(outside),
+                    |at, chunk| then(self.delivered + at, chunk),
                 )?;
             }
         }
-        self.given += count;
-        let ended = self.given == length;
+        self.delivered += count;
+        let ended = self.delivered == length;
         if ended && !view.is_current() {
             if self.gone.get_or_insert_with(Instant::now).elapsed() > GONE {
                 return Err(violation("it withdrew memory while this rank read it"));
@@ -100,36 +100,36 @@ impl Pull {
         Ok(ended)
     }
 
-    /// Gives the next bytes that READs have brought, and begins further READs. Returns whether all bytes were given.
-    pub(super) fn give_from_remote(
+    /// Gives the next bytes that READs have brought, and begins further READs. Returns whether all bytes were delivered.
+    pub(super) fn read_from_remote(
         &mut self,
         channel: &Channel,
         remote: &RemoteRegion,
-        reference: Reference,
+        reference: ElementReference,
         sink: &mut Sink<'_>,
-        counters: &mut LaneCounters,
-    ) -> Result<bool, LaneFault> {
+        counters: &mut LinkCounters,
+    ) -> Result<bool, LinkFault> {
         let (start, length) = range(reference, remote.len())?;
         self.read_ahead(channel, remote, start, length)?;
-        let Some((read, count)) = self.reads.front_mut() else { return Ok(self.given == length) };
+        let Some((read, count)) = self.reads.front_mut() else { return Ok(self.delivered == length) };
         let (result, count) = (read.try_take(), *count);
         let Some(result) = result else { return Ok(false) };
         self.reads.pop_front();
         let region = result.map_err(TensorError::from)?;
         let bytes = region.get(..count).unwrap_or_default();
         match sink {
-            Sink::Pieces(then) => then(self.given, bytes),
+            Sink::Chunks(then) => then(self.delivered, bytes),
             Sink::Memory(into) => {
                 counters.copied_bytes += count as u64;
-                if let Some(into) = into.get_mut(self.given..self.given + count) {
+                if let Some(into) = into.get_mut(self.delivered..self.delivered + count) {
                     into.copy_from_slice(bytes);
                 }
             }
         }
-        self.given += count;
+        self.delivered += count;
         self.idle.push(region);
         self.read_ahead(channel, remote, start, length)?;
-        Ok(self.given == length)
+        Ok(self.delivered == length)
     }
 
     fn read_ahead(
@@ -138,24 +138,24 @@ impl Pull {
         remote: &RemoteRegion,
         start: usize,
         length: usize,
-    ) -> Result<(), LaneFault> {
-        while self.asked < length && self.reads.len() < self.ahead {
-            let count = self.piece.min(length - self.asked);
+    ) -> Result<(), LinkFault> {
+        while self.requested < length && self.reads.len() < self.ahead {
+            let count = self.chunk.min(length - self.requested);
             let region = match self.idle.pop() {
                 Some(region) => region,
-                None => self.device.allocate(self.piece)?,
+                None => self.device.allocate(self.chunk)?,
             };
-            let read = channel.read(remote).at((start + self.asked) as u64).into(region, ..count);
+            let read = channel.read(remote).at((start + self.requested) as u64).into(region, ..count);
             self.reads.push_back((read, count));
-            self.asked += count;
+            self.requested += count;
         }
         Ok(())
     }
 }
 
 /// Returns the offset and length of a reference, if it lies within a region of `available` bytes.
-fn range(reference: Reference, available: u64) -> Result<(usize, usize), LaneFault> {
-    let Reference { offset, length, .. } = reference;
+fn range(reference: ElementReference, available: u64) -> Result<(usize, usize), LinkFault> {
+    let ElementReference { offset, length, .. } = reference;
     if offset.checked_add(length).is_none_or(|end| end > available) {
         return Err(out_of_range(reference, available));
     }
@@ -166,34 +166,34 @@ fn range(reference: Reference, available: u64) -> Result<(usize, usize), LaneFau
 }
 
 #[cold]
-fn out_of_range(reference: Reference, available: u64) -> LaneFault {
-    let Reference { number, offset, length } = reference;
+fn out_of_range(reference: ElementReference, available: u64) -> LinkFault {
+    let ElementReference { number, offset, length } = reference;
     violation(format!(
         "it refers to {length} bytes at offset {offset} of its memory {number} of {available} bytes"
     ))
 }
 
 /// The regions of one peer that references name, the one that was used last first. Each is attached when a message names it for the first time.
-pub(super) struct Sources {
+pub(super) struct PeerRegions {
     channel: Channel,
     /// The number of the peer's pool.
     pool: u64,
-    /// Whether to look at regions by views.
+    /// Whether to map regions by views.
     views: bool,
     most: usize,
     limit: Duration,
     runtime: Handle,
-    pub(super) attached: Vec<(u64, Source)>,
-    attaching: Option<(u64, oneshot::Receiver<Result<Result<Source, TensorError>, Elapsed>>)>,
+    pub(super) attached: Vec<(u64, PeerRegion)>,
+    attaching: Option<(u64, oneshot::Receiver<Result<Result<PeerRegion, TensorError>, Elapsed>>)>,
 }
 
 /// A region of the peer.
-pub(super) enum Source {
+pub(super) enum PeerRegion {
     View(RegionView, #[expect(dead_code, reason = "its drop ends the attachment")] RemoteRegion),
     Remote(RemoteRegion),
 }
 
-impl Source {
+impl PeerRegion {
     /// Returns false if it is known that the peer has withdrawn the region.
     pub(super) fn is_current(&self) -> bool {
         match self {
@@ -203,7 +203,7 @@ impl Source {
     }
 }
 
-impl Sources {
+impl PeerRegions {
     /// Makes an empty list of at most `most` regions. Must be called within a tokio runtime.
     pub(super) fn new(channel: Channel, pool: u64, views: bool, most: usize, limit: Duration) -> Self {
         let runtime = Handle::current();
@@ -214,7 +214,7 @@ impl Sources {
     ///
     /// # Errors
     /// The peer has no such region, or the link to it has failed.
-    pub(super) fn find(&mut self, number: u64) -> Result<Option<&Source>, LaneFault> {
+    pub(super) fn find(&mut self, number: u64) -> Result<Option<&PeerRegion>, LinkFault> {
         let known = self.attached.iter().position(|(known, _)| *known == number);
         let known = match known {
             Some(known) => known,
@@ -230,8 +230,8 @@ impl Sources {
         self.attached.retain(|(_, source)| source.is_current());
     }
 
-    /// Goes on to attach the region, and returns whether it is attached now, in the first place.
-    fn attach(&mut self, number: u64) -> Result<bool, LaneFault> {
+    /// Goes on to attach the region, and returns whether it is attached now, as the first one.
+    fn attach(&mut self, number: u64) -> Result<bool, LinkFault> {
         let Some((attaching, result)) = &mut self.attaching else {
             self.begin(number);
             return Ok(false);
@@ -253,11 +253,11 @@ impl Sources {
             Ok(Err(_)) => {
                 let late =
                     format!("the attachment of a rank's memory did not happen within {:?}", self.limit);
-                return Err(LaneFault::Lost(late.into()));
+                return Err(LinkFault::Lost(late.into()));
             }
             Err(_) => {
                 let ended = format!("the link to {} was closed here", self.channel.endpoint());
-                return Err(LaneFault::Lost(ended.into()));
+                return Err(LinkFault::Lost(ended.into()));
             }
         };
         self.sweep();
@@ -272,40 +272,40 @@ impl Sources {
         let (views, limit) = (self.views, self.limit);
         self.runtime.spawn(async move {
             let attached = tokio::time::timeout(limit, attach(&channel, &name, views)).await;
-            // The lanes may be gone.
+            // The links may be gone.
             let _ = sender.send(attached);
         });
         self.attaching = Some((number, receiver));
     }
 }
 
-async fn attach(channel: &Channel, name: &str, views: bool) -> Result<Source, TensorError> {
+async fn attach(channel: &Channel, name: &str, views: bool) -> Result<PeerRegion, TensorError> {
     let region = channel.region(name).await?;
     if views && let Some(view) = channel.view(&region).await? {
-        return Ok(Source::View(view, region));
+        return Ok(PeerRegion::View(view, region));
     }
-    Ok(Source::Remote(region))
+    Ok(PeerRegion::Remote(region))
 }
 
 /// Bytes of the buffer. They fit the first-level cache together with the data of a reduction.
-const PIECE: usize = 8 << 10;
+const CHUNK: usize = 8 << 10;
 
 /// A buffer through which bytes of a peer pass, because the peer may change them at any time.
 pub(super) struct Scratch {
-    piece: Box<Piece>,
+    chunk: Box<Chunk>,
 }
 
 #[repr(align(64))]
-struct Piece([u8; PIECE]);
+struct Chunk([u8; CHUNK]);
 
 impl Scratch {
     pub(super) fn new() -> Self {
-        Self { piece: Box::new(Piece([0; PIECE])) }
+        Self { chunk: Box::new(Chunk([0; CHUNK])) }
     }
 
-    /// Passes `length` bytes to `then` piece by piece, with their offset. `copy` fills a piece from an offset.
+    /// Passes `length` bytes to `then` chunk by chunk, with their offset. `copy` fills a chunk from an offset.
     #[inline]
-    pub(super) fn pieces<E>(
+    pub(super) fn chunks<E>(
         &mut self,
         length: usize,
         copy: impl Fn(usize, &mut [u8]) -> Result<(), E>,
@@ -313,10 +313,10 @@ impl Scratch {
     ) -> Result<(), E> {
         let mut done = 0;
         while done < length {
-            let piece = &mut self.piece.0[..PIECE.min(length - done)];
-            copy(done, piece)?;
-            then(done, piece);
-            done += piece.len();
+            let chunk = &mut self.chunk.0[..CHUNK.min(length - done)];
+            copy(done, chunk)?;
+            then(done, chunk);
+            done += chunk.len();
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Tests of lanes over channels of real devices of this process.
+//! Tests of links over channels of real devices of this process.
 
 mod faults;
 mod messages;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_tensor::{Channel, Notification, RdmaDevice};
 
-use crate::lane::remote::{LaneSettings, RemoteLanes};
-use crate::lane::{LaneError, Lanes, Tag};
+use crate::link::remote::{LinkSettings, RemoteLinks};
+use crate::link::{LinkError, RankLinks, Tag};
 use crate::memory::MemoryPool;
 
 /// A bound that only a hang exceeds.
@@ -20,7 +20,7 @@ const KINDS: [bool; 2] = [VIEWS, WRITES];
 const VIEWS: bool = true;
 const WRITES: bool = false;
 
-impl RemoteLanes {
+impl RemoteLinks {
     /// Returns the ranks whose messages travel by views.
     fn viewed(&self) -> impl Iterator<Item = usize> {
         let peers = self.peers.iter().enumerate();
@@ -35,17 +35,17 @@ impl RemoteLanes {
 
 /// One rank of a group in this process.
 struct Rank {
-    lanes: RemoteLanes,
+    links: RemoteLinks,
     pool: MemoryPool,
     device: RdmaDevice,
 }
 
-fn settings(views: bool) -> LaneSettings {
-    LaneSettings { views, inline: 4096, slots: 4, piece: 64 << 10, limit: HANG, ..LaneSettings::default() }
+fn settings(views: bool) -> LinkSettings {
+    LinkSettings { views, inline: 4096, slots: 4, chunk: 64 << 10, limit: HANG, ..LinkSettings::default() }
 }
 
 /// Makes a group of ranks, each with a device of its own.
-async fn group(ranks: usize, settings: &LaneSettings) -> Vec<Rank> {
+async fn group(ranks: usize, settings: &LinkSettings) -> Vec<Rank> {
     noticed_group(ranks, None, settings).await
 }
 
@@ -53,13 +53,13 @@ async fn group(ranks: usize, settings: &LaneSettings) -> Vec<Rank> {
 async fn noticed_group(
     ranks: usize,
     notification: Option<Notification>,
-    settings: &LaneSettings,
+    settings: &LinkSettings,
 ) -> Vec<Rank> {
     let (devices, mut channels) = noticed_mesh(ranks, notification).await;
     let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, MemoryPool::KEPT)).collect();
-    let lanes = open_all(&mut channels, &pools, 0, settings).await;
-    let parts = devices.into_iter().zip(pools).zip(lanes);
-    parts.map(|((device, pool), lanes)| Rank { lanes, pool, device }).collect()
+    let links = open_all(&mut channels, &pools, 0, settings).await;
+    let parts = devices.into_iter().zip(pools).zip(links);
+    parts.map(|((device, pool), links)| Rank { links, pool, device }).collect()
 }
 
 /// Makes devices, and a channel from each to each other one.
@@ -96,20 +96,20 @@ async fn open_all(
     channels: &mut [Vec<Option<Channel>>],
     pools: &[MemoryPool],
     generation: u64,
-    settings: &LaneSettings,
-) -> Vec<RemoteLanes> {
+    settings: &LinkSettings,
+) -> Vec<RemoteLinks> {
     let mut tasks = Vec::new();
     for (rank, (channels, pool)) in channels.iter().zip(pools).enumerate() {
         let (channels, pool, settings) = (channels.clone(), pool.clone(), settings.clone());
         tasks.push(tokio::spawn(async move {
-            RemoteLanes::open(channels, rank, &pool, generation, &settings).await
+            RemoteLinks::open(channels, rank, &pool, generation, &settings).await
         }));
     }
-    let mut lanes = Vec::new();
+    let mut links = Vec::new();
     for task in tasks {
-        lanes.push(task.await.unwrap().unwrap());
+        links.push(task.await.unwrap().unwrap());
     }
-    lanes
+    links
 }
 
 fn tag(operation: u64) -> Tag {
@@ -122,16 +122,16 @@ fn content(seed: u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| random.u8(..)).collect()
 }
 
-/// Receives the next message of rank `from` whole, by pieces or into memory. Panics on a hang.
-fn receive(lanes: &mut RemoteLanes, from: usize, by_pieces: bool) -> Result<(Tag, Vec<u8>), LaneError> {
+/// Receives the next message of rank `from` whole, by chunks or into memory. Panics on a hang.
+fn receive(links: &mut RemoteLinks, from: usize, by_pieces: bool) -> Result<(Tag, Vec<u8>), LinkError> {
     let start = Instant::now();
     let mut shown = None;
     let mut bytes = Vec::new();
     loop {
         assert!(start.elapsed() < HANG, "no message came");
-        lanes.progress()?;
+        links.progress()?;
         if shown.is_none() {
-            shown = lanes.peek(from)?;
+            shown = links.peek(from)?;
             bytes.resize(shown.map_or(0, |(_, length)| length), 0);
         }
         let Some((tag, length)) = shown else {
@@ -140,14 +140,14 @@ fn receive(lanes: &mut RemoteLanes, from: usize, by_pieces: bool) -> Result<(Tag
         };
         let mut next = None;
         let ended = if by_pieces {
-            lanes.receive(from, &mut |at, piece| {
-                assert!(next.is_none_or(|next| next == at), "pieces are consecutive");
-                assert!(piece.len() % 64 == 0 || at + piece.len() == length, "only the last piece is short");
-                next = Some(at + piece.len());
-                bytes[at..at + piece.len()].copy_from_slice(piece);
+            links.receive(from, &mut |at, chunk| {
+                assert!(next.is_none_or(|next| next == at), "chunks are consecutive");
+                assert!(chunk.len() % 64 == 0 || at + chunk.len() == length, "only the last chunk is short");
+                next = Some(at + chunk.len());
+                bytes[at..at + chunk.len()].copy_from_slice(chunk);
             })?
         } else {
-            lanes.receive_into(from, &mut bytes)?
+            links.receive_into(from, &mut bytes)?
         };
         if ended {
             return Ok((tag, bytes));
@@ -168,7 +168,7 @@ fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Returns the lanes of ranks 0 and 1, borrowed.
+/// Returns the links of ranks 0 and 1, borrowed.
 fn pair(ranks: &mut [Rank]) -> (&mut Rank, &mut Rank) {
     let (first, second) = ranks.split_at_mut(1);
     (&mut first[0], &mut second[0])

@@ -1,4 +1,4 @@
-//! The format of a message, and of the memory in which messages lie, with the settings and counts of lanes. All numbers are little-endian.
+//! The format of a message, and of the memory in which messages lie, with the settings and counts of links. All numbers are little-endian.
 //!
 //! ```text
 //!  slot    0        8               16       24
@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use crate::lane::Tag;
+use crate::link::Tag;
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
@@ -31,10 +31,10 @@ const STEP: u64 = (1 << 24) - 1;
 
 /// What a message begins with, as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct MessageHeader {
     pub(super) word: u64,
     /// The operation and the step.
-    pub(super) place: u64,
+    pub(super) position: u64,
     pub(super) call: u64,
 }
 
@@ -44,19 +44,19 @@ pub(super) enum Content {
     /// Bytes that lie behind the header.
     Inline { length: usize },
     /// Bytes in memory of the sender.
-    Reference(Reference),
+    Reference(ElementReference),
 }
 
 /// Bytes in memory of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Reference {
+pub(super) struct ElementReference {
     /// The number of the memory.
     pub(super) number: u64,
     pub(super) offset: u64,
     pub(super) length: u64,
 }
 
-/// The arrangement of the slots of one direction. Both ends have the same.
+/// The arrangement of the slots of one direction. Both ranks have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// The number of slots, a power of two.
@@ -68,7 +68,7 @@ pub(super) struct Layout {
 impl Layout {
     /// The offset of the count of messages that were taken.
     pub(super) const TAKEN: usize = 0;
-    /// The offset of the words by which two ranks set up their lanes.
+    /// The offset of the words by which two ranks set up their links.
     pub(super) const HELLO: usize = 128;
     /// The offset of the first slot. Pairs of lines are kept apart, because processors fetch lines in pairs.
     const SLOTS: usize = 256;
@@ -90,14 +90,14 @@ impl Layout {
     }
 }
 
-impl Head {
-    /// Makes the head of message `number`, whose payload has `length` bytes.
+impl MessageHeader {
+    /// Makes the header of message `number`, whose payload has `length` bytes.
     #[inline]
     pub(super) fn inline(number: u64, tag: Tag, length: usize) -> Self {
         Self::new(number, tag, length as u64)
     }
 
-    /// Makes the head of message `number`, which is a reference.
+    /// Makes the header of message `number`, which is a reference.
     #[inline]
     pub(super) fn reference(number: u64, tag: Tag) -> Self {
         Self::new(number, tag, IS_REFERENCE)
@@ -105,27 +105,27 @@ impl Head {
 
     #[inline]
     fn new(number: u64, tag: Tag, length: u64) -> Self {
-        let place = tag.operation << 24 | (u64::from(tag.step) & STEP);
-        Self { word: number.wrapping_add(1) << 16 | length, place, call: tag.call }
+        let position = tag.operation << 24 | (u64::from(tag.step) & STEP);
+        Self { word: number.wrapping_add(1) << 16 | length, position, call: tag.call }
     }
 
     /// Returns the bytes in memory.
     pub(super) fn to_bytes(self) -> [u8; HEADER] {
-        bytes_of([self.word, self.place, self.call])
+        bytes_of([self.word, self.position, self.call])
     }
 
-    /// Returns the head of these bytes.
+    /// Returns the header of these bytes.
     pub(super) fn from_bytes(bytes: [u8; HEADER]) -> Self {
-        let [word, place, call] = words_of(bytes);
-        Self { word, place, call }
+        let [word, position, call] = words_of(bytes);
+        Self { word, position, call }
     }
 
     /// Returns the tag. `operation` is the operation of the message before it.
     #[inline]
     pub(super) fn tag(self, operation: u64) -> Tag {
         Tag {
-            operation: nearest(self.place >> 24, operation),
-            step: (self.place & STEP) as u32,
+            operation: nearest(self.position >> 24, operation),
+            step: (self.position & STEP) as u32,
             call: self.call,
         }
     }
@@ -138,7 +138,7 @@ impl Head {
     }
 }
 
-impl Reference {
+impl ElementReference {
     /// Returns the payload of a message.
     #[inline]
     pub(super) fn to_bytes(self) -> [u8; REFERENCE] {
@@ -163,9 +163,9 @@ fn words_of(bytes: [u8; 24]) -> [u64; 3] {
     bytemuck::pod_read_unaligned::<[u64; 3]>(&bytes).map(u64::from_le)
 }
 
-/// What the word of a slot says about the message that is expected there.
+/// Whether the expected message is in a slot, by the slot's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum SlotState {
     Arrived,
     NotYet,
     /// The word belongs to no message that may be in the slot.
@@ -174,14 +174,14 @@ pub(super) enum Look {
 
 /// Compares the word of a slot with message `number`. `slots` is the number of slots.
 #[inline]
-pub(super) fn look(word: u64, number: u64, slots: u32) -> Look {
+pub(super) fn slot_state(word: u64, number: u64, slots: u32) -> SlotState {
     const NUMBER: u64 = u64::MAX >> 16;
     let found = word >> 16;
     if found == number.wrapping_add(1) & NUMBER {
-        return Look::Arrived;
+        return SlotState::Arrived;
     }
     let earlier = number.checked_sub(u64::from(slots)).map_or(0, |earlier| (earlier + 1) & NUMBER);
-    if found == earlier { Look::NotYet } else { Look::Wrong }
+    if found == earlier { SlotState::NotYet } else { SlotState::Wrong }
 }
 
 /// Returns the number nearest to `before` whose low 40 bits are `low`.
@@ -192,10 +192,10 @@ fn nearest(low: u64, before: u64) -> u64 {
     before.wrapping_add_signed(distance)
 }
 
-/// Settings of all lanes of a rank. The numbers must be equal on all ranks.
+/// Settings of all links of a rank. The numbers must be equal on all ranks.
 #[derive(Clone, Debug)]
-pub(crate) struct LaneSettings {
-    /// The first part of the names of the regions. Each set of lanes of a device has another.
+pub(crate) struct LinkSettings {
+    /// The first part of the names of the regions. Each set of links of a device has another.
     pub(crate) names: String,
     /// Whether messages go by views, where both ranks see the memory of the other. Not in tests of what happens elsewhere.
     pub(crate) views: bool,
@@ -204,7 +204,7 @@ pub(crate) struct LaneSettings {
     /// The largest inline message in bytes, from 24 to 32 KiB. Writes may have a lower limit, that of their device.
     pub(crate) inline: u32,
     /// The most bytes that one call of `receive` gives: a multiple of 64.
-    pub(crate) piece: usize,
+    pub(crate) chunk: usize,
     /// The number of READs of one message that are under way at once.
     pub(crate) reads: usize,
     /// The number of regions of a peer that stay attached.
@@ -213,10 +213,10 @@ pub(crate) struct LaneSettings {
     pub(crate) limit: Duration,
 }
 
-impl Default for LaneSettings {
+impl Default for LinkSettings {
     fn default() -> Self {
         Self {
-            names: "tonic-rdma-collective/lanes".into(),
+            names: "tonic-rdma-collective/links".into(),
             views: true,
             slots: 8,
             // Up to here, a copy is faster than a reference also for registered memory, although the sender copies: the receiver has
@@ -225,7 +225,7 @@ impl Default for LaneSettings {
             // 16 KiB 5.1 and 5.7 µs. To compare, change this number and run
             // `tonic-rdma-allreduce --ranks 2 --sizes 4KiB,8KiB,16KiB,32KiB --algorithm halving-doubling`.
             inline: 16 << 10,
-            piece: 256 << 10,
+            chunk: 256 << 10,
             reads: 3,
             attached: 64,
             limit: Duration::from_secs(10),
@@ -233,26 +233,26 @@ impl Default for LaneSettings {
     }
 }
 
-impl LaneSettings {
+impl LinkSettings {
     /// Returns the arrangement of slots.
     pub(super) fn layout(&self) -> Layout {
         Layout { slots: self.slots, inline: self.inline }
     }
 }
 
-/// Counts of all lanes of a rank.
+/// Counts of all links of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LaneCounters {
+pub(crate) struct LinkCounters {
     /// Messages sent.
     pub(crate) sent: u64,
     /// Messages taken.
     pub(crate) taken: u64,
     /// Bytes sent inline.
     pub(crate) inline_bytes: u64,
-    /// Bytes that peers were asked to pull.
-    pub(crate) offered_bytes: u64,
-    /// Bytes pulled from memory of peers.
-    pub(crate) pulled_bytes: u64,
+    /// Bytes that peers were asked to read.
+    pub(crate) referenced_bytes: u64,
+    /// Bytes read from memory of peers.
+    pub(crate) read_bytes: u64,
     /// Bytes copied by this rank on their way: into a message, or out of memory into which they were read. Bytes that the
     /// receiver moves straight from the memory of the sender to their place are not in this count.
     pub(crate) copied_bytes: u64,
@@ -267,16 +267,19 @@ mod tests {
     #[test]
     fn a_head_says_what_was_sent() {
         for length in [0, 1, 39, 40, 41, 8192, 32 << 10] {
-            let head = Head::inline(9, TAG, length);
-            assert_eq!(look(head.word, 9, 8), Look::Arrived);
-            assert_eq!((head.tag(70), head.length()), (TAG, Some(length)));
-            assert_eq!(Head::from_bytes(head.to_bytes()), head);
+            let header = MessageHeader::inline(9, TAG, length);
+            assert_eq!(slot_state(header.word, 9, 8), SlotState::Arrived);
+            assert_eq!((header.tag(70), header.length()), (TAG, Some(length)));
+            assert_eq!(MessageHeader::from_bytes(header.to_bytes()), header);
         }
-        let head = Head::reference(0, TAG);
-        assert_eq!((head.tag(77), head.length(), look(head.word, 0, 8)), (TAG, None, Look::Arrived));
-        assert_eq!(head.to_bytes()[..8], [0xff, 0xff, 1, 0, 0, 0, 0, 0]);
-        let reference = Reference { number: 1 << 60, offset: 3, length: u64::MAX };
-        assert_eq!(Reference::from_bytes(reference.to_bytes()), reference);
+        let header = MessageHeader::reference(0, TAG);
+        assert_eq!(
+            (header.tag(77), header.length(), slot_state(header.word, 0, 8)),
+            (TAG, None, SlotState::Arrived)
+        );
+        assert_eq!(header.to_bytes()[..8], [0xff, 0xff, 1, 0, 0, 0, 0, 0]);
+        let reference = ElementReference { number: 1 << 60, offset: 3, length: u64::MAX };
+        assert_eq!(ElementReference::from_bytes(reference.to_bytes()), reference);
         assert_eq!(reference.to_bytes()[8], 3);
     }
 
@@ -291,13 +294,13 @@ mod tests {
 
     #[test]
     fn only_the_message_of_the_lap_before_may_be_in_a_slot_that_waits() {
-        let word = |number| Head::inline(number, TAG, 0).word;
-        assert_eq!(look(0, 3, 8), Look::NotYet);
-        assert_eq!(look(0, 11, 8), Look::Wrong);
-        assert_eq!(look(word(3), 11, 8), Look::NotYet);
-        assert_eq!(look(word(11), 11, 8), Look::Arrived);
-        assert_eq!(look(word(19), 11, 8), Look::Wrong);
-        assert_eq!(look(word(10), 11, 8), Look::Wrong);
+        let word = |number| MessageHeader::inline(number, TAG, 0).word;
+        assert_eq!(slot_state(0, 3, 8), SlotState::NotYet);
+        assert_eq!(slot_state(0, 11, 8), SlotState::Wrong);
+        assert_eq!(slot_state(word(3), 11, 8), SlotState::NotYet);
+        assert_eq!(slot_state(word(11), 11, 8), SlotState::Arrived);
+        assert_eq!(slot_state(word(19), 11, 8), SlotState::Wrong);
+        assert_eq!(slot_state(word(10), 11, 8), SlotState::Wrong);
     }
 
     #[test]

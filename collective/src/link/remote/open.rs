@@ -1,12 +1,12 @@
-//! The set-up of lanes.
+//! The set-up of links.
 //!
 //! ```text
-//!   each rank                                            words of the hello, at `Layout::HELLO` of each section
-//!     offers its board, with a section for each peer       0  magic number and version
-//!     attaches the board of each peer                      1  slots and inline limit
-//!     tries to get a view of it                            2  rank
-//!     says so in its own section for this peer             3  number of its pool of memory
-//!     reads what the peer says                             4  0: nothing yet, 1: it has a view, 2: it has none
+//!   each rank                                              words of the hello, at `Layout::HELLO` of each section
+//!     offers its outbox, with a section for each peer        0  magic number and version
+//!     attaches the outbox of each peer                       1  slots and inline limit
+//!     tries to get a view of it                              2  rank
+//!     writes the result into its section for this peer       3  number of its pool of memory
+//!     reads the result of the peer                           4  0: nothing yet, 1: it has a view, 2: it has none
 //!   both have a view:  messages go by views
 //!   otherwise:         each rank offers a ring to the peer, and attaches the peer's ring
 //! ```
@@ -18,52 +18,52 @@ use tokio::time::{sleep, timeout};
 use tonic_rdma_tensor::{Channel, RegionView, RemoteRegion, Rights, SharedRegion, TensorError};
 
 use crate::error::{CollectiveError, setup};
-use crate::lane::remote::message::{HEADER, LaneCounters, LaneSettings, Layout, REFERENCE};
-use crate::lane::remote::peer::{Common, Peer, Wire};
-use crate::lane::remote::pull::{Pull, Scratch, Sources};
-use crate::lane::remote::wire::{ViewWire, WriteWire};
-use crate::lane::remote::{RemoteLanes, Watch};
+use crate::link::remote::element_read::{ElementRead, PeerRegions, Scratch};
+use crate::link::remote::message::{HEADER, Layout, LinkCounters, LinkSettings, REFERENCE};
+use crate::link::remote::rank_link::{Common, RankLink, Wire};
+use crate::link::remote::wire::{MappedWire, WriteWire};
+use crate::link::remote::{ChannelWatch, RemoteLinks};
 use crate::memory::MemoryPool;
 
-/// "lanes", and the version of the format of messages.
-const MAGIC: u64 = 0x6c61_6e65_7300_0001;
+/// "links", and the version of the format of messages.
+const MAGIC: u64 = 0x6c69_6e6b_7300_0002;
 /// The words of a hello.
 const WORDS: usize = 5;
 /// The first and the longest time between two attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-/// What one end says in its hello.
+/// What one rank writes for another at the start.
 #[derive(Clone, Copy)]
 struct Hello {
     words: [u64; WORDS],
 }
 
-/// What one end needs to meet a peer.
+/// What a rank needs to set up a link.
 #[derive(Clone)]
-struct Meeting {
+struct LinkSetup {
     pool: MemoryPool,
-    board: SharedRegion,
+    outbox: SharedRegion,
     names: String,
-    settings: LaneSettings,
+    settings: LinkSettings,
     rank: usize,
     ranks: usize,
 }
 
-impl RemoteLanes {
-    /// Opens lanes to all other ranks, over one channel to each. All ranks call this with the same generation, settings and number
-    /// of channels. A group whose members change opens new lanes with a new generation. `pool` is the memory of the references
+impl RemoteLinks {
+    /// Opens links to all other ranks, over one channel to each. All ranks call this with the same generation, settings and number
+    /// of channels. A group whose members change opens new links with a new generation. `pool` is the memory of the references
     /// that this rank sends.
     ///
     /// # Errors
     /// A channel is missing or has closed, or a rank has other settings, or does not take part within
-    /// [`LaneSettings::limit`].
+    /// [`LinkSettings::limit`].
     pub(crate) async fn open(
         channels: Vec<Option<Channel>>,
         rank: usize,
         pool: &MemoryPool,
         generation: u64,
-        settings: &LaneSettings,
+        settings: &LinkSettings,
     ) -> Result<Self, CollectiveError> {
         let ranks = channels.len();
         if rank >= ranks {
@@ -72,13 +72,15 @@ impl RemoteLanes {
         let names = format!("{}/{generation}", settings.names);
         let layout = settings.layout();
         let number = pool.number();
-        let board = pool.device().allocate(layout.bytes() * ranks)?.share();
+        let outbox = pool.device().allocate(layout.bytes() * ranks)?.share();
         for peer in 0..ranks {
             let hello = Hello::new(layout, rank, number);
-            hello.store(&board, peer * layout.bytes()).map_err(broken)?;
+            hello.store(&outbox, peer * layout.bytes()).map_err(broken)?;
         }
-        let exported = pool.device().export_shared(&board_name(&names, rank), board.clone(), Rights::READ)?;
-        let meeting = Meeting { pool: pool.clone(), board, names, settings: settings.clone(), rank, ranks };
+        let exported =
+            pool.device().export_shared(&outbox_name(&names, rank), outbox.clone(), Rights::READ)?;
+        let link_setup =
+            LinkSetup { pool: pool.clone(), outbox, names, settings: settings.clone(), rank, ranks };
 
         let mut tasks = JoinSet::new();
         let mut watched = Vec::new();
@@ -87,13 +89,13 @@ impl RemoteLanes {
                 return Err(setup(format!("rank {rank} has no channel to rank {peer}")));
             };
             watched.push((peer, channel.clone()));
-            let meeting = meeting.clone();
-            tasks.spawn(async move { (peer, meeting.meet_in_time(peer, channel).await) });
+            let link_setup = link_setup.clone();
+            tasks.spawn(async move { (peer, link_setup.set_up_in_time(peer, channel).await) });
         }
-        let mut peers: Vec<Option<Box<Peer>>> = (0..ranks).map(|_| None).collect();
+        let mut peers: Vec<Option<Box<RankLink>>> = (0..ranks).map(|_| None).collect();
         while let Some(met) = tasks.join_next().await {
             let (rank, peer) = met.map_err(broken)?;
-            let peer = peer.map_err(|error| setup(format!("no lanes to rank {rank}: {error}")))?;
+            let peer = peer.map_err(|error| setup(format!("no links to rank {rank}: {error}")))?;
             peers[rank] = Some(Box::new(peer));
         }
         let inline = peers.iter().flatten().map(|peer| peer.inline()).min();
@@ -102,50 +104,50 @@ impl RemoteLanes {
             pool: number,
             writes: peers.iter().flatten().any(|peer| !peer.is_view()),
             peers,
-            common: Common { counters: LaneCounters::default(), scratch: Scratch::new(), given: false },
-            watch: Watch::over(watched),
+            common: Common { counters: LinkCounters::default(), scratch: Scratch::new(), delivered: false },
+            watch: ChannelWatch::over(watched),
             rounds: 0,
-            _board: exported,
+            _outbox: exported,
         })
     }
 }
 
-impl Meeting {
-    async fn meet_in_time(&self, peer: usize, channel: Channel) -> Result<Peer, CollectiveError> {
+impl LinkSetup {
+    async fn set_up_in_time(&self, peer: usize, channel: Channel) -> Result<RankLink, CollectiveError> {
         let limit = self.settings.limit;
-        let late = || setup(format!("the set-up of lanes by both ranks did not happen within {limit:?}"));
-        timeout(limit, self.meet(peer, channel)).await.unwrap_or_else(|_| Err(late()))
+        let late = || setup(format!("the set-up of links by both ranks did not happen within {limit:?}"));
+        timeout(limit, self.set_up(peer, channel)).await.unwrap_or_else(|_| Err(late()))
     }
 
-    async fn meet(&self, peer: usize, channel: Channel) -> Result<Peer, CollectiveError> {
+    async fn set_up(&self, peer: usize, channel: Channel) -> Result<RankLink, CollectiveError> {
         let layout = self.settings.layout();
         let (ours, theirs) = (peer * layout.bytes(), self.rank * layout.bytes());
-        let remote = attach(&channel, &board_name(&self.names, peer)).await?;
+        let remote = attach(&channel, &outbox_name(&self.names, peer)).await?;
         if remote.len() != (layout.bytes() * self.ranks) as u64 {
             return Err(other_settings());
         }
         let view = if self.settings.views { channel.view(&remote).await? } else { None };
         let answer = if view.is_some() { Hello::VIEW } else { Hello::NO_VIEW };
         // The last word comes last, and by itself.
-        self.board.store_u64(ours + Hello::at(WORDS - 1), answer.to_le()).map_err(broken)?;
-        let hello = self.hear(&channel, &remote, view.as_ref(), theirs).await?;
+        self.outbox.store_u64(ours + Hello::at(WORDS - 1), answer.to_le()).map_err(broken)?;
+        let hello = self.receive_hello(&channel, &remote, view.as_ref(), theirs).await?;
         hello.check(layout, peer)?;
 
         let wire = match view {
             Some(view) if hello.words[4] == Hello::VIEW => {
-                Wire::View(ViewWire::new(self.board.clone(), ours, view, theirs))
+                Wire::Mapped(MappedWire::new(self.outbox.clone(), ours, view, theirs))
             }
             _ => Wire::Write(Box::new(self.rings(peer, &channel).await?)),
         };
         let Self { settings, pool, .. } = self;
         let (views, attached) = (settings.views, settings.attached);
-        let sources = Sources::new(channel.clone(), hello.words[3], views, attached, settings.limit);
-        let pull = Pull::new(pool.device().clone(), settings.piece, settings.reads);
-        Ok(Peer::new(wire, layout, channel, sources, pull))
+        let sources = PeerRegions::new(channel.clone(), hello.words[3], views, attached, settings.limit);
+        let read = ElementRead::new(pool.device().clone(), settings.chunk, settings.reads);
+        Ok(RankLink::new(wire, layout, channel, sources, read))
     }
 
-    /// Waits until the peer has said all in its hello.
-    async fn hear(
+    /// Waits until the peer's hello is complete.
+    async fn receive_hello(
         &self,
         channel: &Channel,
         remote: &RemoteRegion,
@@ -188,7 +190,7 @@ impl Meeting {
         if most < least {
             let (provider, device) = channel.device();
             return Err(setup(format!(
-                "the device {provider} {device} takes {most} bytes inline, and lanes need {least}"
+                "the device {provider} {device} takes {most} bytes inline, and links need {least}"
             )));
         }
         let ring = self.pool.device().allocate(layout.bytes())?;
@@ -216,9 +218,9 @@ impl Hello {
         Layout::HELLO + 8 * word
     }
 
-    fn store(self, board: &SharedRegion, section: usize) -> Result<(), tonic_rdma_tensor::VerbsError> {
+    fn store(self, outbox: &SharedRegion, section: usize) -> Result<(), tonic_rdma_tensor::VerbsError> {
         let mut words = self.words.into_iter().enumerate();
-        words.try_for_each(|(at, word)| board.store_u64(section + Self::at(at), word.to_le()))
+        words.try_for_each(|(at, word)| outbox.store_u64(section + Self::at(at), word.to_le()))
     }
 
     fn check(&self, layout: Layout, peer: usize) -> Result<(), CollectiveError> {
@@ -226,7 +228,7 @@ impl Hello {
         if self.words[0] != MAGIC {
             let format = self.words[0];
             return Err(setup(format!(
-                "its lanes have the format {format:#x}, and those of this rank {MAGIC:#x}"
+                "its links have the format {format:#x}, and those of this rank {MAGIC:#x}"
             )));
         }
         if self.words[1] != expected.words[1] {
@@ -254,9 +256,9 @@ async fn attach(channel: &Channel, name: &str) -> Result<RemoteRegion, TensorErr
     }
 }
 
-/// Returns the name of the board of a rank.
-fn board_name(names: &str, rank: usize) -> String {
-    format!("{names}/{rank}/board")
+/// Returns the name of the outbox of a rank.
+fn outbox_name(names: &str, rank: usize) -> String {
+    format!("{names}/{rank}/outbox")
 }
 
 /// Returns the name of the ring of a rank for messages of `sender`.
@@ -265,10 +267,10 @@ fn ring_name(names: &str, rank: usize, sender: usize) -> String {
 }
 
 fn other_settings() -> CollectiveError {
-    setup("it has other settings of lanes, or another number of ranks")
+    setup("it has other settings of links, or another number of ranks")
 }
 
 /// Makes the error of something that this rank has checked before.
 fn broken(error: impl std::fmt::Display) -> CollectiveError {
-    setup(format!("set-up of lanes: {error}"))
+    setup(format!("set-up of links: {error}"))
 }

@@ -1,4 +1,4 @@
-//! One operation under way: its memories, and what it shares with others in a round of looks.
+//! One operation under way: its memories, and what it shares with others in a round of polls.
 
 use std::collections::VecDeque;
 use std::ops::{DerefMut, Range};
@@ -10,7 +10,7 @@ use super::call::{Call, Packed};
 use super::program::{self, Copy, Home, Part, Program, Work};
 use super::short::Short;
 use crate::error::{CollectiveError, OperationStep, argument};
-use crate::lane::{LaneError, LaneFault, Lanes, Tag};
+use crate::link::{LinkError, LinkFault, RankLinks, Tag};
 use crate::reduce::Kernel;
 
 /// An operation of an engine.
@@ -34,7 +34,7 @@ pub(crate) struct Lent<'a> {
 }
 
 #[derive(Debug)]
-pub(super) struct Under<M> {
+pub(super) struct InFlightOperation<M> {
     pub(super) id: OperationId,
     /// The number of the operation in the tags of its messages.
     pub(super) number: u64,
@@ -42,7 +42,7 @@ pub(super) struct Under<M> {
     pub(super) packed: u64,
     pub(super) kernel: Option<Kernel>,
     pub(super) holding: Holding<M>,
-    pub(super) course: Course<M>,
+    pub(super) execution: Execution<M>,
     pub(super) limit: Duration,
     /// When the clock was first read for this operation. The deadline counts from here.
     pub(super) started: Option<Instant>,
@@ -55,7 +55,7 @@ pub(super) struct Under<M> {
 
 /// How an operation is carried out.
 #[derive(Debug)]
-pub(super) enum Course<M> {
+pub(super) enum Execution<M> {
     Planned(Planned<M>),
     Short(Short),
 }
@@ -151,7 +151,7 @@ impl<M> Planned<M> {
         open.flatten().min().unwrap_or(self.done as u32)
     }
 
-    /// Marks the lanes that this operation still needs.
+    /// Marks the links that this operation still needs.
     fn mark(&self, busy: &mut Busy) {
         for (peer, cursor) in self.program.peers.iter().zip(&self.peers) {
             busy.sends[peer.rank] |= cursor.sends < peer.sends.len();
@@ -160,9 +160,9 @@ impl<M> Planned<M> {
     }
 }
 
-impl<M: DerefMut<Target = [u8]>> Under<M> {
-    /// Moves on as far as the lanes allow. Returns whether it moved.
-    pub(super) fn advance<L: Lanes<Memory = M>>(
+impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
+    /// Moves on as far as the links allow. Returns whether it moved.
+    pub(super) fn advance<L: RankLinks<Memory = M>>(
         &mut self,
         context: &mut Context<'_, L>,
         lent: Option<Lent<'_>>,
@@ -172,12 +172,12 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
         let absent = borrowed && lent.is_none();
         let (input, out) = bodies(&mut self.holding, lent);
         self.neglected = false;
-        match &mut self.course {
-            Course::Planned(planned) => {
-                let mut moved = planned.taken(context.lanes)?;
+        match &mut self.execution {
+            Execution::Planned(planned) => {
+                let mut moved = planned.taken(context.links)?;
                 if absent || !planned.begun {
                     planned.mark(context.busy);
-                    self.neglected = absent && planned.has_work(context.lanes);
+                    self.neglected = absent && planned.has_work(context.links);
                     if absent && planned.could_move(context) {
                         self.waker.take().inspect(Waker::wake_by_ref);
                     }
@@ -197,10 +197,10 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
                 moved |= result?;
                 Ok(moved)
             }
-            Course::Short(short) => {
+            Execution::Short(short) => {
                 if absent {
                     short.mark(context.busy);
-                    if short.could_move(context.lanes) {
+                    if short.could_move(context.links) {
                         self.waker.take().inspect(Waker::wake_by_ref);
                     }
                     return Ok(false);
@@ -215,7 +215,7 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
     /// Copies the elements that no step has written to Out. Called once, after the last step.
     pub(super) fn end(&mut self, lent: Option<Lent<'_>>) {
         let (input, out) = bodies(&mut self.holding, lent);
-        if let Course::Planned(planned) = &mut self.course {
+        if let Execution::Planned(planned) = &mut self.execution {
             let mut bodies = Bodies([input, out, Body::of(&mut planned.staging), Body::Empty]);
             for copy in &planned.program.outs {
                 bodies.copy(copy);
@@ -225,33 +225,33 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
 
     /// Returns whether the end needs the caller's memory.
     pub(super) fn ends_with_memory(&self) -> bool {
-        matches!(&self.course, Course::Planned(planned) if !planned.program.outs.is_empty())
+        matches!(&self.execution, Execution::Planned(planned) if !planned.program.outs.is_empty())
     }
 
     pub(super) fn is_done(&self) -> bool {
-        match &self.course {
-            Course::Planned(planned) => planned.is_done(),
-            Course::Short(short) => short.is_done(),
+        match &self.execution {
+            Execution::Planned(planned) => planned.is_done(),
+            Execution::Short(short) => short.is_done(),
         }
     }
 
     pub(super) fn at(&self) -> OperationStep {
-        match &self.course {
-            Course::Planned(planned) => OperationStep {
+        match &self.execution {
+            Execution::Planned(planned) => OperationStep {
                 operation: self.number,
                 step: planned.first_open(),
                 steps: planned.program.steps.len() as u32,
             },
-            Course::Short(short) => {
+            Execution::Short(short) => {
                 OperationStep { operation: self.number, step: short.step(), steps: short.steps() }
             }
         }
     }
 
     pub(super) fn waits_for(&self) -> Option<usize> {
-        match &self.course {
-            Course::Planned(planned) => planned.waits_for(),
-            Course::Short(short) => short.waits_for(),
+        match &self.execution {
+            Execution::Planned(planned) => planned.waits_for(),
+            Execution::Short(short) => short.waits_for(),
         }
     }
 }
@@ -268,13 +268,13 @@ fn bodies<'a, M>(holding: &'a mut Holding<M>, lent: Option<Lent<'a>>) -> (Body<'
 
 impl<M> Planned<M> {
     /// Takes note of references that peers have taken.
-    fn taken<L: Lanes>(&mut self, lanes: &mut L) -> Result<bool, Fault> {
+    fn taken<L: RankLinks>(&mut self, links: &mut L) -> Result<bool, Fault> {
         let mut moved = false;
         for at in 0..self.peers.len() {
             if self.peers[at].outstanding.is_empty() {
                 continue;
             }
-            let taken = lanes.taken(self.program.peers[at].rank)?;
+            let taken = links.taken(self.program.peers[at].rank)?;
             while let Some(&(number, step)) = self.peers[at].outstanding.front()
                 && number < taken
             {
@@ -287,23 +287,23 @@ impl<M> Planned<M> {
     }
 
     /// Returns whether a local step, or a message that has arrived, waits for the memory of this operation.
-    fn has_work<L: Lanes>(&self, lanes: &mut L) -> bool {
+    fn has_work<L: RankLinks>(&self, links: &mut L) -> bool {
         !self.locals.is_empty()
             || self.program.peers.iter().zip(&self.peers).any(|(peer, cursor)| {
                 peer.receives.get(cursor.receives).is_some_and(|&step| self.waits[step as usize] == 0)
-                    && matches!(lanes.peek(peer.rank), Ok(Some(_)))
+                    && matches!(links.peek(peer.rank), Ok(Some(_)))
             })
     }
 
     /// Returns whether this operation, whose memory is not here, may have something to do.
-    fn could_move<L: Lanes>(&self, context: &mut Context<'_, L>) -> bool {
+    fn could_move<L: RankLinks>(&self, context: &mut Context<'_, L>) -> bool {
         !self.locals.is_empty()
             || self.is_done()
             || self.program.peers.iter().zip(&self.peers).any(|(peer, cursor)| {
                 let ready = |step: Option<&u32>| step.is_some_and(|&step| self.waits[step as usize] == 0);
                 ready(peer.sends.get(cursor.sends))
                     || ready(peer.receives.get(cursor.receives))
-                        && !matches!(context.lanes.peek(peer.rank), Ok(None))
+                        && !matches!(context.links.peek(peer.rank), Ok(None))
             })
     }
 }
@@ -318,7 +318,7 @@ struct Run<'a, M> {
 }
 
 impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
-    fn steps<L: Lanes<Memory = M>>(&mut self, context: &mut Context<'_, L>) -> Result<bool, Fault> {
+    fn steps<L: RankLinks<Memory = M>>(&mut self, context: &mut Context<'_, L>) -> Result<bool, Fault> {
         let mut moved = false;
         loop {
             let mut again = false;
@@ -343,7 +343,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
         Ok(moved | self.given)
     }
 
-    fn sends<L: Lanes<Memory = M>>(
+    fn sends<L: RankLinks<Memory = M>>(
         &mut self,
         at: usize,
         context: &mut Context<'_, L>,
@@ -361,7 +361,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             let tag = Tag { step, ..self.tag };
             context.at(&tag, step, &program);
             if *inline {
-                if !context.lanes.send(*to, tag, self.bodies.bytes(*from, *length))? {
+                if !context.links.send(*to, tag, self.bodies.bytes(*from, *length))? {
                     break;
                 }
                 self.planned.complete(step);
@@ -369,7 +369,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
                 let Some(memory) = self.bodies.registered(from.home) else {
                     return Err(broken(&self.tag, step, "a message lies in memory that is not registered"));
                 };
-                let Some(number) = context.lanes.send_reference(*to, tag, memory, from.at, *length)? else {
+                let Some(number) = context.links.send_reference(*to, tag, memory, from.at, *length)? else {
                     break;
                 };
                 self.planned.peers[at].outstanding.push_back((number, step));
@@ -380,7 +380,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
         Ok(moved)
     }
 
-    fn receives<L: Lanes<Memory = M>>(
+    fn receives<L: RankLinks<Memory = M>>(
         &mut self,
         at: usize,
         context: &mut Context<'_, L>,
@@ -395,22 +395,22 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             && self.planned.waits[step as usize] == 0
             && let Work::Receive { from, length, parts, outs } = &program.steps[step as usize]
         {
-            let Some((tag, arrived)) = context.lanes.peek(*from)? else { break };
+            let Some((tag, arrived)) = context.links.peek(*from)? else { break };
             check(*from, &self.tag, &tag, *length, arrived, step, program.steps.len() as u32)?;
             context.at(&self.tag, step, &program);
             let done = match parts[..] {
                 [part] if part.reduce.is_none() && part.into.home != Home::Input => {
-                    context.lanes.receive_into(*from, self.bodies.bytes_mut(part.into, part.length))?
+                    context.links.receive_into(*from, self.bodies.bytes_mut(part.into, part.length))?
                 }
                 _ => {
                     let (bodies, kernel) = (&mut self.bodies, self.kernel);
-                    context.lanes.receive(*from, &mut |offset, piece| {
-                        bodies.take(kernel, parts, offset, piece);
+                    context.links.receive(*from, &mut |offset, chunk| {
+                        bodies.take(kernel, parts, offset, chunk);
                     })?
                 }
             };
             if !done {
-                self.given |= context.lanes.has_given();
+                self.given |= context.links.has_delivered();
                 break;
             }
             for copy in outs {
@@ -433,13 +433,13 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
                 outs
             }
             Work::Stage { copies } => copies,
-            Work::Finish { copies, places, outs } => {
+            Work::Finish { copies, ranges, outs } => {
                 for copy in copies {
                     self.bodies.copy(copy);
                 }
                 if let Some(kernel) = self.kernel {
-                    for &(place, length) in places {
-                        kernel.finish(self.bodies.bytes_mut(place, length), ranks);
+                    for &(address, length) in ranges {
+                        kernel.finish(self.bodies.bytes_mut(address, length), ranks);
                     }
                 }
                 outs
@@ -498,12 +498,12 @@ impl<'a, M> Body<'a, M> {
 pub(super) struct Bodies<'a, M>(pub(super) [Body<'a, M>; 4]);
 
 impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
-    pub(super) fn bytes(&self, place: program::Place, length: usize) -> &[u8] {
-        &self.0[place.home as usize].bytes()[place.at..place.at + length]
+    pub(super) fn bytes(&self, address: program::Address, length: usize) -> &[u8] {
+        &self.0[address.home as usize].bytes()[address.at..address.at + length]
     }
 
-    pub(super) fn bytes_mut(&mut self, place: program::Place, length: usize) -> &mut [u8] {
-        &mut self.0[place.home as usize].bytes_mut()[place.at..place.at + length]
+    pub(super) fn bytes_mut(&mut self, address: program::Address, length: usize) -> &mut [u8] {
+        &mut self.0[address.home as usize].bytes_mut()[address.at..address.at + length]
     }
 
     /// Returns the registered memory of a home, if it is registered.
@@ -524,20 +524,21 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
         }
     }
 
-    /// Takes a piece of a message, which starts `offset` bytes after its beginning.
-    pub(super) fn take(&mut self, kernel: Option<&Kernel>, parts: &[Part], offset: usize, piece: &[u8]) {
+    /// Takes a chunk of a message, which starts `offset` bytes after its beginning.
+    pub(super) fn take(&mut self, kernel: Option<&Kernel>, parts: &[Part], offset: usize, chunk: &[u8]) {
         let first = parts.partition_point(|part| part.offset + part.length <= offset);
         for part in &parts[first..] {
             let start = part.offset.max(offset);
-            let end = (part.offset + part.length).min(offset + piece.len());
+            let end = (part.offset + part.length).min(offset + chunk.len());
             if start >= end {
                 break;
             }
-            let bytes = &piece[start - offset..end - offset];
-            let into = program::Place { home: part.into.home, at: part.into.at + (start - part.offset) };
-            let reduce = part
-                .reduce
-                .map(|place| program::Place { home: place.home, at: place.at + (start - part.offset) });
+            let bytes = &chunk[start - offset..end - offset];
+            let into = program::Address { home: part.into.home, at: part.into.at + (start - part.offset) };
+            let reduce = part.reduce.map(|address| program::Address {
+                home: address.home,
+                at: address.at + (start - part.offset),
+            });
             match (reduce, kernel) {
                 (Some(with), Some(kernel)) => self.reduce(kernel, into, with, bytes),
                 _ => self.bytes_mut(into, bytes.len()).copy_from_slice(bytes),
@@ -545,7 +546,7 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
         }
     }
 
-    fn reduce(&mut self, kernel: &Kernel, into: program::Place, with: program::Place, bytes: &[u8]) {
+    fn reduce(&mut self, kernel: &Kernel, into: program::Address, with: program::Address, bytes: &[u8]) {
         let length = bytes.len();
         if with == into {
             kernel.reduce(self.bytes_mut(into, length), bytes);
@@ -583,8 +584,14 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
         }
     }
 
-    /// Reduces between two places of one memory.
-    fn reduce_within(&mut self, kernel: &Kernel, into: program::Place, with: program::Place, length: usize) {
+    /// Reduces between two addresses of one memory.
+    fn reduce_within(
+        &mut self,
+        kernel: &Kernel,
+        into: program::Address,
+        with: program::Address,
+        length: usize,
+    ) {
         let bytes = self.0[into.home as usize].bytes_mut();
         if into.at < with.at {
             let (low, high) = bytes.split_at_mut(with.at);
@@ -603,18 +610,18 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
 }
 
 /// Called before each step, for tests of failures.
-pub(crate) type Watch = Box<dyn FnMut(OperationStep) + Send>;
+pub(crate) type StepWatch = Box<dyn FnMut(OperationStep) + Send>;
 
 /// Why an operation can't go on.
 #[derive(Debug)]
 pub(super) enum Fault {
-    Lane(LaneError),
+    Link(LinkError),
     Error(CollectiveError),
 }
 
-impl From<LaneError> for Fault {
-    fn from(error: LaneError) -> Self {
-        Self::Lane(error)
+impl From<LinkError> for Fault {
+    fn from(error: LinkError) -> Self {
+        Self::Link(error)
     }
 }
 
@@ -622,17 +629,17 @@ impl Fault {
     pub(super) fn into_error(self, at: OperationStep) -> CollectiveError {
         match self {
             Self::Error(error) => error,
-            Self::Lane(LaneError { rank, cause: LaneFault::Lost(reason) }) => {
+            Self::Link(LinkError { rank, cause: LinkFault::Lost(reason) }) => {
                 CollectiveError::rank_lost(rank, at, reason)
             }
-            Self::Lane(LaneError { rank, cause: LaneFault::Violation(what) }) => {
+            Self::Link(LinkError { rank, cause: LinkFault::Violation(what) }) => {
                 CollectiveError::violation(rank, at, &what)
             }
         }
     }
 }
 
-/// The lanes that an earlier operation still needs, in one round of looks. Lanes keep the order of operations.
+/// The links that an earlier operation still needs, in one round of polls. Links keep the order of operations.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
     pub(super) sends: Vec<bool>,
@@ -647,16 +654,16 @@ impl Busy {
 }
 
 /// What an operation needs from its engine to move on.
-pub(super) struct Context<'a, L: Lanes> {
-    pub(super) lanes: &'a mut L,
+pub(super) struct Context<'a, L: RankLinks> {
+    pub(super) links: &'a mut L,
     pub(super) busy: &'a mut Busy,
     pub(super) ranks: usize,
     /// Where a short operation reduces.
     pub(super) sum: &'a mut Vec<u8>,
-    pub(super) watch: Option<&'a mut Watch>,
+    pub(super) watch: Option<&'a mut StepWatch>,
 }
 
-impl<L: Lanes> Context<'_, L> {
+impl<L: RankLinks> Context<'_, L> {
     /// Says that this step comes next.
     pub(super) fn at(&mut self, tag: &Tag, step: u32, program: &Program) {
         if let Some(watch) = &mut self.watch {

@@ -1,23 +1,23 @@
-//! Both lanes between this rank and one peer.
+//! The link between this rank and one peer.
 
 use std::sync::Arc;
 
 use tonic_rdma_tensor::Channel;
 
-use crate::lane::remote::message::{
-    self, Content, HEADER, Head, LINE, LaneCounters, Layout, Reference, SHORT,
+use crate::link::remote::element_read::{ElementRead, PeerRegion, PeerRegions, Scratch, Sink};
+use crate::link::remote::message::{
+    self, Content, ElementReference, HEADER, LINE, Layout, LinkCounters, MessageHeader, SHORT,
 };
-use crate::lane::remote::pull::{Pull, Scratch, Sink, Source, Sources};
-use crate::lane::remote::wire::{ViewWire, WriteWire};
-use crate::lane::{LaneFault, Tag, violation};
+use crate::link::remote::wire::{MappedWire, WriteWire};
+use crate::link::{LinkFault, Tag, violation};
 
-/// The lanes between this rank and one peer: messages in both directions.
-pub(super) struct Peer {
+/// The link between this rank and one peer: messages in both directions.
+pub(super) struct RankLink {
     wire: Wire,
     layout: Layout,
     /// The number of messages sent.
     sent: u64,
-    /// The number of these that the peer has taken, as far as this end has looked.
+    /// The number of these that the peer has taken, as far as this rank knows.
     done: u64,
     /// The number of messages of the peer that were taken.
     next: u64,
@@ -26,17 +26,17 @@ pub(super) struct Peer {
     /// The next message of the peer, if it has arrived.
     shown: Option<Shown>,
     channel: Channel,
-    pub(super) sources: Sources,
-    pull: Pull,
+    pub(super) sources: PeerRegions,
+    read: ElementRead,
     /// The error of the channel, once the channel has closed. What had arrived before is still received.
     closed: Option<Arc<str>>,
-    /// The first fault of these lanes.
-    fault: Option<LaneFault>,
+    /// The first fault of this link.
+    fault: Option<LinkFault>,
 }
 
-/// The way on which messages travel.
+/// How messages travel.
 pub(super) enum Wire {
-    View(ViewWire),
+    Mapped(MappedWire),
     Write(Box<WriteWire>),
 }
 
@@ -46,16 +46,22 @@ struct Shown {
     length: usize,
 }
 
-/// What the lanes to all peers have in common.
+/// What the links to all peers have in common.
 pub(super) struct Common {
-    pub(super) counters: LaneCounters,
+    pub(super) counters: LinkCounters,
     pub(super) scratch: Scratch,
-    /// Whether a pull has given bytes since the engine asked.
-    pub(super) given: bool,
+    /// Whether a read has delivered bytes since the engine asked.
+    pub(super) delivered: bool,
 }
 
-impl Peer {
-    pub(super) fn new(wire: Wire, layout: Layout, channel: Channel, sources: Sources, pull: Pull) -> Self {
+impl RankLink {
+    pub(super) fn new(
+        wire: Wire,
+        layout: Layout,
+        channel: Channel,
+        sources: PeerRegions,
+        read: ElementRead,
+    ) -> Self {
         Self {
             wire,
             layout,
@@ -66,28 +72,28 @@ impl Peer {
             shown: None,
             channel,
             sources,
-            pull,
+            read,
             closed: None,
             fault: None,
         }
     }
 
     pub(super) fn is_view(&self) -> bool {
-        matches!(self.wire, Wire::View(_))
+        matches!(self.wire, Wire::Mapped(_))
     }
 
     /// Returns the largest inline message of the way to this peer.
     pub(super) fn inline(&self) -> usize {
         let inline = self.layout.inline as usize;
         match &self.wire {
-            Wire::View(_) => inline,
+            Wire::Mapped(_) => inline,
             Wire::Write(_) => inline.min(self.channel.max_inline().saturating_sub(HEADER)),
         }
     }
 
-    /// Returns the fault of these lanes, if there is one.
+    /// Returns the fault of this link, if there is one.
     #[inline]
-    pub(super) fn check(&self) -> Result<(), LaneFault> {
+    pub(super) fn check(&self) -> Result<(), LinkFault> {
         match &self.fault {
             None => Ok(()),
             Some(fault) => Err(fault.clone()),
@@ -96,10 +102,10 @@ impl Peer {
 
     /// Notes a fault.
     #[cold]
-    pub(super) fn note(&mut self, fault: LaneFault) -> LaneFault {
+    pub(super) fn note(&mut self, fault: LinkFault) -> LinkFault {
         match &fault {
-            LaneFault::Lost(reason) => self.close(Arc::clone(reason)),
-            LaneFault::Violation(_) => self.fault = Some(fault.clone()),
+            LinkFault::Lost(reason) => self.close(Arc::clone(reason)),
+            LinkFault::Violation(_) => self.fault = Some(fault.clone()),
         }
         fault
     }
@@ -112,13 +118,13 @@ impl Peer {
     /// Writes nothing more to the peer.
     pub(super) fn give_up(&mut self) {
         match &mut self.wire {
-            Wire::View(_) => {}
+            Wire::Mapped(_) => {}
             Wire::Write(wire) => wire.give_up(),
         }
     }
 
-    /// Looks whether the channel has closed.
-    pub(super) fn look_at_channel(&mut self) {
+    /// Notes it if the channel has closed.
+    pub(super) fn check_channel(&mut self) {
         if self.closed.is_none() && !self.channel.is_open() {
             let peer = self.channel.endpoint();
             self.closed = Some(format!("the link to {peer} is lost: the channel has closed").into());
@@ -131,8 +137,8 @@ impl Peer {
         &mut self,
         tag: Tag,
         payload: &[u8],
-        counters: &mut LaneCounters,
-    ) -> Result<bool, LaneFault> {
+        counters: &mut LinkCounters,
+    ) -> Result<bool, LinkFault> {
         if !self.has_room()? {
             return Ok(false);
         }
@@ -143,7 +149,7 @@ impl Peer {
                 self.layout.inline
             )));
         }
-        if !self.put(Head::inline(self.sent, tag, payload.len()), payload)? {
+        if !self.put(MessageHeader::inline(self.sent, tag, payload.len()), payload)? {
             return Ok(false);
         }
         counters.sent += 1;
@@ -157,26 +163,26 @@ impl Peer {
     pub(super) fn send_reference(
         &mut self,
         tag: Tag,
-        reference: Reference,
-        counters: &mut LaneCounters,
-    ) -> Result<Option<u64>, LaneFault> {
+        reference: ElementReference,
+        counters: &mut LinkCounters,
+    ) -> Result<Option<u64>, LinkFault> {
         if !self.has_room()? {
             return Ok(None);
         }
         let number = self.sent;
-        if !self.put(Head::reference(number, tag), &reference.to_bytes())? {
+        if !self.put(MessageHeader::reference(number, tag), &reference.to_bytes())? {
             return Ok(None);
         }
         counters.sent += 1;
-        counters.offered_bytes += reference.length;
+        counters.referenced_bytes += reference.length;
         Ok(Some(number))
     }
 
     /// Returns how many messages the peer has taken.
     #[inline]
-    pub(super) fn taken(&mut self) -> Result<u64, LaneFault> {
+    pub(super) fn taken(&mut self) -> Result<u64, LinkFault> {
         if self.done < self.sent {
-            self.look_at_taken()?;
+            self.refresh_taken()?;
             if self.done < self.sent {
                 self.check_open()?;
             }
@@ -186,20 +192,20 @@ impl Peer {
 
     /// Returns the next message of the peer, if it has arrived.
     #[inline]
-    pub(super) fn peek(&mut self) -> Result<Option<(Tag, usize)>, LaneFault> {
+    pub(super) fn peek(&mut self) -> Result<Option<(Tag, usize)>, LinkFault> {
         if let Some(shown) = &self.shown {
             return Ok(Some((shown.tag, shown.length)));
         }
         let (slot, slots) = (self.layout.slot(self.next), self.layout.slots);
         let found = match &mut self.wire {
-            Wire::View(wire) => wire.look(slot, self.next, slots)?,
-            Wire::Write(wire) => wire.look(slot, self.next, slots)?,
+            Wire::Mapped(wire) => wire.poll(slot, self.next, slots)?,
+            Wire::Write(wire) => wire.poll(slot, self.next, slots)?,
         };
-        let Some(head) = found else {
+        let Some(header) = found else {
             self.check_open()?;
             return Ok(None);
         };
-        let (content, length) = match head.length() {
+        let (content, length) = match header.length() {
             Some(length) if length <= self.layout.inline as usize => (Content::Inline { length }, length),
             Some(length) => {
                 let inline = self.layout.inline;
@@ -208,14 +214,14 @@ impl Peer {
             None => {
                 let mut bytes = [0; message::REFERENCE];
                 self.copy_out(0, &mut bytes)?;
-                let reference = Reference::from_bytes(bytes);
+                let reference = ElementReference::from_bytes(bytes);
                 let length = usize::try_from(reference.length).map_err(|_| {
                     violation(format!("a reference to {} bytes, more than memory has", reference.length))
                 })?;
                 (Content::Reference(reference), length)
             }
         };
-        let tag = head.tag(self.operation);
+        let tag = header.tag(self.operation);
         self.operation = tag.operation;
         self.shown = Some(Shown { tag, content, length });
         Ok(Some((tag, length)))
@@ -223,7 +229,7 @@ impl Peer {
 
     /// Gives what is there of the next message to `sink`, and returns whether the message was taken.
     #[inline]
-    pub(super) fn receive(&mut self, mut sink: Sink<'_>, common: &mut Common) -> Result<bool, LaneFault> {
+    pub(super) fn receive(&mut self, mut sink: Sink<'_>, common: &mut Common) -> Result<bool, LinkFault> {
         if self.shown.is_none() && self.peek()?.is_none() {
             return Ok(false);
         }
@@ -243,8 +249,8 @@ impl Peer {
                     let payload = &bytemuck::bytes_of(&words)[..length];
                     match &mut sink {
                         Sink::Memory(into) => into.copy_from_slice(payload),
-                        Sink::Pieces(then) if length > 0 => then(0, payload),
-                        Sink::Pieces(_) => {}
+                        Sink::Chunks(then) if length > 0 => then(0, payload),
+                        Sink::Chunks(_) => {}
                     }
                 } else {
                     self.copy_payload(length, &mut sink, &mut common.scratch)?;
@@ -252,14 +258,14 @@ impl Peer {
                 self.take(false, &mut common.counters)?;
                 Ok(true)
             }
-            Content::Reference(reference) => self.pull(reference, sink, common),
+            Content::Reference(reference) => self.read(reference, sink, common),
         }
     }
 
     /// Carries out work that is due.
-    pub(super) fn progress(&mut self) -> Result<(), LaneFault> {
+    pub(super) fn progress(&mut self) -> Result<(), LinkFault> {
         match &mut self.wire {
-            Wire::View(_) => Ok(()),
+            Wire::Mapped(_) => Ok(()),
             Wire::Write(_) if self.closed.is_some() => Ok(()),
             Wire::Write(wire) => {
                 let result = wire.progress(self.layout.slots);
@@ -269,9 +275,9 @@ impl Peer {
     }
 
     /// Notes the loss of the peer, which other calls report when nothing more can be received.
-    fn unless_lost(&mut self, result: Result<(), LaneFault>) -> Result<(), LaneFault> {
+    fn unless_lost(&mut self, result: Result<(), LinkFault>) -> Result<(), LinkFault> {
         match result {
-            Err(LaneFault::Lost(error)) => {
+            Err(LinkFault::Lost(error)) => {
                 self.close(error);
                 Ok(())
             }
@@ -280,22 +286,22 @@ impl Peer {
     }
 
     #[inline]
-    fn has_room(&mut self) -> Result<bool, LaneFault> {
+    fn has_room(&mut self) -> Result<bool, LinkFault> {
         self.check_open()?;
         let slots = u64::from(self.layout.slots);
         if self.sent - self.done < slots {
             return Ok(true);
         }
-        self.look_at_taken()?;
+        self.refresh_taken()?;
         Ok(self.sent - self.done < slots)
     }
 
     #[inline]
-    fn put(&mut self, head: Head, payload: &[u8]) -> Result<bool, LaneFault> {
+    fn put(&mut self, header: MessageHeader, payload: &[u8]) -> Result<bool, LinkFault> {
         let slot = self.layout.slot(self.sent);
         match &mut self.wire {
-            Wire::View(wire) => {
-                wire.put(slot, head, payload)?;
+            Wire::Mapped(wire) => {
+                wire.put(slot, header, payload)?;
                 self.sent += 1;
                 // The next message to this peer often follows when the peer's has come. Until then there is time.
                 if self.sent - self.done < u64::from(self.layout.slots) {
@@ -304,16 +310,16 @@ impl Peer {
                 Ok(true)
             }
             Wire::Write(wire) => {
-                let put = wire.put(slot, head, payload)?;
+                let put = wire.put(slot, header, payload)?;
                 self.sent += u64::from(put);
                 Ok(put)
             }
         }
     }
 
-    fn look_at_taken(&mut self) -> Result<(), LaneFault> {
+    fn refresh_taken(&mut self) -> Result<(), LinkFault> {
         let said = match &mut self.wire {
-            Wire::View(wire) => Some(wire.taken()?),
+            Wire::Mapped(wire) => Some(wire.taken()?),
             Wire::Write(wire) => wire.taken(self.layout.slots)?,
         };
         let Some(said) = said else { return Ok(()) };
@@ -329,19 +335,19 @@ impl Peer {
 
     /// Copies payload bytes of the next message, from `at` on.
     #[inline]
-    fn copy_out(&self, at: usize, into: &mut [u8]) -> Result<(), LaneFault> {
+    fn copy_out(&self, at: usize, into: &mut [u8]) -> Result<(), LinkFault> {
         let at = self.layout.slot(self.next) + HEADER + at;
         match &self.wire {
-            Wire::View(wire) => wire.copy_out(at, into),
+            Wire::Mapped(wire) => wire.copy_out(at, into),
             Wire::Write(wire) => wire.copy_out(at, into),
         }
     }
 
     /// Fills `into` with the payload of the next message, which lies in the first line. All words are in the first line.
     #[inline]
-    fn short_payload(&self, into: &mut [u64]) -> Result<(), LaneFault> {
+    fn short_payload(&self, into: &mut [u64]) -> Result<(), LinkFault> {
         match &self.wire {
-            Wire::View(wire) => wire.words(self.layout.slot(self.next) + HEADER, into),
+            Wire::Mapped(wire) => wire.words(self.layout.slot(self.next) + HEADER, into),
             Wire::Write(_) => self.copy_out(0, bytemuck::cast_slice_mut(into)),
         }
     }
@@ -352,33 +358,33 @@ impl Peer {
         length: usize,
         sink: &mut Sink<'_>,
         scratch: &mut Scratch,
-    ) -> Result<(), LaneFault> {
-        let copy = |at: usize, piece: &mut [u8]| self.copy_out(at, piece);
+    ) -> Result<(), LinkFault> {
+        let copy = |at: usize, chunk: &mut [u8]| self.copy_out(at, chunk);
         match sink {
             Sink::Memory(into) => copy(0, into),
-            Sink::Pieces(then) => scratch.pieces(length, copy, then),
+            Sink::Chunks(then) => scratch.chunks(length, copy, then),
         }
     }
 
     /// Gives the next bytes of a reference, and returns whether the message was taken.
-    fn pull(
+    fn read(
         &mut self,
-        reference: Reference,
+        reference: ElementReference,
         mut sink: Sink<'_>,
         common: &mut Common,
-    ) -> Result<bool, LaneFault> {
+    ) -> Result<bool, LinkFault> {
         if reference.length > 0 {
-            let before = self.pull.given;
+            let before = self.read.delivered;
             let found = self.sources.find(reference.number);
             let ended = match found {
                 Ok(None) => {
                     self.check_open()?;
                     return Ok(false);
                 }
-                Ok(Some(Source::View(view, _))) => {
-                    self.pull.give_from_view(view, reference, &mut sink, &mut common.scratch)
+                Ok(Some(PeerRegion::View(view, _))) => {
+                    self.read.read_from_view(view, reference, &mut sink, &mut common.scratch)
                 }
-                Ok(Some(Source::Remote(remote))) => self.pull.give_from_remote(
+                Ok(Some(PeerRegion::Remote(remote))) => self.read.read_from_remote(
                     &self.channel,
                     remote,
                     reference,
@@ -387,13 +393,13 @@ impl Peer {
                 ),
                 Err(fault) => Err(fault),
             };
-            common.given |= self.pull.given != before;
+            common.delivered |= self.read.delivered != before;
             match ended {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
                 Err(fault) => {
                     // A peer that died has withdrawn its memory, and breaks no rule by that.
-                    self.look_at_channel();
+                    self.check_channel();
                     let fault = self.check_open().err().unwrap_or(fault);
                     // Bytes of this message may be missing, so nothing more is received.
                     self.fault = Some(fault.clone());
@@ -401,20 +407,20 @@ impl Peer {
                 }
             }
         }
-        self.pull.reset();
-        common.counters.pulled_bytes += reference.length;
+        self.read.reset();
+        common.counters.read_bytes += reference.length;
         self.take(true, &mut common.counters)?;
         Ok(true)
     }
 
     /// Notes that the message was taken, and tells the peer.
     #[inline]
-    fn take(&mut self, urgent: bool, counters: &mut LaneCounters) -> Result<(), LaneFault> {
+    fn take(&mut self, urgent: bool, counters: &mut LinkCounters) -> Result<(), LinkFault> {
         self.shown = None;
         self.next += 1;
         counters.taken += 1;
         match &mut self.wire {
-            Wire::View(wire) => wire.report(self.next),
+            Wire::Mapped(wire) => wire.report(self.next),
             // A peer that is gone needs no report, and what it sent is still received.
             Wire::Write(_) if self.closed.is_some() => Ok(()),
             Wire::Write(wire) => {
@@ -425,10 +431,10 @@ impl Peer {
     }
 
     #[inline]
-    fn check_open(&self) -> Result<(), LaneFault> {
+    fn check_open(&self) -> Result<(), LinkFault> {
         match &self.closed {
             None => Ok(()),
-            Some(error) => Err(LaneFault::Lost(error.clone())),
+            Some(error) => Err(LinkFault::Lost(error.clone())),
         }
     }
 }

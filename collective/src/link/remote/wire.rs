@@ -2,19 +2,19 @@
 
 use std::io::IoSlice;
 
-use crate::lane::remote::message::{HEADER, Head, LINE, Layout, Look, SHORT, look};
-use crate::lane::{LaneFault, violation};
+use crate::link::remote::message::{HEADER, LINE, Layout, MessageHeader, SHORT, SlotState, slot_state};
+use crate::link::{LinkFault, violation};
 use tonic_rdma_tensor::{Channel, ExportedRegion, RegionView, RemoteRegion, SharedRegion, TensorErrorKind};
 
-/// Messages by views: each end stores its messages in its own memory, and loads those of the peer from the peer's memory.
+/// Messages by views: each rank stores its messages in its own memory, and loads those of the peer from the peer's memory.
 ///
 /// ```text
-///   section of this rank's board for the peer      the peer's section for this rank, by a view
-///     taken   messages of the peer taken here        taken   messages of this rank taken there
-///     slots   messages to the peer                   slots   messages from the peer
+///   section of this rank's outbox for the peer       the peer's section for this rank, by a view
+///     taken   messages of the peer taken here          taken   messages of this rank taken there
+///     slots   messages to the peer                     slots   messages from the peer
 /// ```
-pub(super) struct ViewWire {
-    board: SharedRegion,
+pub(super) struct MappedWire {
+    outbox: SharedRegion,
     /// The offset of the section for the peer.
     ours: usize,
     view: RegionView,
@@ -22,22 +22,22 @@ pub(super) struct ViewWire {
     theirs: usize,
 }
 
-impl ViewWire {
-    pub(super) fn new(board: SharedRegion, ours: usize, view: RegionView, theirs: usize) -> Self {
-        Self { board, ours, view, theirs }
+impl MappedWire {
+    pub(super) fn new(outbox: SharedRegion, ours: usize, view: RegionView, theirs: usize) -> Self {
+        Self { outbox, ours, view, theirs }
     }
 
     /// Puts a message into the slot at `slot`.
     ///
     /// The first line is stored word by word: a store of a whole vector would have to wait for the words that it is made of.
     #[inline]
-    pub(super) fn put(&self, slot: usize, head: Head, payload: &[u8]) -> Result<(), LaneFault> {
+    pub(super) fn put(&self, slot: usize, header: MessageHeader, payload: &[u8]) -> Result<(), LinkFault> {
         let at = self.ours + slot;
         let (first, rest) = payload.split_at(payload.len().min(SHORT));
         if !rest.is_empty() {
-            self.board.copy_in(at + LINE, rest).map_err(|_| outside())?;
+            self.outbox.copy_in(at + LINE, rest).map_err(|_| outside())?;
         }
-        let store = |offset, word| self.board.store_u64(at + offset, word).map_err(|_| outside());
+        let store = |offset, word| self.outbox.store_u64(at + offset, word).map_err(|_| outside());
         let (words, few) = first.as_chunks::<8>();
         for (index, word) in words.iter().enumerate() {
             store(HEADER + 8 * index, u64::from_ne_bytes(*word))?;
@@ -47,48 +47,53 @@ impl ViewWire {
             word[..few.len()].copy_from_slice(few);
             store(HEADER + 8 * words.len(), u64::from_ne_bytes(word))?;
         }
-        store(8, head.place.to_le())?;
-        store(16, head.call.to_le())?;
+        store(8, header.position.to_le())?;
+        store(16, header.call.to_le())?;
         // The word comes last: a peer that sees the word sees the message.
-        store(0, head.word.to_le())
+        store(0, header.word.to_le())
     }
 
     /// Has this processor get the first lines of the free slot at `slot` for writing, as many as a payload of `length` bytes needs. The
-    /// peer has looked at these lines before, so the next message would have to wait for them. The stores change no word that the peer
-    /// looks at.
+    /// peer has loaded these lines before, so the next message would have to wait for them. The stores change no word that the peer
+    /// polls.
     #[inline]
-    pub(super) fn claim(&self, slot: usize, length: usize) -> Result<(), LaneFault> {
+    pub(super) fn claim(&self, slot: usize, length: usize) -> Result<(), LinkFault> {
         /// The most lines; a longer message takes some time anyway.
         const MOST: usize = 4;
         let lines = (HEADER + length).div_ceil(LINE).min(MOST);
         for line in 0..lines {
-            self.board.store_u64(self.ours + slot + LINE * line + 8, 0).map_err(|_| outside())?;
+            self.outbox.store_u64(self.ours + slot + LINE * line + 8, 0).map_err(|_| outside())?;
         }
         Ok(())
     }
 
-    /// Returns the head of message `number`, if the message is in the slot at `slot`.
+    /// Returns the header of message `number`, if the message is in the slot at `slot`.
     #[inline]
-    pub(super) fn look(&self, slot: usize, number: u64, slots: u32) -> Result<Option<Head>, LaneFault> {
+    pub(super) fn poll(
+        &self,
+        slot: usize,
+        number: u64,
+        slots: u32,
+    ) -> Result<Option<MessageHeader>, LinkFault> {
         let word = self.word(slot)?;
-        match look(word, number, slots) {
-            Look::Arrived => {
-                let (place, call) = (self.word(slot + 8)?, self.word(slot + 16)?);
-                Ok(Some(Head { word, place, call }))
+        match slot_state(word, number, slots) {
+            SlotState::Arrived => {
+                let (position, call) = (self.word(slot + 8)?, self.word(slot + 16)?);
+                Ok(Some(MessageHeader { word, position, call }))
             }
-            Look::NotYet => Ok(None),
-            Look::Wrong => Err(wrong_word(word, number)),
+            SlotState::NotYet => Ok(None),
+            SlotState::Wrong => Err(wrong_word(word, number)),
         }
     }
 
     #[inline]
-    fn word(&self, offset: usize) -> Result<u64, LaneFault> {
+    fn word(&self, offset: usize) -> Result<u64, LinkFault> {
         self.view.load_u64(self.theirs + offset).map(u64::from_le).map_err(|_| outside())
     }
 
     /// Fills `into` with words of the payload that begins at `offset` of the slots, in the order of bytes in memory.
     #[inline]
-    pub(super) fn words(&self, offset: usize, into: &mut [u64]) -> Result<(), LaneFault> {
+    pub(super) fn words(&self, offset: usize, into: &mut [u64]) -> Result<(), LinkFault> {
         for (index, word) in into.iter_mut().enumerate() {
             *word = self.view.load_u64(self.theirs + offset + 8 * index).map_err(|_| outside())?;
         }
@@ -97,37 +102,37 @@ impl ViewWire {
 
     /// Copies payload bytes at `offset` of the slots into `into`.
     #[inline]
-    pub(super) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), LaneFault> {
+    pub(super) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), LinkFault> {
         self.view.copy_out(self.theirs + offset, into).map_err(|_| outside())
     }
 
     /// Returns how many messages of this rank the peer has taken, as the peer says.
     #[inline]
-    pub(super) fn taken(&self) -> Result<u64, LaneFault> {
+    pub(super) fn taken(&self) -> Result<u64, LinkFault> {
         self.view.load_u64(self.theirs + Layout::TAKEN).map(u64::from_le).map_err(|_| outside())
     }
 
-    /// Tells the peer how many of its messages were taken. The peer looks at this line only when it waits for room or a release, so
+    /// Tells the peer how many of its messages were taken. The peer loads this line only when it waits for room or a release, so
     /// the store costs little.
     #[inline]
-    pub(super) fn report(&self, taken: u64) -> Result<(), LaneFault> {
-        self.board.store_u64(self.ours + Layout::TAKEN, taken.to_le()).map_err(|_| outside())
+    pub(super) fn report(&self, taken: u64) -> Result<(), LinkFault> {
+        self.outbox.store_u64(self.ours + Layout::TAKEN, taken.to_le()).map_err(|_| outside())
     }
 }
 
 /// Makes the fault of a slot whose word is impossible.
 #[cold]
-pub(super) fn wrong_word(word: u64, number: u64) -> LaneFault {
+pub(super) fn wrong_word(word: u64, number: u64) -> LinkFault {
     violation(format!("the slot of message {number} has the word {word:#x}, which is of another message"))
 }
 
 /// Makes the fault of an offset outside the memory. The set-up has compared the sizes, so it does not happen.
 #[cold]
-fn outside() -> LaneFault {
-    violation("a slot does not lie within the memory of the lanes")
+fn outside() -> LinkFault {
+    violation("a slot does not lie within the memory of the links")
 }
 
-/// Messages by writes: each end writes its messages into memory of the peer, and the peer learns of them by notices.
+/// Messages by writes: each rank writes its messages into memory of the peer, and the peer learns of them by notices.
 ///
 /// ```text
 ///   ring of this rank for the peer, which the peer writes    the peer's ring for this rank, which this rank writes
@@ -162,12 +167,17 @@ impl WriteWire {
     }
 
     /// Writes a message into the slot at `slot`. Returns false if the queue is full.
-    pub(super) fn put(&self, slot: usize, head: Head, payload: &[u8]) -> Result<bool, LaneFault> {
-        self.write(slot, &[IoSlice::new(&head.to_bytes()), IoSlice::new(payload)], true)
+    pub(super) fn put(&self, slot: usize, header: MessageHeader, payload: &[u8]) -> Result<bool, LinkFault> {
+        self.write(slot, &[IoSlice::new(&header.to_bytes()), IoSlice::new(payload)], true)
     }
 
-    /// Returns the head of message `number`, if the message has arrived.
-    pub(super) fn look(&mut self, slot: usize, number: u64, slots: u32) -> Result<Option<Head>, LaneFault> {
+    /// Returns the header of message `number`, if the message has arrived.
+    pub(super) fn poll(
+        &mut self,
+        slot: usize,
+        number: u64,
+        slots: u32,
+    ) -> Result<Option<MessageHeader>, LinkFault> {
         if self.arrived <= number {
             self.take_notice(slots)?;
         }
@@ -176,21 +186,21 @@ impl WriteWire {
         }
         let mut bytes = [0; HEADER];
         self.copy_out(slot, &mut bytes)?;
-        let head = Head::from_bytes(bytes);
-        match look(head.word, number, slots) {
-            Look::Arrived => Ok(Some(head)),
-            Look::NotYet | Look::Wrong => Err(wrong_word(head.word, number)),
+        let header = MessageHeader::from_bytes(bytes);
+        match slot_state(header.word, number, slots) {
+            SlotState::Arrived => Ok(Some(header)),
+            SlotState::NotYet | SlotState::Wrong => Err(wrong_word(header.word, number)),
         }
     }
 
     /// Copies payload bytes at `offset` of the ring into `into`.
-    pub(super) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), LaneFault> {
+    pub(super) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), LinkFault> {
         self.ring.memory().copy_out(offset, into).map_err(|_| outside())
     }
 
     /// Returns how many messages of this rank the peer has taken, as the peer says, or `None` while the count changes.
-    pub(super) fn taken(&mut self, slots: u32) -> Result<Option<u64>, LaneFault> {
-        // Some devices carry out the peer's writes only when this end looks for notices.
+    pub(super) fn taken(&mut self, slots: u32) -> Result<Option<u64>, LinkFault> {
+        // Some devices carry out the peer's writes only when this rank polls for notices.
         self.take_notice(slots)?;
         let mut bytes = [0; 16];
         self.copy_out(Layout::TAKEN, &mut bytes)?;
@@ -204,7 +214,7 @@ impl WriteWire {
 
     /// Notes that `taken` messages were taken. The peer learns of it in [`progress`](Self::progress), or at once if it waits for
     /// the release of memory, or if half of the slots are taken.
-    pub(super) fn report(&mut self, taken: u64, urgent: bool, slots: u32) -> Result<(), LaneFault> {
+    pub(super) fn report(&mut self, taken: u64, urgent: bool, slots: u32) -> Result<(), LinkFault> {
         self.taken = taken;
         self.urgent |= urgent;
         self.idle = 0;
@@ -215,7 +225,7 @@ impl WriteWire {
     }
 
     /// Takes notices, and tells the peer of taken messages if that is due.
-    pub(super) fn progress(&mut self, slots: u32) -> Result<(), LaneFault> {
+    pub(super) fn progress(&mut self, slots: u32) -> Result<(), LinkFault> {
         self.take_notice(slots)?;
         if self.reported == self.taken {
             return Ok(());
@@ -232,7 +242,7 @@ impl WriteWire {
         (self.reported, self.urgent) = (self.taken, false);
     }
 
-    fn take_notice(&mut self, slots: u32) -> Result<(), LaneFault> {
+    fn take_notice(&mut self, slots: u32) -> Result<(), LinkFault> {
         if self.ring.try_notice() {
             self.arrived += 1;
             if self.arrived - self.taken > u64::from(slots) {
@@ -242,7 +252,7 @@ impl WriteWire {
         Ok(())
     }
 
-    fn write_count(&mut self) -> Result<(), LaneFault> {
+    fn write_count(&mut self) -> Result<(), LinkFault> {
         let (count, turned) = (self.taken.to_le_bytes(), (!self.taken).to_le_bytes());
         if self.write(Layout::TAKEN, &[IoSlice::new(&count), IoSlice::new(&turned)], false)? {
             (self.reported, self.urgent, self.idle) = (self.taken, false, 0);
@@ -251,7 +261,7 @@ impl WriteWire {
     }
 
     /// Returns false if the queue is full.
-    fn write(&self, at: usize, parts: &[IoSlice<'_>], notify: bool) -> Result<bool, LaneFault> {
+    fn write(&self, at: usize, parts: &[IoSlice<'_>], notify: bool) -> Result<bool, LinkFault> {
         match self.channel.write(&self.remote).at(at as u64).notify(notify).bytes(parts) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == TensorErrorKind::Busy => {
@@ -264,7 +274,7 @@ impl WriteWire {
 }
 
 impl Drop for WriteWire {
-    /// Tells the peer of all taken messages, so that the peer does not take this end for lost before it knows.
+    /// Tells the peer of all taken messages, so that the peer does not report this rank as lost before it knows.
     fn drop(&mut self) {
         if self.reported != self.taken {
             // The peer may be gone.

@@ -10,18 +10,18 @@ async fn devices_of_one_process_see_one_another_by_views() {
     let ranks = group(3, &settings(VIEWS)).await;
     for (rank, it) in ranks.iter().enumerate() {
         let others: Vec<_> = (0..3).filter(|peer| *peer != rank).collect();
-        assert_eq!(it.lanes.viewed().collect::<Vec<_>>(), others);
-        assert_eq!(it.lanes.inline(), 4096);
+        assert_eq!(it.links.viewed().collect::<Vec<_>>(), others);
+        assert_eq!(it.links.inline(), 4096);
     }
     let ranks = group(2, &settings(WRITES)).await;
-    assert_eq!(ranks[0].lanes.viewed().count(), 0);
+    assert_eq!(ranks[0].links.viewed().count(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_of_all_lengths_arrive_in_order_between_all_pairs() {
     for kind in KINDS {
         let mut ranks = group(3, &settings(kind)).await;
-        let inline = ranks[0].lanes.inline();
+        let inline = ranks[0].links.inline();
         let lengths = [0, 1, 8, 39, 40, 41, 64, 104, 1000, inline - 1, inline];
         let mut number = 0;
         // Five laps around the slots.
@@ -31,14 +31,14 @@ async fn messages_of_all_lengths_arrive_in_order_between_all_pairs() {
                 for (from, rank) in ranks.iter_mut().enumerate() {
                     for to in (0..3).filter(|to| *to != from) {
                         let payload = content(number * 9 + from as u64 * 3 + to as u64, length);
-                        let sent = rank.lanes.send(to, tag(number), &payload).unwrap();
+                        let sent = rank.links.send(to, tag(number), &payload).unwrap();
                         assert!(sent, "there is room");
                     }
                 }
                 for (to, rank) in ranks.iter_mut().enumerate() {
                     for from in (0..3).filter(|from| *from != to) {
                         let by_pieces = number % 2 == 0;
-                        let (found, bytes) = receive(&mut rank.lanes, from, by_pieces).unwrap();
+                        let (found, bytes) = receive(&mut rank.links, from, by_pieces).unwrap();
                         assert_eq!(found, tag(number), "{kind:?}");
                         assert!(
                             bytes == content(number * 9 + from as u64 * 3 + to as u64, length),
@@ -57,22 +57,22 @@ async fn writes_need_no_order_of_placement_and_no_immediate_data() {
     for notification in [Notification::Word, Notification::Immediate, Notification::Message] {
         let mut ranks = noticed_group(2, Some(notification), &settings(WRITES)).await;
         let (sender, receiver) = pair(&mut ranks);
-        assert_eq!(sender.lanes.viewed().count(), 0);
+        assert_eq!(sender.links.viewed().count(), 0);
         let mut memory = sender.pool.take(100_000).unwrap();
         memory[..100_000].copy_from_slice(&content(7, 100_000));
         for number in 0..30 {
             let payload = content(number, 20 + number as usize);
             until("room", || {
-                receiver.lanes.progress().unwrap();
-                sender.lanes.send(1, tag(2 * number), &payload).unwrap().then_some(())
+                receiver.links.progress().unwrap();
+                sender.links.send(1, tag(2 * number), &payload).unwrap().then_some(())
             });
             until("room", || {
-                receiver.lanes.progress().unwrap();
-                sender.lanes.send_reference(1, tag(2 * number + 1), &memory, number as usize, 90_000).unwrap()
+                receiver.links.progress().unwrap();
+                sender.links.send_reference(1, tag(2 * number + 1), &memory, number as usize, 90_000).unwrap()
             });
-            let found = receive(&mut receiver.lanes, 0, true).unwrap();
+            let found = receive(&mut receiver.links, 0, true).unwrap();
             assert_eq!(found, (tag(2 * number), payload), "{notification:?}");
-            let (found, bytes) = receive(&mut receiver.lanes, 0, number % 2 == 0).unwrap();
+            let (found, bytes) = receive(&mut receiver.links, 0, number % 2 == 0).unwrap();
             assert!(found == tag(2 * number + 1) && bytes == memory[number as usize..][..90_000]);
         }
     }
@@ -84,8 +84,8 @@ async fn ranks_write_unless_both_have_views() {
     let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, 0)).collect();
     let (auto, write) = (settings(VIEWS), settings(WRITES));
     let (first, second) = tokio::join!(
-        RemoteLanes::open(channels[0].clone(), 0, &pools[0], 0, &auto),
-        RemoteLanes::open(channels[1].clone(), 1, &pools[1], 0, &write),
+        RemoteLinks::open(channels[0].clone(), 0, &pools[0], 0, &auto),
+        RemoteLinks::open(channels[1].clone(), 1, &pools[1], 0, &write),
     );
     let (mut first, mut second) = (first.unwrap(), second.unwrap());
     assert_eq!((first.viewed().count(), second.viewed().count()), (0, 0));
@@ -106,28 +106,28 @@ async fn a_full_ring_takes_no_message_until_one_is_taken() {
                 let payload = sent.to_le_bytes();
                 until("room", || {
                     // A receiver by writes reports in its own time.
-                    receiver.lanes.progress().unwrap();
-                    sender.lanes.send(1, tag(sent), &payload).unwrap().then_some(())
+                    receiver.links.progress().unwrap();
+                    sender.links.send(1, tag(sent), &payload).unwrap().then_some(())
                 });
                 sent += 1;
             }
-            assert!(!sender.lanes.send(1, tag(sent), &[]).unwrap(), "{kind:?}: four slots are in use");
+            assert!(!sender.links.send(1, tag(sent), &[]).unwrap(), "{kind:?}: four slots are in use");
             for _ in 0..1 + round % 4 {
-                let (found, bytes) = receive(&mut receiver.lanes, 0, true).unwrap();
+                let (found, bytes) = receive(&mut receiver.links, 0, true).unwrap();
                 assert_eq!((found, bytes), (tag(taken), taken.to_le_bytes().to_vec()));
                 taken += 1;
             }
         }
         while taken < sent {
-            receive(&mut receiver.lanes, 0, false).unwrap();
+            receive(&mut receiver.links, 0, false).unwrap();
             taken += 1;
         }
         until("the last report", || {
-            receiver.lanes.progress().unwrap();
-            (sender.lanes.taken(1).unwrap() == sent).then_some(())
+            receiver.links.progress().unwrap();
+            (sender.links.taken(1).unwrap() == sent).then_some(())
         });
-        assert!(receiver.lanes.peek(0).unwrap().is_none());
-        let (sender, receiver) = (sender.lanes.counters(), receiver.lanes.counters());
+        assert!(receiver.links.peek(0).unwrap().is_none());
+        let (sender, receiver) = (sender.links.counters(), receiver.links.counters());
         assert_eq!((sender.sent, sender.inline_bytes, receiver.taken), (sent, sent * 8, sent));
     }
 }
@@ -150,31 +150,31 @@ async fn threads_exchange_many_messages() {
                     let start = Instant::now();
                     while sent < messages || taken < messages {
                         assert!(start.elapsed() < HANG, "rank {rank} sent {sent} and took {taken}");
-                        it.lanes.progress().unwrap();
+                        it.links.progress().unwrap();
                         let payload = content(sent ^ (rank as u64) << 32, (sent % 100) as usize);
-                        if sent < messages && it.lanes.send(peer, tag(sent), &payload).unwrap() {
+                        if sent < messages && it.links.send(peer, tag(sent), &payload).unwrap() {
                             sent += 1;
                         }
-                        if let Some((found, length)) = it.lanes.peek(peer).unwrap() {
+                        if let Some((found, length)) = it.links.peek(peer).unwrap() {
                             assert_eq!((found, length), (tag(taken), (taken % 100) as usize));
                             let mut bytes = vec![0; length];
-                            assert!(it.lanes.receive_into(peer, &mut bytes).unwrap());
+                            assert!(it.links.receive_into(peer, &mut bytes).unwrap());
                             assert!(bytes == content(taken ^ (peer as u64) << 32, length));
                             taken += 1;
                         } else {
                             std::thread::yield_now();
                         }
                     }
-                    while it.lanes.taken(peer).unwrap() < messages {
+                    while it.links.taken(peer).unwrap() < messages {
                         assert!(start.elapsed() < HANG);
-                        it.lanes.progress().unwrap();
+                        it.links.progress().unwrap();
                         std::thread::yield_now();
                     }
                     // The other rank may not know yet that all its messages were taken.
                     done.fetch_add(1, Ordering::Relaxed);
                     while done.load(Ordering::Relaxed) < 2 {
                         assert!(start.elapsed() < HANG, "rank {rank} is done, and the other one is not");
-                        it.lanes.progress().unwrap();
+                        it.links.progress().unwrap();
                         std::thread::yield_now();
                     }
                     it
@@ -193,7 +193,7 @@ async fn two_sets_and_two_generations_share_the_channels() {
         let (devices, mut channels) = mesh(3).await;
         let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, 0)).collect();
         let collective = settings(kind);
-        let messages = LaneSettings { names: "messages".into(), ..collective.clone() };
+        let messages = LinkSettings { names: "messages".into(), ..collective.clone() };
         let mut first = open_all(&mut channels, &pools, 0, &collective).await;
         let mut second = open_all(&mut channels, &pools, 0, &messages).await;
         assert!(first[0].send(1, tag(1), b"first").unwrap());
@@ -212,8 +212,8 @@ async fn two_sets_and_two_generations_share_the_channels() {
     }
 }
 
-/// After a failure, the survivors drop their old lanes at different times. A rank that drops them later must not write to a peer
-/// that has withdrawn its memory, because that would end the channel which the new lanes use.
+/// After a failure, the survivors drop their old links at different times. A rank that drops them later must not write to a peer
+/// that has withdrawn its memory, because that would end the channel which the new links use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_that_are_given_up_do_no_harm_to_the_next_ones() {
     for kind in KINDS {
@@ -225,14 +225,14 @@ async fn lanes_that_are_given_up_do_no_harm_to_the_next_ones() {
             old[1].peek(0).unwrap()?;
             old[1].receive(0, &mut |_, _| ()).unwrap().then_some(())
         });
-        old.iter_mut().for_each(RemoteLanes::give_up);
+        old.iter_mut().for_each(RemoteLinks::give_up);
         let mut new = open_all(&mut channels, &pools, 1, &settings(kind)).await;
         // Rank 0 withdraws its memory first. Rank 1 has not told it of the message yet.
         drop(old.remove(0));
         drop(old);
         for round in 0..20 {
             until("room", || {
-                new.iter_mut().for_each(|lanes| lanes.progress().unwrap());
+                new.iter_mut().for_each(|links| links.progress().unwrap());
                 new[0].send(1, tag(round), b"new").unwrap().then_some(())
             });
             assert_eq!(receive(&mut new[1], 0, true).unwrap(), (tag(round), b"new".to_vec()));
@@ -245,27 +245,27 @@ async fn lanes_that_are_given_up_do_no_harm_to_the_next_ones() {
 async fn a_set_up_that_cannot_succeed_says_why() {
     let (devices, channels) = mesh(2).await;
     let pool = MemoryPool::new(&devices[0], 0);
-    let short = LaneSettings { limit: Duration::from_millis(300), ..settings(VIEWS) };
+    let short = LinkSettings { limit: Duration::from_millis(300), ..settings(VIEWS) };
 
-    let error = RemoteLanes::open(channels[0].clone(), 0, &pool, 0, &short).await.err().unwrap();
+    let error = RemoteLinks::open(channels[0].clone(), 0, &pool, 0, &short).await.err().unwrap();
     assert!(
-        error.to_string().contains("no lanes to rank 1") && error.to_string().contains("300ms"),
+        error.to_string().contains("no links to rank 1") && error.to_string().contains("300ms"),
         "{error}"
     );
-    let error = RemoteLanes::open(vec![None, None], 0, &pool, 1, &short).await.err().unwrap();
+    let error = RemoteLinks::open(vec![None, None], 0, &pool, 1, &short).await.err().unwrap();
     assert!(error.to_string().contains("no channel to rank 1"), "{error}");
-    let error = RemoteLanes::open(vec![None], 1, &pool, 1, &short).await.err().unwrap();
+    let error = RemoteLinks::open(vec![None], 1, &pool, 1, &short).await.err().unwrap();
     assert!(error.to_string().contains("rank 1 of 1"), "{error}");
-    assert!(RemoteLanes::open(vec![None], 0, &pool, 1, &short).await.is_ok(), "a group of one");
+    assert!(RemoteLinks::open(vec![None], 0, &pool, 1, &short).await.is_ok(), "a group of one");
 
     // The other rank has another number of slots.
     let other = MemoryPool::new(&devices[1], 0);
     let long = settings(VIEWS);
-    let more = LaneSettings { slots: 8, ..long.clone() };
+    let more = LinkSettings { slots: 8, ..long.clone() };
     // The first rank that finds the difference goes, and the other one would wait for it.
     let found = tokio::select! {
-        found = RemoteLanes::open(channels[0].clone(), 0, &pool, 2, &long) => found,
-        found = RemoteLanes::open(channels[1].clone(), 1, &other, 2, &more) => found,
+        found = RemoteLinks::open(channels[0].clone(), 0, &pool, 2, &long) => found,
+        found = RemoteLinks::open(channels[1].clone(), 1, &other, 2, &more) => found,
     };
     let error = found.err().unwrap();
     assert!(error.to_string().contains("other settings"), "{error}");
@@ -277,10 +277,10 @@ async fn calls_with_bad_arguments_fail() {
     let memory = ranks[0].pool.take(100).unwrap();
     let long = vec![0; 5000];
     for rank in [0, 2, usize::MAX] {
-        assert!(ranks[0].lanes.send(rank, tag(0), &[]).is_err());
-        assert!(ranks[0].lanes.peek(rank).is_err());
-        assert!(ranks[0].lanes.taken(rank).is_err());
+        assert!(ranks[0].links.send(rank, tag(0), &[]).is_err());
+        assert!(ranks[0].links.peek(rank).is_err());
+        assert!(ranks[0].links.taken(rank).is_err());
     }
-    assert!(ranks[0].lanes.send_reference(1, tag(0), &memory, memory.len(), 1).is_err());
-    assert!(ranks[1].lanes.send(0, tag(0), &long).is_err());
+    assert!(ranks[0].links.send_reference(1, tag(0), &memory, memory.len(), 1).is_err());
+    assert!(ranks[1].links.send(0, tag(0), &long).is_err());
 }

@@ -5,15 +5,15 @@ use std::io::IoSlice;
 use tonic_rdma_tensor::{ExportedRegion, RemoteRegion, Rights, SharedRegion};
 
 use super::*;
-use crate::lane::LaneFault;
-use crate::lane::remote::message::{Head, Layout, Reference};
+use crate::link::LinkFault;
+use crate::link::remote::message::{ElementReference, Layout, MessageHeader};
 
 /// A rank that speaks the set-up, and then puts any bytes where it likes.
 struct Hostile {
     kind: bool,
     layout: Layout,
     section: usize,
-    board: SharedRegion,
+    outbox: SharedRegion,
     channel: Channel,
     ring: Option<RemoteRegion>,
     pool: MemoryPool,
@@ -22,18 +22,18 @@ struct Hostile {
 }
 
 /// Makes an honest rank 0, and a hostile rank 1.
-async fn with_hostile(kind: bool) -> (RemoteLanes, Hostile, RdmaDevice, MemoryPool) {
+async fn with_hostile(kind: bool) -> (RemoteLinks, Hostile, RdmaDevice, MemoryPool) {
     let (mut devices, channels) = mesh(2).await;
     let (bad, good) = (devices.pop().unwrap(), devices.pop().unwrap());
     let settings = settings(kind);
     let pools = [MemoryPool::new(&good, 0), MemoryPool::new(&bad, 0)];
     let layout = settings.layout();
-    let board = bad.allocate(layout.bytes() * 2).unwrap().share();
+    let outbox = bad.allocate(layout.bytes() * 2).unwrap().share();
     let names = format!("{}/0", settings.names);
     // The hello of an honest rank, copied from what an honest rank writes.
     let (mine, theirs) = tokio::join!(
-        RemoteLanes::open(channels[0].clone(), 0, &pools[0], 0, &settings),
-        hostile(kind, layout, &board, &names, &bad, channels[1][0].clone().unwrap(), &pools[1]),
+        RemoteLinks::open(channels[0].clone(), 0, &pools[0], 0, &settings),
+        hostile(kind, layout, &outbox, &names, &bad, channels[1][0].clone().unwrap(), &pools[1]),
     );
     (mine.unwrap(), theirs, good, pools.into_iter().next().unwrap())
 }
@@ -41,7 +41,7 @@ async fn with_hostile(kind: bool) -> (RemoteLanes, Hostile, RdmaDevice, MemoryPo
 async fn hostile(
     kind: bool,
     layout: Layout,
-    board: &SharedRegion,
+    outbox: &SharedRegion,
     names: &str,
     device: &RdmaDevice,
     channel: Channel,
@@ -51,11 +51,11 @@ async fn hostile(
     let section = 0;
     let view = if kind == VIEWS { 1 } else { 2 };
     let sizes = u64::from(layout.slots) << 32 | u64::from(layout.inline);
-    for (at, word) in [0x6c61_6e65_7300_0001, sizes, 1, pool.number(), view].into_iter().enumerate() {
-        board.store_u64(section + Layout::HELLO + 8 * at, word).unwrap();
+    for (at, word) in [0x6c69_6e6b_7300_0002, sizes, 1, pool.number(), view].into_iter().enumerate() {
+        outbox.store_u64(section + Layout::HELLO + 8 * at, word).unwrap();
     }
     let mut exported =
-        vec![device.export_shared(&format!("{names}/1/board"), board.clone(), Rights::READ).unwrap()];
+        vec![device.export_shared(&format!("{names}/1/outbox"), outbox.clone(), Rights::READ).unwrap()];
     let mut ring = None;
     if kind == WRITES {
         let own = device.allocate(layout.bytes()).unwrap();
@@ -71,7 +71,7 @@ async fn hostile(
         kind,
         layout,
         section,
-        board: board.clone(),
+        outbox: outbox.clone(),
         channel,
         ring,
         pool: pool.clone(),
@@ -86,9 +86,9 @@ impl Hostile {
         let slot = self.layout.slot(number);
         match &self.ring {
             None => {
-                self.board.copy_in(self.section + slot + 8, &bytes[8..]).unwrap();
+                self.outbox.copy_in(self.section + slot + 8, &bytes[8..]).unwrap();
                 let word = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-                self.board.store_u64(self.section + slot, word).unwrap();
+                self.outbox.store_u64(self.section + slot, word).unwrap();
             }
             Some(ring) => {
                 let write = self.channel.write(ring).at(slot as u64).notify(true);
@@ -100,7 +100,7 @@ impl Hostile {
     /// Says that it took `count` messages.
     fn claim(&self, count: u64) {
         match &self.ring {
-            None => self.board.store_u64(self.section + Layout::TAKEN, count).unwrap(),
+            None => self.outbox.store_u64(self.section + Layout::TAKEN, count).unwrap(),
             Some(ring) => {
                 let bytes = [count.to_le_bytes(), (!count).to_le_bytes()].concat();
                 self.channel.write(ring).at(0).bytes(&[IoSlice::new(&bytes)]).unwrap();
@@ -109,22 +109,22 @@ impl Hostile {
     }
 }
 
-/// Looks at the lane from rank 1 until it fails, and returns the broken rule.
-fn violation_of(lanes: &mut RemoteLanes) -> String {
-    let mut look = || -> Result<(), LaneError> {
-        lanes.progress()?;
-        lanes.taken(1)?;
-        if lanes.peek(1)?.is_some() {
-            lanes.receive(1, &mut |_, _| {})?;
+/// Looks at the link from rank 1 until it fails, and returns the broken rule.
+fn violation_of(links: &mut RemoteLinks) -> String {
+    let mut poll = || -> Result<(), LinkError> {
+        links.progress()?;
+        links.taken(1)?;
+        if links.peek(1)?.is_some() {
+            links.receive(1, &mut |_, _| {})?;
         }
         Ok(())
     };
-    let error = until("a violation", || look().err());
+    let error = until("a violation", || poll().err());
     assert_eq!(error.rank, 1);
-    assert!(look().is_err(), "the lane stays failed");
+    assert!(poll().is_err(), "the link stays failed");
     match error.cause {
-        LaneFault::Violation(what) => what.to_string(),
-        LaneFault::Lost(error) => panic!("lost: {error}"),
+        LinkFault::Violation(what) => what.to_string(),
+        LinkFault::Lost(error) => panic!("lost: {error}"),
     }
 }
 
@@ -139,12 +139,12 @@ async fn a_reference_to_memory_that_is_not_there_is_a_violation() {
             (None, 0, 10, "refers to its memory 77, and refuses"),
         ];
         for (memory, offset, length, expected) in cases {
-            let (mut lanes, hostile, _device, _pool) = with_hostile(kind).await;
+            let (mut links, hostile, _device, _pool) = with_hostile(kind).await;
             let memory = memory.map(|bytes| hostile.pool.take(bytes).unwrap());
             let number = memory.as_ref().map_or(77, |memory| memory.number());
-            let reference = Reference { number, offset, length }.to_bytes();
-            hostile.put(0, &[&Head::reference(0, tag(0)).to_bytes()[..], &reference].concat());
-            let found = violation_of(&mut lanes);
+            let reference = ElementReference { number, offset, length }.to_bytes();
+            hostile.put(0, &[&MessageHeader::reference(0, tag(0)).to_bytes()[..], &reference].concat());
+            let found = violation_of(&mut links);
             assert!(found.contains(expected), "{kind:?}: {found}");
         }
     }
@@ -153,14 +153,14 @@ async fn a_reference_to_memory_that_is_not_there_is_a_violation() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_is_too_long_or_out_of_turn_is_a_violation() {
     for kind in KINDS {
-        let (mut lanes, hostile, _device, _pool) = with_hostile(kind).await;
-        hostile.put(0, &Head::inline(0, tag(0), 5000).to_bytes());
-        let found = violation_of(&mut lanes);
+        let (mut links, hostile, _device, _pool) = with_hostile(kind).await;
+        hostile.put(0, &MessageHeader::inline(0, tag(0), 5000).to_bytes());
+        let found = violation_of(&mut links);
         assert!(found.contains("an inline message of 5000 bytes; the limit is 4096"), "{found}");
 
-        let (mut lanes, hostile, _device, _pool) = with_hostile(kind).await;
-        hostile.put(0, &Head::inline(3, tag(0), 0).to_bytes());
-        let found = violation_of(&mut lanes);
+        let (mut links, hostile, _device, _pool) = with_hostile(kind).await;
+        hostile.put(0, &MessageHeader::inline(3, tag(0), 0).to_bytes());
+        let found = violation_of(&mut links);
         assert!(found.contains("the slot of message 0"), "{found}");
     }
 }
@@ -169,10 +169,10 @@ async fn a_message_that_is_too_long_or_out_of_turn_is_a_violation() {
 async fn a_wrong_count_of_taken_messages_is_a_violation() {
     for kind in KINDS {
         for count in [3, u64::MAX] {
-            let (mut lanes, hostile, _device, _pool) = with_hostile(kind).await;
-            assert!(lanes.send(1, tag(0), &[1]).unwrap() && lanes.send(1, tag(1), &[2]).unwrap());
+            let (mut links, hostile, _device, _pool) = with_hostile(kind).await;
+            assert!(links.send(1, tag(0), &[1]).unwrap() && links.send(1, tag(1), &[2]).unwrap());
             hostile.claim(count);
-            let found = violation_of(&mut lanes);
+            let found = violation_of(&mut links);
             assert!(found.contains("2 were sent"), "{kind:?}: {found}");
         }
     }
@@ -180,13 +180,13 @@ async fn a_wrong_count_of_taken_messages_is_a_violation() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_beyond_the_ring_are_a_violation() {
-    let (mut lanes, hostile, _device, _pool) = with_hostile(WRITES).await;
+    let (mut links, hostile, _device, _pool) = with_hostile(WRITES).await;
     for number in 0..6 {
-        hostile.put(number, &Head::inline(number, tag(number), 0).to_bytes());
+        hostile.put(number, &MessageHeader::inline(number, tag(number), 0).to_bytes());
     }
-    let error = until("a violation", || lanes.progress().err());
+    let error = until("a violation", || links.progress().err());
     assert!(
-        matches!(&error.cause, LaneFault::Violation(what) if what.contains("4 messages ahead")),
+        matches!(&error.cause, LinkFault::Violation(what) if what.contains("4 messages ahead")),
         "{error:?}"
     );
 }
@@ -196,29 +196,29 @@ async fn messages_beyond_the_ring_are_a_violation() {
 async fn random_lines_do_no_harm() {
     for kind in KINDS {
         for seed in 0..12 {
-            let (mut lanes, hostile, _device, _pool) = with_hostile(kind).await;
+            let (mut links, hostile, _device, _pool) = with_hostile(kind).await;
             let mut line = content(seed, 64);
             if seed % 3 > 0 {
                 // The number fits, so that the rest is looked at.
-                line[..8].copy_from_slice(&Head::inline(0, tag(0), 0).to_bytes()[..8]);
+                line[..8].copy_from_slice(&MessageHeader::inline(0, tag(0), 0).to_bytes()[..8]);
                 let length = if seed % 3 == 1 { [0xff, 0xff] } else { [line[20], line[21] & 15] };
                 line[..2].copy_from_slice(&length);
             }
             hostile.put(0, &line);
             let ended = until("a result", || {
-                if let Err(error) = lanes.progress() {
+                if let Err(error) = links.progress() {
                     return Some(Err(error));
                 }
-                match lanes.peek(1) {
+                match links.peek(1) {
                     Ok(Some(_)) => {
-                        lanes.receive(1, &mut |_, _| {}).map(|ended| ended.then_some(())).transpose()
+                        links.receive(1, &mut |_, _| {}).map(|ended| ended.then_some(())).transpose()
                     }
                     Ok(None) => None,
                     Err(error) => Some(Err(error)),
                 }
             });
             if let Err(error) = ended {
-                assert!(matches!(error.cause, LaneFault::Violation(_)), "{:?}: {error:?}", hostile.kind);
+                assert!(matches!(error.cause, LinkFault::Violation(_)), "{:?}: {error:?}", hostile.kind);
             }
         }
     }
@@ -230,29 +230,29 @@ async fn a_peer_that_goes_is_lost_after_its_last_message() {
         let mut ranks = group(3, &settings(kind)).await;
         let gone = ranks.remove(1);
         let (first, third) = pair(&mut ranks);
-        let mut gone_lanes = gone.lanes;
+        let mut gone_lanes = gone.links;
         assert!(gone_lanes.send(0, tag(0), b"the last").unwrap());
         // The message is here before its sender goes.
         until("the message", || {
-            first.lanes.progress().unwrap();
-            first.lanes.peek(1).unwrap()
+            first.links.progress().unwrap();
+            first.links.peek(1).unwrap()
         });
         drop((gone_lanes, gone.pool, gone.device));
         for it in [&mut *first, &mut *third] {
             until("the loss", || {
-                it.lanes.progress().unwrap();
-                it.lanes.send(1, tag(9), &[]).err()
+                it.links.progress().unwrap();
+                it.links.send(1, tag(9), &[]).err()
             });
         }
-        assert_eq!(receive(&mut first.lanes, 1, true).unwrap().1, b"the last");
-        let error = first.lanes.peek(1).err().unwrap();
-        assert!(matches!(error.cause, LaneFault::Lost(_)) && error.rank == 1, "{kind:?}: {error:?}");
-        let error = until("the loss", || third.lanes.peek(1).err());
-        assert!(matches!(error.cause, LaneFault::Lost(_)), "{kind:?}: {error:?}");
+        assert_eq!(receive(&mut first.links, 1, true).unwrap().1, b"the last");
+        let error = first.links.peek(1).err().unwrap();
+        assert!(matches!(error.cause, LinkFault::Lost(_)) && error.rank == 1, "{kind:?}: {error:?}");
+        let error = until("the loss", || third.links.peek(1).err());
+        assert!(matches!(error.cause, LinkFault::Lost(_)), "{kind:?}: {error:?}");
 
         // The others go on.
-        assert!(first.lanes.send(1 + 1, tag(1), b"go on").unwrap());
-        assert_eq!(receive(&mut third.lanes, 0, true).unwrap().1, b"go on");
+        assert!(first.links.send(1 + 1, tag(1), b"go on").unwrap());
+        assert_eq!(receive(&mut third.links, 0, true).unwrap().1, b"go on");
     }
 }
 
@@ -262,24 +262,24 @@ async fn a_message_that_came_before_the_loss_is_received() {
         let mut ranks = group(2, &settings(kind)).await;
         let gone = ranks.remove(1);
         let mut it = ranks.remove(0);
-        let mut lanes = gone.lanes;
-        assert!(lanes.send(0, tag(4), b"the last").unwrap());
+        let mut links = gone.links;
+        assert!(links.send(0, tag(4), b"the last").unwrap());
         until("the message", || {
-            it.lanes.progress().unwrap();
-            it.lanes.peek(1).unwrap()
+            it.links.progress().unwrap();
+            it.links.peek(1).unwrap()
         });
-        drop((lanes, gone.pool, gone.device));
+        drop((links, gone.pool, gone.device));
         // Long enough for the watch to see it, and for every look at the channels.
         tokio::time::sleep(Duration::from_millis(200)).await;
         for _ in 0..10_000 {
-            it.lanes.progress().unwrap();
+            it.links.progress().unwrap();
         }
-        assert_eq!(receive(&mut it.lanes, 1, true).unwrap(), (tag(4), b"the last".to_vec()));
+        assert_eq!(receive(&mut it.links, 1, true).unwrap(), (tag(4), b"the last".to_vec()));
         let error = until("the loss", || {
-            it.lanes.progress().unwrap();
-            it.lanes.peek(1).err()
+            it.links.progress().unwrap();
+            it.links.peek(1).err()
         });
-        assert!(matches!(error.cause, LaneFault::Lost(_)), "{kind:?}: {error:?}");
+        assert!(matches!(error.cause, LinkFault::Lost(_)), "{kind:?}: {error:?}");
     }
 }
 
@@ -295,26 +295,26 @@ async fn a_peer_that_goes_at_any_moment_is_lost_and_never_hangs() {
             let sender = std::thread::spawn(move || {
                 for number in 0..moment {
                     let sent = if number % 2 == 0 {
-                        gone.lanes.send_reference(0, tag(number), &memory, 0, 300_000).unwrap().is_some()
+                        gone.links.send_reference(0, tag(number), &memory, 0, 300_000).unwrap().is_some()
                     } else {
-                        gone.lanes.send(0, tag(number), &[7; 30]).unwrap()
+                        gone.links.send(0, tag(number), &[7; 30]).unwrap()
                     };
                     if !sent {
                         std::thread::sleep(Duration::from_millis(1));
                     }
-                    gone.lanes.progress().unwrap();
+                    gone.links.progress().unwrap();
                 }
                 drop(gone);
                 drop(memory);
             });
             let error = until("the loss", || {
-                if let Err(error) = it.lanes.progress() {
+                if let Err(error) = it.links.progress() {
                     return Some(error);
                 }
-                match it.lanes.peek(1) {
+                match it.links.peek(1) {
                     Ok(Some((_, length))) => {
                         let mut seen = 0;
-                        match it.lanes.receive(1, &mut |_, piece| seen += piece.len()) {
+                        match it.links.receive(1, &mut |_, chunk| seen += chunk.len()) {
                             Ok(_) => assert!(seen <= length),
                             Err(error) => return Some(error),
                         }
@@ -326,7 +326,7 @@ async fn a_peer_that_goes_at_any_moment_is_lost_and_never_hangs() {
             });
             sender.join().unwrap();
             assert_eq!(error.rank, 1);
-            if let LaneFault::Violation(what) = &error.cause {
+            if let LinkFault::Violation(what) = &error.cause {
                 // The peer withdrew its memory before its link ended.
                 assert!(what.contains("withdrew") || what.contains("refuses"), "{kind:?} {moment}: {what}");
             }
