@@ -1,6 +1,6 @@
-//! Measures the reductions of elements, beside a loop that takes one element at a time: `cargo bench -p tonic-rdma-collective
-//! --bench reduce`. Figures are bytes of one operand for each second. The lengths lie in the first-level cache, in the second-level
-//! cache, and in memory.
+//! Measures the reductions of elements, beside a loop that takes one element at a time:
+//! `cargo bench -p tonic-rdma-collective --bench reduce`. Figures are bytes of one operand for each second.
+//! The lengths lie in the first-level cache, in the second-level cache, and in memory.
 #![allow(clippy::unwrap_used, reason = "a bench that can't run says so by stopping")]
 
 use std::hint::black_box;

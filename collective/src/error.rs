@@ -9,8 +9,8 @@ use tonic_rdma_tensor::{TensorError, TensorErrorKind};
 
 /// An error of a collective operation, of a [`Fusion`](crate::Fusion), of a setting or of the group.
 ///
-/// A program decides by [`kind`](Self::kind), [`rank`](Self::rank) and [`lost_rank`](Self::lost_rank). Display prints the
-/// [`reason`](Self::reason).
+/// A program decides by [`kind`](Self::kind), [`rank`](Self::rank) and [`lost_rank`](Self::lost_rank).
+/// Display prints the [`reason`](Self::reason).
 ///
 /// After the first error of an operation that has started, all later operations of the communicator fail with
 /// [`Revoked`](CollectiveErrorKind::Revoked). The survivors get a working group from
@@ -29,12 +29,13 @@ pub struct CollectiveError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CollectiveErrorKind {
-    /// An argument of a call does not fit. Unless the call was of an operation that had started, the group still works.
+    /// An argument of a call does not fit. Unless the call was of an operation that had started, the group
+    /// still works.
     InvalidArgument,
     /// A setting or a variable of the environment has a bad value, or the ranks have different ones.
     InvalidSetting,
-    /// The ranks did not find one another in time, could not connect, or did not agree on the survivors. Another attempt may
-    /// succeed.
+    /// The ranks did not find one another in time, could not connect, or did not agree on the survivors.
+    /// Another attempt may succeed.
     Setup,
     /// There is no memory, or its pinned part has reached `RDMA_PINNED_LIMIT`.
     NoMemory,
@@ -42,15 +43,18 @@ pub enum CollectiveErrorKind {
     Device,
     /// The process of a rank has ended, or the connection to it has.
     RankLost,
-    /// A rank did not answer within the deadline of the operation. It may be stopped, or may not have made this call.
+    /// A rank did not answer within the deadline of the operation. It may be stopped, or may not have made
+    /// this call.
     Deadline,
-    /// A rank called another operation, or called it with another type, length or reduction, or gave other gradients.
+    /// A rank called another operation, or called it with another type, length or reduction, or gave other
+    /// gradients.
     Mismatch,
     /// A rank sent a message that breaks the protocol.
     Protocol,
     /// Another rank reported an error first, and so ended the operations of the group.
     Reported,
-    /// An earlier operation of this communicator failed, the group shrinks, or a step of a [`Fusion`](crate::Fusion) did not end.
+    /// An earlier operation of this communicator failed, the group shrinks, or a step of a
+    /// [`Fusion`](crate::Fusion) did not end.
     Revoked,
     /// The survivors of a failure formed a group without this rank.
     Excluded,
@@ -67,14 +71,16 @@ impl CollectiveError {
         &self.reason
     }
 
-    /// Returns the rank that the error is about: the one that is lost, late, reported the error, made another call or broke the
-    /// protocol, or, if it was excluded, this rank. With [`Revoked`](CollectiveErrorKind::Revoked), the rank of the first error.
+    /// Returns the rank that the error is about: the one that is lost, late, reported the error, made another
+    /// call or broke the protocol, or, if it was excluded, this rank. With
+    /// [`Revoked`](CollectiveErrorKind::Revoked), the rank of the first error.
     pub fn rank(&self) -> Option<usize> {
         self.rank
     }
 
-    /// Returns the rank whose loss ended the operation: this one's or, with [`Revoked`](CollectiveErrorKind::Revoked), an earlier
-    /// one. All survivors get the same rank, so all of them can call [`Communicator::shrink`](crate::Communicator::shrink).
+    /// Returns the rank whose loss ended the operation: this one's or, with
+    /// [`Revoked`](CollectiveErrorKind::Revoked), an earlier one. All survivors get the same rank, so all of
+    /// them can call [`Communicator::shrink`](crate::Communicator::shrink).
     pub fn lost_rank(&self) -> Option<usize> {
         self.loss.as_ref().and(self.rank)
     }

@@ -1,8 +1,9 @@
 //! Allreduce and its family over RDMA, for processes that speak gRPC.
 //!
-//! N processes, the *ranks*, each have an array of numbers, and all want the sum: that is an all-reduce, the step of data-parallel
-//! training in which the ranks average their gradients. Elements move by RDMA, without a call and without a copy. gRPC remains for
-//! control: the ranks meet, watch one another, and agree on the survivors of a failure by gRPC calls.
+//! N processes, the *ranks*, each have an array of numbers, and all want the sum: that is an all-reduce, the
+//! step of data-parallel training in which the ranks average their gradients. Elements move by RDMA, without
+//! a call and without a copy. gRPC remains for control: the ranks meet, watch one another, and agree on the
+//! survivors of a failure by gRPC calls.
 //!
 //! ```text
 //!  Launch ── rank, number of ranks, address: from mpirun, torchrun or Slurm, or from code
@@ -21,14 +22,15 @@
 //! tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
 //! ```
 //!
-//! The software device, which connects processes of one host, is always there. The [features](#features) add network cards and
-//! TLS.
+//! The software device, which connects processes of one host, is always there. The [features](#features) add
+//! network cards and TLS.
 //!
 //! # When to use it
 //!
-//! Use this crate if processes combine arrays again and again, and RDMA connects them: the software device within a host, a
-//! network card between hosts. There is no fallback to TCP. All ranks run the same program, step by step. If one process gives and
-//! others take, as with a parameter server, use the slots of [tonic-rdma-tensor](tonic_rdma_tensor).
+//! Use this crate if processes combine arrays again and again, and RDMA connects them: the software device
+//! within a host, a network card between hosts. There is no fallback to TCP. All ranks run the same program,
+//! step by step. If one process gives and others take, as with a parameter server, use the slots of
+//! [tonic-rdma-tensor](tonic_rdma_tensor).
 //!
 //! # A whole example
 //!
@@ -71,9 +73,9 @@
 //! | [`barrier`](Communicator::barrier) | – | the return, when all ranks have come |
 //! | [`send`](Communicator::send), [`recv`](Communicator::recv) | elements for one rank | elements of one rank |
 //!
-//! A [`Reduction`] is a sum, mean, minimum or maximum, over `f32`, `f64`, `f16`, `bf16` and integers ([`Number`]). Any number of
-//! elements will do, and [`part`](Communicator::part) says which of them part r has. Operands ([`Operand`]) are buffers, in place
-//! or out of place, and slices.
+//! A [`Reduction`] is a sum, mean, minimum or maximum, over `f32`, `f64`, `f16`, `bf16` and integers
+//! ([`Number`]). Any number of elements will do, and [`part`](Communicator::part) says which of them part r
+//! has. Operands ([`Operand`]) are buffers, in place or out of place, and slices.
 //!
 //! ```
 //! # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
@@ -114,9 +116,9 @@
 //!
 //! # Many at once
 //!
-//! An operation takes its place in the order when it starts: with [`start`](Operation::start), with [`wait`](Operation::wait), or
-//! when its future is polled first. **All ranks must start the same operations in the same order.** They may await them in any
-//! order.
+//! An operation takes its place in the order when it starts: with [`start`](Operation::start), with
+//! [`wait`](Operation::wait), or when its future is polled first. **All ranks must start the same operations
+//! in the same order.** They may await them in any order.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -141,28 +143,30 @@
 //! # }
 //! ```
 //!
-//! Operations on buffers go on without being awaited: a thread of the communicator carries them on. Operations on slices go on only
-//! while they are awaited, so drive them to their end. `.await` blocks no thread. [`wait`](Operation::wait) blocks its thread and
-//! polls; it has the lowest latency, and is not for a thread of an async runtime.
+//! Operations on buffers go on without being awaited: a thread of the communicator carries them on.
+//! Operations on slices go on only while they are awaited, so drive them to their end. `.await` blocks no
+//! thread. [`wait`](Operation::wait) blocks its thread and polls; it has the lowest latency, and is not for a
+//! thread of an async runtime.
 //!
 //! # Many small tensors
 //!
-//! [`Fusion`] puts small gradients into buckets, and reduces the first buckets while the caller computes the others. It measures how much
-//! of the communication was hidden. Its page has an example.
+//! [`Fusion`] puts small gradients into buckets, and reduces the first buckets while the caller computes the
+//! others. It measures how much of the communication was hidden. Its page has an example.
 //!
 //! # Equal results
 //!
-//! Each element is reduced in one order, which depends on the plan alone. So results are equal to the bit: on all ranks always, and
-//! from run to run under the same plan, whatever the timing. The plan says which [`Algorithm`] an operation of a length uses;
-//! [`plans`](Communicator::plans) prints it, and [`PlanChoice`] says how it is chosen and how it is pinned.
+//! Each element is reduced in one order, which depends on the plan alone. So results are equal to the bit: on
+//! all ranks always, and from run to run under the same plan, whatever the timing. The plan says which
+//! [`Algorithm`] an operation of a length uses; [`plans`](Communicator::plans) prints it, and [`PlanChoice`]
+//! says how it is chosen and how it is pinned.
 //!
 //! # Failures
 //!
 //! An operation that fails returns [`Failed`]: the error, and the elements. A rank that is killed gives
-//! [`RankLost`](CollectiveErrorKind::RankLost) on all others within milliseconds. A rank that is stopped gives
-//! [`Deadline`](CollectiveErrorKind::Deadline), and a rank that calls something else gives
-//! [`Mismatch`](CollectiveErrorKind::Mismatch). After the
-//! first error all operations of the communicator fail. [`shrink`](Communicator::shrink) gives the survivors a working group.
+//! [`RankLost`](CollectiveErrorKind::RankLost) on all others within milliseconds. A rank that is stopped
+//! gives [`Deadline`](CollectiveErrorKind::Deadline), and a rank that calls something else gives
+//! [`Mismatch`](CollectiveErrorKind::Mismatch). After the first error all operations of the communicator
+//! fail. [`shrink`](Communicator::shrink) gives the survivors a working group.
 //!
 //! ```
 //! # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
@@ -194,18 +198,22 @@
 //!
 //! # Costs
 //!
-//! - On one host, processes of one user read one another's memory, and a message is some stores and loads. Elsewhere a message is an
-//!   inline WRITE, and the elements of long ones are read by READ.
-//! - Buffers are not copied. Of a slice, the elements that other ranks read are copied to registered memory once.
-//! - A communicator has a channel to each other rank, one thread that carries on operations, and one for gRPC. Both sleep while nothing
-//!   is under way. Registered memory of dropped buffers is used again.
-//! - A rank that waits spins for 100 µs, then yields its core, then naps for at most 1 ms. Where ranks outnumber cores it yields at once.
+//! - On one host, processes of one user read one another's memory, and a message is some stores and loads.
+//!   Elsewhere a message is an inline WRITE, and the elements of long ones are read by READ.
+//! - Buffers are not copied. Of a slice, the elements that other ranks read are copied to registered memory
+//!   once.
+//! - A communicator has a channel to each other rank, one thread that carries on operations, and one for
+//!   gRPC. Both sleep while nothing is under way. Registered memory of dropped buffers is used again.
+//! - A rank that waits spins for 100 µs, then yields its core, then naps for at most 1 ms. Where ranks
+//!   outnumber cores it yields at once.
 //!
 //! # Limits
 //!
-//! - At most 4096 ranks, and 2^40 − 1 elements in an operation. 64 operations of a communicator move at once; 65 536 may wait.
+//! - At most 4096 ranks, and 2^40 − 1 elements in an operation. 64 operations of a communicator move at once;
+//!   65 536 may wait.
 //! - Groups are not split. Several communicators in one process work, each with an address of its own.
-//! - Elements are not encrypted. Memory of [`allocate`](Communicator::allocate) counts against `RDMA_PINNED_LIMIT`.
+//! - Elements are not encrypted. Memory of [`allocate`](Communicator::allocate) counts against
+//!   `RDMA_PINNED_LIMIT`.
 //! - No memory of GPUs.
 //!
 //! # Features
@@ -228,8 +236,8 @@ mod memory;
 pub(crate) mod plan;
 mod reduce;
 
-/// What the other packages of tonic-rdma need and applications do not. It changes only with a new minor version (0.1 to 0.2), never
-/// with a patch, so `version = "0.1"` is enough.
+/// What the other packages of tonic-rdma need and applications do not. It changes only with a new minor
+/// version (0.1 to 0.2), never with a patch, so `version = "0.1"` is enough.
 pub mod unstable {
     pub use crate::communicator::watch_steps;
     pub use crate::error::OperationStep;

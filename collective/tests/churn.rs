@@ -1,5 +1,6 @@
-//! Groups that come and go in one process leave nothing. The allocator of this test counts what is allocated, because resident memory
-//! depends on what the allocator keeps. `COLLECTIVE_GROUPS` sets the number of groups; the test prints resident memory as well.
+//! Groups that come and go in one process leave nothing. The allocator of this test counts what is allocated,
+//! because resident memory depends on what the allocator keeps. `COLLECTIVE_GROUPS` sets the number of
+//! groups; the test prints resident memory as well.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -93,7 +94,8 @@ impl Held {
         Self { blocks, bytes, descriptors, mappings, threads }
     }
 
-    /// Returns what is held when `is_settled` is true of it. Memory that a peer has mapped goes some seconds after the group.
+    /// Returns what is held when `is_settled` is true of it. Memory that a peer has mapped goes some seconds
+    /// after the group.
     fn when(is_settled: impl Fn(&Self) -> bool) -> Self {
         let begun = Instant::now();
         loop {
@@ -109,7 +111,8 @@ impl Held {
 
 #[test]
 fn groups_that_are_gone_leave_nothing() {
-    // So many that what caches hold more or less at the end, up to 10 KiB, is less than the limit for each group.
+    // So many that what caches hold more or less at the end, up to 10 KiB, is less than the limit for each
+    // group.
     let count =
         std::env::var("COLLECTIVE_GROUPS").map_or(100, |count| count.parse().expect("COLLECTIVE_GROUPS"));
     // The first ones fill caches.

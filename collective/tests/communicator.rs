@@ -108,7 +108,8 @@ fn all_forms<T: Number + From<i8> + PartialEq + std::fmt::Debug>(communicator: &
     communicator.barrier().wait().unwrap();
 }
 
-/// A barrier that fails after [`LIMIT`], so that a rank that panicked does not keep the others waiting for ever.
+/// A barrier that fails after [`LIMIT`], so that a rank that panicked does not keep the others waiting for
+/// ever.
 struct Meeting {
     ranks: usize,
     arrived: std::sync::Mutex<usize>,
@@ -351,7 +352,8 @@ fn a_dropped_operation_on_a_slice_ends_the_group() {
     let (connected, both) = (Meeting::new(2), Meeting::new(2));
     group(2, PlanChoice::Default, |communicator, _| {
         let mut elements = vec![1.0_f32; 100_000];
-        // A rank that has connected may end the group while the other one still connects, which then fails there.
+        // A rank that has connected may end the group while the other one still connects, which then fails
+        // there.
         connected.wait();
         if communicator.rank() == 0 {
             drop(communicator.all_reduce(&mut elements[..], Reduction::Sum).start());

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tonic_rdma_collective::{CollectiveErrorKind, Communicator, Fusion, Launch};
 
-/// Connects `size` ranks, runs `each` on a thread for every rank, and returns the results in the order of the ranks. All ranks
-/// stay until the last one is done.
+/// Connects `size` ranks, runs `each` on a thread for every rank, and returns the results in the order of the
+/// ranks. All ranks stay until the last one is done.
 fn ranks<R: Send>(size: usize, each: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     ranks_that_may_leave(size, |communicator| {
         let result = each(&communicator);

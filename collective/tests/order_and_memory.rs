@@ -202,7 +202,8 @@ fn a_rank_that_does_not_poll_its_operation_on_a_slice_names_itself() {
         let mut elements = vec![1.0_f32; 10_000];
         let operation = communicator.all_reduce(&mut elements[..], Reduction::Sum);
         let error: CollectiveError = if communicator.rank() == 0 {
-            // Rank 1 has to begin within this time, also on a slow machine: otherwise this rank would wait for it.
+            // Rank 1 has to begin within this time, also on a slow machine: otherwise this rank would wait
+            // for it.
             let operation = operation.deadline(Duration::from_secs(5)).start();
             // The caller does something else for longer than the deadline, or until the group has failed.
             all.wait();

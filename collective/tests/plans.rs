@@ -10,7 +10,8 @@ use tonic_rdma_collective::{
 /// Long enough for a busy machine; only a hang takes so long.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Connects one rank for each choice, each on a thread of its own, and returns what `run` makes of each, in order.
+/// Connects one rank for each choice, each on a thread of its own, and returns what `run` makes of each, in
+/// order.
 fn group<T: Send>(
     choices: &[PlanChoice],
     run: impl Fn(Result<Communicator, CollectiveError>, &tokio::runtime::Runtime) -> T + Sync,
@@ -39,7 +40,8 @@ fn sum(communicator: &Communicator, length: usize) -> Vec<f32> {
     elements
 }
 
-/// The bits of sums at lengths from 16 B to 4 MiB. They depend on the order of the additions, so on the algorithm.
+/// The bits of sums at lengths from 16 B to 4 MiB. They depend on the order of the additions, so on the
+/// algorithm.
 fn bits(communicator: &Communicator) -> Vec<u32> {
     let element = |index: usize| {
         let mixed = (index as u32 + 1).wrapping_mul(2_654_435_761)

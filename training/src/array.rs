@@ -6,7 +6,8 @@
 //!  Tape            what a backward pass needs            never crosses
 //! ```
 //!
-//! A kernel whose output crosses takes the vector out of candle's tensor ([`Array::take`]). This copies nothing.
+//! A kernel whose output crosses takes the vector out of candle's tensor ([`Array::take`]). This copies
+//! nothing.
 
 use std::fmt;
 use std::ops::Range;
@@ -67,7 +68,8 @@ impl<T: Pod + WithDType> Block<T> {
         Ok(Self { dims: vec![range.len()], content: Arc::clone(&self.content), range })
     }
 
-    /// Returns the tensor of candle. The numbers are moved if this is the only reference to the whole vector, and copied otherwise.
+    /// Returns the tensor of candle. The numbers are moved if this is the only reference to the whole vector,
+    /// and copied otherwise.
     pub(crate) fn into_tensor(self) -> Result<Tensor, Error> {
         let vector = match Arc::try_unwrap(self.content) {
             Ok(whole) if whole.len() == self.range.len() => whole,
@@ -134,9 +136,11 @@ impl Array {
         Block::new(dims, values).map(Self::Floats)
     }
 
-    /// Takes the vector out of a tensor of candle that nothing else refers to, without a copy if the elements fill it, row-major.
+    /// Takes the vector out of a tensor of candle that nothing else refers to, without a copy if the elements
+    /// fill it, row-major.
     ///
-    /// The tensor of candle is empty afterwards, with all its clones. So the caller gives a tensor that it has just computed.
+    /// The tensor of candle is empty afterwards, with all its clones. So the caller gives a tensor that it
+    /// has just computed.
     pub(crate) fn take(tensor: Tensor) -> Result<Self, Error> {
         let taken = Take(Mutex::new(None));
         tensor.inplace_op1(&taken)?;
@@ -147,7 +151,8 @@ impl Array {
         Self::floats(tensor.dims(), values)
     }
 
-    /// Makes an array of the elements of a tensor of candle, each within ±`bound`, in memory that is allocated here.
+    /// Makes an array of the elements of a tensor of candle, each within ±`bound`, in memory that is
+    /// allocated here.
     pub(crate) fn clipped(tensor: &Tensor, bound: f32) -> Result<Self, Error> {
         let mut values = tensor.flatten_all()?.to_vec1::<f32>()?;
         values.iter_mut().for_each(|value| *value = value.clamp(-bound, bound));

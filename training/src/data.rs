@@ -1,5 +1,5 @@
-//! The samples: Fashion-MNIST, 70 000 pictures of clothes in 10 classes (Xiao, Rasul and Vollgraf, 2017, arXiv:1708.07747), or texts.
-//! And which samples each process takes.
+//! The samples: Fashion-MNIST, 70 000 pictures of clothes in 10 classes (Xiao, Rasul and Vollgraf, 2017,
+//! arXiv:1708.07747), or texts. And which samples each process takes.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -21,8 +21,8 @@ pub(crate) const SIDE: usize = 28;
 /// Number of classes.
 pub(crate) const CLASSES: usize = 10;
 
-/// Mean and standard deviation of all pixels of the training pictures, as shares of 255. Inputs are shifted and scaled by
-/// them.
+/// Mean and standard deviation of all pixels of the training pictures, as shares of 255. Inputs are shifted
+/// and scaled by them.
 const MEAN: f32 = 0.286;
 const DEVIATION: f32 = 0.353;
 
@@ -89,9 +89,11 @@ impl Samples {
         }
     }
 
-    /// Returns the samples `which`, and what is to be found out about them. Numbers that no sample has are left out.
+    /// Returns the samples `which`, and what is to be found out about them. Numbers that no sample has are
+    /// left out.
     ///
-    /// Pictures have the shape (number, 1, [`SIDE`], [`SIDE`]), and a class each. Texts are those of [`batch`].
+    /// Pictures have the shape (number, 1, [`SIDE`], [`SIDE`]), and a class each. Texts are those of
+    /// [`batch`].
     pub(crate) fn batch(&self, which: impl Iterator<Item = usize>) -> Result<(Array, Array), Error> {
         let (all_pixels, all_classes) = match self {
             Self::Pictures { pixels, classes } => (pixels, classes),
@@ -114,8 +116,8 @@ impl Samples {
     }
 }
 
-/// Reads a file in the format idx of the MNIST database (<http://yann.lecun.com/exdb/mnist>, "The IDX file format"), compressed with gzip.
-/// Returns its dimensions and its elements.
+/// Reads a file in the format idx of the MNIST database (<http://yann.lecun.com/exdb/mnist>, "The IDX file
+/// format"), compressed with gzip. Returns its dimensions and its elements.
 fn idx(folder: &Path, name: &str, kind: &str, dimensions: usize) -> Result<(Vec<usize>, Vec<u8>), Failure> {
     let path = folder.join(format!("{name}-{kind}-idx{dimensions}-ubyte.gz"));
     if !path.exists() {
@@ -157,8 +159,8 @@ fn parse_idx(bytes: &[u8], dimensions: usize) -> Result<(Vec<usize>, Vec<u8>), S
     Ok((lengths, elements.to_vec()))
 }
 
-/// Puts the samples of an epoch in their order, into memory that is there: `order` has an element for each sample. The order depends
-/// on the seed and the epoch alone, so all processes have the same.
+/// Puts the samples of an epoch in their order, into memory that is there: `order` has an element for each
+/// sample. The order depends on the seed and the epoch alone, so all processes have the same.
 pub(crate) fn reorder(order: &mut [u32], seed: u64, epoch: usize) {
     order.iter_mut().zip(0..).for_each(|(entry, sample)| *entry = sample);
     // The odd factor (2⁶⁴ divided by the golden ratio) keeps the seeds of the epochs apart.
@@ -175,7 +177,8 @@ pub(crate) fn part(length: usize, processes: usize, process: usize) -> Range<usi
 /// The folder into which Debian's package `fortunes` puts its sayings.
 pub(crate) const TEXTS_FOLDER: &str = "/usr/share/games/fortunes";
 
-/// The number of different characters: none (0), the printable ones of ASCII (1 to 95), and the end of a line (96).
+/// The number of different characters: none (0), the printable ones of ASCII (1 to 95), and the end of a line
+/// (96).
 pub(crate) const CHARACTERS: usize = 97;
 
 /// Every n-th saying is tested with, and not trained with.
@@ -187,9 +190,10 @@ const LEAST: usize = 8;
 /// Sayings as numbers of characters.
 type Sayings = Vec<Vec<u8>>;
 
-/// Reads the sayings of the files in `folder`, which are separated by lines with a single `%`. Files whose name has an extension are tables
-/// of the program fortune, or links. The sayings are returned as numbers of characters, in the order of the files' names: those to train with, and those to test with. Each
-/// is cut after `length` characters.
+/// Reads the sayings of the files in `folder`, which are separated by lines with a single `%`. Files whose
+/// name has an extension are tables of the program fortune, or links. The sayings are returned as numbers of
+/// characters, in the order of the files' names: those to train with, and those to test with. Each is cut
+/// after `length` characters.
 fn read_texts(folder: &Path, length: usize) -> Result<(Sayings, Sayings), Failure> {
     let missing = |what: &str| {
         format!(
@@ -214,8 +218,8 @@ fn read_texts(folder: &Path, length: usize) -> Result<(Sayings, Sayings), Failur
     if train.is_empty() { Err(Failure::run(missing("has no sayings"))) } else { Ok((train, test)) }
 }
 
-/// Returns the characters that the network sees and those that it has to predict, for these texts: both of shape (texts, the largest
-/// length). The network sees number 0 first, and each text is filled up with 0.
+/// Returns the characters that the network sees and those that it has to predict, for these texts: both of
+/// shape (texts, the largest length). The network sees number 0 first, and each text is filled up with 0.
 fn batch_of_texts<'a>(texts: impl Iterator<Item = &'a Vec<u8>>) -> Result<(Block<u32>, Block<u32>), Error> {
     let texts: Vec<&Vec<u8>> = texts.collect();
     let length = texts.iter().map(|text| text.len()).max().unwrap_or(0);
@@ -239,7 +243,8 @@ fn sayings(bytes: &[u8]) -> Vec<Vec<u8>> {
     sayings.map(|saying| saying.trim_ascii_end().to_vec()).filter(|saying| !saying.is_empty()).collect()
 }
 
-/// Returns the numbers of the first characters. Other characters than those of ASCII count as a question mark.
+/// Returns the numbers of the first characters. Other characters than those of ASCII count as a question
+/// mark.
 fn numbers(saying: &[u8], length: usize) -> Vec<u8> {
     let number = |byte: &u8| match byte {
         b'\n' => 96,

@@ -1,8 +1,8 @@
 //! The layers of a network: their forward passes, and their backward passes one by one.
 //!
-//! candle returns all gradients of a computation at once. So each layer is a computation of its own here: the backward pass goes from the
-//! last layer to the first, and hands each layer's gradients over before it computes those of the layer below. This lets a gradient
-//! be sent while later ones are computed.
+//! candle returns all gradients of a computation at once. So each layer is a computation of its own here: the
+//! backward pass goes from the last layer to the first, and hands each layer's gradients over before it
+//! computes those of the layer below. This lets a gradient be sent while later ones are computed.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::ops::log_softmax;
@@ -12,7 +12,8 @@ use candle_nn::{VarBuilder, lstm};
 /// What a layer computes from its input and its variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A convolution without padding, the largest of each 2 × 2 values, then ReLU. Weight: (outputs, inputs, side, side).
+    /// A convolution without padding, the largest of each 2 × 2 values, then ReLU. Weight: (outputs, inputs,
+    /// side, side).
     Convolution,
     /// A product with the weight, then ReLU if asked. Weight: (outputs, inputs).
     Linear { relu: bool },
@@ -130,7 +131,8 @@ fn run_lstm(variables: &[Tensor], steps: &[Tensor]) -> Result<Tensor> {
 }
 
 impl Tape {
-    /// Returns the gradients of the variables and that of the input, if it is needed, from that of the output.
+    /// Returns the gradients of the variables and that of the input, if it is needed, from that of the
+    /// output.
     pub(crate) fn backward(&self, gradient: &Tensor) -> Result<Vec<Tensor>> {
         match self {
             Self::Linear { input, weight, output, dims } => {

@@ -71,8 +71,8 @@ fn run(options: &Options) -> Result<(), Failure> {
 
 /// Carries out a job as one rank. Returns the result at rank 0.
 fn carry_out(job: &Options) -> Result<Option<Training>, Failure> {
-    // candle computes with as many threads as this variable says, which a process can only change for a program that it starts. So the
-    // program starts again in place of itself.
+    // candle computes with as many threads as this variable says, which a process can only change for a
+    // program that it starts. So the program starts again in place of itself.
     if std::env::var_os(THREADS).is_none_or(|threads| threads != "1") {
         return Err(process::exec_with(THREADS, "1"));
     }

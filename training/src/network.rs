@@ -10,7 +10,8 @@ use crate::layer::{Gradients, Kind, Layer, cross_entropy};
 /// The variable with a row for each character.
 pub(crate) const TABLE: &str = "embedding";
 
-/// The length of a character's row, and the number of states of the LSTM. Tests have a small one, which is trained soon.
+/// The length of a character's row, and the number of states of the LSTM. Tests have a small one, which is
+/// trained soon.
 pub(crate) const EMBEDDING: usize = if cfg!(test) { 8 } else { 64 };
 pub(crate) const HIDDEN: usize = if cfg!(test) { 6 } else { 128 };
 
@@ -27,7 +28,8 @@ pub(crate) enum Model {
     Mlp,
     /// Three wide linear layers, 5 824 522 parameters: bound by the communication, with small batches
     Wide,
-    /// An LSTM that predicts the next character of texts of varying length; needs --sync parameter-server or allreduce
+    /// An LSTM that predicts the next character of texts of varying length; needs --sync parameter-server or
+    /// allreduce
     Lstm,
 }
 
@@ -102,9 +104,9 @@ impl Model {
         self.shapes().iter().map(|(_, dims)| dims.iter().product::<usize>()).sum()
     }
 
-    /// Returns the variables with their first values. Weights of networks for pictures are uniform, with the variance 2 / (inputs of an
-    /// output), as in He et al. 2015 (arXiv:1502.01852, section 2.2), and biases are 0. All variables of the LSTM are uniform within
-    /// ±1 / √states, as in PyTorch's LSTM.
+    /// Returns the variables with their first values. Weights of networks for pictures are uniform, with the
+    /// variance 2 / (inputs of an output), as in He et al. 2015 (arXiv:1502.01852, section 2.2), and biases
+    /// are 0. All variables of the LSTM are uniform within ±1 / √states, as in PyTorch's LSTM.
     pub(crate) fn variables(self, seed: u64) -> Vec<Variable> {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut variable = |(name, dims): (String, Vec<usize>)| {
@@ -130,7 +132,8 @@ impl Model {
         counted.affine(f64::from(share / number), 0.0)
     }
 
-    /// Returns the sum of the losses of some samples, the number of targets that are predicted right, and the number of all targets.
+    /// Returns the sum of the losses of some samples, the number of targets that are predicted right, and the
+    /// number of all targets.
     pub(crate) fn test(
         self,
         variables: &Values,
@@ -170,7 +173,8 @@ impl Model {
     }
 }
 
-/// Returns the rows of `table` with these numbers, which have the shape (samples, length), as an array of shape (samples, length, columns).
+/// Returns the rows of `table` with these numbers, which have the shape (samples, length), as an array of
+/// shape (samples, length, columns).
 pub(crate) fn rows(table: &Block<f32>, numbers: &Block<u32>) -> Result<Array, Error> {
     let [height, columns] = table.dims() else {
         return Err(format!("a table has two dimensions, found {:?}", table.dims()).into());
@@ -191,7 +195,8 @@ mod tests {
     use super::*;
     use crate::data::tests::samples;
 
-    /// Returns the loss of samples, and the gradients from the last layer to the first, computed layer by layer.
+    /// Returns the loss of samples, and the gradients from the last layer to the first, computed layer by
+    /// layer.
     fn by_layer(model: Model, variables: &[Tensor], range: std::ops::Range<usize>) -> (f32, Vec<Vec<f32>>) {
         let (pictures, classes) = samples(16).batch(range.clone()).unwrap();
         let (mut value, classes) = (pictures.into_tensor().unwrap(), classes.into_tensor().unwrap());

@@ -20,8 +20,9 @@ const MOST_WORKERS: u64 = 8;
 
 /// Train networks with several processes, through a graph (--sync) or with tonic-rdma-collective
 ///
-/// Starts its processes itself, and each computes with one thread. Without --sync parameter-server or allreduce, the processes average
-/// their gradients with tonic-rdma-collective; under mpirun, torchrun or srun, the program is then one rank.
+/// Starts its processes itself, and each computes with one thread. Without --sync parameter-server or
+/// allreduce, the processes average their gradients with tonic-rdma-collective; under mpirun, torchrun or
+/// srun, the program is then one rank.
 #[derive(Clone, Debug, Parser, Serialize, Deserialize)]
 #[command(name = "tonic-rdma-training", version)]
 pub(crate) struct Options {

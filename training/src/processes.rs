@@ -54,7 +54,8 @@ pub(crate) fn start<T: DeserializeOwned + Send + 'static>(
     Ok(((0..number).map(start).collect::<Result<_, _>>()?, events))
 }
 
-/// Carries out a job with `ranks` processes that meet by tonic-rdma-collective, and returns what rank 0 reports.
+/// Carries out a job with `ranks` processes that meet by tonic-rdma-collective, and returns what rank 0
+/// reports.
 pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Training, Failure> {
     // Rank 0 listens on this port a moment later. The kernel does not give it to another process so soon.
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());

@@ -130,8 +130,8 @@ impl<'a> Trainer<'a> {
         let share = batch.get(part(batch.len(), ranks, rank)).unwrap_or(&[]);
         let (pictures, classes) = self.data.train.batch(share.iter().map(|sample| *sample as usize))?;
         let (mut values, classes) = (pictures.into_tensor()?, classes.into_tensor()?);
-        // The mean over the ranks divides by their number. So the gradients are those of the mean loss of the batch, also if the
-        // ranks have different numbers of samples.
+        // The mean over the ranks divides by their number. So the gradients are those of the mean loss of the
+        // batch, also if the ranks have different numbers of samples.
         let factor = (ranks * share.len()) as f32 / batch.len() as f32;
         let weights = self.job.model.weights(&classes, factor)?;
         let mut step = self.fusion.step()?;

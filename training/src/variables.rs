@@ -1,15 +1,17 @@
 //! The variables of a training, as one process keeps them.
 //!
-//! The first node of a step gives out each variable's values ([`Variables::assign`]), and the last ones hand in its gradients
-//! ([`Variables::push`]). The gradients are applied by the next step's first node. So all gradients of a step are handed in, or the step
-//! is not complete, and what a step that fails has handed in is dropped without a trace in the values.
+//! The first node of a step gives out each variable's values ([`Variables::assign`]), and the last ones hand
+//! in its gradients ([`Variables::push`]). The gradients are applied by the next step's first node. So all
+//! gradients of a step are handed in, or the step is not complete, and what a step that fails has handed in
+//! is dropped and changes no value.
 //!
 //! ```text
 //!   version s ──► step s ──► gradients of step s ──► version s + 1
 //! ```
 //!
-//! The values and velocities of the last version but one are kept too. Ranks of a ring differ by one version at most, because a rank
-//! can't end a step before all others have computed their gradients of this step. So all can go back to the same version.
+//! The values and velocities of the last version but one are kept too. Ranks of a ring differ by one version
+//! at most, because a rank can't end a step before all others have computed their gradients of this step. So
+//! all can go back to the same version.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +28,8 @@ pub(crate) enum Gradient {
     Sum(Vec<Block<f32>>),
     /// The sum of all workers, cut into ranges that follow one another.
     Ranges(Vec<Block<f32>>),
-    /// Of each worker: the numbers of rows, and the gradient of each of these rows. Rows that are not named have none.
+    /// Of each worker: the numbers of rows, and the gradient of each of these rows. Rows that are not named
+    /// have none.
     Rows(Vec<(Block<u32>, Block<f32>)>),
 }
 
@@ -73,7 +76,8 @@ impl Variables {
         Ok(state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns the values of the version of `step`, in memory that is allocated here. Applies the gradient of the step before.
+    /// Returns the values of the version of `step`, in memory that is allocated here. Applies the gradient of
+    /// the step before.
     pub(crate) fn assign(&self, name: &str, step: u64) -> Result<Array, Error> {
         let mut state = self.state(name)?;
         let found = state.current.number;
@@ -108,7 +112,8 @@ impl Variables {
         Ok(())
     }
 
-    /// Computes the next version from the pending gradient: `velocity = momentum · velocity + gradient`, then `value −= rate · velocity` (Polyak 1964).
+    /// Computes the next version from the pending gradient: `velocity = momentum · velocity + gradient`, then
+    /// `value −= rate · velocity` (Polyak 1964).
     fn apply(&self, name: &str, state: &mut State) -> Result<(), Error> {
         let old = &state.current;
         let gradient = state.pending.take();
@@ -319,7 +324,8 @@ mod tests {
 
     #[test]
     fn a_step_that_fails_leaves_no_trace() {
-        // What one process has seen when a step fails: nothing of it, or a gradient of one variable, or all of it, or the next step too.
+        // What one process has seen when a step fails: nothing of it, or a gradient of one variable, or all
+        // of it, or the next step too.
         for (seen, complete) in [(0, 2), (1, 2), (2, 3), (3, 3)] {
             let variables = variables();
             step(&variables, 0);

@@ -14,9 +14,11 @@ use crate::report::{Report, Results, Row};
 
 /// The longest time without a message of any rank. Rank 0 sends one each second while it measures.
 const SILENCE: Duration = Duration::from_secs(60);
-/// How long the other ranks may take to report after one has failed. The first to report is not always the one that failed.
+/// How long the other ranks may take to report after one has failed. The first to report is not always the
+/// one that failed.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long a rank may take to end after its last report. It gives back gigabytes, and the machine may have other work.
+/// How long a rank may take to end after its last report. It gives back gigabytes, and the machine may have
+/// other work.
 const END: Duration = Duration::from_secs(30);
 
 /// What a process that this command started must know to be a rank.
@@ -172,8 +174,8 @@ fn specs(ranks: usize, communicators: usize, cores: Option<&[usize]>) -> Result<
     Ok((0..ranks).map(spec).collect())
 }
 
-/// Returns addresses of this machine whose ports are free. Linux gives ports from 32768 on to outgoing connections, so these lie
-/// below. `seed` spreads commands that start at the same time.
+/// Returns addresses of this machine whose ports are free. Linux gives ports from 32768 on to outgoing
+/// connections, so these lie below. `seed` spreads commands that start at the same time.
 fn free_addresses(count: usize, seed: u16) -> Result<Vec<String>, Failure> {
     const FIRST: u16 = 10_000;
     const PORTS: u16 = 10_000;
@@ -193,7 +195,7 @@ fn free_addresses(count: usize, seed: u16) -> Result<Vec<String>, Failure> {
 pub(crate) fn announce(report: &Report) {
     let mut stderr = io::stderr();
     if let (Report::Row(Row { key, p50_us, .. }), true) = (report, stderr.is_terminal()) {
-        // The run goes on if stderr is closed.
+        // stderr may be closed, and the run continues.
         let _ = writeln!(
             stderr,
             "{} ranks, {}, {}, {}: {}",

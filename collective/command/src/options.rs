@@ -66,14 +66,15 @@ pub(crate) struct Options {
     /// least 10, above 1MiB 3]
     #[arg(long, value_name = "LIST", value_parser = warm_ups)]
     pub(crate) warm_up: Option<List<u64>>,
-    /// Keep each local rank on a core of its own; auto: if there are enough cores. A launcher pins its ranks itself: then yes
-    /// says that it did
+    /// Keep each local rank on a core of its own; auto: if there are enough cores. A launcher pins its ranks
+    /// itself: then yes says that it did
     #[arg(long, value_name = "auto|yes|no", value_enum, default_value_t = Pin::Auto)]
     pub(crate) pin: Pin,
     /// Show the plans, and compare them with each algorithm at 24 sizes; check that they are near the best
     #[arg(long, conflicts_with_all = ["sizes", "algorithm", "counters"])]
     pub(crate) tuner_check: bool,
-    /// Show the bytes that each rank moved beside 2(N-1)/N times the size, and the bytes copied; check the ring's
+    /// Show the bytes that each rank moved beside 2(N-1)/N times the size, and the bytes copied; check the
+    /// ring's
     #[arg(long)]
     pub(crate) counters: bool,
     /// Measure four sizes for 0.1 s each
@@ -319,7 +320,8 @@ pub(crate) enum Type {
 }
 
 impl Type {
-    /// Returns the number of bytes of an element, and the number up to which the type holds every whole number.
+    /// Returns the number of bytes of an element, and the number up to which the type holds every whole
+    /// number.
     const fn facts(self) -> (u64, u64) {
         match self {
             Self::I8 => (1, i8::MAX as u64),

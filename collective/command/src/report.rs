@@ -13,7 +13,7 @@ use tonic_rdma_commands::{Failure, Named as _, output};
 /// A message of a rank to the process that started it. Each is a line of JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// The rank works. Rank 0 says so once a second.
+    /// The rank is alive. Rank 0 sends this once a second.
     Alive,
     /// The plans of the communicator, and their reasons.
     Plans(Plans),
@@ -95,7 +95,8 @@ impl Counted {
         bus_bytes(self.key.ranks, self.key.bytes) * self.key.ranks as f64
     }
 
-    /// Returns whether the counters are as promised: the ring moves the least, and registered memory is not copied.
+    /// Returns whether the counters are as promised: the ring moves the least, and registered memory is not
+    /// copied.
     pub(crate) fn holds(&self) -> bool {
         let ring =
             self.key.algorithm != Algorithm::Ring || (self.moved_bytes - self.least_bytes()).abs() < 0.5;
@@ -152,7 +153,8 @@ fn bus_bytes(ranks: usize, bytes: u64) -> f64 {
     2.0 * ranks.saturating_sub(1) as f64 / ranks.max(1) as f64 * bytes as f64
 }
 
-/// Returns the bus bandwidth in GB/s of an operation that took `micros`. One rank moves nothing, so its bandwidth is 0.
+/// Returns the bus bandwidth in GB/s of an operation that took `micros`. One rank moves nothing, so its
+/// bandwidth is 0.
 fn bus_gbytes_per_s(ranks: usize, bytes: u64, micros: f64) -> f64 {
     if micros > 0.0 { bus_bytes(ranks, bytes) / micros / 1000.0 } else { 0.0 }
 }
@@ -197,7 +199,8 @@ impl Results {
         }
     }
 
-    /// Writes the files that were asked for, prints the tables, and returns a failure if a check did not hold.
+    /// Writes the files that were asked for, prints the tables, and returns a failure if a check did not
+    /// hold.
     pub(crate) fn show(&self, options: &Options) -> Result<(), Failure> {
         let json = options.json.as_deref();
         if let Some(path) = json {
@@ -347,7 +350,8 @@ fn draw(rows: &[Row]) -> Result<String, Failure> {
     }
 }
 
-/// Returns a line for each combination of ranks, algorithm, type and operand. Its name has what differs among the rows.
+/// Returns a line for each combination of ranks, algorithm, type and operand. Its name has what differs among
+/// the rows.
 fn lines(rows: &[Row], value: fn(&Row) -> f64) -> Vec<Series<(f64, f64)>> {
     let keys: [fn(&Row) -> &'static str; 3] =
         [|row| row.key.algorithm.name(), |row| row.key.kind.name(), |row| row.key.operand.name()];

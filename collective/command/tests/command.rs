@@ -252,7 +252,8 @@ fn torchrun_starts_ranks() {
     let file = rows("torchrun");
     let mut command = Command::new("torchrun");
     let logs = file.with_extension("logs");
-    // Torch 1.13 with Python 3.11 fails unless the output is redirected (-r) and copied (-t). Torch 2 knows these options too.
+    // Torch 1.13 with Python 3.11 fails unless the output is redirected (-r) and copied (-t). Torch 2 knows
+    // these options too.
     command.args(["--no_python", "--nproc_per_node", "4", "-r", "1", "-t", "1", "--log_dir"]).arg(&logs);
     command.arg(PROGRAM).args(WORK).arg("--json").arg(&file);
     match launched(command) {

@@ -1,12 +1,13 @@
 //! Ranks that are killed or stopped, and what the others do.
 //!
-//! The ranks are processes: this test's own program, started again. They reduce operands whose sums depend on the order of additions. In
-//! each trial one rank kills or stops itself before a certain step of a certain algorithm. The others say when they noticed it, shrink the
-//! group, and reduce all combinations of algorithms and kinds of messages. All bits of the results must be those of a fresh group of that
-//! size. One group of processes serves many trials. With `--nocapture` the tests print how long the ranks took.
+//! The ranks are processes: this test's own program, started again. They reduce operands whose sums depend on
+//! the order of additions. In each trial one rank kills or stops itself before a certain step of a certain
+//! algorithm. The others say when they noticed it, shrink the group, and reduce all combinations of
+//! algorithms and kinds of messages. All bits of the results must be those of a fresh group of that size. One
+//! group of processes serves many trials. With `--nocapture` the tests print how long the ranks took.
 //!
-//! `COLLECTIVE_KILLS` and `COLLECTIVE_STOPS` set how many ranks are lost (`all`: one before each step of each algorithm), and
-//! `COLLECTIVE_RANKS` in groups of which sizes, such as `2,3,8`.
+//! `COLLECTIVE_KILLS` and `COLLECTIVE_STOPS` set how many ranks are lost (`all`: one before each step of each
+//! algorithm), and `COLLECTIVE_RANKS` in groups of which sizes, such as `2,3,8`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +31,8 @@ use tonic_rdma_commands::table::grid;
 
 /// The variable by which a process is a rank.
 const RANK: &str = "COLLECTIVE_TEST_RANK";
-/// The longest time without a message of any rank, and the deadline of operations where ranks are killed. Only a hang takes so long.
+/// The longest time without a message of any rank, and the deadline of operations where ranks are killed.
+/// Only a hang takes so long.
 const HANG: Duration = Duration::from_secs(120);
 /// The deadline of an operation where a rank is stopped.
 const STOPPED: Duration = Duration::from_secs(1);
@@ -38,8 +40,8 @@ const STOPPED: Duration = Duration::from_secs(1);
 const AFTER: u64 = 1_000;
 /// The step of a rank that is lost after the last step of an operation.
 const END: u32 = u32::MAX;
-/// All algorithms with all kinds of messages, and a number of elements to which [`PLANS`] gives this algorithm. The numbers are not
-/// multiples of the numbers of ranks.
+/// All algorithms with all kinds of messages, and a number of elements to which [`PLANS`] gives this
+/// algorithm. The numbers are not multiples of the numbers of ranks.
 const COMBINATIONS: [(Algorithm, &str, usize); 9] = [
     (Algorithm::OneShot, "tiny", 7),
     (Algorithm::HalvingDoubling, "tiny", 13),
@@ -172,7 +174,8 @@ fn take_part(work: &Work) -> Result<(), Box<dyn Error>> {
         hashes = results(&communicator, Some(number), trial.combination)?;
     }
     communicator.barrier().wait()?;
-    // A stopped rank that goes on has to find the group without it, and not its end. The parent closes the input.
+    // A stopped rank that goes on has to find the group without it, and not its end. The parent closes the
+    // input.
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
@@ -303,7 +306,8 @@ fn element(rank: usize, index: usize) -> f32 {
     ((mixed & 0xffff) as f32 - 32_000.0) / 7.0 / f32::from(1_u16 << (mixed >> 28))
 }
 
-/// Returns how many elements are no sum of the operands of so many ranks. The order of additions may change a sum by rounding.
+/// Returns how many elements are no sum of the operands of so many ranks. The order of additions may change a
+/// sum by rounding.
 fn wrong_elements(size: usize, result: &[f32]) -> usize {
     let is_right = |(index, value): (usize, &f32)| {
         let terms = (0..size).map(|rank| f64::from(element(rank, index)));
@@ -321,7 +325,8 @@ fn fingerprint(result: &[f32]) -> u64 {
 
 // ---- The test that starts them ----
 
-/// Starts the ranks of a group, and collects their messages until all have ended. A stopped rank goes on when all others have a new group.
+/// Starts the ranks of a group, and collects their messages until all have ended. A stopped rank goes on when
+/// all others have a new group.
 fn run_ranks(size: usize, loss: Loss, trials: &[Trial]) -> Vec<RankMessage> {
     let (address, parent) = (support::free_address(), std::process::id());
     let (sender, events) = channel();
@@ -377,7 +382,8 @@ fn run_ranks(size: usize, loss: Loss, trials: &[Trial]) -> Vec<RankMessage> {
     all
 }
 
-/// A group in which no rank was lost: the fingerprints of its results, and the steps of each rank for each combination.
+/// A group in which no rank was lost: the fingerprints of its results, and the steps of each rank for each
+/// combination.
 struct FreshGroup {
     hashes: Vec<u64>,
     steps: BTreeMap<usize, Vec<u32>>,
@@ -402,7 +408,8 @@ fn fresh(size: usize, loss: Loss) -> FreshGroup {
 /// Where a rank can be lost: combination, step, and the ranks that come there.
 type LossPoint = (usize, u32, Vec<usize>);
 
-/// Returns all points of a group at which a rank can be lost. The combinations take turns, and the steps of each come in an order that spreads.
+/// Returns all points of a group at which a rank can be lost. The combinations take turns, and the steps of
+/// each come in an order that spreads.
 fn points(fresh: &FreshGroup) -> Vec<LossPoint> {
     let mut all = Vec::new();
     for combination in 0..COMBINATIONS.len() {
@@ -421,7 +428,8 @@ fn points(fresh: &FreshGroup) -> Vec<LossPoint> {
     all.into_iter().map(|(_, combination, step, ranks)| (combination, step, ranks)).collect()
 }
 
-/// The trials of one algorithm with one number of ranks. Times are in milliseconds from the loss of a rank to the slowest survivor.
+/// The trials of one algorithm with one number of ranks. Times are in milliseconds from the loss of a rank to
+/// the slowest survivor.
 #[derive(Default)]
 struct Row {
     reached: BTreeSet<(usize, u32)>,
@@ -443,7 +451,8 @@ fn results_are_right(trial: &Trial, messages: &[RankMessage], fresh: &FreshGroup
     )
 }
 
-/// Judges a trial by their messages. Returns when all survivors knew of the loss, and when all had a result of the new group.
+/// Judges a trial by their messages. Returns when all survivors knew of the loss, and when all had a result
+/// of the new group.
 fn judge(
     trial: &Trial,
     loss: Loss,
@@ -458,7 +467,8 @@ fn judge(
             Content::FirstResult => first.push(message.at),
             Content::Works { hashes, wrong: 0 } if *hashes == fresh.hashes => works += 1,
             Content::Resumed { excluded: true, .. } => excluded += 1,
-            // Another step, a wrong name, wrong elements, other bits than those of a fresh group, or a stopped rank that is not excluded.
+            // Another step, a wrong name, wrong elements, other bits than those of a fresh group, or a
+            // stopped rank that is not excluded.
             other => return Err(format!("{other:?}")),
         }
     }
@@ -472,7 +482,8 @@ fn judge(
     Ok((slowest(known), slowest(first)))
 }
 
-/// Loses this many ranks, unless `variable` sets another number, in groups of these sizes, unless `COLLECTIVE_RANKS` sets others.
+/// Loses this many ranks, unless `variable` sets another number, in groups of these sizes, unless
+/// `COLLECTIVE_RANKS` sets others.
 fn lose_ranks(loss: Loss, variable: &str, trials: usize, sizes: &[usize]) {
     let sizes: BTreeSet<usize> = match std::env::var("COLLECTIVE_RANKS") {
         Ok(list) => list.split(',').map(|size| size.trim().parse().expect("COLLECTIVE_RANKS")).collect(),
@@ -493,7 +504,8 @@ fn lose_ranks(loss: Loss, variable: &str, trials: usize, sizes: &[usize]) {
     let (mut number, mut faults) = (0, Vec::new());
     while number < wanted {
         let open = |(size, visits): (&usize, &usize)| number >= all || *visits < points[size].len();
-        // The largest size of those that had the fewest trials. The next trials are those of the ranks that are left.
+        // The largest size of those that had the fewest trials. The next trials are those of the ranks that
+        // are left.
         let open_sizes = visits.iter().filter(|it| open(*it));
         let mut size = *open_sizes.min_by_key(|(size, visits)| (**visits, usize::MAX - **size)).unwrap().0;
         let mut batch = Vec::new();

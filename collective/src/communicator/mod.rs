@@ -30,7 +30,8 @@ pub use self::plans::PlanChoice;
 
 /// A group of ranks that carry out operations together.
 ///
-/// All ranks start the same operations in the same order. Clones are the same group; the drop of the last one ends it.
+/// All ranks start the same operations in the same order. Clones are the same group; the drop of the last one
+/// ends it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "multi_thread")]
@@ -73,8 +74,8 @@ pub struct Statistics {
     pub referenced_bytes: u64,
     /// Bytes that this rank read.
     pub read_bytes: u64,
-    /// Bytes of elements that this rank copied: none for buffers, each byte about once for slices. Elements that travel with
-    /// messages are not in this count.
+    /// Bytes of elements that this rank copied: none for buffers, each byte about once for slices. Elements
+    /// that travel with messages are not in this count.
     pub copied_bytes: u64,
 }
 
@@ -157,7 +158,8 @@ impl Communicator {
         self.shared.group.size()
     }
 
-    /// Returns the plans of the operations: the algorithm for each length, and the reason. They are equal on all ranks.
+    /// Returns the plans of the operations: the algorithm for each length, and the reason. They are equal on
+    /// all ranks.
     ///
     /// ```
     /// # #[tokio::main(flavor = "multi_thread")]
@@ -201,7 +203,8 @@ impl Communicator {
         Buffer::zeroed(&self.shared.pool, length)
     }
 
-    /// Returns what this communicator has done since it was made. What the ranks did to agree on their plans is not in it.
+    /// Returns what this communicator has done since it was made. What the ranks did to agree on their plans
+    /// is not in it.
     pub fn statistics(&self) -> Statistics {
         let mut sum = Statistics::default();
         for kind in [EngineKind::Group, EngineKind::PointToPoint] {
@@ -250,8 +253,9 @@ impl Communicator {
         self.operation(operand, Shape { reduction: Some(reduction), ..shape })
     }
 
-    /// Reduces the elements of all ranks, index by index. Each rank gets its own [`part`](Self::part) of the result: in place
-    /// where the part lies in the whole, and otherwise in an output that has the length of the part.
+    /// Reduces the elements of all ranks, index by index. Each rank gets its own [`part`](Self::part) of the
+    /// result: in place where the part lies in the whole, and otherwise in an output that has the length of
+    /// the part.
     ///
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
@@ -283,8 +287,8 @@ impl Communicator {
         self.operation(operand, Shape { collective, reduction, elements, input: (0, elements), out, fits })
     }
 
-    /// Gathers the parts of all ranks; all ranks get the whole. In place, the [`part`](Self::part) of a rank lies where it lies
-    /// in the whole; otherwise the input is the part.
+    /// Gathers the parts of all ranks; all ranks get the whole. In place, the [`part`](Self::part) of a rank
+    /// lies where it lies in the whole; otherwise the input is the part.
     ///
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
@@ -356,8 +360,9 @@ impl Communicator {
         self.operation((), Shape::whole(Collective::Barrier, Lengths { input: None, out: 0 }))
     }
 
-    /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is sent; a shared
-    /// slice, `&[T]`, can be sent too. Messages from one rank to another arrive in order; their order against other operations is free.
+    /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is
+    /// sent; a shared slice, `&[T]`, can be sent too. Messages from one rank to another arrive in order;
+    /// their order against other operations is free.
     ///
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
@@ -385,7 +390,8 @@ impl Communicator {
         self.point_to_point(Kind::Send { to }, operand)
     }
 
-    /// Receives the next elements of rank `from`, which calls [`send`](Self::send) with as many. Of a pair, the second receives.
+    /// Receives the next elements of rank `from`, which calls [`send`](Self::send) with as many. Of a pair,
+    /// the second receives.
     pub fn recv<X: Operand>(&self, from: usize, operand: X) -> Operation<X> {
         self.point_to_point(Kind::Receive { from }, operand)
     }
@@ -444,10 +450,11 @@ impl Communicator {
         Operation::new(&self.shared, EngineKind::Group, request, operand).refused(error)
     }
 
-    /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.
-    /// Buffers of this group may be used in the new one.
+    /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new,
+    /// in the old order. Buffers of this group may be used in the new one.
     ///
-    /// It has the plans of a fresh group with as many ranks and the same [`PlanChoice`], and so gets the same bits.
+    /// It has the plans of a fresh group with as many ranks and the same [`PlanChoice`], and so gets the same
+    /// bits.
     ///
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
@@ -483,14 +490,15 @@ impl Communicator {
         let reason = reason
             .unwrap_or_else(|| CollectiveError::new(CollectiveErrorKind::Revoked, None, "the group shrinks"));
         self.shared.revoke(&reason);
-        // The group of the survivors has the same pool, so that buffers of this group go on being used without a copy.
+        // The group of the survivors has the same pool, so that buffers of this group go on being used
+        // without a copy.
         let (group, pool) = (group.survivors().await?, self.shared.pool.clone());
         Self::over(group, pool, self.settings.clone()).await
     }
 }
 
-/// Calls `watch` before each step of each operation of the group, before a step that must wait also more than once. For tests that
-/// end a rank at a certain step.
+/// Calls `watch` before each step of each operation of the group, before a step that must wait also more than
+/// once. For tests that end a rank at a certain step.
 pub fn watch_steps(communicator: &Communicator, watch: impl FnMut(OperationStep) + Send + 'static) {
     communicator.shared.engine(EngineKind::Group).watch = Some(Box::new(watch));
 }
@@ -501,7 +509,8 @@ struct Shape {
     reduction: Option<Reduction>,
     /// The number of elements of the whole.
     elements: usize,
-    /// Where the elements that this rank gives lie in the whole: start and end. It counts only for operands with an input.
+    /// Where the elements that this rank gives lie in the whole: start and end. It counts only for operands
+    /// with an input.
     input: (usize, usize),
     /// The same for the elements that this rank gets.
     out: (usize, usize),
@@ -551,7 +560,8 @@ impl Default for CommunicatorBuilder {
 }
 
 impl CommunicatorBuilder {
-    /// Takes rank, number of ranks and address from the environment that torchrun, Open MPI's mpirun or Slurm has set.
+    /// Takes rank, number of ranks and address from the environment that torchrun, Open MPI's mpirun or Slurm
+    /// has set.
     ///
     /// # Errors
     /// See [`Launch::from_env`].
@@ -571,8 +581,8 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Sets how the group chooses the plans of all operations. All ranks set the same. The default is that of the variable
-    /// `RDMA_COLLECTIVE_PLANS`, or [`PlanChoice::Default`] without it.
+    /// Sets how the group chooses the plans of all operations. All ranks set the same. The default is that of
+    /// the variable `RDMA_COLLECTIVE_PLANS`, or [`PlanChoice::Default`] without it.
     ///
     /// ```
     /// use tonic_rdma_collective::{Algorithm, Communicator, PlanChoice};
@@ -585,8 +595,8 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Sets how connections are made, and which RDMA device they use. The default is what the `RDMA_*` variables say
-    /// ([`Config::from_env`]).
+    /// Sets how connections are made, and which RDMA device they use. The default is what the `RDMA_*`
+    /// variables say ([`Config::from_env`]).
     pub fn config(mut self, config: Config) -> Self {
         self.settings.config = Some(config);
         self
@@ -598,8 +608,8 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Sets how long a rank may take to answer a question of another, after a deadline or a loss. A machine on which the ranks'
-    /// threads wait long for a core needs more than the default of 100 ms.
+    /// Sets how long a rank may take to answer a question of another, after a deadline or a loss. A machine
+    /// on which the ranks' threads wait long for a core needs more than the default of 100 ms.
     pub fn answer_timeout(mut self, limit: Duration) -> Self {
         self.settings.answer_timeout = limit;
         self
@@ -623,7 +633,8 @@ impl CommunicatorBuilder {
     ///
     /// # Errors
     /// - There is no launch, the ranks do not meet in time, or there is no RDMA to a rank.
-    /// - The variable `RDMA_COLLECTIVE_PLANS` has a value that can't be read, or the ranks have different [`PlanChoice`]s.
+    /// - The variable `RDMA_COLLECTIVE_PLANS` has a value that can't be read, or the ranks have different
+    ///   [`PlanChoice`]s.
     /// - A rank is lost, or does not answer. The error names the rank.
     pub async fn connect(mut self) -> Result<Communicator, CollectiveError> {
         if self.plans.is_none() {

@@ -13,14 +13,16 @@ use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
 
-/// How often a poll of the future polls the links before it leaves the work to the progress thread; some 20 µs.
+/// How often a poll of the future polls the links before it leaves the work to the progress thread; some 20
+/// µs.
 const POLLS: u32 = 400;
 
-/// An operation. It starts with the first poll, with [`start`](Self::start), or with [`wait`](Self::wait); its place in the order
-/// of operations is that of its start.
+/// An operation. It starts with the first poll, with [`start`](Self::start), or with [`wait`](Self::wait);
+/// its place in the order of operations is that of its start.
 ///
-/// Dropping an operation that has started does not end it. One on buffers goes on. One on slices can't, because its elements go
-/// back to their owner, so dropping it ends the group: all ranks get an error that says so.
+/// Dropping an operation that has started does not end it. One on buffers goes on. One on slices can't,
+/// because its elements go back to their owner, so dropping it ends the group: all ranks get an error that
+/// says so.
 #[must_use = "an operation starts when it is awaited, or with `start` or `wait`"]
 pub struct Operation<X: Operand> {
     shared: Arc<CommunicatorShared>,
@@ -41,7 +43,8 @@ enum OperationState {
     Done,
 }
 
-/// An operation failed. Owned elements come back, with any content. The error of an operation on slices is `Failed<()>`.
+/// An operation failed. Owned elements come back, with any content. The error of an operation on slices is
+/// `Failed<()>`.
 pub struct Failed<X> {
     error: CollectiveError,
     operand: Option<X>,
@@ -53,8 +56,8 @@ impl<X> Failed<X> {
         &self.error
     }
 
-    /// Returns the error and the elements. An input out of place is as it was. The elements are missing if other ranks may still
-    /// read their memory, and there was no memory for a copy.
+    /// Returns the error and the elements. An input out of place is as it was. The elements are missing if
+    /// other ranks may still read their memory, and there was no memory for a copy.
     pub fn into_parts(self) -> (CollectiveError, Option<X>) {
         (self.error, self.operand)
     }
@@ -113,8 +116,8 @@ impl<X: Operand> Operation<X> {
         self
     }
 
-    /// Sets the deadline of this operation, also of one that has started. It counts from the start; the default is that of the
-    /// communicator.
+    /// Sets the deadline of this operation, also of one that has started. It counts from the start; the
+    /// default is that of the communicator.
     pub fn deadline(mut self, limit: Duration) -> Self {
         self.request.limit = limit;
         if let OperationState::UnderWay(id) = self.state {
@@ -123,8 +126,8 @@ impl<X: Operand> Operation<X> {
         self
     }
 
-    /// Starts the operation, which then goes on while the caller does something else. An operation on slices goes on only while
-    /// it is awaited.
+    /// Starts the operation, which then goes on while the caller does something else. An operation on slices
+    /// goes on only while it is awaited.
     ///
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
@@ -285,7 +288,8 @@ impl<X: Operand + Unpin> Future for Operation<X> {
                 return Poll::Ready(outcome);
             }
             if backoff.has_moved() {
-                // A long operation moves one chunk in a poll. The progress thread continues, so that this thread gets to other tasks.
+                // A long operation moves one chunk in a poll. The progress thread continues, so that this
+                // thread gets to other tasks.
                 break;
             }
             std::hint::spin_loop();
@@ -336,8 +340,8 @@ impl<X: Operand> fmt::Debug for Operation<X> {
 ///
 /// A buffer of another communicator is copied as a slice is.
 ///
-/// An operation on buffers goes on also while nothing awaits it. An operation on slices needs its future to be polled, or
-/// [`wait`](crate::Operation::wait): drive it to its end, because other ranks wait for it.
+/// An operation on buffers goes on also while nothing awaits it. An operation on slices needs its future to
+/// be polled, or [`wait`](crate::Operation::wait): drive it to its end, because other ranks wait for it.
 pub trait Operand: sealed::Operand {}
 
 impl<X: sealed::Operand> Operand for X {}

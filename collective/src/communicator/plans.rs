@@ -13,10 +13,12 @@ const VARIABLE: &str = "RDMA_COLLECTIVE_PLANS";
 const CHOICE: usize = 4 << 10;
 
 /// How a group chooses the plans of its operations. All ranks set the same; otherwise
-/// [`connect`](crate::CommunicatorBuilder::connect) fails, and the error names a rank that set something else.
+/// [`connect`](crate::CommunicatorBuilder::connect) fails, and the error names a rank that set something
+/// else.
 ///
-/// Results have the same bits on all ranks, and from run to run where the runs have the same plans and numbers of ranks.
-/// `tonic-rdma-allreduce --tuner-check` shows how long each algorithm takes on a machine. To set the plans by such a measurement:
+/// Results have the same bits on all ranks, and from run to run where the runs have the same plans and
+/// numbers of ranks. `tonic-rdma-allreduce --tuner-check` shows how long each algorithm takes on a machine.
+/// To set the plans by such a measurement:
 ///
 /// ```
 /// use tonic_rdma_collective::{Communicator, PlanChoice};
@@ -101,7 +103,8 @@ impl PlanChoice {
     }
 }
 
-/// Returns what the ranks compare. The default says its table too, because another version of this library may have another one.
+/// Returns what the ranks compare. The default says its table too, because another version of this library
+/// may have another one.
 fn compared(choice: &PlanChoice, ranks: usize) -> String {
     let table = choice.table(ranks).pinned();
     if *choice == PlanChoice::Default { format!("default: {table}") } else { table }
@@ -118,7 +121,8 @@ pub(super) async fn agree(communicator: &Communicator, choice: &PlanChoice) -> R
 
 async fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
     let (rank, own) = (communicator.rank(), compared(choice, communicator.size()));
-    // A buffer and not a slice, so that the progress thread carries the operation on: this may be a thread of a runtime.
+    // A buffer and not a slice, so that the progress thread carries the operation on: this may be a thread of
+    // a runtime.
     let mut texts = communicator.allocate::<u8>(communicator.size() * CHOICE)?;
     let length = own.len().min(CHOICE);
     texts[rank * CHOICE..][..length].copy_from_slice(&own.as_bytes()[..length]);
@@ -232,7 +236,8 @@ mod tests {
                 let reason = runtime.block_on(communicator.shared.group.failure().wait());
                 // This is what any thread does after a poll that finds nothing.
                 communicator.shared.apply_failure(reason, None, false);
-                // This thread polls but does not run for a while. The progress thread must not end the operation meanwhile.
+                // This thread polls but does not run for a while. The progress thread must not end the
+                // operation meanwhile.
                 std::thread::sleep(Duration::from_millis(300));
                 let ended = gathered.wait().map(drop);
                 drop(polling);

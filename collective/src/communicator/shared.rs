@@ -1,4 +1,5 @@
-//! What the handles of a communicator share: its engines, and the thread that carries on operations that no caller polls.
+//! What the handles of a communicator share: its engines, and the thread that carries on operations that no
+//! caller polls.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,8 +14,9 @@ use crate::memory::MemoryPool;
 use crate::plan::PlanTable;
 use tonic_rdma::unstable::lock;
 
-/// How long operations may not move after a rank was lost. Operations that need nothing more of this rank end well: a rank may
-/// leave when its own part of the last operation is done, and the messages that it sent before are still received.
+/// How long operations may not move after a rank was lost. Operations that need nothing more of this rank end
+/// well: a rank may leave when its own part of the last operation is done, and the messages that it sent
+/// before are still received.
 const GRACE: Duration = Duration::from_millis(20);
 /// The same where ranks outnumber cores. A rank that lives may then wait for a core.
 const CROWDED_GRACE: Duration = Duration::from_millis(40);
@@ -36,9 +38,10 @@ pub(crate) struct CommunicatorShared {
     pub(crate) limit: Duration,
     /// Whether the ranks of this host outnumber its cores.
     pub(crate) crowded: bool,
-    /// By [`Which`].
+    /// By [`EngineKind`].
     engines: [Mutex<RemoteEngine>; 2],
-    /// Since when the operations in flight have not moved although a rank is lost. `None` if they move, or no rank is lost.
+    /// Since when the operations in flight have not moved although a rank is lost. `None` if they move, or no
+    /// rank is lost.
     stalled_since: Mutex<Option<Instant>>,
     /// Threads that poll an engine in `wait`, by engine.
     pollers: [AtomicUsize; 2],
@@ -103,8 +106,8 @@ impl CommunicatorShared {
         moved
     }
 
-    /// Passes failures between the group and the engines, and says where this rank is. `moved` says whether an operation has moved
-    /// since the last call.
+    /// Passes failures between the group and the engines, and publishes the step of this rank. `moved` says
+    /// whether an operation has moved since the last call.
     fn attend(self: &Arc<Self>, kind: EngineKind, now: Option<Instant>, moved: bool) {
         let (failure, late, position) = {
             let mut engine = self.engine(kind);
@@ -139,9 +142,10 @@ impl CommunicatorShared {
         }
     }
 
-    /// Ends the operations because the group has failed. If a rank is lost, operations end only once they no longer move: what the
-    /// rank sent before is there, and an operation that needs no more of it ends well. The same holds while this rank still sets
-    /// up the group: another rank may have gone on, and have reported the failure of a later operation.
+    /// Ends the operations because the group has failed. If a rank is lost, operations end only once they no
+    /// longer move: what the rank sent before is there, and an operation that needs no more of it ends well.
+    /// The same holds while this rank still sets up the group: another rank may have gone on, and have
+    /// reported the failure of a later operation.
     pub(super) fn apply_failure(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
         if reason.kind() == CollectiveErrorKind::RankLost || self.engine(EngineKind::Group).sets_up {
             let idle = [EngineKind::Group, EngineKind::PointToPoint]
@@ -177,7 +181,8 @@ impl CommunicatorShared {
 
     /// Has the progress thread carry on what is under way.
     pub(crate) fn wake_thread(&self) {
-        // SYNC POINT: the thread sets `sleeping`, and then checks whether there is work. A caller starts work, and then checks here.
+        // SYNC POINT: the thread sets `sleeping`, and then checks whether there is work. A caller starts
+        // work, and then checks here.
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) {
             self.notify_thread();
@@ -190,7 +195,8 @@ impl CommunicatorShared {
         self.notification.notify_one();
     }
 
-    /// Returns whether an engine has operations under way that no thread polls. A thread polls one engine only.
+    /// Returns whether an engine has operations under way that no thread polls. A thread polls one engine
+    /// only.
     fn has_work(&self) -> bool {
         [EngineKind::Group, EngineKind::PointToPoint].into_iter().any(|kind| self.needs_thread(kind))
     }
@@ -211,7 +217,7 @@ impl CommunicatorShared {
         if !self.has_work() {
             let mut notified = lock(&self.notified);
             if !*notified {
-                // The time is a bound for a caller that polls and then never comes back.
+                // The time limit is for a caller that polls and then never returns.
                 let waited = self.notification.wait_timeout(notified, Duration::from_millis(100));
                 notified = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
@@ -238,7 +244,7 @@ impl std::fmt::Debug for CommunicatorShared {
     }
 }
 
-/// Says that a caller polls an engine, so that the progress thread does not.
+/// A caller polls an engine, so the progress thread does not.
 pub(crate) struct Polling<'a> {
     shared: &'a CommunicatorShared,
     kind: EngineKind,
@@ -279,7 +285,8 @@ fn run_progress_thread(shared: &Weak<CommunicatorShared>) {
     };
     let mut now = None;
     while let Some(shared) = shared.upgrade() {
-        // A thread that polls handles the failure itself after each poll, because only that thread knows whether its operation moves.
+        // A thread that polls handles the failure itself after each poll, because only that thread knows
+        // whether its operation moves.
         if let Some(reason) = shared.group.failure().reason()
             && !shared.is_polled()
         {

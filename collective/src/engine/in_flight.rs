@@ -1,4 +1,4 @@
-//! One operation under way: its memories, and what it shares with others in a round of polls.
+//! One operation in flight: its memories, and what it shares with others in a round of polls.
 
 use std::collections::VecDeque;
 use std::ops::{DerefMut, Range};
@@ -49,7 +49,7 @@ pub(super) struct InFlightOperation<M> {
     pub(super) waker: Option<Waker>,
     /// Whether the operation has work that only its own future can do, because its elements lie in slices.
     pub(super) neglected: bool,
-    /// Whether the result is of no interest.
+    /// Whether nobody takes the result.
     pub(super) detached: bool,
 }
 
@@ -129,8 +129,8 @@ impl<M> Planned<M> {
         self.peers.iter().any(|peer| !peer.outstanding.is_empty())
     }
 
-    /// Returns the rank that this rank waits for: that of the earliest step that could be carried out. Others may be possible, such as a
-    /// receive whose message waits for the earlier steps of this rank.
+    /// Returns the rank that this rank waits for: that of the earliest step that could be carried out. Others
+    /// may be possible, such as a receive whose message waits for the earlier steps of this rank.
     fn waits_for(&self) -> Option<usize> {
         let possible = |step: Option<&u32>| step.copied().filter(|&step| self.waits[step as usize] == 0);
         let steps = self.program.peers.iter().zip(&self.peers).flat_map(|(peer, cursor)| {
@@ -267,7 +267,7 @@ fn bodies<'a, M>(holding: &'a mut Holding<M>, lent: Option<Lent<'a>>) -> (Body<'
 }
 
 impl<M> Planned<M> {
-    /// Takes note of references that peers have taken.
+    /// Notes the references that peers have taken.
     fn taken<L: RankLinks>(&mut self, links: &mut L) -> Result<bool, Fault> {
         let mut moved = false;
         for at in 0..self.peers.len() {
@@ -639,7 +639,8 @@ impl Fault {
     }
 }
 
-/// The links that an earlier operation still needs, in one round of polls. Links keep the order of operations.
+/// The links that an earlier operation still needs, in one round of polls. Links keep the order of
+/// operations.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
     pub(super) sends: Vec<bool>,
@@ -664,7 +665,7 @@ pub(super) struct Context<'a, L: RankLinks> {
 }
 
 impl<L: RankLinks> Context<'_, L> {
-    /// Says that this step comes next.
+    /// Calls the watch before this step.
     pub(super) fn at(&mut self, tag: &Tag, step: u32, program: &Program) {
         if let Some(watch) = &mut self.watch {
             watch(OperationStep { operation: tag.operation, step, steps: program.steps.len() as u32 });

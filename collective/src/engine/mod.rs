@@ -1,5 +1,5 @@
-//! The engine: carries out plans over links. It does no I/O of its own, starts no thread, and reads no clock: the time is an
-//! argument.
+//! The engine: carries out plans over links. It does no I/O of its own, starts no thread, and reads no clock:
+//! the time is an argument.
 //!
 //! ```text
 //!   start(call, memory) ──▶ waiting ──▶ under way ──▶ finished ──▶ take(id)
@@ -8,11 +8,12 @@
 //!                                       the first failure ends all operations, and all later ones
 //! ```
 //!
-//! Operations overlap. Links keep the order of operations: a link carries the messages of an operation before those of the next,
-//! so an operation uses a link when all earlier ones need it no more.
+//! Operations overlap. Links keep the order of operations: a link carries the messages of an operation before
+//! those of the next, so an operation uses a link when all earlier ones need it no more.
 //!
-//! [`short`] is the path of an all-reduce of few elements while no other operation is under way. All others run [`program`]s,
-//! which are compiled [plans](crate::plan) and are kept for the next call with the same arguments.
+//! [`short`] is the path of an all-reduce of few elements while no other operation is under way. All others
+//! run [`program`]s, which are compiled [plans](crate::plan) and are kept for the next call with the same
+//! arguments.
 
 mod call;
 mod in_flight;
@@ -43,7 +44,8 @@ const MOST_UNDER_WAY: usize = 64;
 /// The largest number of operations that have not finished.
 const MOST_WAITING: usize = 65_536;
 
-/// The number of the first operation of the set-up. Messages have 40 bits of a number, and restore it from the one before.
+/// The number of the first operation of the set-up. Messages have 40 bits of a number, and restore it from
+/// the one before.
 const SET_UP: u64 = 1 << 32;
 
 /// Gives registered memory of at least so many bytes.
@@ -64,19 +66,22 @@ pub(crate) struct Engine<L: RankLinks> {
     numbers: Numbers,
     ids: u64,
     failure: Option<CollectiveError>,
-    /// Whether an operation has returned the failure itself. Later ones return that an earlier operation failed.
+    /// Whether an operation has returned the failure itself. Later ones return that an earlier operation
+    /// failed.
     failure_returned: bool,
     busy: Busy,
     sum: Vec<u8>,
     last_short: Option<(Call, u64, Kernel)>,
-    /// The step of this rank, and the rank that it waits for, as of the last time that deadlines were checked.
+    /// The step of this rank, and the rank that it waits for, as of the last time that deadlines were
+    /// checked.
     pub(crate) position: (OperationStep, Option<usize>),
     late: Option<Late>,
-    /// Whether the caller finds the cause of a deadline, and then calls `expire`. Such an operation stays under way until then.
+    /// Whether the caller finds the cause of a deadline, and then calls `expire`. Such an operation stays
+    /// under way until then.
     pub(crate) asks: bool,
     pub(crate) statistics: Statistics,
-    /// Called before each step of each operation, before a step that must wait also more than once. No operation takes the short path then: it
-    /// has the same messages, and no steps.
+    /// Called before each step of each operation, before a step that must wait also more than once. No
+    /// operation takes the short path then: it has the same messages, and no steps.
     pub(crate) watch: Option<StepWatch>,
     /// Operations are those of the set-up. Later ones may have numbers as large.
     pub(crate) sets_up: bool,
@@ -99,7 +104,8 @@ pub(crate) struct Statistics {
     pub(crate) operations: u64,
     /// Operations that took the short path from start to end.
     pub(crate) short: u64,
-    /// Bytes copied within this rank: to staging memory, and from there. Reductions and inline messages do not count.
+    /// Bytes copied within this rank: to staging memory, and from there. Reductions and inline messages do
+    /// not count.
     pub(crate) copied: u64,
 }
 
@@ -141,10 +147,11 @@ impl<L: RankLinks> Engine<L> {
         }
     }
 
-    /// Carries out an all-reduce on the short path, if the path is open to it and the other ranks answer within so many `polls`.
+    /// Carries out an all-reduce on the short path, if the path is open to it and the other ranks answer
+    /// within so many `polls`.
     ///
-    /// `own` are the elements of this rank; without it, they are in `out`. Returns `None` if the path is not open: then nothing
-    /// has happened.
+    /// `own` are the elements of this rank; without it, they are in `out`. Returns `None` if the path is not
+    /// open: then nothing has happened.
     #[inline]
     pub(crate) fn short(
         &mut self,
@@ -290,8 +297,8 @@ impl<L: RankLinks> Engine<L> {
         })
     }
 
-    /// Carries out one round of polls at all links. With `lent`, the operation of these slices can move on too. With `now`,
-    /// deadlines are checked. Returns whether something moved.
+    /// Carries out one round of polls at all links. With `lent`, the operation of these slices can move on
+    /// too. With `now`, deadlines are checked. Returns whether something moved.
     pub(crate) fn progress(
         &mut self,
         now: Option<Instant>,
@@ -394,7 +401,8 @@ impl<L: RankLinks> Engine<L> {
         }
     }
 
-    /// Lets an operation go on without anybody who takes its result. One whose memory is lent can't go on: it ends the group.
+    /// Lets an operation go on without anybody who takes its result. One whose memory is lent can't go on: it
+    /// ends the group.
     pub(crate) fn forget(&mut self, id: OperationId) {
         self.finished.retain(|finished| finished.id != id);
         let Some(at) = self.in_flight.iter().position(|operation| operation.id == id) else { return };
@@ -412,8 +420,9 @@ impl<L: RankLinks> Engine<L> {
         }
     }
 
-    /// Counts operations from a large number until [`restart_numbers`](Self::restart_numbers). So a rank that still carries out
-    /// operations of the set-up does not take those of a rank that has gone on for calls that differ.
+    /// Counts operations from a large number until [`restart_numbers`](Self::restart_numbers). So a rank that
+    /// still carries out operations of the set-up does not take those of a rank that has gone on for calls
+    /// that differ.
     pub(crate) fn number_set_up(&mut self) {
         (self.numbers.group, self.sets_up) = (SET_UP, true);
     }
@@ -436,8 +445,8 @@ impl<L: RankLinks> Engine<L> {
     }
 }
 
-/// The numbers of operations. Messages of a group have one sequence of numbers; messages from one rank to another have one for each
-/// direction, because only these two ranks make the calls.
+/// The numbers of operations. Messages of a group have one sequence of numbers; messages from one rank to
+/// another have one for each direction, because only these two ranks make the calls.
 #[derive(Debug)]
 struct Numbers {
     group: u64,
@@ -501,8 +510,8 @@ struct Late {
 }
 
 impl<L: RankLinks> Engine<L> {
-    /// Looks for messages of another call, also on links on which no message is due: then the ranks wait for each other, because
-    /// they carry out different plans.
+    /// Looks for messages of another call, also on links on which no message is due: then the ranks wait for
+    /// each other, because they carry out different plans.
     fn find_mismatch(&mut self) -> Option<(usize, Fault)> {
         for from in (0..self.ranks).filter(|from| *from != self.rank) {
             // A link that has failed is found elsewhere.
@@ -539,7 +548,8 @@ impl<L: RankLinks> Engine<L> {
             }
             return;
         };
-        // The first operation that waits holds up the others. This rank is at fault if the operation waits for its own future.
+        // The first operation that waits holds up the others. This rank is at fault if the operation waits
+        // for its own future.
         let neglected = first.neglected;
         let (step, waits_for) = (first.at(), first.waits_for());
         let waits_for = waits_for.filter(|_| !neglected);
@@ -627,8 +637,8 @@ impl<L: RankLinks> Engine<L> {
     }
 }
 
-/// Exchanges the memory of a failed operation for copies, because a peer may still read from it, and the caller may change what
-/// comes back. Where there is no memory for a copy, nothing comes back.
+/// Exchanges the memory of a failed operation for copies, because a peer may still read from it, and the
+/// caller may change what comes back. Where there is no memory for a copy, nothing comes back.
 fn keep<M: std::ops::DerefMut<Target = [u8]>>(
     holding: &mut Holding<M>,
     supply: &mut Supply<M>,

@@ -7,13 +7,15 @@
 //!   Staging   registered memory of the engine, because peers can read neither from a slice nor outside a window
 //!   Scratch   registered memory for what the plan calls scratch
 //! ```
-//! Plans are those of an operation in place, so that all ranks have the same messages. The compiler follows each element through
-//! the plan: it knows in which memories an element is valid, and chooses where a step writes:
+//! Plans are those of an operation in place, so that all ranks have the same messages. The compiler follows
+//! each element through the plan: it knows in which memories an element is valid, and chooses where a step
+//! writes:
 //!
-//! - A message that peers read lies in registered memory. A part that does not is copied to Staging before its first send. Such
-//!   copies are steps of their own, so that no other send of the same elements comes before the copy.
-//! - A step writes to Staging if Out is no registered memory and a later step sends the elements by reference. The last write of
-//!   an element also copies it to Out, while it is in the cache.
+//! - A message that peers read lies in registered memory. A part that does not is copied to Staging before
+//!   its first send. Such copies are steps of their own, so that no other send of the same elements comes
+//!   before the copy.
+//! - A step writes to Staging if Out is no registered memory and a later step sends the elements by
+//!   reference. The last write of an element also copies it to Out, while it is in the cache.
 //! - All other steps write to Out.
 
 use std::ops::Range;
@@ -389,7 +391,8 @@ impl<'a> Compiler<'a> {
         Ok(Work::Finish { copies, ranges, outs })
     }
 
-    /// Returns the copies of elements that this step wrote to Staging for the last time, and that the result needs.
+    /// Returns the copies of elements that this step wrote to Staging for the last time, and that the result
+    /// needs.
     fn outs_after(&mut self, range: &Range<usize>) -> Step<Vec<Copy>> {
         let writes_again = |action: &Action| {
             let (Action::Receive { into: span, .. }
@@ -436,7 +439,8 @@ impl<'a> Compiler<'a> {
         if inside && free { OUT } else { STAGING }
     }
 
-    /// Returns the addresses of a span's elements: the first element of each part, counted from the span's start, and its address.
+    /// Returns the addresses of a span's elements: the first element of each part, counted from the span's
+    /// start, and its address.
     fn read(&mut self, span: &Span) -> Step<Vec<(usize, Address)>> {
         if span.area == Area::Scratch {
             return Ok(vec![(0, self.scratch(span.range.start))]);

@@ -48,7 +48,8 @@ impl<L: RankLinks> Engine<L> {
                     ranks: self.ranks,
                     elements: call.elements,
                     chunk: call.chunk,
-                    // The compiler gives an operation out of place its places, so that all ranks have the same messages.
+                    // The compiler gives an operation out of place its places, so that all ranks have the
+                    // same messages.
                     in_place: true,
                     inline: inline / size,
                 };
@@ -69,7 +70,8 @@ impl<L: RankLinks> Engine<L> {
             out: request.out.0..request.out.1,
             result,
             registered: match holding {
-                // Memory of another communicator is not on offer here, so its elements are copied as those of slices are.
+                // Memory of another communicator is not on offer here, so its elements are copied as those of
+                // slices are.
                 Holding::Owned { input, out } => {
                     input.iter().chain(out).all(|memory| self.links.offers(memory))
                 }

@@ -1,8 +1,9 @@
-//! The short path: an all-reduce of few elements, in which each rank sends one inline message to every other rank.
+//! The short path: an all-reduce of few elements, in which each rank sends one inline message to every other
+//! rank.
 //!
-//! It does what the plan of [`OneShot`](crate::plan::Algorithm::OneShot) does, with the same messages and the same order of
-//! reductions: ((x0 + x1) + x2) + … So the ranks need not agree on whether they take this path. It keeps no plan, allocates
-//! nothing, and needs no staging, because inline messages are copies.
+//! It does what the plan of [`OneShot`](crate::plan::Algorithm::OneShot) does, with the same messages and the
+//! same order of reductions: ((x0 + x1) + x2) + … So the ranks need not agree on whether they take this path.
+//! It keeps no plan, allocates nothing, and needs no staging, because inline messages are copies.
 
 use std::ops::DerefMut;
 
@@ -30,7 +31,8 @@ impl Short {
         self.next == self.ranks && self.sent + 1 >= self.ranks
     }
 
-    /// Sends and receives as far as the links allow. The elements are in `input`, or in `out` if there is no input.
+    /// Sends and receives as far as the links allow. The elements are in `input`, or in `out` if there is no
+    /// input.
     pub(super) fn advance<L: RankLinks>(
         &mut self,
         context: &mut Context<'_, L>,
@@ -56,7 +58,8 @@ impl Short {
         Ok(moved)
     }
 
-    /// Sends and receives once as far as the links allow. `own` are the elements of this rank; without it, they are in `out`.
+    /// Sends and receives once as far as the links allow. `own` are the elements of this rank; without it,
+    /// they are in `out`.
     #[inline]
     pub(super) fn poll<L: RankLinks>(
         &mut self,
@@ -77,8 +80,8 @@ impl Short {
             moved = true;
         }
         if moved && self.ranks == 2 {
-            // A look at once may take the line from the peer while the peer writes its message, and the peer has to fetch the line
-            // again. One pause makes that less likely.
+            // A poll at once may take the line from the peer while the peer writes its message, and the peer
+            // has to fetch the line again. One pause makes that less likely.
             std::hint::spin_loop();
         }
         while self.next < self.ranks {

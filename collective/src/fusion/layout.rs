@@ -1,5 +1,5 @@
-//! Where gradients lie: which bucket, and where in it. All ranks compute the same layout from rank 0's list. Until they have agreed on it, the
-//! gradients of the first step lie apart.
+//! Where gradients lie: which bucket, and where in it. All ranks compute the same layout from rank 0's list.
+//! Until they have agreed on it, the gradients of the first step lie apart.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -11,7 +11,8 @@ use super::complete;
 use crate::error::{CollectiveError, argument};
 use crate::reduce::Number;
 
-/// The gradients of the first step of rank 0, in the order in which they were given, as rank 0 sends it to the other ranks.
+/// The gradients of the first step of rank 0, in the order in which they were given, as rank 0 sends it to
+/// the other ranks.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct List {
     /// The size of a bucket.
@@ -48,8 +49,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Puts the gradients into buckets of at most `limit` elements, in the order of the list. A longer gradient has a bucket of
-    /// its own.
+    /// Puts the gradients into buckets of at most `limit` elements, in the order of the list. A longer
+    /// gradient has a bucket of its own.
     pub(super) fn new(list: &List, limit: usize) -> Self {
         let mut buckets: Vec<usize> = Vec::new();
         let mut gradients = Vec::with_capacity(list.entries.len());
@@ -118,8 +119,8 @@ pub(super) struct Given {
     given: Vec<bool>,
     /// The number of gradients that each bucket still lacks.
     lacking: Vec<usize>,
-    /// The first bucket that has not started. Buckets start in order, because all ranks must start the same operations in the
-    /// same order.
+    /// The first bucket that has not started. Buckets start in order, because all ranks must start the same
+    /// operations in the same order.
     next: usize,
 }
 

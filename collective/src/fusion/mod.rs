@@ -1,4 +1,5 @@
-//! Fusion of many small tensors into buckets, and reduction of the first buckets while the caller still computes the others.
+//! Fusion of many small tensors into buckets, and reduction of the first buckets while the caller still
+//! computes the others.
 //!
 //! ```text
 //!   put c, b    ──► bucket 0 = [c b]  full ──► all_reduce under way ──┐
@@ -7,10 +8,10 @@
 //!   finish      waits for both                                        ▼ means of a, b, c
 //! ```
 //!
-//! The order of the gradients in the first step of rank 0 is the order on all ranks. In back-propagation, the last layer comes
-//! first. Other ranks, and later steps, may have another order: a bucket starts when all of its gradients are there, and buckets
-//! start in one order on all ranks, because operations must. This module moves no bytes itself and has no threads: a
-//! [`Group`](steps::Group), in use a communicator, does.
+//! The order of the gradients in the first step of rank 0 is the order on all ranks. In back-propagation, the
+//! last layer comes first. Other ranks, and later steps, may have another order: a bucket starts when all of
+//! its gradients are there, and buckets start in one order on all ranks, because operations must. This module
+//! moves no bytes itself and has no threads: a [`Group`](steps::Group), in use a communicator, does.
 //!
 //! ```text
 //!   mod      the public face               steps    a step over any group
@@ -44,14 +45,14 @@ const BUCKET: usize = 4 << 20;
 
 /// Means of gradients over all ranks, of many gradients at once, while the caller still computes.
 ///
-/// Small tensors share a bucket, so that there are few operations. A bucket is reduced as soon as it is full, so its communication
-/// runs while the caller computes the gradients of the next bucket.
+/// Small tensors share a bucket, so that there are few operations. A bucket is reduced as soon as it is full,
+/// so its communication runs while the caller computes the gradients of the next bucket.
 ///
-/// All ranks carry out the same steps. They must not start other operations on this communicator between the begin of a step and
-/// its end, because all ranks must start the same operations in the same order. A second fusion needs a communicator of its own.
-/// The deadline of an operation runs from its start, so it must allow for the time by which the computation of some ranks takes
-/// longer than that of others. After a failure of a rank, build a new fusion over the communicator that
-/// [`Communicator::shrink`] gives.
+/// All ranks carry out the same steps. They must not start other operations on this communicator between the
+/// begin of a step and its end, because all ranks must start the same operations in the same order. A second
+/// fusion needs a communicator of its own. The deadline of an operation runs from its start, so it must allow
+/// for the time by which the computation of some ranks takes longer than that of others. After a failure of a
+/// rank, build a new fusion over the communicator that [`Communicator::shrink`] gives.
 ///
 /// ```
 /// use tonic_rdma_collective::{Communicator, Fusion, Launch};
@@ -115,7 +116,8 @@ impl<T: Number> Fusion<T> {
     /// Begins a step. A step before this one that started no bucket is forgotten.
     ///
     /// # Errors
-    /// [`Revoked`](CollectiveErrorKind::Revoked): an earlier step started a bucket and was not driven to its end.
+    /// [`Revoked`](CollectiveErrorKind::Revoked): an earlier step started a bucket and was not driven to its
+    /// end.
     pub fn step(&mut self) -> Result<Step<'_, T>, CollectiveError> {
         self.steps.begin()?;
         Ok(Step { fusion: self })
@@ -133,8 +135,9 @@ impl<T: Number> Fusion<T> {
 }
 
 impl<T: Number> FusionBuilder<'_, T> {
-    /// Sets the size of a bucket, in bytes. A gradient that is longer has a bucket of its own. Rank 0's setting counts on all
-    /// ranks. The default is 4 MiB: small buckets start early, and large ones have fewer operations.
+    /// Sets the size of a bucket, in bytes. A gradient that is longer has a bucket of its own. Rank 0's
+    /// setting counts on all ranks. The default is 4 MiB: small buckets start early, and large ones have
+    /// fewer operations.
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.bucket_bytes = bytes;
         self
@@ -156,11 +159,11 @@ impl<T: Number> fmt::Debug for Fusion<T> {
     }
 }
 
-/// One step: takes each gradient once, in any order, and starts each bucket as soon as it is full and the buckets before it have
-/// started. Made by [`Fusion::step`].
+/// One step: takes each gradient once, in any order, and starts each bucket as soon as it is full and the
+/// buckets before it have started. Made by [`Fusion::step`].
 ///
-/// A step that has started a bucket must be driven to the end of [`finish`](Self::finish); otherwise the next one fails with
-/// [`Revoked`](CollectiveErrorKind::Revoked).
+/// A step that has started a bucket must be driven to the end of [`finish`](Self::finish); otherwise the next
+/// one fails with [`Revoked`](CollectiveErrorKind::Revoked).
 pub struct Step<'f, T: Number> {
     fusion: &'f mut Fusion<T>,
 }
@@ -169,8 +172,8 @@ impl<'f, T: Number> Step<'f, T> {
     /// Takes a gradient, with one copy into its bucket.
     ///
     /// # Errors
-    /// - [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): the first step had no gradient of this name or of this length,
-    ///   or this step has it already.
+    /// - [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): the first step had no gradient of this
+    ///   name or of this length, or this step has it already.
     /// - A bucket could not start.
     pub fn put(&mut self, name: &str, gradient: &[T]) -> Result<(), CollectiveError> {
         let (index, slot) = self.fusion.steps.slot(name, gradient.len())?;
@@ -178,8 +181,8 @@ impl<'f, T: Number> Step<'f, T> {
         self.fusion.steps.ready(index)
     }
 
-    /// Returns the memory of a gradient of `length` elements, to be computed there, so that there is no copy. It holds values of
-    /// an earlier step. The gradient counts as given with [`Slot::ready`].
+    /// Returns the memory of a gradient of `length` elements, to be computed there, so that there is no copy.
+    /// It holds values of an earlier step. The gradient counts as given with [`Slot::ready`].
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -188,10 +191,11 @@ impl<'f, T: Number> Step<'f, T> {
         Ok(Slot { fusion: &mut *self.fusion, index })
     }
 
-    /// Ends the step: `.await` or [`wait`](Finish::wait) waits until all buckets are reduced, and gives the means.
+    /// Ends the step: `.await` or [`wait`](Finish::wait) waits until all buckets are reduced, and gives the
+    /// means.
     ///
-    /// In the first step, the ranks also agree on the gradients, their order and the size of the buckets. All communication of the
-    /// first step is here.
+    /// In the first step, the ranks also agree on the gradients, their order and the size of the buckets. All
+    /// communication of the first step is here.
     pub fn finish(self) -> Finish<'f, T> {
         Finish { fusion: self.fusion }
     }
@@ -239,21 +243,23 @@ impl<T: Number> fmt::Debug for Slot<'_, T> {
     }
 }
 
-/// The end of a step, from [`Step::finish`]. It must be driven to its end, by `.await` or by [`wait`](Self::wait).
+/// The end of a step, from [`Step::finish`]. It must be driven to its end, by `.await` or by
+/// [`wait`](Self::wait).
 #[must_use = "the step ends by `.await` or `wait`"]
 pub struct Finish<'f, T: Number> {
     fusion: &'f mut Fusion<T>,
 }
 
 impl<'f, T: Number> Finish<'f, T> {
-    /// Waits on this thread until all buckets are reduced. Not for threads of an asynchronous runtime, which `.await`.
+    /// Waits on this thread until all buckets are reduced. Not for threads of an asynchronous runtime, which
+    /// `.await`.
     ///
     /// # Errors
     /// As `.await`:
-    /// - [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): a gradient of the first step was not given. The other ranks
-    ///   wait for it until the deadline of their operation.
-    /// - [`Mismatch`](CollectiveErrorKind::Mismatch): the gradients of the first step differ between the ranks. All ranks get this
-    ///   error, and may begin the first step anew.
+    /// - [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): a gradient of the first step was not
+    ///   given. The other ranks wait for it until the deadline of their operation.
+    /// - [`Mismatch`](CollectiveErrorKind::Mismatch): the gradients of the first step differ between the
+    ///   ranks. All ranks get this error, and may begin the first step anew.
     /// - An operation failed.
     pub fn wait(self) -> Result<Means<'f, T>, CollectiveError> {
         block_on(self.fusion.steps.finish())?;

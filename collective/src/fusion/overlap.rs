@@ -29,16 +29,16 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// Returns the communication that ran while the caller computed: the time of communication, less the time that `finish`
-    /// waited.
+    /// Returns the communication that ran while the caller computed: the time of communication, less the time
+    /// that `finish` waited.
     pub fn hidden(&self) -> Duration {
         self.communication.saturating_sub(self.waited)
     }
 
     /// Returns the hidden part of the communication, from 0 to 1, or 0 if there was no communication.
     ///
-    /// If the communication takes processor time from the caller's computation, the step gets longer, although the
-    /// communication counts as hidden. Compare [`step`](Self::step) too.
+    /// If the communication takes processor time from the caller's computation, the step gets longer,
+    /// although the communication counts as hidden. Compare [`step`](Self::step) too.
     pub fn hidden_fraction(&self) -> f64 {
         fraction(self.hidden(), self.communication)
     }
@@ -89,8 +89,8 @@ pub(super) fn covered(intervals: impl IntoIterator<Item = (Instant, Instant)>) -
     sum
 }
 
-/// A future and its times. Operations end on the progress thread of the communicator, which then wakes this future. The time of
-/// this call is the end, also if the caller polls much later.
+/// A future and its times. Operations end on the progress thread of the communicator, which then wakes this
+/// future. The time of this call is the end, also if the caller polls much later.
 pub(super) struct Timed<F: Future> {
     flight: F,
     started: Instant,

@@ -1,4 +1,5 @@
-//! The steps of a fusion, over any [`Group`]: gradients come in, buckets start, means come back. In use, the group is a communicator.
+//! The steps of a fusion, over any [`Group`]: gradients come in, buckets start, means come back. In use, the
+//! group is a communicator.
 
 use std::future::{Future, poll_fn};
 use std::ops::DerefMut;
@@ -42,7 +43,7 @@ pub(super) struct Steps<T: Number, G: Group<T>> {
     /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
     bucket_bytes: usize,
     first: FirstStep<T>,
-    laid: Option<Laid<T, G>>,
+    bucket_set: Option<BucketSet<T, G>>,
     begun: Instant,
     /// Whether this step has started an operation.
     committed: bool,
@@ -51,11 +52,12 @@ pub(super) struct Steps<T: Number, G: Group<T>> {
 }
 
 /// The buckets, once the ranks have agreed on them.
-struct Laid<T: Number, G: Group<T>> {
+struct BucketSet<T: Number, G: Group<T>> {
     layout: Layout,
     buckets: Vec<Bucket<T, G>>,
     given: Given,
-    /// Begin and end of each bucket's operation in this step, in the order of the ends of which this rank knows.
+    /// Begin and end of each bucket's operation in this step, in the order of the ends of which this rank
+    /// knows.
     times: Vec<(Instant, Instant)>,
 }
 
@@ -72,7 +74,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             group,
             bucket_bytes,
             first: FirstStep::default(),
-            laid: None,
+            bucket_set: None,
             begun: Instant::now(),
             committed: false,
             total: Overlap::default(),
@@ -98,8 +100,8 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             return Err(unfinished());
         }
         self.first = FirstStep::default();
-        if let Some(laid) = &mut self.laid {
-            laid.given = Given::new(&laid.layout);
+        if let Some(bucket_set) = &mut self.bucket_set {
+            bucket_set.given = Given::new(&bucket_set.layout);
         }
         self.begun = Instant::now();
         Ok(())
@@ -107,48 +109,48 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
 
     /// Returns the memory for a gradient, to be filled before [`ready`](Self::ready).
     pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
-        match &mut self.laid {
+        match &mut self.bucket_set {
             None => self.first.slot(name, length),
-            Some(laid) => laid.slot(name, length),
+            Some(bucket_set) => bucket_set.slot(name, length),
         }
     }
 
     /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
     pub(super) fn elements(&self, index: usize) -> &[T] {
-        let elements = match &self.laid {
+        let elements = match &self.bucket_set {
             None => self.first.elements(index),
-            Some(laid) => laid.elements(index),
+            Some(bucket_set) => bucket_set.elements(index),
         };
         elements.unwrap_or_default()
     }
 
     /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
     pub(super) fn elements_mut(&mut self, index: usize) -> &mut [T] {
-        let elements = match &mut self.laid {
+        let elements = match &mut self.bucket_set {
             None => self.first.elements_mut(index),
-            Some(laid) => laid.elements_mut(index),
+            Some(bucket_set) => bucket_set.elements_mut(index),
         };
         elements.unwrap_or_default()
     }
 
     /// Takes a gradient as given, and starts the buckets that are full and next.
     pub(super) fn ready(&mut self, index: usize) -> Result<(), CollectiveError> {
-        let Some(laid) = &mut self.laid else {
+        let Some(bucket_set) = &mut self.bucket_set else {
             self.first.ready(index);
             return Ok(());
         };
-        for bucket in laid.given.give(&laid.layout, index) {
+        for bucket in bucket_set.given.give(&bucket_set.layout, index) {
             self.committed = true;
-            laid.start(bucket, &self.group)?;
+            bucket_set.start(bucket, &self.group)?;
         }
         Ok(())
     }
 
     /// Returns the names of the gradients that this step still lacks.
     pub(super) fn check(&self) -> Result<(), CollectiveError> {
-        match &self.laid {
+        match &self.bucket_set {
             None => self.first.complete(),
-            Some(laid) => laid.given.complete(&laid.layout),
+            Some(bucket_set) => bucket_set.given.complete(&bucket_set.layout),
         }
     }
 
@@ -156,18 +158,18 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     pub(super) async fn finish(&mut self) -> Result<(), CollectiveError> {
         let asked = Instant::now();
         self.check()?;
-        let is_first = self.laid.is_none();
+        let is_first = self.bucket_set.is_none();
         if is_first {
             self.committed = true;
             self.agree().await?;
         }
-        let Some(laid) = &mut self.laid else { return Err(unfinished()) };
-        laid.wait_for_buckets().await?;
-        if laid.has_failed() {
+        let Some(bucket_set) = &mut self.bucket_set else { return Err(unfinished()) };
+        bucket_set.wait_for_buckets().await?;
+        if bucket_set.has_failed() {
             return Err(unfinished());
         }
         let ended = Instant::now();
-        let mut step = laid.overlap();
+        let mut step = bucket_set.overlap();
         step.step = ended.saturating_duration_since(self.begun);
         step.waited = ended.saturating_duration_since(asked);
         if is_first {
@@ -181,15 +183,15 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     }
 
     pub(super) fn mean(&self, name: &str) -> Option<&[T]> {
-        let laid = self.laid.as_ref()?;
-        laid.elements(laid.layout.index(name)?)
+        let bucket_set = self.bucket_set.as_ref()?;
+        bucket_set.elements(bucket_set.layout.index(name)?)
     }
 
     /// Returns all means with their names, in the order of the buckets.
     pub(super) fn means(&self) -> impl Iterator<Item = (&str, &[T])> {
-        self.laid.iter().flat_map(|laid| {
-            let gradients = laid.layout.gradients().iter().enumerate();
-            gradients.filter_map(|(index, gradient)| Some((&*gradient.name, laid.elements(index)?)))
+        self.bucket_set.iter().flat_map(|bucket_set| {
+            let gradients = bucket_set.layout.gradients().iter().enumerate();
+            gradients.filter_map(|(index, gradient)| Some((&*gradient.name, bucket_set.elements(index)?)))
         })
     }
 
@@ -216,22 +218,22 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             return Err(CollectiveError::new(CollectiveErrorKind::Mismatch, Some(rank), reason));
         }
         self.bucket_bytes = usize::try_from(list.bucket_bytes).unwrap_or(usize::MAX);
-        let mut laid = Laid::new(&list, self.bucket_bytes, &self.group)?;
+        let mut bucket_set = BucketSet::new(&list, self.bucket_bytes, &self.group)?;
         let first = std::mem::take(&mut self.first);
         for entry in &list.entries {
             let Some(values) = first.values(&entry.name) else { continue };
-            let (index, slot) = laid.slot(&entry.name, values.len())?;
+            let (index, slot) = bucket_set.slot(&entry.name, values.len())?;
             slot.copy_from_slice(values);
-            for bucket in laid.given.give(&laid.layout, index) {
-                laid.start(bucket, &self.group)?;
+            for bucket in bucket_set.given.give(&bucket_set.layout, index) {
+                bucket_set.start(bucket, &self.group)?;
             }
         }
-        self.laid = Some(laid);
+        self.bucket_set = Some(bucket_set);
         Ok(())
     }
 }
 
-impl<T: Number, G: Group<T>> Laid<T, G> {
+impl<T: Number, G: Group<T>> BucketSet<T, G> {
     fn new(list: &List, bytes: usize, group: &G) -> Result<Self, CollectiveError> {
         let layout = Layout::new(list, bytes / size_of::<T>());
         let buckets = layout.buckets().iter().map(|&elements| Ok(Bucket::Idle(group.allocate(elements)?)));

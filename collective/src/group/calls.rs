@@ -108,7 +108,6 @@ pub(crate) fn standing_of(reply: StatusReply, size: usize) -> Standing {
 /// The longest request in bytes.
 pub(crate) const MAX_REQUEST: usize = 64 << 10;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service(pub(crate) Arc<SessionState>);
 

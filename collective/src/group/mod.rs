@@ -1,4 +1,5 @@
-//! The group: which ranks there are, how they meet, how they notice that one is lost, and how the survivors agree.
+//! The group: which ranks there are, how they meet, how they notice that one is lost, and how the survivors
+//! agree.
 //!
 //! ```text
 //!  Launch      rank, size and address, from the environment or from code
@@ -9,7 +10,8 @@
 //!  Group ── generation 1: all ranks ── a rank is lost ── survivors() ── generation 2 …
 //! ```
 //!
-//! The bootstrap is that of `tonic-rdma-tensor`, which the parts of a graph use too. This module moves no elements. Nothing here waits on the caller's runtime.
+//! The bootstrap is that of `tonic-rdma-tensor`, which the parts of a graph use too. This module moves no
+//! elements. Nothing here waits on the caller's runtime.
 
 mod agreement;
 mod calls;
@@ -33,8 +35,8 @@ pub use launch::Launch;
 pub(crate) use session::Settings;
 pub(crate) use state::{Failure, Position};
 
-/// One generation of a group, as one rank sees it. When the last clone of all generations is dropped, the channels and the server
-/// of this rank end, and so do the channels of the other ranks to it.
+/// One generation of a group, as one rank sees it. When the last clone of all generations is dropped, the
+/// channels and the server of this rank end, and so do the channels of the other ranks to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) session: Arc<Session>,
@@ -45,7 +47,8 @@ impl Group {
     /// Meets the other ranks, and opens channels to all of them. Works on any runtime, and needs none.
     ///
     /// # Errors
-    /// The ranks do not meet in time, or a rank can't be reached by RDMA. The message names address and ranks.
+    /// The ranks do not meet in time, or a rank can't be reached by RDMA. The message names address and
+    /// ranks.
     pub(crate) async fn join(launch: Launch, settings: Settings) -> Result<Self, CollectiveError> {
         let (session, epoch) = Session::begin(launch, settings).await?;
         Ok(Self { session, epoch })
@@ -61,7 +64,8 @@ impl Group {
         self.epoch.members.len()
     }
 
-    /// Returns the generation: 1 at first, and larger after each agreement. It is equal on all ranks of the group.
+    /// Returns the generation: 1 at first, and larger after each agreement. It is equal on all ranks of the
+    /// group.
     pub(crate) fn generation(&self) -> u64 {
         self.epoch.generation
     }
@@ -77,8 +81,8 @@ impl Group {
         self.epoch.members.get(rank).copied()
     }
 
-    /// Returns the first part of the names of this group's regions. Only ranks of the group know it, so no other process can attach
-    /// the regions.
+    /// Returns the first part of the names of this group's regions. Only ranks of the group know it, so no
+    /// other process can attach the regions.
     pub(crate) fn region_names(&self) -> String {
         format!("tonic-rdma-collective/{:032x}", u128::from_be_bytes(self.session.group))
     }
@@ -118,14 +122,16 @@ impl Group {
         &self.epoch.position
     }
 
-    /// Sets the failure of this rank, if it is the first, and reports it to all other ranks, which then fail too. Returns at once.
+    /// Sets the failure of this rank, if it is the first, and reports it to all other ranks, which then fail
+    /// too. Returns at once.
     pub(crate) fn report(&self, error: CollectiveError) {
         if self.epoch.failure.set(error) {
             self.send_report();
         }
     }
 
-    /// Reports the failure of this rank to all others. Each generation has one report, so that ranks that are behind find older ones.
+    /// Reports the failure of this rank to all others. Each generation has one report, so that ranks that are
+    /// behind find older ones.
     fn send_report(&self) {
         let Some(error) = self.epoch.failure.reason() else { return };
         let generation = self.epoch.generation;
@@ -144,14 +150,16 @@ impl Group {
         });
     }
 
-    /// Returns what other ranks have to know if `error` is the loss of a rank, so that it is the loss of this rank on all of them.
+    /// Returns what other ranks have to know if `error` is the loss of a rank, so that it is the loss of this
+    /// rank on all of them.
     fn loss(&self, error: &CollectiveError) -> Option<Loss> {
         let rank = self.original(error.lost_rank()?)? as u32;
         Some(Loss { rank, reason: shortened(error.loss()?) })
     }
 
-    /// Returns the rank that the others wait for. Begins at the rank that this rank waits for, asks it which rank it waits for,
-    /// and so on. The first rank that does not answer in time, or waits for no other, is the culprit.
+    /// Returns the rank that the others wait for. Begins at the rank that this rank waits for, asks it which
+    /// rank it waits for, and so on. The first rank that does not answer in time, or waits for no other, is
+    /// the culprit.
     pub(crate) async fn find_culprit(&self, first_suspect: usize) -> usize {
         let this = self.clone();
         let found = self.run(async move { Ok(this.follow(first_suspect).await) }).await;
@@ -181,9 +189,9 @@ impl Group {
         }
     }
 
-    /// Agrees with the other living ranks on the survivors, and returns their group. Their ranks are new, in the old order, and the
-    /// channels are the same. To be called on every survivor. This generation has failed from then on, on all ranks. Calling it again
-    /// gives the same answer.
+    /// Agrees with the other living ranks on the survivors, and returns their group. Their ranks are new, in
+    /// the old order, and the channels are the same. To be called on every survivor. This generation has
+    /// failed from then on, on all ranks. Calling it again gives the same answer.
     ///
     /// # Errors
     /// - [`Excluded`](CollectiveErrorKind::Excluded): the others go on without this rank.

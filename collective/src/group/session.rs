@@ -1,4 +1,5 @@
-//! The session: what all generations of a group have in common, and its settings. The ranks here are those of the bootstrap.
+//! The session: what all generations of a group have in common, and its settings. The ranks here are those of
+//! the bootstrap.
 
 use std::collections::HashMap;
 use std::io;
@@ -98,8 +99,8 @@ async fn connect(
         }
     }
     bootstrap.standing.send_modify(|standing| standing.ready = true);
-    // Otherwise a program that ends early would end while another rank still opens its channel. A rank that is lost, or is not ready
-    // in time, fails the first operation.
+    // Otherwise a program that ends early would end while another rank still opens its channel. A rank that
+    // is lost, or is not ready in time, fails the first operation.
     _ = bootstrap.all_ready(until).await;
     let members = members.into_iter().enumerate().map(|(rank, member)| {
         let bad = |error| setup(format!("rank {rank} describes itself by what can't be read: {error}"));
@@ -174,7 +175,8 @@ async fn listen(
     Ok(local)
 }
 
-/// Returns the addresses that a name means. A name may be unknown for a while, so this asks again until the time is over.
+/// Returns the addresses that a name means. A name may be unknown for a while, so this asks again until the
+/// time is over.
 async fn resolve(address: &str, until: Instant) -> Result<Vec<SocketAddr>, CollectiveError> {
     loop {
         let reason = match tokio::net::lookup_host(address).await {
@@ -185,7 +187,7 @@ async fn resolve(address: &str, until: Instant) -> Result<Vec<SocketAddr>, Colle
                 }
                 "it has no address".to_owned()
             }
-            // Not a name, so waiting is in vain.
+            // It is not a name, so another attempt would fail too.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
                 return Err(setting(format!("rank 0's address {address:?} is no host:port: {error}")));
             }
@@ -282,8 +284,8 @@ async fn mesh(
     Ok(peers)
 }
 
-/// Opens a channel. A rank that is asked by many others at once says that it is busy, and a rank that has no answer of rank 0 yet says
-/// that the ranks have not met. Such a rank is asked again.
+/// Opens a channel. A rank that is asked by many others at once says that it is busy, and a rank that has no
+/// answer of rank 0 yet says that the ranks have not met. Such a rank is asked again.
 async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Channel, TensorError> {
     loop {
         match device.channel(address, 0).await {
@@ -298,8 +300,8 @@ async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Chan
     }
 }
 
-/// Receives what a rank reports, until the channel to it closes. A host that vanishes closes it too, because both ends of the channel's
-/// connection ping one another.
+/// Receives what a rank reports, until the channel to it closes. A host that vanishes closes it too, because
+/// both sides of the channel's connection ping one another.
 async fn watch(
     state: Arc<SessionState>,
     bootstrap: Arc<Bootstrap<Reports>>,
@@ -331,14 +333,14 @@ fn host() -> String {
     read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| format!("unknown {:016x}", fastrand::u64(..)))
 }
 
-/// The settings of a group.
 #[derive(Clone)]
 pub(crate) struct Settings {
     /// How connections are made, and which RDMA device they use. Without it, the environment says so.
     pub(crate) config: Option<Config>,
     /// How long the ranks wait for one another at the start.
     pub(crate) bootstrap_timeout: Duration,
-    /// How long the survivors of a failure wait for a rank that lives and does not take part in the agreement.
+    /// How long the survivors of a failure wait for a rank that lives and does not take part in the
+    /// agreement.
     pub(crate) agreement_timeout: Duration,
     /// How long a rank may take to answer a question.
     pub(crate) answer_timeout: Duration,
@@ -402,14 +404,15 @@ impl Settings {
     }
 }
 
-/// An address of documentation (RFC 5737). A socket that is connected to it has the address of this host's default route. Nothing
-/// is sent.
+/// An address of documentation (RFC 5737). A socket that is connected to it has the address of this host's
+/// default route. Nothing is sent.
 const OUTSIDE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
 
-/// Returns the addresses on which rank 0 listens. `address` is what the other ranks call, and `resolved` is what it means here.
+/// Returns the addresses on which rank 0 listens. `address` is what the other ranks call, and `resolved` is
+/// what it means here.
 ///
-/// Many hosts resolve their own name to a loopback address. Other hosts could not reach a server there, so the server listens
-/// on all addresses.
+/// Many hosts resolve their own name to a loopback address. Other hosts could not reach a server there, so
+/// the server listens on all addresses.
 pub(super) fn of_rank_0(address: &str, resolved: &[SocketAddr]) -> Vec<SocketAddr> {
     let Some(first) = resolved.first() else { return Vec::new() };
     if resolved.iter().all(|address| address.ip().is_loopback()) && !is_loopback(address) {

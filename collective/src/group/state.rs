@@ -1,4 +1,5 @@
-//! What a rank knows of its group: where it is, and the first failure. The service, the watch and the communicator share it.
+//! What a rank knows of its group: where it is, and the first failure. The service, the watch and the
+//! communicator share it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -106,8 +107,8 @@ impl SessionState {
         lock(&self.inner).left.clone()
     }
 
-    /// Accepts what another rank reports. A member that reports a failure of a later generation has left this one behind, and its report
-    /// of this one may be gone.
+    /// Accepts what another rank reports. A member that reports a failure of a later generation has left this
+    /// one behind, and its report of this one may be gone.
     pub(crate) fn receive_report(&self, rank: usize) {
         let Some(epoch) = lock(&self.inner).epoch.clone() else { return };
         let first_of = |reports: &[Report]| {
@@ -139,7 +140,8 @@ impl SessionState {
         (inner.standing.clone(), inner.epoch.clone())
     }
 
-    /// Says whether this rank waits for an agreement. If it is past `generation` already, returns the later group.
+    /// Says whether this rank waits for an agreement. If it is past `generation` already, returns the later
+    /// group.
     pub(crate) fn agree(&self, generation: u64, agreeing: bool) -> Option<Arc<Epoch>> {
         let mut inner = lock(&self.inner);
         if inner.standing.generation > generation {
@@ -166,8 +168,8 @@ impl SessionState {
         lock(&self.inner).standing.promise(self.me, proposal)
     }
 
-    /// Begins to be in a group that was agreed upon. A coordinator gives its `promised` generation, and gets `None` if it has
-    /// promised a later one since.
+    /// Begins to be in a group that was agreed upon. A coordinator gives its `promised` generation, and gets
+    /// `None` if it has promised a later one since.
     pub(crate) fn adopt(&self, generation: u64, members: Vec<usize>) -> Option<Arc<Epoch>> {
         let epoch = {
             let mut inner = lock(&self.inner);
@@ -194,8 +196,9 @@ impl Inner {
     }
 }
 
-/// The operation and the step of this rank, and the rank that it waits for. The engine writes them, and calls of other ranks
-/// read them. The numbers are for error messages, so that a reader may see those of two neighbouring steps.
+/// The operation and the step of this rank, and the rank that it waits for. The engine writes them, and calls
+/// of other ranks read them. The numbers are for error messages, so that a reader may see those of two
+/// neighbouring steps.
 #[derive(Debug, Default)]
 pub(crate) struct Position {
     operation: AtomicU64,
@@ -229,7 +232,8 @@ impl Position {
     }
 }
 
-/// The first failure of one generation of a group. Threads that carry out operations poll it, which is one load.
+/// The first failure of one generation of a group. Threads that carry out operations poll it, which is one
+/// load.
 #[derive(Debug, Default)]
 pub(crate) struct Failure {
     happened: AtomicBool,

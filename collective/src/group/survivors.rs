@@ -14,14 +14,15 @@ use crate::group::calls::standing_of;
 use crate::group::session::Session;
 use crate::group::state::Epoch;
 
-/// A rank that answers no call for this many times the limit of an answer is suspected to be lost. On a busy machine a rank may
-/// have to wait for a core.
+/// A rank that answers no call for this many times the limit of an answer is suspected to be lost. On a busy
+/// machine a rank may have to wait for a core.
 const SILENCE: u32 = 6;
 
 /// An agreement may last this many times the limit for a rank that lives and does not agree.
 const MOST_TIMEOUTS: u32 = 4;
 
-/// The pause between two rounds of questions: it begins small, because most agreements are over in two rounds.
+/// The pause between two rounds of questions: it begins small, because most agreements are over in two
+/// rounds.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
@@ -124,8 +125,8 @@ async fn propose(session: &Session, proposal: &Proposal) -> bool {
     all
 }
 
-/// Suspects, as the coordinator, the ranks that live and do not agree for too long. Other ranks end with an error when the
-/// coordinator has had twice its time.
+/// Suspects, as the coordinator, the ranks that live and do not agree for too long. Other ranks end with an
+/// error when the coordinator has had twice its time.
 fn suspect_late_ranks(
     session: &Session,
     answers: &BTreeMap<usize, Standing>,

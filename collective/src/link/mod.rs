@@ -1,7 +1,8 @@
 //! Links: messages from one rank to another, in order.
 //!
-//! A message is *inline* (its elements travel with it) or an *element reference* (the elements stay in registered memory of the
-//! sender, and the receiver reads them from there). A reference needs that memory unchanged until the receiver has taken the message.
+//! A message is *inline* (its elements travel with it) or an *element reference* (the elements stay in
+//! registered memory of the sender, and the receiver reads them from there). A reference needs that memory
+//! unchanged until the receiver has taken the message.
 
 pub(crate) mod remote;
 
@@ -16,14 +17,15 @@ pub(crate) trait RankLinks {
     /// Returns whether peers can read from `memory` over these links.
     fn offers(&self, memory: &Self::Memory) -> bool;
 
-    /// Sends `payload` to rank `to`, inline. Returns false if there is no room now. The payload is free when this returns.
+    /// Sends `payload` to rank `to`, inline. Returns false if there is no room now. The payload is free when
+    /// this returns.
     ///
     /// # Errors
     /// The link to this rank has failed.
     fn send(&mut self, to: usize, tag: Tag, payload: &[u8]) -> Result<bool, LinkError>;
 
-    /// Sends a reference to `length` bytes at `offset` of `memory` to rank `to`. Returns the message's number, or `None` if there
-    /// is no room now.
+    /// Sends a reference to `length` bytes at `offset` of `memory` to rank `to`. Returns the message's
+    /// number, or `None` if there is no room now.
     ///
     /// # Errors
     /// The link to this rank has failed.
@@ -36,8 +38,8 @@ pub(crate) trait RankLinks {
         length: usize,
     ) -> Result<Option<u64>, LinkError>;
 
-    /// Returns how many messages rank `to` has taken: all messages with smaller numbers are done, and what they refer to is
-    /// free again.
+    /// Returns how many messages rank `to` has taken: all messages with smaller numbers are done, and what
+    /// they refer to is free again.
     ///
     /// # Errors
     /// The link to this rank has failed.
@@ -49,22 +51,25 @@ pub(crate) trait RankLinks {
     /// The link from this rank has failed.
     fn peek(&mut self, from: usize) -> Result<Option<(Tag, usize)>, LinkError>;
 
-    /// Gives what is there of the message that [`peek`](Self::peek) showed to `then`, in order, chunk by chunk: the offset in
-    /// the message, and the bytes, a multiple of 64 bytes but for the last chunk. Returns true when the last byte was delivered;
-    /// the message is then taken. A read may take several calls.
+    /// Gives what is there of the message that [`peek`](Self::peek) showed to `then`, in order, chunk by
+    /// chunk: the offset in the message, and the bytes, a multiple of 64 bytes but for the last chunk.
+    /// Returns true when the last byte was delivered; the message is then taken. A read may take several
+    /// calls.
     ///
     /// # Errors
     /// The link from this rank has failed.
     fn receive(&mut self, from: usize, then: &mut dyn FnMut(usize, &[u8])) -> Result<bool, LinkError>;
 
-    /// Copies what is there of the message that [`peek`](Self::peek) showed into `into`, which has the message's length. Returns
-    /// true when the last byte is there; the message is then taken. A read may take several calls, all with the same memory.
+    /// Copies what is there of the message that [`peek`](Self::peek) showed into `into`, which has the
+    /// message's length. Returns true when the last byte is there; the message is then taken. A read may take
+    /// several calls, all with the same memory.
     ///
     /// # Errors
     /// The link from this rank has failed.
     fn receive_into(&mut self, from: usize, into: &mut [u8]) -> Result<bool, LinkError>;
 
-    /// Returns whether a receive has delivered bytes since the last call, also of a message that is not whole yet.
+    /// Returns whether a receive has delivered bytes since the last call, also of a message that is not whole
+    /// yet.
     fn has_delivered(&mut self) -> bool;
 
     /// Carries out work of the links that is due, such as completions. Called once for each round of polls.
@@ -81,7 +86,8 @@ pub(crate) struct Tag {
     pub(crate) operation: u64,
     /// The index of the sender's step.
     pub(crate) step: u32,
-    /// The call, packed: operation, type, reduction, algorithm, root and number of elements. Equal on all ranks of a call.
+    /// The call, packed: operation, type, reduction, algorithm, root and number of elements. Equal on all
+    /// ranks of a call.
     pub(crate) call: u64,
 }
 

@@ -6,7 +6,8 @@
 //!       └────────── drop ───────────┘         Buffer<T>: a Memory as elements, for users
 //! ```
 //!
-//! A dropped memory stays on offer to the peers, so the next one of its size class needs no registration and no call of a peer.
+//! A dropped memory stays on offer to the peers, so the next one of its size class needs no registration and
+//! no call of a peer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,11 +23,11 @@ use crate::error::{CollectiveError, argument};
 use tonic_rdma::unstable::lock;
 use tonic_rdma_tensor::{PublishedRegion, RdmaDevice, TensorError};
 
-/// Elements in memory that the device has registered. Other ranks read the elements from there, so an operation on a buffer
-/// needs no copy of the elements at this rank.
+/// Elements in memory that the device has registered. Other ranks read the elements from there, so an
+/// operation on a buffer needs no copy of the elements at this rank.
 ///
-/// A buffer is a `&mut [T]`. It moves into an operation, and comes back with the result. When a buffer is dropped, its memory
-/// stays registered, and the next buffer of about the same size uses the memory again.
+/// A buffer is a `&mut [T]`. It moves into an operation, and comes back with the result. When a buffer is
+/// dropped, its memory stays registered, and the next buffer of about the same size uses the memory again.
 pub struct Buffer<T> {
     pub(crate) memory: Memory,
     length: usize,
@@ -156,7 +157,8 @@ impl MemoryPool {
     /// Returns memory of at least `bytes` bytes.
     ///
     /// # Errors
-    /// There is no memory, or `RDMA_PINNED_LIMIT` is used up also after all idle memory of this pool was freed.
+    /// There is no memory, or `RDMA_PINNED_LIMIT` is used up also after all idle memory of this pool was
+    /// freed.
     pub(crate) fn take(&self, bytes: usize) -> Result<Memory, CollectiveError> {
         let class = size_class(bytes)
             .ok_or_else(|| argument(format!("{bytes} bytes are more than memory can be")))?;
@@ -214,8 +216,8 @@ impl Memory {
         self.used
     }
 
-    /// Notes that a peer may still read this memory when it is dropped, such as after an operation that failed. Dropping it
-    /// then takes the rights of all peers away, and the pool does not use it again.
+    /// Notes that a peer may still read this memory when it is dropped, such as after an operation that
+    /// failed. Dropping it then takes the rights of all peers away, and the pool does not use it again.
     pub(crate) fn retire(&mut self) {
         self.retired = true;
     }
@@ -251,7 +253,8 @@ impl Drop for Memory {
     }
 }
 
-/// Returns the number of bytes that the pool allocates for `bytes`: at most a quarter more, and at least a page.
+/// Returns the number of bytes that the pool allocates for `bytes`: at most a quarter more, and at least a
+/// page.
 fn size_class(bytes: usize) -> Option<usize> {
     const PAGE: usize = 4096;
     let bytes = bytes.max(PAGE);

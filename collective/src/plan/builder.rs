@@ -52,7 +52,8 @@ impl Builder {
         part(self.elements, self.ranks, rank % self.ranks)
     }
 
-    /// Returns the rank `distance` ranks behind this one in the ring of ranks. `distance` is at most the number of ranks.
+    /// Returns the rank `distance` ranks behind this one in the ring of ranks. `distance` is at most the
+    /// number of ranks.
     pub(super) fn behind(&self, distance: usize) -> usize {
         (self.rank + self.ranks - distance) % self.ranks
     }
@@ -62,8 +63,8 @@ impl Builder {
         (self.rank + distance) % self.ranks
     }
 
-    /// Divides a range into chunks for one message each. An empty range has no chunk. Both ends of a message call it with ranges
-    /// of the same length.
+    /// Divides a range into chunks for one message each. An empty range has no chunk. Sender and receiver of
+    /// a message call it with ranges of the same length.
     pub(super) fn chunks(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let (chunk, end) = (self.chunk, range.end);
         range.step_by(chunk).map(move |start| start..end.min(start + chunk))
@@ -172,7 +173,8 @@ pub(super) fn shifted(range: Range<usize>, origin: usize) -> Range<usize> {
 /// The largest number of dependencies of a step for which indirect ones are removed.
 const FEW: usize = 8;
 
-/// Finds for each step the earlier steps that it must wait for, from the elements that the steps read and write.
+/// Finds for each step the earlier steps that it must wait for, from the elements that the steps read and
+/// write.
 ///
 /// ```text
 ///   read after write    the value must be there
@@ -180,8 +182,9 @@ const FEW: usize = 8;
 ///   write after write   the later value must stay
 /// ```
 ///
-/// Each memory is a map of segments that do not overlap. A segment knows its last writer and the readers since then. A step splits
-/// at most two segments for each of its spans, so all steps together take time proportional to their number, times its logarithm.
+/// Each memory is a map of segments that do not overlap. A segment knows its last writer and the readers
+/// since then. A step splits at most two segments for each of its spans, so all steps together take time
+/// proportional to their number, times its logarithm.
 ///
 /// The steps so far, by the elements that they read and write.
 #[derive(Debug)]
@@ -210,8 +213,8 @@ impl Dependencies {
         Self { in_place, input: Memory::default(), work: Memory::default(), scratch: Memory::default() }
     }
 
-    /// Adds the step with this index. Returns the steps that it must wait for, in order: those that its elements demand, and the
-    /// steps `also`. `steps` are the earlier steps.
+    /// Adds the step with this index. Returns the steps that it must wait for, in order: those that its
+    /// elements demand, and the steps `also`. `steps` are the earlier steps.
     pub(super) fn add(&mut self, step: u32, action: &Action, also: &[u32], steps: &[Step]) -> Vec<u32> {
         let mut after = also.to_vec();
         for span in reads(action).into_iter().flatten() {

@@ -1,6 +1,7 @@
-//! Reduce-scatter and all-gather on circulant graphs, for any number of ranks in ⌈log2 N⌉ rounds (J. L. Träff: "Optimal, non-pipelined
-//! reduce-scatter and allreduce algorithms", 2024). For a power of two they send what recursive halving and doubling send. Each
-//! rank ends with its own part, which binary blocks do not give.
+//! Reduce-scatter and all-gather on circulant graphs, for any number of ranks in ⌈log2 N⌉ rounds (J. L.
+//! Träff: "Optimal, non-pipelined reduce-scatter and allreduce algorithms", 2024). For a power of two they
+//! send what recursive halving and doubling send. Each rank ends with its own part, which binary blocks do
+//! not give.
 //!
 //! ```text
 //!   7 ranks: the skips are 7 → 4 → 2 → 1. A rank r has sums of the parts r, r+1, … (mod 7)
@@ -26,7 +27,7 @@ pub(super) fn reduce_scatter(builder: &mut Builder) {
     for (round, skip) in skips.windows(2).enumerate() {
         let (before, after) = (skip[0], skip[1]);
         let (to, from) = (builder.ahead(after), builder.behind(after));
-        // Both ends divide the parts where the sender's reduced ones end.
+        // Sender and receiver divide the parts where the sender's reduced ones end.
         let divided = if round == 0 { before } else { reduced.clamp(after, before) };
         for (parts, is_reduced) in [(after..divided, round > 0), (divided..before, false)] {
             for chunk in chunks(builder, parts) {
@@ -74,7 +75,8 @@ fn skips(ranks: usize) -> Vec<usize> {
     std::iter::successors(Some(ranks), halved).collect()
 }
 
-/// Returns the chunks of parts that are counted from this rank's own. The parts behind the last one are those from 0 on.
+/// Returns the chunks of parts that are counted from this rank's own. The parts behind the last one are those
+/// from 0 on.
 fn chunks(builder: &Builder, parts: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let (ranks, first, end) = (builder.ranks, builder.rank + parts.start, builder.rank + parts.end);
     let start = |part: usize| builder.part(part).start;
@@ -88,7 +90,8 @@ fn chunks(builder: &Builder, parts: Range<usize>) -> impl Iterator<Item = Range<
     one.chain(other)
 }
 
-/// Where sums lie that are not final: in place in Work, otherwise in scratch memory, from this rank's own part on.
+/// Where sums lie that are not final: in place in Work, otherwise in scratch memory, from this rank's own
+/// part on.
 #[derive(Debug)]
 struct Sums {
     in_place: bool,

@@ -1,5 +1,5 @@
-//! All-reduce by recursive halving, then recursive doubling (R. Rabenseifner: "Optimization of collective reduction operations",
-//! 2004), with binary blocks for a number of ranks that is no power of two.
+//! All-reduce by recursive halving, then recursive doubling (R. Rabenseifner: "Optimization of collective
+//! reduction operations", 2004), with binary blocks for a number of ranks that is no power of two.
 //!
 //! ```text
 //!   7 ranks = blocks of 4, 2 and 1:   0 1 2 3 | 4 5 | 6
@@ -10,15 +10,16 @@
 //!   doubling    in each block, partners exchange what they have, until each rank has the whole
 //! ```
 //!
-//! The first partner is the most distant one. The ranges are halved at the same places in all blocks, so the range of a rank of a small
-//! block is made of whole ranges of ranks of a large one.
+//! The first partner is the most distant one. The ranges are halved at the same offsets in all blocks, so the
+//! range of a rank of a small block is made of whole ranges of ranks of a large one.
 
 use std::ops::Range;
 
 use super::builder::Builder;
 use super::step::Span;
 
-/// Ranges of at least this many elements are halved at a multiple of [`ALIGNMENT`], so that halves begin on a cache line.
+/// Ranges of at least this many elements are halved at a multiple of [`ALIGNMENT`], so that halves begin on a
+/// cache line.
 const ALIGNED_FROM: usize = 1024;
 /// A number of elements whose length is a multiple of a cache line, for all types.
 const ALIGNMENT: usize = 64;
@@ -78,7 +79,8 @@ struct Block {
 }
 
 impl Block {
-    /// Returns the block of a rank. Blocks are the powers of two of which the number of ranks is the sum, the largest first.
+    /// Returns the block of a rank. Blocks are the powers of two of which the number of ranks is the sum, the
+    /// largest first.
     fn of(rank: usize, ranks: usize) -> Self {
         let mut first = 0;
         loop {

@@ -1,7 +1,8 @@
-//! Plans: the steps by which one rank takes part in one operation, and the table of algorithms by length. A plan does no I/O and
-//! knows no time.
+//! Plans: the steps by which one rank takes part in one operation, and the table of algorithms by length. A
+//! plan does no I/O and reads no clock.
 //!
-//! All ranks make their plans from the same arguments, so each rank knows what every other rank does. Ranges are in elements.
+//! All ranks make their plans from the same arguments, so each rank knows what every other rank does. Ranges
+//! are in elements.
 //!
 //! ```text
 //!   Input    the caller's elements, only read
@@ -16,7 +17,8 @@
 //! | broadcast | the root sends to every rank | binomial tree | chain |
 //! | barrier | direct, or dissemination | the same | the same |
 //!
-//! Each element is reduced in one order, which depends on the arguments alone. So all ranks get the same bits, whatever the timing.
+//! Each element is reduced in one order, which depends on the arguments alone. So all ranks get the same
+//! bits, whatever the timing.
 
 mod builder;
 mod circulant;
@@ -36,7 +38,8 @@ pub use self::table::{PlanRange, PlanTable};
 pub(crate) use self::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
 
 impl Plan {
-    /// Makes the plan of rank `rank`. The rank, and the root of a broadcast, must be smaller than the number of ranks.
+    /// Makes the plan of rank `rank`. The rank, and the root of a broadcast, must be smaller than the number
+    /// of ranks.
     ///
     /// The time is proportional to the number of steps, times its logarithm.
     pub(crate) fn new(arguments: &Arguments, rank: usize) -> Self {
@@ -65,11 +68,13 @@ impl Plan {
 /// The largest number of ranks of which each sends to each.
 const FEW: usize = 8;
 
-/// Barrier. Of few ranks, each sends an empty message to each other one: one round, so that each rank waits once. Where ranks share
-/// cores, a wait is a change to another process, which takes longer than some messages.
+/// Barrier. Of few ranks, each sends an empty message to each other one: one round, so that each rank waits
+/// once. Where ranks share cores, a wait is a change to another process, which takes longer than some
+/// messages.
 ///
-/// Of more ranks, by dissemination: ⌈log2 N⌉ rounds. In round k, rank r sends an empty message to rank r + 2^k, and waits for one of
-/// rank r − 2^k (Hensgen, Finkel, Manber: "Two algorithms for barrier synchronization", 1988).
+/// Of more ranks, by dissemination: ⌈log2 N⌉ rounds. In round k, rank r sends an empty message to rank r +
+/// 2^k, and waits for one of rank r − 2^k (Hensgen, Finkel, Manber: "Two algorithms for barrier
+/// synchronization", 1988).
 fn barrier(builder: &mut Builder) {
     let nothing = Span::work(0..0);
     if builder.ranks <= FEW {
@@ -87,7 +92,7 @@ fn barrier(builder: &mut Builder) {
     let mut distance = 1;
     while distance < builder.ranks {
         let to = builder.ahead(distance);
-        // The message says that this rank has heard of all ranks up to `distance` positions behind it.
+        // The message says that all ranks up to `distance` positions behind this rank have come.
         builder.push(Action::Send { to, from: nothing.clone() }, &received);
         let from = builder.behind(distance);
         // Each round after the one before, so that the last step ends the barrier.
@@ -97,8 +102,8 @@ fn barrier(builder: &mut Builder) {
     }
 }
 
-/// Broadcast: from the root to every rank directly, along a binomial tree, or along a chain. Chunks follow one another, so a long
-/// broadcast along a chain takes little longer than one transfer.
+/// Broadcast: from the root to every rank directly, along a binomial tree, or along a chain. Chunks follow
+/// one another, so a long broadcast along a chain takes little longer than one transfer.
 ///
 /// ```text
 ///   one-shot   0 → 1, 0 → 2, … 0 → 7
@@ -131,8 +136,8 @@ fn broadcast(builder: &mut Builder, root: usize, algorithm: Algorithm) {
     }
 }
 
-/// Returns the parent and the children of a position in the binomial tree. The parent of a position is the position without its lowest bit.
-/// The child with the most descendants comes first.
+/// Returns the parent and the children of a position in the binomial tree. The parent of a position is the
+/// position without its lowest bit. The child with the most descendants comes first.
 fn tree(position: usize, ranks: usize) -> (usize, Vec<usize>) {
     let lowest = if position == 0 { ranks.next_power_of_two() } else { 1 << position.trailing_zeros() };
     let distances = std::iter::successors(Some(lowest / 2), |distance| Some(distance / 2));

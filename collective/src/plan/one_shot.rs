@@ -1,7 +1,9 @@
-//! One-shot: every rank sends to every other rank, once. It has the fewest steps one after the other, and moves the most bytes.
+//! One-shot: every rank sends to every other rank, once. It has the fewest steps one after the other, and
+//! moves the most bytes.
 //!
-//! Each rank reduces for itself, in the order of the ranks: ((x0 + x1) + x2) + … So all ranks get the same bits. Reductions give
-//! the same bits for both orders of their two operands, so rank 1 may begin with its own elements.
+//! Each rank reduces for itself, in the order of the ranks: ((x0 + x1) + x2) + … So all ranks get the same
+//! bits. Reductions give the same bits for both orders of their two operands, so rank 1 may begin with its
+//! own elements.
 
 use std::ops::Range;
 
@@ -15,9 +17,10 @@ enum Growing {
     Result,
     /// In scratch memory, because the result overwrites this rank's own elements.
     Scratch,
-    /// In scratch memory up to the last reduction, because other ranks still take this rank's elements. Each rank but the last takes
-    /// the elements of the last rank when it writes its result, after all others took its own elements. The last rank takes all
-    /// elements into scratch memory, and adds its own at the end. So no two ranks wait for one another.
+    /// In scratch memory up to the last reduction, because other ranks still take this rank's elements. Each
+    /// rank but the last takes the elements of the last rank when it writes its result, after all others took
+    /// its own elements. The last rank takes all elements into scratch memory, and adds its own at the end.
+    /// So no two ranks wait for one another.
     ScratchToTheEnd,
 }
 
@@ -70,8 +73,8 @@ pub(super) fn all_gather(builder: &mut Builder) {
     }
 }
 
-/// Reduces one message of each other rank and this rank's `own` elements into `result`, in the order of the ranks. Uses `scratch` of
-/// the scratch area if `growing` says so.
+/// Reduces one message of each other rank and this rank's `own` elements into `result`, in the order of the
+/// ranks. Uses `scratch` of the scratch area if `growing` says so.
 fn reduce(builder: &mut Builder, own: &Span, result: &Span, scratch: Range<usize>, growing: Growing) {
     let (rank, ranks) = (builder.rank, builder.ranks);
     // The last rank must not wait while it takes the elements of others; see `ScratchToTheEnd`.

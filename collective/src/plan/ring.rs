@@ -1,5 +1,5 @@
-//! The ring of Baidu's allreduce (A. Gibiansky: "Bringing HPC techniques to deep learning", 2017): each rank sends to the next rank
-//! only, and receives from the one before it only.
+//! The ring of Baidu's allreduce (A. Gibiansky: "Bringing HPC techniques to deep learning", 2017): each rank
+//! sends to the next rank only, and receives from the one before it only.
 //!
 //! ```text
 //!   scatter-reduce, 4 ranks; in step s, rank r sends part r−s−1, and reduces the part r−s−2 that it receives
@@ -12,9 +12,9 @@
 //!   all-gather: in step s, rank r sends part r−s, and receives part r−s−1
 //! ```
 //!
-//! Baidu's parts are numbered by one more: there, part r+1 is final at rank r. Each rank sends all parts but one in each half, which is
-//! 2(N−1)/N·K for K bytes on N ranks. A part goes in chunks. A rank sends a chunk on as soon as it has reduced it, while the next chunk
-//! arrives.
+//! Baidu's parts are numbered by one more: there, part r+1 is final at rank r. Each rank sends all parts but
+//! one in each half, which is 2(N−1)/N·K for K bytes on N ranks. A part is sent in chunks. A rank sends a
+//! chunk on as soon as it has reduced it, while the next chunk arrives.
 
 use std::ops::Range;
 

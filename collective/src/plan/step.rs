@@ -7,9 +7,11 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Every rank sends all its elements to every other rank, and reduces what it received in the order of the ranks.
+    /// Every rank sends all its elements to every other rank, and reduces what it received in the order of
+    /// the ranks.
     OneShot,
-    /// Recursive halving, then recursive doubling. Binary blocks for a number of ranks that is no power of two.
+    /// Recursive halving, then recursive doubling. Binary blocks for a number of ranks that is no power of
+    /// two.
     HalvingDoubling,
     /// The ring of Baidu's allreduce: scatter-reduce, then all-gather. Each rank sends 2(N−1)/N·K bytes.
     Ring,
@@ -51,10 +53,11 @@ impl fmt::Display for Algorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Collective {
     AllReduce,
-    /// Rank r gets the r-th part of the reduced elements ([`part`]). Out of place, Work is this part alone; in place, the part stays where it
-    /// lies in the whole, and the other elements are undefined afterwards.
+    /// Rank r gets the r-th part of the reduced elements ([`part`]). Out of place, Work is this part alone;
+    /// in place, the part stays where it lies in the whole, and the other elements are undefined afterwards.
     ReduceScatter,
-    /// Rank r contributes the r-th part ([`part`]). Out of place, Input is this part alone; in place, the part lies where it lies in the whole.
+    /// Rank r contributes the r-th part ([`part`]). Out of place, Input is this part alone; in place, the
+    /// part lies where it lies in the whole.
     AllGather,
     Broadcast {
         root: usize,
@@ -68,22 +71,22 @@ pub(crate) struct Arguments {
     pub(crate) collective: Collective,
     pub(crate) algorithm: Algorithm,
     pub(crate) ranks: usize,
-    /// The number of elements of the whole: of the result of `AllReduce`, `AllGather` and `Broadcast`, of the input of
-    /// `ReduceScatter`.
+    /// The number of elements of the whole: of the result of `AllReduce`, `AllGather` and `Broadcast`, of the
+    /// input of `ReduceScatter`.
     pub(crate) elements: usize,
-    /// The largest number of elements of one step, so that steps of a long operation overlap (chunks of a pipeline). At least
-    /// one, and at least a 4096th of `elements`; smaller values count as these.
+    /// The largest number of elements of one step, so that steps of a long operation overlap (chunks of a
+    /// pipeline). At least one, and at least a 4096th of `elements`; smaller values count as these.
     pub(crate) chunk: usize,
     /// Whether Input and Work are the same memory.
     pub(crate) in_place: bool,
-    /// The largest number of elements of a message that the links send as a copy. Such a `Send` is done at once. Only one-shot
-    /// all-reduces in place need it: for longer messages they use scratch memory, because each rank waits until its elements
-    /// have been taken. 0 is always right. The ranks need not agree on it.
+    /// The largest number of elements of a message that the links send as a copy. Such a `Send` is done at
+    /// once. Only one-shot all-reduces in place need it: for longer messages they use scratch memory, because
+    /// each rank waits until its elements have been taken. 0 is always right. The ranks need not agree on it.
     pub(crate) inline: usize,
 }
 
-/// Returns the part of a rank, of `elements` elements that are divided among `ranks` ranks. The first parts are one element longer
-/// if the division leaves a remainder.
+/// Returns the part of a rank, of `elements` elements that are divided among `ranks` ranks. The first parts
+/// are one element longer if the division leaves a remainder.
 pub(crate) fn part(elements: usize, ranks: usize, rank: usize) -> Range<usize> {
     let (each, rest) = (elements / ranks, elements % ranks);
     let start = |rank: usize| each * rank + rank.min(rest);
@@ -109,8 +112,8 @@ pub(crate) struct Span {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) action: Action,
-    /// Earlier steps of this plan that must be done before this one begins. A `Send` is done when the receiver has taken the
-    /// message, or, if the engine sent a copy, at once.
+    /// Earlier steps of this plan that must be done before this one begins. A `Send` is done when the
+    /// receiver has taken the message, or, if the engine sent a copy, at once.
     pub(crate) after: Vec<u32>,
 }
 
@@ -118,12 +121,15 @@ pub(crate) struct Step {
 pub(crate) enum Action {
     /// Sends a message to rank `to`. Messages between two ranks arrive in the order of the steps.
     Send { to: usize, from: Span },
-    /// Receives the next message of rank `from`, and puts its elements into `into`. With `reduce`, the value is the reduction
-    /// of the elements of `reduce` (which has the length of `into`, and may be the same span) and the received ones.
+    /// Receives the next message of rank `from`, and puts its elements into `into`. With `reduce`, the value
+    /// is the reduction of the elements of `reduce` (which has the length of `into`, and may be the same
+    /// span) and the received ones.
     Receive { from: usize, into: Span, reduce: Option<Span> },
-    /// Copies or reduces within this rank: as `Receive`, with the elements of `with` in place of received ones.
+    /// Copies or reduces within this rank: as `Receive`, with the elements of `with` in place of received
+    /// ones.
     Local { with: Span, into: Span, reduce: Option<Span> },
-    /// Divides the elements by the number of ranks, for a mean. The planner puts it where each element is final, once.
+    /// Divides the elements by the number of ranks, for a mean. The planner puts it where each element is
+    /// final, once.
     Finish { span: Span },
 }
 

@@ -1,4 +1,5 @@
-//! The table of algorithms by length, and its text form. All ranks have the same, so they make the same plans.
+//! The table of algorithms by length, and its text form. All ranks have the same, so they make the same
+//! plans.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,13 +12,14 @@ use tonic_rdma::unstable::units;
 pub(super) const CHUNK: usize = 256 << 10;
 /// The largest length of a message that holds its elements, in bytes; see `LinkSettings`.
 const INLINE: usize = 16 << 10;
-/// From this number of ranks on, a small broadcast goes along a tree.
+/// From this number of ranks on, a small broadcast is sent along a tree.
 const TREE_FROM: usize = 5;
 
 /// Which algorithm an operation of a given length uses, and why.
 ///
-/// Its text form names an algorithm, if need be the length of its chunks, and the sizes from the end of the range before up to, and
-/// without, an end. [`FromStr`](std::str::FromStr) parses that form, and [`pinned`](Self::pinned) writes it.
+/// Its text form names an algorithm, if need be the length of its chunks, and the sizes from the end of the
+/// range before up to, and without, an end. [`FromStr`](std::str::FromStr) parses that form, and
+/// [`pinned`](Self::pinned) writes it.
 ///
 /// ```
 /// use tonic_rdma_collective::{Algorithm, PlanTable};
@@ -51,8 +53,8 @@ pub struct PlanRange {
 }
 
 impl PlanTable {
-    /// Returns the default table of a group of this many ranks. It comes from measurements of 2 to 8 ranks on one host
-    /// (`tonic-rdma-allreduce --tuner-check`).
+    /// Returns the default table of a group of this many ranks. It comes from measurements of 2 to 8 ranks on
+    /// one host (`tonic-rdma-allreduce --tuner-check`).
     ///
     /// ```
     /// use tonic_rdma_collective::{Algorithm, PlanTable};
@@ -62,7 +64,8 @@ impl PlanTable {
     /// assert_eq!(table.choose(64 << 20).0, Algorithm::Ring);
     /// ```
     pub fn for_ranks(ranks: usize) -> Self {
-        // A one-shot moves N − 1 times the elements. Above 16 KiB no message holds its elements, and a one-shot gains nothing.
+        // A one-shot moves N − 1 times the elements. Above 16 KiB no message holds its elements, and a
+        // one-shot gains nothing.
         let small = ((32 << 10) / ranks.saturating_sub(1).max(1)).next_power_of_two();
         let small = small.clamp(1 << 10, INLINE + 1);
         // A few ranks have long parts, so that longer chunks leave enough of them for a pipeline.
@@ -80,7 +83,8 @@ impl PlanTable {
         Self::from_rows("the program set it", [(None, algorithm, chunk)])
     }
 
-    /// Makes a table of rows: end, algorithm and chunk. Each ends above the one before, and only the last has no end.
+    /// Makes a table of rows: end, algorithm and chunk. Each ends above the one before, and only the last has
+    /// no end.
     pub(super) fn from_rows(reason: &'static str, rows: impl IntoIterator<Item = Row>) -> Self {
         let mut start = 0;
         let with_start = |(end, algorithm, chunk_bytes): Row| {
@@ -91,17 +95,19 @@ impl PlanTable {
         Self { ranges: rows.into_iter().map(with_start).collect() }
     }
 
-    /// Returns the algorithm of an all-reduce of this length, and the largest length of its messages, both lengths in bytes.
+    /// Returns the algorithm of an all-reduce of this length, and the largest length of its messages, both
+    /// lengths in bytes.
     pub fn choose(&self, bytes: usize) -> (Algorithm, usize) {
         let range = self.ranges.iter().find(|range| range.end.is_none_or(|end| bytes < end));
         range.map_or((Algorithm::Ring, CHUNK), |range| (range.algorithm, range.chunk_bytes))
     }
 
-    /// Returns the algorithm of an operation whose whole has this length, and the largest length of its messages, in bytes.
+    /// Returns the algorithm of an operation whose whole has this length, and the largest length of its
+    /// messages, in bytes.
     ///
-    /// Reduce-scatter and all-gather are the halves of an all-reduce, so they use what it uses. A broadcast goes to all ranks directly
-    /// if it is small and the ranks are few, along a tree if an all-reduce goes by halving and doubling, and otherwise along
-    /// a chain. A barrier has one algorithm.
+    /// Reduce-scatter and all-gather are the halves of an all-reduce, so they use what it uses. The root
+    /// sends a broadcast to all ranks directly if it is small and the ranks are few. It is sent along a tree
+    /// if an all-reduce uses halving and doubling, and otherwise along a chain. A barrier has one algorithm.
     pub(crate) fn choose_for(
         &self,
         collective: Collective,
@@ -165,7 +171,7 @@ impl fmt::Display for PlanRange {
             (start, None) => write!(f, "from {} on", size(start))?,
         }
         write!(f, ": {}", self.algorithm)?;
-        // Shorter operations go in one chunk.
+        // Shorter operations are one chunk.
         if self.end.is_none_or(|end| end > self.chunk_bytes) {
             write!(f, " in chunks of {}", size(self.chunk_bytes))?;
         }
@@ -205,8 +211,8 @@ impl FromStr for PlanTable {
     /// ```
     ///
     /// # Errors
-    /// [`InvalidSetting`](crate::CollectiveErrorKind::InvalidSetting): the text has another form. The reason names the part at
-    /// fault.
+    /// [`InvalidSetting`](crate::CollectiveErrorKind::InvalidSetting): the text has another form. The reason
+    /// names the part at fault.
     fn from_str(text: &str) -> Result<Self, CollectiveError> {
         if text.trim().is_empty() {
             return Err(setting(

@@ -1,5 +1,6 @@
-//! The loops over elements. Each is compiled twice, and the processor's features choose the version at run time: AVX2, or SSE2,
-//! which every x86-64 has. AVX-512 needs Rust 1.89. On other architectures there is one version.
+//! The loops over elements. Each is compiled twice, and the processor's features choose the version at run
+//! time: AVX2, or SSE2, which every x86-64 has. AVX-512 needs Rust 1.89. On other architectures there is one
+//! version.
 
 use std::ops::{Div, Mul};
 
@@ -71,7 +72,8 @@ pub(super) fn divide<T: Divide>(into: &mut [T], ranks: usize) {
     }
 }
 
-/// An element with the arithmetic of the reductions. No method has a branch, so that the loops vectorise. Each operation gives the same bits for (a, b) and for (b, a).
+/// An element with the arithmetic of the reductions. No method has a branch, so that the loops vectorise.
+/// Each operation gives the same bits for (a, b) and for (b, a).
 pub(super) trait Arithmetic: Pod {
     fn sum(self, other: Self) -> Self;
 
@@ -111,9 +113,9 @@ macro_rules! integers {
 
 integers!(i8, i16, i32, i64, u8, u16, u32, u64);
 
-/// `minimum` and `maximum` of IEEE 754-2019, § 9.6. If one of the two is smaller, both orders of the comparison pick this one. If
-/// they are equal, they differ at most in the sign of a zero: the union of their bits is the smaller zero, the intersection the
-/// larger one.
+/// `minimum` and `maximum` of IEEE 754-2019, § 9.6. If one of the two is smaller, both orders of the
+/// comparison pick this one. If they are equal, they differ at most in the sign of a zero: the union of their
+/// bits is the smaller zero, the intersection the larger one.
 macro_rules! floats {
     ($($float:ty, $nan:literal);*) => {$(
         impl Arithmetic for $float {
@@ -154,11 +156,13 @@ macro_rules! floats {
 
 floats!(f32, 0x7fc0_0000; f64, 0x7ff8_0000_0000_0000);
 
-/// Sums and quotients of 16-bit floats are computed in `f32` and rounded once more to 16 bits. This gives the same as one
-/// rounding of the exact result, because an `f32` has more than twice the digits of an `f16` or a `bf16` (Figueroa, *When is
-/// double rounding innocuous?*, 1995). For a quotient, the divisor must have few digits too: at most 2048 ranks.
+/// Sums and quotients of 16-bit floats are computed in `f32` and rounded once more to 16 bits. This gives the
+/// same as one rounding of the exact result, because an `f32` has more than twice the digits of an `f16` or a
+/// `bf16` (Figueroa, *When is double rounding innocuous?*, 1995). For a quotient, the divisor must have few
+/// digits too: at most 2048 ranks.
 ///
-/// Minimum and maximum compare integers: the bits of a negative value count downwards, so all but its sign is inverted.
+/// Minimum and maximum compare integers: the bits of a negative value count downwards, so all but its sign is
+/// inverted.
 macro_rules! halves {
     ($($half:ty, $infinity:literal, $nan:literal, $widen:path, $narrow:path);*) => {$(
         impl Arithmetic for $half {
@@ -201,7 +205,8 @@ halves!(
     bf16, 0x7f80, 0x7fc0, widen_bf16, narrow_bf16
 );
 
-/// Converts the bits of a 16-bit float to an integer with the order of the floats, −0 before +0. A second call converts back.
+/// Converts the bits of a 16-bit float to an integer with the order of the floats, −0 before +0. A second
+/// call converts back.
 #[inline(always)]
 fn ordered(bits: u16) -> i16 {
     let bits = bits as i16;
@@ -218,7 +223,8 @@ fn widen_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Rounds to the nearest `bf16`, ties to even. A carry out of the fraction is the next power of two, or infinity.
+/// Rounds to the nearest `bf16`, ties to even. A carry out of the fraction is the next power of two, or
+/// infinity.
 #[inline(always)]
 fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -227,12 +233,13 @@ fn narrow_bf16(value: f32) -> u16 {
     (result >> 16) as u16
 }
 
-/// Moves exponent and fraction to their places in an `f32`, and corrects the bias of the exponent. No step computes with a
-/// subnormal `f32`, because some processors are slow at that.
+/// Moves exponent and fraction to their places in an `f32`, and corrects the bias of the exponent. No step
+/// computes with a subnormal `f32`, because some processors are slow at that.
 #[inline(always)]
 fn widen_f16(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7fff) << 13;
-    // 112 is the difference of the biases, 127 and 15. Infinity and NaN need it twice, because their exponent is 255.
+    // 112 is the difference of the biases, 127 and 15. Infinity and NaN need it twice, because their exponent
+    // is 255.
     let special = if magnitude >= 0x7c00 << 13 { 112 << 23 } else { 0 };
     let normal = magnitude + (112 << 23) + special;
     // With the exponent 1, a subnormal value has a leading one too many, 2^-14.
@@ -247,9 +254,11 @@ fn narrow_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = (bits >> 16) & 0x8000;
     let magnitude = bits & 0x7fff_ffff;
-    // The new bias, and the rounding: a little less than half, and the last digit that stays. A carry is the next power of two.
+    // The new bias, and the rounding: a little less than half, and the last digit that stays. A carry is the
+    // next power of two.
     let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + ((magnitude >> 13) & 1)) >> 13;
-    // The sum with 1/2 has the digits of a subnormal f16 (multiples of 2^-24) at its end, rounded by the addition.
+    // The sum with 1/2 has the digits of a subnormal f16 (multiples of 2^-24) at its end, rounded by the
+    // addition.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
     let finite = if magnitude < 113 << 23 { subnormal } else { normal };
     // 65536.0 and more. Values from 65520 on carry into infinity in `normal`.
@@ -260,8 +269,9 @@ fn narrow_f16(value: f32) -> u16 {
     (result | sign) as u16
 }
 
-/// The sum of `f16`, by the processor's own conversions between `f16` and `f32`, where it has them. The loops that the compiler
-/// vectorises convert by integer arithmetic, at a fraction of the speed: on an EPYC with AVX2, 3.5 GB/s against 20 GB/s.
+/// The sum of `f16`, by the processor's own conversions between `f16` and `f32`, where it has them. The loops
+/// that the compiler vectorises convert by integer arithmetic, at a fraction of the speed: on an EPYC with
+/// AVX2, 3.5 GB/s against 20 GB/s.
 ///
 /// As [`Sum`], with the same results.
 pub(super) struct SumF16;

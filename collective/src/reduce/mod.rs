@@ -1,7 +1,7 @@
 //! Reductions of elements: which there are, and the loops that carry them out.
 //!
-//! A reduction takes two elements at a time. It gives the same bits for (a, b) and for (b, a), so all ranks get the same bits if
-//! they reduce in the same tree. This module does not decide on the tree: the plan does.
+//! A reduction takes two elements at a time. It gives the same bits for (a, b) and for (b, a), so all ranks
+//! get the same bits if they reduce in the same tree. This module does not decide on the tree: the plan does.
 //!
 //! ```text
 //!   mod      Reduction, Number, Kernel: a reduction of bytes, chosen at run time
@@ -23,20 +23,22 @@ use crate::error::{CollectiveError, argument};
 
 /// How the elements of all ranks become one.
 ///
-/// Floating-point sums of more than two ranks depend on the order in which the ranks are added. This order is part of the plan, so
-/// one plan always gives the same bits. A NaN in a result is always the same quiet NaN. Sums and means of `f16` and `bf16` are
-/// computed in `f32` and rounded to 16 bits after each addition.
+/// Floating-point sums of more than two ranks depend on the order in which the ranks are added. This order is
+/// part of the plan, so one plan always gives the same bits. A NaN in a result is always the same quiet NaN.
+/// Sums and means of `f16` and `bf16` are computed in `f32` and rounded to 16 bits after each addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {
     /// The sum. Integers wrap around.
     Sum,
-    /// The sum, divided by the number of ranks. Only for floating-point types. The division comes last, so a sum that is too large
-    /// for the type gives infinity (an `f16` holds up to 65504).
+    /// The sum, divided by the number of ranks. Only for floating-point types. The division comes last, so a
+    /// sum that is too large for the type gives infinity (an `f16` holds up to 65504).
     Mean,
-    /// The smallest. A NaN of any rank gives NaN, and −0 is smaller than +0 (`minimum` of IEEE 754-2019, § 9.6).
+    /// The smallest. A NaN of any rank gives NaN, and −0 is smaller than +0 (`minimum` of IEEE 754-2019, §
+    /// 9.6).
     Min,
-    /// The largest. A NaN of any rank gives NaN, and +0 is larger than −0 (`maximum` of IEEE 754-2019, § 9.6).
+    /// The largest. A NaN of any rank gives NaN, and +0 is larger than −0 (`maximum` of IEEE 754-2019, §
+    /// 9.6).
     Max,
 }
 
@@ -64,7 +66,8 @@ impl fmt::Display for Reduction {
     }
 }
 
-/// A type of elements that collective operations reduce: `f32`, `f64`, `f16`, `bf16`, and the integers of 8 to 64 bits.
+/// A type of elements that collective operations reduce: `f32`, `f64`, `f16`, `bf16`, and the integers of 8
+/// to 64 bits.
 pub trait Number: Element + Copy + Unpin + bytemuck::Pod {}
 
 macro_rules! numbers {
@@ -75,7 +78,8 @@ numbers!(f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
 
 /// A reduction of elements of one type, on their bytes.
 ///
-/// Bytes may lie at any address. At one that does not suit the type they are copied in blocks, which is slower.
+/// Bytes may lie at any address. At one that does not suit the type they are copied in blocks, which is
+/// slower.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     reduce: fn(&mut [u8], &[u8]),
@@ -88,7 +92,8 @@ impl Kernel {
     /// Returns the kernel of a reduction of elements of type `dtype`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::CollectiveErrorKind::InvalidArgument) if elements of this type have no such reduction.
+    /// [`InvalidArgument`](crate::CollectiveErrorKind::InvalidArgument) if elements of this type have no such
+    /// reduction.
     pub fn of(dtype: Dtype, reduction: Reduction) -> Result<Self, CollectiveError> {
         let kernel = match dtype {
             Dtype::F32 => Self::of_float::<f32, Sum>(reduction),
@@ -120,22 +125,22 @@ impl Kernel {
 
     /// Replaces each element of `into` by its reduction with the element of `with` at the same index.
     ///
-    /// Both have the same length, a whole number of elements. Otherwise the elements that only one of them has, and the bytes
-    /// behind the last whole element, stay as they are.
+    /// Both have the same length, a whole number of elements. Otherwise the elements that only one of them
+    /// has, and the bytes behind the last whole element, stay as they are.
     pub fn reduce(&self, into: &mut [u8], with: &[u8]) {
         debug_assert_eq!(into.len(), with.len());
         (self.reduce)(into, with);
     }
 
-    /// Puts the reductions of the elements of `left` and `right` at the same index into `into`. Lengths as for
-    /// [`reduce`](Self::reduce).
+    /// Puts the reductions of the elements of `left` and `right` at the same index into `into`. Lengths as
+    /// for [`reduce`](Self::reduce).
     pub fn reduce_into(&self, into: &mut [u8], left: &[u8], right: &[u8]) {
         debug_assert!(into.len() == left.len() && into.len() == right.len());
         (self.reduce_into)(into, left, right);
     }
 
-    /// Divides each element by the number of ranks, rounded to the nearest value (ties to even), if this is a mean. Other
-    /// reductions, and means of one rank, leave the elements as they are.
+    /// Divides each element by the number of ranks, rounded to the nearest value (ties to even), if this is a
+    /// mean. Other reductions, and means of one rank, leave the elements as they are.
     pub fn finish(&self, into: &mut [u8], ranks: usize) {
         if let Some(divide) = self.divide
             && ranks > 1

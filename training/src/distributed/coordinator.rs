@@ -143,7 +143,8 @@ impl<'a> Coordinator<'a> {
             && self.results.iter().all(|result| result.time_to_target_s.is_some())
     }
 
-    /// Goes on without the workers that died, from the last step that is complete, or ends with an error that names them.
+    /// Goes on without the workers that died, from the last step that is complete, or ends with an error that
+    /// names them.
     fn go_on_without(&mut self, answers: Answers, mode: usize) -> Result<(), Failure> {
         let died = answers.died.iter().map(|(process, how)| format!("{} {how}", self.name(*process)));
         let mode_name = self.results.get(mode).map_or("", |result| result.mode.as_str());
@@ -168,7 +169,8 @@ impl<'a> Coordinator<'a> {
             let version = complete.into_iter().skip(of_workers).min().unwrap_or(0);
             say(&format!("{died}; {} workers go on from step {version}", self.shape.workers));
             self.deaths.push(Death { workers, step: version, how: died });
-            // Losses of steps that were not complete everywhere are not known; those of complete steps that no report came for neither.
+            // Losses of steps that were not complete everywhere are not known; those of complete steps that
+            // no report came for neither.
             self.step = version;
             self.results.iter_mut().for_each(|result| result.go_on_from(version));
             return self.connect(version);

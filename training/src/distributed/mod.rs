@@ -1,4 +1,5 @@
-//! Training through the graphs of `tonic-rdma-graph`: several processes run one graph, in one mode of transfer after the other.
+//! Training through the graphs of `tonic-rdma-graph`: several processes run one graph, in one mode of
+//! transfer after the other.
 //!
 //! ```text
 //!  outcome      what comes out

@@ -139,7 +139,8 @@ pub(crate) fn text(comparison: &Comparison) -> String {
     )
 }
 
-/// Returns the plot of a comparison, the paper's figure 10: how good the model is, by the time of the training.
+/// Returns the plot of a comparison, the paper's figure 10: how good the model is, by the time of the
+/// training.
 pub(crate) fn figure(comparison: &Comparison) -> Plot<'static> {
     let (title, y) = match comparison.model.reads_texts() {
         true => ("Cross entropy of the tested texts (lower is better)", "cross entropy"),

@@ -1,5 +1,5 @@
-//! The processes of the parts, as the coordinator sees them, and what both say to each other. Each message is a line of JSON. Each command is
-//! answered by one report. In between, a process says that it runs.
+//! The processes of the parts, as the coordinator sees them, and what both say to each other. Each message is
+//! a line of JSON. Each command is answered by one report. In between, a process says that it runs.
 
 use std::collections::HashMap;
 use std::sync::mpsc::RecvTimeoutError;
@@ -40,8 +40,9 @@ pub(super) struct Answers {
 }
 
 impl Parts {
-    /// Gives each of some processes a command, and waits for their reports. After the first failure or death, the others have the
-    /// deadline of the job to answer. Those that don't are ended, and so is a process that says nothing for too long.
+    /// Gives each of some processes a command, and waits for their reports. After the first failure or death,
+    /// the others have the deadline of the job to answer. Those that don't are ended, and so is a process
+    /// that says nothing for too long.
     pub(super) fn ask(&mut self, commands: Vec<(usize, Command)>) -> Result<Answers, Failure> {
         let mut answers = Answers { reports: Vec::new(), died: Vec::new() };
         for (process, command) in commands {
@@ -123,14 +124,15 @@ impl Drop for Parts {
     }
 }
 
-/// What the coordinator tells a part, and what the part's report has then: a value for each mode, if the command names none. Modes are
-/// called by their indices in the options.
+/// What the coordinator tells a part, and what the part's report has then: a value for each mode, if the
+/// command names none. Modes are called by their indices in the options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Command {
     /// Listen for the other parts of the next connection. Report: the address.
     Listen,
-    /// Connect to the other parts, and make the trainers of all modes. The variables that this process has go on with `version`.
+    /// Connect to the other parts, and make the trainers of all modes. The variables that this process has go
+    /// on with `version`.
     Connect { shape: Shape, part: usize, peers: Vec<String>, version: u64 },
     /// Run these steps in a mode. Report: [`Ran`].
     Run { mode: usize, from: u64, to: u64 },
@@ -152,7 +154,8 @@ pub(crate) enum Report {
     Done(Value),
     /// The part can't go on with the command.
     Failed(String),
-    /// The process runs. It says so now and then, also while it carries out a command. This answers no command.
+    /// The process runs. It says so now and then, also while it carries out a command. This answers no
+    /// command.
     Alive,
 }
 
@@ -185,7 +188,8 @@ pub(crate) struct SentTensor {
     pub(crate) name: String,
     /// `static` or `dynamic`.
     pub(crate) placement: String,
-    /// What allocated the latest tensor: the node or the receive, and the number of allocations that it had made before.
+    /// What allocated the latest tensor: the node or the receive, and the number of allocations that it had
+    /// made before.
     pub(crate) site: Option<(String, u32)>,
     pub(crate) sent: Sent,
 }
@@ -235,7 +239,8 @@ mod tests {
     #[test]
     fn a_process_that_says_that_it_runs_is_waited_for() {
         let (sender, events) = channel();
-        // The process is silent for longer than this in all, and never for as long at a time, also on a slow machine.
+        // The process is silent for longer than this in all, and never for as long at a time, also on a slow
+        // machine.
         let mut parts = sleeping(1, events, Duration::from_secs(4));
         let speaking = thread::spawn(move || {
             let say = |report| sender.send((0, Event::Report(report))).unwrap();

@@ -181,14 +181,16 @@ pub(crate) struct Trainer {
     own: PartNumber,
 }
 
-/// The program of a part: it feeds the samples of the steps in the order that follows from the seed, and keeps the losses.
+/// The program of a part: it feeds the samples of the steps in the order that follows from the seed, and
+/// keeps the losses.
 #[derive(Debug)]
 pub(crate) struct Feeder {
     data: Arc<Data>,
     shape: Shape,
     seed: u64,
-    /// The samples in the order of an epoch. The memory is allocated before the first step: a step that begins an epoch makes the same
-    /// allocations as any other step, so that the samples always come from the same allocation site.
+    /// The samples in the order of an epoch. The memory is allocated before the first step: a step that
+    /// begins an epoch makes the same allocations as any other step, so that the samples always come from the
+    /// same allocation site.
     order: Vec<u32>,
     epoch: Option<usize>,
     /// The targets of the last samples that were fed, with their step.
@@ -298,7 +300,8 @@ impl Feeder {
         Self { data, shape, seed, order, epoch: None, targets: None, feeds, losses }
     }
 
-    /// Returns the samples of a worker in a step. Samples that fill no batch are left out; each epoch leaves out others.
+    /// Returns the samples of a worker in a step. Samples that fill no batch are left out; each epoch leaves
+    /// out others.
     fn batch(&mut self, step: u64, worker: usize) -> Result<(Array, Array), KernelError> {
         let batch = self.shape.batch;
         let steps = self.data.train.len() / batch.max(1);

@@ -9,8 +9,9 @@
 //!    each worker has its own assign.v@w and push.v@w, and the gradients go round the ring of workers in between
 //! ```
 //!
-//! The forward and the backward pass go layer by layer, so a gradient crosses while those of the layers below are computed. The variables
-//! are in [`Variables`]: the assign nodes of a step apply the gradients of the step before.
+//! The forward and the backward pass go layer by layer, so a gradient crosses while those of the layers below
+//! are computed. The variables are in [`Variables`]: the assign nodes of a step apply the gradients of the
+//! step before.
 //!
 //! Every process builds the whole graph, and the kernels of its own part.
 
@@ -37,7 +38,8 @@ use crate::variables::{Gradient, Variables};
 pub(crate) enum Synchrony {
     /// A further process keeps the variables. It adds the gradients up in the order of the workers.
     ParameterServer,
-    /// Each worker keeps all variables. Sums of gradients go round the ring of workers, cut into as many ranges as there are workers.
+    /// Each worker keeps all variables. Sums of gradients go round the ring of workers, cut into as many
+    /// ranges as there are workers.
     Allreduce,
 }
 
@@ -60,8 +62,8 @@ pub(crate) enum Feed {
     Targets,
 }
 
-/// The graph of a step, with the kernels of one part. Its results are the losses of the workers, in their order: the parts of the mean
-/// loss of the batch.
+/// The graph of a step, with the kernels of one part. Its results are the losses of the workers, in their
+/// order: the parts of the mean loss of the batch.
 pub(crate) struct StepGraph {
     pub(crate) graph: Arc<Topology>,
     pub(crate) placements: Arc<Placements>,
@@ -70,7 +72,8 @@ pub(crate) struct StepGraph {
     pub(crate) feeds: HashMap<NodeId, (usize, Feed)>,
 }
 
-/// What each worker hands in for a variable: the gradient, or for the table of characters the numbers of rows and their gradients.
+/// What each worker hands in for a variable: the gradient, or for the table of characters the numbers of rows
+/// and their gradients.
 type Handed = Vec<Vec<Outlet>>;
 
 /// A graph under construction, and the kernels of one part.
@@ -277,16 +280,16 @@ fn wrong(node: &str, reason: &str) -> Error {
     format!("node {node}: {reason}").into()
 }
 
-/// The largest absolute value of an element of a gradient of texts (Graves 2013, arXiv:1308.0850, section 2.1, clips LSTM derivatives to
-/// ±1 or ±10).
+/// The largest absolute value of an element of a gradient of texts (Graves 2013, arXiv:1308.0850, section
+/// 2.1, clips LSTM derivatives to ±1 or ±10).
 const CLIP: f32 = 1.0;
 
 impl Shape {
-    /// Adds the passes of a worker, layer by layer. `values` returns the output that gives a variable out. Returns what the worker hands in for each
-    /// variable, in the order in which it is computed.
+    /// Adds the passes of a worker, layer by layer. `values` returns the output that gives a variable out.
+    /// Returns what the worker hands in for each variable, in the order in which it is computed.
     ///
-    /// Texts have varying lengths. So the numbers of the characters, their rows in the table and the gradients of the rows cross with shapes
-    /// that are not known before the step:
+    /// Texts have varying lengths. So the numbers of the characters, their rows in the table and the
+    /// gradients of the rows cross with shapes that are not known before the step:
     ///
     /// ```text
     ///  part of the table    rows: looks the rows of the characters up      (samples, length) → (samples, length, embedding)
@@ -344,7 +347,8 @@ impl Shape {
             value = first(node);
             tapes.push(output(node, 1));
         }
-        // Each worker has its share of the batch's mean, so that the gradients of all workers add up to that of the mean.
+        // Each worker has its share of the batch's mean, so that the gradients of all workers add up to that
+        // of the mean.
         let share = samples as f32 / self.batch as f32;
         let loss = move |_, arrays| {
             let [logits, targets] = inputs(arrays)?;
@@ -377,7 +381,8 @@ impl Shape {
                 gradients.map(array).collect()
             };
             let name = format!("backward.{}@{worker}", layer.name);
-            // The gradients of texts are made in a varying number of allocations, so they don't cross: those of the clips do.
+            // The gradients of texts are made in a varying number of allocations, so they don't cross: those
+            // of the clips do.
             let node = builder.node(worker, name, vec![tape, gradient], facts, texts, backward)?;
             for (position, (name, _)) in layer.variables.iter().enumerate() {
                 handed.push((
@@ -417,23 +422,25 @@ impl Shape {
 const CUT: usize = 4096;
 
 impl Shape {
-    /// Adds the ring allreduce of the gradients of a variable (Gibiansky, *Bringing HPC techniques to deep learning*, Baidu 2017), and a push
-    /// at each worker. `turn` is the number of the variable.
+    /// Adds the ring allreduce of the gradients of a variable (Gibiansky, *Bringing HPC techniques to deep
+    /// learning*, Baidu 2017), and a push at each worker. `turn` is the number of the variable.
     ///
-    /// A gradient is cut into as many ranges as there are workers. In each of W − 1 rounds, each worker sends one range to its right neighbour,
-    /// which adds its own range. At the end each range is complete at one worker.
+    /// A gradient is cut into as many ranges as there are workers. In each of W − 1 rounds, each worker sends
+    /// one range to its right neighbour, which adds its own range. At the end each range is complete at one
+    /// worker.
     ///
     /// ```text
     ///  round 1    cut.…@0 ─▶ add.…@1      round 2    add.…@1 ─▶ add.…@2      at the end    add.…@2 ─▶ all workers
     /// ```
     ///
-    /// Baidu's second half passes the complete ranges on round the ring. Here the worker that has completed a range sends it to each of the others.
-    /// Each worker sends as many bytes as in the ring, (W − 1) / W of the gradient, and the sender is always the node that made the
-    /// tensor, so the tensor lies in registered memory.
+    /// Baidu's second half passes the complete ranges on round the ring. Here the worker that has completed a
+    /// range sends it to each of the others. Each worker sends as many bytes as in the ring, (W − 1) / W of
+    /// the gradient, and the sender is always the node that made the tensor, so the tensor lies in registered
+    /// memory.
     ///
-    /// Range c is added up in the order of the ring, beginning with worker c. A small gradient is one range, because the rounds of a small
-    /// range take as long as those of an empty one; the workers with which such gradients begin follow one another, so that all have the
-    /// same work.
+    /// Range c is added up in the order of the ring, beginning with worker c. A small gradient is one range,
+    /// because the rounds of a small range take as long as those of an empty one; the workers with which such
+    /// gradients begin follow one another, so that all have the same work.
     fn add_ring(
         &self,
         builder: &mut Builder,

@@ -1,4 +1,5 @@
-//! The graphs of a step, run by executors with transfers within a process, against the same kernels run one after the other.
+//! The graphs of a step, run by executors with transfers within a process, against the same kernels run one
+//! after the other.
 
 use std::collections::HashMap;
 use std::sync::Arc;

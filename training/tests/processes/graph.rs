@@ -39,7 +39,8 @@ impl Training {
         self.folder.path().join(name)
     }
 
-    /// Makes the command with these options, separated by spaces, and the data and the results of this folder.
+    /// Makes the command with these options, separated by spaces, and the data and the results of this
+    /// folder.
     fn command(&self, options: &str) -> Command {
         let mut command = command(&options.split_whitespace().collect::<Vec<_>>());
         for (option, path) in [
@@ -90,8 +91,9 @@ fn all_modes_train_alike_and_nothing_is_copied_from_the_second_step_on() {
         assert_eq!(mode["sent_in_first_step"]["tensors"], 24);
         assert_eq!(mode["sent_later"]["tensors"], 5 * 24);
     }
-    // The first step learns the allocation sites, so each tensor is copied once. A bias may be so small that it goes inline in all steps,
-    // which depends on the device; a weight of at least 20 KiB is too large for that.
+    // The first step learns the allocation sites, so each tensor is copied once. A bias may be so small that
+    // it goes inline in all steps, which depends on the device; a weight of at least 20 KiB is too large for
+    // that.
     let first = &zerocp["sent_in_first_step"];
     assert_eq!(first["copied"].as_u64().unwrap() + first["inline"].as_u64().unwrap(), 24, "{first}");
     let tensors = zerocp["tensors"].as_array().unwrap();
@@ -149,8 +151,8 @@ fn texts_of_varying_length_cross_with_dynamic_shapes_in_a_ring() {
 
 #[test]
 fn texts_of_varying_length_are_sent_without_a_copy_from_the_second_step_on() {
-    // 57 sayings to train with, all of another length. So the lengths of a worker's batch differ from step to step, and with 9 batches of
-    // 6 the steps go on into the second epoch.
+    // 57 sayings to train with, all of another length. So the lengths of a worker's batch differ from step to
+    // step, and with 9 batches of 6 the steps go on into the second epoch.
     let training = Training::with_texts((0..60).map(|number| "a".repeat(20 + number)));
     let (results, _) = training.run(
         "--sync parameter-server --workers 2 --mode rdma-zerocp --model lstm --length 100 --batch 6 --epochs 2 --steps 12 --test-every 4",

@@ -11,8 +11,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::Value;
 
-/// Trains with one rank and with `ranks`, with these options, and compares the losses of the first 100 steps. The sums of the gradients
-/// have another order with several ranks, so the losses differ by rounding, and more so with each step. Returns both trainings.
+/// Trains with one rank and with `ranks`, with these options, and compares the losses of the first 100 steps.
+/// The sums of the gradients have another order with several ranks, so the losses differ by rounding, and
+/// more so with each step. Returns both trainings.
 fn trains_as_one_does(ranks: usize, options: &[&str]) -> [Value; 2] {
     let folder = tempfile::tempdir().unwrap();
     let [one, several] = [1, ranks].map(|ranks| {

@@ -45,8 +45,8 @@ values! {
     u64: U64, u64::from;
 }
 
-/// The pattern from which each rank takes its content: another part for each rank and for each iteration. All values are whole
-/// numbers so small that each result is exact.
+/// The pattern from which each rank takes its content: another part for each rank and for each iteration. All
+/// values are whole numbers so small that each result is exact.
 #[derive(Debug)]
 pub(crate) struct Pattern<T> {
     numbers: Vec<u16>,

@@ -1,4 +1,5 @@
-//! The measurement of one cell: the algorithms take turns in each iteration, and so do several operands of a size.
+//! The measurement of one cell: the algorithms take turns in each iteration, and so do several operands of a
+//! size.
 
 use std::time::{Duration, Instant};
 
@@ -16,16 +17,16 @@ const LEAST: u64 = 5;
 const MOST: u64 = 100_000;
 /// The least number of iterations of a check of the plans. Medians of five differ by up to 20 %.
 const LEAST_OF_CHECK: u64 = 15;
-/// How long ranks that share cores sleep before each turn of a check. Then the system puts them on cores anew. Otherwise a check would
-/// measure only the placement that the ranks happen to have.
+/// How long ranks that share cores sleep before each turn of a check. Then the system puts them on cores
+/// anew. Otherwise a check would measure only the placement that the ranks happen to have.
 const NAP: Duration = Duration::from_micros(50);
 /// Iterations from which the number of iterations is computed.
 const TRIALS: u32 = 3;
-/// An algorithm whose least time in the warm-up is this many times that of the fastest is left out, if that is asked for and the
-/// operands are larger than this. Smaller ones take little time anyway.
+/// An algorithm whose least time in the warm-up is this many times that of the fastest is left out, if that
+/// is asked for and the operands are larger than this. Smaller ones take little time anyway.
 const LARGE: u64 = 4 << 20;
 const FAR_BEHIND: f64 = 4.0;
-/// How often rank 0 says that it works.
+/// How often rank 0 reports that it is alive.
 const BEAT: Duration = Duration::from_secs(1);
 
 /// The figures of one algorithm in one cell.
@@ -48,13 +49,12 @@ pub(crate) struct Meter<'a> {
     /// Whether this is a check of the plans. Then algorithms that are far behind are left out.
     pub(crate) check: bool,
     pub(crate) sink: Sink<'a>,
-    /// When rank 0 said last that it works.
+    /// When rank 0 last reported that it is alive.
     pub(crate) beat: Instant,
     /// Wrong elements of this rank, in all cells.
     pub(crate) wrong: u64,
 }
 
-/// The state of one algorithm.
 struct AlgorithmRun<'a, T> {
     group: &'a Group,
     operands: Operands<T>,
@@ -150,7 +150,8 @@ impl Meter<'_> {
             }
             let took = run.operands.reduce(run.group, cell.reduction, iteration)?;
             if !self.own_cores {
-                // A rank that checks its result would take the core from a rank that is still in the timed part.
+                // A rank that checks its result would take the core from a rank that is still in the timed
+                // part.
                 run.group.barrier()?;
             }
             run.latencies.push(took.as_nanos() as f64 / 1000.0);
@@ -164,7 +165,8 @@ impl Meter<'_> {
     }
 }
 
-/// Leaves out the fixed algorithms that are far behind. All ranks decide by the same times, so they decide alike.
+/// Leaves out the fixed algorithms that are far behind. All ranks decide by the same times, so they decide
+/// alike.
 fn leave_out<T>(first: &Group, runs: &mut [AlgorithmRun<'_, T>]) -> Result<(), Failure> {
     // The first uses of a buffer, and other work of the machine, make single latencies long.
     let least = |run: &AlgorithmRun<'_, T>| run.latencies.iter().copied().fold(f64::MAX, f64::min);
@@ -202,13 +204,13 @@ impl<T: Value> Operands<T> {
         (0..count).map(operand).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns the operand whose turn it is.
+    /// Returns the operand of an iteration.
     fn turn(&mut self, iteration: u64) -> &mut Operand<T> {
         let count = self.0.len() as u64;
         &mut self.0[(iteration % count) as usize]
     }
 
-    /// Writes the content of an iteration into the operand whose turn it is.
+    /// Writes the content of an iteration into its operand.
     pub(crate) fn fill(&mut self, pattern: &Pattern<T>, rank: usize, iteration: u64) -> Result<(), Failure> {
         match self.turn(iteration) {
             Operand::Registered(Some(input)) | Operand::OutOfPlace(Some((input, _))) => {
@@ -220,7 +222,7 @@ impl<T: Value> Operands<T> {
         Ok(())
     }
 
-    /// Reduces the operand whose turn it is, and returns how long that took.
+    /// Reduces the operand of an iteration, and returns how long that took.
     pub(crate) fn reduce(
         &mut self,
         group: &Group,
@@ -268,8 +270,8 @@ fn lost() -> Failure {
 /// Ranks with a core of their own begin a timed part at multiples of this many nanoseconds.
 const START: u64 = 20_000;
 
-/// Waits until the next multiple of 20 µs. All ranks that have left a barrier at about the same time begin together, so that
-/// the skew of the barrier does not count. Waits busily.
+/// Waits until the next multiple of 20 µs. All ranks that have left a barrier at about the same time begin
+/// together, so that the skew of the barrier does not count. Waits busily.
 pub(crate) fn wait_for_start() {
     let start = (now() / START + 1) * START;
     while now() < start {

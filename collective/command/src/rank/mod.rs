@@ -30,7 +30,8 @@ pub(crate) fn is_launched() -> bool {
     LAUNCHED.iter().any(is_set) || TORCHRUN.iter().all(is_set)
 }
 
-/// Works as a rank that this command started. The reports, also of failures, go to the process that did so: a line of JSON for each.
+/// Works as a rank that this command started. The reports, also of failures, go to the process that did so: a
+/// line of JSON for each.
 pub(crate) fn work_as_child(options: &Options, spec: &str) -> Result<(), Failure> {
     let spec = RankSpec::parse(spec)?;
     spec.take()?;
@@ -187,8 +188,8 @@ impl Group {
         self.communicator.all_reduce(values, reduction).wait().map(drop).map_err(failed)
     }
 
-    /// Returns the bytes that the operations of this rank have sent with messages or read from other ranks, and those that they have
-    /// copied within this rank. Barriers move none.
+    /// Returns the bytes that the operations of this rank have sent with messages or read from other ranks,
+    /// and those that they have copied within this rank. Barriers move none.
     pub(crate) fn moved(&self) -> [u64; 2] {
         let statistics = self.communicator.statistics();
         [statistics.inline_bytes + statistics.read_bytes, statistics.copied_bytes]

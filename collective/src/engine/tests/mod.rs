@@ -1,7 +1,8 @@
-//! Engines over simulated links, in virtual time: random delays, few slots, slow ranks, ranks that die or stop, and calls that do not
-//! fit.
+//! Engines over simulated links, in virtual time: random delays, few slots, slow ranks, ranks that die or
+//! stop, and calls that do not fit.
 //!
-//! `TONIC_RDMA_SCHEDULES` sets the number of schedules of each test. `TONIC_RDMA_SEED` runs the one schedule of a seed.
+//! `TONIC_RDMA_SCHEDULES` sets the number of schedules of each test. `TONIC_RDMA_SEED` runs the one schedule
+//! of a seed.
 
 mod simulation;
 
@@ -241,7 +242,8 @@ fn many_operations_under_way_keep_apart() {
     });
 }
 
-/// Kills a rank after a random number of actions. All survivors learn which rank it was, and no result is wrong.
+/// Kills a rank after a random number of actions. All survivors learn which rank it was, and no result is
+/// wrong.
 #[test]
 fn the_death_of_a_rank_is_named_by_all_survivors() {
     schedules(|seed| {
@@ -267,8 +269,8 @@ fn the_death_of_a_rank_is_named_by_all_survivors() {
     });
 }
 
-/// Runs an all-reduce by `algorithm` until a rank is before `step`, which does not act from then on. Returns the group, and this rank.
-/// `None` if the operation has fewer steps.
+/// Runs an all-reduce by `algorithm` until a rank is before `step`, which does not act from then on. Returns
+/// the group, and this rank. `None` if the operation has fewer steps.
 fn lost_at(algorithm: Algorithm, ranks: usize, step: u64) -> Option<(Group, usize)> {
     let mut random = fastrand::Rng::with_seed(step ^ ranks as u64);
     let one = sum(algorithm, 300, 60);
@@ -310,7 +312,8 @@ fn a_death_at_any_step_of_any_algorithm_is_named() {
     assert!(deaths > 100, "only {deaths} deaths");
 }
 
-/// Stops a rank at each step of each algorithm. From every rank that waits, the ranks that are waited for lead to the stopped one.
+/// Stops a rank at each step of each algorithm. From every rank that waits, the ranks that are waited for
+/// lead to the stopped one.
 #[test]
 fn a_stop_at_any_step_of_any_algorithm_is_found_from_every_rank() {
     let (mut stops, mut paths) = (0, 0);
@@ -343,7 +346,8 @@ fn a_stop_at_any_step_of_any_algorithm_is_found_from_every_rank() {
     assert!(stops > 100 && paths > 2 * stops, "only {stops} stops and {paths} paths");
 }
 
-/// Returns the failures of all ranks but the victim: the rank, and an error with the rank of the first failure.
+/// Returns the failures of all ranks but the victim: the rank, and an error with the rank of the first
+/// failure.
 fn failures(group: &Group, victim: usize) -> impl Iterator<Item = (usize, &CollectiveError)> {
     let left = group.ranks.iter().filter(move |rank| rank.rank != victim);
     left.flat_map(|rank| {
@@ -390,8 +394,8 @@ fn a_rank_that_stops_runs_into_the_deadline() {
     });
 }
 
-/// One rank calls something else. Some rank says so, with both calls; where each rank waits for another one, the deadline ends the
-/// operations.
+/// One rank calls something else. Some rank says so, with both calls; where each rank waits for another one,
+/// the deadline ends the operations.
 #[test]
 fn calls_that_differ_are_named() {
     let (runs, deadlines) = (Cell::new(0), Cell::new(0));
@@ -443,7 +447,8 @@ fn calls_that_differ_are_named() {
     assert!(deadlines.get() * 10 <= runs.get(), "{} of {} were deadlines", deadlines.get(), runs.get());
 }
 
-/// Messages carry the packed call, so the packed calls of ranks that name different roots must differ for every root of a group.
+/// Messages carry the packed call, so the packed calls of ranks that name different roots must differ for
+/// every root of a group.
 #[test]
 fn broadcasts_of_any_two_roots_are_told_apart() {
     let broadcast =

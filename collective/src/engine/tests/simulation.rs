@@ -1,7 +1,8 @@
 //! Ranks that run engines over simulated links: queues with bounded room and random delays, in virtual time.
 //!
-//! A reference is read chunk by chunk, from what the sender's memory holds at that moment. The link compares each chunk with what
-//! the memory held when the reference was sent, so memory that changes too early fails the test.
+//! A reference is read chunk by chunk, from what the sender's memory holds at that moment. The link compares
+//! each chunk with what the memory held when the reference was sent, so memory that changes too early fails
+//! the test.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};

@@ -1,7 +1,8 @@
-//! The agreement of survivors: what one rank knows, and what it does next. This module does no I/O and knows no time.
+//! The agreement of survivors: what one rank knows, and what it does next. This module does no I/O and knows
+//! no time.
 //!
-//! Ranks here are those of the bootstrap, which never change. A group has a number, its *generation*. Every rank asks all others
-//! for their [`Standing`], again and again, until the agreement ends:
+//! Ranks here are those of the bootstrap, which never change. A group has a number, its *generation*. Every
+//! rank asks all others for their [`Standing`], again and again, until the agreement ends:
 //!
 //! ```text
 //!  every rank    agreeing; asks all ranks that it does not suspect for their standing
@@ -14,28 +15,31 @@
 //!
 //! Why all survivors end with the same members, if a suspected rank is really dead:
 //!
-//! - *Two groups with a common member never have one generation.* Both need the promise of this member, and a member promises
-//!   one generation once. So a generation means one list of members, for every rank that is in it.
-//! - *A dead coordinator does no harm.* If any living rank saw the new generation, all its members see it at this rank. If none
-//!   did, no living rank is in it, and the next coordinator proposes a larger one. There is no message "commit" that could
-//!   reach one rank and miss another: the standing of each member is that message.
-//! - *Ranks of different generations meet again.* A rank may already be in the new generation while its coordinator has died.
-//!   That group contains a dead rank, so it fails at once, and this rank agrees again. The ranks still in the old generation see
-//!   the larger one and follow.
-//! - *It ends.* Suspicions only grow, so at some time the lowest living rank is the coordinator for all. It waits only for ranks
-//!   that answer. A rank that does not answer becomes a suspect.
+//! - *Two groups with a common member never have one generation.* Both need the promise of this member, and a
+//!   member promises one generation once. So a generation means one list of members, for every rank that is
+//!   in it.
+//! - *A dead coordinator does no harm.* If any living rank saw the new generation, all its members see it at
+//!   this rank. If none did, no living rank is in it, and the next coordinator proposes a larger one. There
+//!   is no message "commit" that could reach one rank and miss another: the standing of each member is that
+//!   message.
+//! - *Ranks of different generations meet again.* A rank may already be in the new generation while its
+//!   coordinator has died. That group contains a dead rank, so it fails at once, and this rank agrees again.
+//!   The ranks still in the old generation see the larger one and follow.
+//! - *It ends.* Suspicions only grow, so at some time the lowest living rank is the coordinator for all. It
+//!   waits only for ranks that answer. A rank that does not answer becomes a suspect.
 //!
-//! A suspicion can be wrong: a rank was stopped and runs again, or one link has failed. Then some rank must leave, so that the
-//! others have a group in which all reach one another. The rules:
+//! A suspicion can be wrong: a rank was stopped and runs again, or one link has failed. Then some rank must
+//! leave, so that the others have a group in which all reach one another. The rules:
 //!
-//! - The coordinator leaves out each rank that a lower rank suspects. Of two ranks that suspect one another, the higher leaves.
+//! - The coordinator leaves out each rank that a lower rank suspects. Of two ranks that suspect one another,
+//!   the higher leaves.
 //! - A coordinator that a living rank suspects, and that does not suspect this rank itself, leaves.
 //! - A rank that sees a larger generation without itself leaves.
 //!
-//! A rank that leaves gets the error [`Excluded`](crate::CollectiveErrorKind::Excluded), and tells all askers that it has left, so that
-//! each of them suspects it too. Two ranks that can't reach one another, with
-//! no third rank that reaches both, both go on alone. A majority rule would prevent that, but would also end a group that lost
-//! half of its ranks.
+//! A rank that leaves gets the error [`Excluded`](crate::CollectiveErrorKind::Excluded), and tells all askers
+//! that it has left, so that each of them suspects it too. Two ranks that can't reach one another, with no
+//! third rank that reaches both, both go on alone. A majority rule would prevent that, but would also end a
+//! group that lost half of its ranks.
 
 use std::collections::BTreeMap;
 
@@ -132,7 +136,8 @@ impl Standing {
         if !latest.members.contains(&me) {
             return Some(Move::Leave(format!("rank {rank} is in a later group without it")));
         }
-        // A smaller generation than the promised one: its group has lost a member, and a coordinator asks for a new one.
+        // A smaller generation than the promised one: its group has lost a member, and a coordinator asks for
+        // a new one.
         (latest.generation >= self.promised)
             .then(|| Move::Adopt { generation: latest.generation, members: latest.members.clone() })
     }

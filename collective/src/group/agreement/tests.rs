@@ -1,4 +1,5 @@
-//! Agreements of many ranks over a simulated network: any order of questions and answers, and deaths at any time.
+//! Agreements of many ranks over a simulated network: any order of questions and answers, and deaths at any
+//! time.
 
 use std::collections::{BTreeMap, BTreeSet};
 

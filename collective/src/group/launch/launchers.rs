@@ -14,7 +14,7 @@ const LOOPBACK: &str = "127.0.0.1";
 const SLURM: &str = "Slurm";
 const TORCHRUN: &str = "torchrun";
 
-/// What a launcher says.
+/// What a launcher's variables say.
 struct LauncherInfo {
     /// The launcher's name, for messages.
     launcher: &'static str,
@@ -26,7 +26,8 @@ struct LauncherInfo {
     job: String,
     /// The number of processes that the launcher started on this host, if it says so.
     local: Option<usize>,
-    /// The number of processes that the launcher started in all. `None` if it has not started this process, or does not say.
+    /// The number of processes that the launcher started in all. `None` if it has not started this process,
+    /// or does not say.
     started: Option<usize>,
     /// Who has started this process, as far as the launcher says so.
     starter: Starter,
@@ -44,7 +45,7 @@ enum Starter {
 }
 
 impl LauncherInfo {
-    /// Says who the process is by this launcher.
+    /// Returns the rank by this launcher, for messages.
     fn describe(&self) -> String {
         format!("{} says rank {} of {}", self.launcher, self.rank, self.size)
     }
@@ -100,10 +101,10 @@ fn without_launcher(
     }
 }
 
-/// Asks the launchers in turn. The first that is there counts. Processes inherit variables, so another launcher that is there has
-/// started the first one, or was started by it. In the second case the numbers of the first would be wrong, so it is an error if the other
-/// launcher can't have started the first one. With `is_numbered` this library's variable numbers the process, so launchers may contradict
-/// each other.
+/// Asks the launchers in turn. The first that is there counts. Processes inherit variables, so another
+/// launcher that is there has started the first one, or was started by it. In the second case the numbers of
+/// the first would be wrong, so it is an error if the other launcher can't have started the first one. With
+/// `is_numbered` this library's variable numbers the process, so launchers may contradict each other.
 fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<LauncherInfo>, CollectiveError> {
     type Read = fn(&Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError>;
     let mut others = [torchrun as Read, open_mpi, hydra, slurm].into_iter();
@@ -120,7 +121,8 @@ fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Launc
             return Err(contradiction(&first, &other.describe()));
         }
     }
-    // Slurm's variables stand in all processes of a job, also in those of launchers that this library does not know.
+    // Slurm's variables are in all processes of a job, also in those of launchers that this library does not
+    // know.
     for name in ["PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"] {
         if let Some(rank) = variables.text(name)?
             && first.launcher == SLURM
@@ -133,9 +135,10 @@ fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Launc
     Ok(Some(first))
 }
 
-/// Returns whether the processes of `outer` may be the agents, or proxies, that have started the processes of `inner`: there are as many
-/// of both, or `outer` has started one for each host, and not more than `inner` has processes. The mpirun of Open MPI and of Hydra may have
-/// started daemons also on hosts without processes.
+/// Returns whether the processes of `outer` may be the agents, or proxies, that have started the processes of
+/// `inner`: there are as many of both, or `outer` has started one for each host, and not more than `inner`
+/// has processes. The mpirun of Open MPI and of Hydra may have started daemons also on hosts without
+/// processes.
 fn may_be_started_by(inner: &LauncherInfo, outer: &LauncherInfo) -> bool {
     let Some(started) = outer.started else { return true };
     let agents = inner.local.filter(|local| *local > 0).map(|local| inner.size / local);
@@ -154,7 +157,8 @@ fn contradiction(first: &LauncherInfo, second: &str) -> CollectiveError {
     setting(format!("{first}, and {second}: set {RANK}, {SIZE} and {ADDRESS}"))
 }
 
-/// Reads the variables of torchrun: <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
+/// Reads the variables of torchrun:
+/// <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
 fn torchrun(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
     // Other programs have a RANK too.
     if variables.text("RANK")?.is_none() || variables.text("WORLD_SIZE")?.is_none() {
@@ -188,13 +192,15 @@ fn torchrun(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, Collectiv
     }))
 }
 
-/// Returns whether `run` is such a name as `torchrun --standalone` draws. Without this option it is `none`, or the user's.
+/// Returns whether `run` is such a name as `torchrun --standalone` draws. Without this option it is `none`,
+/// or the user's.
 fn is_uuid(run: &str) -> bool {
     let groups = run.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
     groups && run.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
-/// Reads the variables of Open MPI: <https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables>.
+/// Reads the variables of Open MPI:
+/// <https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables>.
 fn open_mpi(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
     let Some(rank) = variables.number("OMPI_COMM_WORLD_RANK")? else { return Ok(None) };
     let size = required(variables, "OMPI_COMM_WORLD_SIZE")?;
@@ -242,7 +248,8 @@ fn hydra(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveEr
     let Some(rank) = variables.number("PMI_RANK")? else { return Ok(None) };
     let Some(size) = variables.number("PMI_SIZE")? else { return Ok(None) };
     let local = variables.number("MPI_LOCALNRANKS")?;
-    // What all ranks have alike, and other jobs have not. Each host has a proxy of its own, which may be a step of Slurm.
+    // What all ranks have alike, and other jobs have not. Each host has a proxy of its own, which may be a
+    // step of Slurm.
     let (host, alike): (_, &[&str]) = if local == Some(size) {
         (Ok(LOOPBACK.to_owned()), &["PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_PORT"])
     } else {
@@ -268,7 +275,8 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveEr
     let Some(size) = tasks.map_or_else(|| variables.number("SLURM_NTASKS"), |tasks| Ok(Some(tasks)))? else {
         return Err(setting("SLURM_PROCID is set, and SLURM_NTASKS is not"));
     };
-    // In a batch script Slurm sets the variables of task 0, and starts no other tasks. A script may start and number ranks itself.
+    // In a batch script Slurm sets the variables of task 0, and starts no other tasks. A script may start and
+    // number ranks itself.
     if step.is_none() && variables.number(SIZE)?.unwrap_or(size) > 1 && variables.number(RANK)?.is_none() {
         return Err(setting(format!(
             "this process runs in a batch script of Slurm, and not as one of {size} tasks: start it with srun, or set {RANK}, \
@@ -339,7 +347,8 @@ impl<'a> Variables<'a> {
         Self { lookup }
     }
 
-    /// Returns the value of the first variable that is set; `None` if none is. `parse` returns `None` for a value that is not `accepted`.
+    /// Returns the value of the first variable that is set; `None` if none is. `parse` returns `None` for a
+    /// value that is not `accepted`.
     fn find<T>(
         &self,
         names: &[&str],
@@ -354,7 +363,6 @@ impl<'a> Variables<'a> {
         parse(text.clone()).map(Some).ok_or_else(|| refuse(&name, &text, accepted))
     }
 
-    /// Returns the text of a variable.
     pub(super) fn text(&self, name: &str) -> Result<Option<String>, CollectiveError> {
         self.first(&[name])
     }
@@ -374,7 +382,6 @@ impl<'a> Variables<'a> {
         self.find(names, "takes a number", |text| text.parse::<u32>().ok().map(|number| number as usize))
     }
 
-    /// Returns a port.
     pub(super) fn port(&self, name: &str) -> Result<Option<u16>, CollectiveError> {
         self.find(&[name], "takes a number from 1 to 65535", |text| {
             text.parse().ok().filter(|port| *port != 0)
@@ -391,7 +398,8 @@ pub(super) fn refuse(name: &str, value: &str, accepted: &str) -> CollectiveError
 const FIRST: u16 = 20_000;
 const COUNT: u64 = 12_000;
 
-/// Returns the port of a job, which is not `taken`. Two jobs of one host get the same port in one case of 12000.
+/// Returns the port of a job, which is not `taken`. Two jobs of one host get the same port in one case of
+/// 12000.
 pub(super) fn of(job: &str, taken: Option<u16>) -> u16 {
     // FNV-1a, because a hash of the standard library may differ between processes.
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -28,8 +28,8 @@ impl Launch {
     /// The largest number of ranks.
     pub const MAX_SIZE: usize = 4096;
 
-    /// Makes the launch of rank `rank` of `size`. Rank 0 listens on `address`, `host:port`, and all other ranks call there, so
-    /// they must reach rank 0 under this name.
+    /// Makes the launch of rank `rank` of `size`. Rank 0 listens on `address`, `host:port`, and all other
+    /// ranks call there, so they must reach rank 0 under this name.
     ///
     /// ```
     /// use tonic_rdma_collective::Launch;
@@ -41,7 +41,8 @@ impl Launch {
         Self { rank, size, address: address.into(), job: String::new() }
     }
 
-    /// Sets the name of the job, which is equal on all ranks. Rank 0 refuses processes of another job. Default: empty.
+    /// Sets the name of the job, which is equal on all ranks. Rank 0 refuses processes of another job.
+    /// Default: empty.
     pub fn job(mut self, job: impl Into<String>) -> Self {
         self.job = job.into();
         self
@@ -56,14 +57,15 @@ impl Launch {
     /// | Hydra: mpirun of MPICH or Intel MPI | `PMI_RANK`, `PMI_SIZE` | loopback if `MPI_LOCALNRANKS` is all ranks, else set `RDMA_COLLECTIVE_ADDRESS`; the port is computed from `PMI_JOBID`, `SLURM_JOB_ID`, `SLURM_STEP_ID` and `PMI_PORT`, as far as they are set |
     /// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | loopback on one node, else the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, else `SLURM_LAUNCH_NODE_IPADDR`; the port is computed from `SLURM_JOB_ID` and `SLURM_STEP_ID` |
     ///
-    /// The variables of several launchers may be there, because the processes of one run the other. It is an error if the launcher that
-    /// counts may be the outer one: if another one has started more processes, for example.
+    /// The variables of several launchers may be there, because the processes of one run the other. It is an
+    /// error if the launcher that counts may be the outer one: if another one has started more processes, for
+    /// example.
     ///
-    /// `RDMA_COLLECTIVE_RANK`, `RDMA_COLLECTIVE_SIZE` and `RDMA_COLLECTIVE_ADDRESS` each override what the launcher says, and do
-    /// without a launcher if all three are set.
+    /// `RDMA_COLLECTIVE_RANK`, `RDMA_COLLECTIVE_SIZE` and `RDMA_COLLECTIVE_ADDRESS` each override what the
+    /// launcher says, and do without a launcher if all three are set.
     ///
-    /// A computed port lies between 20000 and 31999, below the ports that Linux gives to outgoing connections. It is never
-    /// `MASTER_PORT`, because torchrun's agent listens there.
+    /// A computed port lies between 20000 and 31999, below the ports that Linux gives to outgoing
+    /// connections. It is never `MASTER_PORT`, because torchrun's agent listens there.
     ///
     /// ```
     /// use tonic_rdma_collective::Launch;
@@ -75,8 +77,8 @@ impl Launch {
     /// ```
     ///
     /// # Errors
-    /// [`InvalidSetting`](crate::CollectiveErrorKind::InvalidSetting): a variable is missing or has a bad value, or two launchers contradict each other. The message
-    /// names them.
+    /// [`InvalidSetting`](crate::CollectiveErrorKind::InvalidSetting): a variable is missing or has a bad
+    /// value, or two launchers contradict each other. The message names them.
     pub fn from_env() -> Result<Self, CollectiveError> {
         tonic_rdma::unstable::warn_of_unknown_variables();
         Self::from_variables(|name| std::env::var_os(name))
@@ -99,7 +101,8 @@ impl Launch {
     /// ```
     ///
     /// # Errors
-    /// [`InvalidSetting`](crate::CollectiveErrorKind::InvalidSetting): a variable is missing or has a bad value. The message names it.
+    /// [`InvalidSetting`](crate::CollectiveErrorKind::InvalidSetting): a variable is missing or has a bad
+    /// value. The message names it.
     pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, CollectiveError> {
         launchers::read(&Variables::new(&lookup))
     }

@@ -177,8 +177,8 @@ fn slurm_tells_the_host_where_hydras_variables_agree() {
     assert_eq!(of(&with(TWO_TASKS, &pmi2)).unwrap(), of(TWO_TASKS).unwrap());
 }
 
-/// Each of the processes that one launcher started runs another launcher. The numbers of the second are right, those of the first are
-/// inherited, and nothing tells them apart.
+/// Each of the processes that one launcher started runs another launcher. The numbers of the second are
+/// right, those of the first are inherited, and nothing tells them apart.
 #[test]
 fn launchers_that_contradict_each_other_are_an_error_that_names_both() {
     let srun = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_NUM_NODES", "1")];
@@ -254,7 +254,8 @@ fn mpirun_may_start_fewer_ranks_than_daemons() {
     let hydra = with(HYDRA, &[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")]);
     let hydra = with(&hydra, &[("RDMA_COLLECTIVE_ADDRESS", "n1:29000")]);
     assert_eq!(of(&with(&daemon, &hydra)).unwrap().size(), 2);
-    // All ranks may run on one host: then Open MPI tells that a daemon has started them, and not mpirun itself.
+    // All ranks may run on one host: then Open MPI tells that a daemon has started them, and not mpirun
+    // itself.
     let all_here = with(&daemon, OPEN_MPI);
     let said = of(&all_here).unwrap_err().to_string();
     assert!(said.contains("Open MPI says rank 1 of 2, and Slurm says rank 1 of 3"), "{said}");

@@ -1,4 +1,5 @@
-//! Groups of several ranks in one process. Each rank has its own runtime, device and server, as a process has.
+//! Groups of several ranks in one process. Each rank has its own runtime, device and server, as a process
+//! has.
 
 mod processes;
 
@@ -18,7 +19,8 @@ use crate::error::{CollectiveError, CollectiveErrorKind, OperationStep, argument
 const HANG: Duration = Duration::from_secs(60);
 
 fn settings() -> Settings {
-    // Machines of tests are slow and shared, so that a thread may wait for its turn longer than a user's would.
+    // Machines of tests are slow and shared, so that a thread may wait for its turn longer than a user's
+    // would.
     Settings { answer_timeout: Duration::from_secs(1), ..Settings::default() }
 }
 
@@ -170,7 +172,8 @@ fn one_rank_twice_is_refused_and_the_group_forms() {
     assert!(errors[0].contains("refused rank 1: rank 1 has come already"), "{errors:?}");
 }
 
-/// Another process that reaches the port of a rank could otherwise take all links of its device, before the ranks open theirs.
+/// Another process that reaches the port of a rank could otherwise take all links of its device, before the
+/// ranks open theirs.
 #[test]
 fn only_ranks_have_links_to_a_rank() {
     let groups = join_all(2);
@@ -329,8 +332,8 @@ fn members_of(group: &Group) -> Vec<usize> {
     (0..group.size()).filter_map(|rank| group.original(rank)).collect()
 }
 
-/// Agrees, as one rank, until the members of the group are the expected ones. Returns the last group, and the generations in which
-/// the rank was.
+/// Agrees, as one rank, until the members of the group are the expected ones. Returns the last group, and the
+/// generations in which the rank was.
 fn agree_until(
     original: usize,
     mut group: Group,
@@ -347,7 +350,8 @@ fn agree_until(
         if members_of(&group) == expected {
             return (group, generations);
         }
-        // As a user would notice: the next operation fails. A rank may have been in an agreement before it died.
+        // As a user would notice: the next operation fails. A rank may have been in an agreement before it
+        // died.
         block_on(group.failure().wait());
     }
 }
@@ -384,8 +388,9 @@ fn survivors_agree_whatever_dies_and_when() {
             .collect();
         let mut expected = staying.to_vec();
         expected.sort_unstable();
-        // Each rank agrees again as soon as its group has failed, and waits for no other rank. A rank may have promised a later
-        // generation than that of a group with a dead rank, and then needs the other ranks of this group for its own agreement.
+        // Each rank agrees again as soon as its group has failed, and waits for no other rank. A rank may
+        // have promised a later generation than that of a group with a dead rank, and then needs the other
+        // ranks of this group for its own agreement.
         let agreeing: Vec<_> = living
             .into_iter()
             .map(|(original, group)| {

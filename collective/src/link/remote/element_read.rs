@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
-use tokio::time::error::Elapsed;
 
 use crate::link::remote::message::{ElementReference, LinkCounters};
 use crate::link::{LinkFault, violation};
@@ -32,8 +31,8 @@ pub(super) struct ElementRead {
     gone: Option<Instant>,
 }
 
-/// How long the memory of a peer may be gone before that is the peer's fault. A peer that was killed is gone too, and its channel
-/// closes a moment later. That is the better reason.
+/// How long the memory of a peer may be gone before that is the peer's fault. A peer that was killed is gone
+/// too, and its channel closes a moment later. That is the better reason.
 const GONE: Duration = Duration::from_secs(1);
 
 /// The receiver of bytes.
@@ -100,7 +99,8 @@ impl ElementRead {
         Ok(ended)
     }
 
-    /// Gives the next bytes that READs have brought, and begins further READs. Returns whether all bytes were delivered.
+    /// Gives the next bytes that READs have brought, and begins further READs. Returns whether all bytes were
+    /// delivered.
     pub(super) fn read_from_remote(
         &mut self,
         channel: &Channel,
@@ -173,7 +173,8 @@ fn out_of_range(reference: ElementReference, available: u64) -> LinkFault {
     ))
 }
 
-/// The regions of one peer that references name, the one that was used last first. Each is attached when a message names it for the first time.
+/// The regions of one peer that references name, the one that was used last first. Each is attached when a
+/// message names it for the first time.
 pub(super) struct PeerRegions {
     channel: Channel,
     /// The number of the peer's pool.
@@ -184,7 +185,7 @@ pub(super) struct PeerRegions {
     limit: Duration,
     runtime: Handle,
     pub(super) attached: Vec<(u64, PeerRegion)>,
-    attaching: Option<(u64, oneshot::Receiver<Result<Result<PeerRegion, TensorError>, Elapsed>>)>,
+    attaching: Option<(u64, oneshot::Receiver<Result<PeerRegion, LinkFault>>)>,
 }
 
 /// A region of the peer.
@@ -241,25 +242,11 @@ impl PeerRegions {
             return Ok(false);
         }
         self.attaching = None;
-        let source = match result {
-            Ok(Ok(Ok(source))) => source,
-            Ok(Ok(Err(error))) if error.kind() == TensorErrorKind::Refused => {
-                let message = unstable::detail(&error);
-                return Err(violation(format!(
-                    "it refers to its memory {attaching}, and refuses: {message}"
-                )));
-            }
-            Ok(Ok(Err(error))) => return Err(error.into()),
-            Ok(Err(_)) => {
-                let late =
-                    format!("the attachment of a rank's memory did not happen within {:?}", self.limit);
-                return Err(LinkFault::Lost(late.into()));
-            }
-            Err(_) => {
-                let ended = format!("the link to {} was closed here", self.channel.endpoint());
-                return Err(LinkFault::Lost(ended.into()));
-            }
-        };
+        let source = result.unwrap_or_else(|_| {
+            // The runtime has ended.
+            let ended = format!("the link to {} was closed here", self.channel.endpoint());
+            Err(LinkFault::Lost(ended.into()))
+        })?;
         self.sweep();
         self.attached.truncate(self.most.saturating_sub(1));
         self.attached.insert(0, (attaching, source));
@@ -271,7 +258,17 @@ impl PeerRegions {
         let (channel, name) = (self.channel.clone(), name_of(self.pool, number));
         let (views, limit) = (self.views, self.limit);
         self.runtime.spawn(async move {
-            let attached = tokio::time::timeout(limit, attach(&channel, &name, views)).await;
+            let attached = match tokio::time::timeout(limit, attach(&channel, &name, views)).await {
+                Ok(Ok(region)) => Ok(region),
+                Ok(Err(error)) if error.kind() == TensorErrorKind::Refused => {
+                    let message = unstable::detail(&error);
+                    Err(violation(format!("it refers to its memory {number}, and refuses: {message}")))
+                }
+                Ok(Err(error)) => Err(error.into()),
+                Err(_) => Err(LinkFault::Lost(
+                    format!("the attachment of a rank's memory did not happen within {limit:?}").into(),
+                )),
+            };
             // The links may be gone.
             let _ = sender.send(attached);
         });
@@ -303,7 +300,8 @@ impl Scratch {
         Self { chunk: Box::new(Chunk([0; CHUNK])) }
     }
 
-    /// Passes `length` bytes to `then` chunk by chunk, with their offset. `copy` fills a chunk from an offset.
+    /// Passes `length` bytes to `then` chunk by chunk, with their offset. `copy` fills a chunk from an
+    /// offset.
     #[inline]
     pub(super) fn chunks<E>(
         &mut self,

@@ -1,4 +1,5 @@
-//! The format of a message, and of the memory in which messages lie, with the settings and counts of links. All numbers are little-endian.
+//! The format of a message, and of the memory in which messages lie, with the settings and counts of links.
+//! All numbers are little-endian.
 //!
 //! ```text
 //!  slot    0        8               16       24
@@ -9,8 +10,9 @@
 //!  word    the message's number plus 1 (48 bits), the number of payload bytes (16 bits)
 //! ```
 //!
-//! Slots are aligned to cache lines, so a message of at most 40 bytes is one cache line. The word says which message is in the
-//! slot: the word of an earlier message in this slot has another number. A slot that was never used holds zeros.
+//! Slots are aligned to cache lines, so a message of at most 40 bytes is one cache line. The word says which
+//! message is in the slot: the word of an earlier message in this slot has another number. A slot that was
+//! never used holds zeros.
 
 use std::time::Duration;
 
@@ -197,11 +199,14 @@ fn nearest(low: u64, before: u64) -> u64 {
 pub(crate) struct LinkSettings {
     /// The first part of the names of the regions. Each set of links of a device has another.
     pub(crate) names: String,
-    /// Whether messages go by views, where both ranks see the memory of the other. Not in tests of what happens elsewhere.
+    /// Whether messages go by views, where both ranks see the memory of the other. Not in tests of what
+    /// happens elsewhere.
     pub(crate) views: bool,
-    /// The number of messages that one rank may send to another before the other takes one: a power of two, at least 2.
+    /// The number of messages that one rank may send to another before the other takes one: a power of two,
+    /// at least 2.
     pub(crate) slots: u32,
-    /// The largest inline message in bytes, from 24 to 32 KiB. Writes may have a lower limit, that of their device.
+    /// The largest inline message in bytes, from 24 to 32 KiB. Writes may have a lower limit, that of their
+    /// device.
     pub(crate) inline: u32,
     /// The most bytes that one call of `receive` gives: a multiple of 64.
     pub(crate) chunk: usize,
@@ -219,10 +224,11 @@ impl Default for LinkSettings {
             names: "tonic-rdma-collective/links".into(),
             views: true,
             slots: 8,
-            // Up to here, a copy is faster than a reference also for registered memory, although the sender copies: the receiver has
-            // to wait for each cache line of a reference, and the sender for the receiver. An all-reduce of 2 ranks by
-            // halving-doubling with messages of 8 KiB took 3.5 µs with copies and 4.4 µs with references, and with messages of
-            // 16 KiB 5.1 and 5.7 µs. To compare, change this number and run
+            // Up to here, a copy is faster than a reference also for registered memory, although the sender
+            // copies: the receiver has to wait for each cache line of a reference, and the sender for the
+            // receiver. An all-reduce of 2 ranks by halving-doubling with messages of 8 KiB took 3.5 µs with
+            // copies and 4.4 µs with references, and with messages of 16 KiB 5.1 and 5.7 µs. To compare,
+            // change this number and run
             // `tonic-rdma-allreduce --ranks 2 --sizes 4KiB,8KiB,16KiB,32KiB --algorithm halving-doubling`.
             inline: 16 << 10,
             chunk: 256 << 10,
@@ -253,8 +259,9 @@ pub(crate) struct LinkCounters {
     pub(crate) referenced_bytes: u64,
     /// Bytes read from memory of peers.
     pub(crate) read_bytes: u64,
-    /// Bytes copied by this rank on their way: into a message, or out of memory into which they were read. Bytes that the
-    /// receiver moves straight from the memory of the sender to their place are not in this count.
+    /// Bytes copied by this rank on their way: into a message, or out of memory into which they were read.
+    /// Bytes that the receiver moves straight from the memory of the sender to their place are not in this
+    /// count.
     pub(crate) copied_bytes: u64,
 }
 

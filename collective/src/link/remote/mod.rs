@@ -7,8 +7,9 @@
 //!                                   └─ ElementRead           the bytes of a reference: by a view, or by READs
 //! ```
 //!
-//! This module decides nothing about operations, and waits for nothing after the set-up ([`open`](RemoteLinks::open)). It checks
-//! every number of a peer. A peer that breaks a rule fails its own links.
+//! This module decides nothing about operations, and waits for nothing after the set-up
+//! ([`open`](RemoteLinks::open)). It checks every number of a peer. A peer that breaks a rule fails its own
+//! links.
 
 mod element_read;
 mod message;
@@ -63,8 +64,8 @@ impl RemoteLinks {
         self.common.counters = LinkCounters::default();
     }
 
-    /// Runs `work` over the links to a rank. A violation ends these links. After the loss of the peer, messages that had arrived are
-    /// still received.
+    /// Runs `work` over the links to a rank. A violation ends these links. After the loss of the peer,
+    /// messages that had arrived are still received.
     #[inline]
     fn with<T>(
         &mut self,
@@ -78,7 +79,8 @@ impl RemoteLinks {
         }
     }
 
-    /// Ends these links after a failure: nothing more is written to peers, because they may withdraw their memory from now on.
+    /// Ends these links after a failure: nothing more is written to peers, because they may withdraw their
+    /// memory from now on.
     pub(crate) fn give_up(&mut self) {
         self.peers.iter_mut().flatten().for_each(|peer| peer.give_up());
     }

@@ -51,9 +51,9 @@ struct LinkSetup {
 }
 
 impl RemoteLinks {
-    /// Opens links to all other ranks, over one channel to each. All ranks call this with the same generation, settings and number
-    /// of channels. A group whose members change opens new links with a new generation. `pool` is the memory of the references
-    /// that this rank sends.
+    /// Opens links to all other ranks, over one channel to each. All ranks call this with the same
+    /// generation, settings and number of channels. A group whose members change opens new links with a new
+    /// generation. `pool` is the memory of the references that this rank sends.
     ///
     /// # Errors
     /// A channel is missing or has closed, or a rank has other settings, or does not take part within

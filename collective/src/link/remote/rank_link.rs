@@ -303,7 +303,8 @@ impl RankLink {
             Wire::Mapped(wire) => {
                 wire.put(slot, header, payload)?;
                 self.sent += 1;
-                // The next message to this peer often follows when the peer's has come. Until then there is time.
+                // The next message to this peer often follows when the peer's has come. Until then there is
+                // time.
                 if self.sent - self.done < u64::from(self.layout.slots) {
                     wire.claim(self.layout.slot(self.sent), payload.len())?;
                 }
@@ -343,7 +344,8 @@ impl RankLink {
         }
     }
 
-    /// Fills `into` with the payload of the next message, which lies in the first line. All words are in the first line.
+    /// Fills `into` with the payload of the next message, which lies in the first line. All words are in the
+    /// first line.
     #[inline]
     fn short_payload(&self, into: &mut [u64]) -> Result<(), LinkFault> {
         match &self.wire {

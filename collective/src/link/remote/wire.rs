@@ -6,7 +6,8 @@ use crate::link::remote::message::{HEADER, LINE, Layout, MessageHeader, SHORT, S
 use crate::link::{LinkFault, violation};
 use tonic_rdma_tensor::{Channel, ExportedRegion, RegionView, RemoteRegion, SharedRegion, TensorErrorKind};
 
-/// Messages by views: each rank stores its messages in its own memory, and loads those of the peer from the peer's memory.
+/// Messages by views: each rank stores its messages in its own memory, and loads those of the peer from the
+/// peer's memory.
 ///
 /// ```text
 ///   section of this rank's outbox for the peer       the peer's section for this rank, by a view
@@ -29,7 +30,8 @@ impl MappedWire {
 
     /// Puts a message into the slot at `slot`.
     ///
-    /// The first line is stored word by word: a store of a whole vector would have to wait for the words that it is made of.
+    /// The first line is stored word by word: a store of a whole vector would have to wait for the words that
+    /// it is made of.
     #[inline]
     pub(super) fn put(&self, slot: usize, header: MessageHeader, payload: &[u8]) -> Result<(), LinkFault> {
         let at = self.ours + slot;
@@ -53,9 +55,9 @@ impl MappedWire {
         store(0, header.word.to_le())
     }
 
-    /// Has this processor get the first lines of the free slot at `slot` for writing, as many as a payload of `length` bytes needs. The
-    /// peer has loaded these lines before, so the next message would have to wait for them. The stores change no word that the peer
-    /// polls.
+    /// Has this processor get the first lines of the free slot at `slot` for writing, as many as a payload of
+    /// `length` bytes needs. The peer has loaded these lines before, so the next message would have to wait
+    /// for them. The stores change no word that the peer polls.
     #[inline]
     pub(super) fn claim(&self, slot: usize, length: usize) -> Result<(), LinkFault> {
         /// The most lines; a longer message takes some time anyway.
@@ -91,7 +93,8 @@ impl MappedWire {
         self.view.load_u64(self.theirs + offset).map(u64::from_le).map_err(|_| outside())
     }
 
-    /// Fills `into` with words of the payload that begins at `offset` of the slots, in the order of bytes in memory.
+    /// Fills `into` with words of the payload that begins at `offset` of the slots, in the order of bytes in
+    /// memory.
     #[inline]
     pub(super) fn words(&self, offset: usize, into: &mut [u64]) -> Result<(), LinkFault> {
         for (index, word) in into.iter_mut().enumerate() {
@@ -112,8 +115,8 @@ impl MappedWire {
         self.view.load_u64(self.theirs + Layout::TAKEN).map(u64::from_le).map_err(|_| outside())
     }
 
-    /// Tells the peer how many of its messages were taken. The peer loads this line only when it waits for room or a release, so
-    /// the store costs little.
+    /// Tells the peer how many of its messages were taken. The peer loads this line only when it waits for
+    /// room or a release, so the store costs little.
     #[inline]
     pub(super) fn report(&self, taken: u64) -> Result<(), LinkFault> {
         self.outbox.store_u64(self.ours + Layout::TAKEN, taken.to_le()).map_err(|_| outside())
@@ -132,7 +135,8 @@ fn outside() -> LinkFault {
     violation("a slot does not lie within the memory of the links")
 }
 
-/// Messages by writes: each rank writes its messages into memory of the peer, and the peer learns of them by notices.
+/// Messages by writes: each rank writes its messages into memory of the peer, and the peer learns of them by
+/// notices.
 ///
 /// ```text
 ///   ring of this rank for the peer, which the peer writes    the peer's ring for this rank, which this rank writes
@@ -140,8 +144,8 @@ fn outside() -> LinkFault {
 ///     slots   messages from the peer                           slots   messages to the peer
 /// ```
 ///
-/// A count of taken messages is written twice, the second time with all bits turned. A device that does not write 16 bytes at
-/// once can so show no mixture of two counts.
+/// A count of taken messages is written twice, the second time with all bits turned. A device that does not
+/// write 16 bytes at once can so show no mixture of two counts.
 pub(super) struct WriteWire {
     channel: Channel,
     ring: ExportedRegion,
@@ -198,7 +202,8 @@ impl WriteWire {
         self.ring.memory().copy_out(offset, into).map_err(|_| outside())
     }
 
-    /// Returns how many messages of this rank the peer has taken, as the peer says, or `None` while the count changes.
+    /// Returns how many messages of this rank the peer has taken, as the peer says, or `None` while the count
+    /// changes.
     pub(super) fn taken(&mut self, slots: u32) -> Result<Option<u64>, LinkFault> {
         // Some devices carry out the peer's writes only when this rank polls for notices.
         self.take_notice(slots)?;
@@ -212,8 +217,8 @@ impl WriteWire {
         Ok(whole.then_some(count))
     }
 
-    /// Notes that `taken` messages were taken. The peer learns of it in [`progress`](Self::progress), or at once if it waits for
-    /// the release of memory, or if half of the slots are taken.
+    /// Notes that `taken` messages were taken. The peer learns of it in [`progress`](Self::progress), or at
+    /// once if it waits for the release of memory, or if half of the slots are taken.
     pub(super) fn report(&mut self, taken: u64, urgent: bool, slots: u32) -> Result<(), LinkFault> {
         self.taken = taken;
         self.urgent |= urgent;
@@ -274,7 +279,8 @@ impl WriteWire {
 }
 
 impl Drop for WriteWire {
-    /// Tells the peer of all taken messages, so that the peer does not report this rank as lost before it knows.
+    /// Tells the peer of all taken messages, so that the peer does not report this rank as lost before it
+    /// knows.
     fn drop(&mut self) {
         if self.reported != self.taken {
             // The peer may be gone.

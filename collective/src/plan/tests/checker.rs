@@ -1,8 +1,8 @@
 //! Carries out the plans of all ranks in a random interleaving, and checks each step.
 //!
-//! A step begins at any time after the steps of its `after`, but the messages between two ranks keep their order. It ends at any later
-//! time. A `Send` either copies its elements, or refers to them until the receiver has taken the message. A link has room for a few
-//! messages.
+//! A step begins at any time after the steps of its `after`, but the messages between two ranks keep their
+//! order. It ends at any later time. A `Send` either copies its elements, or refers to them until the
+//! receiver has taken the message. A link has room for a few messages.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -35,8 +35,8 @@ impl Arguments {
 pub(super) struct Value {
     element: usize,
     contributions: u128,
-    /// A hash of the tree of reductions. The order of the two operands of a reduction makes no difference, as it makes none for the
-    /// bits.
+    /// A hash of the tree of reductions. The order of the two operands of a reduction makes no difference, as
+    /// it makes none for the bits.
     tree: u64,
     /// The bits of an f32. There is one NaN.
     number: u32,
@@ -110,7 +110,8 @@ pub(super) struct RankLinks {
     pub(super) slow: Option<usize>,
 }
 
-/// Carries out all plans in the order that `seed` gives. Returns the results of all ranks, after it has checked them.
+/// Carries out all plans in the order that `seed` gives. Returns the results of all ranks, after it has
+/// checked them.
 pub(super) fn carry_out(
     arguments: &Arguments,
     plans: &[Plan],
@@ -208,7 +209,8 @@ struct Group<'a> {
     /// The messages from rank a to rank b, at a · N + b.
     links: Vec<VecDeque<Message>>,
     settings: RankLinks,
-    /// Steps that wait for no other step, and may begin if their link lets them. A running one waits here for its end.
+    /// Steps that wait for no other step, and may begin if their link lets them. A running one waits here for
+    /// its end.
     candidates: Vec<(usize, usize)>,
     random: fastrand::Rng,
     /// How many ranks have begun, and so called, a barrier; how many ranks have ended it.
@@ -493,7 +495,8 @@ impl Arguments {
     }
 }
 
-/// Returns the sum of the contributions of all ranks to an element, in the order of the ranks, divided by their number.
+/// Returns the sum of the contributions of all ranks to an element, in the order of the ranks, divided by
+/// their number.
 pub(super) fn in_order_of_ranks(ranks: usize, element: usize) -> u32 {
     let contributions = (0..ranks).map(|rank| Value::contribution(rank, element));
     contributions.reduce(Value::reduced).expect("there is a rank").finished(ranks).number

@@ -13,7 +13,8 @@ fn conflict(arguments: &Arguments, one: &Action, other: &Action) -> bool {
     hits(one, other) || hits(other, one)
 }
 
-/// Checks that each step waits for the steps that it must wait for, perhaps by way of others, and for no other step.
+/// Checks that each step waits for the steps that it must wait for, perhaps by way of others, and for no
+/// other step.
 fn check(arguments: &Arguments, steps: &[Step]) {
     let mut reached: Vec<Vec<bool>> = Vec::new();
     for (index, step) in steps.iter().enumerate() {

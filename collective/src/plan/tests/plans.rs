@@ -65,8 +65,8 @@ fn a_ring_sends_what_baidu_says() {
             };
             let sums: Vec<usize> = plans(&arguments).iter().map(sent).collect();
             for (rank, sum) in sums.iter().enumerate() {
-                // All parts but one in each half. Rank r does not send its own part in the first half, nor the next rank's in the
-                // second.
+                // All parts but one in each half. Rank r does not send its own part in the first half, nor
+                // the next rank's in the second.
                 let kept =
                     part(elements, ranks, rank).len() + part(elements, ranks, (rank + 1) % ranks).len();
                 assert_eq!(*sum, 2 * elements - kept, "rank {rank} of {ranks}, {elements} elements");
@@ -103,7 +103,8 @@ fn rounds_of_the_circulant_graph_are_few() {
                 Arguments { in_place, ..arguments(collective, Algorithm::HalvingDoubling, ranks, elements) };
             for plan in plans(&arguments) {
                 assert_eq!(sent(&plan), elements - 8, "{collective:?}, {ranks} ranks");
-                // At most one message more in a round where the parts go round the end, and one where sums and input are sent.
+                // At most one message more in a round where the parts go round the end, and one where sums
+                // and input are sent.
                 assert!(messages(&plan) <= 3 * rounds, "{collective:?}, {ranks} ranks: {}", messages(&plan));
             }
         }

@@ -1,5 +1,5 @@
-//! Random operations in random interleavings. No rank waits forever, each rank gets the right result, and the results are the same bits
-//! for all interleavings.
+//! Random operations in random interleavings. No rank waits forever, each rank gets the right result, and the
+//! results are the same bits for all interleavings.
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules; `TONIC_RDMA_SEED` runs a single one.
 

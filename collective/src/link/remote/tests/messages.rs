@@ -212,8 +212,9 @@ async fn two_sets_and_two_generations_share_the_channels() {
     }
 }
 
-/// After a failure, the survivors drop their old links at different times. A rank that drops them later must not write to a peer
-/// that has withdrawn its memory, because that would end the channel which the new links use.
+/// After a failure, the survivors drop their old links at different times. A rank that drops them later must
+/// not write to a peer that has withdrawn its memory, because that would end the channel which the new links
+/// use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_that_are_given_up_do_no_harm_to_the_next_ones() {
     for kind in KINDS {

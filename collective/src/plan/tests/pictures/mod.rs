@@ -1,7 +1,9 @@
-//! Draws plans for the book, in `docs/book/src/pictures`, and counts what they send, in `docs/book/collectives`.
+//! Draws plans for the book, in `docs/book/src/pictures`, and counts what they send, in
+//! `docs/book/collectives`.
 //!
-//! The pictures show what the planner plans: [`rounds`] carries the plans of all ranks out, and [`svg`] draws what moved. After a
-//! change of a plan, `UPDATE_PICTURES=1 cargo test -p tonic-rdma-collective --lib pictures` makes pictures and table anew.
+//! The pictures show what the planner plans: [`rounds`] carries the plans of all ranks out, and [`svg`] draws
+//! what moved. After a change of a plan,
+//! `UPDATE_PICTURES=1 cargo test -p tonic-rdma-collective --lib pictures` makes pictures and table anew.
 
 mod rounds;
 mod svg;

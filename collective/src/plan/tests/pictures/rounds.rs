@@ -1,4 +1,5 @@
-//! Carries out the plans of all ranks in rounds: in each round, every rank sends all that is ready at the begin of the round.
+//! Carries out the plans of all ranks in rounds: in each round, every rank sends all that is ready at the
+//! begin of the round.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
