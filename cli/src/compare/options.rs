@@ -30,11 +30,11 @@ Examples:
   tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
   tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32
-  tonic-rdma compare --newcomer                            with #[tokio::main], the system's malloc, and not pinned
+  tonic-rdma compare --defaults                            with #[tokio::main], the system's malloc, and not pinned
   tonic-rdma compare --container                           the server in a container of its own, as another pod
   tonic-rdma compare --connections 100                     cost of calls as connections grow, and memory of each
   tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
-  tonic-rdma compare --newcomer --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
+  tonic-rdma compare --defaults --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
 
 /// The options of `compare`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub(crate) struct CompareOptions {
     /// (copied to registered memory first), rdma-zerocp (sent from registered memory; both ends poll),
     /// rdma-zerocp-await (likewise, but both ends wait by futures). No transport: memcpy (a copy within the client, as
     /// the limit of the memory) [default: all but grpc-tcp-shared and memcpy; with --runtime multi-thread not grpc-tcp-busy; with
-    /// --newcomer neither grpc-tcp-busy nor grpc-tcp-tuned]
+    /// --defaults neither grpc-tcp-busy nor grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = name_list::<Mode>("mode"))]
     pub(crate) modes: Option<List<Mode>>,
     /// Payload sizes, such as 64,4k,1MiB,1GiB (units are binary); gRPC modes take less than 2GiB [default: 64 to 64MiB]
@@ -115,8 +115,8 @@ pub(crate) struct CompareOptions {
     pub(crate) container: bool,
     /// Settings of a program that chooses nothing: --runtime multi-thread --pin no --allocator system, and cells of its
     /// own. Each of the three options takes precedence if it is given too
-    #[arg(long)]
-    pub(crate) newcomer: bool,
+    #[arg(long, alias = "newcomer")]
+    pub(crate) defaults: bool,
     /// End with exit status 1 if a mode that uses RDMA, or grpc-tcp-shared, has less than RATIO times the throughput (operations a second)
     /// of grpc-tcp in any cell, and name mode, cell and ratio
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
@@ -125,7 +125,7 @@ pub(crate) struct CompareOptions {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(crate) json: Option<PathBuf>,
-    /// Fewer cells, less time: ends within 15 s, with --newcomer within 20 s
+    /// Fewer cells, less time: ends within 15 s, with --defaults within 20 s
     #[arg(long)]
     pub(crate) quick: bool,
 }
@@ -206,7 +206,7 @@ pub(crate) struct Conditions {
     #[serde(skip)]
     pub(crate) allocator: Allocator,
     /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given options.
-    pub(crate) newcomer: bool,
+    pub(crate) defaults: bool,
 }
 
 fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
@@ -214,19 +214,19 @@ fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, 
 }
 
 impl Conditions {
-    /// Returns the conditions that `options` ask for. `--newcomer` sets the conditions of a program that chooses
-    /// nothing. Options that are given beside `--newcomer` take precedence.
+    /// Returns the conditions that `options` ask for. `--defaults` sets the conditions of a program that chooses
+    /// nothing. Options that are given beside `--defaults` take precedence.
     pub(crate) fn of(options: &CompareOptions) -> Self {
-        let newcomer = options.newcomer;
-        let (runtime, allocator) = match newcomer {
+        let defaults = options.defaults;
+        let (runtime, allocator) = match defaults {
             false => (Flavour::IdlePolling, Allocator::Mimalloc),
             true => (Flavour::multi_thread(), Allocator::System),
         };
         Self {
             runtime: options.runtime.unwrap_or(runtime),
-            pin: options.pin.unwrap_or(!newcomer),
+            pin: options.pin.unwrap_or(!defaults),
             allocator: options.allocator.unwrap_or(allocator),
-            newcomer,
+            defaults,
         }
     }
 
@@ -344,20 +344,21 @@ mod conditions_tests {
     }
 
     #[test]
-    fn explicit_options_override_the_conditions_of_newcomer() {
+    fn explicit_options_override_the_conditions_of_defaults() {
         let usual = of(&[]);
         assert_eq!((usual.runtime, usual.pin), (Flavour::IdlePolling, true));
-        assert_eq!((usual.allocator, usual.newcomer), (Allocator::Mimalloc, false));
-        let newcomer = of(&["--newcomer"]);
-        assert_eq!((newcomer.runtime, newcomer.pin), (Flavour::multi_thread(), false));
-        assert_eq!((newcomer.allocator, newcomer.newcomer), (Allocator::System, true));
+        assert_eq!((usual.allocator, usual.defaults), (Allocator::Mimalloc, false));
+        let defaults = of(&["--defaults"]);
+        assert_eq!((defaults.runtime, defaults.pin), (Flavour::multi_thread(), false));
+        assert_eq!((defaults.allocator, defaults.defaults), (Allocator::System, true));
+        assert_eq!(of(&["--newcomer"]), defaults, "the former name");
         for (arguments, expected) in [
-            (["--runtime", "current-thread"], Conditions { runtime: Flavour::CurrentThread, ..newcomer }),
-            (["--pin", "yes"], Conditions { pin: true, ..newcomer }),
-            (["--allocator", "mimalloc"], Conditions { allocator: Allocator::Mimalloc, ..newcomer }),
+            (["--runtime", "current-thread"], Conditions { runtime: Flavour::CurrentThread, ..defaults }),
+            (["--pin", "yes"], Conditions { pin: true, ..defaults }),
+            (["--allocator", "mimalloc"], Conditions { allocator: Allocator::Mimalloc, ..defaults }),
         ] {
-            assert_eq!(of(&[&arguments[..], &["--newcomer"]].concat()), expected);
-            assert_eq!(of(&[&["--newcomer"][..], &arguments].concat()), expected);
+            assert_eq!(of(&[&arguments[..], &["--defaults"]].concat()), expected);
+            assert_eq!(of(&[&["--defaults"][..], &arguments].concat()), expected);
         }
     }
 
@@ -367,8 +368,8 @@ mod conditions_tests {
         assert_eq!(of(&["--runtime", "current-thread"]).cores(), Cores::choose());
         for (arguments, reason) in [
             (&["--pin", "no"][..], "--pin no"),
-            (&["--newcomer"], "--pin no"),
-            (&["--newcomer", "--pin", "yes"], "both use all cores"),
+            (&["--defaults"], "--pin no"),
+            (&["--defaults", "--pin", "yes"], "both use all cores"),
             (&["--runtime", "multi-thread:1"], "both use all cores"),
         ] {
             assert_eq!((of(arguments).cores(), of(arguments).why_not_pinned()), (None, reason));

@@ -16,8 +16,8 @@ use crate::measure::machine::{available, lacking};
 use crate::workload::Workload;
 
 /// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
-/// time. Each is a payload, calls in flight, and whether the cell is in a usual run, in one with `--quick`, with `--newcomer`, and with
-/// both. README has the figures of a program that chooses nothing for the cells of `--newcomer`.
+/// time. Each is a payload, calls in flight, and whether the cell is in a usual run, in one with `--quick`, with `--defaults`, and with
+/// both. README has the figures of a program that chooses nothing for the cells of `--defaults`.
 const PRESETS: [(u64, usize, [bool; 4]); 10] = [
     (64, 1, [true; 4]),
     (64, 32, [true, true, false, false]),
@@ -32,8 +32,8 @@ const PRESETS: [(u64, usize, [bool; 4]); 10] = [
 ];
 
 /// Returns the cells of a run without `--sizes` and `--inflight`.
-fn preset(newcomer: bool, quick: bool) -> Vec<Cell> {
-    let column = 2 * usize::from(newcomer) + usize::from(quick);
+fn preset(defaults: bool, quick: bool) -> Vec<Cell> {
+    let column = 2 * usize::from(defaults) + usize::from(quick);
     let cells = PRESETS.iter().filter(|(_, _, is_in)| is_in[column]);
     cells.map(|(bytes, inflight, _)| Cell::closed(*bytes, *inflight)).collect()
 }
@@ -71,7 +71,7 @@ impl Plan {
         check_direction(direction, options)?;
         let runtime = Conditions::of(options).runtime;
         let usual = || match options.connections {
-            None => Mode::default_list(options.newcomer, runtime),
+            None => Mode::default_list(options.defaults, runtime),
             Some(_) => CONNECTION_MODES.to_vec(),
         };
         let mut modes = options.modes.clone().map_or_else(usual, |list| list.0);
@@ -224,7 +224,7 @@ fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
 /// Returns every load with every number in flight at every rate.
 fn cells(options: &CompareOptions) -> Vec<Cell> {
     let CompareOptions { sizes, workload, inflight, rate, .. } = options;
-    let preset = preset(options.newcomer, options.quick);
+    let preset = preset(options.defaults, options.quick);
     if options.connections.is_some() {
         let sizes = sizes.as_ref().map_or_else(|| vec![CONNECTION_SIZE], |list| list.0.clone());
         let inflight = inflight.as_ref().map_or_else(|| vec![1], |list| list.0.clone());
@@ -512,12 +512,12 @@ mod tests {
     fn lists_give_the_cross_product() {
         let cell = Cell::closed;
         let small = [cell(64, 1), cell(64, 32), cell(8 << 10, 64)];
-        let newcomer = [cell(64, 1), cell(64, 64), cell(64 << 10, 1), cell(1 << 20, 1), cell(16 << 20, 1)];
+        let defaults = [cell(64, 1), cell(64, 64), cell(64 << 10, 1), cell(1 << 20, 1), cell(16 << 20, 1)];
         assert_eq!((asked(&[]).len(), &asked(&[])[..3]), (9, &small[..]));
         assert_eq!((asked(&["--quick"]).len(), &asked(&["--quick"])[..3]), (6, &small[..]));
-        assert_eq!((asked(&["--newcomer"]).len(), asked(&["--newcomer"])[4]), (6, cell(4 << 20, 1)));
-        assert_eq!(asked(&["--newcomer", "--quick"]), newcomer);
-        assert_eq!(asked(&["--newcomer", "--sizes", "7"]), [cell(7, 1)]);
+        assert_eq!((asked(&["--defaults"]).len(), asked(&["--defaults"])[4]), (6, cell(4 << 20, 1)));
+        assert_eq!(asked(&["--defaults", "--quick"]), defaults);
+        assert_eq!(asked(&["--defaults", "--sizes", "7"]), [cell(7, 1)]);
         let all = asked(&["--sizes", "64,4096", "--inflight", "1,8"]);
         assert_eq!(all, [cell(64, 1), cell(64, 8), cell(4096, 1), cell(4096, 8)]);
         assert_eq!(asked(&["--quick", "--sizes", "7"]), [cell(7, 1)]);
@@ -560,7 +560,7 @@ mod tests {
         let modes = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments)).unwrap().modes;
         let down = ["--quick", "--direction", "down"];
         assert_eq!(modes(&["--quick"]), Mode::default_list(false, Flavour::IdlePolling));
-        assert_eq!(modes(&["--quick", "--newcomer"]), Mode::default_list(true, Flavour::multi_thread()));
+        assert_eq!(modes(&["--quick", "--defaults"]), Mode::default_list(true, Flavour::multi_thread()));
         assert!(!modes(&["--quick", "--runtime", "multi-thread:2"]).contains(&Mode::GrpcTcpBusy));
         let calls = Mode::default_list(false, Flavour::IdlePolling).into_iter().filter(|mode| mode.is_grpc());
         assert_eq!(modes(&down), calls.collect::<Vec<_>>());

@@ -254,8 +254,8 @@ impl Facts {
         };
         let apart = if self.container { "; the server is in a container of its own" } else { "" };
         let mut lines = Vec::new();
-        if self.conditions.newcomer {
-            lines.push(("newcomer", "yes: the allocator, runtime and processes below".to_owned()));
+        if self.conditions.defaults {
+            lines.push(("defaults", "yes: the allocator, runtime and processes below".to_owned()));
         }
         lines.extend(self.verdict.clone().map(|verdict| ("connection", verdict)));
         lines.extend([

@@ -40,7 +40,7 @@ fn bad_conditions_are_named_in_one_line() {
             &["--runtime", "multi-thread:2", "--modes", "grpc-tcp,grpc-tcp-busy"],
             &["grpc-tcp-busy", "current-thread"],
         ),
-        (&["--newcomer", "--modes", "grpc-tcp-busy"], &["grpc-tcp-busy", "current-thread"]),
+        (&["--defaults", "--modes", "grpc-tcp-busy"], &["grpc-tcp-busy", "current-thread"]),
         (&["--at-least", "0.5", "--rate", "100"], &["--at-least 0.5", "--rate"]),
     ] {
         refused(&run(&[&["compare"], arguments].concat()), 2, named);
@@ -97,7 +97,7 @@ fn the_allocator_option_overrides_the_environment() {
 #[test]
 fn a_server_with_another_allocator_than_the_client_refuses_to_serve() {
     let options = r#"{"direction":"up","provider":"soft","http2":"Default","encode":"copy","consume":"auto","allocator":"system",
-        "container":false,"newcomer":false,"quick":false}"#;
+        "container":false,"defaults":false,"quick":false}"#;
     let job = format!(r#"{{"options":{options},"rdma":false,"longest_payload":0}}"#);
     let mut command = tonic_rdma(&["compare-server", &job]);
     command.env_remove("TONIC_RDMA_ALLOCATOR").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -112,15 +112,15 @@ fn a_server_with_another_allocator_than_the_client_refuses_to_serve() {
 }
 
 #[test]
-fn newcomer_sets_the_conditions_of_a_default_tokio_program() {
-    let (written, printed) = short(&["--newcomer"]);
-    assert_eq!((&written["newcomer"], &written["pin"]), (&true.into(), &false.into()));
+fn defaults_sets_the_conditions_of_a_default_tokio_program() {
+    let (written, printed) = short(&["--defaults"]);
+    assert_eq!((&written["defaults"], &written["pin"]), (&true.into(), &false.into()));
     assert_eq!((&written["allocator"], &written["cores"]), (&"system".into(), &Value::Null));
     assert!(written["runtime"].as_str().unwrap().starts_with("multi-thread:"));
-    assert!(printed.contains("newcomer: yes"), "{printed}");
+    assert!(printed.contains("defaults: yes"), "{printed}");
 
-    let (written, _) = short(&["--newcomer", "--runtime", "current-thread", "--allocator", "mimalloc"]);
-    assert_eq!((&written["newcomer"], &written["pin"]), (&true.into(), &false.into()));
+    let (written, _) = short(&["--defaults", "--runtime", "current-thread", "--allocator", "mimalloc"]);
+    assert_eq!((&written["defaults"], &written["pin"]), (&true.into(), &false.into()));
     assert_eq!((&written["allocator"], &written["runtime"]), (&"mimalloc".into(), &"current-thread".into()));
 }
 

@@ -47,10 +47,10 @@ fn grpc_modes_carry_payloads_in_both_directions() {
     ];
     for direction in ["up", "down"] {
         for more in
-            [&["--encode", "gather"][..], &["--consume", "reduce-max"], &["--newcomer"], &["--rate", "200"]]
+            [&["--encode", "gather"][..], &["--consume", "reduce-max"], &["--defaults"], &["--rate", "200"]]
         {
-            // `--newcomer` has neither a runtime that never sleeps nor tuned windows.
-            let is_in = |mode: &&str| more[0] != "--newcomer" || !mode.starts_with("grpc-tcp-");
+            // `--defaults` has neither a runtime that never sleeps nor tuned windows.
+            let is_in = |mode: &&str| more[0] != "--defaults" || !mode.starts_with("grpc-tcp-");
             let modes: Vec<&str> = usual.into_iter().filter(is_in).collect();
             let arguments = ["--direction", direction, "--sizes", "1,100KiB,3MiB", "--duration", "0.05"];
             let list = modes.join(",");
@@ -88,7 +88,7 @@ fn memcpy_runs_with_direction_down() {
 fn help_names_the_direction() {
     let output = tonic_rdma(&["compare", "--help"]).output().unwrap();
     let help = String::from_utf8_lossy(&output.stdout);
-    for flag in ["--runtime", "--pin", "--allocator", "--newcomer", "--at-least", "--direction"] {
+    for flag in ["--runtime", "--pin", "--allocator", "--defaults", "--at-least", "--direction"] {
         assert!(help.contains(flag), "{flag} in {help}");
     }
 }

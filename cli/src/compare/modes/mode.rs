@@ -70,13 +70,13 @@ impl Mode {
     }
 
     /// Returns the modes that are compared by default: all that carry bytes, as far as `runtime` can run them. A
-    /// program that chooses nothing has neither a runtime that never sleeps nor tuned windows, so a newcomer's list
+    /// program that chooses nothing has neither a runtime that never sleeps nor tuned windows, so the list of --defaults
     /// lacks both.
-    pub(crate) fn default_list(newcomer: bool, runtime: Flavour) -> Vec<Self> {
+    pub(crate) fn default_list(defaults: bool, runtime: Flavour) -> Vec<Self> {
         let is_in = |mode: &Self| match mode {
             Self::Memcpy | Self::GrpcTcpShared => false,
-            Self::GrpcTcpBusy => !newcomer && mode.is_for(runtime),
-            Self::GrpcTcpTuned => !newcomer,
+            Self::GrpcTcpBusy => !defaults && mode.is_for(runtime),
+            Self::GrpcTcpTuned => !defaults,
             _ => true,
         };
         Self::all().iter().copied().filter(is_in).collect()
@@ -172,8 +172,8 @@ mod tests {
         let usual = Mode::default_list(false, Flavour::IdlePolling);
         assert_eq!(usual.len(), Mode::all().len() - 2);
         assert!(!usual.contains(&Mode::Memcpy) && !usual.contains(&Mode::GrpcTcpShared));
-        let newcomer = Mode::default_list(true, Flavour::CurrentThread);
-        assert_eq!((newcomer[0], newcomer[1], newcomer.len()), (Mode::GrpcTcp, Mode::GrpcUds, 9));
+        let defaults = Mode::default_list(true, Flavour::CurrentThread);
+        assert_eq!((defaults[0], defaults[1], defaults.len()), (Mode::GrpcTcp, Mode::GrpcUds, 9));
     }
 
     #[test]
