@@ -1,14 +1,12 @@
-//! Reads the files of the repository, for the tests of this package.
-//!
-//! `tests/source` checks the source: layers, public API, documentation, and the lists and links of README and the book.
-//! `tests/readme` runs the code of README and the book. It is a separate program because its tests share the process's one
-//! recorder of metrics.
+//! Runs the code of README and the book, and reads the files of the repository for `tests/source`, which checks layers, public API,
+//! documentation, links and lists.
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "for tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "for tests")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+pub mod book;
 pub mod pages;
 
 /// Returns the root of the repository.
@@ -25,7 +23,7 @@ pub fn read(file: &Path) -> String {
 }
 
 /// Returns the files below `folder` whose extension is `ending`, or none if there is no such folder. Leaves out Cargo's
-/// folders `target`, which lie next to a manifest.
+/// folders `target`, which are next to a manifest.
 pub fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut files = Vec::new();
@@ -39,4 +37,28 @@ pub fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
     }
     files.sort();
     files
+}
+
+/// Makes each block of Rust on the pages a doc test.
+macro_rules! pages {
+    ($($name:ident: $file:literal,)*) => {
+        $(#[cfg(doctest)]
+        #[doc = include_str!(concat!("../../", $file))]
+        pub struct $name;)*
+    };
+}
+
+pages! {
+    Readme: "README.md",
+    Balancing: "docs/book/src/balancing.md",
+    Collectives: "docs/book/src/collectives.md",
+    CollectivesRunning: "docs/book/src/collectives-running.md",
+    LargeMessages: "docs/book/src/large-messages.md",
+    Metrics: "docs/book/src/metrics.md",
+    Migration: "docs/book/src/migration.md",
+    NativeCalls: "docs/book/src/native-calls.md",
+    Start: "docs/book/src/start.md",
+    Tensors: "docs/book/src/tensors.md",
+    Tls: "docs/book/src/tls.md",
+    Tuning: "docs/book/src/tuning.md",
 }

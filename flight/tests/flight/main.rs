@@ -5,6 +5,5 @@ mod batches;
 mod calls;
 mod errors;
 mod malformed;
-mod page;
 mod peers;
 mod service;

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use syn::visit::{self, Visit};
+use proc_macro2::{TokenStream, TokenTree};
 
-use crate::model::{Import, Package, Target, code, imports, rings as rings_of, ties, without_strings};
+use crate::model::{Import, Package, Target, code, imports};
 
-/// Floors of the modules at the root of a crate. A module imports from lower floors only. Two modules of one floor do not import
+/// Layers of the modules at the root of a crate. A module imports from lower layers only. Two modules of one layer do not import
 /// one another.
-const FLOORS: &[(&str, &[(&str, u8)])] = &[
+const LAYERS: &[(&str, &[(&str, u8)])] = &[
     (
         "tonic_rdma",
         &[("error", 0), ("wire", 0), ("protocol", 1), ("endpoint", 2), ("transport", 3), ("grpc", 4)],
@@ -43,7 +43,7 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
             ("session", 6),
         ],
     ),
-    // All other modules of this crate are on the ground floor. They define types, and may import from one another.
+    // All other modules of this crate are in the lowest layer. They define types, and may import from one another.
     (
         "tonic_rdma_verbs",
         // `discover` finds the devices of both providers.
@@ -51,14 +51,14 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
     ),
 ];
 
-/// The ground floor.
-const GROUND: u8 = 0;
+/// The lowest layer.
+const LOWEST: u8 = 0;
 
-/// The crates in which modules without a floor in [`FLOORS`] are on the ground floor.
-const WITH_GROUND: &[&str] = &["tonic_rdma_verbs"];
+/// The crates in which modules without a layer in [`LAYERS`] are in the lowest layer.
+const WITH_LOWEST: &[&str] = &["tonic_rdma_verbs"];
 
 /// Modules at a crate's root that re-export items for other crates of the repository.
-const INTERNAL_MODULES: &[&str] = &["internal", "unstable"];
+const UNSTABLE_MODULES: &[&str] = &["internal", "unstable"];
 
 /// Modules that compute, and neither wait nor look at the time: the crate and the module. Their child modules are included.
 const PURE: &[(&str, &str)] = &[
@@ -106,9 +106,6 @@ const UNSAFE_TESTS: &[(&str, &str)] = &[
     ("tests/steady_state/system_calls.rs", "installs a seccomp filter that counts"),
 ];
 
-/// Maximum number of files in a ring.
-const RING: usize = 3;
-
 /// A file, by its path from the root of the repository.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
@@ -123,43 +120,43 @@ impl SourceFile {
 }
 
 /// Returns the imports that don't go down: between the modules of `package`, and between `crates`.
-pub(crate) fn floors(package: &Package, crates: &[(&str, &str, u8)]) -> Vec<String> {
-    let floors = FLOORS.iter().find(|(name, _)| *name == package.name).map_or(&[][..], |(_, floors)| floors);
-    let ground = WITH_GROUND.contains(&package.name.as_str());
-    let floor_of = |module: &str| match floors.iter().find(|(name, _)| *name == module) {
-        Some((_, floor)) => Some(*floor),
-        None => ground.then_some(GROUND),
+pub(crate) fn layers(package: &Package, crates: &[(&str, &str, u8)]) -> Vec<String> {
+    let layers = LAYERS.iter().find(|(name, _)| *name == package.name).map_or(&[][..], |(_, layers)| layers);
+    let has_lowest = WITH_LOWEST.contains(&package.name.as_str());
+    let layer_of = |module: &str| match layers.iter().find(|(name, _)| *name == module) {
+        Some((_, layer)) => Some(*layer),
+        None => has_lowest.then_some(LOWEST),
     };
-    let crate_floor = |name: &str| crates.iter().find(|(other, ..)| *other == name).map(|(.., floor)| *floor);
+    let crate_layer = |name: &str| crates.iter().find(|(other, ..)| *other == name).map(|(.., layer)| *layer);
     let mut violations = Vec::new();
     for (path, module) in &package.modules {
         let top = path.split("::").next().unwrap_or_default();
-        let is_root_or_internal = module.file == package.modules[""].file || INTERNAL_MODULES.contains(&top);
-        if !floors.is_empty() && !is_root_or_internal && floor_of(top).is_none() {
-            violations.push(format!("{}: `{top}` has no floor: give it one", module.file));
+        let is_root_or_unstable = module.file == package.modules[""].file || UNSTABLE_MODULES.contains(&top);
+        if !layers.is_empty() && !is_root_or_unstable && layer_of(top).is_none() {
+            violations.push(format!("{}: `{top}` has no layer: give it one", module.file));
         }
         for import in imports(package, path) {
             let place = format!("{}: `{}`", module.file, import.path.join("::"));
-            if let (Some(own), Some(other)) = (crate_floor(&package.name), crate_floor(&import.path[0]))
+            if let (Some(own), Some(other)) = (crate_layer(&package.name), crate_layer(&import.path[0]))
                 && other >= own
                 && import.path[0] != package.name
             {
                 violations.push(format!("{place} is a crate that is not below this one"));
             }
-            let Some(own) = floor_of(top).filter(|_| !is_root_or_internal) else { continue };
+            let Some(own) = layer_of(top).filter(|_| !is_root_or_unstable) else { continue };
             match import.target.as_ref().map(top_of) {
                 Some(other) if other == top => {}
                 // `pub(crate)` in a macro.
                 Some("") if import.path == ["crate"] => {}
                 Some("") => violations.push(format!("{place} is defined at the root of the crate")),
-                Some(other) => match floor_of(other) {
-                    Some(floor) if floor < own => {}
-                    Some(GROUND) if own == GROUND && ground => {}
-                    Some(floor) if floor == own => {
+                Some(other) => match layer_of(other) {
+                    Some(layer) if layer < own => {}
+                    Some(LOWEST) if own == LOWEST && has_lowest => {}
+                    Some(layer) if layer == own => {
                         violations.push(format!("{place} leads sideways to `{other}`"))
                     }
                     Some(_) => violations.push(format!("{place} leads up to `{other}`")),
-                    None => violations.push(format!("{place} leads to `{other}`, which has no floor")),
+                    None => violations.push(format!("{place} leads to `{other}`, which has no layer")),
                 },
                 None => {}
             }
@@ -198,47 +195,17 @@ pub(crate) fn unsafe_code(files: &[SourceFile]) -> Vec<String> {
     violations
 }
 
-/// Looks for `unsafe` in code, calls of macros included.
-#[derive(Default)]
-struct Unsafe(bool);
-
-impl<'ast> Visit<'ast> for Unsafe {
-    fn visit_expr_unsafe(&mut self, _: &'ast syn::ExprUnsafe) {
-        self.0 = true;
-    }
-
-    fn visit_signature(&mut self, signature: &'ast syn::Signature) {
-        self.0 |= code(signature).split("fn ").next().is_some_and(|before| before.contains("unsafe"));
-        visit::visit_signature(self, signature);
-    }
-
-    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
-        self.0 |= item.unsafety.is_some();
-        visit::visit_item_impl(self, item);
-    }
-
-    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
-        self.0 |= item.unsafety.is_some();
-        visit::visit_item_trait(self, item);
-    }
-
-    fn visit_macro(&mut self, call: &'ast syn::Macro) {
-        self.0 |= without_strings(&call.tokens.to_string()).split_whitespace().any(|word| word == "unsafe");
-    }
-
-    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
-        self.0 |= code(&attribute.meta).starts_with("unsafe");
-    }
-}
-
+/// Returns whether a file has the word `unsafe` outside of comments and strings.
 fn has_unsafe_code(file: &SourceFile) -> bool {
-    if !file.text.contains("unsafe") {
-        return false;
+    fn has(tokens: TokenStream) -> bool {
+        tokens.into_iter().any(|token| match token {
+            TokenTree::Group(group) => has(group.stream()),
+            TokenTree::Ident(name) => name == "unsafe",
+            _ => false,
+        })
     }
-    let parsed = syn::parse_file(&file.text).unwrap_or_else(|error| panic!("{}: {error}", file.path));
-    let mut found = Unsafe::default();
-    found.visit_file(&parsed);
-    found.0
+    file.text.contains("unsafe")
+        && has(file.text.parse().unwrap_or_else(|error| panic!("{}: {error}", file.path)))
 }
 
 /// Returns the uses of clocks and of IO in pure modules.
@@ -268,19 +235,6 @@ fn is_impure(import: &Import) -> bool {
     IMPURE.iter().any(|impure| path.contains(&format!("::{impure}::")))
 }
 
-/// Returns the rings that have too many files, with the imports that close them.
-pub(crate) fn rings(package: &Package) -> Vec<String> {
-    let of_ring = |ring: Vec<String>| {
-        format!(
-            "{} files of {} import one another in a ring:\n{}",
-            ring.len(),
-            package.name,
-            ties(package, &ring).join("\n")
-        )
-    };
-    rings_of(package, RING).into_iter().map(of_ring).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,7 +242,7 @@ mod tests {
     const CRATES: &[(&str, &str, u8)] =
         &[("tonic_rdma_verbs", "", 0), ("tonic_rdma", "", 1), ("tonic_rdma_tensor", "", 2)];
 
-    /// Returns a package of four floors, with `text` in the module `name`.
+    /// Returns a package of four layers, with `text` in the module `name`.
     fn with(name: &str, text: &str) -> Package {
         let modules = ["wire", "protocol", "endpoint", "transport"];
         let mut files = vec![(
@@ -314,13 +268,13 @@ mod tests {
             ("endpoint", "use crate::Root;", "is defined at the root of the crate"),
             ("endpoint", "use tonic_rdma_tensor::Tensor;", "is a crate that is not below this one"),
         ] {
-            let found = floors(&with(module, text), CRATES);
+            let found = layers(&with(module, text), CRATES);
             assert!(found.len() == 1 && found[0].contains(expected), "{module}, {text}: {found:?}");
         }
         let files = [("src/lib.rs", "mod news;"), ("src/news.rs", "")];
         let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
-        let found = floors(&Package::from_files("tonic_rdma", "src", files), CRATES);
-        assert!(found.len() == 1 && found[0].contains("`news` has no floor"), "{found:?}");
+        let found = layers(&Package::from_files("tonic_rdma", "src", files), CRATES);
+        assert!(found.len() == 1 && found[0].contains("`news` has no layer"), "{found:?}");
     }
 
     #[test]
@@ -337,12 +291,12 @@ mod tests {
             ),
             ("wire", "#[cfg(test)] mod tests { use crate::endpoint::X; }"),
         ] {
-            assert_eq!(floors(&with(module, text), CRATES), [""; 0], "{module}, {text}");
+            assert_eq!(layers(&with(module, text), CRATES), [""; 0], "{module}, {text}");
         }
     }
 
     #[test]
-    fn modules_of_the_lowest_floor_are_a_group_in_verbs_only() {
+    fn modules_of_the_lowest_layer_are_a_group_in_verbs_only() {
         let package = |name: &str, low: &str| {
             let files = [
                 ("src/lib.rs".to_owned(), format!("mod {low}; mod work;")),
@@ -351,15 +305,15 @@ mod tests {
             ];
             Package::from_files(name, "src", files)
         };
-        assert_eq!(floors(&package("tonic_rdma_verbs", "error"), CRATES), [""; 0]);
-        assert_eq!(floors(&package("tonic_rdma_verbs", "soft"), CRATES), [""; 0]);
+        assert_eq!(layers(&package("tonic_rdma_verbs", "error"), CRATES), [""; 0]);
+        assert_eq!(layers(&package("tonic_rdma_verbs", "soft"), CRATES), [""; 0]);
         let files = [
             ("src/lib.rs", "mod soft; mod memory;"),
             ("src/soft.rs", "use crate::memory::M;"),
             ("src/memory.rs", "pub struct M;"),
         ];
         let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
-        let found = floors(&Package::from_files("tonic_rdma_verbs", "src", files), CRATES);
+        let found = layers(&Package::from_files("tonic_rdma_verbs", "src", files), CRATES);
         assert!(found.len() == 1 && found[0].contains("sideways to `memory`"), "{found:?}");
     }
 
@@ -425,21 +379,5 @@ mod tests {
         }
         let good = "use std::time::Instant; fn f(now: Instant, elapsed: u8) { now.duration_since(self.start) } // tokio";
         assert_eq!(purity(&with("protocol", good)), [""; 0]);
-    }
-
-    #[test]
-    fn a_ring_is_named_with_its_imports() {
-        let text = "mod a { use super::b::B; pub struct A; } mod b { use super::a::A; pub struct B; }";
-        assert_eq!(rings(&with("wire", text)), [""; 0], "one file");
-        let files = [
-            ("src/lib.rs", "mod a; mod b; mod c; mod d;"),
-            ("src/a.rs", "use crate::b::B; pub struct A;"),
-            ("src/b.rs", "use crate::c::C; pub struct B;"),
-            ("src/c.rs", "use crate::d::D; pub struct C;"),
-            ("src/d.rs", "use crate::a::A; pub struct D;"),
-        ];
-        let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
-        let found = rings(&Package::from_files("p", "src", files));
-        assert!(found.len() == 1 && found[0].contains("src/d.rs -> src/a.rs by crate::a::A"), "{found:?}");
     }
 }

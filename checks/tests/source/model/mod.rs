@@ -9,7 +9,7 @@ mod text;
 
 pub(crate) use imports::{Import, imports};
 pub(crate) use package::Package;
-pub(crate) use public::{Kind, PublicItem, public_items};
+pub(crate) use public::{PublicItem, public_items};
 pub(crate) use resolve::Target;
-pub(crate) use rings::{rings, ties};
-pub(crate) use text::{code, docs, without_strings};
+pub(crate) use rings::rings;
+pub(crate) use text::{code, docs, macro_calls, string};

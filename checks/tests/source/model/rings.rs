@@ -5,37 +5,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::imports::imports;
 use super::package::Package;
 
+/// Maximum number of files in a ring.
+const SIZE: usize = 3;
+
 /// For each file, the files that it imports from.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Returns the groups of more than `size` files of `package` that import one another in a ring. Each group is sorted.
-pub(crate) fn rings(package: &Package, size: usize) -> Vec<Vec<String>> {
-    let graph = graph(package);
+/// Returns the rings of `package` that have too many files, each with the imports that close it: for each pair of files a line with one
+/// of the imported paths.
+pub(crate) fn rings(package: &Package) -> Vec<String> {
+    let edges = edges(package);
+    let mut graph = Graph::new();
+    for (from, to, _) in &edges {
+        graph.entry(from.clone()).or_default().insert(to.clone());
+    }
     let reached: BTreeMap<&str, BTreeSet<&str>> =
         graph.keys().map(|file| (file.as_str(), reach(&graph, file))).collect();
-    let mut rings = BTreeSet::new();
-    for (file, others) in &reached {
-        let ring: Vec<String> = others
-            .iter()
-            .filter(|other| reached.get(*other).is_some_and(|back| back.contains(file)))
-            .map(|other| (*other).to_owned())
-            .collect();
-        if ring.len() > size {
-            rings.insert(ring);
-        }
-    }
-    rings.into_iter().collect()
-}
-
-/// Returns the imports between the files of a ring: for each pair of files a line with one of the imported paths.
-pub(crate) fn ties(package: &Package, ring: &[String]) -> Vec<String> {
-    let mut lines = BTreeMap::new();
-    for (from, to, path) in edges(package) {
-        if from != to && ring.contains(&from) && ring.contains(&to) {
-            lines.insert((from, to), path);
-        }
-    }
-    lines.into_iter().map(|((from, to), path)| format!("    {from} -> {to} by {path}")).collect()
+    let ring_of = |file: &str| -> BTreeSet<&str> {
+        let reaches_back = |other: &&str| reached.get(other).is_some_and(|back| back.contains(file));
+        reached[file].iter().copied().filter(reaches_back).collect()
+    };
+    let rings: BTreeSet<BTreeSet<&str>> = reached.keys().map(|file| ring_of(file)).collect();
+    let text = |ring: BTreeSet<&str>| {
+        let is_tie = |(from, to, _): &&(String, String, String)| {
+            from != to && ring.contains(from.as_str()) && ring.contains(to.as_str())
+        };
+        let ties: BTreeMap<_, _> =
+            edges.iter().filter(is_tie).map(|(from, to, by)| ((from, to), by)).collect();
+        let ties: String =
+            ties.iter().map(|((from, to), by)| format!("\n    {from} -> {to} by {by}")).collect();
+        format!("{} files of {} import one another in a ring:{ties}", ring.len(), package.name)
+    };
+    rings.into_iter().filter(|ring| ring.len() > SIZE).map(text).collect()
 }
 
 fn edges(package: &Package) -> Vec<(String, String, String)> {
@@ -49,14 +50,6 @@ fn edges(package: &Package) -> Vec<(String, String, String)> {
         }
     }
     edges
-}
-
-fn graph(package: &Package) -> Graph {
-    let mut graph = Graph::new();
-    for (from, to, _) in edges(package) {
-        graph.entry(from).or_default().insert(to);
-    }
-    graph
 }
 
 /// Returns the files that `file` reaches over any number of imports.
@@ -77,45 +70,21 @@ fn reach<'a>(graph: &'a Graph, file: &str) -> BTreeSet<&'a str> {
 mod tests {
     use super::*;
 
-    fn package(files: &[(&str, &str)]) -> Package {
-        let files = files.iter().map(|(path, text)| (format!("src/{path}.rs"), (*text).to_owned()));
-        Package::from_files("p", "src", files)
-    }
-
-    const ROOT: (&str, &str) = ("lib", "mod a; mod b; mod c; mod d;");
-
-    #[test]
-    fn a_ring_of_four_is_found_and_one_of_three_is_not() {
-        let mut files = vec![
-            ROOT,
-            ("a", "use crate::b::B; pub struct A;"),
-            ("b", "use crate::c::C; pub struct B;"),
-            ("c", "pub struct C; fn f() { super::a::g() }"),
-            ("d", "use crate::a::A; pub struct D;"),
-        ];
-        assert_eq!(rings(&package(&files), 3), [[""; 0]; 0]);
-        files[3].1 = "use crate::d; pub struct C;";
-        let files = ["src/a.rs", "src/b.rs", "src/c.rs", "src/d.rs"];
-        let found = package(&[
-            ROOT,
-            ("a", "use crate::b::B; pub struct A;"),
-            ("b", "use crate::c::C; pub struct B;"),
-            ("c", "use crate::d; pub struct C;"),
-            ("d", "use crate::a::A; pub struct D;"),
-        ]);
-        assert_eq!(rings(&found, 3), [files]);
-        assert_eq!(ties(&found, &files.map(String::from)).len(), 4);
+    fn found(texts: &[&str; 5]) -> Vec<String> {
+        let names = ["lib", "a", "b", "c", "d"].map(|name| format!("src/{name}.rs"));
+        rings(&Package::from_files("p", "src", names.into_iter().zip(texts.map(str::to_owned))))
     }
 
     #[test]
-    fn a_re_export_is_followed_to_the_file_that_defines_the_name() {
-        // `a`, `b` and `c` take names from the root, which defines none: no ring through the root.
-        let files = [
-            ("lib", "mod a; mod b; mod c; pub use a::A; pub use b::B; pub use c::C;"),
-            ("a", "pub struct A;"),
-            ("b", "use crate::A; pub struct B;"),
-            ("c", "use crate::{A, B}; pub struct C;"),
-        ];
-        assert_eq!(rings(&package(&files), 1), [[""; 0]; 0]);
+    fn a_ring_of_four_is_named_with_its_imports_and_one_of_three_is_fine() {
+        let root = "mod a; mod b; mod c; mod d; pub use a::A; pub use b::B; pub use c::C;";
+        let [a, b] = ["use crate::b::B; pub struct A;", "use crate::c::C; pub struct B;"];
+        let d = "use crate::a::A; pub struct D;";
+        assert_eq!(found(&[root, a, b, "pub struct C; fn f() { super::a::g() }", d]), [""; 0]);
+        let ring = found(&[root, a, b, "use crate::d; pub struct C;", d]);
+        assert!(ring.len() == 1 && ring[0].contains("src/d.rs -> src/a.rs by crate::a::A"), "{ring:?}");
+        // These take names from the root, which defines none: no ring through the root.
+        let through = [root, "use crate::B; pub struct A;", "use crate::C; pub struct B;", "pub struct C;"];
+        assert_eq!(found(&[through[0], through[1], through[2], through[3], "use crate::{A, B};"]), [""; 0]);
     }
 }

@@ -1,7 +1,8 @@
 //! Reads attributes, visibilities and documentation, and writes code as rustfmt would.
 
+use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
-use syn::{Attribute, Expr, Lit, Meta, Visibility};
+use syn::{Attribute, Expr, Lit, LitStr, Meta, Visibility};
 
 /// Returns true for `pub`, and false for `pub(crate)` and the like.
 pub(crate) fn is_public(visibility: &Visibility) -> bool {
@@ -36,56 +37,47 @@ pub(crate) fn docs(attributes: &[Attribute]) -> String {
     text
 }
 
-/// Returns a piece of code on one line, with blanks where rustfmt has them.
-pub(crate) fn code(piece: &impl ToTokens) -> String {
-    let mut text = piece.to_token_stream().to_string();
-    for (wide, narrow) in [
-        (" :: ", "::"),
-        (":: ", "::"),
-        (" ::", "::"),
-        ("- >", "->"),
-        (" (", "("),
-        ("( ", "("),
-        (" )", ")"),
-        ("[ ", "["),
-        (" ]", "]"),
-        (" < ", "<"),
-        ("< ", "<"),
-        (" <", "<"),
-        (" >", ">"),
-        (" ,", ","),
-        (" ;", ";"),
-        (" :", ":"),
-        ("& ", "&"),
-        ("* ", "*"),
-        ("' ", "'"),
-        (" ?", "?"),
-        ("? ", "?"),
-        ("# ", "#"),
-        (" !", "!"),
-        (",)", ")"),
-        (",>", ">"),
-    ] {
-        text = text.replace(wide, narrow);
+/// What quote writes, and what rustfmt writes, in turns.
+const NARROW: &[&str] = &[
+    " :: ", "::", ":: ", "::", " ::", "::", "- >", "->", " (", "(", "( ", "(", " )", ")", "[ ", "[", " ]",
+    "]", " < ", "<", "< ", "<", " <", "<", " >", ">", " ,", ",", " ;", ";", " :", ":", "& ", "&", "* ", "*",
+    "' ", "'", " ?", "?", "? ", "?", "# ", "#", " !", "!", ",)", ")", ",>", ">",
+    // The blanks that rustfmt has all the same.
+    "->", " -> ", "  ", " ", "=(", "= (", ":(", ": (", ":&", ": &", ":[", ": [", ":?", ": ?", "  ", " ",
+];
+
+/// Returns a part of the code on one line, with blanks where rustfmt has them.
+pub(crate) fn code(part: &impl ToTokens) -> String {
+    let text = part.to_token_stream().to_string();
+    NARROW.chunks(2).fold(text, |text, pair| text.replace(pair[0], pair[1]))
+}
+
+/// Returns the calls of macros in a file, those within other calls included: the last name of the macro, and its tokens.
+pub(crate) fn macro_calls(text: &str) -> Vec<(String, Vec<TokenTree>)> {
+    fn collect(tokens: TokenStream, calls: &mut Vec<(String, Vec<TokenTree>)>) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        for (at, token) in tokens.iter().enumerate() {
+            let TokenTree::Group(group) = token else { continue };
+            if let [.., TokenTree::Ident(name), TokenTree::Punct(mark)] = &tokens[..at]
+                && mark.as_char() == '!'
+            {
+                calls.push((name.to_string(), group.stream().into_iter().collect()));
+            }
+            collect(group.stream(), calls);
+        }
     }
-    // Puts back the blanks that the replacements above removed and rustfmt has.
-    for (narrow, wide) in [
-        ("->", " -> "),
-        ("  ", " "),
-        ("=(", "= ("),
-        (":(", ": ("),
-        (":&", ": &"),
-        (":[", ": ["),
-        (":?", ": ?"),
-    ] {
-        text = text.replace(narrow, wide);
-    }
-    text = text.replace("  ", " ");
-    text
+    let mut calls = Vec::new();
+    collect(text.parse().unwrap(), &mut calls);
+    calls
+}
+
+/// Returns the text of a string literal.
+pub(crate) fn string(token: &TokenTree) -> Option<String> {
+    syn::parse2::<LitStr>(token.clone().into()).ok().map(|text| text.value())
 }
 
 /// Returns the tokens of a macro without string literals, such as documentation.
-pub(crate) fn without_strings(tokens: &str) -> String {
+pub(super) fn without_strings(tokens: &str) -> String {
     let (mut text, mut in_string, mut escaped) = (String::new(), false, false);
     for letter in tokens.chars() {
         match letter {

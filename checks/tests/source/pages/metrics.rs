@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tonic_rdma_checks::pages;
 
+use crate::model::{macro_calls, string};
+
 /// The kinds and labels of a metric, in the code or on the page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Metric {
@@ -23,8 +25,8 @@ fn the_page_has_every_metric_of_the_code_and_no_other() {
 }
 
 #[test]
-fn differences_are_found() {
-    let source = r#"
+fn metrics_are_found_in_the_code() {
+    let code = r#"
         const LATE: &str = "tonic_rdma_late_seconds";
         fn f() {
             describe_counter!("tonic_rdma_a_total", Unit::Bytes, "x");
@@ -33,34 +35,18 @@ fn differences_are_found() {
         }
         counters! { calls => "tonic_rdma_calls_total"; }
     "#;
-    let code = recorded(&[source.to_owned()]);
-    let metric = |kind: &str, labels: &[&str]| Metric {
-        kinds: [kind.to_owned()].into(),
-        labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+    let metric = |name: &str, kind: &str, labels: &[&str]| {
+        let labels = labels.iter().map(|label| (*label).to_owned()).collect();
+        (format!("tonic_rdma_{name}"), Metric { kinds: [kind.to_owned()].into(), labels })
     };
     let page: Metrics = [
-        ("tonic_rdma_a_total", metric("counter", &["route", "why"])),
-        ("tonic_rdma_late_seconds", metric("histogram", &[])),
-        ("tonic_rdma_calls_total", metric("counter", &[])),
+        metric("a_total", "counter", &["route", "why"]),
+        metric("late_seconds", "histogram", &[]),
+        metric("calls_total", "counter", &[]),
     ]
-    .map(|(name, metric)| (name.to_owned(), metric))
     .into();
-    assert_eq!(differences(&code, &page), [""; 0]);
-    let changed = |change: fn(&mut Metrics)| {
-        let mut page = page.clone();
-        change(&mut page);
-        differences(&code, &page).len()
-    };
-    assert_eq!(changed(|page| drop(page.remove("tonic_rdma_calls_total"))), 1, "one is missing");
-    assert_eq!(
-        changed(|page| drop(page.insert("tonic_rdma_b".into(), Metric::default()))),
-        1,
-        "one too many"
-    );
-    let labels = |page: &mut Metrics| page.get_mut("tonic_rdma_a_total").unwrap().labels.clear();
-    assert_eq!(changed(labels), 1, "other labels");
-    let kind = |page: &mut Metrics| *page.get_mut("tonic_rdma_calls_total").unwrap() = Metric::default();
-    assert_eq!(changed(kind), 1, "another kind");
+    assert_eq!(recorded(&[code.to_owned()]), page);
+    assert_eq!(differences(&Metrics::new(), &page).len(), 3);
 }
 
 fn differences(code: &Metrics, page: &Metrics) -> Vec<String> {
@@ -103,27 +89,29 @@ fn on_the_page() -> Metrics {
 
 /// Reads the metrics of the code: all strings that begin with `tonic_rdma_`, with the kinds and labels of the calls that record them.
 fn recorded(sources: &[String]) -> Metrics {
-    const PREFIX: &str = "\"tonic_rdma_";
+    const PREFIX: &str = "tonic_rdma_";
     let mut metrics = Metrics::new();
-    for source in sources {
+    for source in sources.iter().filter(|source| source.contains(PREFIX)) {
+        for name in source.split(&format!("\"{PREFIX}")).skip(1).filter_map(|rest| rest.split('"').next()) {
+            metrics.entry(format!("{PREFIX}{name}")).or_default();
+        }
         let constants: BTreeMap<&str, &str> = source.split("const ").skip(1).filter_map(constant).collect();
-        for literal in source.split(PREFIX).skip(1).filter_map(|rest| rest.split_once('"')) {
-            metrics.entry(format!("tonic_rdma_{}", literal.0)).or_default();
-        }
-        for kind in ["counter", "gauge", "histogram"] {
-            for call in calls(source, kind) {
-                let first = call.split(',').next().unwrap_or_default().trim();
-                let name = constants.get(first).copied().unwrap_or(first).trim_matches('"');
-                let Some(metric) = metrics.get_mut(name) else { continue };
-                metric.kinds.insert(kind.to_owned());
-                let arrows = call.match_indices("=>").map(|(at, _)| call[..at].trim_end());
-                let labels = arrows.filter_map(|before| before.strip_suffix('"')?.rsplit('"').next());
-                metric.labels.extend(labels.map(str::to_owned));
+        for (kind, arguments) in macro_calls(source) {
+            let texts: Vec<String> = arguments.iter().filter_map(string).collect();
+            // The table of the macro `counters!`, which makes the calls.
+            if kind == "counters" {
+                for text in &texts {
+                    metrics.entry(text.clone()).or_default().kinds.insert("counter".into());
+                }
             }
-        }
-        // The table of the macro `counters!`, which makes the calls.
-        for row in source.split("=> \"tonic_rdma_").skip(1).filter_map(|rest| rest.split_once("\";")) {
-            metrics.entry(format!("tonic_rdma_{}", row.0)).or_default().kinds.insert("counter".into());
+            let first = arguments.first().map(ToString::to_string).unwrap_or_default();
+            let name = constants.get(&*first).copied().unwrap_or(&first).trim_matches('"');
+            let Some(metric) = metrics.get_mut(name) else { continue };
+            if ["counter", "gauge", "histogram"].contains(&&*kind) {
+                metric.kinds.insert(kind);
+                let labels = arguments.windows(3).filter(|of| format!("{}{}", of[1], of[2]) == "=>");
+                metric.labels.extend(labels.filter_map(|of| string(&of[0])));
+            }
         }
     }
     metrics
@@ -133,28 +121,4 @@ fn recorded(sources: &[String]) -> Metrics {
 fn constant(rest: &str) -> Option<(&str, &str)> {
     let (name, value) = rest.split_once(": &str = ")?;
     Some((name, value.split_once(';')?.0)).filter(|(name, _)| !name.contains(char::is_whitespace))
-}
-
-/// Returns the arguments of each call of a macro of `metrics`.
-fn calls<'a>(source: &'a str, kind: &str) -> Vec<&'a str> {
-    let name = format!("{kind}!(");
-    let starts = source.match_indices(&name);
-    let own = starts.filter(|(at, _)| !source[..*at].ends_with("describe_"));
-    own.map(|(at, _)| arguments(&source[at + name.len()..])).collect()
-}
-
-/// Returns the text before the closing parenthesis.
-fn arguments(rest: &str) -> &str {
-    let mut depth = 1;
-    for (at, letter) in rest.char_indices() {
-        match letter {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return &rest[..at];
-        }
-    }
-    rest
 }

@@ -1,9 +1,7 @@
 //! Checks the lists, the links and the code of README and the book, without running the code.
 
-mod figures;
 mod links;
 mod messages;
 mod metrics;
-mod promise;
+
 mod variables;
-mod verbatim;
