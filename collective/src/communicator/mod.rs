@@ -82,6 +82,17 @@ pub struct Statistics {
 impl Communicator {
     /// Meets the other ranks of `launch`, with the default settings. [`builder`](Self::builder) has others.
     ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), tonic_rdma_collective::CollectiveError> {
+    /// use tonic_rdma_collective::{Communicator, Launch};
+    ///
+    /// let communicator = Communicator::connect(Launch::new(0, 1, "127.0.0.1:0")).await?;
+    /// assert_eq!((communicator.rank(), communicator.size()), (0, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Those of [`CommunicatorBuilder::connect`].
     pub async fn connect(launch: Launch) -> Result<Self, CollectiveError> {
@@ -499,6 +510,13 @@ impl Communicator {
 
 /// Calls `watch` before each step of each operation of the group, before a step that must wait also more than
 /// once. For tests that end a rank at a certain step.
+///
+/// ```
+/// # use tonic_rdma_collective::{Communicator, unstable};
+/// # fn example(communicator: &Communicator) {
+/// unstable::watch_steps(communicator, |at| println!("{at}")); // at step 0 of 3 of operation 17
+/// # }
+/// ```
 pub fn watch_steps(communicator: &Communicator, watch: impl FnMut(OperationStep) + Send + 'static) {
     communicator.shared.engine(EngineKind::Group).watch = Some(Box::new(watch));
 }

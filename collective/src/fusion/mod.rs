@@ -102,6 +102,14 @@ pub struct FusionBuilder<'c, T: Number> {
 impl<T: Number> Fusion<T> {
     /// Makes a fusion with the default settings over `communicator`. This starts no operation.
     ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Fusion};
+    /// # fn example(communicator: &Communicator) -> Result<(), CollectiveError> {
+    /// let fusion = Fusion::<f32>::new(communicator)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Those of [`FusionBuilder::build`].
     pub fn new(communicator: &Communicator) -> Result<Self, CollectiveError> {

@@ -91,6 +91,16 @@ pub struct Kernel {
 impl Kernel {
     /// Returns the kernel of a reduction of elements of type `dtype`.
     ///
+    /// ```
+    /// use tonic_rdma_collective::{Reduction, unstable::Kernel};
+    /// use tonic_rdma_tensor::Dtype;
+    ///
+    /// let mut sums = [1_u8, 2];
+    /// Kernel::of(Dtype::U8, Reduction::Sum)?.reduce(&mut sums, &[10, 20]);
+    /// assert_eq!(sums, [11, 22]);
+    /// # Ok::<(), tonic_rdma_collective::CollectiveError>(())
+    /// ```
+    ///
     /// # Errors
     /// [`InvalidArgument`](crate::CollectiveErrorKind::InvalidArgument) if elements of this type have no such
     /// reduction.
