@@ -80,12 +80,13 @@ pub fn run(block: impl AsyncFn() -> Outcome) {
 }
 
 fn runtime() -> Runtime {
-    let mut builder =
-        if POLLS.load(Relaxed) { Builder::new_current_thread() } else { Builder::new_multi_thread() };
     if POLLS.load(Relaxed) {
-        tonic_rdma::runtime::idle_polling(&mut builder);
+        return tonic_rdma::runtime::idle_polling(&mut Builder::new_current_thread())
+            .enable_all()
+            .build()
+            .unwrap();
     }
-    builder.enable_all().build().unwrap()
+    Builder::new_multi_thread().enable_all().build().unwrap()
 }
 
 /// Runs one side on a new thread with its own runtime, like a second process: both sides poll independently, and must wake one another.

@@ -9,7 +9,7 @@ use crate::{files_of, read, root};
 pub const BOOK: &str = "docs/book/src";
 
 /// A page of Markdown, with the files that it includes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Page {
     /// The path of the page from the root of the repository.
     pub path: PathBuf,
@@ -29,12 +29,9 @@ pub fn all() -> Vec<Page> {
 
 /// Returns the book's pages whose names begin with `prefix`.
 pub fn of_book(prefix: &str) -> Vec<Page> {
-    let begins = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with(prefix);
-    let found: Vec<Page> = files_of(&root().join(BOOK), "md")
-        .iter()
-        .filter(|path| begins(path))
-        .map(|path| Page::read(path))
-        .collect();
+    let begins = |page: &Page| page.path.file_name().unwrap().to_string_lossy().starts_with(prefix);
+    let is_of_book = |page: &Page| page.path.starts_with(BOOK) && begins(page);
+    let found: Vec<Page> = all().into_iter().filter(is_of_book).collect();
     assert!(!found.is_empty(), "the book has no page whose name begins with {prefix}");
     found
 }

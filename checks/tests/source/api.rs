@@ -60,18 +60,6 @@ fn the_public_api_equals_the_files_of_checks_api() {
 }
 
 #[test]
-fn one_thing_has_one_name() {
-    for (name, items) in &*ITEMS {
-        let mut paths: BTreeMap<_, BTreeSet<&str>> = BTreeMap::new();
-        for item in items.iter().filter(|item| item.target.is_some() && !is_unstable(item)) {
-            paths.entry(&item.target).or_default().insert(&item.path);
-        }
-        paths.retain(|_, paths| paths.len() > 1);
-        assert!(paths.is_empty(), "{name} has these under several names: {:?}", paths.values());
-    }
-}
-
-#[test]
 fn public_items_are_listed_under_their_public_path() {
     let files = [
         (

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, Visibility};
 
 use super::package::{Module, Package};
 use super::resolve::{Target, leaves};
-use super::text::{is_test, without_strings};
+use super::text::{is_test, parts};
 
 /// A path in the code of a module.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,7 +44,7 @@ struct Collector {
 
 impl<'ast> Visit<'ast> for Collector {
     fn visit_item(&mut self, item: &'ast Item) {
-        if attributes(item).iter().any(is_test) {
+        if parts(item).1.iter().any(is_test) {
             return;
         }
         match item {
@@ -78,7 +79,7 @@ impl<'ast> Visit<'ast> for Collector {
 
     // syn does not parse the arguments of macros. All paths among their tokens count.
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
-        self.paths.extend(paths_in(&call.tokens.to_string()));
+        paths_in(call.tokens.clone(), &mut self.paths);
         visit::visit_macro(self, call);
     }
 
@@ -87,41 +88,24 @@ impl<'ast> Visit<'ast> for Collector {
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 }
 
-/// Returns the paths in a text of tokens: words that `::` joins, such as `a :: b`. In macros `$crate` has a blank.
-fn paths_in(tokens: &str) -> Vec<Vec<String>> {
-    let tokens = without_strings(tokens).replace("::", " :: ");
-    let mut paths: Vec<Vec<String>> = Vec::new();
-    let mut joined = false;
-    for word in tokens.split(|letter: char| letter.is_whitespace() || "$(){}[]<>,;&*!?=.".contains(letter)) {
-        let is_name = word.starts_with(|letter: char| letter.is_alphabetic() || letter == '_');
-        match word {
-            "" => {}
-            "::" => joined = true,
-            word if is_name => match paths.last_mut().filter(|_| joined) {
-                Some(path) => path.push(word.to_owned()),
-                None => paths.push(vec![word.to_owned()]),
-            },
-            _ => {}
+/// Adds the paths among tokens: names that `::` joins.
+fn paths_in(tokens: TokenStream, paths: &mut BTreeSet<Vec<String>>) {
+    let (mut path, mut colons) = (Vec::new(), 0);
+    for token in tokens {
+        match token {
+            TokenTree::Ident(name) if colons == 2 && !path.is_empty() => path.push(name.to_string()),
+            TokenTree::Ident(name) => _ = paths.insert(std::mem::replace(&mut path, vec![name.to_string()])),
+            TokenTree::Punct(mark) if mark.as_char() == ':' => {
+                colons += 1;
+                continue;
+            }
+            TokenTree::Group(group) => paths_in(group.stream(), paths),
+            _ => _ = paths.insert(std::mem::take(&mut path)),
         }
-        joined = word == "::" || (joined && word.is_empty());
+        colons = 0;
     }
-    paths
-}
-
-fn attributes(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        Item::Type(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        _ => &[],
-    }
+    paths.insert(path);
+    paths.remove(&Vec::new());
 }
 
 #[cfg(test)]
@@ -136,24 +120,13 @@ mod tests {
 
     #[test]
     fn paths_are_found_in_all_of_the_code() {
-        assert_eq!(found("use a::{b, c::*};"), ["a::b", "a::c"]);
-        assert_eq!(found("struct S { f: a::T<b::U> }"), ["a::T", "b::U"]);
-        assert_eq!(found("fn f() { a::g(); x.h() }"), ["::h", "a::g", "x"]);
-        assert_eq!(found("fn f() { println!(\"{}\", a::b::g(c)) }"), ["a::b::g", "c", "println"]);
+        assert_eq!(found("use a::{b, c::*}; struct S { f: d::T<e::U> }"), ["a::b", "a::c", "d::T", "e::U"]);
+        assert_eq!(found("fn f() { use c::d; a::g(); x.h() }"), ["::h", "a::g", "c::d", "x"]);
         assert_eq!(
             found("macro_rules! m { () => { /** d::e */ $crate::a::f(\"b::c\") } }"),
             ["crate::a::f", "doc", "macro_rules"]
         );
-        assert_eq!(found("fn f() { use a::b; }"), ["a::b"]);
-    }
-
-    #[test]
-    fn tests_comments_and_re_exports_are_no_imports() {
-        assert_eq!(
-            found("/// [`a::b`]\npub use a::c; // d::e\n#[cfg(test)] mod tests { use f::g; }"),
-            [""; 0]
-        );
-        assert_eq!(found("#[cfg(test)] use a::b; #[cfg(test)] impl S { fn f() { c::d() } }"), [""; 0]);
-        assert_eq!(found("const A: &str = \"a::b\";"), ["str"]);
+        let none = "/// [`a::b`]\npub use a::c; // d::e\n#[cfg(test)] mod tests { use f::g; } #[cfg(test)] use a::b;";
+        assert_eq!(found(none), [""; 0]);
     }
 }

@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use syn::{Attribute, Expr, Item, ItemMod, Lit, Meta};
+use syn::{Attribute, Item};
 use tonic_rdma_checks::{files_of, read, root};
 
 use super::text::{is_hidden, is_public, is_test};
-
-/// The files that a package's modules begin with.
-const ENTRIES: [&str; 2] = ["lib.rs", "main.rs"];
 
 /// A package of the workspace, without its tests.
 pub(crate) struct Package {
@@ -46,11 +43,11 @@ impl Package {
         files: impl IntoIterator<Item = (String, String)>,
     ) -> Self {
         let files: BTreeMap<String, String> = files.into_iter().collect();
-        let entry = ENTRIES.map(|entry| format!("{folder}/{entry}"));
+        let entry = ["lib.rs", "main.rs"].map(|entry| format!("{folder}/{entry}"));
         let entry = entry.iter().find(|entry| files.contains_key(*entry));
         let entry = entry.unwrap_or_else(|| panic!("{folder} has neither lib.rs nor main.rs"));
         let mut reader = Reader { files: &files, modules: BTreeMap::new() };
-        reader.file(entry, folder, String::new(), true, false);
+        reader.file(entry, folder, "", (true, Vec::new()));
         Self { name: name.to_owned(), modules: reader.modules }
     }
 }
@@ -61,70 +58,58 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads `file` as the module `path`. Its children are in `folder`.
-    fn file(&mut self, file: &str, folder: &str, path: String, public: bool, hidden: bool) {
-        let text = self.files.get(file).unwrap_or_else(|| panic!("there is no {file}"));
-        let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{file}: {error}"));
-        if parsed.attrs.iter().any(is_test) {
-            return;
-        }
-        let hidden = hidden || parsed.attrs.iter().any(is_hidden);
-        let module =
-            Module { file: file.to_owned(), items: Vec::new(), attributes: parsed.attrs, public, hidden };
-        self.module(module, parsed.items, folder, path);
+    /// Reads `file` as the module `path`, which is declared as public or not, with these attributes. Its children are in `folder`.
+    fn file(
+        &mut self,
+        file: &str,
+        folder: &str,
+        path: &str,
+        (public, mut attributes): (bool, Vec<Attribute>),
+    ) {
+        let parsed = syn::parse_file(&self.files[file]).unwrap_or_else(|error| panic!("{file}: {error}"));
+        attributes.extend(parsed.attrs);
+        self.module(file, parsed.items, folder, path, (public, attributes));
     }
 
     /// Stores a module, and reads its children.
-    fn module(&mut self, mut module: Module, items: Vec<Item>, folder: &str, path: String) {
-        let (children, items) = items.into_iter().partition(|item| matches!(item, Item::Mod(_)));
-        module.items = items;
-        let file = module.file.clone();
-        self.modules.insert(path.clone(), module);
-        let children: Vec<Item> = children;
-        for child in children {
-            if let Item::Mod(child) = child {
-                self.child(child, &file, folder, &path);
-            }
-        }
-    }
-
-    fn child(&mut self, item: ItemMod, file: &str, folder: &str, parent: &str) {
-        if item.attrs.iter().any(is_test) {
+    fn module(
+        &mut self,
+        file: &str,
+        items: Vec<Item>,
+        folder: &str,
+        path: &str,
+        (public, attributes): (bool, Vec<Attribute>),
+    ) {
+        if attributes.iter().any(is_test) {
             return;
         }
-        let name = item.ident.to_string();
-        let path = join(parent, &name);
-        let (public, hidden) = (is_public(&item.vis), item.attrs.iter().any(is_hidden));
-        let inside = format!("{folder}/{name}");
-        if let Some((_, items)) = item.content {
-            let module =
-                Module { file: file.to_owned(), items: Vec::new(), attributes: item.attrs, public, hidden };
-            return self.module(module, items, &inside, path);
+        let (children, items) = items.into_iter().partition(|item| matches!(item, Item::Mod(_)));
+        let hidden = attributes.iter().any(is_hidden);
+        let module = Module { file: file.to_owned(), items, attributes, public, hidden };
+        self.modules.insert(path.to_owned(), module);
+        let children: Vec<Item> = children;
+        for child in children {
+            let Item::Mod(child) = child else { continue };
+            let name = child.ident.to_string();
+            let (path, inside) = (join(path, &name), format!("{folder}/{name}"));
+            let declared = (is_public(&child.vis), child.attrs);
+            if let Some((_, items)) = child.content {
+                self.module(file, items, &inside, &path, declared);
+            } else if !declared.1.iter().any(is_test) {
+                let candidates = [format!("{inside}.rs"), format!("{inside}/mod.rs")];
+                let found = candidates.iter().find(|candidate| self.files.contains_key(*candidate));
+                self.file(
+                    found.unwrap_or_else(|| panic!("{file}: no file of {name}")),
+                    &inside,
+                    &path,
+                    declared,
+                );
+            }
         }
-        let declared = item.attrs.iter().find_map(path_attribute);
-        let candidates = match declared {
-            Some(declared) => vec![format!("{}/{declared}", file.rsplit_once('/').unwrap().0)],
-            None => vec![format!("{inside}.rs"), format!("{inside}/mod.rs")],
-        };
-        let found = candidates.iter().find(|candidate| self.files.contains_key(*candidate));
-        let found = found.unwrap_or_else(|| panic!("{file}: module {name} has no file")).clone();
-        self.file(&found, &inside, path, public, hidden);
     }
 }
 
 /// Returns the path of the module `child` of `module`.
 pub(super) fn join(module: &str, child: &str) -> String {
     if module.is_empty() { child.to_owned() } else { format!("{module}::{child}") }
-}
-
-/// Returns the file that `#[path = "…"]` names.
-fn path_attribute(attribute: &Attribute) -> Option<String> {
-    let Meta::NameValue(pair) = &attribute.meta else { return None };
-    match &pair.value {
-        Expr::Lit(literal) if pair.path.is_ident("path") => match &literal.lit {
-            Lit::Str(file) => Some(file.value()),
-            _ => None,
-        },
-        _ => None,
-    }
 }

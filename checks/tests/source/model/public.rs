@@ -1,13 +1,13 @@
 //! Lists the items that users of a package can name: public items outside of hidden modules, each with its public path.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use quote::ToTokens;
-use syn::{Attribute, Fields, ImplItem, Item, Signature, TraitItem, Type, Visibility};
+use syn::{Attribute, Fields, ImplItem, Item, ItemImpl, Signature, TraitItem, Type};
 
 use super::package::{Package, join};
 use super::resolve::{Target, defined_name, leaves};
-use super::text::{code, docs, is_hidden, is_public, is_test};
+use super::text::{code, docs, is_hidden, is_public, is_test, parts};
 
 /// A public item, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,13 +17,24 @@ pub(crate) struct PublicItem {
     /// Its line in the file of the public API.
     pub(crate) line: String,
     pub(crate) docs: String,
-    /// The item itself, if a module of the package defines it: a type, a trait, a function, a constant or an alias.
-    pub(crate) target: Option<Target>,
 }
 
 /// Returns the public items of `package`, sorted. A name of another crate is one item.
 pub(crate) fn public_items(package: &Package) -> BTreeSet<PublicItem> {
-    let mut walker = Walker { package, found: BTreeSet::new(), target: None };
+    let mut walker = Walker { package, found: BTreeSet::new(), blocks: BTreeMap::new() };
+    for (module, content) in &package.modules {
+        for item in &content.items {
+            let Item::Impl(block) = item else { continue };
+            let Type::Path(of) = &*block.self_ty else { continue };
+            let names: Vec<_> = of.path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+            if block.trait_.is_none()
+                && !block.attrs.iter().any(is_test)
+                && let Some(target) = package.resolve(module, &names)
+            {
+                walker.blocks.entry(target).or_default().push(block);
+            }
+        }
+    }
     walker.module("", "");
     walker.found
 }
@@ -31,15 +42,14 @@ pub(crate) fn public_items(package: &Package) -> BTreeSet<PublicItem> {
 struct Walker<'a> {
     package: &'a Package,
     found: BTreeSet<PublicItem>,
-    /// The item that is added next.
-    target: Option<Target>,
+    /// The `impl` blocks of types, which are anywhere in the package.
+    blocks: BTreeMap<Target, Vec<&'a ItemImpl>>,
 }
 
 impl Walker<'_> {
     fn add(&mut self, before: &str, path: &str, after: &str, attributes: &[Attribute]) {
         let line = format!("{before} {}::{path}{after}", self.package.name);
-        let (docs, target) = (docs(attributes), self.target.take());
-        self.found.insert(PublicItem { path: path.to_owned(), line, docs, target });
+        self.found.insert(PublicItem { path: path.to_owned(), line, docs: docs(attributes) });
     }
 
     /// Lists `module`, whose public path is `front`.
@@ -91,13 +101,12 @@ impl Walker<'_> {
 
     /// Lists an item of `module`, its methods and parts, with the public name.
     fn item(&mut self, module: &str, item: &Item, front: &str, renamed: Option<&str>) {
-        let Some((attributes, visibility)) = attributes(item) else { return };
+        let (Some(name), attributes, visibility) = parts(item) else { return };
+        let name = name.to_string();
         if !is_public(visibility) || attributes.iter().any(|found| is_hidden(found) || is_test(found)) {
             return;
         }
-        let name = defined_name(item).unwrap_or_default();
         let path = &join(front, renamed.unwrap_or(&name));
-        self.target = Some(Target::Item { module: module.to_owned(), name: name.clone() });
         match item {
             Item::Fn(item) => self.function(&item.sig, path, attributes),
             Item::Const(item) => self.add("const", path, &typed(&item.ty), attributes),
@@ -151,23 +160,12 @@ impl Walker<'_> {
         }
     }
 
-    /// Lists the public functions and constants of the type `name` of `module`, whose `impl` blocks are anywhere in the package.
+    /// Lists the public functions and constants of the type `name` of `module`.
     fn methods(&mut self, module: &str, name: &str, path: &str) {
-        let package = self.package;
-        let own = Some(Target::Item { module: module.to_owned(), name: name.to_owned() });
-        for (place, content) in &package.modules {
-            for item in &content.items {
-                let Item::Impl(block) = item else { continue };
-                let Type::Path(of) = &*block.self_ty else { continue };
-                let names: Vec<_> =
-                    of.path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-                let is_left_out = block.trait_.is_some() || block.attrs.iter().any(is_test);
-                if is_left_out || names.last().is_none() || package.resolve(place, &names) != own {
-                    continue;
-                }
-                for item in &block.items {
-                    self.impl_item(item, path);
-                }
+        let own = Target::Item { module: module.to_owned(), name: name.to_owned() };
+        for block in self.blocks.get(&own).cloned().unwrap_or_default() {
+            for item in &block.items {
+                self.impl_item(item, path);
             }
         }
     }
@@ -201,18 +199,5 @@ fn fields(fields: &Fields) -> String {
         Fields::Named(_) => format!(" {{ {all} }}"),
         Fields::Unnamed(_) => format!("({all})"),
         Fields::Unit => String::new(),
-    }
-}
-
-/// Returns the attributes and the visibility of an item that has a public name.
-fn attributes(item: &Item) -> Option<(&[Attribute], &Visibility)> {
-    match item {
-        Item::Fn(item) => Some((&item.attrs, &item.vis)),
-        Item::Struct(item) => Some((&item.attrs, &item.vis)),
-        Item::Enum(item) => Some((&item.attrs, &item.vis)),
-        Item::Trait(item) => Some((&item.attrs, &item.vis)),
-        Item::Type(item) => Some((&item.attrs, &item.vis)),
-        Item::Const(item) => Some((&item.attrs, &item.vis)),
-        _ => None,
     }
 }

@@ -2,11 +2,30 @@
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
-use syn::{Attribute, Expr, Lit, LitStr, Meta, Visibility};
+use syn::{Attribute, Expr, Ident, Item, Lit, LitStr, Meta, Visibility};
 
 /// Returns true for `pub`, and false for `pub(crate)` and the like.
 pub(crate) fn is_public(visibility: &Visibility) -> bool {
     matches!(visibility, Visibility::Public(_))
+}
+
+/// Returns the name, the attributes and the visibility of an item, as far as it has them.
+pub(super) fn parts(item: &Item) -> (Option<&Ident>, &[Attribute], &Visibility) {
+    const NONE: &Visibility = &Visibility::Inherited;
+    match item {
+        Item::Const(item) => (Some(&item.ident), &item.attrs, &item.vis),
+        Item::Enum(item) => (Some(&item.ident), &item.attrs, &item.vis),
+        Item::Fn(item) => (Some(&item.sig.ident), &item.attrs, &item.vis),
+        Item::Impl(item) => (None, &item.attrs, NONE),
+        Item::Macro(item) => (item.ident.as_ref(), &item.attrs, NONE),
+        Item::Static(item) => (Some(&item.ident), &item.attrs, &item.vis),
+        Item::Struct(item) => (Some(&item.ident), &item.attrs, &item.vis),
+        Item::Trait(item) => (Some(&item.ident), &item.attrs, &item.vis),
+        Item::Type(item) => (Some(&item.ident), &item.attrs, &item.vis),
+        Item::Union(item) => (Some(&item.ident), &item.attrs, &item.vis),
+        Item::Use(item) => (None, &item.attrs, &item.vis),
+        _ => (None, &[], NONE),
+    }
 }
 
 /// Returns true for an attribute of items that only tests have.
@@ -76,20 +95,6 @@ pub(crate) fn string(token: &TokenTree) -> Option<String> {
     syn::parse2::<LitStr>(token.clone().into()).ok().map(|text| text.value())
 }
 
-/// Returns the tokens of a macro without string literals, such as documentation.
-pub(super) fn without_strings(tokens: &str) -> String {
-    let (mut text, mut in_string, mut escaped) = (String::new(), false, false);
-    for letter in tokens.chars() {
-        match letter {
-            '"' if !escaped => in_string = !in_string,
-            _ if !in_string => text.push(letter),
-            _ => {}
-        }
-        escaped = in_string && letter == '\\' && !escaped;
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,10 +102,8 @@ mod tests {
     #[test]
     fn code_is_written_as_rustfmt_writes_it() {
         for text in [
-            "fn a(&mut self, b: impl Into<Vec<u8>>) -> Result<(), Error>",
-            "fn b<'a, T: Send + 'static>(c: &'a [T; 2], d: Option<&'a str>) -> (u8, u16)",
-            "async fn e(f: Box<dyn Fn(u8) -> u16 + Send>) -> io::Result<Self>",
-            "fn g<T: ?Sized>(h: *const T) -> impl Iterator<Item = (u8, T::Output)> where T: Clone",
+            "async fn e(f: Box<dyn Fn(u8) -> u16 + Send>, b: &'a [T; 2]) -> io::Result<Self>",
+            "fn g<T: ?Sized>(&mut self, h: *const T) -> impl Iterator<Item = (u8, T::Output)> where T: Clone",
         ] {
             let signature: syn::Signature = syn::parse_str(text).unwrap();
             assert_eq!(code(&signature), text);

@@ -51,14 +51,16 @@ fn every_warning_is_on_the_page_of_the_log() {
 
 #[test]
 fn warnings_are_found_with_their_messages() {
-    let found = |code: &str| warnings(code);
-    assert_eq!(found(r#"tracing::warn!(path = "a", %error, "it {what} `ends`: {}", 1);"#), ["it … ends: …"]);
     assert_eq!(
-        found("select! { throttled!(\n    warn,\n    name = &*name,\n    \"la\\\n  te\"\n) }"),
+        warnings(r#"tracing::warn!(path = "a", %error, "it {what} `ends`: {}", 1);"#),
+        ["it … ends: …"]
+    );
+    assert_eq!(
+        warnings("select! { throttled!(\n    warn,\n    name = &*name,\n    \"la\\\n  te\"\n) }"),
         ["late"]
     );
-    assert_eq!(found("error!(%error); f(\"no message\")"), [""]);
-    assert_eq!(found("debug!(\"one\"); throttled!(debug, \"two\"); compile_error!(\"three\")"), [""; 0]);
+    assert_eq!(warnings("error!(%error); f(\"no message\")"), [""]);
+    assert_eq!(warnings("debug!(\"one\"); throttled!(debug, \"two\"); compile_error!(\"three\")"), [""; 0]);
 }
 
 /// Returns the messages of the warnings and errors that `code` logs, without backticks and with `…` for parameters. A line without a

@@ -20,15 +20,10 @@ const PLANS: &str = "RDMA_COLLECTIVE_PLANS";
 #[test]
 fn the_pages_have_every_variable_of_the_code_and_no_other() {
     let (code, pages): (BTreeSet<String>, BTreeSet<String>) = (asked_for(), sections().into_keys().collect());
-    let missing: Vec<_> = code.difference(&pages).collect();
+    let differ: Vec<_> = code.symmetric_difference(&pages).collect();
     assert!(
-        missing.is_empty(),
-        "the code reads these, and docs/book/src/variables*.md do not have them: {missing:?}"
-    );
-    let unknown: Vec<_> = pages.difference(&code).collect();
-    assert!(
-        unknown.is_empty(),
-        "docs/book/src/variables*.md have these, and the code does not read them: {unknown:?}"
+        differ.is_empty(),
+        "docs/book/src/variables*.md lack these, or the code does not read them: {differ:?}"
     );
 }
 
@@ -41,8 +36,7 @@ fn a_warning_of_unknown_variables_knows_all_of_them() {
 fn defaults_values_and_examples_are_those_of_the_code() {
     let of = |name: &str, value: &str| Config::from_variables(|asked| (asked == name).then(|| value.into()));
     for (name, section) in sections().into_iter().filter(|(name, _)| !name.starts_with(LAUNCH)) {
-        let line =
-            |word: &str| section.get(word).unwrap_or_else(|| panic!("{name} has no line \"- {word}: \""));
+        let line = |word: &str| &section[word];
         // Some defaults are words and no value, such as "the first active port".
         if let Some((value, _)) = line("Default").strip_prefix('`').and_then(|rest| rest.split_once('`')) {
             assert_eq!(of(&name, value), Ok(Config::default()), "{name}: the default is not {value}");
@@ -50,14 +44,12 @@ fn defaults_values_and_examples_are_those_of_the_code() {
         let refused = of(&name, "").err().unwrap_or_else(|| panic!("{name}: the code takes anything"));
         let refused = refused.accepted().unwrap();
         assert_eq!(refused, format!("takes {}", line("Takes")), "{name}");
-        let example = line("Example").trim_matches('`').strip_prefix(&format!("{name}="));
-        let example = example.unwrap_or_else(|| panic!("{name}: the example sets another variable"));
-        let config = of(&name, example).unwrap_or_else(|error| panic!("the example of {name}: {error}"));
+        let config = of(&name, example(&name, &section))
+            .unwrap_or_else(|error| panic!("the example of {name}: {error}"));
         // The software device reads its variables itself. A configuration only checks their values.
         if name != "RDMA_TUNE_CACHE" && !name.starts_with("RDMA_SOFT_") {
             assert_ne!(config, Config::default(), "the example of {name} changes nothing");
         }
-        assert!(!line("Trade-off").is_empty() && !line("Warning").is_empty(), "{name}");
     }
 }
 
@@ -65,16 +57,8 @@ fn defaults_values_and_examples_are_those_of_the_code() {
 fn values_and_examples_of_the_launch_are_those_of_the_code() {
     let is_of_launch = |name: &String| name.starts_with(LAUNCH) && name != PLANS;
     let sections: Vec<_> = sections().into_iter().filter(|(name, _)| is_of_launch(name)).collect();
-    let set: BTreeMap<String, String> = sections
-        .iter()
-        .map(|(name, section)| {
-            let example = section["Example"].trim_matches('`').strip_prefix(&format!("{name}="));
-            (
-                name.clone(),
-                example.unwrap_or_else(|| panic!("{name}: the example sets another variable")).to_owned(),
-            )
-        })
-        .collect();
+    let set: BTreeMap<String, String> =
+        sections.iter().map(|(name, section)| (name.clone(), example(name, section).to_owned())).collect();
     let of = |set: &BTreeMap<String, String>| Launch::from_variables(|asked| set.get(asked).map(Into::into));
     assert!(of(&set).is_ok(), "the examples together: {:?}", of(&set));
     assert_eq!(sections.len(), 3);
@@ -83,9 +67,6 @@ fn values_and_examples_of_the_launch_are_those_of_the_code() {
         bad.insert(name.clone(), String::new());
         let refused = of(&bad).unwrap_err().to_string();
         assert_eq!(refused, format!("{name}=\"\": takes {}", section["Takes"]));
-        for line in ["Default", "Trade-off", "Warning"] {
-            assert!(!section[line].is_empty(), "{name}: {line}");
-        }
     }
 }
 
@@ -94,11 +75,8 @@ fn the_variable_of_plans_has_the_default_and_an_example_of_the_code() {
     let section = sections().remove(PLANS).unwrap();
     let value = section["Default"].trim_matches('`').parse::<PlanChoice>().unwrap();
     assert_eq!(value, PlanChoice::default(), "the default of {PLANS}");
-    let example = section["Example"].trim_matches('`').strip_prefix(&format!("{PLANS}=")).unwrap();
+    let example = example(PLANS, &section);
     assert!(matches!(example.parse(), Ok(PlanChoice::Pinned(_))), "{example}");
-    for line in ["Takes", "Trade-off", "Warning"] {
-        assert!(!section[line].is_empty(), "{PLANS}: {line}");
-    }
 }
 
 #[test]
@@ -140,6 +118,12 @@ fn asked_for() -> BTreeSet<String> {
     asked
 }
 
+/// Returns the value that the example of a variable sets.
+fn example<'a>(name: &str, section: &'a Section) -> &'a str {
+    let value = section["Example"].trim_matches('`').strip_prefix(&format!("{name}="));
+    value.unwrap_or_else(|| panic!("{name}: the example sets another variable"))
+}
+
 /// Reads the sections of the pages. The heading of each is a variable's name.
 fn sections() -> BTreeMap<String, Section> {
     let mut sections = BTreeMap::new();
@@ -149,7 +133,11 @@ fn sections() -> BTreeMap<String, Section> {
             let (name, body) = section.split_once('\n').unwrap();
             let body = body.split("\n## ").next().unwrap().replace("\n  ", " ");
             let entries = body.lines().filter_map(|line| line.strip_prefix("- ")?.split_once(": "));
-            let entries = entries.map(|(word, rest)| (word.to_owned(), rest.to_owned())).collect();
+            let entries: Section = entries.map(|(word, rest)| (word.to_owned(), rest.to_owned())).collect();
+            for word in ["Default", "Takes", "Trade-off", "Warning", "Example"] {
+                let line = entries.get(word).unwrap_or_else(|| panic!("{name} has no line \"- {word}: \""));
+                assert!(!line.is_empty(), "{name}: {word}");
+            }
             assert_eq!(sections.insert(name.to_owned(), entries), None, "{name} has two sections");
         }
     }
