@@ -124,7 +124,7 @@ impl DynamicSender {
             0 => (None, RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 }),
             _ => {
                 let grant = self.sender.link.grant_payload(&payload)?;
-                let place = grant.place();
+                let place = grant.range();
                 (Some(grant), place)
             }
         };

@@ -172,7 +172,7 @@ impl Slot {
         };
         let owner = Some(Arc::downgrade(self) as Weak<dyn PairOwner>);
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Tails(tails), owner))?;
-        let (number, place) = (pair.number, grant.place());
+        let (number, place) = (pair.number, grant.range());
         let by = AttachedSender { link: Arc::clone(link), pair, port };
         *attachment = Attachment::Attached { by, _grant: grant };
         self.lost.store(false, Ordering::SeqCst);

@@ -97,14 +97,14 @@ fail! {
     find_fence_none: FIND_FENCE = Relaxed, revocation::entries_come_before_their_keys, "model: the entry is torn";
     show_relaxed: SHOW = Relaxed, revocation::a_ready_end_is_complete, "model: the end is ready";
     show_relaxed_and_failure: SHOW = Relaxed, revocation::a_refused_record_is_seen_before_the_end, "model: ";
-    look_relaxed: LOOK = Relaxed, revocation::a_ready_end_is_complete, "model: the end is ready";
+    check_relaxed: CHECK = Relaxed, revocation::a_ready_end_is_complete, "model: the end is ready";
     enter_fence_none: ENTER_FENCE = Relaxed, bias::one_thread_is_inside, "Causality violation";
     enter_fence_acq_rel: ENTER_FENCE = AcqRel, bias::one_thread_is_inside, "Causality violation";
     take_away_fence_none: TAKE_AWAY_FENCE = Relaxed, bias::one_thread_is_inside, "Causality violation";
     take_away_fence_acq_rel: TAKE_AWAY_FENCE = AcqRel, bias::one_thread_is_inside, "Causality violation";
     leave_relaxed: LEAVE = Relaxed, bias::the_bias_moves, "Causality violation";
     claim_relaxed: CLAIM = Relaxed, bias::the_bias_moves, "Causality violation";
-    look_relaxed_and_failure: LOOK = Relaxed, revocation::a_refused_record_is_seen_before_the_end, "model: ";
+    check_relaxed_and_failure: CHECK = Relaxed, revocation::a_refused_record_is_seen_before_the_end, "model: ";
 }
 
 /// In the language's model a weaker fence is enough; see [`Orders::REVOKE_FENCE`].

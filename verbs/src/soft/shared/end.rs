@@ -224,7 +224,7 @@ impl EndState {
     #[inline]
     pub fn of<P: Platform, O: Orders>(word: &P::Word) -> Self {
         // SYNC: pairs with `show`: a peer that sees the state sees what the owner stored before.
-        match word.load(O::GUARD_PAUSE) {
+        match word.load(O::CHECK) {
             0 => Self::Waiting,
             1 => Self::Ready,
             _ => Self::Ended,
@@ -274,7 +274,7 @@ impl Failure {
     /// Returns the failure in two words, which may have any value.
     #[inline]
     pub fn of<P: Platform, O: Orders>([code, at]: [&P::Word; 2]) -> Option<Self> {
-        let status = match code.load(O::GUARD_PAUSE) {
+        let status = match code.load(O::CHECK) {
             0 => return None,
             1 => CompletionStatus::RemoteInvalidRequest,
             2 => CompletionStatus::RemoteAccess,

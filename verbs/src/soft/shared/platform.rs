@@ -78,7 +78,7 @@ pub trait Orders {
     /// Order of the store that shows a state or a failure, after the stores that belong to it.
     const SHOW: Ordering = Release;
     /// Order of the load of a state or a failure, before the loads that belong to it.
-    const GUARD_PAUSE: Ordering = Acquire;
+    const CHECK: Ordering = Acquire;
     /// Order of the fence between the store of work and the check whether the queue is armed.
     const NOTIFY_FENCE: Ordering = SeqCst;
     /// Order of the store that notes a debt, after the store of the news that the debt is for.
