@@ -60,7 +60,8 @@ fn find_near_miss(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| drop(pool.find(black_box(address), 1 << 20)));
 }
 
-/// The cost of a sent slice that lies in no buffer of an allocation site, while there are `buffers` unsent frozen buffers.
+/// The cost of a sent slice that lies in no buffer of an allocation site, while there are `buffers` unsent
+/// frozen buffers.
 #[divan::bench(args = [0, 1, 4096])]
 fn sites_sent_miss(bencher: Bencher<'_, '_>, buffers: usize) {
     let elsewhere = Pool::allocate(&pool(), 16 << 10).map(|buffer| buffer.freeze()).unwrap_or_default();
@@ -140,7 +141,8 @@ fn trace_allocate(bencher: Bencher<'_, '_>, what: &str) {
     assert_eq!(trace.report().placed > 0, what == "placed");
 }
 
-/// An execution of a node that allocates nothing, and the look-up of bytes that are sent, among 1000 live allocations.
+/// An execution of a node that allocates nothing, and the look-up of bytes that are sent, among 1000 live
+/// allocations.
 #[divan::bench(args = ["enter", "crossed"])]
 fn trace_calls(bencher: Bencher<'_, '_>, what: &str) {
     let (trace, live) = tracing(1000);

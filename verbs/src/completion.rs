@@ -9,9 +9,9 @@ use super::{QueuePairNumber, VerbsError};
 
 /// A completion queue (`struct ibv_cq` with its completion channel).
 ///
-/// A caller polls the queue, or arms the queue and waits. Arming is one-shot: the event descriptor becomes readable with
-/// the first completion that is added after [`arm`](Self::arm). An earlier completion makes no event. Therefore arm, then
-/// poll once more, then wait.
+/// A caller polls the queue, or arms the queue and waits. Arming is one-shot: the event descriptor becomes
+/// readable with the first completion that is added after [`arm`](Self::arm). An earlier completion makes no
+/// event. Therefore arm, then poll once more, then wait.
 pub trait CompletionQueue: Sealed + Any + Send + Sync + Debug {
     /// Takes up to `completions.len()` completions and returns their number. Never blocks.
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize;
@@ -19,8 +19,8 @@ pub trait CompletionQueue: Sealed + Any + Send + Sync + Debug {
     /// Asks for one event with the next completion.
     fn arm(&self) -> Result<(), VerbsError>;
 
-    /// Takes back an [`arm`](Self::arm) that has not fired, to spare peers a wake-up. This is a hint: a device
-    /// without support does nothing, and the event may still come.
+    /// Takes back an [`arm`](Self::arm) that has not fired, to spare peers a wake-up. This is a hint: a
+    /// device without support does nothing, and the event may still come.
     fn disarm(&self) {}
 
     /// Returns the descriptor that becomes readable with an event. The descriptor does not block.
@@ -89,9 +89,11 @@ pub enum CompletionStatus {
     LocalProtection,
     /// The queue pair was in Error before the request ran, or moved there meanwhile (`IBV_WC_WR_FLUSH_ERR`).
     WorkRequestFlushed,
-    /// The peer could not take the request, such as a send longer than its receive buffer (`IBV_WC_REM_INV_REQ_ERR`).
+    /// The peer could not take the request, such as a send longer than its receive buffer
+    /// (`IBV_WC_REM_INV_REQ_ERR`).
     RemoteInvalidRequest,
-    /// A wrong rkey, a range out of bounds, or a right that the region does not grant (`IBV_WC_REM_ACCESS_ERR`).
+    /// A wrong rkey, a range out of bounds, or a right that the region does not grant
+    /// (`IBV_WC_REM_ACCESS_ERR`).
     RemoteAccess,
     /// The peer failed to carry out the request (`IBV_WC_REM_OP_ERR`).
     RemoteOperation,

@@ -21,26 +21,28 @@ pub trait Context: Sealed + Send + Sync + Debug + 'static {
 
     /// Creates a completion queue that holds at least `capacity` completions.
     ///
-    /// The caller must never have more than `capacity` signalled requests outstanding. An overrun of the queue moves its
-    /// queue pairs to Error.
+    /// The caller must never have more than `capacity` signalled requests outstanding. An overrun of the
+    /// queue moves its queue pairs to Error.
     ///
     /// # Errors
-    /// [`Limit`](crate::VerbsErrorKind::Limit) if the device has no queue of this capacity, or [`System`](crate::VerbsErrorKind::System) if the
-    /// system refuses.
+    /// [`Limit`](crate::VerbsErrorKind::Limit) if the device has no queue of this capacity, or
+    /// [`System`](crate::VerbsErrorKind::System) if the system refuses.
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
 
-    /// Returns the descriptor of asynchronous events (IBA vol. 1, 11.6.3); `None` on a device without such events. The
-    /// descriptor becomes readable with such an event, and when the device is gone. A completion does not make it
-    /// readable. The descriptor does not block.
+    /// Returns the descriptor of asynchronous events (IBA vol. 1, 11.6.3); `None` on a device without such
+    /// events. The descriptor becomes readable with such an event, and when the device is gone. A completion
+    /// does not make it readable. The descriptor does not block.
     ///
-    /// A thread that waits for an event calls [`handle_events`](Self::handle_events), then checks its queue pairs.
+    /// A thread that waits for an event calls [`handle_events`](Self::handle_events), then checks its queue
+    /// pairs.
     fn async_event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Takes every asynchronous event that has come. Moves the queue pairs of an event (port down, queue pair or
-    /// completion queue failed, device removed) to Error; [`QueuePair::failure`] then has the reason. Never blocks.
-    /// Some devices are removed without an event, so callers should also call this about once a second.
+    /// Takes every asynchronous event that has come. Moves the queue pairs of an event (port down, queue pair
+    /// or completion queue failed, device removed) to Error; [`QueuePair::failure`] then has the reason.
+    /// Never blocks. Some devices are removed without an event, so callers should also call this about once a
+    /// second.
     fn handle_events(&self) {}
 }
 
@@ -55,16 +57,17 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
         self.register_range(memory, all, access)
     }
 
-    /// Registers the bytes `range` of `memory`. Queue pairs of this domain may use them, and their peers may use them
-    /// within the rights `access`. The bounds are exact to the byte: the region's keys reach no other byte of the
-    /// memory. Regions of one memory may overlap, each with its own rights.
+    /// Registers the bytes `range` of `memory`. Queue pairs of this domain may use them, and their peers may
+    /// use them within the rights `access`. The bounds are exact to the byte: the region's keys reach no
+    /// other byte of the memory. Regions of one memory may overlap, each with its own rights.
     ///
-    /// The region keeps the memory alive. Dropping the last reference to the region deregisters it; the drop waits
-    /// (microseconds) for operations of peers on the region.
+    /// The region keeps the memory alive. Dropping the last reference to the region deregisters it; the drop
+    /// waits (microseconds) for operations of peers on the region.
     ///
     /// # Errors
     /// - [`Unusable`](crate::VerbsErrorKind::Unusable) if the range is empty, or not within the memory.
-    /// - [`Limit`](crate::VerbsErrorKind::Limit) or [`System`](crate::VerbsErrorKind::System) if the device can register no more.
+    /// - [`Limit`](crate::VerbsErrorKind::Limit) or [`System`](crate::VerbsErrorKind::System) if the device
+    ///   can register no more.
     fn register_range(
         &self,
         memory: Arc<HostMemory>,
@@ -72,10 +75,10 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
 
-    /// Returns whether the peer of a READ can write to the sink of the READ by the key of the sink, although the sink was
-    /// registered with local rights only. On iWARP it can, because the answer to a READ is a write of the peer
-    /// (RFC 5040, section 5.1). The peer learns the key from the READ. On such a device, a sink needs a registration of its own,
-    /// which must end before the memory is used for something else.
+    /// Returns whether the peer of a READ can write to the sink of the READ by the key of the sink, although
+    /// the sink was registered with local rights only. On iWARP it can, because the answer to a READ is a
+    /// write of the peer (RFC 5040, section 5.1). The peer learns the key from the READ. On such a device, a
+    /// sink needs a registration of its own, which must end before the memory is used for something else.
     fn opens_sinks(&self) -> bool {
         false
     }
@@ -86,9 +89,10 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
     /// No device with this ability has been tried yet.
     ///
     /// # Errors
-    /// - [`Unsupported`](crate::VerbsErrorKind::Unsupported) if the device, its driver or the installed libibverbs lacks the
-    ///   function. The software device and the software devices of the kernel lack it.
-    /// - [`Unusable`](crate::VerbsErrorKind::Unusable) if the descriptor is no dmabuf, or the part can't be registered.
+    /// - [`Unsupported`](crate::VerbsErrorKind::Unsupported) if the device, its driver or the installed
+    ///   libibverbs lacks the function. The software device and the software devices of the kernel lack it.
+    /// - [`Unusable`](crate::VerbsErrorKind::Unusable) if the descriptor is no dmabuf, or the part can't be
+    ///   registered.
     /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
     fn register_dmabuf(
         &self,
@@ -103,7 +107,8 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
     ///
     /// # Errors
     /// - [`Limit`](crate::VerbsErrorKind::Limit) if the device has no queue pair of this capacity.
-    /// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if a completion queue is of another device.
+    /// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if a completion queue is of another
+    ///   device.
     /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
     fn create_queue_pair(
         &self,
@@ -126,11 +131,11 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
         Err(VerbsError::unsupported("shared receive queue"))
     }
 
-    /// Creates a queue pair that takes its receives from `receives`. Receives can't be posted to the queue pair
-    /// itself, so the receive numbers of `capacity` are ignored.
+    /// Creates a queue pair that takes its receives from `receives`. Receives can't be posted to the queue
+    /// pair itself, so the receive numbers of `capacity` are ignored.
     ///
-    /// The shared queue may be of another domain, if the device looks up the keys of its buffers in that domain.
-    /// Soft-RoCE looks them up in the queue pair's domain, and a message then ends in
+    /// The shared queue may be of another domain, if the device looks up the keys of its buffers in that
+    /// domain. Soft-RoCE looks them up in the queue pair's domain, and a message then ends in
     /// [`LocalProtection`](super::CompletionStatus::LocalProtection) or a similar status.
     fn create_sharing_queue_pair(
         &self,

@@ -69,8 +69,10 @@ pub fn devices() -> Vec<FoundDevice> {
 /// ```
 ///
 /// # Errors
-/// - [`Unusable`](crate::VerbsErrorKind::Unusable) if this build has no provider for the device, or the device can't be used.
-/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if there is no such device, or libibverbs is not installed.
+/// - [`Unusable`](crate::VerbsErrorKind::Unusable) if this build has no provider for the device, or the
+///   device can't be used.
+/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if there is no such device, or libibverbs is not
+///   installed.
 /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
 pub fn open(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
     if name == soft::NAME { soft::open() } else { open_hardware(name) }
@@ -123,8 +125,8 @@ fn hardware(names: &[String]) -> Vec<FoundDevice> {
         FoundDevice { name, provider: "ibverbs", state, ports: ports.iter().map(port).collect() }
     };
     let Ok(listed) = list() else {
-        // The devices can't be listed, for example because libibverbs is missing. Opening a device then fails, too, and its
-        // error has the reason.
+        // The devices can't be listed, for example because libibverbs is missing. Opening a device then
+        // fails, too, and its error has the reason.
         return names.iter().map(|name| found(name.clone(), Vec::new())).collect();
     };
     let mut found: Vec<FoundDevice> =

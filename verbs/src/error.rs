@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::{fmt, io};
 
-/// A verbs call, or a request for registered memory, that could not be carried out. It has one pointer, so that results stay
-/// small.
+/// A verbs call, or a request for registered memory, that could not be carried out. It has one pointer, so
+/// that results stay small.
 ///
 /// ```
 /// use tonic_rdma_verbs::{HostMemory, VerbsErrorKind};
@@ -41,12 +41,13 @@ pub enum VerbsErrorKind {
     Limit,
     /// The queue pair is in a state that does not allow the call.
     InvalidState,
-    /// An argument is wrong: a range that does not lie in its memory, an address that is not a multiple of 8, an object of another
-    /// device or protection domain, or a tensor of DLPack that this process can't use.
+    /// An argument is wrong: a range that does not lie in its memory, an address that is not a multiple of 8,
+    /// an object of another device or protection domain, or a tensor of DLPack that this process can't use.
     InvalidArgument,
     /// The peer's address is not one of this provider's, or is malformed.
     InvalidAddress,
-    /// The device, port or GID index does not exist, or the library that the provider needs is not installed, or is too old.
+    /// The device, port or GID index does not exist, or the library that the provider needs is not installed,
+    /// or is too old.
     NoDevice,
     /// The thing exists, but can't be used in its present state, or with the present settings.
     Unusable,
@@ -58,10 +59,11 @@ pub enum VerbsErrorKind {
     QuotaExhausted,
     /// The request exceeds the whole quota, so the pool can never serve it.
     TooLarge,
-    /// The process may pin no more memory. Try again after memory has been given back, or raise the limit as the reason says.
+    /// The process may pin no more memory. Try again after memory has been given back, or raise the limit as
+    /// the reason says.
     NoMemory,
-    /// The peer's memory is not mapped yet. The first READ of it makes the peer offer it, and some milliseconds later it is mapped.
-    /// The bounds on mapped memory may delay that.
+    /// The peer's memory is not mapped yet. The first READ of it makes the peer offer it, and some
+    /// milliseconds later it is mapped. The bounds on mapped memory may delay that.
     NotMapped,
     /// The key is not valid: the peer has taken the memory back, or the bytes do not lie within it.
     Revoked,
@@ -139,8 +141,8 @@ impl VerbsError {
         Self::new(VerbsErrorKind::InvalidAddress, format!("peer address: {fault}"))
     }
 
-    /// `library` can't be loaded. `install` is the package of Debian that has the library. `error` names the file or the symbol that
-    /// is missing.
+    /// `library` can't be loaded. `install` is the package of Debian that has the library. `error` names the
+    /// file or the symbol that is missing.
     #[cfg(feature = "ibverbs")]
     pub(crate) fn library(library: &str, install: &str, error: Arc<dyn Error + Send + Sync>) -> Self {
         let reason = format!("{library} can't be loaded: install {install}").into();
@@ -176,7 +178,8 @@ impl VerbsError {
         }
     }
 
-    /// Checks that `range` lies within `available` bytes. Returns the range, which is empty at its start if it ends before it starts.
+    /// Checks that `range` lies within `available` bytes. Returns the range, which is empty at its start if
+    /// it ends before it starts.
     #[inline]
     pub(crate) fn check_range(range: Range<usize>, available: usize) -> Result<Range<usize>, Self> {
         let length = range.end.saturating_sub(range.start);
@@ -197,7 +200,8 @@ impl VerbsError {
         Self::new(VerbsErrorKind::InvalidArgument, reason)
     }
 
-    /// Fails with the first of the numbers that is greater than its limit: each comes as its name, the number and the limit.
+    /// Fails with the first of the numbers that is greater than its limit: each comes as its name, the number
+    /// and the limit.
     pub(crate) fn check_limits<T: Into<u64>, const N: usize>(
         numbers: [(&'static str, T, T); N],
     ) -> Result<(), Self> {
@@ -228,12 +232,14 @@ impl Error for VerbsError {
     }
 }
 
-/// Joins the messages of `error` and of all its sources. Some errors repeat the message of their source, which is left out then.
+/// Joins the messages of `error` and of all its sources. Some errors repeat the message of their source,
+/// which is left out then.
 pub fn chain(error: &dyn Error) -> String {
     with_causes(&error.to_string(), error)
 }
 
-/// Joins `message` and the messages of all sources of `error`, as [`chain`] does. It is for errors whose own text is not for people.
+/// Joins `message` and the messages of all sources of `error`, as [`chain`] does. It is for errors whose own
+/// text is not for people.
 pub fn with_causes(message: &str, error: &dyn Error) -> String {
     let mut text = message.to_owned();
     let mut next = error.source();
@@ -247,10 +253,11 @@ pub fn with_causes(message: &str, error: &dyn Error) -> String {
     text
 }
 
-/// A work request that was not posted. The requests before it in the call were posted; those after it were not.
+/// A work request that was not posted. The requests before it in the call were posted; those after it were
+/// not.
 ///
-/// This is not a [`VerbsError`], because a full queue is a part of the normal flow of messages: the caller reacts to it for each
-/// message, without an allocation.
+/// This is not a [`VerbsError`], because a full queue is a part of the normal flow of messages: the caller
+/// reacts to it for each message, without an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("work request {index} not posted: {kind}")]
 pub struct PostError {
@@ -264,7 +271,8 @@ pub struct PostError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {
-    /// The number of outstanding requests is at the capacity of the queue (`ENOMEM`). Poll completions, then try again.
+    /// The number of outstanding requests is at the capacity of the queue (`ENOMEM`). Poll completions, then
+    /// try again.
     #[error("queue full")]
     QueueFull,
     /// The queue pair's state does not allow this request.

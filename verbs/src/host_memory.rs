@@ -1,5 +1,6 @@
 //! Memory of this process that can be registered: shared (memfd) or any other memory.
 
+use crate::VerbsErrorKind;
 use std::any::Any;
 use std::fmt::{self, Debug};
 use std::io;
@@ -19,8 +20,8 @@ use super::{VerbsError, memfd};
 
 /// A range of host memory that outlives every region registered over it.
 ///
-/// The device and peers may write to the memory at any time. Therefore this type never lends the memory out as `&[u8]`. It
-/// copies content in and out.
+/// The device and peers may write to the memory at any time. Therefore this type never lends the memory out
+/// as `&[u8]`. It copies content in and out.
 pub struct HostMemory {
     base: NonNull<u8>,
     length: usize,
@@ -33,7 +34,8 @@ pub struct HostMemory {
 /// The use of the memory by peers that map it.
 #[derive(Default)]
 struct Sharing {
-    /// The part of a budget that the memory counts against. It is given back when the memory is gone, and no peer maps it.
+    /// The part of a budget that the memory counts against. It is given back when the memory is gone, and no
+    /// peer maps it.
     charge: OnceLock<Charge>,
     users: Mutex<Vec<Weak<dyn MemoryUser>>>,
 }
@@ -65,34 +67,42 @@ impl Drop for Owner {
 }
 
 // SAFETY:
-// - this type reaches the memory only by `copy_bytes`, which the language defines although another thread, a process or a device
-//   changes the bytes meanwhile, and by atomics; so calls of several threads may overlap; and
+// - this type reaches the memory only by `copy_bytes`, which the language defines although another thread, a
+//   process or a device changes the bytes meanwhile, and by atomics; so calls of several threads may overlap;
+//   and
 // - both variants of `Backing` are `Send` and `Sync`.
 unsafe impl Send for HostMemory {}
 // SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Maps `length` bytes of fresh, zeroed shared memory, aligned to `alignment` (a power of two, at least a page).
-    /// Pages cost nothing until they are touched.
+    /// Maps `length` bytes of fresh, zeroed shared memory, aligned to `alignment` (a power of two, at least a
+    /// page). Pages cost nothing until they are touched.
     ///
     /// ```
     /// use tonic_rdma_verbs::HostMemory;
     ///
     /// let memory = HostMemory::shared(8192, 4096)?;
     /// memory.copy_in(100, b"content").expect("it fits");
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
     /// ```
     ///
     /// # Errors
-    /// Fails if the system has no memory or no descriptor left, if `length` is 0, or if `alignment` is not a power of two.
-    pub fn shared(length: usize, alignment: usize) -> io::Result<Self> {
+    /// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if `length` is 0, or `alignment` is not
+    ///   a power of two.
+    /// - [`System`](crate::VerbsErrorKind::System) if the system has no memory or no descriptor left.
+    pub fn shared(length: usize, alignment: usize) -> Result<Self, VerbsError> {
         if length == 0 || !alignment.is_power_of_two() || length.checked_add(alignment).is_none() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("shared memory of {length} bytes aligned to {alignment}"),
-            ));
+            let reason = format!(
+                "shared memory of {length} bytes aligned to {alignment}: takes at least a byte, and a power of two"
+            );
+            return Err(VerbsError::new(VerbsErrorKind::InvalidArgument, reason));
         }
+        let failed = |error| VerbsError::os(format!("mapping {length} bytes of shared memory"), error);
+        Self::map_shared(length, alignment).map_err(failed)
+    }
+
+    fn map_shared(length: usize, alignment: usize) -> io::Result<Self> {
         let fd = memfd::create("tonic-rdma", length)?;
         let base = map_aligned(&fd, length, alignment)?;
         let memory = Self::new(base, length, Backing::Shared(fd));
@@ -135,8 +145,8 @@ impl HostMemory {
     ///
     /// # Safety
     /// - `base` must be valid for reads and writes of `length` bytes for as long as `owner` lives.
-    /// - While a request may be outstanding or a peer may reach the memory, no reference to it may exist that those
-    ///   accesses would break.
+    /// - While a request may be outstanding or a peer may reach the memory, no reference to it may exist that
+    ///   those accesses would break.
     pub unsafe fn from_raw_parts(
         base: NonNull<u8>,
         length: usize,
@@ -209,8 +219,8 @@ impl HostMemory {
         // SAFETY:
         // - `at` checked that the destination lies in this memory, which is valid for writes;
         // - threads, peers and devices may use the destination at the same time, as `copy_bytes` allows; and
-        // - `source` can't overlap the destination: no code lends this memory out as a slice while it may be written
-        //   (see `from_raw_parts`, and `LocalSegment::new`).
+        // - `source` can't overlap the destination: no code lends this memory out as a slice while it may be
+        //   written (see `from_raw_parts`, and `LocalSegment::new`).
         unsafe { copy_bytes(source.as_ptr(), to, source.len()) };
         Ok(())
     }
@@ -230,9 +240,9 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Loads the 8 bytes at `offset` at once, with acquire semantics. If another thread or a peer stored these bytes with
-    /// release semantics, or [in order](super::QueuePair::places_in_order), then this thread also sees the earlier stores
-    /// of that thread or peer.
+    /// Loads the 8 bytes at `offset` at once, with acquire semantics. If another thread or a peer stored
+    /// these bytes with release semantics, or [in order](super::QueuePair::places_in_order), then this thread
+    /// also sees the earlier stores of that thread or peer.
     ///
     /// # Errors
     /// Fails if the bytes do not lie within the memory, or if their address is not a multiple of 8. Memory of
@@ -243,8 +253,8 @@ impl HostMemory {
         Ok(self.word(offset)?.load(Acquire))
     }
 
-    /// Stores 8 bytes at `offset` at once, with release semantics. A thread that [loads](Self::load_u64) them sees
-    /// the earlier stores of this thread.
+    /// Stores 8 bytes at `offset` at once, with release semantics. A thread that [loads](Self::load_u64) them
+    /// sees the earlier stores of this thread.
     ///
     /// # Errors
     /// Those of [`load_u64`](Self::load_u64).
@@ -262,10 +272,11 @@ impl HostMemory {
             return Err(VerbsError::misaligned(offset));
         }
         // SAFETY:
-        // - `at` checked that the word lies in this memory, which is valid for reads and writes as long as `self` lives;
+        // - `at` checked that the word lies in this memory, which is valid for reads and writes as long as
+        //   `self` lives;
         // - the word is aligned, as checked above; and
-        // - an atomic may be changed at any time, also by other processes and devices; no code lends this memory out
-        //   as a slice while they may change it (see `from_raw_parts`, and `LocalSegment::new`).
+        // - an atomic may be changed at any time, also by other processes and devices; no code lends this
+        //   memory out as a slice while they may change it (see `from_raw_parts`, and `LocalSegment::new`).
         Ok(unsafe { &*word })
     }
 
@@ -317,8 +328,8 @@ struct VecOwner {
     _bytes: Vec<u8>,
 }
 
-/// Maps all of `fd` at a multiple of `alignment`: reserves more than is needed, maps over the aligned part and
-/// returns the rest to the system.
+/// Maps all of `fd` at a multiple of `alignment`: reserves more than is needed, maps over the aligned part
+/// and returns the rest to the system.
 fn map_aligned(fd: &OwnedFd, length: usize, alignment: usize) -> io::Result<NonNull<u8>> {
     let page = rustix::param::page_size();
     let padding = alignment.max(page);

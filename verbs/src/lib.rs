@@ -1,22 +1,22 @@
-//! RDMA verbs behind traits: real devices, a software device for processes of one host, and a pool of registered memory.
+//! RDMA verbs behind traits: real devices, a software device for processes of one host, and a pool of
+//! registered memory.
 //!
-//! An application posts work requests to a *queue pair*, and the device carries them out: it sends messages, and it reads and
-//! writes the peer's registered memory without work of the peer's processor. The device reports each finished request to a
-//! *completion queue*.
-//! Names and meanings follow the InfiniBand Architecture Specification, volume 1 (chapters 10 and 11), and its C form,
-//! libibverbs.
+//! An application posts work requests to a *queue pair*, and the device carries them out: it sends messages,
+//! and it reads and writes the peer's registered memory without work of the peer's processor. The device
+//! reports each finished request to a *completion queue*. Names and meanings follow the InfiniBand
+//! Architecture Specification, volume 1 (chapters 10 and 11), and its C form, libibverbs.
 //!
 //! | provider | devices | needs |
 //! |---|---|---|
 //! | [`soft`] | `soft0`: queue pairs between processes of one host, over shared memory | Linux |
 //! | `ibverbs` | InfiniBand, RoCE and iWARP adapters; Soft-RoCE and soft-iWARP of the kernel | the cargo feature `ibverbs` |
 //!
-//! Providers open devices by functions, and their calls create objects, because they return trait objects. All other types have
-//! `new` or `Default`, and constructors named by what they make.
+//! Providers open devices by functions, and their calls create objects, because they return trait objects.
+//! All other types have `new` or `Default`, and constructors named by what they make.
 //!
-//! Both providers implement these traits: [`Context`] (an opened device), [`ProtectionDomain`], [`MemoryRegion`],
-//! [`DeviceMemoryRegion`], [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`]. [`devices`] lists the devices of
-//! this machine, and [`open`] opens one.
+//! Both providers implement these traits: [`Context`] (an opened device), [`ProtectionDomain`],
+//! [`MemoryRegion`], [`DeviceMemoryRegion`], [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`].
+//! [`devices`] lists the devices of this machine, and [`open`] opens one.
 //!
 //! # Example
 //! Two queue pairs of the software device, in one process: a receive, and the Send that fills it.
@@ -78,8 +78,9 @@
 //! ```
 //!
 //! # States of a queue pair
-//! A reliable connected (RC) queue pair goes through these states. It takes receives from Init on, and sends only in Rts. In
-//! Error every posted request completes with [`WorkRequestFlushed`](CompletionStatus::WorkRequestFlushed).
+//! A reliable connected (RC) queue pair goes through these states. It takes receives from Init on, and sends
+//! only in Rts. In Error every posted request completes with
+//! [`WorkRequestFlushed`](CompletionStatus::WorkRequestFlushed).
 //!
 //! ```text
 //!           to_init          to_rtr(peer)        to_rts
@@ -88,24 +89,27 @@
 //!    └─────────────────┴──── to_error, or a fatal completion┴──▶ Error
 //! ```
 //!
-//! Calls return at once, with one exception: [`QueuePair::to_rtr`] waits for the peer's device, which may take some seconds. No
-//! drop waits for a peer. On the software device, dropping a region or a queue pair waits for threads of this process that are
-//! copying; this takes microseconds. The crate knows no protocol and no async executor.
+//! Calls return at once, with one exception: [`QueuePair::to_rtr`] waits for the peer's device, which may
+//! take some seconds. No drop waits for a peer. On the software device, dropping a region or a queue pair
+//! waits for threads of this process that are copying; this takes microseconds. The crate knows no protocol
+//! and no async executor.
 //!
 //! # Memory
-//! A device and its peers may write to registered memory at any time. [`HostMemory`] therefore never lends out its bytes; it
-//! copies them in and out. The module [`memory`] has a pool of registered memory, whose buffers are safe to use.
+//! A device and its peers may write to registered memory at any time. [`HostMemory`] therefore never lends
+//! out its bytes; it copies them in and out. The module [`memory`] has a pool of registered memory, whose
+//! buffers are safe to use.
 //!
 //! # Features
-//! - `ibverbs`: the provider for real devices. It loads libibverbs at run time, so the program also starts on a machine
-//!   without the library. The build needs, on Debian:
+//! - `ibverbs`: the provider for real devices. It loads libibverbs at run time, so the program also starts on
+//!   a machine without the library. The build needs, on Debian:
 //!   `cmake make python3 pkg-config libclang-dev libnl-3-dev libnl-route-3-dev libibverbs-dev librdmacm-dev`.
 //!
 //! # Safety
-//! [`LocalSegment::new`] is the one unsafe step in posting a request: the caller promises that no reference to the memory
-//! exists while the device uses it. Memory that peers and devices change meanwhile is copied in assembly, because a plain read or
-//! write of such memory is undefined in Rust; the copy is checked, not the shared memory. The traits of devices are sealed: only
-//! this crate implements them, because safe code relies on the keys and ranges that they state.
+//! [`LocalSegment::new`] is the one unsafe step in posting a request: the caller promises that no reference
+//! to the memory exists while the device uses it. Memory that peers and devices change meanwhile is copied in
+//! assembly, because a plain read or write of such memory is undefined in Rust; the copy is checked, not the
+//! shared memory. The traits of devices are sealed: only this crate implements them, because safe code relies
+//! on the keys and ranges that they state.
 
 mod completion;
 mod context;

@@ -1,9 +1,10 @@
 //! Anonymous shared memory: memfds of this process, and checks of the memfds that a peer sends.
 //!
-//! A peer's descriptor can be anything. This process maps it only if an access to the mapping can't end in SIGBUS: if it is a
-//! memfd of ordinary pages whose length can't change any more. A page that the peer has not written is made when this process reads
-//! it, and is then charged to the cgroup of this process. A check of the whole memory when it is mapped could not prevent that, because
-//! the memory of an honest peer has such pages, too; a check before each read would be a system call.
+//! A peer's descriptor can be anything. This process maps it only if an access to the mapping can't end in
+//! SIGBUS: if it is a memfd of ordinary pages whose length can't change any more. A page that the peer has
+//! not written is made when this process reads it, and is then charged to the cgroup of this process. A check
+//! of the whole memory when it is mapped could not prevent that, because the memory of an honest peer has
+//! such pages, too; a check before each read would be a system call.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,8 +15,8 @@ use rustix::process::Resource;
 /// Type of the file system that memfds of ordinary pages are on (`TMPFS_MAGIC`).
 const TMPFS: u64 = 0x0102_1994;
 
-/// The seals of a segment: its length can't change, and only its maker can write to it, by the mappings that exist when it is
-/// sealed.
+/// The seals of a segment: its length can't change, and only its maker can write to it, by the mappings that
+/// exist when it is sealed.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
 
 /// Creates a memfd of `length` zero bytes. The caller maps it and then [seals](seal) it.
@@ -42,8 +43,8 @@ pub(crate) fn create(name: &str, length: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Seals a memfd of [`create`]: its length can't change any more, no process can make a writable mapping of it, and no further
-/// seal can be added. Mappings that exist stay writable.
+/// Seals a memfd of [`create`]: its length can't change any more, no process can make a writable mapping of
+/// it, and no further seal can be added. Mappings that exist stay writable.
 pub(crate) fn seal(fd: &impl AsFd) -> io::Result<()> {
     rustix::fs::fcntl_add_seals(fd, SEALS | SealFlags::SEAL)?;
     Ok(())
@@ -55,12 +56,11 @@ pub(crate) fn is_memfd(fd: &impl AsFd) -> bool {
         && rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type as u64 == TMPFS)
 }
 
-/// Checks that the first `length` bytes of a peer's descriptor can be mapped, and that only their maker can write to
-/// them.
-/// Returns `length`. Refuses:
+/// Checks that the first `length` bytes of a peer's descriptor can be mapped, and that only their maker can
+/// write to them. Returns `length`. Refuses:
 /// - other kinds of files, because reading them may block or fail;
-/// - memory of huge pages, because the peer can punch holes into it, and an access is SIGBUS when the pool of huge pages is
-///   empty; and
+/// - memory of huge pages, because the peer can punch holes into it, and an access is SIGBUS when the pool of
+///   huge pages is empty; and
 /// - memory whose length the peer can change, because an access beyond its end is SIGBUS.
 pub(crate) fn check(fd: &impl AsFd, length: u64) -> io::Result<usize> {
     let refuse = |reason: String| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
@@ -96,8 +96,8 @@ mod tests {
     /// The environment variable of the other process of [`a_limit_on_files_is_an_error`].
     const LIMITED: &str = "TONIC_RDMA_MEMFD_LIMITED";
 
-    /// Lowers this process's limit on the size of files, and creates shared memory beyond the limit. Does nothing in the usual
-    /// run of the tests.
+    /// Lowers this process's limit on the size of files, and creates shared memory beyond the limit. Does
+    /// nothing in the usual run of the tests.
     #[test]
     fn limited() {
         if std::env::var_os(LIMITED).is_none() {
@@ -108,12 +108,11 @@ mod tests {
         rustix::process::setrlimit(Resource::Fsize, limit).unwrap();
         assert!(create("test", 8192).is_ok());
         assert!(HostMemory::shared(8192, 4096).is_ok());
-        for error in [create("test", 8193).unwrap_err(), HostMemory::shared(1 << 20, 4096).unwrap_err()] {
-            assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
-            assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
+        assert_eq!(create("test", 8193).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        for error in [HostMemory::shared(1 << 20, 4096).unwrap_err(), crate::soft::open().unwrap_err()] {
+            assert_eq!(error.system().map(io::Error::kind), Some(io::ErrorKind::FileTooLarge));
+            assert!(error.reason().contains("RLIMIT_FSIZE"), "{error}");
         }
-        let error = crate::soft::open().unwrap_err().to_string();
-        assert!(error.contains("RLIMIT_FSIZE"), "{error}");
     }
 
     #[test]

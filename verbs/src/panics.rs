@@ -1,4 +1,5 @@
-//! What outlives a panic: locks, and threads that run code of the application, such as wakers, drops of its memory, and services.
+//! What outlives a panic: locks, and threads that run code of the application, such as wakers, drops of its
+//! memory, and services.
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
@@ -6,14 +7,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-/// Locks `mutex`, also after a thread panicked while it held the lock. Callers therefore keep the guarded data valid at every
-/// step.
+/// Locks `mutex`, also after a thread panicked while it held the lock. Callers therefore keep the guarded
+/// data valid at every step.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs code of the application, which `what` names in the log. Returns `None` if it panicked: the panic ends here, because the thread
-/// serves others, too.
+/// Runs code of the application, which `what` names in the log. Returns `None` if it panicked: the panic ends
+/// here, because the thread serves others, too.
 #[inline]
 pub fn run_foreign<T>(what: &str, code: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(code)) {
@@ -33,7 +34,8 @@ pub fn run_each<T>(what: &str, items: impl IntoIterator<Item = T>, mut code: imp
     if items.size_hint().1 == Some(0) {
         return;
     }
-    // The iterator lives outside of what may panic: items that are dropped while another panics would end the process.
+    // The iterator lives outside of what may panic: items that are dropped while another panics would end the
+    // process.
     while run_foreign(what, || items.by_ref().for_each(&mut code)).is_none() {}
 }
 

@@ -10,15 +10,16 @@ use super::{
     Access, DeviceAttributes, LocalSegment, PostError, QueuePairState, RemoteSegment, RemoteView, VerbsError,
 };
 
-/// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
-/// requests then get no completion.
+/// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it;
+/// outstanding requests then get no completion.
 ///
-/// A queue pair that takes receives from a [shared receive queue](super::SharedReceiveQueue) goes to Error when it is dropped, and
-/// is destroyed up to a second later, when the receives that it had taken have completed. Until then the device may still
-/// read or write the memory of its outstanding requests, within their registrations.
+/// A queue pair that takes receives from a [shared receive queue](super::SharedReceiveQueue) goes to Error
+/// when it is dropped, and is destroyed up to a second later, when the receives that it had taken have
+/// completed. Until then the device may still read or write the memory of its outstanding requests, within
+/// their registrations.
 ///
-/// Requests on the send queue run and complete in the order of posting. Later sends and writes may overtake an RDMA
-/// READ in execution, but not in completion.
+/// Requests on the send queue run and complete in the order of posting. Later sends and writes may overtake
+/// an RDMA READ in execution, but not in completion.
 pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// Returns the number that completions carry; unique within the device.
     fn number(&self) -> QueuePairNumber;
@@ -35,33 +36,36 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// Returns the capacity that the queue pair was created with.
     fn capacity(&self) -> &QueuePairCapacity;
 
-    /// Returns the address that the peer needs to connect, for [`to_rtr`](Self::to_rtr) on its side. Valid from Init
-    /// on.
+    /// Returns the address that the peer needs to connect, for [`to_rtr`](Self::to_rtr) on its side. Valid
+    /// from Init on.
     fn local_address(&self) -> QueuePairAddress;
 
-    /// Moves from Reset to Init. `access` limits the peer's rights through this queue pair; a region can't grant
-    /// more.
+    /// Moves from Reset to Init. `access` limits the peer's rights through this queue pair; a region can't
+    /// grant more.
     ///
     /// # Errors
-    /// [`InvalidState`](crate::VerbsErrorKind::InvalidState) in another state than Reset, or [`System`](crate::VerbsErrorKind::System).
+    /// [`InvalidState`](crate::VerbsErrorKind::InvalidState) in another state than Reset, or
+    /// [`System`](crate::VerbsErrorKind::System).
     fn to_init(&self, access: Access) -> Result<(), VerbsError>;
 
-    /// Connects to `peer` and moves from Init to Rtr (ready to receive). The call may wait for an answer of the peer's
-    /// device, for 2.5 seconds at most.
+    /// Connects to `peer` and moves from Init to Rtr (ready to receive). The call may wait for an answer of
+    /// the peer's device, for 2.5 seconds at most.
     ///
     /// # Errors
     /// - [`InvalidState`](crate::VerbsErrorKind::InvalidState) in another state than Init.
     /// - [`InvalidAddress`](crate::VerbsErrorKind::InvalidAddress) if `peer` is no address of this provider.
     /// - [`Limit`](crate::VerbsErrorKind::Limit) if the device does not support a setting.
-    /// - [`Unreachable`](crate::VerbsErrorKind::Unreachable) if the peer's device can't be reached, or the peer refuses.
+    /// - [`Unreachable`](crate::VerbsErrorKind::Unreachable) if the peer's device can't be reached, or the
+    ///   peer refuses.
     /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError>;
 
     /// Moves from Rtr to Rts (ready to send).
     ///
     /// # Errors
-    /// [`InvalidState`](crate::VerbsErrorKind::InvalidState) in another state than Rtr, [`Limit`](crate::VerbsErrorKind::Limit) if the device does not
-    /// support a setting, or [`System`](crate::VerbsErrorKind::System).
+    /// [`InvalidState`](crate::VerbsErrorKind::InvalidState) in another state than Rtr,
+    /// [`Limit`](crate::VerbsErrorKind::Limit) if the device does not support a setting, or
+    /// [`System`](crate::VerbsErrorKind::System).
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError>;
 
     /// Moves from any state to Error: outstanding requests complete as flushed.
@@ -79,20 +83,22 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// The first receive that could not be posted, and the reason. The receives before it were posted.
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError>;
 
-    /// Returns whether the arrival of the last bytes shows that all earlier data has arrived, without a completion. This
-    /// concerns data that peers WRITE to this side through this queue pair, and data of READs of this queue pair (man 3
-    /// ibv_query_qp_data_in_order).
+    /// Returns whether the arrival of the last bytes shows that all earlier data has arrived, without a
+    /// completion. This concerns data that peers WRITE to this side through this queue pair, and data of
+    /// READs of this queue pair (man 3 ibv_query_qp_data_in_order).
     ///
-    /// If this function returns true: a thread that finds the new value in the last 8 bytes of a WRITE, or of a READ's last
-    /// segment, finds all other bytes of that request in place, and those of every earlier WRITE on this queue pair.
-    /// The 8 bytes must be at an address that is a multiple of 8, and the thread must load them at once, with acquire
-    /// semantics ([`HostMemory::load_u64`](super::HostMemory::load_u64)). The order of other bytes is not defined.
-    /// The new value must differ from every earlier value at that address: use an epoch, not a flag.
+    /// If this function returns true: a thread that finds the new value in the last 8 bytes of a WRITE, or of
+    /// a READ's last segment, finds all other bytes of that request in place, and those of every earlier
+    /// WRITE on this queue pair. The 8 bytes must be at an address that is a multiple of 8, and the thread
+    /// must load them at once, with acquire semantics
+    /// ([`HostMemory::load_u64`](super::HostMemory::load_u64)). The order of other bytes is not defined. The
+    /// new value must differ from every earlier value at that address: use an epoch, not a flag.
     fn places_in_order(&self) -> bool {
         false
     }
 
-    /// Returns what the software device can do beside, because the CPUs of both sides do its work. `None` on other devices.
+    /// Returns what the software device can do beside, because the CPUs of both sides do its work. `None` on
+    /// other devices.
     ///
     /// A thread that does not hold the queue pair keeps a clone of the `Arc`.
     fn local(&self) -> Option<&Arc<dyn LocalQueuePair>> {
@@ -100,56 +106,61 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     }
 }
 
-/// A queue pair of a device whose work the CPUs of both sides do ([`QueuePair::local`]). Any thread may call these functions.
-/// None of them waits for the peer. Once the queue pair is destroyed, they do nothing.
+/// A queue pair of a device whose work the CPUs of both sides do ([`QueuePair::local`]). Any thread may call
+/// these functions. None of them waits for the peer. Once the queue pair is destroyed, they do nothing.
 pub trait LocalQueuePair: Sealed + Send + Sync + Debug {
     /// Returns evidence that both sides access one memory.
     fn probe(&self) -> Probe;
 
-    /// Carries out work of the peer, at most about a megabyte. Returns whether there was any. Without work, this function takes a
-    /// few loads from the cache. Also continues requests of this queue pair for which the device had no room, as far as the peer has
-    /// made room. A thread that waits for a value in its memory, and does not poll the completion queue, calls this function while
-    /// it waits.
+    /// Carries out work of the peer, at most about a megabyte. Returns whether there was any. Without work,
+    /// this function takes a few loads from the cache. Also continues requests of this queue pair for which
+    /// the device had no room, as far as the peer has made room. A thread that waits for a value in its
+    /// memory, and does not poll the completion queue, calls this function while it waits.
     ///
-    /// If this function returns true, a sequentially consistent fence has followed the stores to memory. Completions stay for the
-    /// next poll. They make an event if the completion queue is armed.
+    /// If this function returns true, a sequentially consistent fence has followed the stores to memory.
+    /// Completions stay for the next poll. They make an event if the completion queue is armed.
     fn progress(&self) -> bool;
 
-    /// Notes that a thread calls [`progress`](Self::progress) again and again, so that WRITEs without immediate data need no events
-    /// of the completion queue of receives. (Otherwise each makes an event if the queue is armed, as a completion does, and the poll
-    /// after that event returns no completion for the WRITE.) That thread must poll the completion queue from time to time,
-    /// too. This note holds until [`need_events`](Self::need_events) is called, or no thread has carried out work for some
-    /// milliseconds. Returns whether such events were asked for.
+    /// Notes that a thread calls [`progress`](Self::progress) again and again, so that WRITEs without
+    /// immediate data need no events of the completion queue of receives. (Otherwise each makes an event if
+    /// the queue is armed, as a completion does, and the poll after that event returns no completion for the
+    /// WRITE.) That thread must poll the completion queue from time to time, too. This note holds until
+    /// [`need_events`](Self::need_events) is called, or no thread has carried out work for some milliseconds.
+    /// Returns whether such events were asked for.
     fn need_no_events(&self) -> bool;
 
-    /// Takes [`need_no_events`](Self::need_no_events) back. If the completion queue is armed, WRITEs that come from now on make an
-    /// event. The caller then calls [`progress`](Self::progress), because WRITEs may have come before.
+    /// Takes [`need_no_events`](Self::need_no_events) back. If the completion queue is armed, WRITEs that
+    /// come from now on make an event. The caller then calls [`progress`](Self::progress), because WRITEs may
+    /// have come before.
     fn need_events(&self);
 
-    /// Carries out a READ of `remote` into `into` at once, if this thread can copy the bytes itself. Returns whether the bytes have
-    /// arrived. If so, there is no completion. If not, nothing has happened but that some of the bytes may have arrived, and
-    /// the caller posts an ordinary READ, which also finds the reason.
+    /// Carries out a READ of `remote` into `into` at once, if this thread can copy the bytes itself. Returns
+    /// whether the bytes have arrived. If so, there is no completion. If not, nothing has happened but that
+    /// some of the bytes may have arrived, and the caller posts an ordinary READ, which also finds the
+    /// reason.
     fn read_at_once(&self, into: &[LocalSegment], remote: RemoteSegment) -> bool;
 
-    /// Returns whether the thread that posts a READ copies the bytes itself, once the peer's memory is mapped. False if the CPU of
-    /// the peer brings the bytes; then several READs at a time are faster than one. The answer holds from Rtr on, and is false
-    /// before.
+    /// Returns whether the thread that posts a READ copies the bytes itself, once the peer's memory is
+    /// mapped. False if the CPU of the peer brings the bytes; then several READs at a time are faster than
+    /// one. The answer holds from Rtr on, and is false before.
     fn reads_by_copy(&self) -> bool;
 
     /// Returns a view of `length` bytes of the peer's memory at `remote`, if this process has mapped them.
     ///
     /// # Errors
-    /// - [`NotMapped`](crate::VerbsErrorKind::NotMapped) if this process has not mapped the bytes yet. A READ of them makes the peer offer
-    ///   its memory.
-    /// - [`Unsupported`](crate::VerbsErrorKind::Unsupported) if this device maps no memory of this peer: the peer's process belongs to
-    ///   another user, or the peer gives no right to read.
-    /// - [`Revoked`](crate::VerbsErrorKind::Revoked) if the peer has taken the memory back, or the bytes do not lie within it.
+    /// - [`NotMapped`](crate::VerbsErrorKind::NotMapped) if this process has not mapped the bytes yet. A READ
+    ///   of them makes the peer offer its memory.
+    /// - [`Unsupported`](crate::VerbsErrorKind::Unsupported) if this device maps no memory of this peer: the
+    ///   peer's process belongs to another user, or the peer gives no right to read.
+    /// - [`Revoked`](crate::VerbsErrorKind::Revoked) if the peer has taken the memory back, or the bytes do
+    ///   not lie within it.
     fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, VerbsError>;
 }
 
 /// Evidence that two sides share memory ([`LocalQueuePair::probe`]). It consists of the nonce that this side
-/// wrote, and the nonce that this side read in the peer's memory. Each side sends the nonce that it read to its peer, over
-/// another connection. The sides share memory only if both nonces match. The default, without nonces, is that of a device that needs no such proof.
+/// wrote, and the nonce that this side read in the peer's memory. Each side sends the nonce that it read to
+/// its peer, over another connection. The sides share memory only if both nonces match. The default, without
+/// nonces, is that of a device that needs no such proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
     /// Nonce of this side, written to its own memory before the peer connected.
@@ -202,7 +213,8 @@ pub struct PathSettings {
     pub outstanding_reads: u8,
     /// Number of retries of a send while the peer has no receive posted, 0–7; 7 means without end.
     pub rnr_retry: u8,
-    /// Time that a peer waits before a retry, as the 5-bit code of IBA vol. 1, table 45 (1 = 0.01 ms, 0 = 655.36 ms).
+    /// Time that a peer waits before a retry, as the 5-bit code of IBA vol. 1, table 45 (1 = 0.01 ms, 0 =
+    /// 655.36 ms).
     pub min_rnr_timer: u8,
     /// Transport timeout: 4.096 µs × 2^`timeout`, 0–31.
     pub timeout: u8,
@@ -234,8 +246,8 @@ impl Default for PathSettings {
     }
 }
 
-/// The address of a queue pair, which the peer needs to connect. Only the provider that made the address can read it. An
-/// address has at most [`MAX_LENGTH`](Self::MAX_LENGTH) bytes.
+/// The address of a queue pair, which the peer needs to connect. Only the provider that made the address can
+/// read it. An address has at most [`MAX_LENGTH`](Self::MAX_LENGTH) bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuePairAddress(Box<[u8]>);
 
@@ -263,13 +275,15 @@ impl QueuePairAddress {
     }
 }
 
-/// A shared receive queue (SRQ, `struct ibv_srq`). All queue pairs that were created with the queue take their receives from
-/// it. Therefore the memory for incoming messages grows with the number of messages, not with the number of queue pairs.
-/// Dropping the last reference destroys the queue. Each of its queue pairs holds a reference.
+/// A shared receive queue (SRQ, `struct ibv_srq`). All queue pairs that were created with the queue take
+/// their receives from it. Therefore the memory for incoming messages grows with the number of messages, not
+/// with the number of queue pairs. Dropping the last reference destroys the queue. Each of its queue pairs
+/// holds a reference.
 ///
-/// A receive completes on the receive queue of the queue pair that took it, and the completion names that queue pair.
-/// Receives that no queue pair took are not flushed. A receive that a queue pair took completes, although the queue pair is
-/// in Error or was dropped; if it was dropped, this takes up to a second, and the completion names no queue pair (number 0).
+/// A receive completes on the receive queue of the queue pair that took it, and the completion names that
+/// queue pair. Receives that no queue pair took are not flushed. A receive that a queue pair took completes,
+/// although the queue pair is in Error or was dropped; if it was dropped, this takes up to a second, and the
+/// completion names no queue pair (number 0).
 pub trait SharedReceiveQueue: Sealed + Any + Send + Sync + Debug {
     /// Returns the number of receives that may be outstanding.
     fn capacity(&self) -> u32;
@@ -288,8 +302,8 @@ pub struct SendRequest<'a> {
     pub wr_id: u64,
     /// The operation.
     pub operation: Operation<'a>,
-    /// Whether success is reported. A failure is always reported. A request that is not signalled keeps its slot in
-    /// the send queue until the next signalled request completes.
+    /// Whether success is reported. A failure is always reported. A request that is not signalled keeps its
+    /// slot in the send queue until the next signalled request completes.
     pub signaled: bool,
 }
 
@@ -303,8 +317,8 @@ pub enum Operation<'a> {
         /// Immediate data, delivered beside the message.
         immediate: Option<u32>,
     },
-    /// Writes `data` into the peer's memory. A write with immediate data also consumes a receive of the peer, but does not
-    /// touch the buffer of that receive.
+    /// Writes `data` into the peer's memory. A write with immediate data also consumes a receive of the peer,
+    /// but does not touch the buffer of that receive.
     Write {
         /// The bytes to write.
         data: Payload<'a>,
@@ -350,7 +364,8 @@ pub struct ReceiveRequest<'a> {
     pub into: &'a [LocalSegment],
 }
 
-/// Returns 64 random bits of the system's generator, such as the token that a peer must know to connect to a queue pair.
+/// Returns 64 random bits of the system's generator, such as the token that a peer must know to connect to a
+/// queue pair.
 pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
     // SAFETY: the buffer is writable for the length given.

@@ -22,8 +22,8 @@ pub trait MemoryRegion: Sealed + Send + Sync + Debug + 'static {
     /// Returns the memory that contains the region.
     fn memory(&self) -> &Arc<HostMemory>;
 
-    /// Returns the registered part of the memory, in bytes from the start of the memory. No request reaches beyond this
-    /// part.
+    /// Returns the registered part of the memory, in bytes from the start of the memory. No request reaches
+    /// beyond this part.
     fn range(&self) -> Range<usize>;
 }
 
@@ -91,9 +91,10 @@ pub struct LocalSegment {
 }
 
 impl LocalSegment {
-    /// Names `range`, in bytes from the start of the region's [memory](MemoryRegion::memory), not from the start of
-    /// the [registered part](MemoryRegion::range). The device checks bounds and rights when the request runs, and a
-    /// violation fails it with [`LocalProtection`](super::CompletionStatus::LocalProtection).
+    /// Names `range`, in bytes from the start of the region's [memory](MemoryRegion::memory), not from the
+    /// start of the [registered part](MemoryRegion::range). The device checks bounds and rights when the
+    /// request runs, and a violation fails it with
+    /// [`LocalProtection`](super::CompletionStatus::LocalProtection).
     ///
     /// ```
     /// use std::sync::Arc;
@@ -108,8 +109,9 @@ impl LocalSegment {
     /// ```
     ///
     /// # Safety
-    /// - No reference (`&[u8]`, `&mut [u8]`) to the range may exist while a request that writes to it is outstanding,
-    ///   and no `&mut [u8]` while a request reads it: the device moves the bytes at a time of its own choice.
+    /// - No reference (`&[u8]`, `&mut [u8]`) to the range may exist while a request that writes to it is
+    ///   outstanding, and no `&mut [u8]` while a request reads it: the device moves the bytes at a time of
+    ///   its own choice.
     #[inline]
     pub unsafe fn new(region: &dyn MemoryRegion, range: Range<usize>) -> Self {
         Self {
@@ -119,11 +121,11 @@ impl LocalSegment {
         }
     }
 
-    /// Names `range`, in bytes from the start of another device's memory. The device checks the segment like one of
-    /// [`new`](Self::new). The segment is not for inline payloads, because the host copies those.
+    /// Names `range`, in bytes from the start of another device's memory. The device checks the segment like
+    /// one of [`new`](Self::new). The segment is not for inline payloads, because the host copies those.
     ///
-    /// This function is safe, because the range is not memory of this process. Code that maps a dmabuf into the
-    /// process must expect that devices write to it.
+    /// This function is safe, because the range is not memory of this process. Code that maps a dmabuf into
+    /// the process must expect that devices write to it.
     ///
     /// ```
     /// use tonic_rdma_verbs::{DeviceMemoryRegion, LocalSegment};
@@ -141,8 +143,8 @@ impl LocalSegment {
         }
     }
 
-    /// Returns the virtual address of the first byte in this process. For memory of another device, returns the address in
-    /// requests, counted from the region's [`iova`](DeviceMemoryRegion::iova).
+    /// Returns the virtual address of the first byte in this process. For memory of another device, returns
+    /// the address in requests, counted from the region's [`iova`](DeviceMemoryRegion::iova).
     #[inline]
     pub fn address(&self) -> u64 {
         self.address
@@ -181,8 +183,8 @@ pub struct DmaBuf<'a> {
     pub offset: u64,
     /// Length of the part, in bytes.
     pub length: u64,
-    /// The address of the first byte in requests. The memory's own address on its device is a good choice. `iova` and
-    /// `offset` must have one offset within a page.
+    /// The address of the first byte in requests. The memory's own address on its device is a good choice.
+    /// `iova` and `offset` must have one offset within a page.
     pub iova: u64,
 }
 
@@ -226,14 +228,14 @@ impl DmaBuf<'_> {
     }
 }
 
-/// Registered memory of another device. Dropping the last reference deregisters the memory. Until then the driver of that
-/// device keeps the memory.
+/// Registered memory of another device. Dropping the last reference deregisters the memory. Until then the
+/// driver of that device keeps the memory.
 ///
-/// The host can't access the memory: this trait neither loads, stores nor copies. Therefore everything that the host polls
-/// (tail words, metadata, credits) must be in [`HostMemory`](super::HostMemory).
+/// The host can't access the memory: this trait neither loads, stores nor copies. Therefore everything that
+/// the host polls (tail words, metadata, credits) must be in [`HostMemory`](super::HostMemory).
 ///
-/// This code is unproven: no network card that can register such memory has run it. The book's page on GPU memory states
-/// the known facts.
+/// This code is unproven: no network card that can register such memory has run it. The book's page on GPU
+/// memory states the known facts.
 pub trait DeviceMemoryRegion: Sealed + Send + Sync + Debug + 'static {
     /// Returns the key that local segments carry.
     fn lkey(&self) -> Lkey;

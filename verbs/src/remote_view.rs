@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 use super::copy::{copy_to_read, for_each_chunk};
 use super::{VerbsError, VerbsErrorKind};
 
-/// Memory of a peer that this process has mapped for reading ([`QueuePair::view`](super::QueuePair::view)). A read of the memory
-/// costs one load: it takes no request, no completion and no work of the peer. Clones share one mapping.
+/// Memory of a peer that this process has mapped for reading ([`LocalQueuePair::view`](super::LocalQueuePair::view)). A
+/// read of the memory costs one load: it takes no request, no completion and no work of the peer. Clones
+/// share one mapping.
 ///
-/// The peer may change the bytes at any time, so they are copied. A copy that is made while the peer writes may have old and new
-/// bytes. The mapping stays as long as the view, so all calls are safe after the peer took the memory back, or died. The bytes
-/// are then old, or are what the peer uses the memory for now.
+/// The peer may change the bytes at any time, so they are copied. A copy that is made while the peer writes
+/// may have old and new bytes. The mapping stays as long as the view, so all calls are safe after the peer
+/// took the memory back, or died. The bytes are then old, or are what the peer uses the memory for now.
 #[derive(Clone)]
 pub struct RemoteView {
     base: NonNull<u8>,
@@ -24,12 +25,14 @@ pub struct RemoteView {
 
 /// The owner of a view's mapping.
 pub(crate) trait ViewOwner: Debug + Send + Sync {
-    /// Returns whether the peer still gives the right to read the memory, and is there. If the peer took the right back, and stored
-    /// new bytes that this thread has read before this call, then this function returns false.
+    /// Returns whether the peer still gives the right to read the memory, and is there. If the peer took the
+    /// right back, and stored new bytes that this thread has read before this call, then this function
+    /// returns false.
     fn is_current(&self) -> bool;
 }
 
-// SAFETY: the memory is reached only by `copy_bytes` and atomics, which are sound from any thread; the owner is `Send` and `Sync`.
+// SAFETY: the memory is reached only by `copy_bytes` and atomics, which are sound from any thread; the owner
+// is `Send` and `Sync`.
 unsafe impl Send for RemoteView {}
 // SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for RemoteView {}
@@ -56,15 +59,15 @@ impl RemoteView {
         self.length == 0
     }
 
-    /// Returns whether the peer's right is still valid: the peer has not taken the memory back, its queue pair is in use, and its
-    /// process lives. If this function returns true after a copy, then no copied byte was stored after the peer took the memory
-    /// back.
+    /// Returns whether the peer's right is still valid: the peer has not taken the memory back, its queue
+    /// pair is in use, and its process lives. If this function returns true after a copy, then no copied byte
+    /// was stored after the peer took the memory back.
     pub fn is_current(&self) -> bool {
         self.owner.is_current()
     }
 
-    /// Loads the 8 bytes at `offset` at once, with acquire semantics. If the peer stored these bytes with release semantics, then
-    /// this thread also sees the earlier stores of that thread of the peer.
+    /// Loads the 8 bytes at `offset` at once, with acquire semantics. If the peer stored these bytes with
+    /// release semantics, then this thread also sees the earlier stores of that thread of the peer.
     ///
     /// # Errors
     /// The bytes do not lie within the view, or their address is not a multiple of 8.
@@ -93,21 +96,23 @@ impl RemoteView {
         // SAFETY:
         // - `at` checked that the source lies in the view, which is valid for reads;
         // - the peer may write to the source at the same time, as `copy_bytes` allows; and
-        // - `destination` belongs to the caller alone, so it is not a part of the view, to which no reference exists.
+        // - `destination` belongs to the caller alone, so it is not a part of the view, to which no reference
+        //   exists.
         unsafe { copy_to_read(from, destination.as_mut_ptr(), destination.len()) };
         Ok(())
     }
 
-    /// Passes the bytes of `range` to `then` in consecutive chunks, through a small buffer that stays in the processor's
-    /// cache. Every chunk but the last has a multiple of 64 bytes. The first byte of each chunk is aligned to 64 bytes.
+    /// Passes the bytes of `range` to `then` in consecutive chunks, through a small buffer that stays in the
+    /// processor's cache. Every chunk but the last has a multiple of 64 bytes. The first byte of each chunk
+    /// is aligned to 64 bytes.
     ///
     /// # Errors
     /// The range is not within the view. `then` was not called.
     pub fn for_each_chunk(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), VerbsError> {
         let length = range.end.saturating_sub(range.start);
         let from = self.at(range.start, length)?;
-        // SAFETY: `at` checked that the source lies in the view, which is valid for reads. The peer may write to the source at the
-        // same time, as `for_each_chunk` allows.
+        // SAFETY: `at` checked that the source lies in the view, which is valid for reads. The peer may write
+        // to the source at the same time, as `for_each_chunk` allows.
         unsafe { for_each_chunk(from, length, then) };
         Ok(())
     }
@@ -125,14 +130,15 @@ impl Debug for RemoteView {
     }
 }
 
-/// The reason why there is no view of memory of a peer. It is not a [`VerbsError`] inside the crate, because READs meet it often.
+/// The reason why there is no view of memory of a peer. It is not a [`VerbsError`] inside the crate, because
+/// READs meet it often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoView {
-    /// This device maps no memory of this peer: it is a network card, or the peer's process belongs to another user, or the peer
-    /// gives no right to read.
+    /// This device maps no memory of this peer: it is a network card, or the peer's process belongs to
+    /// another user, or the peer gives no right to read.
     Never,
-    /// The memory is not mapped yet. The first READ of it makes the peer offer it, and some milliseconds later it is mapped. The
-    /// bounds on mapped memory may delay that.
+    /// The memory is not mapped yet. The first READ of it makes the peer offer it, and some milliseconds
+    /// later it is mapped. The bounds on mapped memory may delay that.
     NotYet,
     /// The key is not valid: the peer has taken the memory back, or the bytes do not lie within it.
     Revoked,

@@ -1,8 +1,9 @@
 //! The seal: only this crate implements the traits of devices.
 //!
-//! Safe code relies on these traits. For example, the pool hands the memory of a slab to a [`ProtectionDomain`], and
-//! [`LocalSegment`](crate::LocalSegment) takes the key that a [`MemoryRegion`] states; a wrong key would let the device write to
-//! memory that `&[u8]` names. Were the traits open to safe code of other crates, that code could break memory.
+//! Safe code relies on these traits. For example, the pool hands the memory of a slab to a
+//! [`ProtectionDomain`], and [`LocalSegment`](crate::LocalSegment) takes the key that a [`MemoryRegion`]
+//! states; a wrong key would let the device write to memory that `&[u8]` names. Were the traits open to safe
+//! code of other crates, that code could break memory.
 //!
 //! ```compile_fail,E0277
 //! #[derive(Debug)]
@@ -19,15 +20,16 @@
 //! }
 //! ```
 
-/// A type of this crate that implements traits of devices. The module is private, so other crates can't name this trait.
+/// A type of this crate that implements traits of devices. The module is private, so other crates can't name
+/// this trait.
 pub trait Sealed {}
 
 #[cfg(test)]
 mod tests {
     use super::Sealed;
     use crate::{
-        CompletionQueue, Context, DeviceMemoryRegion, MemoryRegion, ProtectionDomain, QueuePair,
-        SharedReceiveQueue,
+        CompletionQueue, Context, DeviceMemoryRegion, LocalQueuePair, MemoryRegion, ProtectionDomain,
+        QueuePair, SharedReceiveQueue,
     };
 
     /// Compiles only if each trait of devices has the seal.
@@ -38,9 +40,10 @@ mod tests {
         region: &dyn MemoryRegion,
         device_region: &dyn DeviceMemoryRegion,
         pair: &dyn QueuePair,
+        local: &dyn LocalQueuePair,
         completions: &dyn CompletionQueue,
         receives: &dyn SharedReceiveQueue,
-    ) -> [bool; 7] {
+    ) -> [bool; 8] {
         fn sealed<T: Sealed + ?Sized>(_: &T) -> bool {
             true
         }
@@ -50,6 +53,7 @@ mod tests {
             sealed(region),
             sealed(device_region),
             sealed(pair),
+            sealed(local),
             sealed(completions),
             sealed(receives),
         ]

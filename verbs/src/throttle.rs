@@ -29,8 +29,8 @@ impl Throttle {
         Self { burst, state: Mutex::new(ThrottleState { due: None, suppressed: 0 }) }
     }
 
-    /// Returns the number of lines suppressed since the last line, if a line may be written at `now`; otherwise
-    /// `None`.
+    /// Returns the number of lines suppressed since the last line, if a line may be written at `now`;
+    /// otherwise `None`.
     pub fn admit(&self, now: Instant) -> Option<u64> {
         let mut state = lock(&self.state);
         let due = state.due.map_or(now, |due| due.max(now));

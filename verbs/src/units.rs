@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The forms that [`parse_size`] accepts, for messages.
+/// The forms that [`parse_size()`] accepts, for messages.
 pub const SIZE_FORMS: &str = "a number of bytes, or a number with a unit, such as 64k, 4KiB or 8GiB";
 
 /// The reason why a text is not a size.
@@ -19,8 +19,8 @@ pub enum SizeError {
     Overflow,
 }
 
-/// Parses a number of bytes: `64`, `64k`, `4KiB`, `1.5 GB`. Units are binary, with and without an `i`: `k`, `K`, `Ki`, `KB` and `KiB` are
-/// 1024.
+/// Parses a number of bytes: `64`, `64k`, `4KiB`, `1.5 GB`. Units are binary, with and without an `i`: `k`,
+/// `K`, `Ki`, `KB` and `KiB` are 1024.
 ///
 /// # Errors
 /// `text` has no number, an unknown unit, a fraction of a byte, or more than 64 bits hold.
@@ -55,8 +55,8 @@ pub fn size(bytes: u64) -> String {
     format!("{} {}", bytes >> (10 * unit), UNITS[unit])
 }
 
-/// Parses a time with a unit, such as `120us`, `300ms`, `1.5s`, `2m` or `1h 30m`, or a number of `unit`. Returns `None` if `text` is
-/// neither.
+/// Parses a time with a unit, such as `120us`, `300ms`, `1.5s`, `2m` or `1h 30m`, or a number of `unit`.
+/// Returns `None` if `text` is neither.
 pub fn parse_time(text: &str, unit: Duration) -> Option<Duration> {
     let text = text.trim();
     match text.parse::<f64>() {

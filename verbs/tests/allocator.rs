@@ -1,5 +1,6 @@
-//! The choice of the allocator. The environment variable must decide it: the tests ask the allocator, and compare the size
-//! of the C library's heap. These tests are a separate binary, because they set the global allocator.
+//! The choice of the allocator. The environment variable must decide it: the tests ask the allocator, and
+//! compare the size of the C library's heap. These tests are a separate binary, because they set the global
+//! allocator.
 #![cfg(target_env = "gnu")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -13,7 +14,8 @@ static ALLOCATOR: Chosen = Chosen;
 /// The environment variable with the name of the allocator that a child process of this test should have.
 const EXPECTED: &str = "TONIC_RDMA_ALLOCATOR_EXPECTED";
 
-/// A number of bytes that is far larger than the other allocations of the C library and the test harness meanwhile.
+/// A number of bytes that is far larger than the other allocations of the C library and the test harness
+/// meanwhile.
 const BYTES: usize = 64 << 20;
 
 /// Returns the bytes that the C library's malloc has allocated.

@@ -1,5 +1,5 @@
-//! The software device must not leak descriptors, mappings or threads. This test is a separate binary, because it counts
-//! those of the whole process.
+//! The software device must not leak descriptors, mappings or threads. This test is a separate binary,
+//! because it counts those of the whole process.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
@@ -29,8 +29,8 @@ impl Counts {
         Self { descriptors: entries("/proc/self/fd"), mappings, threads: entries("/proc/self/task") }
     }
 
-    /// Waits until the process has these counts. Some resources are freed a little later, such as the service's end of a closed
-    /// socket.
+    /// Waits until the process has these counts. Some resources are freed a little later, such as the
+    /// service's end of a closed socket.
     fn expect(&self) {
         let deadline = Instant::now() + Duration::from_secs(120);
         while Self::now() != *self {
@@ -53,8 +53,8 @@ fn pair(domain: &Arc<dyn ProtectionDomain>, queue: &Arc<dyn CompletionQueue>) ->
     pair
 }
 
-/// Makes two queue pairs that are connected. On a busy machine the answer of the device may come too late; then two others take their
-/// place.
+/// Makes two queue pairs that are connected. On a busy machine the answer of the device may come too late;
+/// then two others take their place.
 fn connected(
     domain: &Arc<dyn ProtectionDomain>,
     queue: &Arc<dyn CompletionQueue>,
@@ -86,7 +86,8 @@ fn connect_use_and_drop(context: &Arc<dyn Context>, queue: &Arc<dyn CompletionQu
     b.post_receive(&[ReceiveRequest { wr_id: 1, into: &segments[..1] }]).unwrap();
     let data = Payload::Registered(&segments[1..]);
     let send = SendRequest { wr_id: 2, operation: Operation::Send { data, immediate: None }, signaled: true };
-    // At the end of some rounds a request still waits, a completion is not polled, or the queue pair is in Error.
+    // At the end of some rounds a request still waits, a completion is not polled, or the queue pair is in
+    // Error.
     let posted = [send; 3];
     a.post_send(&posted[..1 + round % 3]).unwrap();
     if round.is_multiple_of(4) {
@@ -113,7 +114,8 @@ fn connections_leak_nothing() {
     // An open connection costs mappings, and no descriptor.
     let domain = context.alloc_protection_domain().unwrap();
     let first = connected(&domain, &queue);
-    // The first one connects the device with itself, by four sockets. The device's thread may still close what it received.
+    // The first one connects the device with itself, by four sockets. The device's thread may still close
+    // what it received.
     let with_one = Counts { descriptors: before.descriptors + 4, ..Counts::now() };
     with_one.expect();
     let many: Vec<_> = (0..512).map(|_| connected(&domain, &queue)).collect();

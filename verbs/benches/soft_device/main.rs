@@ -10,8 +10,8 @@
 //!     RDMA_SOFT_DIR=/run/rdma RDMA_SOFT_PEERS=any cargo bench --bench soft_device -- perf send 64 1000000
 //! ```
 //!
-//! Each bench runs two processes, each on its own core if there are two cores. The other process is this binary, started
-//! again (`peer`).
+//! Each bench runs two processes, each on its own core if there are two cores. The other process is this
+//! binary, started again (`peer`).
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run panics")]
 #![allow(clippy::panic, missing_docs, reason = "a bench that can't run panics, and has no public API")]
 
@@ -53,9 +53,9 @@ fn main() {
 const OPCODES: [Opcode; 5] =
     [Opcode::Send, Opcode::SendWithImm, Opcode::Write, Opcode::WriteWithImm, Opcode::Read];
 
-/// A round trip: the peer answers with a message of this opcode. A side notices a `Send`, `SendWithImm` or `WriteWithImm` when
-/// it polls the completion queue, and a `Write` when it polls the written memory. A `Read` has no answer: the initiator waits
-/// for its completion.
+/// A round trip: the peer answers with a message of this opcode. A side notices a `Send`, `SendWithImm` or
+/// `WriteWithImm` when it polls the completion queue, and a `Write` when it polls the written memory. A
+/// `Read` has no answer: the initiator waits for its completion.
 #[divan::bench(
     args = OPCODES,
     consts = [8, 64, 512, 4 << 10, 64 << 10],
@@ -98,8 +98,8 @@ fn bandwidth<const LENGTH: usize>(bencher: Bencher<'_, '_>, opcode: Opcode) {
         .bench_local(|| initiator.batch());
 }
 
-/// For comparison with `bandwidth`: `memcpy` copies this number of bytes from one memfd to another. Both memfds were used
-/// before.
+/// For comparison with `bandwidth`: `memcpy` copies this number of bytes from one memfd to another. Both
+/// memfds were used before.
 #[divan::bench(args = [4 << 10, 64 << 10, 1 << 20, 64 << 20], sample_count = 200, max_time = 1)]
 fn bandwidth_of_memcpy(bencher: Bencher<'_, '_>, length: usize) {
     pin(0);
@@ -116,7 +116,8 @@ fn empty_poll(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| black_box(initiator.side().queue.poll(&mut completions)));
 }
 
-/// Copies by the device's function (`src/copy/mod.rs`), between addresses that differ by `apart` bytes within a page.
+/// Copies by the device's function (`src/copy/mod.rs`), between addresses that differ by `apart` bytes within
+/// a page.
 #[divan::bench(args = [0, 8, 64])]
 fn copy(bencher: Bencher<'_, '_>, apart: usize) {
     pin(0);

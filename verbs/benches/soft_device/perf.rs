@@ -1,5 +1,5 @@
-//! One figure for each call, measured in the way of `ucx_perftest`: many iterations between two readings of the clock.
-//! `benches/compare-ucx` compares both programs.
+//! One figure for each call, measured in the way of `ucx_perftest`: many iterations between two readings of
+//! the clock. `benches/compare-ucx` compares both programs.
 //!
 //! ```text
 //!  perf WHAT LENGTH ITERATIONS

@@ -1,5 +1,6 @@
-//! The sides of a connection. Both post requests and poll for completions ([`Side`]). One measures ([`Initiator`]). The other process is
-//! this binary, started again ([`Peer`]): it answers or receives messages until its standard input ends.
+//! The sides of a connection. Both post requests and poll for completions ([`Side`]). One measures
+//! ([`Initiator`]). The other process is this binary, started again ([`Peer`]): it answers or receives
+//! messages until its standard input ends.
 
 use std::io::IoSlice;
 use std::process::Command;
@@ -208,7 +209,8 @@ impl Side {
         }
     }
 
-    /// Returns whether the message in the inbox has `stamp` in its first and last word. Lets the device carry out the peer's WRITE.
+    /// Returns whether the message in the inbox has `stamp` in its first and last word. Lets the device carry
+    /// out the peer's WRITE.
     pub(crate) fn is_stamped(&self, stamp: u64) -> bool {
         self.pair.local().unwrap().progress();
         // Checks the last word first: if bytes arrive in an order, it is the order of addresses.
@@ -322,8 +324,8 @@ impl Initiator {
         self.batch
     }
 
-    /// Sends a batch of messages. This function does not wait for the batch: it only waits while the messages on the way would be too
-    /// many for the peer's receives, or more than four batches.
+    /// Sends a batch of messages. This function does not wait for the batch: it only waits while the messages
+    /// on the way would be too many for the peer's receives, or more than four batches.
     pub(crate) fn batch(&mut self) {
         let is_one_sided = !self.opcode.is_received();
         (1..self.batch).for_each(|_| self.side.post(self.opcode, false));
@@ -341,7 +343,8 @@ impl Initiator {
         }
     }
 
-    /// Takes the peer's acknowledgements of batches. Those of a one-sided opcode are the completions of the last requests.
+    /// Takes the peer's acknowledgements of batches. Those of a one-sided opcode are the completions of the
+    /// last requests.
     fn take_acknowledgements(&mut self) {
         let polled = self.poll();
         let batches = if self.opcode.is_received() { polled.receives } else { polled.sends };
@@ -368,8 +371,9 @@ impl Initiator {
 /// First argument of the other process.
 pub(crate) const ARGUMENT: &str = "peer";
 
-/// Variable with the words before the command of the other process, such as `unshare --user --net`. So the other process can run
-/// in namespaces of its own; `RDMA_SOFT_DIR` and `RDMA_SOFT_PEERS` then let the two find one another.
+/// Variable with the words before the command of the other process, such as `unshare --user --net`. So the
+/// other process can run in namespaces of its own; `RDMA_SOFT_DIR` and `RDMA_SOFT_PEERS` then let the two
+/// find one another.
 const PREFIX: &str = "SOFT_DEVICE_PEER";
 
 /// The longest time for the other process to start, or to end.

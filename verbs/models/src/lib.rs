@@ -1,8 +1,10 @@
-//! Models of the software device's shared memory. loom runs the shipping code of `verbs/src/soft/shared` on atomics of its own, and
-//! explores all interleavings of two or three threads, and all values that the memory model lets a load return.
+//! Models of the software device's shared memory. loom runs the shipping code of `verbs/src/soft/shared` on
+//! atomics of its own, and explores all interleavings of two or three threads, and all values that the memory
+//! model lets a load return.
 //!
-//! Each model is generic over the orderings. With the shipping ones ([`Shipping`](tonic_rdma_verbs::unstable::shared_memory::Shipping))
-//! it must pass. `tests/weakened.rs` lists weaker ones, and for each the model that must fail.
+//! Each model is generic over the orderings. With the shipping ones
+//! ([`Shipping`](tonic_rdma_verbs::unstable::shared_memory::Shipping)) it must pass. `tests/weakened.rs`
+//! lists weaker ones, and for each the model that must fail.
 //!
 //! loom does not reorder a load with a later store of the same thread. Models that need that
 //! ([`ring::places_are_used_again`]) mark the accesses to the content, and loom checks that they do not race.

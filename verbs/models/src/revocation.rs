@@ -27,7 +27,8 @@ fn entry(value: u64) -> Entry {
     }
 }
 
-/// The owner makes a key invalid, and uses the memory again. A copy of the peer that has read the new content is discarded.
+/// The owner makes a key invalid, and uses the memory again. A copy of the peer that has read the new content
+/// is discarded.
 pub fn copies_by_key_are_discarded<O: Orders + 'static>() -> u64 {
     explore(|| {
         let (table, memory) = (Arc::new(words(ENTRY)), Arc::new(words(2)));

@@ -52,9 +52,9 @@ pub fn no_news_is_lost<O: Orders + 'static>() -> u64 {
     })
 }
 
-/// The peer makes one event for each request of the owner, although more records come. An owner that has taken the event asks anew
-/// before it sleeps. The event is a socket, whose operations have a total order, so all accesses read and write: loom has no such order
-/// for plain stores.
+/// The peer makes one event for each request of the owner, although more records come. An owner that has
+/// taken the event asks anew before it sleeps. The event is a socket, whose operations have a total order, so
+/// all accesses read and write: loom has no such order for plain stores.
 pub fn each_request_gets_an_event<O: Orders + 'static>() -> u64 {
     explore(|| {
         let news = Arc::new(LoomWord::new(0));
@@ -92,7 +92,8 @@ pub fn each_request_gets_an_event<O: Orders + 'static>() -> u64 {
 struct Requests<O> {
     arming: Arming<Loom, O>,
     attention: LoomWord,
-    /// The lock of the send queue. It guards `awaited`, the number of requests whose progress a poller waits for.
+    /// The lock of the send queue. It guards `awaited`, the number of requests whose progress a poller waits
+    /// for.
     queue: Mutex<u64>,
     /// The number of records in the ring, and of those that the peer has taken.
     head: LoomWord,
@@ -115,7 +116,8 @@ impl<O: Orders> Requests<O> {
     }
 }
 
-/// One thread posts a request while another thread arms the queue and sleeps, and the peer carries the request out.
+/// One thread posts a request while another thread arms the queue and sleeps, and the peer carries the
+/// request out.
 pub fn no_progress_is_lost<O: Orders + 'static>() -> u64 {
     explore(|| {
         let shared = Arc::new(Requests::<O> {
@@ -163,8 +165,8 @@ pub fn no_progress_is_lost<O: Orders + 'static>() -> u64 {
     })
 }
 
-/// A thread of the process stores work, and wakes the poller if it sleeps. As `Core::fail`, `Core::notify`, and
-/// `QueuePair::progress`, which leaves completions.
+/// A thread of the process stores work, and wakes the poller if it sleeps. As `Core::fail`, `Core::notify`,
+/// and `QueuePair::progress`, which leaves completions.
 pub fn no_work_is_lost<O: Orders + 'static>() -> u64 {
     explore(|| {
         let arming = Arc::new(Arming::<Loom, O>::default());
@@ -213,8 +215,8 @@ impl<O: Orders> Owing<O> {
         })
     }
 
-    /// Stores news for the peer, and looks at its attention without a fence. As `SendQueue::post` and `Target::post`, with
-    /// `Core::announce_news`, `Core::progressed` and `Core::owe`.
+    /// Stores news for the peer, and looks at its attention without a fence. As `SendQueue::post` and
+    /// `Target::post`, with `Core::announce_news`, `Core::progressed` and `Core::owe`.
     fn store_news(&self, kind: u8) {
         let Ok(_queue) = self.queue.lock() else { panic!("model: a lock") };
         self.made.store(1, Release);
@@ -272,8 +274,8 @@ impl<O: Orders> Owing<O> {
     }
 }
 
-/// One thread stores news while another thread of its process polls (`polls`), then arms the queue and sleeps, and the peer falls
-/// asleep. The peer is woken.
+/// One thread stores news while another thread of its process polls (`polls`), then arms the queue and
+/// sleeps, and the peer falls asleep. The peer is woken.
 fn no_debt_is_lost<O: Orders + 'static>(polls: bool, kind: u8) -> u64 {
     explore(move || {
         let owing = Owing::<O>::new();
@@ -310,7 +312,8 @@ pub fn arming_settles_debts<O: Orders + 'static>() -> u64 {
     no_debt_is_lost::<O>(false, Debt::<Loom, O>::PROGRESS)
 }
 
-/// A guard ends while a record is published. The record has a guard. As `Core::settle` and `Core::look_after_records`.
+/// A guard ends while a record is published. The record has a guard. As `Core::settle` and
+/// `Core::look_after_records`.
 pub fn no_record_is_unguarded<O: Orders + 'static>() -> u64 {
     explore(|| {
         let guarded = Arc::new(Guarded::<Loom, O>::default());

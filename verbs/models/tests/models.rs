@@ -41,7 +41,8 @@ pass! {
     a_refused_record_is_seen_before_the_end: revocation::a_refused_record_is_seen_before_the_end::<Shipping>;
 }
 
-/// Each line weakens one ordering, and names the model that must fail with it, and the beginning of the failure.
+/// Each line weakens one ordering, and names the model that must fail with it, and the beginning of the
+/// failure.
 macro_rules! fail {
     ($($name:ident: $order:ident = $value:ident, $($model:ident)::+, $failure:literal;)*) => {
         $(#[test]

@@ -1,10 +1,10 @@
 //! Copies of memory that another thread, another process or a device may change meanwhile.
 //!
-//! In Rust, a plain read or write (also that of [`std::ptr::copy_nonoverlapping`] or of a `memcpy`) of memory that changes at the
-//! same time is undefined: the compiler may assume that a value stays the same between two reads. These copies are therefore
-//! made in assembly. The compiler knows of such a block only that it reads and writes memory. To the memory model, the block is
-//! a sequence of relaxed atomic loads and stores. The bytes that arrive may be old, new or mixed. Each of them is a byte that
-//! was there at some time.
+//! In Rust, a plain read or write (also that of [`std::ptr::copy_nonoverlapping`] or of a `memcpy`) of memory
+//! that changes at the same time is undefined: the compiler may assume that a value stays the same between
+//! two reads. These copies are therefore made in assembly. The compiler knows of such a block only that it
+//! reads and writes memory. To the memory model, the block is a sequence of relaxed atomic loads and stores.
+//! The bytes that arrive may be old, new or mixed. Each of them is a byte that was there at some time.
 //!
 //! The caller checks the copied bytes, not the shared memory.
 
@@ -21,15 +21,16 @@ use volatile as machine;
 
 /// Copies `length` bytes. Other threads, processes and devices may read and write both ranges meanwhile.
 ///
-/// (Processors other than x86_64 copy by volatile accesses. The compiler neither repeats nor invents such an access, but the
-/// language defines a race only if no thread of this process takes part in it.)
+/// (Processors other than x86_64 copy by volatile accesses. The compiler neither repeats nor invents such an
+/// access, but the language defines a race only if no thread of this process takes part in it.)
 ///
 /// # Safety
-/// - `from` must be valid for reads of `length` bytes, and `to` for writes. Accesses of others at the same time do no harm.
+/// - `from` must be valid for reads of `length` bytes, and `to` for writes. Accesses of others at the same
+///   time do no harm.
 /// - The ranges must not overlap.
-/// - No `&mut` reference to the source may exist, and no reference to the destination other than the caller's.
-///   One exception: memory that its owner lends to peers (`LentRegion`) may have a `&mut` reference of the owner, because the
-///   copied bytes go to a peer only.
+/// - No `&mut` reference to the source may exist, and no reference to the destination other than the
+///   caller's. One exception: memory that its owner lends to peers (`LentRegion`) may have a `&mut` reference
+///   of the owner, because the copied bytes go to a peer only.
 #[inline]
 pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: the contract is the same.
@@ -56,7 +57,8 @@ pub(crate) unsafe fn copy_to_read(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// Asks the processor to bring `length` bytes from `from` on into its caches. This reads nothing, so any address will do.
+/// Asks the processor to bring `length` bytes from `from` on into its caches. This reads nothing, so any
+/// address will do.
 #[inline]
 pub(crate) fn prefetch(from: *const u8, length: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -69,10 +71,10 @@ pub(crate) fn prefetch(from: *const u8, length: usize) {
     let _ = (from, length);
 }
 
-/// Copies `length` bytes past the caches: the processor neither reads the destination first, nor takes it back from
-/// another core. When this function returns, the bytes are ordered before all later stores. (Measured on an EPYC with
-/// 32 MiB of third-level cache, `memcpy` against this function: 64 MiB 4.5 ms and 3.6, 1 GiB 88 ms and 57. The bench
-/// `soft_device` has 64 MiB by `Write` beside `bandwidth_of_memcpy`.)
+/// Copies `length` bytes past the caches: the processor neither reads the destination first, nor takes it
+/// back from another core. When this function returns, the bytes are ordered before all later stores.
+/// (Measured on an EPYC with 32 MiB of third-level cache, `memcpy` against this function: 64 MiB 4.5 ms and
+/// 3.6, 1 GiB 88 ms and 57. The bench `soft_device` has 64 MiB by `Write` beside `bandwidth_of_memcpy`.)
 ///
 /// # Safety
 /// Those of [`copy_bytes`].
@@ -100,7 +102,8 @@ pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, length: usiz
     };
 }
 
-/// Bytes of a chunk, which fit the first-level cache together with the data of the function that takes the chunks.
+/// Bytes of a chunk, which fit the first-level cache together with the data of the function that takes the
+/// chunks.
 const CHUNK: usize = 8 << 10;
 
 /// Bytes that are copied at a time, after as many bytes of the next chunk were called into the caches.
@@ -110,8 +113,8 @@ const STEP: usize = 1 << 10;
 #[repr(align(64))]
 struct Chunk([MaybeUninit<u8>; CHUNK]);
 
-/// Passes `length` bytes from `from` on to `then`, in consecutive chunks. Every chunk but the last has a multiple of 64 bytes. The
-/// first byte of each chunk is aligned to 64 bytes.
+/// Passes `length` bytes from `from` on to `then`, in consecutive chunks. Every chunk but the last has a
+/// multiple of 64 bytes. The first byte of each chunk is aligned to 64 bytes.
 ///
 /// # Safety
 /// - `from` must be valid for reads of `length` bytes. Accesses of others at the same time do no harm.
@@ -151,7 +154,8 @@ mod volatile {
         let words = (length - head) / WORD;
         let tail = head + words * WORD;
         // SAFETY:
-        // - all accesses lie within the first `length` bytes of `from` or `to`, which the caller promises; and
+        // - all accesses lie within the first `length` bytes of `from` or `to`, which the caller promises;
+        //   and
         // - words are aligned in both ranges, because both have the same distance to the next multiple of 8.
         unsafe {
             for at in (0..head).chain(tail..length) {
@@ -175,7 +179,8 @@ mod tests {
         (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8 | 1).collect()
     }
 
-    /// Checks copies of all lengths from `least` on, around each border, from and to addresses of different alignment.
+    /// Checks copies of all lengths from `least` on, around each border, from and to addresses of different
+    /// alignment.
     pub(super) fn at_every_alignment(least: usize, copy: Copy) {
         let source = content(6000);
         let mut target = vec![0; 6000];

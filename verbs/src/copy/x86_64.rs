@@ -1,21 +1,22 @@
 //! Copies in assembly, for x86_64.
 //!
-//! A copy of up to 64 bytes is a few instructions where it is called. A longer copy calls [`copy_long`], which has two
-//! ways: vector registers of the greatest width that the processor has, or `rep movsb`. All loads of a short copy come before
-//! its stores, and the two halves of a length that is no power of two overlap; so no length needs a loop of bytes.
+//! A copy of up to 64 bytes is a few instructions where it is called. A longer copy calls [`copy_long`],
+//! which has two ways: vector registers of the greatest width that the processor has, or `rep movsb`. All
+//! loads of a short copy come before its stores, and the two halves of a length that is no power of two
+//! overlap; so no length needs a loop of bytes.
 
 use std::arch::asm;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Length from which processors with fast `rep movsb` copy with it, in bytes. (Measured on an EPYC of family 26: 4 KiB in
-/// 28 ns by either way, 64 KiB in 515 ns against 690, 64 MiB in 2.4 ms against 3.2.)
+/// Length from which processors with fast `rep movsb` copy with it, in bytes. (Measured on an EPYC of family
+/// 26: 4 KiB in 28 ns by either way, 64 KiB in 515 ns against 690, 64 MiB in 2.4 ms against 3.2.)
 pub(super) const STRING: usize = 4096;
 
 /// Copies up to this many bytes are made where it is called.
 const SHORT: usize = 64;
 
-/// The load and the store of 16 bytes. The two forms must not be mixed in one program part: on some processors a change between
-/// them takes tens of nanoseconds.
+/// The load and the store of 16 bytes. The two forms must not be mixed in one program part: on some
+/// processors a change between them takes tens of nanoseconds.
 #[cfg(target_feature = "avx")]
 macro_rules! move_16 {
     ($operands:literal) => {
@@ -36,8 +37,8 @@ macro_rules! move_16 {
 #[inline]
 pub(super) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: in each block of assembly,
-    // - each access lies within the first `length` bytes of `from` or `to`, because the condition of its branch says how many
-    //   bytes there are, and the caller promises these bytes; and
+    // - each access lies within the first `length` bytes of `from` or `to`, because the condition of its
+    //   branch says how many bytes there are, and the caller promises these bytes; and
     // - the block changes no register beside its outputs, not the flags, and not the stack.
     unsafe {
         if length > SHORT {
@@ -124,10 +125,10 @@ pub(super) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
 
 /// A copy of more than 64 bytes with vector registers.
 ///
-/// A copy of up to 2, 4 or 8 registers loads all bytes before its first store. A longer copy stores the first 4 registers, then
-/// 4 at a time at aligned addresses of the destination, and the last 4 at the end. Arguments: the instructions for addresses that
-/// are aligned to nothing and to a register, the name of the registers, the numbers of 8 of them, the bytes of one, and the
-/// instruction for the end.
+/// A copy of up to 2, 4 or 8 registers loads all bytes before its first store. A longer copy stores the first
+/// 4 registers, then 4 at a time at aligned addresses of the destination, and the last 4 at the end.
+/// Arguments: the instructions for addresses that are aligned to nothing and to a register, the name of the
+/// registers, the numbers of 8 of them, the bytes of one, and the instruction for the end.
 macro_rules! copy_with_vectors {
     (
         $from:expr, $to:expr, $length:expr, $any:literal, $aligned:literal, $kind:literal,
@@ -208,9 +209,9 @@ macro_rules! copy_with_vectors {
 
 /// Copies `length` bytes, more than 64.
 ///
-/// Processors with fast `rep movsb` (AMD Zen 3 and later) run it 15 to 20 times slower than usual when the destination
-/// lies 1 to 15 bytes above the source within a page (measured on an EPYC: 2.4 GB/s against 48). At a distance of 1 to
-/// 63 bytes the copy is therefore made with vector registers.
+/// Processors with fast `rep movsb` (AMD Zen 3 and later) run it 15 to 20 times slower than usual when the
+/// destination lies 1 to 15 bytes above the source within a page (measured on an EPYC: 2.4 GB/s against 48).
+/// At a distance of 1 to 63 bytes the copy is therefore made with vector registers.
 ///
 /// # Safety
 /// Those of [`copy_bytes`](super::copy_bytes), and `length` must be above 64.
@@ -230,7 +231,8 @@ unsafe fn copy_long(from: *const u8, to: *mut u8, length: usize) {
     unsafe { copy_by_registers(means, from, to, length) };
 }
 
-/// Copies `length` bytes with registers, and so into the first-level cache, where `rep movsb` does not leave them.
+/// Copies `length` bytes with registers, and so into the first-level cache, where `rep movsb` does not leave
+/// them.
 ///
 /// # Safety
 /// Those of [`copy_bytes`](super::copy_bytes).
@@ -340,8 +342,9 @@ unsafe fn copy_by_32(from: *const u8, to: *mut u8, length: usize) {
 #[inline]
 unsafe fn copy_by_16(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY:
-    // - each access lies within the first `length` bytes of `from` or `to`, which the caller promises: the block compares the
-    //   length before it continues to more registers, and stores of the loop begin before the last 4 registers;
+    // - each access lies within the first `length` bytes of `from` or `to`, which the caller promises: the
+    //   block compares the length before it continues to more registers, and stores of the loop begin before
+    //   the last 4 registers;
     // - the block states all registers that it changes, and the flags; and
     // - the block does not use the stack.
     unsafe {
@@ -368,8 +371,8 @@ impl Means {
         self.0 & means != 0
     }
 
-    /// Asks the processor. Registers of 64 bytes are used from Ice Lake and Zen 4 on (both have AVX512_VBMI2), because older
-    /// processors lower their clock for them.
+    /// Asks the processor. Registers of 64 bytes are used from Ice Lake and Zen 4 on (both have
+    /// AVX512_VBMI2), because older processors lower their clock for them.
     fn detect() -> Self {
         let vectors = if is_x86_feature_detected!("avx512vbmi2") {
             Self::BYTES_64
@@ -383,7 +386,8 @@ impl Means {
     }
 }
 
-/// Copies `lines` lines of 64 bytes past the caches. When this function returns, the bytes are ordered before all later stores.
+/// Copies `lines` lines of 64 bytes past the caches. When this function returns, the bytes are ordered before
+/// all later stores.
 ///
 /// # Safety
 /// Those of [`copy_bytes`](super::copy_bytes) for these lines, and `to` must be a multiple of 64.
@@ -392,7 +396,8 @@ pub(super) unsafe fn copy_lines_past_caches(from: *const u8, to: *mut u8, lines:
         return;
     }
     // SAFETY:
-    // - the block reads and writes `lines` lines, which the caller promises, and `to` is aligned, as streaming stores need it;
+    // - the block reads and writes `lines` lines, which the caller promises, and `to` is aligned, as
+    //   streaming stores need it;
     // - the block states all registers that it changes, and the flags; and
     // - the block does not use the stack.
     // SYNC: `sfence` orders streaming stores with later stores.

@@ -1,5 +1,5 @@
-//! Completion queues with their completion channels, the queue pairs that complete on them, and the translation of the device's
-//! completions for these.
+//! Completion queues with their completion channels, the queue pairs that complete on them, and the
+//! translation of the device's completions for these.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -28,7 +28,8 @@ const HELLOS: u32 = 512;
 #[derive(Debug)]
 pub(crate) struct Queue {
     queue: Owned<sys::ibv_cq>,
-    /// On iWARP: sleepers wait for more than the channel. Dropped before the channel, whose descriptor it has.
+    /// On iWARP: sleepers wait for more than the channel. Dropped before the channel, whose descriptor it
+    /// has.
     sleeper: Option<Sleeper>,
     channel: Channel,
     device: Arc<Device>,
@@ -61,8 +62,8 @@ impl Queue {
         let library = device.library();
         // SAFETY:
         // - the context is open, and the channel one of its own, and both are dropped after the queue; and
-        // - queue pairs hold a reference to their completion queues, so none is left when the queue is dropped. Destroying waits for
-        //   events that were taken and not acknowledged. There are none.
+        // - queue pairs hold a reference to their completion queues, so none is left when the queue is
+        //   dropped. Destroying waits for events that were taken and not acknowledged. There are none.
         let queue = unsafe {
             let (nothing, channel) = (std::ptr::null_mut(), channel.channel.as_ptr());
             let queue = (library.create_cq)(device.context(), entries, nothing, channel, 0);
@@ -102,8 +103,8 @@ impl Queue {
         lock(&self.state).members.enter(core, role)
     }
 
-    /// Takes the queue pair with this number out, and drops its completions, except those of shared receives, which then name
-    /// no queue pair. The queue does not use the queue pair any more when this returns.
+    /// Takes the queue pair with this number out, and drops its completions, except those of shared receives,
+    /// which then name no queue pair. The queue does not use the queue pair any more when this returns.
     pub(crate) fn leave(&self, slot: Slot, number: u32) {
         let state = &mut *lock(&self.state);
         state.members.leave(slot);
@@ -139,8 +140,8 @@ impl Queue {
         count
     }
 
-    /// Takes completions from the device. Returns their number, which is less than the length of the array if the
-    /// queue is empty.
+    /// Takes completions from the device. Returns their number, which is less than the length of the array if
+    /// the queue is empty.
     fn take(&self, completions: &mut [sys::ibv_wc]) -> usize {
         // SAFETY:
         // - the queue is alive, and with it its context, whose table never changes, and
@@ -161,7 +162,8 @@ impl crate::sealed::Sealed for Queue {}
 impl CompletionQueue for Queue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
         let state = &mut *lock(&self.state);
-        // Asked before the device is polled: the completions that a removed device flushed are in the queue by then.
+        // Asked before the device is polled: the completions that a removed device flushed are in the queue
+        // by then.
         let removed = self.device.is_removed();
         if self.sleeper.is_some() {
             state.members.note_flushed();
@@ -288,7 +290,8 @@ struct Member {
     generation: u16,
     /// The queue pair, and which of its queues complete here.
     core: Option<(Arc<Core>, Role)>,
-    /// Whether the device has flushed the queue pair, and all flushed completions were polled or are in the queue.
+    /// Whether the device has flushed the queue pair, and all flushed completions were polled or are in the
+    /// queue.
     flushed: bool,
 }
 
@@ -327,8 +330,8 @@ impl Members {
         }
     }
 
-    /// Translates a completion of the device to completions of the queue pair's user. Moves the queue pair to Error
-    /// if the request failed.
+    /// Translates a completion of the device to completions of the queue pair's user. Moves the queue pair to
+    /// Error if the request failed.
     fn translate(&self, device: &Device, completion: &sys::ibv_wc, mut report: impl FnMut(WorkCompletion)) {
         let ticket = Ticket::from_bits(completion.wr_id());
         if ticket.kind == RequestKind::SharedReceive {
@@ -393,16 +396,16 @@ impl Members {
         }
     }
 
-    /// Notes which queue pairs the device has flushed. [`flush`](Self::flush) uses this after the queue was polled
-    /// empty.
+    /// Notes which queue pairs the device has flushed. [`flush`](Self::flush) uses this after the queue was
+    /// polled empty.
     fn note_flushed(&mut self) {
         for member in &mut self.slots {
             member.flushed = member.core.as_ref().is_some_and(|(core, _)| core.is_flushed());
         }
     }
 
-    /// Completes requests that the device no longer reports: because it was removed, or because it ignores requests
-    /// that are posted in Error.
+    /// Completes requests that the device no longer reports: because it was removed, or because it ignores
+    /// requests that are posted in Error.
     fn flush(&self, completions: &mut [WorkCompletion], all: bool) -> usize {
         let mut filled = 0;
         let members = self.slots.iter().filter(|member| all || member.flushed);
@@ -431,8 +434,8 @@ impl Members {
     }
 }
 
-/// Returns the completion of a receive of a shared receive queue. The receive completes even if its queue pair is
-/// gone, because its buffer belongs to its user again.
+/// Returns the completion of a receive of a shared receive queue. The receive completes even if its queue
+/// pair is gone, because its buffer belongs to its user again.
 fn shared_receive(device: &Device, ticket: Ticket, completion: &sys::ibv_wc) -> Option<WorkCompletion> {
     let wr_id = lock(&device.shared_receives).complete(ticket)?;
     let (status, byte_len, opcode) = match completion.error() {

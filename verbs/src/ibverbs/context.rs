@@ -20,8 +20,8 @@ use crate::{
 /// Devices that are in use. Opening a device again with equal options returns the open one.
 static OPENED: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
-/// Opens a device, or returns the open one: a process has one device per [`OpenOptions`]. The device closes when none
-/// of its objects is in use.
+/// Opens a device, or returns the open one: a process has one device per [`OpenOptions`]. The device closes
+/// when none of its objects is in use.
 ///
 /// ```no_run
 /// use tonic_rdma_verbs::ibverbs::{OpenOptions, open};
@@ -33,8 +33,8 @@ static OPENED: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 /// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if libibverbs is not installed.
-/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if the device, port or GID index does not exist; the error names those that
-///   do.
+/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if the device, port or GID index does not exist; the error
+///   names those that do.
 /// - [`Unusable`](crate::VerbsErrorKind::Unusable) if the port is down, or no device has an active port.
 /// - [`Limit`](crate::VerbsErrorKind::Limit) if the MTU is not one of the five.
 /// - [`System`](crate::VerbsErrorKind::System) if the kernel refuses.

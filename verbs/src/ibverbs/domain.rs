@@ -26,7 +26,8 @@ impl Domain {
         let library = device.library();
         // SAFETY:
         // - the context is open, and its device is dropped after the domain; and
-        // - regions and queue pairs hold a reference to their domain, so none is left when the domain is dropped.
+        // - regions and queue pairs hold a reference to their domain, so none is left when the domain is
+        //   dropped.
         let domain = unsafe {
             let domain = (library.alloc_pd)(device.context());
             Owned::new(domain, library.dealloc_pd, "freeing a protection domain")
@@ -44,8 +45,8 @@ impl Domain {
     }
 }
 
-/// A registration of memory in a domain. Its user ends it, once, and not by dropping it: memory whose deregistration fails is never
-/// freed.
+/// A registration of memory in a domain. Its user ends it, once, and not by dropping it: memory whose
+/// deregistration fails is never freed.
 #[derive(Debug)]
 struct Registration {
     domain: Arc<Domain>,
@@ -61,8 +62,8 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Takes over a region that was just created, or returns `None` for a null pointer. The caller keeps the domain until it has read
-    /// the reason.
+    /// Takes over a region that was just created, or returns `None` for a null pointer. The caller keeps the
+    /// domain until it has read the reason.
     fn new(domain: &Arc<Domain>, region: *mut sys::ibv_mr, access: Access) -> Option<Self> {
         let region = NonNull::new(region)?;
         // SAFETY: the region was just created, and its keys never change.
@@ -100,8 +101,8 @@ impl Region {
         let flags = flags(access, domain.device.transport);
         // SAFETY:
         // - the domain is alive, and
-        // - the memory, of which the range is a part as just checked, is valid as long as it is referenced, which the
-        //   region does.
+        // - the memory, of which the range is a part as just checked, is valid as long as it is referenced,
+        //   which the region does.
         let region = unsafe {
             (domain.device.library().reg_mr)(domain.as_ptr(), start.cast(), range.len(), flags as i32)
         };
@@ -147,7 +148,8 @@ impl Drop for Region {
     }
 }
 
-/// A registered part of a dmabuf, memory of another device. Unproven: neither Soft-RoCE nor soft-iWARP registers any.
+/// A registered part of a dmabuf, memory of another device. Unproven: neither Soft-RoCE nor soft-iWARP
+/// registers any.
 #[derive(Debug)]
 pub(crate) struct DeviceRegion {
     registration: Registration,
@@ -172,9 +174,10 @@ impl DeviceRegion {
         let flags = flags(access, domain.device.transport);
         // SAFETY:
         // - the domain is alive,
-        // - the descriptor is open, and with the region the kernel takes a reference of its own to the dmabuf; and
-        // - the region reaches memory of this process only where the dmabuf is mapped, and code that maps a dmabuf
-        //   expects that devices write to it.
+        // - the descriptor is open, and with the region the kernel takes a reference of its own to the
+        //   dmabuf; and
+        // - the region reaches memory of this process only where the dmabuf is mapped, and code that maps a
+        //   dmabuf expects that devices write to it.
         let region = unsafe {
             register(domain.as_ptr(), memory.offset, bytes, memory.iova, memory.fd.as_raw_fd(), flags as i32)
         };
@@ -233,8 +236,8 @@ impl Drop for DeviceRegion {
     }
 }
 
-/// Returns the `enum ibv_access_flags` of rights. On iWARP the answer to an RDMA READ is a write by the peer (RFC
-/// 5040, section 5.1), so a peer that knows the key may write wherever the device may write.
+/// Returns the `enum ibv_access_flags` of rights. On iWARP the answer to an RDMA READ is a write by the peer
+/// (RFC 5040, section 5.1), so a peer that knows the key may write wherever the device may write.
 pub(crate) fn flags(access: Access, transport: Transport) -> u32 {
     use sys::ibv_access_flags as flag;
     let mut flags = 0;

@@ -1,4 +1,5 @@
-//! libibverbs, loaded at run time: a program built with this provider starts on a machine without the library.
+//! libibverbs, loaded at run time: a program built with this provider starts on a machine without the
+//! library.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -34,8 +35,8 @@ macro_rules! symbols {
                 // SAFETY: the library's initialisers set up its own tables, and ask nothing of their caller.
                 let library = unsafe { libloading::Library::new(file)? };
                 Ok(Self {
-                    // SAFETY: the type is that of the symbol's declaration in the library's public header, which
-                    // the version in the library's file name keeps.
+                    // SAFETY: the type is that of the symbol's declaration in the library's public header,
+                    // which the version in the library's file name keeps.
                     $($name: *unsafe { library.get($symbol)? },)*
                     // SAFETY: the type is that of the symbol's declaration in the public header.
                     $($newer: unsafe { library.get($later) }.ok().map(|found| *found),)*
@@ -49,8 +50,8 @@ macro_rules! symbols {
 pub(super) use symbols;
 
 symbols! {
-    /// The functions of libibverbs that are used. Manual pages of the same names describe them. The functions for
-    /// polling, posting and arming are in each device's own table, `ibv_context_ops`.
+    /// The functions of libibverbs that are used. Manual pages of the same names describe them. The functions
+    /// for polling, posting and arming are in each device's own table, `ibv_context_ops`.
     #[derive(Debug)]
     pub(crate) struct Library {
         fork_init = b"ibv_fork_init\0": fn() -> c_int;
@@ -101,9 +102,9 @@ pub(super) fn library() -> Result<&'static Library, VerbsError> {
     let loaded = LOADED.get_or_init(|| {
         let failed = |error| VerbsError::library(FILE, PACKAGE, Arc::new(error));
         let library = Library::load(FILE).map_err(failed)?;
-        // Before the first registration: otherwise a child process of a fork could take the parent's pages away from
-        // the device (man 3 ibv_fork_init).
-        // SAFETY: takes no arguments, and is called before any other function of the library.
+        // Before the first registration: otherwise a child process of a fork could take the parent's pages
+        // away from the device (man 3 ibv_fork_init). SAFETY: takes no arguments, and is called before any
+        // other function of the library.
         match unsafe { (library.fork_init)() } {
             0 => {}
             error => tracing::warn!(
@@ -116,8 +117,8 @@ pub(super) fn library() -> Result<&'static Library, VerbsError> {
     loaded.as_ref().map_err(VerbsError::clone)
 }
 
-/// An object of libibverbs, destroyed on drop. Its user keeps all objects that this one depends on in fields after it, because
-/// fields are dropped in order.
+/// An object of libibverbs, destroyed on drop. Its user keeps all objects that this one depends on in fields
+/// after it, because fields are dropped in order.
 pub(super) struct Owned<T> {
     object: NonNull<T>,
     destroy: unsafe extern "C" fn(*mut T) -> c_int,
@@ -134,8 +135,8 @@ impl<T> Owned<T> {
     /// Takes over an object that was just created, or returns `None` for a null pointer.
     ///
     /// # Safety
-    /// `destroy` may be called with the object when the value is dropped: no other code destroys it, all objects that depend on it
-    /// are gone by then, and all objects that it depends on are still alive.
+    /// `destroy` may be called with the object when the value is dropped: no other code destroys it, all
+    /// objects that depend on it are gone by then, and all objects that it depends on are still alive.
     pub(super) unsafe fn new(
         object: *mut T,
         destroy: unsafe extern "C" fn(*mut T) -> c_int,
@@ -170,8 +171,8 @@ pub(super) fn last_error(action: impl std::fmt::Display) -> VerbsError {
     VerbsError::os(action, io::Error::last_os_error())
 }
 
-/// Returns the error of a function that reported it by its result. Drivers disagree about the sign, and some return
-/// -1 and set `errno`.
+/// Returns the error of a function that reported it by its result. Drivers disagree about the sign, and some
+/// return -1 and set `errno`.
 pub(super) fn check(action: impl std::fmt::Display, returned: c_int) -> Result<(), VerbsError> {
     match returned {
         0 => Ok(()),

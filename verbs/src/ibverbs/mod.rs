@@ -1,9 +1,9 @@
-//! Real RDMA devices, driven through libibverbs: InfiniBand, RoCE and iWARP adapters, and the software devices of the
-//! kernel (Soft-RoCE, soft-iWARP).
+//! Real RDMA devices, driven through libibverbs: InfiniBand, RoCE and iWARP adapters, and the software
+//! devices of the kernel (Soft-RoCE, soft-iWARP).
 //!
-//! This module is the provider `ibverbs`, in the cargo feature of that name. It loads libibverbs at run time, so a
-//! program that was built with the feature also starts on a machine without the library, and [`list`] then says what
-//! to install. The module asks the device for its abilities, or tries them out.
+//! This module is the provider `ibverbs`, in the cargo feature of that name. It loads libibverbs at run time,
+//! so a program that was built with the feature also starts on a machine without the library, and [`list`]
+//! then says what to install. The module asks the device for its abilities, or tries them out.
 //!
 //! | file | content |
 //! |---|---|
@@ -22,18 +22,19 @@
 //! Each row imports from rows above it only.
 //!
 //! # Differences from the software device
-//! - A peer that dies is noticed only by sending, after [`timeout`](super::PathSettings::timeout) and retries.
-//! - A queue pair that fails reports a failed completion: [`state`](super::QueuePair::state) is Error once that
-//!   completion was polled, or after an [asynchronous event](super::Context::handle_events).
+//! - A peer that dies is noticed only by sending, after [`timeout`](super::PathSettings::timeout) and
+//!   retries.
+//! - A queue pair that fails reports a failed completion: [`state`](super::QueuePair::state) is Error once
+//!   that completion was polled, or after an [asynchronous event](super::Context::handle_events).
 //! - Every registered page is locked in memory.
-//! - On iWARP a send or write has completed when TCP has taken it. If the peer refuses the request, or has no receive
-//!   for it, the connection ends later. Requests that are posted before there is a connection wait for it, at most 10
-//!   s. A peer that ends is noticed at once, even if no thread polls. A peer that knows the key of memory may write
-//!   it whenever the device may write it; and soft-iWARP lets peers read all memory that is registered in a
-//!   protection domain.
+//! - On iWARP a send or write has completed when TCP has taken it. If the peer refuses the request, or has no
+//!   receive for it, the connection ends later. Requests that are posted before there is a connection wait
+//!   for it, at most 10 s. A peer that ends is noticed at once, even if no thread polls. A peer that knows
+//!   the key of memory may write it whenever the device may write it; and soft-iWARP lets peers read all
+//!   memory that is registered in a protection domain.
 //! - Both sides of a connection take the smaller path MTU: the one that the other's address offers
-//!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so
-//!   both sides must set one value.
+//!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end
+//!   alone, so both sides must set one value.
 
 mod completion_queue;
 mod context;
@@ -68,7 +69,8 @@ use super::{QueuePair, VerbsError};
 /// ```
 ///
 /// # Errors
-/// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if the queue pair is not one of this provider.
+/// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if the queue pair is not one of this
+///   provider.
 /// - [`System`](crate::VerbsErrorKind::System) if the device does not answer.
 pub fn query(queue_pair: &dyn QueuePair) -> Result<QueuePairAttributes, VerbsError> {
     let pair = (queue_pair as &dyn Any).downcast_ref::<queue_pair::VerbsPair>();

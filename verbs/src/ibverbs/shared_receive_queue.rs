@@ -49,7 +49,8 @@ impl SharedQueue {
         // SAFETY:
         // - the structure is writable,
         // - the domain is alive, and dropped after the queue; and
-        // - queue pairs hold a reference to the queue that they take from, so none is left when the queue is dropped.
+        // - queue pairs hold a reference to the queue that they take from, so none is left when the queue is
+        //   dropped.
         let queue = unsafe {
             let queue = (library.create_srq)(domain.as_ptr(), &raw mut wanted);
             Owned::new(queue, library.destroy_srq, "destroying a shared receive queue")

@@ -19,8 +19,8 @@ pub(crate) struct Sleeper {
 pub(crate) struct Waker(OwnedFd);
 
 impl Sleeper {
-    /// Creates a sleeper for `reasons` and for its [`Waker`]. The descriptors of `reasons` must stay open as long as
-    /// the sleeper lives.
+    /// Creates a sleeper for `reasons` and for its [`Waker`]. The descriptors of `reasons` must stay open as
+    /// long as the sleeper lives.
     pub(crate) fn new(reasons: &[BorrowedFd<'_>]) -> Result<Self, VerbsError> {
         Self::create(reasons)
             .map_err(|error| VerbsError::os("creating a descriptor to sleep on", std::io::Error::from(error)))

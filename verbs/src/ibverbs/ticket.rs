@@ -1,7 +1,7 @@
 //! How a completion of the device is traced to its request.
 
-/// The identifier that the device gets with a request and returns with its completion: the queue pair, the kind of
-/// request, and the position. (Some devices report neither kind nor queue with a failure.)
+/// The identifier that the device gets with a request and returns with its completion: the queue pair, the
+/// kind of request, and the position. (Some devices report neither kind nor queue with a failure.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) kind: RequestKind,
@@ -10,8 +10,8 @@ pub(crate) struct Ticket {
     pub(crate) position: u32,
 }
 
-/// A slot in a completion queue's table of queue pairs. The generation tells a queue pair from the next one at the
-/// slot.
+/// A slot in a completion queue's table of queue pairs. The generation tells a queue pair from the next one
+/// at the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub(crate) index: u16,
@@ -61,8 +61,8 @@ impl Ticket {
     }
 }
 
-/// Receives of shared receive queues. The completion names the queue pair that took the receive, so the ticket names
-/// the queue that the receive was posted to.
+/// Receives of shared receive queues. The completion names the queue pair that took the receive, so the
+/// ticket names the queue that the receive was posted to.
 impl Ticket {
     /// Mask of a queue's key.
     pub(crate) const SHARED_KEYS: u32 = (1 << 29) - 1;

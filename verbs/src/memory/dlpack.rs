@@ -1,5 +1,5 @@
-//! DLPack: exchange of tensors between the libraries of one process, without a copy (<https://dmlc.github.io/dlpack>,
-//! version 0.8).
+//! DLPack: exchange of tensors between the libraries of one process, without a copy
+//! (<https://dmlc.github.io/dlpack>, version 0.8).
 //!
 //! ```text
 //!  import:  DlManagedTensor ── Imported::from_raw ──▶ Imported: &[u8] + Layout    dropping it calls the other library's deleter
@@ -61,7 +61,8 @@ pub struct DlDevice {
 impl DlDevice {
     /// Memory of the processor.
     pub const CPU: Self = Self { device_type: 1, device_id: 0 };
-    /// Kinds of memory that the processor can read: host memory, and host memory that CUDA or ROCm has pinned.
+    /// Kinds of memory that the processor can read: host memory, and host memory that CUDA or ROCm has
+    /// pinned.
     pub(crate) const HOST: [i32; 3] = [1, 3, 11];
 }
 
@@ -128,8 +129,8 @@ pub(crate) fn row_major(shape: &[u64]) -> Result<Vec<u64>, VerbsError> {
     Ok(strides)
 }
 
-/// A tensor of this process for another library. [`into_raw`](Self::into_raw) passes the tensor to that library. Dropping
-/// this value frees the tensor.
+/// A tensor of this process for another library. [`into_raw`](Self::into_raw) passes the tensor to that
+/// library. Dropping this value frees the tensor.
 pub struct Exported {
     managed: NonNull<DlManagedTensor>,
 }
@@ -143,8 +144,8 @@ struct ExportContext {
 }
 
 impl Exported {
-    /// Makes a tensor of `layout` in `bytes`, with the first element at the beginning. The consumer must not write to the
-    /// tensor, because the memory is shared. This version of DLPack has no read-only flag.
+    /// Makes a tensor of `layout` in `bytes`, with the first element at the beginning. The consumer must not
+    /// write to the tensor, because the memory is shared. This version of DLPack has no read-only flag.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::dlpack::{DlDataType, Exported, Layout};
@@ -244,7 +245,8 @@ unsafe impl Send for Imported {}
 unsafe impl Sync for Imported {}
 
 impl Imported {
-    /// Takes over a tensor. Its deleter is called once: when this value is dropped, or before this function returns an error.
+    /// Takes over a tensor. Its deleter is called once: when this value is dropped, or before this function
+    /// returns an error.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::dlpack::{DlDataType, Exported, Imported, Layout};
@@ -264,9 +266,9 @@ impl Imported {
     /// The memory is not host memory, or the tensor has another fault that the error names.
     ///
     /// # Safety
-    /// - `managed` must be a valid `DLManagedTensor` that the caller owns. Its shape, and its strides unless null, must be valid
-    ///   for `ndim` numbers. Until the deleter is called, its memory must be valid for reads and initialised, and nothing may
-    ///   write to it.
+    /// - `managed` must be a valid `DLManagedTensor` that the caller owns. Its shape, and its strides unless
+    ///   null, must be valid for `ndim` numbers. Until the deleter is called, its memory must be valid for
+    ///   reads and initialised, and nothing may write to it.
     /// - Every thread may read the memory and call the deleter.
     pub unsafe fn from_raw(managed: NonNull<DlManagedTensor>) -> Result<Self, VerbsError> {
         // From here on, every error return drops this value, which calls the deleter.
@@ -308,9 +310,9 @@ impl Imported {
 impl AsRef<[u8]> for Imported {
     fn as_ref(&self) -> &[u8] {
         // SAFETY:
-        // - The layout has `length` bytes from the first element to the end of the last. The caller of `from_raw` promises
-        //   that this memory is valid and initialised, and that nothing writes to it. DLPack requires one allocation, so the
-        //   bytes between the elements are valid too.
+        // - The layout has `length` bytes from the first element to the end of the last. The caller of
+        //   `from_raw` promises that this memory is valid and initialised, and that nothing writes to it.
+        //   DLPack requires one allocation, so the bytes between the elements are valid too.
         // - Without elements the pointer is dangling, and the length is 0.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }

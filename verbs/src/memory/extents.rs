@@ -1,5 +1,6 @@
-//! The ways to hold an extent of a pool: a [`Block`] for the device, a [`RegisteredBuf`] for the application to fill,
-//! and a [`Lease`], which is a reference to a buffer that is frozen. A [`Landing`] is for the device, and then for the application.
+//! The ways to hold an extent of a pool: a [`Block`] for the device, a [`RegisteredBuf`] for the application
+//! to fill, and a [`Lease`], which is a reference to a buffer that is frozen. A [`Landing`] is for the
+//! device, and then for the application.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
@@ -15,14 +16,15 @@ use crate::{
     RemoteSegment, SendRequest, VerbsError, copy_bytes,
 };
 
-/// An extent of registered memory with one holder, which the device reads and writes. Dropping the block gives the memory back to
-/// the pool. The pool leases the memory again while it is in the processor's caches.
+/// An extent of registered memory with one holder, which the device reads and writes. Dropping the block
+/// gives the memory back to the pool. The pool leases the memory again while it is in the processor's caches.
 ///
-/// The device, and each peer with access rights, may write to a block at any time. For this reason there is no `&[u8]` of
-/// a block: content is copied in and out. Offsets count from the start of the block and may go up to its capacity.
+/// The device, and each peer with access rights, may write to a block at any time. For this reason there is
+/// no `&[u8]` of a block: content is copied in and out. Offsets count from the start of the block and may go
+/// up to its capacity.
 ///
-/// Keep the block until every request over it has completed. A request that completes later reads or overwrites the
-/// content of the next holder. (No `&[u8]` is affected, because none exists.)
+/// Keep the block until every request over it has completed. A request that completes later reads or
+/// overwrites the content of the next holder. (No `&[u8]` is affected, because none exists.)
 #[derive(Debug)]
 pub struct Block {
     held: HeldExtent,
@@ -45,7 +47,8 @@ impl Block {
         self.length == 0
     }
 
-    /// Returns the number of bytes in the block: the number asked for, rounded up to a size class or to pages.
+    /// Returns the number of bytes in the block: the number asked for, rounded up to a size class or to
+    /// pages.
     pub fn capacity(&self) -> usize {
         self.held.capacity()
     }
@@ -68,8 +71,9 @@ impl Block {
         self.held.memory().copy_out(start, destination)
     }
 
-    /// Appends `range` to `destination` as far as `destination` has room, and returns the number of bytes copied. The
-    /// destination may be uninitialised memory, such as a read buffer of tokio or hyper, or a `BytesMut`.
+    /// Appends `range` to `destination` as far as `destination` has room, and returns the number of bytes
+    /// copied. The destination may be uninitialised memory, such as a read buffer of tokio or hyper, or a
+    /// `BytesMut`.
     ///
     /// # Errors
     /// The range is not within the block. Nothing was copied.
@@ -86,10 +90,10 @@ impl Block {
             let count = chunk.len().min(length - copied);
             let source = self.held.as_ptr().wrapping_add(range.start + copied);
             // SAFETY:
-            // - The source lies within the block, as checked above. The block keeps the memory mapped, and the memory is
-            //   initialised, because the kernel zeroes it.
-            // - The destination has at least `count` bytes. It is not the memory of a block, because a block is never
-            //   lent as a slice.
+            // - The source lies within the block, as checked above. The block keeps the memory mapped, and
+            //   the memory is initialised, because the kernel zeroes it.
+            // - The destination has at least `count` bytes. It is not the memory of a block, because a block
+            //   is never lent as a slice.
             unsafe { copy_bytes(source, chunk.as_mut_ptr(), count) };
             // SAFETY: the first `count` bytes of the chunk have just been written.
             unsafe { destination.advance_mut(count) };
@@ -106,17 +110,19 @@ impl Block {
         self.held.segment(range)
     }
 
-    /// Returns the address and key by which a peer reaches the byte at `offset`, if the pool's access rights allow it.
+    /// Returns the address and key by which a peer reaches the byte at `offset`, if the pool's access rights
+    /// allow it.
     pub fn remote(&self, offset: usize) -> RemoteSegment {
         self.held.remote(offset)
     }
 }
 
-/// Registered memory that the application fills and then sends without a copy. [`freeze`](Self::freeze) turns the buffer
-/// into [`Bytes`], which the transport recognises by their address ([`Pool::find`](crate::memory::Pool::find)).
+/// Registered memory that the application fills and then sends without a copy. [`freeze`](Self::freeze) turns
+/// the buffer into [`Bytes`], which the transport recognises by their address
+/// ([`Pool::find`](crate::memory::Pool::find)).
 ///
-/// `&[u8]` and `&mut [u8]` of a buffer are sound: a buffer has one owner and gives out no segment before it is frozen. Its
-/// slab is registered without a right to write, and holds only such buffers.
+/// `&[u8]` and `&mut [u8]` of a buffer are sound: a buffer has one owner and gives out no segment before it
+/// is frozen. Its slab is registered without a right to write, and holds only such buffers.
 pub struct RegisteredBuf {
     held: HeldExtent,
     length: usize,
@@ -134,8 +140,8 @@ impl RegisteredBuf {
         self.length = self.length.min(length);
     }
 
-    /// Makes the buffer immutable and shareable. The memory returns to the pool when the last clone and the last slice of
-    /// the result, and the last [`Lease`] of the buffer, are dropped.
+    /// Makes the buffer immutable and shareable. The memory returns to the pool when the last clone and the
+    /// last slice of the result, and the last [`Lease`] of the buffer, are dropped.
     pub fn freeze(self) -> Bytes {
         self.into_lease().into_bytes()
     }
@@ -154,8 +160,8 @@ impl Deref for RegisteredBuf {
         // SAFETY:
         // - `length` is at most the capacity of the extent, which lies in a mapping that `held` keeps alive.
         // - The memory is initialised: the kernel zeroes it.
-        // - Nothing writes to the memory while the reference lives: the pool gave the extent only to this owner, the owner
-        //   is borrowed, and the region has no right to write.
+        // - Nothing writes to the memory while the reference lives: the pool gave the extent only to this
+        //   owner, the owner is borrowed, and the region has no right to write.
         unsafe { std::slice::from_raw_parts(self.held.as_ptr(), self.length) }
     }
 }
@@ -199,12 +205,12 @@ impl fmt::Debug for RegisteredBuf {
     }
 }
 
-/// A reference to a frozen buffer, or to a part of one. The bytes stay in place and unchanged until the last clone is
-/// dropped. Keep the lease until all requests that read the bytes have completed.
+/// A reference to a frozen buffer, or to a part of one. The bytes stay in place and unchanged until the last
+/// clone is dropped. Keep the lease until all requests that read the bytes have completed.
 ///
-/// A lease may also refer to memory that the allocator of [`trace`](crate::memory::trace) has placed. It then holds the
-/// [`Bytes`] that the program sends, and with them their owner, which may be a tensor of an engine. The last clone drops this
-/// owner, on a thread that takes completions.
+/// A lease may also refer to memory that the allocator of [`trace`](crate::memory::trace) has placed. It then
+/// holds the [`Bytes`] that the program sends, and with them their owner, which may be a tensor of an engine.
+/// The last clone drops this owner, on a thread that takes completions.
 #[derive(Clone)]
 pub struct Lease {
     memory: LeasedMemory,
@@ -234,7 +240,8 @@ impl Lease {
         Self { memory: LeasedMemory::Frozen(FrozenBuffer::new(held, length)), offset: 0, length }
     }
 
-    /// Finds the frozen buffer that holds all `length` bytes at `address`, and returns a lease of these bytes.
+    /// Finds the frozen buffer that holds all `length` bytes at `address`, and returns a lease of these
+    /// bytes.
     pub(crate) fn find(index: &FrozenIndex, address: usize, length: usize) -> Option<Self> {
         index.find(address, length, |start, frozen| {
             let (frozen, offset) = (frozen.upgrade()?, address - start);
@@ -243,8 +250,8 @@ impl Lease {
         })
     }
 
-    /// Makes a lease of `bytes`, which lie in `slab`. Returns `None` if they lie elsewhere. The slab belongs to a pool for
-    /// sending, and serves buffers.
+    /// Makes a lease of `bytes`, which lie in `slab`. Returns `None` if they lie elsewhere. The slab belongs
+    /// to a pool for sending, and serves buffers.
     pub(crate) fn of_traced(slab: Arc<Slab>, bytes: Bytes) -> Option<Self> {
         let start = bytes.as_ptr().addr().checked_sub(slab.memory().as_ptr().as_ptr().addr())?;
         let length = bytes.len();
@@ -265,8 +272,8 @@ impl Lease {
         self.length == 0
     }
 
-    /// Names all bytes of the lease for a request that reads them. The device refuses this segment as the destination of a
-    /// receive or a READ.
+    /// Names all bytes of the lease for a request that reads them. The device refuses this segment as the
+    /// destination of a receive or a READ.
     pub fn segment(&self) -> LocalSegment {
         self.name(0..self.length)
     }
@@ -297,7 +304,8 @@ impl Lease {
         Ok(Self { memory: self.memory.clone(), offset, length })
     }
 
-    /// Returns the address and key by which a peer reads the first byte, if the pool's access rights allow it.
+    /// Returns the address and key by which a peer reads the first byte, if the pool's access rights allow
+    /// it.
     pub fn remote(&self) -> RemoteSegment {
         RemoteSegment { address: self.as_ptr() as u64, rkey: self.slab().region().rkey() }
     }
@@ -305,8 +313,8 @@ impl Lease {
     /// Makes the buffer writable again, if this is the last reference to the buffer and covers all of it.
     ///
     /// # Errors
-    /// Returns the lease if there are other references, or if the lease covers a part: a device may still read the bytes. Also
-    /// returns the lease if the memory is no frozen buffer.
+    /// Returns the lease if there are other references, or if the lease covers a part: a device may still
+    /// read the bytes. Also returns the lease if the memory is no frozen buffer.
     pub fn try_into_buffer(self) -> Result<RegisteredBuf, Self> {
         let Self { memory, offset, length } = self;
         let frozen = match memory {
@@ -338,8 +346,8 @@ impl Lease {
         self.segment_in(region, 0..self.length)
     }
 
-    /// Names `range`, in bytes from the start of the lease, for a request that reads it, by another registration of the
-    /// slab.
+    /// Names `range`, in bytes from the start of the lease, for a request that reads it, by another
+    /// registration of the slab.
     pub(crate) fn segment_in(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
         debug_assert!(range.end <= self.length);
         let range = self.offset + range.start..self.offset + range.end;
@@ -367,11 +375,12 @@ impl TracedBytes {
     fn segment_by(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
         debug_assert!(range.end <= self.bytes.len());
         // SAFETY:
-        // - No request writes to memory with a reference: slabs of pools for sending are registered without the right to
-        //   write, by the slab itself and by `SlabRegistrations`, so the device refuses the request.
-        // - No request reads memory while a `&mut [u8]` to it exists: `bytes` shows the memory as `&[u8]`, and the caller
-        //   keeps the `Lease` until the request has completed. A caller that drops the lease earlier sends the bytes of the
-        //   next owner; accesses of this process stay sound.
+        // - No request writes to memory with a reference: slabs of pools for sending are registered without
+        //   the right to write, by the slab itself and by `SlabRegistrations`, so the device refuses the
+        //   request.
+        // - No request reads memory while a `&mut [u8]` to it exists: `bytes` shows the memory as `&[u8]`,
+        //   and the caller keeps the `Lease` until the request has completed. A caller that drops the lease
+        //   earlier sends the bytes of the next owner; accesses of this process stay sound.
         unsafe { LocalSegment::new(region, self.start + range.start..self.start + range.end) }
     }
 }
@@ -386,10 +395,11 @@ impl Deref for Lease {
         };
         let start = frozen.held.as_ptr().wrapping_add(self.offset);
         // SAFETY:
-        // - Offset and length lie within the frozen buffer, as every constructor ensures, in a mapping that `frozen` keeps
-        //   alive.
+        // - Offset and length lie within the frozen buffer, as every constructor ensures, in a mapping that
+        //   `frozen` keeps alive.
         // - The memory is initialised: the kernel zeroes it.
-        // - Nothing writes to the memory: freezing consumed the only owner, and the region has no right to write.
+        // - Nothing writes to the memory: freezing consumed the only owner, and the region has no right to
+        //   write.
         unsafe { std::slice::from_raw_parts(start, self.length) }
     }
 }
@@ -412,16 +422,18 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// An extent of registered memory that READs of this process fill. When all of them have completed, it becomes [`Landed`] memory, which
-/// is a `&[u8]`.
+/// An extent of registered memory that READs of this process fill. When all of them have completed, it
+/// becomes [`Landed`] memory, which is a `&[u8]`.
 ///
-/// While READs are under way there is no reference to the memory. Only this type makes segments of it, and the slab is registered
-/// without a right of peers. Where a device opens the sinks of READs to the peer
-/// ([`opens_sinks`](crate::ProtectionDomain::opens_sinks)), the slab is registered for reading, and each landing has a registration of its
-/// own, which ends before the memory can be read. A landing that is dropped while READs are under way, because its connection failed, is not used
-/// again: its slab is freed with its pool, after the registration.
+/// While READs are under way there is no reference to the memory. Only this type makes segments of it, and
+/// the slab is registered without a right of peers. Where a device opens the sinks of READs to the peer
+/// ([`opens_sinks`](crate::ProtectionDomain::opens_sinks)), the slab is registered for reading, and each
+/// landing has a registration of its own, which ends before the memory can be read. A landing that is dropped
+/// while READs are under way, because its connection failed, is not used again: its slab is freed with its
+/// pool, after the registration.
 pub struct Landing {
-    /// The landing's own registration. The peer may write to the memory as long as this exists, so it is dropped first.
+    /// The landing's own registration. The peer may write to the memory as long as this exists, so it is
+    /// dropped first.
     sink: Option<Arc<dyn MemoryRegion>>,
     held: HeldExtent,
     /// Offset of the content in the extent.
@@ -431,7 +443,8 @@ pub struct Landing {
     reads: u32,
 }
 
-/// Memory that READs have filled. Nothing writes to it any more. Dropping it gives the memory back to the pool.
+/// Memory that READs have filled. Nothing writes to it any more. Dropping it gives the memory back to the
+/// pool.
 pub struct Landed {
     held: HeldExtent,
     start: usize,
@@ -442,8 +455,9 @@ impl Landing {
     /// Content can be aligned to this many bytes.
     pub const ALIGNMENT: usize = 64;
 
-    /// Leases memory of `pool` for `length` bytes, whose byte `aligned_at` lies at a multiple of [`ALIGNMENT`](Self::ALIGNMENT). The
-    /// memory counts against [`Quota::Receive`], also once it has landed, until it is dropped.
+    /// Leases memory of `pool` for `length` bytes, whose byte `aligned_at` lies at a multiple of
+    /// [`ALIGNMENT`](Self::ALIGNMENT). The memory counts against [`Quota::Receive`], also once it has landed,
+    /// until it is dropped.
     ///
     /// # Errors
     /// The quota or the budget is used up, or a slab could not be made.
@@ -496,8 +510,9 @@ impl Landing {
         Ok(())
     }
 
-    /// Reads the peer's memory at `remote` into `range` of the content at once, if the device can and the range is within the content.
-    /// Returns whether the bytes have arrived; there is no completion. Otherwise post a READ.
+    /// Reads the peer's memory at `remote` into `range` of the content at once, if the device can and the
+    /// range is within the content. Returns whether the bytes have arrived; there is no completion. Otherwise
+    /// post a READ.
     pub fn read_at_once(
         &mut self,
         queue_pair: &dyn QueuePair,
@@ -574,10 +589,11 @@ impl Deref for Landed {
     fn deref(&self) -> &[u8] {
         let start = self.held.as_ptr().wrapping_add(self.start);
         // SAFETY:
-        // - The range lies within the extent, as `Landing::lease` ensures, in a mapping that `held` keeps alive.
+        // - The range lies within the extent, as `Landing::lease` ensures, in a mapping that `held` keeps
+        //   alive.
         // - The memory is initialised: the kernel zeroes it.
-        // - Nothing writes to the memory: all READs into it have completed, only `Landing` makes segments of it, and a landing with
-        //   READs under way never becomes this type. The slab gives peers no right.
+        // - Nothing writes to the memory: all READs into it have completed, only `Landing` makes segments of
+        //   it, and a landing with READs under way never becomes this type. The slab gives peers no right.
         unsafe { std::slice::from_raw_parts(start, self.length) }
     }
 }

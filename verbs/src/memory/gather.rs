@@ -12,9 +12,9 @@ pub struct LargePart {
     pub bytes: Bytes,
 }
 
-/// A buffer that passes all writes to another buffer, except for each contiguous [`Buf`] of `threshold` bytes or more. Such a
-/// `Buf` is kept as a [`LargePart`]. Keeping a `Bytes` costs a reference count. Keeping any other `Buf` costs one copy, which
-/// is the cost of a write, too.
+/// A buffer that passes all writes to another buffer, except for each contiguous [`Buf`] of `threshold` bytes
+/// or more. Such a `Buf` is kept as a [`LargePart`]. Keeping a `Bytes` costs a reference count. Keeping any
+/// other `Buf` costs one copy, which is the cost of a write, too.
 #[derive(Debug)]
 pub struct GatherBuf<'a, B> {
     buffer: &'a mut B,
@@ -44,7 +44,8 @@ unsafe impl<B: BufMut> BufMut for GatherBuf<'_, B> {
     }
 
     unsafe fn advance_mut(&mut self, count: usize) {
-        // SAFETY: the caller's promise about this buffer holds for `buffer`, because the chunk is that of `buffer`.
+        // SAFETY: the caller's promise about this buffer holds for `buffer`, because the chunk is that of
+        // `buffer`.
         unsafe { self.buffer.advance_mut(count) };
         self.copied += count;
     }

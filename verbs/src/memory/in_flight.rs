@@ -1,12 +1,12 @@
 //! Operations in flight: this module keeps the memory of each operation until the device is done with it.
 //!
-//! The memory moves into a [`Transfer`] and comes back with its completion ([`FinishedTransfer`]). Meanwhile there is no
-//! reference to the memory, even if the future that waits for the operation is dropped. For this reason the `&mut [u8]` of
-//! a region is sound, and the crates above need no `unsafe`.
+//! The memory moves into a [`Transfer`] and comes back with its completion ([`FinishedTransfer`]). Meanwhile
+//! there is no reference to the memory, even if the future that waits for the operation is dropped. For this
+//! reason the `&mut [u8]` of a region is sound, and the crates above need no `unsafe`.
 //!
-//! Requests of one queue pair complete in the order of posting, so a completion only needs to carry a number that counts
-//! the requests. Long transfers are cut into requests. A request waits until the send queue and the window of bytes have
-//! room.
+//! Requests of one queue pair complete in the order of posting, so a completion only needs to carry a number
+//! that counts the requests. Long transfers are cut into requests. A request waits until the send queue and
+//! the window of bytes have room.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -20,15 +20,15 @@ use crate::{
     RemoteSegment, SendRequest,
 };
 
-/// The send queue of one queue pair, and the memory that its requests use. `T` is a token by which the owner of a transfer
-/// recognises the transfer.
+/// The send queue of one queue pair, and the memory that its requests use. `T` is a token by which the owner
+/// of a transfer recognises the transfer.
 #[derive(Debug)]
 pub struct InFlight<T> {
     queue_pair: Arc<dyn QueuePair>,
     registrations: LocalRegistrations,
     limits: TransferLimits,
-    /// Oldest first: transfers that wait for their completion, then the transfer being posted, then transfers that wait for
-    /// room.
+    /// Oldest first: transfers that wait for their completion, then the transfer being posted, then transfers
+    /// that wait for room.
     transfers: VecDeque<Transfer<T>>,
     /// Number of transfers whose requests are all posted.
     posted_transfers: usize,
@@ -52,7 +52,8 @@ pub struct TransferLimits {
     pub requests: u32,
     /// Bytes of one request at most.
     pub message: u64,
-    /// Limit of the bytes in flight. When the outstanding requests have this many bytes, no further request is posted.
+    /// Limit of the bytes in flight. When the outstanding requests have this many bytes, no further request
+    /// is posted.
     pub window: u64,
 }
 
@@ -71,11 +72,13 @@ struct SignaledRequests {
 const BATCH: usize = 16;
 
 impl<T> InFlight<T> {
-    /// Takes over a connected queue pair, which has receives of its own: one with shared receives would outlive its drop.
+    /// Takes over a connected queue pair, which has receives of its own: one with shared receives would
+    /// outlive its drop.
     ///
     /// # Panics
-    /// Panics if there is another reference to the queue pair. There must be none, because [`abandon`](Self::abandon) relies on
-    /// it: only dropping the last reference proves that the device is done with the memory of the requests.
+    /// Panics if there is another reference to the queue pair. There must be none, because
+    /// [`abandon`](Self::abandon) relies on it: only dropping the last reference proves that the device is
+    /// done with the memory of the requests.
     pub fn new(
         queue_pair: Arc<dyn QueuePair>,
         registrations: LocalRegistrations,
@@ -107,19 +110,21 @@ impl<T> InFlight<T> {
         self.transfers.len()
     }
 
-    /// Registers the slab of `lease` with the device, unless it is registered. Returns false if the budget or the device refuses that: a
-    /// transfer from the lease would fail.
+    /// Registers the slab of `lease` with the device, unless it is registered. Returns false if the budget or
+    /// the device refuses that: a transfer from the lease would fail.
     pub fn registers(&mut self, lease: &Lease) -> bool {
         self.registrations.lease(lease).is_ok()
     }
 
-    /// Returns whether more than half of the send queue is in use, so that the caller should poll for completions.
+    /// Returns whether more than half of the send queue is in use, so that the caller should poll for
+    /// completions.
     pub fn is_crowded(&self) -> bool {
         self.posted - self.completed > u64::from(self.limits.requests / 2)
     }
 
-    /// Posts one small inline request at once. The device copies the bytes before this function returns. The completion of the
-    /// request is not reported. If the request would have to wait, this function posts nothing and returns false.
+    /// Posts one small inline request at once. The device copies the bytes before this function returns. The
+    /// completion of the request is not reported. If the request would have to wait, this function posts
+    /// nothing and returns false.
     ///
     /// # Errors
     /// The device refuses the request.
@@ -170,8 +175,9 @@ impl<T> InFlight<T> {
         Ok(())
     }
 
-    /// Records that request `number` and all requests before it have completed. `number` is the low 32 bits of the request's
-    /// number, because the identifier of a request has room for 32 bits. Passes each transfer that has ended to `finished`.
+    /// Records that request `number` and all requests before it have completed. `number` is the low 32 bits
+    /// of the request's number, because the identifier of a request has room for 32 bits. Passes each
+    /// transfer that has ended to `finished`.
     pub fn completed(
         &mut self,
         number: u32,
@@ -202,8 +208,8 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Destroys the queue pair, so that no request can access memory any more. Then ends every transfer with `status`; a
-    /// transfer that has failed before keeps its own status.
+    /// Destroys the queue pair, so that no request can access memory any more. Then ends every transfer with
+    /// `status`; a transfer that has failed before keeps its own status.
     pub fn abandon(self, status: CompletionStatus, mut finished: impl FnMut(FinishedTransfer<T>)) {
         let Self { queue_pair, transfers, .. } = self;
         queue_pair.to_error();
@@ -221,8 +227,8 @@ impl<T> InFlight<T> {
         (self.limits.requests as usize).saturating_sub(outstanding)
     }
 
-    /// Assigns a number to the next request, which has `bytes` bytes. Returns the number, and whether the request must be
-    /// signalled.
+    /// Assigns a number to the next request, which has `bytes` bytes. Returns the number, and whether the
+    /// request must be signalled.
     fn number(&mut self, bytes: u64, wanted: bool) -> (u64, bool) {
         let every = (self.limits.requests / 8).clamp(1, 64);
         self.posted += 1;
@@ -280,7 +286,8 @@ impl<T> InFlight<T> {
     }
 }
 
-/// A transfer of bytes between memory of this process and memory of a peer, and an optional notice at its end.
+/// A transfer of bytes between memory of this process and memory of a peer, and an optional notice at its
+/// end.
 ///
 /// The memory moves into the transfer and comes back with [`FinishedTransfer`]:
 ///
@@ -445,7 +452,8 @@ impl RequestPart {
 }
 
 impl<T> Transfer<T> {
-    /// Makes a transfer of `ranges` between `local` and `remote`. The caller has checked that the ranges lie within both.
+    /// Makes a transfer of `ranges` between `local` and `remote`. The caller has checked that the ranges lie
+    /// within both.
     pub fn new(
         local: LocalMemory,
         kind: TransferKind,
@@ -517,8 +525,8 @@ impl<T> Transfer<T> {
         Ok(Some(registered.map_err(|error| refused(&error))?))
     }
 
-    /// Returns the part for the next request, or `None` at the end. A transfer of no bytes has one empty part, so that the
-    /// transfer completes.
+    /// Returns the part for the next request, or `None` at the end. A transfer of no bytes has one empty
+    /// part, so that the transfer completes.
     pub fn next_part(&mut self, most: u64) -> Option<RequestPart> {
         if self.ended {
             return None;
@@ -539,8 +547,9 @@ impl<T> Transfer<T> {
         match (&self.local, &self.registered) {
             (LocalMemory::Region(region), Some(by)) => {
                 debug_assert!(self.kind == TransferKind::Read || self.kind == TransferKind::Write);
-                // SAFETY: this transfer owns the region from before the request is posted until the request has completed or
-                // its queue pair is destroyed. `InFlight` gives the region out only in `FinishedTransfer`.
+                // SAFETY: this transfer owns the region from before the request is posted until the request
+                // has completed or its queue pair is destroyed. `InFlight` gives the region out only in
+                // `FinishedTransfer`.
                 Some(unsafe { segment_of(region, &**by, range) })
             }
             (LocalMemory::Lease(lease), Some(by)) => Some(lease.segment_in(&**by, range)),
@@ -698,8 +707,8 @@ impl CopyRanges {
         }
     }
 
-    /// Returns the next range of at most `most` bytes, or `None` at the end. Ranges that are adjacent in both memories are
-    /// joined.
+    /// Returns the next range of at most `most` bytes, or `None` at the end. Ranges that are adjacent in both
+    /// memories are joined.
     pub fn next(&self, cursor: &mut Cursor, most: u64) -> Option<CopyRange> {
         let mut found: Option<CopyRange> = None;
         while let Some(range) = self.get(cursor.range) {

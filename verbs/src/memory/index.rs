@@ -1,4 +1,5 @@
-//! The address index, which finds the buffer that an address lies in. Pools look up the slices of a `Bytes` here.
+//! The address index, which finds the buffer that an address lies in. Pools look up the slices of a `Bytes`
+//! here.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,10 +9,11 @@ use crate::panics::lock;
 
 /// Buffers by address, with a value for each buffer.
 ///
-/// A connection looks up every slice that it sends, so a failed lookup must be cheap. One load is enough while there are
-/// no buffers, and three loads reject an address below or above all buffers. Other lookups take a lock. The loads are
-/// relaxed: a thread that holds a slice of a buffer got it from the thread that made the buffer, through some
-/// synchronisation, and so sees the values that [`insert`](Self::insert) stored.
+/// A connection looks up every slice that it sends, so a failed lookup must be cheap. One load is enough
+/// while there are no buffers, and three loads reject an address below or above all buffers. Other lookups
+/// take a lock. The loads are relaxed: a thread that holds a slice of a buffer got it from the thread that
+/// made the buffer, through some synchronisation, and so sees the values that [`insert`](Self::insert)
+/// stored.
 #[derive(Debug)]
 pub(crate) struct AddressIndex<V> {
     /// The lowest start of a buffer since the index was last empty.
@@ -55,8 +57,8 @@ impl<V> AddressIndex<V> {
         self.remove_from(&mut self.lock(), start)
     }
 
-    /// Finds the buffer that holds all `length` bytes at `address`, and returns the result of `look`, which gets the start
-    /// and the value of the buffer.
+    /// Finds the buffer that holds all `length` bytes at `address`, and returns the result of `look`, which
+    /// gets the start and the value of the buffer.
     pub(crate) fn find<R>(
         &self,
         address: usize,
@@ -98,8 +100,8 @@ impl<V> AddressIndex<V> {
         let entry = buffers.remove(&start)?;
         self.count.store(buffers.len(), Ordering::Relaxed);
         if buffers.is_empty() {
-            // A thread that inserts a buffer later sees the bounds of its own buffer or of a later one, and never the values
-            // stored here.
+            // A thread that inserts a buffer later sees the bounds of its own buffer or of a later one, and
+            // never the values stored here.
             self.low.store(usize::MAX, Ordering::Relaxed);
             self.high.store(0, Ordering::Relaxed);
         }

@@ -1,7 +1,7 @@
 //! Memory: pools of registered memory, and the extents that are cut from them.
 //!
-//! This module owns the slabs of a connection or an application ([`Pool`]), the limits on their size (a [`Budget`] for the
-//! process, [`Quota`]s within a pool) and three ways to hold an extent of a slab:
+//! This module owns the slabs of a connection or an application ([`Pool`]), the limits on their size (a
+//! [`Budget`] for the process, [`Quota`]s within a pool) and three ways to hold an extent of a slab:
 //!
 //! ```text
 //!               lease                                         allocate
@@ -14,21 +14,24 @@
 //!                                                                              for the device: sources only
 //! ```
 //!
-//! A slab serves blocks, buffers or landings, and never changes from one to the other. Slabs of buffers are registered without
-//! a right to write, so no device and no peer can change the bytes of a `&[u8]`. Slabs of blocks are never accessed through
-//! a reference. For these reasons [`Block::segment`] and [`Lease::segment`] are safe functions. A landing
-//! (`Landing`) is memory that READs of this process fill: it gives out no segment, and becomes a `&[u8]` when its READs have
-//! completed.
+//! A slab serves blocks, buffers or landings, and never changes from one to the other. Slabs of buffers are
+//! registered without a right to write, so no device and no peer can change the bytes of a `&[u8]`. Slabs of
+//! blocks are never accessed through a reference. For these reasons [`Block::segment`] and [`Lease::segment`]
+//! are safe functions. A landing (`Landing`) is memory that READs of this process fill: it gives out no
+//! segment, and becomes a `&[u8]` when its READs have completed.
 //!
-//! A pool belongs to a protection domain. A pool made by [`for_sending`](Pool::for_sending) belongs to none: the application
-//! fills its buffers. Each connection that sends such a buffer registers the slab with its own domain, for reading by its
-//! own device only (`SlabRegistrations`). [`sites`] learns which buffers of a program are sent and so need such memory.
+//! A pool belongs to a protection domain. A pool made by [`for_sending`](Pool::for_sending) belongs to none:
+//! the application fills its buffers. Each connection that sends such a buffer registers the slab with its
+//! own domain, for reading by its own device only (`SlabRegistrations`). [`sites`] learns which buffers of a
+//! program are sent and so need such memory.
 //!
-//! [`MemRegion`] is memory with its own mapping, which moves into operations (`in_flight`), and [`SharedRegion`] is memory
-//! that peers may get rights to. [`dlpack`] exchanges tensors with other libraries of the process.
+//! [`MemRegion`] is memory with its own mapping, which moves into operations (`in_flight`), and
+//! [`SharedRegion`] is memory that peers may get rights to. [`dlpack`] exchanges tensors with other libraries
+//! of the process.
 //!
-//! Only `in_flight` and `Landing` post requests. This module does not wait for requests, and does not know the peer. The `rkey` of a block
-//! opens its whole slab. A pool whose access rights include peers therefore serves one peer.
+//! Only `in_flight` and `Landing` post requests. This module does not wait for requests, and does not know
+//! the peer. The `rkey` of a block opens its whole slab. A pool whose access rights include peers therefore
+//! serves one peer.
 
 pub mod dlpack;
 mod extents;
@@ -49,7 +52,8 @@ pub use pool::Pool;
 pub use region::{MemRegion, SharedRegion};
 pub use settings::{Budget, PoolSettings, PoolStatistics, Quota};
 
-/// The parts that the other crates of this repository use. The module [`unstable`](crate::unstable) exports them.
+/// The parts that the other crates of this repository use. The module [`unstable`](crate::unstable) exports
+/// them.
 pub(crate) mod machinery {
     pub use super::extents::{Landed, Landing};
     pub use super::gather::{GatherBuf, LargePart};

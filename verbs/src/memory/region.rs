@@ -1,5 +1,5 @@
-//! Regions: memory with its own mapping, for tensors. At any time a region has one owner, or a transfer holds it for the
-//! device, or peers have grants to it.
+//! Regions: memory with its own mapping, for tensors. At any time a region has one owner, or a transfer holds
+//! it for the device, or peers have grants to it.
 //!
 //! ```text
 //!                 move into a transfer                     share
@@ -11,9 +11,9 @@
 //!
 //! A [`LentRegion`] is different: peers only read it, so its owner keeps the slice while grants exist.
 //!
-//! The device writes to a region only while a transfer owns the region. A peer writes only while a grant exists. A slice of
-//! the region exists only while there is neither a transfer nor a grant to write. For this reason `&[u8]` is sound, although peers
-//! write to regions.
+//! The device writes to a region only while a transfer owns the region. A peer writes only while a grant
+//! exists. A slice of the region exists only while there is neither a transfer nor a grant to write. For this
+//! reason `&[u8]` is sound, although peers write to regions.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
@@ -27,8 +27,8 @@ use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, RemoteSegment, V
 
 /// Memory with its own mapping. Its owner reads and writes it as a slice.
 ///
-/// The region moves into each operation of the device, and comes back when the device is done. For this reason programs need no
-/// `unsafe`. New memory holds zeros. A page uses no memory until its first access.
+/// The region moves into each operation of the device, and comes back when the device is done. For this
+/// reason programs need no `unsafe`. New memory holds zeros. A page uses no memory until its first access.
 pub struct MemRegion {
     pub(super) mapped: Arc<Mapped>,
     range: Range<usize>,
@@ -67,8 +67,8 @@ impl MemRegion {
         Ok(Self { mapped, range: 0..length })
     }
 
-    /// Splits the region at byte `at`, and returns the part from there on. `self` keeps the first part. Both parts are
-    /// independent.
+    /// Splits the region at byte `at`, and returns the part from there on. `self` keeps the first part. Both
+    /// parts are independent.
     ///
     /// # Panics
     /// If `at` is beyond the end.
@@ -81,7 +81,8 @@ impl MemRegion {
         back
     }
 
-    /// Turns the region into memory that peers may get rights to. This process then reads and writes it by copying.
+    /// Turns the region into memory that peers may get rights to. This process then reads and writes it by
+    /// copying.
     pub fn share(self) -> SharedRegion {
         SharedRegion::new(self)
     }
@@ -121,11 +122,12 @@ impl Deref for MemRegion {
 
     fn deref(&self) -> &[u8] {
         // SAFETY:
-        // - The range lies in the mapping, which `mapped` keeps alive, and the memory is initialised: the kernel zeroes it.
-        // - No device writes to the memory: only `InFlight` posts requests over a region, and it owns the region until the
-        //   requests have completed.
-        // - No peer writes to the memory: grants are made from a `SharedRegion`, which owns the region until the last grant
-        //   is dropped.
+        // - The range lies in the mapping, which `mapped` keeps alive, and the memory is initialised: the
+        //   kernel zeroes it.
+        // - No device writes to the memory: only `InFlight` posts requests over a region, and it owns the
+        //   region until the requests have completed.
+        // - No peer writes to the memory: grants are made from a `SharedRegion`, which owns the region until
+        //   the last grant is dropped.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 }
@@ -134,7 +136,8 @@ impl DerefMut for MemRegion {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY:
         // - As in `deref`.
-        // - The owner is borrowed mutably. Other regions of the mapping are disjoint, because `split_off` makes them so.
+        // - The owner is borrowed mutably. Other regions of the mapping are disjoint, because `split_off`
+        //   makes them so.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 }
@@ -157,8 +160,8 @@ impl fmt::Debug for MemRegion {
     }
 }
 
-/// A region that only its owner writes, and that peers may read if they have a grant. The owner uses it as a slice. A peer that
-/// reads while the owner writes may get old and new bytes.
+/// A region that only its owner writes, and that peers may read if they have a grant. The owner uses it as a
+/// slice. A peer that reads while the owner writes may get old and new bytes.
 pub struct LentRegion {
     loan: RegionLoan,
 }
@@ -214,11 +217,11 @@ impl DerefMut for LentRegion {
         let region = &self.loan.region;
         // SAFETY:
         // - The range lies in the mapping, which the region keeps alive, and the memory is initialised.
-        // - No other code of this process makes a reference to the bytes: loans and grants only keep the region alive, and `deref`
-        //   borrows `self`, which is borrowed mutably here.
+        // - No other code of this process makes a reference to the bytes: loans and grants only keep the
+        //   region alive, and `deref` borrows `self`, which is borrowed mutably here.
         // - Peers and devices never write to the memory: grants are for reading only (`Grant::of_loan`).
-        // - They may read it at the same time, in another process, by a device, or by assembly (`copy_bytes`) through an address that
-        //   does not come from this slice. What they read reaches only the peer.
+        // - They may read it at the same time, in another process, by a device, or by assembly (`copy_bytes`)
+        //   through an address that does not come from this slice. What they read reaches only the peer.
         unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
     }
 }
@@ -237,8 +240,8 @@ impl fmt::Debug for RegionLoan {
 
 /// A region that peers may read or write if they have a grant. Clones share one memory.
 ///
-/// A peer may write at any time, so content is copied in and out. A copy that is made while a peer writes may contain old
-/// and new bytes. Offsets count from the start of the region.
+/// A peer may write at any time, so content is copied in and out. A copy that is made while a peer writes may
+/// contain old and new bytes. Offsets count from the start of the region.
 #[derive(Clone)]
 pub struct SharedRegion {
     region: Arc<MemRegion>,
@@ -290,8 +293,9 @@ impl SharedRegion {
         self.region.memory().copy_out(at, destination)
     }
 
-    /// Passes the bytes of `range` to `then` in consecutive chunks, through a small buffer that stays in the processor's
-    /// cache. Every chunk but the last has a multiple of 64 bytes. The first byte of each chunk is aligned to 64 bytes.
+    /// Passes the bytes of `range` to `then` in consecutive chunks, through a small buffer that stays in the
+    /// processor's cache. Every chunk but the last has a multiple of 64 bytes. The first byte of each chunk
+    /// is aligned to 64 bytes.
     ///
     /// # Errors
     /// The range is not within the region. `then` was not called.
@@ -299,13 +303,15 @@ impl SharedRegion {
         let length = range.end.saturating_sub(range.start);
         self.at(range.start, length)?;
         let start = self.region.as_ptr().wrapping_add(range.start);
-        // SAFETY: the range lies in the region, which keeps the mapping alive. Peers and threads may write there at the same time,
-        // as `for_each_chunk` allows. No `&mut` reference exists, because a shared region lends out no bytes.
+        // SAFETY: the range lies in the region, which keeps the mapping alive. Peers and threads may write
+        // there at the same time, as `for_each_chunk` allows. No `&mut` reference exists, because a shared
+        // region lends out no bytes.
         unsafe { for_each_chunk(start, length, then) };
         Ok(())
     }
 
-    /// Loads the 64-bit word at `offset` with Acquire ordering: all writes before the store of the word are visible.
+    /// Loads the 64-bit word at `offset` with Acquire ordering: all writes before the store of the word are
+    /// visible.
     ///
     /// # Errors
     /// The word is not within the region, or not aligned.
@@ -315,7 +321,8 @@ impl SharedRegion {
         self.region.memory().load_u64(at)
     }
 
-    /// Stores the 64-bit word at `offset` with Release ordering: all earlier writes are visible before the word.
+    /// Stores the 64-bit word at `offset` with Release ordering: all earlier writes are visible before the
+    /// word.
     ///
     /// # Errors
     /// The word is not within the region, or not aligned.
@@ -328,8 +335,9 @@ impl SharedRegion {
     /// Returns the bytes of `range` in place.
     ///
     /// # Safety
-    /// No peer with a grant to write may write there while the slice lives. A peer that follows the rules of static placement
-    /// (crate tonic-rdma-tensor) does not write between the arrival of a tensor and its release. A hostile peer can.
+    /// No peer with a grant to write may write there while the slice lives. A peer that follows the rules of
+    /// static placement (crate tonic-rdma-tensor) does not write between the arrival of a tensor and its
+    /// release. A hostile peer can.
     ///
     /// # Errors
     /// The range is not within the region.
@@ -338,9 +346,10 @@ impl SharedRegion {
         self.at(range.start, length)?;
         let start = self.region.as_ptr().wrapping_add(range.start);
         // SAFETY:
-        // - The range lies in the region, which keeps the mapping alive, and the kernel has initialised the memory.
-        // - This process writes to the region only by `copy_in` and `store_u64`, whose callers share the region. Peers do not
-        //   write, as the caller promises.
+        // - The range lies in the region, which keeps the mapping alive, and the kernel has initialised the
+        //   memory.
+        // - This process writes to the region only by `copy_in` and `store_u64`, whose callers share the
+        //   region. Peers do not write, as the caller promises.
         Ok(unsafe { std::slice::from_raw_parts(start, length) })
     }
 
@@ -358,9 +367,9 @@ impl fmt::Debug for SharedRegion {
     }
 }
 
-/// The right of a peer to access a range of memory, exact to the byte. A grant belongs to one protection domain, which serves
-/// one peer. Dropping the grant revokes the right, and waits some microseconds for operations of the peer that are in
-/// progress.
+/// The right of a peer to access a range of memory, exact to the byte. A grant belongs to one protection
+/// domain, which serves one peer. Dropping the grant revokes the right, and waits some microseconds for
+/// operations of the peer that are in progress.
 #[derive(Debug)]
 pub struct Grant {
     /// This is the first field, so that it is dropped first: the right must end before the memory is freed.
@@ -377,8 +386,8 @@ enum GrantedMemory {
     Frozen(#[expect(dead_code, reason = "held for its drop")] Lease),
 }
 
-/// The address, key and length by which requests of the other process name a range of memory: memory of the peer for requests
-/// of this process, or memory of this process for requests of the peer.
+/// The address, key and length by which requests of the other process name a range of memory: memory of the
+/// peer for requests of this process, or memory of this process for requests of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRange {
     /// Address and key of the first byte.
@@ -426,8 +435,8 @@ impl Grant {
             return Err(VerbsError::unusable(format!("{part:?} of a region of {} bytes", region.len())));
         }
         let memory = Arc::clone(region.memory());
-        // Devices give peers the right to write only together with the local right. The local right alone may let peers write, too
-        // (see `ProtectionDomain::opens_sinks`).
+        // Devices give peers the right to write only together with the local right. The local right alone may
+        // let peers write, too (see `ProtectionDomain::opens_sinks`).
         let writes = access.contains(Access::REMOTE_WRITE);
         let access = if writes { access | Access::LOCAL_WRITE } else { access };
         Self::register(domain, memory, start..end, access, GrantedMemory::Shared(shared.clone()))

@@ -1,5 +1,5 @@
-//! Memory that a protection domain has registered beyond the slabs of its own pools. Each registration is made once and
-//! kept as long as the memory lives.
+//! Memory that a protection domain has registered beyond the slabs of its own pools. Each registration is
+//! made once and kept as long as the memory lives.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,15 +11,15 @@ use crate::memory::region::{Mapped, MemRegion};
 use crate::memory::settings::{Budget, Reservation};
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
-/// The regions and buffers that requests of one protection domain use. Each of them is registered once, without rights for
-/// peers. Where a device [opens sinks](ProtectionDomain::opens_sinks) to peers, a region is registered for reading alone, and
-/// each READ gets a registration of its own.
+/// The regions and buffers that requests of one protection domain use. Each of them is registered once,
+/// without rights for peers. Where a device [opens sinks](ProtectionDomain::opens_sinks) to peers, a region
+/// is registered for reading alone, and each READ gets a registration of its own.
 #[derive(Debug)]
 pub struct LocalRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     frozen: SlabRegistrations,
-    /// By the address of the mapping. While the entry holds a weak reference to the mapping, no other mapping gets that
-    /// address.
+    /// By the address of the mapping. While the entry holds a weak reference to the mapping, no other mapping
+    /// gets that address.
     regions: HashMap<usize, MappingRegistration>,
 }
 
@@ -41,8 +41,8 @@ impl LocalRegistrations {
         self.frozen.region(lease)
     }
 
-    /// Returns a registration for a READ into the bytes `range` of `region`. Drop the registration before the region is used
-    /// for something else.
+    /// Returns a registration for a READ into the bytes `range` of `region`. Drop the registration before the
+    /// region is used for something else.
     pub(crate) fn sink(
         &mut self,
         region: &MemRegion,
@@ -56,7 +56,8 @@ impl LocalRegistrations {
         self.domain.register_range(memory, start + range.start..start + range.end, Access::LOCAL_WRITE)
     }
 
-    /// Returns the registration of the mapping of `region`, for reading, and for writing if the device keeps sinks closed.
+    /// Returns the registration of the mapping of `region`, for reading, and for writing if the device keeps
+    /// sinks closed.
     pub(crate) fn region(&mut self, region: &MemRegion) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let key = Arc::as_ptr(&region.mapped).addr();
         if let Some(entry) = self.regions.get(&key) {
@@ -94,14 +95,15 @@ pub(crate) unsafe fn segment_of(
     unsafe { LocalSegment::new(registered, start + range.start..start + range.end) }
 }
 
-/// Slabs of pools [`for_sending`](crate::memory::Pool::for_sending) that one protection domain has registered for
-/// reading: by the own device only, or by peers too ([`exposing`](Self::exposing)).
+/// Slabs of pools [`for_sending`](crate::memory::Pool::for_sending) that one protection domain has registered
+/// for reading: by the own device only, or by peers too ([`exposing`](Self::exposing)).
 #[derive(Debug)]
 pub struct SlabRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     budget: Arc<Budget>,
     access: Access,
-    /// By the address of the slab. While the entry holds a weak reference to the slab, no other slab gets that address.
+    /// By the address of the slab. While the entry holds a weak reference to the slab, no other slab gets
+    /// that address.
     slabs: HashMap<usize, SlabRegistration>,
 }
 
@@ -118,13 +120,15 @@ impl SlabRegistrations {
         Self { domain, budget, access: Access::LOCAL_READ, slabs: HashMap::new() }
     }
 
-    /// Makes an empty set of registrations with `domain` that gives peers of this domain the right to read whole slabs.
+    /// Makes an empty set of registrations with `domain` that gives peers of this domain the right to read
+    /// whole slabs.
     pub fn exposing(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
         Self { access: Access::LOCAL_READ | Access::REMOTE_READ, ..Self::new(domain, budget) }
     }
 
-    /// Returns the address and key by which a peer reads the first byte of `lease`, of a pool for sending. Returns `None` if the slab
-    /// can't be registered, or if these registrations give peers no right. Keep the lease until the peer has read the bytes.
+    /// Returns the address and key by which a peer reads the first byte of `lease`, of a pool for sending.
+    /// Returns `None` if the slab can't be registered, or if these registrations give peers no right. Keep
+    /// the lease until the peer has read the bytes.
     pub fn remote(&mut self, lease: &Lease) -> Option<RemoteSegment> {
         if !self.access.contains(Access::REMOTE_READ) {
             return None;
@@ -133,8 +137,8 @@ impl SlabRegistrations {
         Some(RemoteSegment { address: lease.as_ptr() as u64, rkey: region.rkey() })
     }
 
-    /// Names `lease`, of a pool for sending, for a request that reads it. Returns `None` if the slab can't be registered.
-    /// Keep the lease until that request has completed.
+    /// Names `lease`, of a pool for sending, for a request that reads it. Returns `None` if the slab can't be
+    /// registered. Keep the lease until that request has completed.
     pub fn segment(&mut self, lease: &Lease) -> Option<LocalSegment> {
         self.region(lease).map(|region| lease.segment_by(&*region)).ok()
     }
@@ -160,8 +164,8 @@ impl SlabRegistrations {
         }
     }
 
-    /// Drops the registrations of slabs that their pool has freed. The memory of such a slab lives as long as its
-    /// registration.
+    /// Drops the registrations of slabs that their pool has freed. The memory of such a slab lives as long as
+    /// its registration.
     pub fn prune(&mut self) {
         self.slabs.retain(|_, entry| entry.slab.strong_count() > 0);
     }

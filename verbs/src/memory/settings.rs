@@ -19,24 +19,25 @@ use crate::{Access, VerbsError, VerbsErrorKind};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSettings {
-    /// Access rights of the slabs of blocks. Slabs of [`RegisteredBuf`](super::RegisteredBuf)s have only the right of peers
-    /// to read, if it is among these rights.
+    /// Access rights of the slabs of blocks. Slabs of [`RegisteredBuf`](super::RegisteredBuf)s have only the
+    /// right of peers to read, if it is among these rights.
     pub access: Access,
-    /// Bytes of a slab, at least 64 KiB, rounded up to whole pages. Slabs of 2 MiB and more are aligned to 2 MiB.
-    /// A request for more than half a slab gets its own slab.
+    /// Bytes of a slab, at least 64 KiB, rounded up to whole pages. Slabs of 2 MiB and more are aligned to 2
+    /// MiB. A request for more than half a slab gets its own slab.
     pub slab_size: usize,
     /// Bytes that may be leased for sending at a time, buffers included.
     pub send_quota: u64,
     /// Bytes that may be leased for receiving at a time.
     pub receive_quota: u64,
-    /// Whether to ask the kernel for transparent huge pages for slabs. The kernel does this only if the administrator allows it
-    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`). Then a slab becomes resident as a whole at its first
-    /// use.
+    /// Whether to ask the kernel for transparent huge pages for slabs. The kernel does this only if the
+    /// administrator allows it (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`). Then a slab
+    /// becomes resident as a whole at its first use.
     pub huge_pages: bool,
 }
 
 impl Default for PoolSettings {
-    /// Returns settings with local writes and remote reads, slabs of 2 MiB, quotas of 1 GiB each, and huge pages.
+    /// Returns settings with local writes and remote reads, slabs of 2 MiB, quotas of 1 GiB each, and huge
+    /// pages.
     fn default() -> Self {
         Self {
             access: Access::LOCAL_WRITE | Access::REMOTE_READ,
@@ -58,7 +59,8 @@ impl PoolSettings {
     }
 }
 
-/// One of the two quotas of a pool. Each lease counts against one of them, so neither direction can starve the other.
+/// One of the two quotas of a pool. Each lease counts against one of them, so neither direction can starve
+/// the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quota {
     /// Memory that content is sent from.
@@ -137,10 +139,10 @@ impl Budget {
         Self::bounded_by(limit, LimitSource::Configuration)
     }
 
-    /// Makes a budget for this process of `configured` bytes, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT). If the device
-    /// locks registered memory (`DeviceAttributes::locks_memory`), the limit is at most `RLIMIT_MEMLOCK`. A process with
-    /// `CAP_IPC_LOCK` is not bound by `RLIMIT_MEMLOCK`. Each call makes a new budget, so a program calls this once and shares
-    /// the result.
+    /// Makes a budget for this process of `configured` bytes, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT).
+    /// If the device locks registered memory (`DeviceAttributes::locks_memory`), the limit is at most
+    /// `RLIMIT_MEMLOCK`. A process with `CAP_IPC_LOCK` is not bound by `RLIMIT_MEMLOCK`. Each call makes a
+    /// new budget, so a program calls this once and shares the result.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::Budget;
@@ -223,7 +225,8 @@ impl Drop for Reservation {
     }
 }
 
-/// Returns whether the kernel lets this process lock memory without limit. (`ib_umem_get` checks this capability.)
+/// Returns whether the kernel lets this process lock memory without limit. (`ib_umem_get` checks this
+/// capability.)
 fn may_lock_without_limit() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
 }

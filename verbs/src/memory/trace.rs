@@ -1,11 +1,14 @@
-//! Traces: registered memory for the tensors of a graph that are sent, without a change of the engine that allocates them.
+//! Traces: registered memory for the tensors of a graph that are sent, without a change of the engine that
+//! allocates them.
 //!
-//! An engine that executes the nodes of a data-flow graph allocates its tensors from the global allocator. This module has a
-//! global allocator that knows which node a thread executes, because the graph's runtime says so. A **site** is a node and an
-//! ordinal: the number of allocations that the execution of the node has made before. The first execution shows which sites
-//! allocate the tensors that are sent. From the next execution on, the allocator places the allocations of these sites in a
-//! pool ([`Pool::for_sending`](super::Pool::for_sending)), so that a device can send the tensors without a copy. This is the
-//! analysis of Xue et al., *Fast Distributed Deep Learning over RDMA* (EuroSys 2019), section 3.4.
+//! An engine that executes the nodes of a data-flow graph allocates its tensors from the global allocator.
+//! This module has a global allocator that knows which node a thread executes, because the graph's runtime
+//! says so. A **site** is a node and an ordinal: the number of allocations that the execution of the node has
+//! made before. The first execution shows which sites allocate the tensors that are sent. From the next
+//! execution on, the allocator places the allocations of these sites in a pool
+//! ([`Pool::for_sending`](super::Pool::for_sending)), so that a device can send the tensors without a copy.
+//! This is the analysis of Xue et al., *Fast Distributed Deep Learning over RDMA* (EuroSys 2019), section
+//! 3.4.
 //!
 //! ```text
 //!  runtime of the graph                 SiteAllocator                   TracingAllocator
@@ -16,12 +19,13 @@
 //!  crossed(bytes), then send ──────────▶ site of these bytes ◀────────── table: address ─▶ site, extent of the pool
 //! ```
 //!
-//! This is the second front of [`sites`](super::sites): the handle, the table of sites and the decision are those of the programs that
-//! allocate their buffers from the handle. Such programs need no global allocator.
+//! This is the second front of [`sites`](super::sites): the handle, the table of sites and the decision are
+//! those of the programs that allocate their buffers from the handle. Such programs need no global allocator.
 //!
 //! # How to use it
 //!
-//! The main file of the program declares the allocator. It costs some nanoseconds for each allocation that belongs to no node.
+//! The main file of the program declares the allocator. It costs some nanoseconds for each allocation that
+//! belongs to no node.
 //!
 //! ```
 //! use std::alloc::System;
@@ -50,34 +54,41 @@
 //! # Ok::<(), tonic_rdma_verbs::VerbsError>(())
 //! ```
 //!
-//! The runtime sends the memory as [`Bytes`](bytes::Bytes) with an owner (`Bytes::from_owner`), such as a tensor that the engine
-//! shares. `Tensor::registered` of the crate tonic-rdma-tensor recognises their address, and returns a [`Lease`](super::Lease)
-//! that holds the `Bytes`. So the engine can neither change nor free the tensor while a device reads it.
+//! The runtime sends the memory as [`Bytes`](bytes::Bytes) with an owner (`Bytes::from_owner`), such as a
+//! tensor that the engine shares. `Tensor::registered` of the crate tonic-rdma-tensor recognises their
+//! address, and returns a [`Lease`](super::Lease) that holds the `Bytes`. So the engine can neither change
+//! nor free the tensor while a device reads it.
 //!
 //! # What is placed
 //!
-//! - Only allocations within an execution ([`SiteAllocator::enter`](super::sites::SiteAllocator::enter)), on its thread. They may have any size: a small tensor whose
-//!   shape is not known before is read by the peer like a large one, so it would be copied without a site. Therefore enter a node only
-//!   while its engine computes, so that other code takes no ordinals.
-//! - Of these, the sites of this node that were sent, and allocations with the size and alignment of one that was sent. A node
-//!   may make other allocations in its first execution than later, because it fills a cache, and the ordinals then change.
-//! - An allocation that grows (`realloc`) keeps its site, and so does memory that another node passes on or changes in place.
+//! - Only allocations within an execution ([`SiteAllocator::enter`](super::sites::SiteAllocator::enter)), on
+//!   its thread. They may have any size: a small tensor whose shape is not known before is read by the peer
+//!   like a large one, so it would be copied without a site. Therefore enter a node only while its engine
+//!   computes, so that other code takes no ordinals.
+//! - Of these, the sites of this node that were sent, and allocations with the size and alignment of one that
+//!   was sent. A node may make other allocations in its first execution than later, because it fills a cache,
+//!   and the ordinals then change.
+//! - An allocation that grows (`realloc`) keeps its site, and so does memory that another node passes on or
+//!   changes in place.
 //! - If the pool is full, the allocation is on the heap. This is not an error. The report counts it.
 //!
 //! # Memory and safety
 //!
-//! - Memory that was placed is ordinary memory for the program. Any thread may free it, also after the trace was dropped.
-//! - Its slabs are registered for reading by the own device only, or for reading of exactly the sent bytes by one peer. No peer
-//!   can write to it. A device that ignores this exposes what the slabs hold: tensors that were sent, and other allocations of
-//!   the same nodes of equal size and alignment.
+//! - Memory that was placed is ordinary memory for the program. Any thread may free it, also after the trace
+//!   was dropped.
+//! - Its slabs are registered for reading by the own device only, or for reading of exactly the sent bytes by
+//!   one peer. No peer can write to it. A device that ignores this exposes what the slabs hold: tensors that
+//!   were sent, and other allocations of the same nodes of equal size and alignment.
 //! - The memory is shared memory. A child after `fork` that does not call `exec` must not change it.
-//! - The allocator's own code allocates from the inner allocator. It takes no lock that is held while memory is sent.
-//! - The owner of sent `Bytes` is dropped where the device's completion is taken. Its drop must not wait for this device.
+//! - The allocator's own code allocates from the inner allocator. It takes no lock that is held while memory
+//!   is sent.
+//! - The owner of sent `Bytes` is dropped where the device's completion is taken. Its drop must not wait for
+//!   this device.
 //!
 //! # Cost
 //!
-//! `cargo bench --bench memory_pool -- trace` measures an allocation and its release: outside of executions, in an execution
-//! on the heap, and in the pool. The book's page on allocation sites has figures.
+//! `cargo bench --bench memory_pool -- trace` measures an allocation and its release: outside of executions,
+//! in an execution on the heap, and in the pool. The book's page on allocation sites has figures.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::mem::ManuallyDrop;
@@ -86,8 +97,8 @@ use super::sites::live::{self, Execution, SiteOf, Traced};
 use super::sites::table::PlacedMemory;
 use super::sites::{NodeScope, Site};
 
-/// A global allocator that numbers the allocations of graph nodes, and places those that are sent in registered memory. All
-/// other allocations go to the allocator `A`. The [module](super) has an example.
+/// A global allocator that numbers the allocations of graph nodes, and places those that are sent in
+/// registered memory. All other allocations go to the allocator `A`. The [module](super) has an example.
 ///
 /// ```
 /// use std::alloc::System;
@@ -117,11 +128,15 @@ impl<A> TracingAllocator<A> {
 }
 
 // SAFETY:
-// - Memory that is not placed comes from `inner`, which keeps the contract of `GlobalAlloc`, and returns to `inner`.
-// - Memory that is placed lies in an extent of a pool. The table holds the extent until the memory is freed, the pool gives the extent
-//   to no other user meanwhile, and the extent has room for the layout from an address of its alignment on (`PlacedMemory`).
-// - No device and no peer writes to this memory, because slabs of `Purpose::Buffer` are registered without that right.
-// - `live::remove` says which of the two a pointer is: an allocation is in the table from its `alloc` to its `dealloc`.
+// - Memory that is not placed comes from `inner`, which keeps the contract of `GlobalAlloc`, and returns to
+//   `inner`.
+// - Memory that is placed lies in an extent of a pool. The table holds the extent until the memory is freed,
+//   the pool gives the extent to no other user meanwhile, and the extent has room for the layout from an
+//   address of its alignment on (`PlacedMemory`).
+// - No device and no peer writes to this memory, because slabs of `Purpose::Buffer` are registered without
+//   that right.
+// - `live::remove` says which of the two a pointer is: an allocation is in the table from its `alloc` to its
+//   `dealloc`.
 // - No method unwinds: `shielded` ends the process instead.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for TracingAllocator<A> {
     #[inline]
@@ -169,8 +184,8 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TracingAllocator<A> {
 }
 
 impl<A: GlobalAlloc> TracingAllocator<A> {
-    /// Allocates memory for the next site of `execution`, and adds it to the table: in the pool, if the execution may place memory of
-    /// this site there.
+    /// Allocates memory for the next site of `execution`, and adds it to the table: in the pool, if the
+    /// execution may place memory of this site there.
     ///
     /// # Safety
     /// The layout is not of size zero.
@@ -198,15 +213,16 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
         })
     }
 
-    /// Reallocates memory that may be in the table, on a thread that may execute a node. An allocation of the table keeps its
-    /// site.
+    /// Reallocates memory that may be in the table, on a thread that may execute a node. An allocation of the
+    /// table keeps its site.
     ///
     /// # Safety
     /// That of [`GlobalAlloc::realloc`].
     #[cold]
     unsafe fn realloc_traced(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let execution = live::current();
-        // While this thread holds a lock of the table, it reallocates only memory of the table, which comes from `inner`.
+        // While this thread holds a lock of the table, it reallocates only memory of the table, which comes
+        // from `inner`.
         let may_be_known = !live::is_in_live() && live::may_hold(pointer.addr());
         let known = if may_be_known { shielded(|| live::remove(pointer)) } else { None };
         let (sites, site) = match (&known, execution) {
@@ -264,16 +280,19 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
     }
 }
 
-/// Returns memory of the pool for an allocation of a site, if `execution` may place it, and the pool has room.
+/// Returns memory of the pool for an allocation of a site, if `execution` may place it, and the pool has
+/// room.
 fn place((sites, site): SiteOf, execution: Option<Execution>, layout: Layout) -> Option<PlacedMemory> {
     let places = execution.is_some_and(|execution| execution.places && std::ptr::eq(execution.sites, sites));
     if places { sites.place(&Site::Node(site), layout) } else { None }
 }
 
-/// Removes the allocation at `pointer` from the table. Returns true if it lay in a pool, and has gone back to the pool.
+/// Removes the allocation at `pointer` from the table. Returns true if it lay in a pool, and has gone back to
+/// the pool.
 #[cold]
 fn forget(pointer: *mut u8) -> bool {
-    // While this thread holds a lock of the table, it frees only memory of the table, which comes from `inner`.
+    // While this thread holds a lock of the table, it frees only memory of the table, which comes from
+    // `inner`.
     !live::is_in_live() && shielded(|| live::remove(pointer).is_some_and(|traced| traced.extent.is_some()))
 }
 

@@ -1,8 +1,11 @@
-//! A lock that costs a thread little if this thread alone takes it repeatedly: no atomic read-modify-write, and no fence. Queue pairs and completion queues have such locks, because most of them belong to one thread.
+//! A lock that costs a thread little if this thread alone takes it repeatedly: no atomic read-modify-write,
+//! and no fence. Queue pairs and completion queues have such locks, because most of them belong to one
+//! thread.
 //!
-//! At first the lock is an ordinary mutex, the *gate*. When one thread has taken it often, and no other thread meanwhile, the lock
-//! gets a [bias](super::shared::bias) towards this thread. Another thread that takes the lock takes the bias away, for some
-//! microseconds of waiting (a fence that all threads of the process execute), and the lock is its gate again. Each time it takes longer until the lock gets a bias.
+//! At first the lock is an ordinary mutex, the *gate*. When one thread has taken it often, and no other
+//! thread meanwhile, the lock gets a [bias](super::shared::bias) towards this thread. Another thread that
+//! takes the lock takes the bias away, for some microseconds of waiting (a fence that all threads of the
+//! process execute), and the lock is its gate again. Each time it takes longer until the lock gets a bias.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
@@ -19,7 +22,8 @@ use super::shared::bias::{Bias, Seat, Seats};
 use super::shared::platform::{Native, Shipping};
 use crate::panics::lock;
 
-/// Times that one thread takes a new lock before it gets the bias. Taking the bias away costs about as much as this saves.
+/// Times that one thread takes a new lock before it gets the bias. Taking the bias away costs about as much
+/// as this saves.
 const FIRST: u32 = 1 << 10;
 /// Factor for the next bias, after one was taken away, and the most times.
 const FACTOR: u32 = 8;
@@ -104,7 +108,8 @@ impl<T> BiasedLock<T> {
         gate
     }
 
-    /// Waits until the former owner of the bias is outside. It never waits for a peer while it holds the lock.
+    /// Waits until the former owner of the bias is outside. It never waits for a peer while it holds the
+    /// lock.
     #[cold]
     fn wait_for(&self, seat: Seat) {
         /// Looks before this thread lets others run, and before it sleeps: the owner may have lost its core.
@@ -161,7 +166,8 @@ impl<T> Deref for BiasedGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this thread holds the lock, by the gate or by the bias, so no other thread reaches the value.
+        // SAFETY: this thread holds the lock, by the gate or by the bias, so no other thread reaches the
+        // value.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -206,7 +212,8 @@ thread_local! {
 struct Life(Arc<AtomicBool>);
 
 impl Drop for Life {
-    /// Gives up the number of this thread. If the thread takes a lock once more while it ends, it gets a new number, and no bias.
+    /// Gives up the number of this thread. If the thread takes a lock once more while it ends, it gets a new
+    /// number, and no bias.
     fn drop(&mut self) {
         NUMBER.set(0);
         // SYNC: pairs with the check of the thread that frees the seat.
@@ -234,11 +241,12 @@ const UNKNOWN: u8 = 0;
 const READY: u8 = 1;
 const REFUSED: u8 = 2;
 
-/// Whether the kernel makes such fences. No lock guards this, because a fork might leave the lock taken in the child forever; to ask twice
-/// does no harm.
+/// Whether the kernel makes such fences. No lock guards this, because a fork might leave the lock taken in
+/// the child forever; to ask twice does no harm.
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Asks the kernel for such fences, once. With several threads this may take some milliseconds, so the device's thread does it.
+/// Asks the kernel for such fences, once. With several threads this may take some milliseconds, so the
+/// device's thread does it.
 pub(super) fn prepare() {
     if STATE.load(Acquire) == UNKNOWN {
         STATE.store(if register() { READY } else { REFUSED }, Release);
@@ -262,7 +270,8 @@ pub(super) fn execute() {
     const LONG: Duration = Duration::from_millis(10);
     fence(SeqCst);
     let expedited = || membarrier(MembarrierCommand::PrivateExpedited).is_ok();
-    // A forked child may have to ask anew. A sandbox that this process has entered meanwhile may refuse the call.
+    // A forked child may have to ask anew. A sandbox that this process has entered meanwhile may refuse the
+    // call.
     let executed = expedited() || (register() && expedited());
     if !executed {
         // No lock gets a bias any more.
@@ -343,7 +352,8 @@ mod tests {
     /// The variable that makes [`in_a_sandbox`] run.
     const SANDBOX: &str = "TONIC_RDMA_NO_MEMBARRIER";
 
-    /// A kernel or a sandbox refuses the fences of all threads: before the first bias, or when a bias is to be taken away.
+    /// A kernel or a sandbox refuses the fences of all threads: before the first bias, or when a bias is to
+    /// be taken away.
     #[test]
     fn locks_do_without_the_fence_of_all_threads() {
         for moment in ["before", "meanwhile"] {
@@ -380,7 +390,8 @@ mod tests {
             step(RETURN, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-        // SAFETY: the program and its steps live until the calls return. The calls change only what this thread may ask the kernel for.
+        // SAFETY: the program and its steps live until the calls return. The calls change only what this
+        // thread may ask the kernel for.
         let refused = unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
                 && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0

@@ -1,9 +1,10 @@
 //! The threads that close what came from peers.
 //!
-//! The last close of a descriptor can block for as long as the process wants that has made it: a TCP socket that lingers waits for
-//! its other side, and a file of FUSE waits for the process that serves it. The close of a unix socket also closes all descriptors
-//! that wait in its queue. The last close of a memfd, and the end of its last mapping, free all pages that the peer has written, which
-//! can take seconds. Therefore no thread that polls, asks or answers does any of this.
+//! The last close of a descriptor can block for as long as the process wants that has made it: a TCP socket
+//! that lingers waits for its other side, and a file of FUSE waits for the process that serves it. The close
+//! of a unix socket also closes all descriptors that wait in its queue. The last close of a memfd, and the
+//! end of its last mapping, free all pages that the peer has written, which can take seconds. Therefore no
+//! thread that polls, asks or answers does any of this.
 //!
 //! There are two threads, so that memory of honest peers is not kept by a descriptor that blocks:
 //!
@@ -12,8 +13,9 @@
 //! | `rdma-soft-free` | memfds and mappings | as long as the kernel takes to free the pages |
 //! | `rdma-soft-close` | all other descriptors, and sockets in whose queue descriptors wait | as long as a peer chooses |
 //!
-//! What waits for them is bounded, because this process takes no more descriptors from a peer when many wait already: see [`refuses`]
-//! and [`is_full`]. If a thread can't be started, what it would close stays open, and counts; the next descriptor tries again.
+//! What waits for them is bounded, because this process takes no more descriptors from a peer when many wait
+//! already: see [`refuses`] and [`is_full`]. If a thread can't be started, what it would close stays open,
+//! and counts; the next descriptor tries again.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -25,20 +27,23 @@ use crate::memfd;
 use crate::panics::lock;
 use crate::panics::run_foreign;
 
-/// Descriptors of one source that wait until they can be closed, from which on this process takes no more of this source.
+/// Descriptors of one source that wait until they can be closed, from which on this process takes no more of
+/// this source.
 const OF_ONE: usize = 128;
-/// The same for memfds. A peer of this user may offer each of its 1024 segments once more while this process is busy.
+/// The same for memfds. A peer of this user may offer each of its 1024 segments once more while this process
+/// is busy.
 const MEMORIES_OF_ONE: usize = 256;
 /// Descriptors of all sources but this user, from which on this process takes no more of them.
 const OF_STRANGERS: usize = 256;
-/// Descriptors and sockets from which on this process makes no connections to devices. Only Linux before 6.16 gets there, because a
-/// process that is not let in can send descriptors before this process knows whose it is.
+/// Descriptors and sockets from which on this process makes no connections to devices. Only Linux before 6.16
+/// gets there, because a process that is not let in can send descriptors before this process knows whose it
+/// is.
 const MOST: usize = 512;
 /// Forks in a row without exec whose last process still has threads that close descriptors.
 const GENERATIONS: usize = 4;
 
-/// A process, or processes that share a bound: those of one user that have no number here, because they are in other pid namespaces. The
-/// kernel does not tell them apart.
+/// A process, or processes that share a bound: those of one user that have no number here, because they are
+/// in other pid namespaces. The kernel does not tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) user: u32,
@@ -159,7 +164,8 @@ pub(super) fn close(descriptor: OwnedFd, source: Option<Source>) {
     }
 }
 
-/// Returns whether this process takes no descriptor of `source` now, because too many of them, or of all untrusted peers, are not closed yet.
+/// Returns whether this process takes no descriptor of `source` now, because too many of them, or of all
+/// untrusted peers, are not closed yet.
 pub(super) fn refuses(source: Source) -> bool {
     let of_source = |other| other == source;
     let refused = closers().is_none_or(|closers| {
@@ -179,7 +185,8 @@ pub(super) fn refuses(source: Source) -> bool {
     refused
 }
 
-/// Returns whether this process makes no connection to a device now, because too many descriptors and sockets are not closed yet.
+/// Returns whether this process makes no connection to a device now, because too many descriptors and sockets
+/// are not closed yet.
 pub(super) fn is_full() -> bool {
     closers().is_none_or(|closers| closers.others.count(|_| true) + closers.memory.count(|_| true) >= MOST)
 }

@@ -1,8 +1,9 @@
 //! Completion queues.
 //!
-//! A completion queue has no memory that a peer can write. Completions stay with their queue pairs until a thread polls: a poll
-//! checks the next record of each queue pair, and the progress of its requests. Each such visit leaves behind what the poll
-//! has to do when it has left the queue pair. See [`events`](super::events) for threads that sleep.
+//! A completion queue has no memory that a peer can write. Completions stay with their queue pairs until a
+//! thread polls: a poll checks the next record of each queue pair, and the progress of its requests. Each
+//! such visit leaves behind what the poll has to do when it has left the queue pair. See
+//! [`events`](super::events) for threads that sleep.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -28,12 +29,14 @@ pub(super) struct Queue {
     device: Arc<Device>,
     id: u64,
     capacity: usize,
-    /// Held during a poll, so one thread polls at a time. Locked before any lock of a queue pair, never after.
+    /// Held during a poll, so one thread polls at a time. Locked before any lock of a queue pair, never
+    /// after.
     members: BiasedLock<Members>,
     /// Signalled requests whose completions were not polled yet.
     signaled: AtomicUsize,
     overrun: AtomicBool,
-    /// Whether the last poll has moved a part of a message, whose rest follows when the other side has continued.
+    /// Whether the last poll has moved a part of a message, whose rest follows when the other side has
+    /// continued.
     is_moving: AtomicBool,
     /// Whether the next completion makes an event.
     armed: Arming<Native, Shipping>,
@@ -42,8 +45,9 @@ pub(super) struct Queue {
 
 /// A queue pair, as its completion queues use it.
 pub(super) trait CompletionSource: Debug + Send + Sync {
-    /// If there is something to do, carries out the peer's records and the own requests that can run now, and moves completions to
-    /// `sink`. Without work this takes no lock of the queue pair. (A check of the peer that is owed may lock the list of guarded queue pairs.)
+    /// If there is something to do, carries out the peer's records and the own requests that can run now, and
+    /// moves completions to `sink`. Without work this takes no lock of the queue pair. (A check of the peer
+    /// that is owed may lock the list of guarded queue pairs.)
     fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Found;
 
     /// Asks the peer for an event with its next record, and with the next progress of own requests.
@@ -112,7 +116,8 @@ pub(super) enum Found {
 pub(super) enum Remaining {
     /// Nothing.
     Nothing,
-    /// The rest of a message, of which this visit has moved a part. It follows when the other side has continued.
+    /// The rest of a message, of which this visit has moved a part. It follows when the other side has
+    /// continued.
     Message,
     /// Work that the next visit can carry out.
     Work,
@@ -248,8 +253,8 @@ impl Queue {
         }
     }
 
-    /// Wakes the poller if it sleeps, because a thread of this process has changed something. That thread has stored the change
-    /// before.
+    /// Wakes the poller if it sleeps, because a thread of this process has changed something. That thread has
+    /// stored the change before.
     pub(super) fn notify(&self) {
         if self.armed.wants_event() {
             self.events.signal();
@@ -269,16 +274,17 @@ impl Queue {
         }
     }
 
-    /// Makes the event that the queue is armed for, because this poll has found completions or has left work. Otherwise a caller
-    /// that has armed the queue, and relies on an event after this poll, would sleep forever.
+    /// Makes the event that the queue is armed for, because this poll has found completions or has left work.
+    /// Otherwise a caller that has armed the queue, and relies on an event after this poll, would sleep
+    /// forever.
     #[cold]
     fn fire(&self, members: &Members) {
         self.stop_asking(members);
         self.events.signal();
     }
 
-    /// Visits the queue pairs that have news, beginning after the one that filled the last poll, so that a busy queue pair does
-    /// not starve the others. Returns true if there is more to do.
+    /// Visits the queue pairs that have news, beginning after the one that filled the last poll, so that a
+    /// busy queue pair does not starve the others. Returns true if there is more to do.
     #[inline]
     fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) -> bool {
         if self.overrun.load(Relaxed) && self.overrun.swap(false, Relaxed) {
@@ -311,8 +317,9 @@ impl Queue {
     }
 }
 
-/// Returns whether the last poll of `queue` has moved a part of a message whose rest follows when the peer has continued. False for
-/// other devices than the software device. On this device such a message hardly continues while a thread of one side sleeps.
+/// Returns whether the last poll of `queue` has moved a part of a message whose rest follows when the peer
+/// has continued. False for other devices than the software device. On this device such a message hardly
+/// continues while a thread of one side sleeps.
 pub fn is_moving(queue: &dyn CompletionQueue) -> bool {
     let own = (queue as &dyn Any).downcast_ref::<Queue>();
     own.is_some_and(|queue| queue.is_moving.load(Relaxed) && !queue.device.is_forked())
@@ -343,8 +350,8 @@ impl CompletionQueue for Queue {
         }
         let members = self.members.lock();
         self.armed.arm();
-        // SYNC: before the checks whether other threads watch the queue pairs. Pairs with `ServedQueuePair::carry_out` and
-        // `LocalQueuePair::need_events`.
+        // SYNC: before the checks whether other threads watch the queue pairs. Pairs with
+        // `ServedQueuePair::carry_out` and `LocalQueuePair::need_events`.
         Attention::fence::<Native, Shipping>();
         members.list.iter().for_each(|member| member.source.ask_for_events(member.role));
         Attention::fence::<Native, Shipping>();
@@ -366,7 +373,8 @@ impl CompletionQueue for Queue {
     fn acknowledge_events(&self) {
         // The child has the sockets of its parent, and would take the events of the parent.
         if !self.device.is_forked() && self.events.take() {
-            // The event that the queue was armed for has come. The next poll of each queue pair takes its requests for events back.
+            // The event that the queue was armed for has come. The next poll of each queue pair takes its
+            // requests for events back.
             self.armed.disarm();
         }
     }

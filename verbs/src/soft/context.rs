@@ -26,7 +26,8 @@ static CURRENT: Mutex<Weak<Device>> = Mutex::new(Weak::new());
 /// ```
 ///
 /// # Errors
-/// [`System`](crate::VerbsErrorKind::System) if the system has no descriptor, memory or thread left for the device.
+/// [`System`](crate::VerbsErrorKind::System) if the system has no descriptor, memory or thread left for the
+/// device.
 pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
     let mut current = lock(&CURRENT);
     let device = match current.upgrade() {
@@ -47,7 +48,8 @@ pub(super) fn current() -> Option<Arc<Device>> {
     lock(&CURRENT).upgrade()
 }
 
-/// All callers of [`open`] in a process get one device, so a comparison of addresses finds their contexts equal.
+/// All callers of [`open`] in a process get one device, so a comparison of addresses finds their contexts
+/// equal.
 impl crate::sealed::Sealed for Device {}
 
 impl Context for Device {

@@ -20,7 +20,8 @@ use crate::panics::lock;
 use crate::queue_pair::random;
 use crate::{DeviceAttributes, HostMemory, VerbsError};
 
-/// Time for which a device that did not answer is not asked again. The addresses of one negotiation may all name it.
+/// Time for which a device that did not answer is not asked again. The addresses of one negotiation may all
+/// name it.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// The device of this process.
@@ -53,8 +54,8 @@ struct Keys {
 }
 
 impl Keys {
-    /// Returns the index of a free entry; `None` if there is none. An index is reused late, so that a stale key finds no new
-    /// region soon.
+    /// Returns the index of a free entry; `None` if there is none. An index is reused late, so that a stale
+    /// key finds no new region soon.
     fn take(&mut self) -> Option<u32> {
         /// Indices that wait for their reuse: 256 KiB of the table.
         const WAITING: usize = 4096;
@@ -117,8 +118,8 @@ impl Device {
         self.id
     }
 
-    /// Returns whether this process is a forked child of the process that opened the device. Such a process must not touch
-    /// anything that it shares with its parent.
+    /// Returns whether this process is a forked child of the process that opened the device. Such a process
+    /// must not touch anything that it shares with its parent.
     #[inline]
     pub(super) fn is_forked(&self) -> bool {
         self.origin.is_forked()
@@ -165,7 +166,8 @@ impl Device {
         lock(&self.keys).free.push_back(key % REGIONS);
     }
 
-    /// Notes shared memory that is registered, so that it can be offered to peers. Returns its number; 0 for other memory.
+    /// Notes shared memory that is registered, so that it can be offered to peers. Returns its number; 0 for
+    /// other memory.
     pub(super) fn note_memory(&self, memory: &Arc<HostMemory>) -> u64 {
         if memory.shared_fd().is_none() {
             return 0;
@@ -203,7 +205,8 @@ impl Device {
         Ok(peer)
     }
 
-    /// Fails if the device `id` did not answer a moment ago, so that an address that names it again costs no time.
+    /// Fails if the device `id` did not answer a moment ago, so that an address that names it again costs no
+    /// time.
     pub(super) fn check_answers(&self, id: DeviceId) -> Result<(), VerbsError> {
         match lock(&self.silent).get(&id) {
             Some(when) if when.elapsed() < SILENCE => {
@@ -241,7 +244,8 @@ impl Drop for Device {
     }
 }
 
-/// Returns the next number that is not in use. After 2^32 queue pairs the numbers begin again. No queue pair has the number 0.
+/// Returns the next number that is not in use. After 2^32 queue pairs the numbers begin again. No queue pair
+/// has the number 0.
 fn unused_number(next: &AtomicU32, is_used: impl Fn(u32) -> bool) -> u32 {
     loop {
         let number = next.fetch_add(1, Relaxed);
@@ -251,7 +255,8 @@ fn unused_number(next: &AtomicU32, is_used: impl Fn(u32) -> bool) -> u32 {
     }
 }
 
-/// Returns the key of the region at `index` of the table. A key is never 0, because 0 stands for memory without a registration.
+/// Returns the key of the region at `index` of the table. A key is never 0, because 0 stands for memory
+/// without a registration.
 fn key_of(random: u32, index: u32) -> u32 {
     (random / REGIONS).max(1) * REGIONS + index
 }
@@ -268,8 +273,8 @@ pub(super) const MAX_SEGMENTS: u32 = 32;
 pub(super) const MAX_READS: usize = 128;
 /// Most inline bytes of one request.
 pub(super) const MAX_INLINE: u32 = 128 << 10;
-/// Messages and READs of at least this length go past the caches, because they are as long as the last-level cache and would not stay
-/// there.
+/// Messages and READs of at least this length go past the caches, because they are as long as the last-level
+/// cache and would not stay there.
 pub(super) const PAST_CACHES: u64 = 32 << 20;
 
 /// Returns the abilities and limits of the software device.

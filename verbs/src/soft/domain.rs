@@ -35,7 +35,8 @@ impl Domain {
         lock(&self.queue_pairs).remove(&number);
     }
 
-    /// Returns whether `length` bytes at `address` lie in the region of `key`, and the region grants `access`.
+    /// Returns whether `length` bytes at `address` lie in the region of `key`, and the region grants
+    /// `access`.
     #[inline]
     pub(super) fn find_local(&self, key: Lkey, address: u64, length: u64, access: Access) -> bool {
         self.device.table.find(key.0).is_some_and(|entry| {
@@ -45,8 +46,8 @@ impl Domain {
         })
     }
 
-    /// Returns the number of the memory in which `length` bytes at `address` lie, and their offset in it, if the region of `key`
-    /// has them, and the memory can be shared.
+    /// Returns the number of the memory in which `length` bytes at `address` lie, and their offset in it, if
+    /// the region of `key` has them, and the memory can be shared.
     pub(super) fn find_shared(&self, key: Lkey, address: u64, length: u64) -> Option<(u64, u64)> {
         let entry = self.device.table.find(key.0)?;
         let offset = entry.offset(address, length)?;
@@ -71,8 +72,8 @@ impl Domain {
         self.device.insert_region(&entry)
     }
 
-    /// Takes a region out of the device's table. Afterwards no thread of this process uses the region, and a peer that still
-    /// reads it finds that its key is gone and discards the bytes.
+    /// Takes a region out of the device's table. Afterwards no thread of this process uses the region, and a
+    /// peer that still reads it finds that its key is gone and discards the bytes.
     pub(super) fn remove_region(&self, key: u32) {
         self.device.table.remove(key);
         let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().filter_map(Weak::upgrade).collect();

@@ -1,14 +1,15 @@
-//! The events of a completion queue: what wakes a thread that sleeps, and the socket by which this process wakes the poller of a peer's
-//! completion queue.
+//! The events of a completion queue: what wakes a thread that sleeps, and the socket by which this process
+//! wakes the poller of a peer's completion queue.
 //!
 //! ```text
 //!  peer A ── socket ──┐
 //!  peer B ── socket ──┼── epoll descriptor: the queue's event descriptor
 //!  this process ─ eventfd
 //! ```
-//! Each peer process has a connection of its own, which it has made to the device's socket. It can neither block this process, nor take
-//! events of others: it has no descriptor of this side, and this process never writes to it, and reads it without waiting. A full socket
-//! refuses further messages; the poller has not handled the earlier ones then.
+//! Each peer process has a connection of its own, which it has made to the device's socket. It can neither
+//! block this process, nor take events of others: it has no descriptor of this side, and this process never
+//! writes to it, and reads it without waiting. A full socket refuses further messages; the poller has not
+//! handled the earlier ones then.
 
 use std::collections::HashMap;
 use std::io;
@@ -35,8 +36,8 @@ pub(super) struct Events {
     next: AtomicU64,
 }
 
-/// Our end of a peer's socket. Dropping it removes the socket. The connection of the peer's process keeps it: when that process is gone, so are its
-/// sockets, even if no thread takes the events of the queue.
+/// Our end of a peer's socket. Dropping it removes the socket. The connection of the peer's process keeps it:
+/// when that process is gone, so are its sockets, even if no thread takes the events of the queue.
 #[derive(Debug)]
 pub(crate) struct EventEnd {
     events: Weak<Events>,
@@ -141,7 +142,8 @@ impl Events {
 
 /// Reads the messages of a socket. Returns false if the peer has closed the socket.
 fn drain(socket: &Socket) -> bool {
-    // Only Linux before 6.16 lets descriptors in here. Messages that may have some need two calls each, so the poll takes one message.
+    // Only Linux before 6.16 lets descriptors in here. Messages that may have some need two calls each, so
+    // the poll takes one message.
     let may_carry = socket.takes_descriptors();
     for _ in 0..if may_carry { 1 } else { MESSAGES } {
         let mut byte = [0u8; 8];
@@ -163,9 +165,9 @@ fn drain(socket: &Socket) -> bool {
     true
 }
 
-/// The sending end of a connection that wakes the poller of a peer's completion queue. This process has made the socket, and no other one
-/// has a descriptor of it. To send, the kernel takes no lock of the other side that is held while a process waits, so no peer blocks
-/// [`signal`](Self::signal).
+/// The sending end of a connection that wakes the poller of a peer's completion queue. This process has made
+/// the socket, and no other one has a descriptor of it. To send, the kernel takes no lock of the other side
+/// that is held while a process waits, so no peer blocks [`signal`](Self::signal).
 #[derive(Debug)]
 pub(crate) struct EventSocket(Socket);
 
@@ -175,7 +177,8 @@ impl EventSocket {
         Self(socket)
     }
 
-    /// Makes an event. If the socket is full, the poller has not handled earlier events yet, and this one is not needed.
+    /// Makes an event. If the socket is full, the poller has not handled earlier events yet, and this one is
+    /// not needed.
     pub(crate) fn signal(&self) {
         let _ = rustix::net::send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
@@ -194,8 +197,8 @@ impl PeerWaker {
         Self { socket, answered: Answered::default() }
     }
 
-    /// Makes an event, unless the peer got one since it has asked. The caller has stored its news before it loaded `attention`,
-    /// or owes another check with a fence between.
+    /// Makes an event, unless the peer got one since it has asked. The caller has stored its news before it
+    /// loaded `attention`, or owes another check with a fence between.
     pub(crate) fn answer(&self, attention: Attention) {
         if self.answered.answer(attention) {
             self.socket.signal();
@@ -214,7 +217,8 @@ mod tests {
     use super::super::peers::received::tests::{ends_soon, lingering, send, socket_pair};
     use super::*;
 
-    /// A descriptor that a peer sends instead of an event can block its last close. A thread that polls must not close it.
+    /// A descriptor that a peer sends instead of an event can block its last close. A thread that polls must
+    /// not close it.
     #[test]
     fn a_descriptor_that_lingers_does_not_stop_a_poller() {
         for count in [1, 2, 253] {

@@ -1,11 +1,12 @@
 //! Marks of a forked process.
 //!
-//! A child that was forked without exec has a copy of every object of its parent: the same descriptors, and the same mappings of
-//! shared memory. If the child used an object, or ran its destructor, it would end the connections of its parent. Each device
-//! therefore remembers the process that made it, and a child's calls fail, and its destructors do nothing.
+//! A child that was forked without exec has a copy of every object of its parent: the same descriptors, and
+//! the same mappings of shared memory. If the child used an object, or ran its destructor, it would end the
+//! connections of its parent. Each device therefore remembers the process that made it, and a child's calls
+//! fail, and its destructors do nothing.
 //!
-//! The child may open a device of its own. It keeps no end of a socket of its parent, so that peers notice the end of the parent also
-//! while the child lives.
+//! The child may open a device of its own. It keeps no end of a socket of its parent, so that peers notice
+//! the end of the parent also while the child lives.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -51,8 +52,8 @@ pub(super) fn refuse(requests: usize) -> Result<(), PostError> {
     if requests == 0 { Ok(()) } else { Err(PostError { index: 0, kind }) }
 }
 
-/// Notes a descriptor whose other side must notice when this process ends. A forked child gets another file instead, because a
-/// copy in the child would keep the other side open.
+/// Notes a descriptor whose other side must notice when this process ends. A forked child gets another file
+/// instead, because a copy in the child would keep the other side open.
 pub(crate) fn keep_from_children(descriptor: &OwnedFd) {
     if let Some((word, bit)) = bit_of(descriptor.as_raw_fd()) {
         word.fetch_or(bit, Relaxed);
@@ -74,7 +75,8 @@ fn bit_of(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((KEPT.get(number / 64)?, 1 << (number % 64)))
 }
 
-/// Runs in each child. Only atomics and system calls are allowed here, because another thread may have held any lock.
+/// Runs in each child. Only atomics and system calls are allowed here, because another thread may have held
+/// any lock.
 extern "C" fn count() {
     FORKS.fetch_add(1, Relaxed);
     // SAFETY: makes a descriptor, and nothing else.
@@ -87,8 +89,8 @@ extern "C" fn count() {
         while bits != 0 {
             let number = first + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
-            // SAFETY: the number belongs to an object of this module's users. The object keeps the number, which now means the
-            // eventfd, and no call of the object reaches it in a child.
+            // SAFETY: the number belongs to an object of this module's users. The object keeps the number,
+            // which now means the eventfd, and no call of the object reaches it in a child.
             unsafe { libc::dup3(other, number, libc::O_CLOEXEC) };
         }
     }

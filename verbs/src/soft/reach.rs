@@ -1,5 +1,5 @@
-//! How far the software device of this process reaches, by the settings in the environment: where it finds peers, and which
-//! peers it lets in.
+//! How far the software device of this process reaches, by the settings in the environment: where it finds
+//! peers, and which peers it lets in.
 
 use std::env;
 use std::ffi::OsStr;
@@ -35,7 +35,8 @@ pub fn soft_admits_any_user() -> bool {
     Policy::new(env::var_os("RDMA_SOFT_PEERS").as_deref()).is_ok_and(|policy| policy == Policy::Any)
 }
 
-/// Fails with the reason if processes of this user, which the software device lets in, may not read the memory of this process.
+/// Fails with the reason if processes of this user, which the software device lets in, may not read the
+/// memory of this process.
 ///
 /// # Errors
 /// The reason, in words.
@@ -51,7 +52,8 @@ pub fn soft_takes_directory(value: &str) -> bool {
     sockets::is_directory_name(OsStr::new(value))
 }
 
-/// Describes where the software device finds its peers. Both sides of a connection must find them in the same way.
+/// Describes where the software device finds its peers. Both sides of a connection must find them in the same
+/// way.
 ///
 /// # Errors
 /// A variable has a value that can't be used.

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use super::closer::Source;
 
-/// Returns the process number and the user at the other side of a unix socket. The process number is 0 if the process has no
-/// number in our pid namespace.
+/// Returns the process number and the user at the other side of a unix socket. The process number is 0 if the
+/// process has no number in our pid namespace.
 pub(super) fn peer_credentials(fd: &impl AsFd) -> io::Result<(i32, u32)> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -30,8 +30,8 @@ pub(super) fn source(fd: &impl AsFd) -> io::Result<Source> {
     peer_credentials(fd).map(|(process, user)| Source { user, process })
 }
 
-/// Returns a descriptor of the process at the other side of a unix socket, which becomes readable when the process ends. Fails on
-/// Linux before 6.5.
+/// Returns a descriptor of the process at the other side of a unix socket, which becomes readable when the
+/// process ends. Fails on Linux before 6.5.
 pub(super) fn peer_process(fd: &impl AsFd) -> io::Result<OwnedFd> {
     let mut process: libc::c_int = -1;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
@@ -57,8 +57,9 @@ pub(super) fn peer_process(fd: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(process) })
 }
 
-/// Sets whether the other side of a unix socket can send descriptors. A socket that is accepted begins with the setting of its
-/// listener. Returns whether the kernel knows the setting. Linux before 6.16 does not: descriptors always pass.
+/// Sets whether the other side of a unix socket can send descriptors. A socket that is accepted begins with
+/// the setting of its listener. Returns whether the kernel knows the setting. Linux before 6.16 does not:
+/// descriptors always pass.
 pub(super) fn pass_descriptors(socket: &impl AsFd, pass: bool) -> bool {
     /// `SO_PASSRIGHTS` of asm-generic, which all 64-bit machines but SPARC and PA-RISC use.
     const SO_PASSRIGHTS: libc::c_int = 83;

@@ -1,7 +1,9 @@
-//! A global allocator that is mimalloc or the system's. An environment variable decides when the process first allocates.
+//! A global allocator that is mimalloc or the system's. An environment variable decides when the process
+//! first allocates.
 //!
-//! The speed of a large message depends on the allocator more than on the transport, so `tonic-rdma compare` measures with
-//! both. One program contains both allocators. A process keeps its first choice, and must restart to use the other one.
+//! The speed of a large message depends on the allocator more than on the transport, so `tonic-rdma compare`
+//! measures with both. One program contains both allocators. A process keeps its first choice, and must
+//! restart to use the other one.
 //!
 //! This module makes the choice and forwards every call. It never allocates memory itself.
 
@@ -11,8 +13,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use mimalloc::MiMalloc;
 
-/// The environment variable that names the allocator: `system` or `mimalloc`. Without the variable, and with any other
-/// value, the allocator is mimalloc.
+/// The environment variable that names the allocator: `system` or `mimalloc`. Without the variable, and with
+/// any other value, the allocator is mimalloc.
 pub const VARIABLE: &str = "TONIC_RDMA_ALLOCATOR";
 
 /// [`VARIABLE`] as a C string.
@@ -53,11 +55,12 @@ const MIMALLOC: u8 = 1;
 /// Value of [`CHOICE`] for the system's allocator.
 const SYSTEM: u8 = 2;
 
-/// The decision. It changes at most once, so that memory returns to the allocator that it came from. All accesses are
-/// relaxed, because the decision guards no other memory.
+/// The decision. It changes at most once, so that memory returns to the allocator that it came from. All
+/// accesses are relaxed, because the decision guards no other memory.
 static CHOICE: AtomicU8 = AtomicU8::new(UNDECIDED);
 
-/// Decides by the environment, without an allocation. If two threads decide at once, the first one decides for both.
+/// Decides by the environment, without an allocation. If two threads decide at once, the first one decides
+/// for both.
 #[cold]
 fn decide() -> Allocator {
     let wanted = if asks_for_system() { SYSTEM } else { MIMALLOC };
@@ -72,8 +75,8 @@ fn decide() -> Allocator {
 fn asks_for_system() -> bool {
     // SAFETY:
     // - The name ends with a zero byte: `CStr`.
-    // - The environment does not change meanwhile: the first allocation happens before `main`, when there is one thread, and
-    //   the lints of this workspace forbid `set_var` and `remove_var`.
+    // - The environment does not change meanwhile: the first allocation happens before `main`, when there is
+    //   one thread, and the lints of this workspace forbid `set_var` and `remove_var`.
     let value = unsafe { libc::getenv(VARIABLE_C.as_ptr()) };
     if value.is_null() {
         return false;
@@ -81,7 +84,8 @@ fn asks_for_system() -> bool {
     // SAFETY:
     // - The value is not null, as checked above.
     // - The value ends with a zero byte, as getenv promises.
-    // - The value does not change while it is read, because the environment does not change, as explained above.
+    // - The value does not change while it is read, because the environment does not change, as explained
+    //   above.
     unsafe { CStr::from_ptr(value) }.to_bytes() == b"system"
 }
 
@@ -112,7 +116,8 @@ unsafe impl GlobalAlloc for Chosen {
             // - The layout is that of the allocation, as the caller promises.
             Allocator::Mimalloc => unsafe { MiMalloc.dealloc(pointer, layout) },
             // SAFETY:
-            // - The pointer came from the system's allocator: the caller got it from `Chosen`, whose choice never changes.
+            // - The pointer came from the system's allocator: the caller got it from `Chosen`, whose choice
+            //   never changes.
             // - The layout is that of the allocation, as the caller promises.
             Allocator::System => unsafe { System.dealloc(pointer, layout) },
         }
@@ -134,12 +139,15 @@ unsafe impl GlobalAlloc for Chosen {
             // SAFETY:
             // - The pointer came from mimalloc: the caller got it from `Chosen`, whose choice never changes.
             // - The layout is that of the allocation, as the caller promises.
-            // - The size is not zero and does not overflow when rounded up to the alignment, as the caller promises.
+            // - The size is not zero and does not overflow when rounded up to the alignment, as the caller
+            //   promises.
             Allocator::Mimalloc => unsafe { MiMalloc.realloc(pointer, layout, size) },
             // SAFETY:
-            // - The pointer came from the system's allocator: the caller got it from `Chosen`, whose choice never changes.
+            // - The pointer came from the system's allocator: the caller got it from `Chosen`, whose choice
+            //   never changes.
             // - The layout is that of the allocation, as the caller promises.
-            // - The size is not zero and does not overflow when rounded up to the alignment, as the caller promises.
+            // - The size is not zero and does not overflow when rounded up to the alignment, as the caller
+            //   promises.
             Allocator::System => unsafe { System.realloc(pointer, layout, size) },
         }
     }

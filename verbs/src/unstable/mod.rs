@@ -1,5 +1,5 @@
-//! What the other packages of tonic-rdma need and applications do not. It changes only with a new minor version (0.1 to 0.2),
-//! never with a patch, so `version = "0.1"` is enough.
+//! What the other packages of tonic-rdma need and applications do not. It changes only with a new minor
+//! version (0.1 to 0.2), never with a patch, so `version = "0.1"` is enough.
 
 #[cfg(feature = "allocator")]
 pub mod allocator;
@@ -21,7 +21,8 @@ pub mod units {
     pub use crate::units::{SIZE_FORMS, SizeError, parse_size, parse_time, size};
 }
 
-/// The code of the software device's shared memory, generic over the atomics. The models in `verbs/models` run it.
+/// The code of the software device's shared memory, generic over the atomics. The models in `verbs/models`
+/// run it.
 pub mod shared_memory {
     pub use crate::soft::shared::attention::{Answered, Arming, Attention, Debt, Guarded};
     pub use crate::soft::shared::bias::{Bias, Seats};

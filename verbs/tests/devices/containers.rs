@@ -1,6 +1,7 @@
-//! Two processes in containers of their own (other user, pid, network, ipc and mount namespaces) that share a directory: the case
-//! of two pods of one node. Making user namespaces is not permitted everywhere. If it is not permitted, the test prints a line and is
-//! skipped. Also two processes in no containers, one of which the other one can't trace.
+//! Two processes in containers of their own (other user, pid, network, ipc and mount namespaces) that share a
+//! directory: the case of two pods of one node. Making user namespaces is not permitted everywhere. If it is
+//! not permitted, the test prints a line and is skipped. Also two processes in no containers, one of which
+//! the other one can't trace.
 #![allow(clippy::print_stdout, reason = "tests")]
 
 use std::fs;
@@ -26,7 +27,8 @@ const THROUGH_THE_RING: &str = "passed through the ring";
 const BY_COPY: &str = "passed by copy";
 /// The lengths of the messages.
 const LENGTHS: [usize; 2] = [64, 4 << 20];
-/// Bytes of each area of the memory: the source, the receives, the destination of the peer's writes, and that of reads.
+/// Bytes of each area of the memory: the source, the receives, the destination of the peer's writes, and that
+/// of reads.
 const AREA: usize = 4 << 20;
 /// A user that does not run tests.
 const OTHER_USER: &str = "65533";
@@ -183,7 +185,8 @@ fn say(message: &str) {
     out.flush().unwrap();
 }
 
-/// Sends, writes and reads `length` bytes while the peer does the same. `seeds` are those of our content and of the peer's.
+/// Sends, writes and reads `length` bytes while the peer does the same. `seeds` are those of our content and
+/// of the peer's.
 fn messages(side: &Side, there: RemoteSegment, seeds: (u64, u64), length: usize) {
     let (ours, theirs) = (pattern(seeds.0, length), pattern(seeds.1, length));
     let at = |area: usize| RemoteSegment { address: there.address + (area * AREA) as u64, ..there };
@@ -223,7 +226,8 @@ fn complete(side: &Side, expected: &[CompletionOpcode]) {
     }
 }
 
-/// Returns the beginning of a command that runs another in a container of its own. `None` if that is not permitted here.
+/// Returns the beginning of a command that runs another in a container of its own. `None` if that is not
+/// permitted here.
 fn container(directory: &SharedFolder) -> Option<Vec<&'static str>> {
     let mut command =
         vec!["unshare", "--user", "--map-root-user", "--net", "--ipc", "--mount", "--pid", "--fork"];
@@ -307,7 +311,8 @@ fn containers_without_one_directory_get_the_reason() {
     assert!(results[1].contains("this process has no RDMA_SOFT_DIR"), "{results:?}");
 }
 
-/// Both processes belong to this user, and are in no containers. The second one is not dumpable, so the first one could not trace it.
+/// Both processes belong to this user, and are in no containers. The second one is not dumpable, so the first
+/// one could not trace it.
 #[test]
 fn a_process_that_its_user_can_not_trace_shares_no_memory() {
     let start = |number, variables: &[(&str, &str)]| {

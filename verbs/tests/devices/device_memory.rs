@@ -1,5 +1,5 @@
-//! Memory of another device, registered by its dmabuf. The kernel's udmabuf takes the place of that device, because it makes a
-//! dmabuf of host memory. Therefore the test can read the memory.
+//! Memory of another device, registered by its dmabuf. The kernel's udmabuf takes the place of that device,
+//! because it makes a dmabuf of host memory. Therefore the test can read the memory.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,7 +13,8 @@ use tonic_rdma_verbs::{
 use crate::fabric::{ALL, Fabric, Side, default_pair, pattern, until_placed};
 
 const LENGTH: usize = 64 << 10;
-/// Address for requests. The process uses this address for no other memory. Its offset in a page is that of the memory.
+/// Address for requests. The process uses this address for no other memory. Its offset in a page is that of
+/// the memory.
 const IOVA: u64 = 0x7000_0000_0000;
 
 /// Prints the reason why a part of the test is not run.
@@ -41,8 +42,8 @@ fn dmabuf(memory: &HostMemory) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A device without dmabuf registration refuses every descriptor for that reason. Other devices name the fault of the
-/// descriptor.
+/// A device without dmabuf registration refuses every descriptor for that reason. Other devices name the
+/// fault of the descriptor.
 pub fn other_descriptors_are_refused(fabric: &dyn Fabric) {
     let (a, _b) = default_pair(fabric);
     let memory = HostMemory::shared(LENGTH, 4096).unwrap();
@@ -84,7 +85,8 @@ pub fn device_memory(fabric: &dyn Fabric) {
     a.expect_refusal(fabric, 9, CompletionStatus::RemoteAccess);
 }
 
-/// Transfers the whole region in both directions by WRITE and by READ. The region begins at `offset` of the memory.
+/// Transfers the whole region in both directions by WRITE and by READ. The region begins at `offset` of the
+/// memory.
 fn exchange(
     fabric: &dyn Fabric,
     (a, b): (&Side, &Side),

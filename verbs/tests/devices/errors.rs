@@ -12,8 +12,8 @@ use crate::fabric::{
     ALL, Fabric, Options, Side, connected, default_pair, pattern, remote, segment, until_placed, wait_until,
 };
 
-/// Checks that both ends are in Error after a fault that the target reports: receive 50 of `b` is flushed, and all later
-/// requests of `a` and `b` are flushed.
+/// Checks that both ends are in Error after a fault that the target reports: receive 50 of `b` is flushed,
+/// and all later requests of `a` and `b` are flushed.
 fn expect_both_ended(a: &Side, b: &Side) {
     a.expect_end();
     b.expect_failure(50, CompletionStatus::WorkRequestFlushed);
@@ -262,7 +262,8 @@ pub fn peer_never_connects(fabric: &dyn Fabric) {
     }
 }
 
-/// A send that waits for a receive fails when the peer goes to Error. On iWARP a queue pair that only receives fails, too.
+/// A send that waits for a receive fails when the peer goes to Error. On iWARP a queue pair that only
+/// receives fails, too.
 pub fn peer_fails_while_a_send_waits(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     if !fabric.sends_wait_for_receives() {

@@ -24,8 +24,8 @@ pub trait Fabric: Sync {
         None
     }
 
-    /// Returns the status that this device reports in `case`, where other devices report `status`. The suite calls this
-    /// function only for faults that the device reports.
+    /// Returns the status that this device reports in `case`, where other devices report `status`. The suite
+    /// calls this function only for faults that the device reports.
     fn reports(&self, _case: &str, status: CompletionStatus) -> CompletionStatus {
         status
     }
@@ -35,8 +35,9 @@ pub trait Fabric: Sync {
         1 << 30
     }
 
-    /// Returns whether a send or write completes only after the peer has accepted it. On iWARP, a request completes when
-    /// TCP has accepted it. If the peer then refuses the request, the connection ends, and later requests are flushed.
+    /// Returns whether a send or write completes only after the peer has accepted it. On iWARP, a request
+    /// completes when TCP has accepted it. If the peer then refuses the request, the connection ends, and
+    /// later requests are flushed.
     fn completes_at_the_peer(&self) -> bool {
         true
     }
@@ -46,19 +47,20 @@ pub trait Fabric: Sync {
         true
     }
 
-    /// Returns whether the right of local writing also lets peers write. On iWARP it does, because the device must open the
-    /// destination of a READ to the peer.
+    /// Returns whether the right of local writing also lets peers write. On iWARP it does, because the device
+    /// must open the destination of a READ to the peer.
     fn sinks_are_open(&self) -> bool {
         false
     }
 
-    /// Returns whether a completion queue that overruns moves its queue pairs to Error at the next completion.
+    /// Returns whether a completion queue that overruns moves its queue pairs to Error at the next
+    /// completion.
     fn overruns_exactly(&self) -> bool {
         true
     }
 
-    /// Returns whether a queue pair goes to Error as soon as the peer's queue pair is in Error or the peer's process has died,
-    /// even if no request is posted.
+    /// Returns whether a queue pair goes to Error as soon as the peer's queue pair is in Error or the peer's
+    /// process has died, even if no request is posted.
     fn notices_death_when_idle(&self) -> bool {
         true
     }
@@ -67,7 +69,8 @@ pub trait Fabric: Sync {
 /// All access rights.
 pub const ALL: Access = Access::from_bits_truncate(7);
 
-/// Time after which a wait of the suite fails. Only a hang lasts as long: beside other work, a test may get a small part of the processor.
+/// Time after which a wait of the suite fails. Only a hang lasts as long: beside other work, a test may get a
+/// small part of the processor.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Options of a side.
@@ -111,8 +114,8 @@ pub struct Side {
     pub settings: PathSettings,
 }
 
-/// Makes two connected sides. On a busy machine the answer of the software device may come too late; then two other sides take their
-/// place.
+/// Makes two connected sides. On a busy machine the answer of the software device may come too late; then two
+/// other sides take their place.
 pub fn connected(fabric: &dyn Fabric, options: &Options) -> (Side, Side) {
     let mut tries = 10;
     loop {
@@ -258,8 +261,8 @@ impl Side {
         wait_until("the Error state", || self.pair.state() == QueuePairState::Error);
     }
 
-    /// Waits for the next completion, which must belong to `wr_id`. The peer has refused this request. If the fabric reports
-    /// refusals, the request must have failed with `status`.
+    /// Waits for the next completion, which must belong to `wr_id`. The peer has refused this request. If the
+    /// fabric reports refusals, the request must have failed with `status`.
     pub fn expect_refusal(&self, fabric: &dyn Fabric, wr_id: u64, status: CompletionStatus) {
         if fabric.completes_at_the_peer() {
             return self.expect_failure(wr_id, status);
@@ -281,8 +284,8 @@ impl Side {
     }
 }
 
-/// Waits until the writes of `a` are in the memory of `b`. For this purpose it posts a READ, because a READ sees all earlier
-/// writes on every device.
+/// Waits until the writes of `a` are in the memory of `b`. For this purpose it posts a READ, because a READ
+/// sees all earlier writes on every device.
 pub fn until_placed(fabric: &dyn Fabric, a: &Side, b: &Side) {
     const WR_ID: u64 = 0x7ead;
     if !fabric.completes_at_the_peer() {
@@ -292,8 +295,8 @@ pub fn until_placed(fabric: &dyn Fabric, a: &Side, b: &Side) {
     }
 }
 
-/// Returns whether a request may complete with `status` because the connection had ended. (soft-iWARP reports a local
-/// operation error if TCP does not accept the request any more.)
+/// Returns whether a request may complete with `status` because the connection had ended. (soft-iWARP reports
+/// a local operation error if TCP does not accept the request any more.)
 pub fn is_end(status: CompletionStatus) -> bool {
     matches!(status, CompletionStatus::WorkRequestFlushed | CompletionStatus::LocalOperation)
 }

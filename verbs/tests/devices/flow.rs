@@ -68,7 +68,8 @@ pub fn receiver_not_ready_for_ever(fabric: &dyn Fabric) {
     assert_eq!(b.content(1000, 100), pattern(1, 100));
 }
 
-/// On a device whose sends do not wait, a send without a receive fails both ends, and wakes the sleeping sender.
+/// On a device whose sends do not wait, a send without a receive fails both ends, and wakes the sleeping
+/// sender.
 fn expect_no_receiver_not_ready(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     b.post_receive(1, 0, 8);
@@ -138,7 +139,8 @@ pub fn write_with_immediate_waits_for_a_receive(fabric: &dyn Fabric) {
 
 /// A request to a peer that is not connected yet waits for the peer.
 pub fn peer_not_connected_yet(fabric: &dyn Fabric) {
-    // The request waits for 8 times 1 s, and so for longer than the software device may take to connect the peer.
+    // The request waits for 8 times 1 s, and so for longer than the software device may take to connect the
+    // peer.
     let settings = PathSettings { timeout: 18, ..PathSettings::default() };
     let options = Options { settings, ..Options::default() };
     let (a, b) = (Side::new(fabric, &options), Side::new(fabric, &options));

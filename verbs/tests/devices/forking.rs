@@ -1,4 +1,5 @@
-//! A process that forks without exec: its child has copies of all its objects, but can't harm its connections.
+//! A process that forks without exec: its child has copies of all its objects, but can't harm its
+//! connections.
 //!
 //! The family is this binary, started again, so that the forking process has no other tests.
 
@@ -22,8 +23,8 @@ const TIMEOUT: u32 = 60;
 
 /// Forks, runs `child` in the child, and returns whether it succeeded.
 fn in_child(child: impl FnOnce()) -> bool {
-    // SAFETY: this process has no thread that holds a lock of the C library or of the test, and the child ends in this
-    // function.
+    // SAFETY: this process has no thread that holds a lock of the C library or of the test, and the child
+    // ends in this function.
     let process = unsafe { libc::fork() };
     assert!(process >= 0, "{}", std::io::Error::last_os_error());
     if process == 0 {

@@ -72,9 +72,10 @@ impl Fabric for Device {
         found.map(|(reason, _)| (*reason).to_owned())
     }
 
-    /// Soft-RoCE reports every fault of a local segment by one status, and reports to the peer that the operation failed. For
-    /// Soft-RoCE, an operation that the queue pair does not grant is an invalid request, as the specification requires (IBA
-    /// vol. 1, 9.7.4.1.3). The software device reports such an operation like a missing right of the region.
+    /// Soft-RoCE reports every fault of a local segment by one status, and reports to the peer that the
+    /// operation failed. For Soft-RoCE, an operation that the queue pair does not grant is an invalid
+    /// request, as the specification requires (IBA vol. 1, 9.7.4.1.3). The software device reports such an
+    /// operation like a missing right of the region.
     fn reports(&self, case: &str, status: CompletionStatus) -> CompletionStatus {
         use CompletionStatus::{
             Fatal, LocalLength, LocalOperation, LocalProtection, RemoteAccess, RemoteInvalidRequest,
@@ -228,7 +229,8 @@ fn devices_are_listed() {
     let _ = writeln!(io::stdout(), "{:#?}", Device.open().unwrap().attributes());
 }
 
-/// Opening a device again returns the open device, so that objects of both can be combined. Other options open it anew.
+/// Opening a device again returns the open device, so that objects of both can be combined. Other options
+/// open it anew.
 #[test]
 fn a_device_is_open_once() {
     if !has_device() {
@@ -243,8 +245,9 @@ fn a_device_is_open_once() {
     assert_eq!(error.kind(), VerbsErrorKind::InvalidArgument, "{error}");
 }
 
-/// A connection attempt to an address that does not answer does not delay other connections, or the drop of its queue pair.
-/// Run this as root, on iWARP, with the interface in `RDMA_TEST_NETDEV`, on a throw-away machine: it adds a route.
+/// A connection attempt to an address that does not answer does not delay other connections, or the drop of
+/// its queue pair. Run this as root, on iWARP, with the interface in `RDMA_TEST_NETDEV`, on a throw-away
+/// machine: it adds a route.
 #[test]
 fn an_address_that_does_not_answer() {
     let Ok(interface) = std::env::var("RDMA_TEST_NETDEV") else { return };
@@ -271,8 +274,8 @@ fn an_address_that_does_not_answer() {
     until_placed(&Device, &b, &a);
 }
 
-/// When the network interface goes down, queue pairs end with this reason, and all outstanding requests come back. Run this
-/// alone, as root, with the interface in `RDMA_TEST_NETDEV`, on a throw-away machine.
+/// When the network interface goes down, queue pairs end with this reason, and all outstanding requests come
+/// back. Run this alone, as root, with the interface in `RDMA_TEST_NETDEV`, on a throw-away machine.
 #[test]
 fn a_port_goes_down() {
     let Ok(interface) = std::env::var("RDMA_TEST_NETDEV") else { return };
@@ -299,8 +302,8 @@ fn a_port_goes_down() {
     assert!(error.to_string().contains("no active port"), "{error}");
 }
 
-/// When the network interface gets another address, new queue pairs of the open device use that address. Run this alone, as
-/// root, with the interface in `RDMA_TEST_NETDEV`, on a throw-away machine.
+/// When the network interface gets another address, new queue pairs of the open device use that address. Run
+/// this alone, as root, with the interface in `RDMA_TEST_NETDEV`, on a throw-away machine.
 #[test]
 fn a_changed_address_is_used_by_new_queue_pairs() {
     let Ok(interface) = std::env::var("RDMA_TEST_NETDEV") else { return };

@@ -1,6 +1,6 @@
-//! The promise of a device that places in order ([`QueuePair::places_in_order`]): a thread that sees the last word of a
-//! transfer sees all of the transfer, and all earlier transfers. A separate thread watches that word all the time, and
-//! checks every byte as soon as the word has arrived.
+//! The promise of a device that places in order ([`QueuePair::places_in_order`]): a thread that sees the last
+//! word of a transfer sees all of the transfer, and all earlier transfers. A separate thread watches that
+//! word all the time, and checks every byte as soon as the word has arrived.
 
 use std::io::{IoSlice, Write as _};
 use std::sync::Arc;
@@ -69,8 +69,8 @@ fn chunks(region: &Arc<dyn MemoryRegion>, offset: usize, round: u64, last: usize
     cuts.windows(2).map(|cut| segment(region, offset + cut[0], cut[1] - cut[0])).collect()
 }
 
-/// Runs `start` for each round. As soon as the last word of the round is in `memory`, checks every byte that the round places
-/// before [`END`].
+/// Runs `start` for each round. As soon as the last word of the round is in `memory`, checks every byte that
+/// the round places before [`END`].
 fn watch(memory: &HostMemory, rounds: u64, start: impl Fn(u64), expected: impl Fn(u64) -> Vec<u8> + Sync) {
     let ready = AtomicU64::new(0);
     std::thread::scope(|scope| {

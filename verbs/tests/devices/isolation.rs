@@ -1,6 +1,7 @@
-//! A process that can't share memory with its peer gets an error with the reason when it connects: if it belongs to another
-//! user, if it is in another network namespace, or if its peer has exited. Changing the user or the namespace needs root and
-//! is not permitted in every container. If it is not permitted, the test prints a line and is skipped.
+//! A process that can't share memory with its peer gets an error with the reason when it connects: if it
+//! belongs to another user, if it is in another network namespace, or if its peer has exited. Changing the
+//! user or the namespace needs root and is not permitted in every container. If it is not permitted, the test
+//! prints a line and is skipped.
 #![allow(clippy::print_stdout, reason = "tests")]
 
 use std::io::{self, Write as _};
@@ -70,8 +71,9 @@ impl Role {
     }
 }
 
-/// Runs [`outsider`] in another process, and returns the reason why that process could not connect to a queue pair of this
-/// one. If the system does not permit the role, this prints the reason to skip the test and returns `None`.
+/// Runs [`outsider`] in another process, and returns the reason why that process could not connect to a queue
+/// pair of this one. If the system does not permit the role, this prints the reason to skip the test and
+/// returns `None`.
 fn reason_for(role: Role) -> Option<String> {
     let pair = queue_pair();
     let address: String = pair.local_address().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -95,14 +97,15 @@ fn reason_for(role: Role) -> Option<String> {
     )
 }
 
-/// Connects to the queue pair of the parent process, and prints the error. Without a role this test does nothing.
+/// Connects to the queue pair of the parent process, and prints the error. Without a role this test does
+/// nothing.
 #[test]
 fn outsider() {
     let Ok(name) = std::env::var(ROLE) else { return };
     let role = Role::ALL.into_iter().find(|role| role.name() == name).unwrap();
     if let Err(error) = role.apply() {
-        // The error depends on the cause: capabilities, a filter of system calls, or a user that this user namespace does not
-        // know.
+        // The error depends on the cause: capabilities, a filter of system calls, or a user that this user
+        // namespace does not know.
         let denied = [libc::EPERM, libc::EACCES, libc::EINVAL, libc::ENOSYS].map(Some);
         assert!(denied.contains(&error.raw_os_error()), "{name}: {error}");
         writeln!(io::stdout(), "\n{NOT_PERMITTED}{error}").unwrap();

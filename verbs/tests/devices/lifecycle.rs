@@ -146,7 +146,8 @@ pub fn destruction_during_traffic(fabric: &dyn Fabric) {
     }
 }
 
-/// Completions that were not polled are dropped with their queue pair. The completion queue still serves other queue pairs.
+/// Completions that were not polled are dropped with their queue pair. The completion queue still serves
+/// other queue pairs.
 pub fn destroyed_with_completions_unpolled(fabric: &dyn Fabric) {
     let options = Options::default();
     let (mut a, b) = default_pair(fabric);

@@ -1,8 +1,8 @@
-//! Tests of devices. The conformance suite runs the cases that every provider of [`tonic_rdma_verbs`] must pass, on each
-//! provider. `containers`, `forking`, `isolation` and `ibverbs` test one provider each.
+//! Tests of devices. The conformance suite runs the cases that every provider of [`tonic_rdma_verbs`] must
+//! pass, on each provider. `containers`, `forking`, `isolation` and `ibverbs` test one provider each.
 //!
-//! To add a provider, implement [`fabric::Fabric`] and add one line of `suite!` below. Cases that need another process start
-//! this binary again (`processes`).
+//! To add a provider, implement [`fabric::Fabric`] and add one line of `suite!` below. Cases that need
+//! another process start this binary again (`processes`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(unreachable_pub, reason = "a test crate exports nothing")]
 

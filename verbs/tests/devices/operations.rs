@@ -22,7 +22,8 @@ pub fn send_and_receive(fabric: &dyn Fabric) {
     assert_eq!(b.content(5096, 1000), vec![0; 1000], "nothing beyond the message may be touched");
 }
 
-/// Checks that a device without immediate data refuses such requests, and that the refusal has no other effect.
+/// Checks that a device without immediate data refuses such requests, and that the refusal has no other
+/// effect.
 fn expect_no_immediate(a: &Side, b: &Side) {
     let data = Payload::Inline(&[IoSlice::new(b"x")]);
     let immediate = Some(1);
@@ -208,8 +209,8 @@ pub fn exact_fit(fabric: &dyn Fabric) {
     assert_eq!(b.content(0, 1 << 20), message);
 }
 
-/// One request of the maximum length of the device, or of [`Fabric::large_request`] bytes if that is less. The first, last
-/// and middle bytes are checked.
+/// One request of the maximum length of the device, or of [`Fabric::large_request`] bytes if that is less.
+/// The first, last and middle bytes are checked.
 pub fn maximum_length(fabric: &dyn Fabric) {
     let limit = fabric.open().unwrap().attributes().max_message_size;
     let length = limit.min(fabric.large_request()) as usize;

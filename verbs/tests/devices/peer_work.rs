@@ -1,4 +1,5 @@
-//! The work of peers on a device whose work the CPU does ([`QueuePair::local`]), and the events of their WRITEs.
+//! The work of peers on a device whose work the CPU does ([`QueuePair::local`]), and the events of their
+//! WRITEs.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ fn poll_nothing(side: &Side) {
     assert_eq!(side.queue.poll(&mut [WorkCompletion::EMPTY; 4]), 0);
 }
 
-/// Each WRITE wakes a thread that sleeps in the completion queue of receives. A poll then carries out the WRITE.
+/// Each WRITE wakes a thread that sleeps in the completion queue of receives. A poll then carries out the
+/// WRITE.
 pub fn writes_make_events(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     if work(fabric, &b).is_none() {
@@ -49,7 +51,8 @@ pub fn writes_make_events(fabric: &dyn Fabric) {
     }
 }
 
-/// A thread that looks for work carries out WRITEs, and switches their events off. Messages still make events.
+/// A thread that looks for work carries out WRITEs, and switches their events off. Messages still make
+/// events.
 pub fn threads_that_look_need_no_events(fabric: &dyn Fabric) {
     // On a slow machine the device's thread may be first, and it makes events.
     assert!((0..50).any(|_| looks_carry_out_writes(fabric)), "no look carried out a WRITE");
@@ -99,7 +102,8 @@ fn looks_carry_out_writes(fabric: &dyn Fabric) -> bool {
     true
 }
 
-/// A poll carries out a part of a long WRITE only. A thread that arms the queue, polls and then sleeps is woken for the rest.
+/// A poll carries out a part of a long WRITE only. A thread that arms the queue, polls and then sleeps is
+/// woken for the rest.
 pub fn a_long_write_leaves_an_event_for_the_rest(fabric: &dyn Fabric) {
     const LENGTH: usize = 4 << 20;
     let (a, b) = connected(fabric, &Options { memory: LENGTH, ..Options::default() });
@@ -108,7 +112,8 @@ pub fn a_long_write_leaves_an_event_for_the_rest(fabric: &dyn Fabric) {
     }
     let mut completion = [WorkCompletion::EMPTY; 1];
     let mut carried_out_in_parts = false;
-    // The first WRITEs come through the ring, which takes many polls of both ends, until b has mapped the memory.
+    // The first WRITEs come through the ring, which takes many polls of both ends, until b has mapped the
+    // memory.
     for round in 0..50 {
         let bytes = pattern(round, LENGTH);
         a.fill(0, &bytes);
@@ -146,7 +151,8 @@ pub fn work_of_an_ended_peer_and_a_destroyed_queue_pair(fabric: &dyn Fabric) {
     assert!((0..50).any(|_| destroyed_first()), "each WRITE was carried out before the test");
 }
 
-/// Destroys a queue pair before the last WRITE of its peer, which has ended, is carried out. Returns false if the WRITE was first.
+/// Destroys a queue pair before the last WRITE of its peer, which has ended, is carried out. Returns false if
+/// the WRITE was first.
 fn records_of_a_destroyed_queue_pair_are_left(a: &Side, b: &Side) -> bool {
     let options = Options::default();
     let receives = b.context.create_completion_queue(16).unwrap();

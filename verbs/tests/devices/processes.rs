@@ -1,7 +1,7 @@
 //! Two processes, one of which may be killed in the middle of an operation.
 //!
-//! The other process is this binary, started again with [`ROLE`] set. It runs the one test `child_process`, which runs the
-//! role and does not return. Its messages are lines that begin with `@@`.
+//! The other process is this binary, started again with [`ROLE`] set. It runs the one test `child_process`,
+//! which runs the role and does not return. Its messages are lines that begin with `@@`.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -51,7 +51,8 @@ impl ProcessPair {
         Self::start_with(fabric, role, RECEIVES)
     }
 
-    /// On a busy machine the answer of one of two software devices may come too late. Then another process takes its place.
+    /// On a busy machine the answer of one of two software devices may come too late. Then another process
+    /// takes its place.
     fn start_with(fabric: &dyn Fabric, role: &str, receives: u64) -> Self {
         let started = (0..10).find_map(|_| Self::try_to_start(fabric, role, receives));
         started.expect("a child process that connects")
@@ -139,7 +140,8 @@ fn parse(line: &str) -> (QueuePairAddress, RemoteSegment) {
     (QueuePairAddress::new(bytes).unwrap(), remote)
 }
 
-/// Reads the next message of the child; `None` if the child has ended. Other lines come from its test harness.
+/// Reads the next message of the child; `None` if the child has ended. Other lines come from its test
+/// harness.
 fn read_message(lines: &mut impl BufRead) -> Option<String> {
     loop {
         let mut line = String::new();
@@ -286,7 +288,8 @@ pub fn one_sided_between_processes(fabric: &dyn Fabric) {
     }
 }
 
-/// Kills the child after it has run `role` for a while, runs `traffic` in this process meanwhile, and checks the end.
+/// Kills the child after it has run `role` for a while, runs `traffic` in this process meanwhile, and checks
+/// the end.
 fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&ProcessPair)) {
     let (one, two) = default_pair(fabric);
     for delay in [0, 3, 11] {
@@ -345,7 +348,8 @@ fn expect_end(fabric: &dyn Fabric, pair: &ProcessPair) {
     assert!(receives.iter().all(|completion| completion.status == CompletionStatus::WorkRequestFlushed));
     let first = sends[0].status;
     let gone = if fabric.completes_at_the_peer() {
-        // The kernel may take the memory of a killed process before its queue pairs. A Send then finds no memory to land in.
+        // The kernel may take the memory of a killed process before its queue pairs. A Send then finds no
+        // memory to land in.
         matches!(first, CompletionStatus::RetryExceeded | CompletionStatus::RemoteOperation)
     } else {
         is_end(first)
@@ -418,8 +422,8 @@ pub fn killed_while_we_read(fabric: &dyn Fabric) {
     }
 }
 
-/// A send that waits for a receive fails when the peer dies, and wakes a sleeping thread. On devices whose sends do not wait,
-/// the flush of a receive wakes the thread.
+/// A send that waits for a receive fails when the peer dies, and wakes a sleeping thread. On devices whose
+/// sends do not wait, the flush of a receive wakes the thread.
 pub fn killed_while_a_send_waits(fabric: &dyn Fabric) {
     let waits = fabric.sends_wait_for_receives();
     let mut pair = ProcessPair::start_with(fabric, "idle", if waits { 0 } else { 2 });

@@ -135,8 +135,8 @@ pub fn ranges_have_rights_of_their_own(fabric: &dyn Fabric) {
     }
 }
 
-/// A key without the right to READ does not open memory for reading, although another key does. Only for devices that check
-/// this right.
+/// A key without the right to READ does not open memory for reading, although another key does. Only for
+/// devices that check this right.
 pub fn ranges_not_to_be_read(fabric: &dyn Fabric) {
     for memory in memories() {
         let (a, b) = default_pair(fabric);
@@ -147,7 +147,8 @@ pub fn ranges_not_to_be_read(fabric: &dyn Fabric) {
     }
 }
 
-/// Regions of one memory are registered and deregistered. Each region works exactly as long as it is registered.
+/// Regions of one memory are registered and deregistered. Each region works exactly as long as it is
+/// registered.
 pub fn ranges_go_one_by_one(fabric: &dyn Fabric) {
     for memory in memories() {
         let (a, b) = default_pair(fabric);

@@ -22,8 +22,8 @@ struct SharedReceives {
 }
 
 impl SharedReceives {
-    /// Makes `connections` connections and a queue for `capacity` receives. Returns `None` if the device has no shared receive
-    /// queues.
+    /// Makes `connections` connections and a queue for `capacity` receives. Returns `None` if the device has
+    /// no shared receive queues.
     fn new(fabric: &dyn Fabric, connections: usize, capacity: u32) -> Option<Self> {
         Self::with_memory(fabric, connections, capacity, Options::default().memory)
     }
@@ -77,7 +77,8 @@ impl SharedReceives {
         self.senders[index].post_send(&[request]).unwrap();
     }
 
-    /// Waits for the next message, which must have come over connection `index`, and returns the number of its buffer.
+    /// Waits for the next message, which must have come over connection `index`, and returns the number of
+    /// its buffer.
     fn expect(&self, index: usize, message: &[u8]) -> u64 {
         let completion = self.receiver.wait();
         assert_eq!(completion.status, CompletionStatus::Success);
@@ -182,8 +183,8 @@ pub fn shared_receives_outlive_a_queue_pair(fabric: &dyn Fabric) {
     }
 }
 
-/// Queue pairs are destroyed while messages arrive. Each receive that they had taken completes, so its buffer can be posted
-/// again.
+/// Queue pairs are destroyed while messages arrive. Each receive that they had taken completes, so its buffer
+/// can be posted again.
 pub fn shared_receives_of_destroyed_queue_pairs_complete(fabric: &dyn Fabric) {
     const LONG: usize = 4 << 20;
     const BUFFERS: u64 = 4;

@@ -1,5 +1,5 @@
-//! The sink of a READ belongs to its user again when the READ has completed. From then on the peer can't write to it, not even on
-//! a device whose peers write the answers of READs by the key of the sink (iWARP).
+//! The sink of a READ belongs to its user again when the READ has completed. From then on the peer can't
+//! write to it, not even on a device whose peers write the answers of READs by the key of the sink (iWARP).
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ const LENGTH: usize = 8192;
 /// The part of the sink that the READ fills.
 const PART: CopyRange = CopyRange { local: 1000, remote: 0, length: 3000 };
 
-/// READs from `b` into the part of a region, as transfers do. Returns the region, and the key that the request named.
+/// READs from `b` into the part of a region, as transfers do. Returns the region, and the key that the
+/// request named.
 fn read(a: &Side, b: &Side, known: &mut LocalRegistrations, region: MemRegion) -> (MemRegion, Lkey) {
     let content = pattern(3, PART.length as usize);
     b.fill(0, &content);

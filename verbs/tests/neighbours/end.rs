@@ -31,7 +31,8 @@ pub const SOURCE: usize = (2 << 20) + LARGE;
 pub const GUARD: usize = 3 << 20;
 /// Bytes of the memory.
 pub const MEMORY: usize = 4 << 20;
-/// Time after which a wait fails. Only a hang lasts as long: beside other work, a test may get a small part of the processor.
+/// Time after which a wait fails. Only a hang lasts as long: beside other work, a test may get a small part
+/// of the processor.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub const CAPACITY: QueuePairCapacity = QueuePairCapacity {
@@ -171,8 +172,8 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Waits for completions as a program does that sleeps: arms, polls once more, and sleeps on the event descriptor. Returns 0 if
-/// no event comes within `timeout` seconds.
+/// Waits for completions as a program does that sleeps: arms, polls once more, and sleeps on the event
+/// descriptor. Returns 0 if no event comes within `timeout` seconds.
 pub fn sleep_for(queue: &dyn CompletionQueue, completions: &mut [WorkCompletion], timeout: i64) -> usize {
     loop {
         queue.acknowledge_events();

@@ -1,7 +1,9 @@
-//! The ways to do harm, for the tests and for the bench `neighbours`. They know nothing of the layout of shared memory: they find
-//! mappings and descriptors as the kernel lists them. Of the messages between devices, they know the form of a request.
+//! The ways to do harm, for the tests and for the bench `neighbours`. They know nothing of the layout of
+//! shared memory: they find mappings and descriptors as the kernel lists them. Of the messages between
+//! devices, they know the form of a request.
 //!
-//! Each way calls `harmed` when it has done harm for the first time, so that a test fails if its neighbour does no harm.
+//! Each way calls `harmed` when it has done harm for the first time, so that a test fails if its neighbour
+//! does no harm.
 
 use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
@@ -149,7 +151,8 @@ pub fn wrong_descriptor(kind: &str) -> OwnedFd {
     }
 }
 
-/// Replaces the memory that this process shares, and that is shorter than `length`, by a descriptor of the wrong kind.
+/// Replaces the memory that this process shares, and that is shorter than `length`, by a descriptor of the
+/// wrong kind.
 pub fn swap_memory(kind: &str, length: u64, harmed: fn()) {
     let replacement = wrong_descriptor(kind);
     let length_of = |fd: RawFd| std::fs::metadata(format!("/proc/self/fd/{fd}")).map_or(0, |file| file.len());
@@ -163,9 +166,10 @@ pub fn swap_memory(kind: &str, length: u64, harmed: fn()) {
     }
 }
 
-/// Takes the place of the socket of this process's device, and passes the messages between the device and its peers on, except for
-/// the wake-ups: the answer to a connection for wake-ups has a [`wrong_descriptor`] of the kind `what`. After it, this process reads no wake-ups, and for
-/// `pipe-without-reader` it closes the connection. With `replies`, it sends replies to no request without end, each with as many sockets that
+/// Takes the place of the socket of this process's device, and passes the messages between the device and its
+/// peers on, except for the wake-ups: the answer to a connection for wake-ups has a [`wrong_descriptor`] of
+/// the kind `what`. After it, this process reads no wake-ups, and for `pipe-without-reader` it closes the
+/// connection. With `replies`, it sends replies to no request without end, each with as many sockets that
 /// linger as the kernel takes.
 pub fn stand_between(what: &str, harmed: fn()) {
     let name = SocketAddrUnix::new_abstract_name(&fastrand::u128(..).to_le_bytes()).unwrap();
@@ -222,7 +226,8 @@ pub fn stand_between(what: &str, harmed: fn()) {
     });
 }
 
-/// Passes a message on, which `change` may change. Returns what `change` returned; an error at the end of a connection.
+/// Passes a message on, which `change` may change. Returns what `change` returned; an error at the end of a
+/// connection.
 fn pass_on(
     from: &impl AsFd,
     to: &impl AsFd,
@@ -325,8 +330,8 @@ impl Device {
     }
 }
 
-/// Asks the device of the queue pair with this address for what it gives to no stranger, and for what it gives to nobody without the
-/// secret of the queue pair. Returns what it gave.
+/// Asks the device of the queue pair with this address for what it gives to no stranger, and for what it
+/// gives to nobody without the secret of the queue pair. Returns what it gave.
 pub fn ask_for_secrets(address: &[u8]) -> Vec<String> {
     let mut given = Vec::new();
     let mut device = Device::dial(address).unwrap();
@@ -436,7 +441,8 @@ pub fn fill_backlog() -> Vec<OwnedFd> {
     (0..).map_while(connect).collect()
 }
 
-/// Makes processes that hold many connections to the device of a queue pair, each of which names the queue pair and its token.
+/// Makes processes that hold many connections to the device of a queue pair, each of which names the queue
+/// pair and its token.
 pub fn hold_connections(processes: usize, connections: usize, address: &[u8]) {
     for _ in 0..processes {
         system::fork_off(|| {
@@ -455,10 +461,12 @@ const LINGER: Duration = Duration::from_secs(100);
 /// Most connections that [`knock`] holds.
 pub const KNOCKS: usize = 1000;
 
-/// Holds 1 000 connections to the sockets `names`, and keeps making them anew. Two of three send garbage, and one of them sends descriptors
-/// with it. Calls `counted` now and then with the number of messages with descriptors that were sent, and that the kernel refused.
+/// Holds 1 000 connections to the sockets `names`, and keeps making them anew. Two of three send garbage, and
+/// one of them sends descriptors with it. Calls `counted` now and then with the number of messages with
+/// descriptors that were sent, and that the kernel refused.
 ///
-/// If `lingering` is set, the descriptors are of TCP sockets with unsent bytes. The last close of such a socket takes a long time.
+/// If `lingering` is set, the descriptors are of TCP sockets with unsent bytes. The last close of such a
+/// socket takes a long time.
 pub fn knock(names: &str, lingering: bool, counted: impl Fn(usize, usize)) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut unread = std::collections::VecDeque::new();

@@ -1,9 +1,9 @@
-//! Bad neighbours: processes that write garbage into what they share, stop, die, fork, flood, or send descriptors of the wrong
-//! kind. They may end their own connection, and nothing else.
+//! Bad neighbours: processes that write garbage into what they share, stop, die, fork, flood, or send
+//! descriptors of the wrong kind. They may end their own connection, and nothing else.
 //!
-//! Each test starts a process with a scenario. That process is connected to an honest neighbour and to a bad one, over one
-//! completion queue. The calls to the honest neighbour must go on: with their content, with wake-ups, and without an error. The
-//! tests know nothing of the layout of shared memory.
+//! Each test starts a process with a scenario. That process is connected to an honest neighbour and to a bad
+//! one, over one completion queue. The calls to the honest neighbour must go on: with their content, with
+//! wake-ups, and without an error. The tests know nothing of the layout of shared memory.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -38,8 +38,8 @@ macro_rules! tests {
     };
 }
 
-/// Makes two tests of each scenario: with neighbours of this user, and with neighbours of another user, who get in by
-/// `RDMA_SOFT_PEERS=any`.
+/// Makes two tests of each scenario: with neighbours of this user, and with neighbours of another user, who
+/// get in by `RDMA_SOFT_PEERS=any`.
 macro_rules! scenarios {
     (both { $($both:tt)* } user { $($user:tt)* } strangers { $($strangers:tt)* }) => {
         tests! { User: $($user)* $($both)* }

@@ -50,8 +50,8 @@ impl Usage {
 pub struct Cost {
     /// Processor time. It does not grow because the machine is busy.
     pub cpu: Duration,
-    /// Number of times that the thread gave up its processor to wait. On a busy machine it may wait for a thread of its own process
-    /// that has a lock and no core.
+    /// Number of times that the thread gave up its processor to wait. On a busy machine it may wait for a
+    /// thread of its own process that has a lock and no core.
     pub waits: u64,
     /// Time, with all waits.
     pub time: Duration,

@@ -1,4 +1,5 @@
-//! The process at the other end: an honest one, or one that does harm in one of the ways of [`hostile`](crate::hostile).
+//! The process at the other end: an honest one, or one that does harm in one of the ways of
+//! [`hostile`](crate::hostile).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -36,7 +37,8 @@ pub struct Connection {
     pub target: RemoteSegment,
 }
 
-/// Takes commands until the parent process ends. Each command is a role, for one connection. Reports `ended` after each.
+/// Takes commands until the parent process ends. Each command is a role, for one connection. Reports `ended`
+/// after each.
 pub fn run() {
     system::die_with_parent();
     while let Some(role) = next_line() {
@@ -132,7 +134,8 @@ fn run_role(role: &str) {
     }
 }
 
-/// Sends every message back, if `before`, which gets the number of the message, returns true. Sleeps between messages.
+/// Sends every message back, if `before`, which gets the number of the message, returns true. Sleeps between
+/// messages.
 fn echo(connection: &Connection, before: impl Fn(usize) -> bool) {
     let Connection { queue, end, .. } = connection;
     let mut completions = [WorkCompletion::EMPTY; 16];
@@ -175,7 +178,8 @@ fn poll_until_end(connection: &Connection) {
     }
 }
 
-/// Transfers as fast as possible, until the connection ends: large WRITEs, READs or Sends, all of these, or small messages.
+/// Transfers as fast as possible, until the connection ends: large WRITEs, READs or Sends, all of these, or
+/// small messages.
 fn transfer(connection: &Connection, what: &str) {
     let Connection { queue, end, target, .. } = connection;
     let mut completions = [WorkCompletion::EMPTY; 16];
@@ -214,8 +218,9 @@ fn transfer(connection: &Connection, what: &str) {
     }
 }
 
-/// Looks through all memory that this process shares or has descriptors of. Returns the number of pages that begin with a pattern of
-/// the process under test: the part of a memory that it did not offer, or the content of its calls to the honest neighbour.
+/// Looks through all memory that this process shares or has descriptors of. Returns the number of pages that
+/// begin with a pattern of the process under test: the part of a memory that it did not offer, or the content
+/// of its calls to the honest neighbour.
 fn pages_of_others() -> usize {
     let mut pages = HashSet::new();
     let memory = File::open("/proc/self/mem").unwrap();
@@ -234,7 +239,8 @@ fn pages_of_others() -> usize {
     pages.len()
 }
 
-/// Returns the pages of a file that begin with a pattern of any seed. The pattern of a seed differs from that of seed 0 by one value.
+/// Returns the pages of a file that begin with a pattern of any seed. The pattern of a seed differs from that
+/// of seed 0 by one value.
 fn patterns_in(file: &File, start: u64, end: u64) -> impl Iterator<Item = u64> + '_ {
     (start..end).step_by(4096).filter(|&page| {
         let mut bytes = [0; 64];
@@ -247,14 +253,16 @@ fn patterns_in(file: &File, start: u64, end: u64) -> impl Iterator<Item = u64> +
     })
 }
 
-/// Forks a child that uses its copy of the connection, and runs its destructors. Returns whether the child ended well.
+/// Forks a child that uses its copy of the connection, and runs its destructors. Returns whether the child
+/// ended well.
 fn fork_and_drop(connection: &Connection) -> bool {
     system::fork_and_run(|| {
         let _ = connection.end.send_inline(5, b"from the forked child");
         connection.queue.poll(&mut [WorkCompletion::EMPTY; 4]);
         connection.end.pair.to_error();
         // SAFETY:
-        // - the value is valid, and is read once more in this forked child only, which ends without a use of it; and
+        // - the value is valid, and is read once more in this forked child only, which ends without a use of
+        //   it; and
         // - the parent process has a copy of its own.
         drop(unsafe { std::ptr::read(connection) });
     })

@@ -1,5 +1,5 @@
-//! Processes of the test. Each is this binary, started again with [`ROLE`] set. A message between processes is a line that begins
-//! with `@@`.
+//! Processes of the test. Each is this binary, started again with [`ROLE`] set. A message between processes
+//! is a line that begins with `@@`.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -135,8 +135,8 @@ pub enum Level {
     Stranger,
 }
 
-/// Runs a scenario in a process of its own, because the scenario counts what the process holds, and because the process may
-/// hang or crash if the test fails. Kills all its processes after the limit.
+/// Runs a scenario in a process of its own, because the scenario counts what the process holds, and because
+/// the process may hang or crash if the test fails. Kills all its processes after the limit.
 pub fn run_scenario(name: &str, level: Level) {
     if level == Level::Stranger && !system::may_change_user() {
         eprintln!("skipped: becoming another user is not permitted here");

@@ -17,12 +17,13 @@ const LONGER: &str = "TONIC_RDMA_NEIGHBOURS_LONGER";
 /// The environment variable with the number of stops.
 const STOPS: &str = "TONIC_RDMA_NEIGHBOURS_STOPS";
 
-/// Processor time that dropping a connection may take, beside a peer that stopped. A wait for the peer takes a second.
+/// Processor time that dropping a connection may take, beside a peer that stopped. A wait for the peer takes
+/// a second.
 const DROP: Duration = Duration::from_millis(200);
 /// Least time of a drop that may have waited for a peer that stopped.
 const LONG_WAIT: Duration = Duration::from_millis(900);
-/// Most rounds until each call has returned at once in one of them. On a busy machine, a call may wait for a thread of this process that
-/// has a lock and no core.
+/// Most rounds until each call has returned at once in one of them. On a busy machine, a call may wait for a
+/// thread of this process that has a lock and no core.
 const ROUNDS: usize = 20;
 /// What a neighbour does when it is stopped.
 const WORK: [&str; 5] = ["writes", "writes", "sends", "reads", "all"];
@@ -96,8 +97,8 @@ const UNSEALED: &str = "the peer's segment lacks the seals";
 const HUGE: &str = "the peer's segment is not of ordinary pages";
 const NO_MEMORY: &str = "the peer's descriptor is no memfd";
 
-/// Starts a neighbour that does harm in the way of `role`, and connects to it. On a busy machine the answer of a device may come too late;
-/// then another process takes its place.
+/// Starts a neighbour that does harm in the way of `role`, and connects to it. On a busy machine the answer
+/// of a device may come too late; then another process takes its place.
 fn invite(victim: &Victim, role: &str, fate: Fate) -> (Process, Option<Bad>) {
     const TRIES: usize = 10;
     let mut last = String::new();
@@ -150,8 +151,8 @@ fn misbehave(role: &str, fate: Fate) {
     }
 }
 
-/// Makes calls beside neighbours that offer memory of the wrong kind. This process maps none of it, and the connection goes on. Of a
-/// stranger, it does not even take the descriptor.
+/// Makes calls beside neighbours that offer memory of the wrong kind. This process maps none of it, and the
+/// connection goes on. Of a stranger, it does not even take the descriptor.
 fn offer(kind: &str, name: &str, reason: &str) {
     let mut victim = Victim::new();
     for _ in 0..times(6) {
@@ -170,8 +171,8 @@ fn offer(kind: &str, name: &str, reason: &str) {
     }
 }
 
-/// Stops a neighbour in the middle of its transfers, drops everything that it could use, and uses the memory anew. Then the
-/// neighbour goes on.
+/// Stops a neighbour in the middle of its transfers, drops everything that it could use, and uses the memory
+/// anew. Then the neighbour goes on.
 fn stop() {
     let stops = std::env::var(STOPS).map_or(100, |stops| stops.parse().unwrap());
     let mut victim = Victim::new();
@@ -215,8 +216,8 @@ fn stop() {
     assert_eq!(wrong, 0, "stops after which memory was changed that had been taken back");
     assert!(longest < DROP, "dropping took {longest:?} of processor time: it waited for the peer");
     wait_for_the_rest(&mut victim, &before, &LEFT);
-    // A drop may have to wait now and then, for the kernel or for a thread of this process that has no core: but not for as long as for
-    // the peer, and not each time that the peer stopped at the same work.
+    // A drop may have to wait now and then, for the kernel or for a thread of this process that has no core:
+    // but not for as long as for the peer, and not each time that the peer stopped at the same work.
     assert!(waited_long * 10 <= costs.len(), "{waited_long} of {} drops waited for long", costs.len());
     for (kind, what) in WORK.iter().enumerate() {
         let fewest = fewest_waits(costs.iter().skip(kind).step_by(WORK.len()));
@@ -229,8 +230,8 @@ fn fewest_waits<'a>(costs: impl Iterator<Item = &'a Cost>) -> u64 {
     costs.map(|cost| cost.waits).min().unwrap_or_default()
 }
 
-/// Counts the waits of calls that post, poll and drop, while the process of the neighbour is stopped, or its service thread does not
-/// answer.
+/// Counts the waits of calls that post, poll and drop, while the process of the neighbour is stopped, or its
+/// service thread does not answer.
 fn calls_return(kind: &str) {
     let mut victim = Victim::new();
     // The posts by target.
@@ -293,8 +294,8 @@ fn calls_return(kind: &str) {
     assert!(longest < DROP, "dropping took {longest:?} of processor time");
 }
 
-/// Makes calls beside a neighbour that floods this process, until `call` returns that the flood was long enough, and asserts that it holds no more than the bound, and nothing when
-/// the neighbour is gone.
+/// Makes calls beside a neighbour that floods this process, until `call` returns that the flood was long
+/// enough, and asserts that it holds no more than the bound, and nothing when the neighbour is gone.
 fn within_bounds(
     victim: &mut Victim,
     process: &mut Process,
@@ -404,7 +405,8 @@ fn flood_of_sockets(role: &str) {
     wait_for_the_rest(&mut victim, &before, &LEFT);
 }
 
-/// Returns whether the kernel knows `SO_PASSRIGHTS`, by which a device refuses descriptors: from Linux 6.16 on.
+/// Returns whether the kernel knows `SO_PASSRIGHTS`, by which a device refuses descriptors: from Linux 6.16
+/// on.
 fn kernel_refuses_descriptors() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers =
@@ -412,8 +414,8 @@ fn kernel_refuses_descriptors() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(16))
 }
 
-/// Connects to a new honest process that sends messages. On a busy machine the answer of one of the two devices may come too late; then
-/// another process takes its place.
+/// Connects to a new honest process that sends messages. On a busy machine the answer of one of the two
+/// devices may come too late; then another process takes its place.
 fn connect_honest(victim: &Victim) -> (Process, Bad) {
     const TRIES: usize = 10;
     for _ in 0..TRIES {
@@ -426,15 +428,16 @@ fn connect_honest(victim: &Victim) -> (Process, Bad) {
     panic!("{TRIES} honest processes could not connect beside the flood");
 }
 
-/// Makes calls to an honest neighbour that forks without exec. Its forked children use and drop their copies of its objects.
+/// Makes calls to an honest neighbour that forks without exec. Its forked children use and drop their copies
+/// of its objects.
 fn fork() {
     let mut victim = Victim::beside("forks", Process::start);
     (0..times(100)).for_each(|_| victim.call(None));
 }
 
-/// Drops connections of neighbours that died while a child that they had forked lives on, with copies of all their sockets and
-/// mappings. As with TCP, such a connection may look alive. Dropping it does not wait, and leaves only sockets that the child still
-/// holds.
+/// Drops connections of neighbours that died while a child that they had forked lives on, with copies of all
+/// their sockets and mappings. As with TCP, such a connection may look alive. Dropping it does not wait, and
+/// leaves only sockets that the child still holds.
 fn fork_that_outlives_its_parent() {
     let (mut victim, before) = warmed_up();
     let mut cost = Cost::default();

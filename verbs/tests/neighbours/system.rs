@@ -14,8 +14,8 @@ pub fn signal(process: u32, signal: libc::c_int) {
     assert_eq!(sent, 0, "{}", io::Error::last_os_error());
 }
 
-/// Kills the processes of the group that the child `leader` led. No other group gets its number while a process is in the
-/// group; if none is left, the call fails, or the number is too new to be in use again.
+/// Kills the processes of the group that the child `leader` led. No other group gets its number while a
+/// process is in the group; if none is left, the call fails, or the number is too new to be in use again.
 pub fn kill_group(leader: u32) {
     // SAFETY: the call takes numbers only.
     unsafe { libc::kill(-(leader as libc::pid_t), libc::SIGKILL) };
@@ -35,7 +35,8 @@ pub fn may_change_user() -> bool {
 /// A user that runs no tests.
 pub const OTHER_USER: libc::uid_t = 65533;
 
-/// Changes the user and the group of this process. The process can still look at its own mappings and descriptors.
+/// Changes the user and the group of this process. The process can still look at its own mappings and
+/// descriptors.
 pub fn become_user(user: libc::uid_t) {
     page_that_never_comes();
     // SAFETY: the calls take numbers only, and change only this process.
@@ -67,8 +68,8 @@ pub fn block_thread(thread: libc::pid_t) {
 
 /// Forks. The child runs `then` and exits with status 0. Returns whether the child did so within a minute.
 pub fn fork_and_run(then: impl FnOnce()) -> bool {
-    // SAFETY: the child uses the allocator, which the C library prepares for a fork, and the objects under test, which are to
-    // be used after a fork. An alarm ends the child if it waits for a lock.
+    // SAFETY: the child uses the allocator, which the C library prepares for a fork, and the objects under
+    // test, which are to be used after a fork. An alarm ends the child if it waits for a lock.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: the calls take numbers only.
@@ -85,7 +86,8 @@ pub fn fork_and_run(then: impl FnOnce()) -> bool {
 
 /// Forks a process that holds what `then` returns, as long as the thread lives that called this.
 pub fn fork_off<T>(then: impl FnOnce() -> T) {
-    // SAFETY: the child uses the allocator, which the C library prepares for a fork, and makes objects of its own only.
+    // SAFETY: the child uses the allocator, which the C library prepares for a fork, and makes objects of its
+    // own only.
     if unsafe { libc::fork() } == 0 {
         die_with_parent();
         let _held = then();
@@ -108,18 +110,20 @@ pub fn leave_a_fork_behind(seconds: u32) {
     }
 }
 
-/// Writes `bytes` over the mapping of this process at `start`, page by page. First tries to make a mapping writable that is not.
+/// Writes `bytes` over the mapping of this process at `start`, page by page. First tries to make a mapping
+/// writable that is not.
 pub fn overwrite(start: usize, length: usize, writable: bool, byte: impl Fn(usize) -> u64) {
     let at = start as *mut u64;
-    // SAFETY: the call only changes the protection of a mapping of this process. Nothing relies on a fault there.
+    // SAFETY: the call only changes the protection of a mapping of this process. Nothing relies on a fault
+    // there.
     if !writable && unsafe { libc::mprotect(at.cast(), length, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
         return;
     }
     for index in 0..length / size_of::<u64>() {
         // SAFETY:
         // - the mapping was listed as writable, or was made so; and
-        // - it is shared memory, to which no reference exists. If another thread unmapped it meanwhile, this hostile process
-        //   crashes, which the test allows.
+        // - it is shared memory, to which no reference exists. If another thread unmapped it meanwhile, this
+        //   hostile process crashes, which the test allows.
         unsafe { at.add(index).write_volatile(byte(index)) };
     }
 }
@@ -130,8 +134,8 @@ pub fn replace_descriptor(source: impl AsFd, target: RawFd) {
     unsafe { libc::dup3(source.as_fd().as_raw_fd(), target, libc::O_CLOEXEC) };
 }
 
-/// Takes the place of this process's device at the socket on which it listens. The device listens on a new socket with the name `name`
-/// instead. Returns the one that peers know.
+/// Takes the place of this process's device at the socket on which it listens. The device listens on a new
+/// socket with the name `name` instead. Returns the one that peers know.
 pub fn take_listener(name: &SocketAddrUnix) -> OwnedFd {
     let number = |entry: std::io::Result<std::fs::DirEntry>| -> Option<RawFd> {
         entry.ok()?.file_name().to_str()?.parse().ok()
@@ -161,7 +165,8 @@ pub fn take_listener(name: &SocketAddrUnix) -> OwnedFd {
     rustix::net::bind(&inner, name).unwrap();
     rustix::net::listen(&inner, 128).unwrap();
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: data };
-    // SAFETY: this process exchanges what the device's own descriptor stands for, on purpose. The copy is owned by nothing else.
+    // SAFETY: this process exchanges what the device's own descriptor stands for, on purpose. The copy is
+    // owned by nothing else.
     unsafe {
         let outer = OwnedFd::from_raw_fd(libc::fcntl(listener, libc::F_DUPFD_CLOEXEC, 3));
         libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, listener, &raw mut event);
@@ -171,8 +176,9 @@ pub fn take_listener(name: &SocketAddrUnix) -> OwnedFd {
     }
 }
 
-/// Returns the address of a page whose first access never ends; `None` if that is not permitted here. Only a privileged process can
-/// make a page that keeps the kernel waiting, too, so a process that becomes another user makes it before.
+/// Returns the address of a page whose first access never ends; `None` if that is not permitted here. Only a
+/// privileged process can make a page that keeps the kernel waiting, too, so a process that becomes another
+/// user makes it before.
 pub fn page_that_never_comes() -> Option<usize> {
     static PAGE: OnceLock<Option<usize>> = OnceLock::new();
     *PAGE.get_or_init(|| {
@@ -180,7 +186,8 @@ pub fn page_that_never_comes() -> Option<usize> {
         const API: libc::c_ulong = 0xc018_aa3f;
         const REGISTER: libc::c_ulong = 0xc020_aa00;
         const LENGTH: usize = 4096;
-        // SAFETY: the mapping is fresh, and nothing but the kernel accesses it; the arrays have the layout that the kernel expects.
+        // SAFETY: the mapping is fresh, and nothing but the kernel accesses it; the arrays have the layout
+        // that the kernel expects.
         unsafe {
             let page = libc::mmap(
                 std::ptr::null_mut(),
@@ -207,7 +214,8 @@ pub fn send_for_ever(socket: impl AsFd) {
     unsafe { libc::send(socket.as_fd().as_raw_fd(), page as *const libc::c_void, 64, 0) };
 }
 
-/// Clears `O_NONBLOCK` of a descriptor, for all processes that share its open file. Returns whether it was set.
+/// Clears `O_NONBLOCK` of a descriptor, for all processes that share its open file. Returns whether it was
+/// set.
 pub fn make_blocking(descriptor: RawFd) -> bool {
     // SAFETY: the calls take numbers only.
     unsafe {

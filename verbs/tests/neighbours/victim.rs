@@ -92,8 +92,8 @@ impl Victim {
         Self { _context: context, domain, queue, honest }
     }
 
-    /// Makes a connection to `process`, which is able to connect. On a busy machine the answer of its device may come too late; then
-    /// another process takes its place.
+    /// Makes a connection to `process`, which is able to connect. On a busy machine the answer of its device
+    /// may come too late; then another process takes its place.
     pub fn connect(&self, process: &mut Process, role: &str) -> Bad {
         const TRIES: usize = 10;
         for _ in 1..TRIES {
@@ -128,8 +128,8 @@ impl Victim {
         })
     }
 
-    /// Makes one call to the honest neighbour, and checks its answer. Every eighth call also writes and reads a large
-    /// content. The thread sleeps until each completion, and serves the bad neighbour beside.
+    /// Makes one call to the honest neighbour, and checks its answer. Every eighth call also writes and reads
+    /// a large content. The thread sleeps until each completion, and serves the bad neighbour beside.
     pub fn call(&mut self, mut bad: Option<&mut Bad>) {
         let calls = self.honest.calls;
         self.honest.calls += 1;

@@ -1,4 +1,5 @@
-//! The tracing allocator as the global allocator of a program. These tests are a separate binary for this reason.
+//! The tracing allocator as the global allocator of a program. These tests are a separate binary for this
+//! reason.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod executions;

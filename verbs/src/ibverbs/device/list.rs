@@ -1,5 +1,5 @@
-//! Which devices there are, with their ports and addresses: what can be asked before a device is used, and what an open device
-//! answers.
+//! Which devices there are, with their ports and addresses: what can be asked before a device is used, and
+//! what an open device answers.
 
 use std::cmp::Reverse;
 use std::ffi::{CStr, OsStr, c_int};
@@ -140,7 +140,8 @@ impl fmt::Display for Transport {
     }
 }
 
-/// An open device (`struct ibv_context`), closed on drop. Every object of the context holds a reference to it.
+/// An open device (`struct ibv_context`), closed on drop. Every object of the context holds a reference to
+/// it.
 #[derive(Debug)]
 pub(crate) struct RawContext {
     pub(crate) library: &'static Library,
@@ -180,8 +181,8 @@ impl RawContext {
         let mut attributes = sys::ibv_port_attr::default();
         // SAFETY:
         // - the context is open, and
-        // - the structure, all zeros, is a later version of the one that the function fills: it begins with the same
-        //   fields, and is longer.
+        // - the structure, all zeros, is a later version of the one that the function fills: it begins with
+        //   the same fields, and is longer.
         let result =
             unsafe { (self.library.query_port)(self.context.as_ptr(), number, (&raw mut attributes).cast()) };
         check(format!("asking for the state of port {number}"), result)?;
@@ -274,8 +275,8 @@ pub enum PortState {
 }
 
 impl Port {
-    /// Returns the address that is taken if no option names an index: RoCE version 2 first, then routable addresses,
-    /// then IPv4.
+    /// Returns the address that is taken if no option names an index: RoCE version 2 first, then routable
+    /// addresses, then IPv4.
     pub fn best_gid(&self) -> Option<&Gid> {
         best(&self.gids)
     }
@@ -346,8 +347,8 @@ impl Gid {
         self.address.segments()[0] & 0xffc0 == 0xfe80
     }
 
-    /// Returns the rank, best last: RoCE version 2 before version 1, a routable address before a link-local one, IPv4
-    /// before IPv6 (because people set up the IPv4 address), and the lowest index.
+    /// Returns the rank, best last: RoCE version 2 before version 1, a routable address before a link-local
+    /// one, IPv4 before IPv6 (because people set up the IPv4 address), and the lowest index.
     fn rank(&self) -> impl Ord {
         let version = match self.kind {
             GidKind::RoceV2 => 2,

@@ -56,8 +56,9 @@ pub(crate) struct Device {
     removed: AtomicBool,
 }
 
-/// `vendor_id` of Soft-RoCE. Soft-RoCE takes 7 transport retries for endless ones, as with RNR retries, and so would
-/// never notice that a peer is gone. By the specification transport retries end (IBA vol. 1, 9.9.2.1.1).
+/// `vendor_id` of Soft-RoCE. Soft-RoCE takes 7 transport retries for endless ones, as with RNR retries, and
+/// so would never notice that a peer is gone. By the specification transport retries end (IBA vol. 1,
+/// 9.9.2.1.1).
 const SOFT_ROCE: u32 = 0xff_ffff;
 
 impl Device {
@@ -170,8 +171,8 @@ impl Device {
         self.ending.fetch_sub(1, SeqCst);
     }
 
-    /// Returns the number by which a completion of a shared receive names its queue pair: 0 if the user has dropped the queue
-    /// pair. (The device may use the number again as soon as the queue pair is destroyed.)
+    /// Returns the number by which a completion of a shared receive names its queue pair: 0 if the user has
+    /// dropped the queue pair. (The device may use the number again as soon as the queue pair is destroyed.)
     pub(crate) fn number_for_user(&self, number: u32) -> u32 {
         let any_ending = self.ending.load(SeqCst) > 0;
         let ending = any_ending && lock(&self.pairs).get(&number).is_some_and(|pair| pair.is_ending());
@@ -186,8 +187,8 @@ impl Device {
         self.removed.store(true, SeqCst);
     }
 
-    /// Returns whether the kernel no longer shows the device. Soft-RoCE and soft-iWARP report their removal (`rdma
-    /// link delete`) by no event, and objects that are open keep working.
+    /// Returns whether the kernel no longer shows the device. Soft-RoCE and soft-iWARP report their removal
+    /// (`rdma link delete`) by no event, and objects that are open keep working.
     pub(crate) fn has_vanished(&self) -> bool {
         let (folder, at_first) = &self.shown;
         at_first.is_some() && inode(folder) != *at_first
@@ -198,8 +199,9 @@ impl Device {
         Arc::clone(&lock(&self.path))
     }
 
-    /// Reads the port and its addresses again, and returns the path for a new queue pair. Addresses may have changed since the
-    /// device was opened. If they can't be read, because the device is gone, this is the path as it was read last.
+    /// Reads the port and its addresses again, and returns the path for a new queue pair. Addresses may have
+    /// changed since the device was opened. If they can't be read, because the device is gone, this is the
+    /// path as it was read last.
     pub(crate) fn read_path(&self) -> Result<Arc<LocalPath>, VerbsError> {
         // On iWARP, TCP chooses the path.
         if self.transport == Transport::Iwarp {
@@ -240,16 +242,17 @@ const SOFT_IWARP: u32 = 0x62_6d74;
 /// Entries of a completion queue that reaches beyond the bad key; an entry has 32 bytes.
 const ENTRIES: i32 = 0x90000 / 32 + 1;
 
-/// Creates an unused completion queue that occupies the bad key. It must be dropped before the device is closed. Call this for a
-/// device that was just opened, so that its objects have the first keys. Returns `None` for other drivers.
+/// Creates an unused completion queue that occupies the bad key. It must be dropped before the device is
+/// closed. Call this for a device that was just opened, so that its objects have the first keys. Returns
+/// `None` for other drivers.
 ///
 /// A workaround for soft-iWARP.
 ///
-/// The kernel names each queue that a program maps by a *key*: the offset in the device's file, from 0 on, at the
-/// lowest gap that fits. To libsiw, the driver's half in libibverbs, the key `0x90000` means that there is no key
-/// (`SIW_INVAL_UOBJ_KEY` in rdma/siw-abi.h). So an object that gets this key can't be created. The next object gets
-/// this key again, so no later object can be created either. With queue pairs of two pages this happens after some
-/// seventy of them. (rdma-core 44 to 65.)
+/// The kernel names each queue that a program maps by a *key*: the offset in the device's file, from 0 on, at
+/// the lowest gap that fits. To libsiw, the driver's half in libibverbs, the key `0x90000` means that there
+/// is no key (`SIW_INVAL_UOBJ_KEY` in rdma/siw-abi.h). So an object that gets this key can't be created. The
+/// next object gets this key again, so no later object can be created either. With queue pairs of two pages
+/// this happens after some seventy of them. (rdma-core 44 to 65.)
 fn guard_key(raw: &RawContext, vendor: u32) -> Result<Option<Owned<sys::ibv_cq>>, VerbsError> {
     if vendor != SOFT_IWARP {
         return Ok(None);
@@ -264,8 +267,8 @@ fn guard_key(raw: &RawContext, vendor: u32) -> Result<Option<Owned<sys::ibv_cq>>
     queue.map(Some).ok_or_else(error)
 }
 
-/// Returns the most inline bytes of a queue pair. Devices have no attribute for this number, so this function creates
-/// queue pairs that ask for less and less.
+/// Returns the most inline bytes of a queue pair. Devices have no attribute for this number, so this function
+/// creates queue pairs that ask for less and less.
 fn probe_inline(raw: &RawContext) -> u32 {
     const MOST: u32 = 8192;
     let library = raw.library;
@@ -312,8 +315,8 @@ fn probe_inline(raw: &RawContext) -> u32 {
     }
 }
 
-/// Takes and applies all events that have come, and checks whether the device is still there. Acknowledges an event as
-/// soon as it was applied, because destroying the object of the event waits for that.
+/// Takes and applies all events that have come, and checks whether the device is still there. Acknowledges an
+/// event as soon as it was applied, because destroying the object of the event waits for that.
 pub(crate) fn handle_events(device: &Device) {
     while let Some(mut event) = next_event(device) {
         apply_event(device, &event);
@@ -367,7 +370,8 @@ fn apply_event(device: &Device, event: &sys::ibv_async_event) {
             }
         }
         sys::IBV_EVENT_CQ_ERR => {
-            // SAFETY: this event carries a completion queue, which is not destroyed before it is acknowledged.
+            // SAFETY: this event carries a completion queue, which is not destroyed before it is
+            // acknowledged.
             let queue = unsafe { event.element.cq };
             fail_pairs(
                 device,

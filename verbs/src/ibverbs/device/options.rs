@@ -13,10 +13,11 @@ pub struct OpenOptions {
     pub device: Option<String>,
     /// The port's number, from 1; otherwise the first port that is active.
     pub port: Option<u8>,
-    /// Index in the port's GID table; otherwise the best one, see [`Port::best_gid`](super::super::Port::best_gid).
+    /// Index in the port's GID table; otherwise the best one, see
+    /// [`Port::best_gid`](super::super::Port::best_gid).
     pub gid_index: Option<u32>,
-    /// Largest path MTU to offer to peers, in bytes (256, 512, 1024, 2048 or 4096); otherwise the path MTU of the
-    /// port.
+    /// Largest path MTU to offer to peers, in bytes (256, 512, 1024, 2048 or 4096); otherwise the path MTU of
+    /// the port.
     pub mtu: Option<u16>,
 }
 
@@ -113,8 +114,9 @@ pub(super) fn one_of(what: &str, names: &[String]) -> String {
     if names.is_empty() { format!("no {what}") } else { names.join(", ") }
 }
 
-/// What a queue pair uses of its device: a port, an address, and a path MTU. They may change while the device is open: an
-/// interface gets another address, a cable moves. Each queue pair keeps those of the time of its [`to_init`](crate::QueuePair::to_init).
+/// What a queue pair uses of its device: a port, an address, and a path MTU. They may change while the device
+/// is open: an interface gets another address, a cable moves. Each queue pair keeps those of the time of its
+/// [`to_init`](crate::QueuePair::to_init).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LocalPath {
     pub(crate) port: Port,
@@ -124,7 +126,8 @@ pub(crate) struct LocalPath {
 }
 
 impl LocalPath {
-    /// Chooses the address and the MTU of `port`, within `options`. `needs_address`: packets carry an address.
+    /// Chooses the address and the MTU of `port`, within `options`. `needs_address`: packets carry an
+    /// address.
     pub(super) fn choose(
         device: &str,
         port: Port,

@@ -1,5 +1,6 @@
-//! librdmacm, loaded at run time, its structures that ibverbs-sys lacks (`rdma/rdma_cma.h`), and what this provider makes of them:
-//! identifiers, of which each names a connection or a listener, the content of events, and addresses.
+//! librdmacm, loaded at run time, its structures that ibverbs-sys lacks (`rdma/rdma_cma.h`), and what this
+//! provider makes of them: identifiers, of which each names a connection or a listener, the content of
+//! events, and addresses.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV6};
@@ -78,8 +79,8 @@ pub(crate) struct Parameters {
     pub(crate) queue_pair_number: u32,
 }
 
-/// The beginning of `struct rdma_cm_event`, as far as events of connections need it. librdmacm alone creates these
-/// values.
+/// The beginning of `struct rdma_cm_event`, as far as events of connections need it. librdmacm alone creates
+/// these values.
 #[repr(C)]
 pub(crate) struct Event {
     pub(crate) id: *mut Id,
@@ -128,8 +129,8 @@ pub(crate) fn destroy_id(library: &'static ConnectionLibrary, id: NonNull<Id>) {
     }
 }
 
-/// Listens at the first address of this machine that belongs to the device. The kernel names the device of an address
-/// when the address is bound.
+/// Listens at the first address of this machine that belongs to the device. The kernel names the device of an
+/// address when the address is bound.
 pub(crate) fn listen(
     library: &'static ConnectionLibrary,
     channel: NonNull<EventChannel>,

@@ -1,19 +1,21 @@
-//! Connecting on iWARP, where the kernel's connection manager sets up the TCP connection beneath a queue pair.
+//! Connecting on iWARP, where the kernel's connection manager sets up the TCP connection beneath a queue
+//! pair.
 //!
-//! Each device listens at one address. Both sides of a connection know the other side's address and token. The end with
-//! the greater pair (the *active* end) connects, and the other side accepts, in whichever order they call `to_rtr`. A
-//! thread handles the kernel's events, so that a queue pair connects even if no thread polls. The kernel limits how
-//! long the active end waits for an answer; this module limits how long the other side waits for the connection.
-//! Another thread makes each connecting call, because soft-iWARP's call returns only when TCP has connected, and it
-//! takes two minutes to give up an address that does not answer.
+//! Each device listens at one address. Both sides of a connection know the other side's address and token.
+//! The end with the greater pair (the *active* end) connects, and the other side accepts, in whichever order
+//! they call `to_rtr`. A thread handles the kernel's events, so that a queue pair connects even if no thread
+//! polls. The kernel limits how long the active end waits for an answer; this module limits how long the
+//! other side waits for the connection. Another thread makes each connecting call, because soft-iWARP's call
+//! returns only when TCP has connected, and it takes two minutes to give up an address that does not answer.
 //!
-//! The end that accepted must not send before it has received something from the other side (RFC 5044, section 7.1.2).
-//! So the first message in each direction is a *hello* of no bytes, which users do not see. Earlier requests are held
-//! until the active end is connected, and until the other side got its hello. No event reports the hello, so until
-//! then the thread looks into the completion queue.
+//! The end that accepted must not send before it has received something from the other side (RFC 5044,
+//! section 7.1.2). So the first message in each direction is a *hello* of no bytes, which users do not see.
+//! Earlier requests are held until the active end is connected, and until the other side got its hello. No
+//! event reports the hello, so until then the thread looks into the completion queue.
 //!
-//! soft-iWARP overlooks data that arrives between its answer to the request and its own readiness (`siw_accept`),
-//! until more data arrives. So the active end sends a small write (a *nudge*) to a peer whose hello does not come.
+//! soft-iWARP overlooks data that arrives between its answer to the request and its own readiness
+//! (`siw_accept`), until more data arrives. So the active end sends a small write (a *nudge*) to a peer whose
+//! hello does not come.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -39,8 +41,8 @@ use crate::ibverbs::posting::core::Core;
 use crate::panics::lock;
 use crate::{QueuePairState, VerbsError};
 
-/// Longest time that the accepting end waits for the connection, and that either end waits for the other's hello.
-/// (soft-iWARP gives the active end as long to connect.)
+/// Longest time that the accepting end waits for the connection, and that either end waits for the other's
+/// hello. (soft-iWARP gives the active end as long to connect.)
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two checks for a hello.
 const TICK: Duration = Duration::from_millis(1);
@@ -48,8 +50,8 @@ const TICK: Duration = Duration::from_millis(1);
 /// Time until the first nudge of a peer. It doubles with each nudge.
 pub(super) const NUDGE: Duration = Duration::from_millis(20);
 const NUDGES: u32 = 8;
-/// Requests of this module that a send queue needs slots for: the hello and the nudges. (A receive queue has only
-/// the hello.)
+/// Requests of this module that a send queue needs slots for: the hello and the nudges. (A receive queue has
+/// only the hello.)
 pub(crate) const OWN_REQUESTS: u32 = 1 + NUDGES;
 
 /// The connection manager of one device.
@@ -131,8 +133,8 @@ pub(super) struct Connection {
     pub(super) queue: Arc<Queue>,
     /// The peer, from `to_rtr` on.
     pub(super) peer: Option<Wanted>,
-    /// The kernel's identifier of the connection: our own if we connect, that of the peer's request if the peer
-    /// connects.
+    /// The kernel's identifier of the connection: our own if we connect, that of the peer's request if the
+    /// peer connects.
     pub(super) id: Option<NonNull<Id>>,
     /// Whether a thread is in the connecting call and uses the identifier.
     pub(super) connecting: bool,
@@ -289,7 +291,8 @@ impl Manager {
             }
             let Some(event) = NonNull::new(event) else { return };
             let note = note(event);
-            // SAFETY: the event came from the library, and is acknowledged once; no part of it is used any more.
+            // SAFETY: the event came from the library, and is acknowledged once; no part of it is used any
+            // more.
             let result = unsafe { (self.library.ack_event)(event.as_ptr()) };
             if let Err(error) = check("acknowledging an event", result) {
                 tracing::warn!(%error, "an event of the connection manager can't be acknowledged");
@@ -372,7 +375,8 @@ impl Manager {
             return Err(VerbsError::unreachable(error));
         }
         let mut parameters = parameters(connection.pair.number, &peer);
-        // SAFETY: the identifier is that of a request that was not answered yet, and the parameters are complete.
+        // SAFETY: the identifier is that of a request that was not answered yet, and the parameters are
+        // complete.
         let result = unsafe { (self.library.accept)(id.as_ptr(), &raw mut parameters) };
         tracing::trace!(token, "accepted");
         check("accepting an iWARP connection", result)
@@ -454,8 +458,8 @@ impl Manager {
 
     /// Connects to the peer.
     fn introduce(&self, token: u64) {
-        // The caller of `start_connecting` holds the lock until `connecting` is set. So the identifier stays until
-        // `connecting` is false again.
+        // The caller of `start_connecting` holds the lock until `connecting` is set. So the identifier stays
+        // until `connecting` is false again.
         let found = lock(&self.state)
             .connections
             .get(&token)
@@ -481,7 +485,8 @@ impl Manager {
             private_data_length: Introduction::LENGTH as u8,
             ..parameters(number, peer)
         };
-        // SAFETY: the identifier is resolved, and the parameters are complete; the call copies what they point to.
+        // SAFETY: the identifier is resolved, and the parameters are complete; the call copies what they
+        // point to.
         let result = unsafe { (self.library.connect)(id.as_ptr(), &raw mut parameters) };
         check(format!("connecting to {}", peer.listener.socket), result)
     }

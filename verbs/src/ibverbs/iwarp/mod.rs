@@ -1,4 +1,5 @@
-//! What iWARP needs, and soft-iWARP in particular: connecting by librdmacm, and completions in the order of posting.
+//! What iWARP needs, and soft-iWARP in particular: connecting by librdmacm, and completions in the order of
+//! posting.
 
 pub(crate) mod library;
 pub(crate) mod manager;

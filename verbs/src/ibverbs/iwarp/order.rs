@@ -1,7 +1,8 @@
 //! The order of completions, for a device that does not keep it.
 //!
-//! soft-iWARP reports a send or write when TCP has taken it, even while an earlier RDMA READ is still under way. (RFC
-//! 5040 requires completions in the order of posting.) So early completions wait here for the READs before them.
+//! soft-iWARP reports a send or write when TCP has taken it, even while an earlier RDMA READ is still under
+//! way. (RFC 5040 requires completions in the order of posting.) So early completions wait here for the READs
+//! before them.
 
 use std::collections::VecDeque;
 
@@ -27,8 +28,8 @@ impl Order {
         self.reads.retain(|(read, _)| *read != position);
     }
 
-    /// Notes that the request at `position` has completed. Reports it, and requests that waited for it, as soon as
-    /// all earlier READs have completed.
+    /// Notes that the request at `position` has completed. Reports it, and requests that waited for it, as
+    /// soon as all earlier READs have completed.
     pub(crate) fn arrive(
         &mut self,
         position: u32,

@@ -1,5 +1,5 @@
-//! A queue pair of the device, with its state and its outstanding requests, as completion queues, asynchronous events and the
-//! connection manager use it.
+//! A queue pair of the device, with its state and its outstanding requests, as completion queues,
+//! asynchronous events and the connection manager use it.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -21,8 +21,8 @@ const RTR: u8 = 2;
 const RTS: u8 = 3;
 const ERROR: u8 = 4;
 
-/// A queue pair of the device. Its owner, the [`Pair`](crate::ibverbs::queue_pair::Pair), takes it out of every table
-/// before it destroys `pair`.
+/// A queue pair of the device. Its owner, the [`Pair`](crate::ibverbs::queue_pair::Pair), takes it out of
+/// every table before it destroys `pair`.
 #[derive(Debug)]
 pub(crate) struct Core {
     library: &'static Library,
@@ -38,7 +38,8 @@ pub(crate) struct Core {
     flushed: AtomicBool,
     /// Whether the user of the queue pair has dropped it.
     ending: AtomicBool,
-    /// Whether the device has reported that the queue pair takes no more receives from a shared receive queue.
+    /// Whether the device has reported that the queue pair takes no more receives from a shared receive
+    /// queue.
     last_receive: AtomicBool,
     /// Wakers of the completion queues, for requests that this module flushes.
     pub(crate) wakers: OnceLock<[Option<Arc<Waker>>; 2]>,
@@ -101,8 +102,9 @@ impl Core {
         self.failure.get().map(String::as_str)
     }
 
-    /// Notes that the device has moved the queue pair from `from` to `to`. Fails if another thread moved it to Error
-    /// meanwhile, and then moves it there again, because the two moves may have overtaken each other.
+    /// Notes that the device has moved the queue pair from `from` to `to`. Fails if another thread moved it
+    /// to Error meanwhile, and then moves it there again, because the two moves may have overtaken each
+    /// other.
     pub(crate) fn advance(
         &self,
         call: &'static str,
@@ -148,8 +150,8 @@ impl Core {
         }
     }
 
-    /// Returns whether the device will never complete the requests that are outstanding when the completion queue is
-    /// empty.
+    /// Returns whether the device will never complete the requests that are outstanding when the completion
+    /// queue is empty.
     pub(crate) fn is_flushed(&self) -> bool {
         self.flushed.load(SeqCst)
     }
@@ -164,7 +166,8 @@ impl Core {
         self.ending.load(SeqCst)
     }
 
-    /// Notes that the queue pair takes no more receives from a shared receive queue, and that all that it took have completed.
+    /// Notes that the queue pair takes no more receives from a shared receive queue, and that all that it
+    /// took have completed.
     pub(crate) fn last_receive_reached(&self) {
         self.last_receive.store(true, SeqCst);
     }
@@ -206,8 +209,8 @@ impl Core {
         }
     }
 
-    /// Lets the device flush its queues in Error. This is necessary even if it is in Error: Soft-RoCE does not check
-    /// at a receive that is posted later.
+    /// Lets the device flush its queues in Error. This is necessary even if it is in Error: Soft-RoCE does
+    /// not check at a receive that is posted later.
     pub(crate) fn flush(&self) {
         let mut attributes =
             sys::ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
@@ -234,9 +237,9 @@ fn code(state: QueuePairState) -> u8 {
 
 /// The identifiers of the requests that are outstanding on one queue, in the order of posting.
 ///
-/// Devices round up the depth of a queue, and only they know when a slot of theirs is free again. So this type
-/// counts the slots, and a queue is full at exactly the depth that it was created for. One thread posts at a time,
-/// and one polls.
+/// Devices round up the depth of a queue, and only they know when a slot of theirs is free again. So this
+/// type counts the slots, and a queue is full at exactly the depth that it was created for. One thread posts
+/// at a time, and one polls.
 #[derive(Debug)]
 pub(crate) struct Outstanding {
     /// Indexed by position, modulo the length, which is a power of two.
@@ -274,15 +277,15 @@ impl Outstanding {
         self.at(position).store(wr_id, Relaxed);
     }
 
-    /// Counts all requests before `position` as posted. The caller does this before the device gets them, because a
-    /// completion may be polled at once.
+    /// Counts all requests before `position` as posted. The caller does this before the device gets them,
+    /// because a completion may be polled at once.
     pub(crate) fn post(&self, position: u32) {
         // SYNC: with `complete`, so that identifiers are seen there.
         self.posted.store(position, Release);
     }
 
-    /// Returns the identifier of the request at `position`, which completed together with all requests before it.
-    /// `None` if no such request is outstanding.
+    /// Returns the identifier of the request at `position`, which completed together with all requests before
+    /// it. `None` if no such request is outstanding.
     pub(crate) fn complete(&self, position: u32) -> Option<u64> {
         let posted = self.posted.load(Acquire);
         let completed = self.completed.load(Relaxed);
@@ -295,7 +298,8 @@ impl Outstanding {
         Some(wr_id)
     }
 
-    /// Returns the identifier of the oldest request, for a device that is gone and completes nothing any more.
+    /// Returns the identifier of the oldest request, for a device that is gone and completes nothing any
+    /// more.
     pub(crate) fn complete_oldest(&self) -> Option<u64> {
         self.complete(self.oldest())
     }

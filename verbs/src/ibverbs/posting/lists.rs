@@ -16,7 +16,8 @@ use crate::{
 /// Most requests handed to the device at a time.
 const BATCH: usize = 16;
 
-/// Passes requests to `post` in batches of at most `most`. An error of `post` has the index in its batch of the request that failed.
+/// Passes requests to `post` in batches of at most `most`. An error of `post` has the index in its batch of
+/// the request that failed.
 pub(crate) fn in_batches<R>(
     requests: &[R],
     most: usize,
@@ -27,7 +28,8 @@ pub(crate) fn in_batches<R>(
     })
 }
 
-/// The batch of sends under construction. The lists are linked when they are complete, because they may move before.
+/// The batch of sends under construction. The lists are linked when they are complete, because they may move
+/// before.
 pub(crate) struct Sends {
     slot: Slot,
     requests: Vec<sys::ibv_send_wr>,
@@ -37,8 +39,8 @@ pub(crate) struct Sends {
     gate: Gate,
 }
 
-/// Whether the device gets requests already. On iWARP the gate opens when there is a connection; users see the queue
-/// pair in Rts long before.
+/// Whether the device gets requests already. On iWARP the gate opens when there is a connection; users see
+/// the queue pair in Rts long before.
 enum Gate {
     Open,
     Shut(Vec<HeldRequest>),
@@ -52,8 +54,8 @@ struct HeldRequest {
     inline: Option<Vec<u8>>,
 }
 
-// SAFETY: the pointers in the list are to memory of this value's own, or of the caller's for as long as the call in
-// which they are used.
+// SAFETY: the pointers in the list are to memory of this value's own, or of the caller's for as long as the
+// call in which they are used.
 unsafe impl Send for Sends {}
 
 impl fmt::Debug for Sends {
@@ -88,7 +90,8 @@ impl Sends {
         hand_over(pair, &mut nothing).map_err(|(error, _)| post_error_kind(error))
     }
 
-    /// Opens the gate: sends the hello, and hands the device all held requests. Does nothing if the gate is open.
+    /// Opens the gate: sends the hello, and hands the device all held requests. Does nothing if the gate is
+    /// open.
     pub(crate) fn open(&mut self, pair: &Core) -> Result<(), PostErrorKind> {
         let Gate::Shut(held) = std::mem::replace(&mut self.gate, Gate::Open) else { return Ok(()) };
         let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
@@ -279,7 +282,8 @@ impl HeldRequest {
             let mut content = Vec::new();
             for segment in segments {
                 let start: *const u8 = ptr::with_exposed_provenance(segment.addr as usize);
-                // SAFETY: the segment is of an inline payload, which the caller's borrow keeps alive for the call.
+                // SAFETY: the segment is of an inline payload, which the caller's borrow keeps alive for the
+                // call.
                 content
                     .extend_from_slice(unsafe { std::slice::from_raw_parts(start, segment.length as usize) });
             }
@@ -297,8 +301,8 @@ fn hand_over(pair: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut 
     // SAFETY:
     // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
     // - the list is linked through memory that the caller holds for the whole call, and
-    // - what its segments name is either registered memory, which the device checks, or an inline payload, which is
-    //   borrowed for the call.
+    // - what its segments name is either registered memory, which the device checks, or an inline payload,
+    //   which is borrowed for the call.
     let result = unsafe {
         let pair = pair.as_ptr();
         match (*(*pair).context).ops.post_send {

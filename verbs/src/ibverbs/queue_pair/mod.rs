@@ -29,7 +29,8 @@ use crate::{
     VerbsError,
 };
 
-/// A queue pair. The drop order of the fields keeps the objects that the queue pair depends on until it is destroyed.
+/// A queue pair. The drop order of the fields keeps the objects that the queue pair depends on until it is
+/// destroyed.
 #[derive(Debug)]
 pub(crate) struct VerbsPair {
     core: Arc<Core>,
@@ -39,8 +40,8 @@ pub(crate) struct VerbsPair {
     token: u64,
     /// The port and address of this side, from `to_init` on.
     path: OnceLock<Arc<LocalPath>>,
-    /// Locked while the state changes, so that the device and `core` change in one order. The number is set by
-    /// `to_rtr`: the READs that the peer serves at a time.
+    /// Locked while the state changes, so that the device and `core` change in one order. The number is set
+    /// by `to_rtr`: the READs that the peer serves at a time.
     peer_reads: Mutex<u8>,
     receives: Mutex<Receives>,
     send_queue: (Arc<Queue>, Slot),
@@ -134,9 +135,9 @@ impl VerbsPair {
     }
 }
 
-/// Creates the device's queue pair. Returns the queue pair and its granted capacity. The number of inline bytes
-/// depends on all other numbers, and drivers refuse a large number instead of granting less. So this function asks
-/// for less and less.
+/// Creates the device's queue pair. Returns the queue pair and its granted capacity. The number of inline
+/// bytes depends on all other numbers, and drivers refuse a large number instead of granting less. So this
+/// function asks for less and less.
 fn create(
     domain: &Domain,
     send_queue: &Queue,
@@ -276,8 +277,8 @@ impl QueuePair for VerbsPair {
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError> {
         let peer_reads = lock(&self.peer_reads);
         self.expect("to_rts", QueuePairState::Rtr)?;
-        // On iWARP the kernel moves the queue pair to Rts when there is a connection. Requests that are posted
-        // earlier wait.
+        // On iWARP the kernel moves the queue pair to Rts when there is a connection. Requests that are
+        // posted earlier wait.
         if self.device().manager.is_none() {
             path::check_settings(settings, &self.path().port)?;
             let change = path::to_rts(self.device(), self.first_packet, *peer_reads, settings);
@@ -360,7 +361,8 @@ impl DetachedPair {
         if self.shared.is_some() {
             device.remove_ended(self.core.number);
         }
-        // SAFETY: the queue pair is in no table any more, its users held the lock of a table, and this is called once.
+        // SAFETY: the queue pair is in no table any more, its users held the lock of a table, and this is
+        // called once.
         let result = unsafe { (device.library().destroy_qp)(self.core.as_ptr()) };
         if let Err(error) = check("destroying a queue pair", result) {
             tracing::warn!(queue_pair = self.core.number, %error, "an object of the device can't be given back");
@@ -368,8 +370,8 @@ impl DetachedPair {
     }
 }
 
-/// Time that a device gets to report the last receive. Some devices report nothing: Soft-RoCE of Linux 6.1 completes what
-/// was taken, without the event.
+/// Time that a device gets to report the last receive. Some devices report nothing: Soft-RoCE of Linux 6.1
+/// completes what was taken, without the event.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Longest sleep of the thread. An event that another thread takes does not wake this one.
@@ -387,13 +389,13 @@ struct Ending {
     since: Instant,
 }
 
-/// Moves the queue pair to Error, and destroys it when all receives that it took have completed. Destroys it at once if it
-/// can't have taken any.
+/// Moves the queue pair to Error, and destroys it when all receives that it took have completed. Destroys it
+/// at once if it can't have taken any.
 ///
-/// Destroying such a queue pair at once would lose the receives that it had taken and not completed: their buffers would never
-/// come back. So a queue pair goes to Error first. The device then completes what the queue pair took, and reports by an
-/// event that it will take nothing more (Last WQE Reached; IBA vol. 1, 10.2.9.3 and 11.6.3.1). Then the completions are
-/// taken from the device, and the queue pair is destroyed.
+/// Destroying such a queue pair at once would lose the receives that it had taken and not completed: their
+/// buffers would never come back. So a queue pair goes to Error first. The device then completes what the
+/// queue pair took, and reports by an event that it will take nothing more (Last WQE Reached; IBA vol. 1,
+/// 10.2.9.3 and 11.6.3.1). Then the completions are taken from the device, and the queue pair is destroyed.
 ///
 /// One thread for all devices does this, so that no user waits. It exists while there are such queue pairs.
 fn destroy_after_receives(pair: Arc<DetachedPair>) {

@@ -1,5 +1,6 @@
-//! The settings of a connection: the address that two queue pairs exchange ([`Address`]), `PathSettings` as the device takes them, and
-//! the attributes that the device reports afterwards. Decoding an address takes any bytes, and never panics.
+//! The settings of a connection: the address that two queue pairs exchange ([`Address`]), `PathSettings` as
+//! the device takes them, and the attributes that the device reports afterwards. Decoding an address takes
+//! any bytes, and never panics.
 
 use std::net::{Ipv6Addr, SocketAddrV6};
 
@@ -51,8 +52,8 @@ pub(crate) fn to_init(device: &Device, access: Access) -> Change {
     }
 }
 
-/// Returns the change from Init to Rtr: the peer's address, and what is accepted from the peer. Fails if the peer's
-/// port is of another kind.
+/// Returns the change from Init to Rtr: the peer's address, and what is accepted from the peer. Fails if the
+/// peer's port is of another kind.
 pub(crate) fn to_rtr(
     device: &Device,
     local: &LocalPath,
@@ -110,8 +111,8 @@ fn check_packets(ours: GidKind, gid: Option<&Gid>, peer: &Path) -> Result<(), Ve
 /// The advice for an address of the wrong kind.
 const CHOOSE: &str = "; RDMA_GID_INDEX chooses another";
 
-/// Returns the address vector. Ethernet needs a global route. InfiniBand needs one if the peer is in another subnet,
-/// which the first half of its GID names.
+/// Returns the address vector. Ethernet needs a global route. InfiniBand needs one if the peer is in another
+/// subnet, which the first half of its GID names.
 fn route(port: &Port, gid: Option<&Gid>, peer: &Path, settings: &PathSettings) -> sys::ibv_ah_attr {
     let ours = gid.map(|gid| gid.address.octets());
     let far = ours.is_some_and(|ours| peer.gid != [0; 16] && ours[..8] != peer.gid[..8]);
@@ -164,8 +165,8 @@ pub(crate) fn outstanding_reads(device: &Device, settings: &PathSettings) -> u8 
     settings.outstanding_reads.min(most)
 }
 
-/// The attributes that the device has for a queue pair (man 3 ibv_query_qp). They may differ from the settings that
-/// were asked for.
+/// The attributes that the device has for a queue pair (man 3 ibv_query_qp). They may differ from the
+/// settings that were asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairAttributes {

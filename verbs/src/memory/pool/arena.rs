@@ -1,6 +1,6 @@
-//! An arena: the slabs of one purpose and their free extents. The arena is bookkeeping under the pool's lock. It does not
-//! make or drop slabs, because both need system calls. The lengths of extents are size classes: the powers of two from 256 bytes on, and
-//! the size halfway between each two of them.
+//! An arena: the slabs of one purpose and their free extents. The arena is bookkeeping under the pool's lock.
+//! It does not make or drop slabs, because both need system calls. The lengths of extents are size classes:
+//! the powers of two from 256 bytes on, and the size halfway between each two of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,11 +10,13 @@ use super::shared::Slab;
 /// The use of an extent. A slab serves one purpose as long as it lives, see [`memory`](crate::memory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// An extent for the device, which may write to the extent at any time. No reference to the extent is ever made.
+    /// An extent for the device, which may write to the extent at any time. No reference to the extent is
+    /// ever made.
     Block,
     /// An extent for the application. Only the owner writes to the extent, and then freezes it.
     Buffer,
-    /// An extent that READs of this process fill, and that the application then reads. Peers have no right to it.
+    /// An extent that READs of this process fill, and that the application then reads. Peers have no right to
+    /// it.
     Landing,
 }
 
@@ -32,9 +34,10 @@ pub(crate) struct Extent {
 
 /// Slabs and their free extents.
 ///
-/// An extent that is given back goes onto the stack of its size class. The next request of that class takes the extent from the
-/// stack, while the extent is still in the processor's caches. When no slab has room, the extents of all stacks return to the
-/// free ranges of their slabs. There, neighbours are joined and can serve any class.
+/// An extent that is given back goes onto the stack of its size class. The next request of that class takes
+/// the extent from the stack, while the extent is still in the processor's caches. When no slab has room, the
+/// extents of all stacks return to the free ranges of their slabs. There, neighbours are joined and can serve
+/// any class.
 #[derive(Debug)]
 pub(crate) struct Arena {
     entries: slab::Slab<ArenaSlab>,
@@ -67,7 +70,8 @@ struct ExtentPosition {
 }
 
 impl Arena {
-    /// Makes an arena without slabs. Common slabs, which serve several extents, will have `slab_size` bytes at most.
+    /// Makes an arena without slabs. Common slabs, which serve several extents, will have `slab_size` bytes
+    /// at most.
     pub(crate) fn new(slab_size: usize) -> Self {
         let mut largest_class = class_of(slab_size / 2);
         if class_size(largest_class) > slab_size / 2 {
@@ -82,8 +86,8 @@ impl Arena {
         }
     }
 
-    /// Returns the capacity of an extent for `length` bytes: a size class, or whole pages if the extent gets its own slab.
-    /// Returns `None` if the capacity exceeds the address space.
+    /// Returns the capacity of an extent for `length` bytes: a size class, or whole pages if the extent gets
+    /// its own slab. Returns `None` if the capacity exceeds the address space.
     pub(crate) fn capacity_for(&self, length: usize) -> Option<usize> {
         if self.is_common(length) {
             Some(class_size(class_of(length)))
@@ -99,8 +103,8 @@ impl Arena {
         capacity <= self.largest
     }
 
-    /// Takes an extent that was in use before: one of the size class of `capacity`, or a spare slab. A spare slab has at
-    /// most one and a half times `capacity`, and at most `room` bytes.
+    /// Takes an extent that was in use before: one of the size class of `capacity`, or a spare slab. A spare
+    /// slab has at most one and a half times `capacity`, and at most `room` bytes.
     pub(crate) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Extent> {
         if self.is_common(capacity) {
             let position = self.stacks[class_of(capacity)].pop()?;
@@ -110,7 +114,8 @@ impl Arena {
         let fits =
             |bytes: usize| bytes >= capacity && bytes - capacity <= capacity / 2 && bytes as u64 <= room;
         let sizes = self.spares.iter().map(|&key| self.entries[key].slab.len()).enumerate();
-        // Searches from the back: among slabs of equal size, the one given back last is most likely in the caches.
+        // Searches from the back: among slabs of equal size, the one given back last is most likely in the
+        // caches.
         let (position, bytes) =
             sizes.rev().filter(|&(_, bytes)| fits(bytes)).min_by_key(|&(_, bytes)| bytes)?;
         let key = self.spares.remove(position);
@@ -131,8 +136,9 @@ impl Arena {
         self.cut_joined(capacity)
     }
 
-    /// Joins the extents on the stacks with the free ranges beside them, then cuts a new extent. This takes time for each
-    /// free extent, and the stacks are empty afterwards. Nothing is joined if no slab has enough free bytes.
+    /// Joins the extents on the stacks with the free ranges beside them, then cuts a new extent. This takes
+    /// time for each free extent, and the stacks are empty afterwards. Nothing is joined if no slab has
+    /// enough free bytes.
     pub(crate) fn cut_joined(&mut self, capacity: usize) -> Option<Extent> {
         let may_have = |entry: &ArenaSlab| entry.free.is_some() && entry.slab.len() - entry.used >= capacity;
         if !self.is_common(capacity) || !self.entries.iter().any(|(_, entry)| may_have(entry)) {
@@ -154,8 +160,9 @@ impl Arena {
         self.hold(ExtentPosition { key, offset }, capacity)
     }
 
-    /// Takes an extent back. Returns true if the slab has left the arena, because `keep` is false and this was its last extent.
-    /// Then `extent` holds the last reference to the slab, and the caller must release the lock before it drops `extent`.
+    /// Takes an extent back. Returns true if the slab has left the arena, because `keep` is false and this
+    /// was its last extent. Then `extent` holds the last reference to the slab, and the caller must release
+    /// the lock before it drops `extent`.
     pub(crate) fn give_back(&mut self, extent: &Extent, keep: bool) -> bool {
         let entry = &mut self.entries[extent.key];
         entry.live -= 1;

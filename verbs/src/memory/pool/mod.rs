@@ -26,20 +26,22 @@ pub(crate) use self::arena::Purpose;
 
 /// A pool of registered memory, for a connection or an application. Clones are one pool.
 ///
-/// A new pool has no memory. It maps and registers slabs on demand and keeps them for reuse. After the last clone is
-/// dropped, each slab is freed with the last of its extents that is in use, and its bytes return to the budget.
+/// A new pool has no memory. It maps and registers slabs on demand and keeps them for reuse. After the last
+/// clone is dropped, each slab is freed with the last of its extents that is in use, and its bytes return to
+/// the budget.
 ///
-/// Thread-safe. If a free extent of the right size class exists, [`lease`](Self::lease) and [`allocate`](Self::allocate)
-/// hold a lock for some ten nanoseconds and make no system call. Otherwise they map and register a slab, which takes
-/// microseconds, and the kernel clears the pages of the slab at their first use.
+/// Thread-safe. If a free extent of the right size class exists, [`lease`](Self::lease) and
+/// [`allocate`](Self::allocate) hold a lock for some ten nanoseconds and make no system call. Otherwise they
+/// map and register a slab, which takes microseconds, and the kernel clears the pages of the slab at their
+/// first use.
 #[derive(Clone, Debug)]
 pub struct Pool {
     handle: Arc<PoolHandle>,
 }
 
 impl Pool {
-    /// Makes a pool that registers its memory with `domain`, within `budget`. Programs that post verbs themselves use this
-    /// function. Programs that only send use [`for_sending`](Self::for_sending).
+    /// Makes a pool that registers its memory with `domain`, within `budget`. Programs that post verbs
+    /// themselves use this function. Programs that only send use [`for_sending`](Self::for_sending).
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, Quota};
@@ -65,20 +67,21 @@ impl Pool {
         Self { handle: Arc::new(PoolHandle { shared: Arc::new(shared) }) }
     }
 
-    /// Makes a pool whose buffers every connection can send without a copy, over any device. The application allocates
-    /// and fills a buffer, and passes it on as [`Bytes`](bytes::Bytes). A connection that sends such bytes registers their
-    /// slab once with its own protection domain, so that its device can read the slab. Peers get no right to the slab,
-    /// except the peers of native calls that carry content of this pool: they are able to read the whole slab (`CallConfig::send_in_place`
-    /// of the crate tonic-rdma).
-    /// Together with the `gather` codec of the crate tonic-rdma, the sending side does not copy the content of a large
-    /// `bytes` field at all.
+    /// Makes a pool whose buffers every connection can send without a copy, over any device. The application
+    /// allocates and fills a buffer, and passes it on as [`Bytes`](bytes::Bytes). A connection that sends
+    /// such bytes registers their slab once with its own protection domain, so that its device can read the
+    /// slab. Peers get no right to the slab, except the peers of native calls that carry content of this
+    /// pool: they are able to read the whole slab (`CallConfig::send_in_place` of the crate tonic-rdma).
+    /// Together with the `gather` codec of the crate tonic-rdma, the sending side does not copy the content
+    /// of a large `bytes` field at all.
     ///
-    /// `limit` is the number of bytes that may be in use at a time. Registrations count against the budget of the
-    /// connections (`RDMA_PINNED_LIMIT`). If that budget is used up, a connection copies the bytes as it copies any others.
-    /// The counter `copies_avoided_bytes` of tonic-rdma counts the bytes that were sent without a copy.
+    /// `limit` is the number of bytes that may be in use at a time. Registrations count against the budget of
+    /// the connections (`RDMA_PINNED_LIMIT`). If that budget is used up, a connection copies the bytes as it
+    /// copies any others. The counter `copies_avoided_bytes` of tonic-rdma counts the bytes that were sent
+    /// without a copy.
     ///
-    /// Use only [`allocate`](Self::allocate) with this pool: the segments of its blocks and leases name no registered
-    /// memory, and every device refuses them.
+    /// Use only [`allocate`](Self::allocate) with this pool: the segments of its blocks and leases name no
+    /// registered memory, and every device refuses them.
     ///
     /// ```
     /// let pool = tonic_rdma_verbs::memory::Pool::for_sending(1 << 30);
@@ -98,8 +101,8 @@ impl Pool {
         Self::with_index(Arc::new(Unbound), settings, Budget::new(limit), Arc::clone(&SENDABLE))
     }
 
-    /// Leases a block of at least `length` bytes, which the device may read and write. The block holds zeros, or old
-    /// content of this pool. [`new`](Self::new) shows how to make a pool.
+    /// Leases a block of at least `length` bytes, which the device may read and write. The block holds zeros,
+    /// or old content of this pool. [`new`](Self::new) shows how to make a pool.
     ///
     /// ```
     /// # use tonic_rdma_verbs::VerbsError;
@@ -124,9 +127,9 @@ impl Pool {
         Ok(Block::new(self.obtain(length, quota, Purpose::Block)?, length))
     }
 
-    /// Allocates a buffer of `length` bytes for content to be sent. The buffer counts against [`Quota::Send`] until all
-    /// [`Bytes`](bytes::Bytes) and leases made from the buffer are dropped. The buffer holds zeros, or old content of this
-    /// pool.
+    /// Allocates a buffer of `length` bytes for content to be sent. The buffer counts against [`Quota::Send`]
+    /// until all [`Bytes`](bytes::Bytes) and leases made from the buffer are dropped. The buffer holds zeros,
+    /// or old content of this pool.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::Pool;
@@ -145,16 +148,17 @@ impl Pool {
         Ok(RegisteredBuf::new(self.obtain(length, Quota::Send, Purpose::Buffer)?, length))
     }
 
-    /// Finds the frozen buffer of this pool that holds all `length` bytes at `address`, and returns a reference that keeps
-    /// these bytes in place and unchanged. If no buffer can be at that address, the call takes a few nanoseconds.
+    /// Finds the frozen buffer of this pool that holds all `length` bytes at `address`, and returns a
+    /// reference that keeps these bytes in place and unchanged. If no buffer can be at that address, the call
+    /// takes a few nanoseconds.
     ///
     /// A caller that holds a slice calls `pool.find(slice.as_ptr() as usize, slice.len())`.
     pub fn find(&self, address: usize, length: usize) -> Option<Lease> {
         Lease::find(&self.handle.shared.index, address, length)
     }
 
-    /// Frees all slabs without an extent in use. Call this when a connection becomes idle, because its slabs count against
-    /// the budget of all connections.
+    /// Frees all slabs without an extent in use. Call this when a connection becomes idle, because its slabs
+    /// count against the budget of all connections.
     pub fn trim(&self) {
         self.handle.shared.trim();
     }
@@ -191,7 +195,8 @@ impl Pool {
     }
 }
 
-/// Closes the pool when the last clone of it is dropped. [`PoolShared`] lives until the last extent is given back.
+/// Closes the pool when the last clone of it is dropped. [`PoolShared`] lives until the last extent is given
+/// back.
 #[derive(Debug)]
 struct PoolHandle {
     shared: Arc<PoolShared>,
@@ -206,8 +211,8 @@ impl Drop for PoolHandle {
 /// The frozen buffers of all pools for sending.
 static SENDABLE: LazyLock<Arc<FrozenIndex>> = LazyLock::new(|| Arc::new(FrozenIndex::new()));
 
-/// Finds the frozen buffer of any pool for sending that holds all of `bytes`. While there are no frozen buffers, a lookup
-/// takes two loads.
+/// Finds the frozen buffer of any pool for sending that holds all of `bytes`. While there are no frozen
+/// buffers, a lookup takes two loads.
 pub fn find_sendable(bytes: &[u8]) -> Option<Lease> {
     Lease::find(&SENDABLE, bytes.as_ptr() as usize, bytes.len())
 }

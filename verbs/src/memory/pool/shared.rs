@@ -14,7 +14,8 @@ use crate::{
     VerbsErrorKind,
 };
 
-/// Smallest slab size that a pool uses, in bytes. Only when the budget runs out, the pool makes smaller slabs.
+/// Smallest slab size that a pool uses, in bytes. Only when the budget runs out, the pool makes smaller
+/// slabs.
 const SMALLEST_SLAB: usize = 64 << 10;
 
 /// The state that a pool and all its extents share.
@@ -112,7 +113,8 @@ impl PoolShared {
         self.frozen.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Obtains an extent for `length` bytes: one that was in use before, a new one of an existing slab, or one of a new slab.
+    /// Obtains an extent for `length` bytes: one that was in use before, a new one of an existing slab, or
+    /// one of a new slab.
     pub(crate) fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Extent, VerbsError> {
         let limit = self.settings.limit(quota);
         let mut state = self.lock();
@@ -160,7 +162,8 @@ impl PoolShared {
     pub(crate) fn give_back(&self, extent: &Extent, quota: Quota, purpose: Purpose) {
         let mut state = self.lock();
         *state.leased(quota) -= extent.capacity as u64;
-        // An open pool keeps all common slabs. It keeps slabs of one extent while it is not larger than the sum of its quotas.
+        // An open pool keeps all common slabs. It keeps slabs of one extent while it is not larger than the
+        // sum of its quotas.
         let quotas = self.settings.send_quota.saturating_add(self.settings.receive_quota);
         let common = state.arena(purpose).is_common(extent.capacity);
         let keep = !state.closed && (common || state.registered <= quotas);
@@ -169,7 +172,8 @@ impl PoolShared {
         }
     }
 
-    /// Makes a slab for an extent of `capacity` bytes. Callers must not hold the lock, because this function makes system calls.
+    /// Makes a slab for an extent of `capacity` bytes. Callers must not hold the lock, because this function
+    /// makes system calls.
     fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, VerbsError> {
         let access = match purpose {
             Purpose::Block => self.settings.access,
@@ -184,7 +188,8 @@ impl PoolShared {
         Slab::new(&*self.domain, access, &self.settings, reservation)
     }
 
-    /// Reserves the bytes of a slab. If the budget is too small, first frees idle slabs, then reserves a smaller slab.
+    /// Reserves the bytes of a slab. If the budget is too small, first frees idle slabs, then reserves a
+    /// smaller slab.
     fn reserve(&self, capacity: usize, common: bool) -> Result<Reservation, VerbsError> {
         let page = rustix::param::page_size();
         let smallest = capacity.next_multiple_of(page);
@@ -233,8 +238,8 @@ impl HeldExtent {
         Self { extent, quota, purpose, shared, in_use: false }
     }
 
-    /// Notes whether the device may still write to the extent. An extent that is dropped in use does not go back to the pool. Its slab
-    /// then lives as long as the pool.
+    /// Notes whether the device may still write to the extent. An extent that is dropped in use does not go
+    /// back to the pool. Its slab then lives as long as the pool.
     pub(crate) fn set_in_use(&mut self, in_use: bool) {
         self.in_use = in_use;
     }
@@ -260,26 +265,28 @@ impl HeldExtent {
         VerbsError::check_range(range, self.extent.capacity).map(|range| self.segment_within(range))
     }
 
-    /// Names `range` of this extent for a work request, without a check. A range beyond the extent names other memory of the
-    /// slab, or no memory, which the device refuses.
+    /// Names `range` of this extent for a work request, without a check. A range beyond the extent names
+    /// other memory of the slab, or no memory, which the device refuses.
     pub(crate) fn segment_within(&self, range: Range<usize>) -> LocalSegment {
         self.segment_by(self.extent.slab.region(), range)
     }
 
-    /// Names `range` of this extent by another registration of its slab. If the extent is a buffer, that registration has no
-    /// right to write.
+    /// Names `range` of this extent by another registration of its slab. If the extent is a buffer, that
+    /// registration has no right to write.
     pub(crate) fn segment_by(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
         debug_assert!(range.end <= self.extent.capacity);
         let range = self.extent.offset + range.start..self.extent.offset + range.end;
         // SAFETY:
-        // - No request writes to memory with a reference. There is never a reference to `Purpose::Block` memory, as long as
-        //   the slab lives. `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
-        //   `SlabRegistrations`, so the device refuses the request. Both hold for a segment that outlives this extent, too.
-        //   Segments of `Purpose::Landing` extents never leave `Landing`, which makes no reference before its READs have
-        //   completed, and whose extent is not leased again if it is dropped earlier.
-        // - No request reads memory while a `&mut [u8]` to it exists. `Purpose::Buffer` extents give out segments
-        //   only when they are frozen, and the caller keeps the `Lease` until the request has completed. A caller that
-        //   drops the lease earlier sends the bytes of the next owner; accesses of this process stay sound.
+        // - No request writes to memory with a reference. There is never a reference to `Purpose::Block`
+        //   memory, as long as the slab lives. `Purpose::Buffer` slabs are registered without the right to
+        //   write, by the slab itself and by `SlabRegistrations`, so the device refuses the request. Both
+        //   hold for a segment that outlives this extent, too. Segments of `Purpose::Landing` extents never
+        //   leave `Landing`, which makes no reference before its READs have completed, and whose extent is
+        //   not leased again if it is dropped earlier.
+        // - No request reads memory while a `&mut [u8]` to it exists. `Purpose::Buffer` extents give out
+        //   segments only when they are frozen, and the caller keeps the `Lease` until the request has
+        //   completed. A caller that drops the lease earlier sends the bytes of the next owner; accesses of
+        //   this process stay sound.
         unsafe { LocalSegment::new(region, range) }
     }
 
@@ -349,10 +356,11 @@ impl FrozenBuffer {
 
 impl Drop for FrozenBuffer {
     fn drop(&mut self) {
-        // The buffer leaves the index before the extent goes back to the pool, because the memory may become another buffer
-        // at once.
+        // The buffer leaves the index before the extent goes back to the pool, because the memory may become
+        // another buffer at once.
         self.held.shared.thaw(self.held.as_ptr() as usize);
-        // SAFETY: the extent is dropped only here. `thaw` takes the extent, but prevents the drop of the value.
+        // SAFETY: the extent is dropped only here. `thaw` takes the extent, but prevents the drop of the
+        // value.
         unsafe { ManuallyDrop::drop(&mut self.held) }
     }
 }
@@ -360,8 +368,9 @@ impl Drop for FrozenBuffer {
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Shared memory that is registered as a whole. The order of the fields is the order of their drop: first the registration,
-/// then the memory. The memory holds the reservation of the budget, which peers that map the memory may hold longer.
+/// Shared memory that is registered as a whole. The order of the fields is the order of their drop: first the
+/// registration, then the memory. The memory holds the reservation of the budget, which peers that map the
+/// memory may hold longer.
 #[derive(Debug)]
 pub(crate) struct Slab {
     region: Arc<dyn MemoryRegion>,
@@ -407,12 +416,12 @@ impl Slab {
     }
 }
 
-/// Maps the bytes of `reservation`, which are whole pages, aligned to huge pages if there are so many. The memory holds the reservation.
+/// Maps the bytes of `reservation`, which are whole pages, aligned to huge pages if there are so many. The
+/// memory holds the reservation.
 pub(crate) fn map(reservation: Reservation, huge_pages: bool) -> Result<Arc<HostMemory>, VerbsError> {
     let length = reservation.bytes as usize;
     let alignment = if length >= HUGE_PAGE { HUGE_PAGE } else { rustix::param::page_size() };
-    let memory = HostMemory::shared(length, alignment)
-        .map_err(|error| VerbsError::os(format!("mapping {length} bytes of shared memory"), error))?;
+    let memory = HostMemory::shared(length, alignment)?;
     if huge_pages && length >= HUGE_PAGE {
         advise_huge_pages(&memory);
     }

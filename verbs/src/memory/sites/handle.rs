@@ -1,5 +1,5 @@
-//! The handle: allocates the buffers of sites, tells the tracing allocator which node runs, and learns what is sent. A buffer lies in
-//! registered memory or on the heap.
+//! The handle: allocates the buffers of sites, tells the tracing allocator which node runs, and learns what
+//! is sent. A buffer lies in registered memory or on the heap.
 
 use crate::VerbsError;
 use std::alloc::Layout;
@@ -17,21 +17,22 @@ use crate::memory::extents::{Lease, RegisteredBuf};
 use crate::memory::index::AddressIndex;
 use crate::memory::pool::{Pool, find_sendable};
 
-/// An allocator of buffers. A buffer is in registered memory if buffers of its site were sent before, and otherwise on the
-/// heap (described in the [module](super)). Clones are one allocator. Thread-safe: an allocation holds a lock while it
-/// looks up its site. When the last clone is dropped, nothing is placed any more. Memory that was placed stays valid until it
-/// is freed.
+/// An allocator of buffers. A buffer is in registered memory if buffers of its site were sent before, and
+/// otherwise on the heap (described in the [module](super)). Clones are one allocator. Thread-safe: an
+/// allocation holds a lock while it looks up its site. When the last clone is dropped, nothing is placed any
+/// more. Memory that was placed stays valid until it is freed.
 ///
-/// A site is a position in the source ([`allocate`](Self::allocate)): file, line and column of the call. A function that
-/// allocates for its callers passes on their positions with `#[track_caller]`.
+/// A site is a position in the source ([`allocate`](Self::allocate)): file, line and column of the call. A
+/// function that allocates for its callers passes on their positions with `#[track_caller]`.
 ///
-/// Alternatively, a site is a name that the program gives ([`allocate_named`](Self::allocate_named)), together with the number
-/// of earlier allocations under that name in the iteration. This is for programs in which one line allocates for many purposes,
-/// such as an interpreter of a data-flow graph, which uses the names of the nodes. The order of the allocations must not change
-/// from one iteration to the next. Threads that allocate under one name at once mix up its sites.
+/// Alternatively, a site is a name that the program gives ([`allocate_named`](Self::allocate_named)),
+/// together with the number of earlier allocations under that name in the iteration. This is for programs in
+/// which one line allocates for many purposes, such as an interpreter of a data-flow graph, which uses the
+/// names of the nodes. The order of the allocations must not change from one iteration to the next. Threads
+/// that allocate under one name at once mix up its sites.
 ///
-/// A site of the third kind is a node of a graph ([`enter`](Self::enter)), whose engine allocates from the global allocator
-/// ([`trace`](crate::memory::trace)).
+/// A site of the third kind is a node of a graph ([`enter`](Self::enter)), whose engine allocates from the
+/// global allocator ([`trace`](crate::memory::trace)).
 ///
 /// ```
 /// use tonic_rdma_verbs::memory::Pool;
@@ -53,8 +54,8 @@ pub struct SiteAllocator {
 struct SiteHandle {
     pool: Pool,
     table: Arc<SiteTable>,
-    /// The table as executions have it. It lives as long as the process, because a thread may point to it after the program has
-    /// dropped the handle. It is small after [`close`](SiteTable::close).
+    /// The table as executions have it. It lives as long as the process, because a thread may point to it
+    /// after the program has dropped the handle. It is small after [`close`](SiteTable::close).
     entered: OnceLock<&'static Arc<SiteTable>>,
 }
 
@@ -73,7 +74,8 @@ pub struct Crossed {
     pub registered: bool,
 }
 
-/// Whether the global allocator of the program traces: an allocation of an execution then is among the live ones.
+/// Whether the global allocator of the program traces: an allocation of an execution then is among the live
+/// ones.
 static IS_INSTALLED: LazyLock<bool> = LazyLock::new(|| {
     let execution = SiteAllocator::new(Pool::for_sending(0), SiteSettings::default()).enter(0);
     let probe = std::hint::black_box(Box::new(0_u8));
@@ -82,8 +84,9 @@ static IS_INSTALLED: LazyLock<bool> = LazyLock::new(|| {
 });
 
 impl SiteAllocator {
-    /// Creates an allocator in its first iteration, which takes registered memory from `pool`. Normally this is a pool
-    /// [`for_sending`](Pool::for_sending), because connections send from the buffers of such a pool without a copy.
+    /// Creates an allocator in its first iteration, which takes registered memory from `pool`. Normally this
+    /// is a pool [`for_sending`](Pool::for_sending), because connections send from the buffers of such a pool
+    /// without a copy.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::Pool;
@@ -103,12 +106,13 @@ impl SiteAllocator {
         Self { handle: Arc::new(SiteHandle { pool, table, entered: OnceLock::new() }) }
     }
 
-    /// Creates an allocator for the nodes of a graph, whose memory comes from the global allocator of the program. `limit_bytes`
-    /// is the number of bytes that may be in its pool at a time. With a limit of 0 it learns, but places nothing.
+    /// Creates an allocator for the nodes of a graph, whose memory comes from the global allocator of the
+    /// program. `limit_bytes` is the number of bytes that may be in its pool at a time. With a limit of 0 it
+    /// learns, but places nothing.
     ///
     /// ```
+    /// use tonic_rdma_verbs::VerbsErrorKind;
     /// use tonic_rdma_verbs::memory::sites::SiteAllocator;
-    /// use tonic_rdma_verbs::VerbsError;
     ///
     /// // This program has no `#[global_allocator]` that traces.
     /// let error = SiteAllocator::tracing(1 << 30).unwrap_err();
@@ -116,7 +120,8 @@ impl SiteAllocator {
     /// ```
     ///
     /// # Errors
-    /// The global allocator of the program is not a [`TracingAllocator`](crate::memory::trace::TracingAllocator).
+    /// The global allocator of the program is not a
+    /// [`TracingAllocator`](crate::memory::trace::TracingAllocator).
     pub fn tracing(limit_bytes: u64) -> Result<Self, VerbsError> {
         let _pause = NodeScope::pause();
         if !*IS_INSTALLED {
@@ -128,13 +133,15 @@ impl SiteAllocator {
         Ok(Self::new(Pool::for_sending(limit_bytes), SiteSettings::default()))
     }
 
-    /// Begins an execution of `node` on this thread. Until the guard is dropped, the allocations of this thread belong to the
-    /// node, and are numbered from 0. An execution within an execution interrupts it: drop the guards in the reverse order
-    /// of their creation.
+    /// Begins an execution of `node` on this thread. Until the guard is dropped, the allocations of this
+    /// thread belong to the node, and are numbered from 0. An execution within an execution interrupts it:
+    /// drop the guards in the reverse order of their creation.
     ///
-    /// Allocations of other threads, such as those of a thread pool that the node uses, do not belong to the node.
+    /// Allocations of other threads, such as those of a thread pool that the node uses, do not belong to the
+    /// node.
     ///
-    /// Some hundred bytes of an allocator that was entered stay in memory for the life of the process, so programs make few of them.
+    /// Some hundred bytes of an allocator that was entered stay in memory for the life of the process, so
+    /// programs make few of them.
     #[must_use = "the execution ends when the guard is dropped"]
     pub fn enter(&self, node: u32) -> NodeScope {
         let sites = self.handle.entered.get_or_init(|| {
@@ -145,8 +152,8 @@ impl SiteAllocator {
         NodeScope::enter(Execution { sites, next, places })
     }
 
-    /// Notes that `bytes` are sent, and returns the site that allocated them. From the next execution on, the allocations of
-    /// this site are placed in the pool. `bytes` may be a part of the allocation.
+    /// Notes that `bytes` are sent, and returns the site that allocated them. From the next execution on, the
+    /// allocations of this site are placed in the pool. `bytes` may be a part of the allocation.
     pub fn crossed(&self, bytes: &[u8]) -> Crossed {
         let _pause = NodeScope::pause();
         let found =
@@ -161,8 +168,9 @@ impl SiteAllocator {
         Crossed { site: is_own.then_some(site), registered }
     }
 
-    /// Allocates a buffer of `length` bytes to overwrite, for the site at the caller's line. Its content is not specified:
-    /// registered memory keeps its old content, and a debug build fills heap memory with `0xa5`.
+    /// Allocates a buffer of `length` bytes to overwrite, for the site at the caller's line. Its content is
+    /// not specified: registered memory keeps its old content, and a debug build fills heap memory with
+    /// `0xa5`.
     ///
     /// ```
     /// # use tonic_rdma_verbs::memory::Pool;
@@ -201,10 +209,12 @@ impl SiteAllocator {
         self.obtain(self.handle.table.named(name), length)
     }
 
-    /// Ends the iteration. From now on, each site with a buffer that was sent since the last call gets registered memory.
-    /// Buffers that are sent later count for the next iteration. Existing buffers stay in place.
+    /// Ends the iteration. From now on, each site with a buffer that was sent since the last call gets
+    /// registered memory. Buffers that are sent later count for the next iteration. Existing buffers stay in
+    /// place.
     ///
-    /// Call this once in each iteration of the program's loop. A program without a loop calls it from time to time.
+    /// Call this once in each iteration of the program's loop. A program without a loop calls it from time to
+    /// time.
     pub fn next_iteration(&self) {
         self.handle.table.next_iteration();
     }
@@ -237,15 +247,15 @@ impl SiteAllocator {
     }
 }
 
-/// Returns bytes of unspecified content. A release build returns zeros, because fresh zeroed memory costs nothing. A debug
-/// build returns other bytes, so that a program that relies on zeros fails at once, and not only when its site gets memory
-/// with old content.
+/// Returns bytes of unspecified content. A release build returns zeros, because fresh zeroed memory costs
+/// nothing. A debug build returns other bytes, so that a program that relies on zeros fails at once, and not
+/// only when its site gets memory with old content.
 fn any(length: usize) -> Vec<u8> {
     vec![if cfg!(debug_assertions) { 0xa5 } else { 0 }; length]
 }
 
-/// Finds the traced allocation in a pool that holds all of `bytes`, and returns a lease that keeps `bytes`. While no traced
-/// allocation lies in a pool, a lookup takes one load.
+/// Finds the traced allocation in a pool that holds all of `bytes`, and returns a lease that keeps `bytes`.
+/// While no traced allocation lies in a pool, a lookup takes one load.
 pub fn find_traced(bytes: &Bytes) -> Option<Lease> {
     if !live::any_placed() {
         return None;
@@ -258,16 +268,17 @@ pub fn find_traced(bytes: &Bytes) -> Option<Lease> {
 /// A site, and the table that it belongs to.
 type SiteOf = (Arc<SiteTable>, Site);
 
-/// The frozen buffers of all allocators that were not sent yet, because a connection does not know the allocators. A buffer is
-/// removed when it is first sent, so that its other slices cost almost nothing, or when it is freed.
+/// The frozen buffers of all allocators that were not sent yet, because a connection does not know the
+/// allocators. A buffer is removed when it is first sent, so that its other slices cost almost nothing, or
+/// when it is freed.
 static UNSENT: AddressIndex<SiteOf> = AddressIndex::new();
 
-/// Reports that `bytes` were sent. If they lie in a frozen buffer of a [`SiteAllocator`](super::SiteAllocator), the site of
-/// the buffer counts as sending. Programs with their own transport call this. Connections of tonic-rdma report by
-/// themselves.
+/// Reports that `bytes` were sent. If they lie in a frozen buffer of a
+/// [`SiteAllocator`](super::SiteAllocator), the site of the buffer counts as sending. Programs with their own
+/// transport call this. Connections of tonic-rdma report by themselves.
 ///
-/// The call costs one relaxed load while no frozen buffer is unsent, three loads for an address below or above all such
-/// buffers, and a short lock otherwise.
+/// The call costs one relaxed load while no frozen buffer is unsent, three loads for an address below or
+/// above all such buffers, and a short lock otherwise.
 ///
 /// ```
 /// use tonic_rdma_verbs::memory::Pool;
@@ -304,12 +315,14 @@ pub fn sent_slices(slices: &[IoSlice<'_>], mut taken: usize) {
     }
 }
 
-/// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program fills it as a slice, then calls [`freeze`](Self::freeze)
-/// and sends. No alignment is promised. To append, write to `&mut buffer[..]`, which is a [`BufMut`](bytes::BufMut) and a
-/// [`Write`](std::io::Write), and [`truncate`](Self::truncate) the buffer.
+/// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program fills it as a slice, then calls
+/// [`freeze`](Self::freeze) and sends. No alignment is promised. To append, write to `&mut buffer[..]`, which
+/// is a [`BufMut`](bytes::BufMut) and a [`Write`](std::io::Write), and [`truncate`](Self::truncate) the
+/// buffer.
 ///
-/// All functions work alike on the heap and in registered memory. Write only bytes to be sent into the buffers of a sending
-/// site: if the pool has its own protection domain, the peers of that domain may be able to read the bytes.
+/// All functions work alike on the heap and in registered memory. Write only bytes to be sent into the
+/// buffers of a sending site: if the pool has its own protection domain, the peers of that domain may be able
+/// to read the bytes.
 pub struct SiteBuf {
     memory: BufferMemory,
     /// `None` if the buffer is not traced.
@@ -338,8 +351,9 @@ impl SiteBuf {
         }
     }
 
-    /// Makes the content immutable and shareable. From now on the site counts as sending if a connection sends the content
-    /// or a slice of it. When the last reference is dropped, the memory is freed or returns to the pool.
+    /// Makes the content immutable and shareable. From now on the site counts as sending if a connection
+    /// sends the content or a slice of it. When the last reference is dropped, the memory is freed or returns
+    /// to the pool.
     pub fn freeze(self) -> Bytes {
         let content = match self.memory {
             BufferMemory::Heap(content) => Bytes::from(content),
@@ -366,7 +380,8 @@ impl AsRef<[u8]> for TracedContent {
 
 impl Drop for TracedContent {
     fn drop(&mut self) {
-        // The buffer leaves the index before the memory is freed, because the memory may become another buffer at once.
+        // The buffer leaves the index before the memory is freed, because the memory may become another
+        // buffer at once.
         drop(UNSENT.remove(self.0.as_ptr() as usize));
     }
 }

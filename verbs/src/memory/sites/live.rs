@@ -1,7 +1,7 @@
 //! The live traced allocations of the process, by address, and the node that a thread executes.
 //!
-//! The index has all allocations that executions of nodes have made, on the heap and in pools. An allocation leaves the
-//! index before its memory is freed, so a later allocation at its address is not mistaken for it.
+//! The index has all allocations that executions of nodes have made, on the heap and in pools. An allocation
+//! leaves the index before its memory is freed, so a later allocation at its address is not mistaken for it.
 
 use std::alloc::Layout;
 use std::cell::Cell;
@@ -31,14 +31,15 @@ const COUNTERS: usize = 8192;
 /// The allocations. An index is chosen by the start address.
 static LIVE: [AddressIndex<Traced>; INDEXES] = [const { AddressIndex::new() }; INDEXES];
 
-/// Numbers of allocations whose addresses have the same hash. Nearly all addresses that the process frees are in no index, and
-/// a counter of 0 shows this without a lock.
+/// Numbers of allocations whose addresses have the same hash. Nearly all addresses that the process frees are
+/// in no index, and a counter of 0 shows this without a lock.
 ///
-/// The accesses are relaxed: a thread that frees memory got the address from the thread that allocated it, through some
-/// synchronisation, and so sees the counter that [`insert`] has raised.
+/// The accesses are relaxed: a thread that frees memory got the address from the thread that allocated it,
+/// through some synchronisation, and so sees the counter that [`insert`] has raised.
 static FILTER: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
 
-/// Number of live traced allocations. While there are none, a release of memory takes one load, and leaves the filter out of the caches.
+/// Number of live traced allocations. While there are none, a release of memory takes one load, and leaves
+/// the filter out of the caches.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of live traced allocations in pools. While there are none, a lookup for a device takes one load.
@@ -79,7 +80,8 @@ pub(in crate::memory) fn remove(start: *mut u8) -> Option<Traced> {
     Some(traced)
 }
 
-/// Finds the allocation that holds all of `bytes`, and returns the result of `look`. `look` must not allocate.
+/// Finds the allocation that holds all of `bytes`, and returns the result of `look`. `look` must not
+/// allocate.
 pub(in crate::memory) fn find<R>(bytes: &[u8], look: impl Fn(&Traced) -> Option<R>) -> Option<R> {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return None;
@@ -92,7 +94,8 @@ fn index(hash: usize) -> &'static AddressIndex<Traced> {
     &LIVE[(hash / COUNTERS) % INDEXES]
 }
 
-/// Mixes the bits of an address. (Fibonacci hashing: Knuth, The Art of Computer Programming, volume 3, section 6.4.)
+/// Mixes the bits of an address. (Fibonacci hashing: Knuth, The Art of Computer Programming, volume 3,
+/// section 6.4.)
 #[inline]
 fn hash(address: usize) -> usize {
     ((address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize
@@ -120,8 +123,8 @@ struct ThreadUse {
     in_live: bool,
 }
 
-// The state has a constant start value and no destructor. The allocator may therefore use it at any time in the life of a thread, and
-// using it never allocates.
+// The state has a constant start value and no destructor. The allocator may therefore use it at any time in
+// the life of a thread, and using it never allocates.
 thread_local! {
     static CURRENT: Cell<ThreadUse> = const { Cell::new(ThreadUse { execution: None, in_live: false }) };
 }
@@ -132,7 +135,8 @@ pub(in crate::memory) fn current() -> Option<Execution> {
     CURRENT.with(Cell::get).execution
 }
 
-/// Returns whether this thread holds a lock of the live allocations. All memory that it allocates and frees then is of their index.
+/// Returns whether this thread holds a lock of the live allocations. All memory that it allocates and frees
+/// then is of their index.
 pub(in crate::memory) fn is_in_live() -> bool {
     CURRENT.with(Cell::get).in_live
 }
@@ -146,8 +150,8 @@ pub(in crate::memory) fn next_site(execution: Execution) -> SiteOf {
     (sites, next)
 }
 
-/// An execution of a node on this thread, from [`SiteAllocator::enter`](super::SiteAllocator::enter). The execution ends when the
-/// guard is dropped, also by a panic.
+/// An execution of a node on this thread, from [`SiteAllocator::enter`](super::SiteAllocator::enter). The
+/// execution ends when the guard is dropped, also by a panic.
 #[derive(Debug)]
 #[must_use = "the execution ends when the guard is dropped"]
 pub struct NodeScope {
@@ -161,8 +165,8 @@ impl NodeScope {
         Self::begin(|former| ThreadUse { execution: Some(execution), ..former })
     }
 
-    /// Pauses the execution: the allocations of the thread are not traced. Code of this module that allocates runs in a pause, so
-    /// the allocator never calls itself for a traced allocation.
+    /// Pauses the execution: the allocations of the thread are not traced. Code of this module that allocates
+    /// runs in a pause, so the allocator never calls itself for a traced allocation.
     pub(in crate::memory) fn pause() -> Self {
         Self::begin(|former| ThreadUse { execution: None, ..former })
     }

@@ -1,7 +1,9 @@
-//! The sites of a handle: what is known of each of them, the decision where its next memory lies, and the report.
+//! The sites of a handle: what is known of each of them, the decision where its next memory lies, and the
+//! report.
 //!
-//! Both fronts use it: the handle of a program ([`SiteAllocator`](super::SiteAllocator)), and the global allocator of a graph
-//! ([`trace`](crate::memory::trace)). The latter calls it in a pause, because the functions here allocate.
+//! Both fronts use it: the handle of a program ([`SiteAllocator`](super::SiteAllocator)), and the global
+//! allocator of a graph ([`trace`](crate::memory::trace)). The latter calls it in a pause, because the
+//! functions here allocate.
 
 use crate::VerbsError;
 use std::alloc::Layout;
@@ -40,14 +42,15 @@ pub const SHORTEST: usize = 4096;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SiteSettings {
-    /// Length of the shortest buffer that is placed in registered memory, in bytes, at least [`SHORTEST`]. Shorter buffers
-    /// of every site are on the heap. Default: [`SHORTEST`].
+    /// Length of the shortest buffer that is placed in registered memory, in bytes, at least [`SHORTEST`].
+    /// Shorter buffers of every site are on the heap. Default: [`SHORTEST`].
     pub minimum: usize,
-    /// Number of iterations after which an idle site goes back to the heap; at least 1. An idle site allocates buffers, but
-    /// sends none of them. Iterations in which the site does not allocate do not count. Default: 8.
+    /// Number of iterations after which an idle site goes back to the heap; at least 1. An idle site
+    /// allocates buffers, but sends none of them. Iterations in which the site does not allocate do not
+    /// count. Default: 8.
     pub idle_iterations: u32,
-    /// Maximum number of sites. Buffers of further sites are on the heap and counted as untracked. Default: 65 536, for
-    /// which the allocator needs some 20 MB.
+    /// Maximum number of sites. Buffers of further sites are on the heap and counted as untracked. Default:
+    /// 65 536, for which the allocator needs some 20 MB.
     pub sites: usize,
 }
 
@@ -71,8 +74,9 @@ struct SiteState {
     records: BTreeMap<Site, SiteRecord>,
     /// Number of allocations under each name in this iteration.
     ordinals: HashMap<Arc<str>, usize>,
-    /// The layouts that each node sent. A node may make fewer or more allocations in its first execution than later, because it
-    /// fills a cache. An allocation of a known layout is then placed although its ordinal has changed.
+    /// The layouts that each node sent. A node may make fewer or more allocations in its first execution than
+    /// later, because it fills a cache. An allocation of a known layout is then placed although its ordinal
+    /// has changed.
     layouts: HashMap<u32, Vec<Layout>>,
     /// The current iteration, and what is counted for all sites together.
     totals: SiteReport,
@@ -133,7 +137,8 @@ impl SiteTable {
         Site::Named { name, ordinal }
     }
 
-    /// Returns whether a buffer of `length` bytes at `site` is traced: whether it is long enough, and the site is within the limit.
+    /// Returns whether a buffer of `length` bytes at `site` is traced: whether it is long enough, and the
+    /// site is within the limit.
     pub(in crate::memory) fn admits(&self, site: &Site, length: usize) -> bool {
         let is_short = length < self.settings.minimum;
         let mut state = self.lock();
@@ -147,7 +152,8 @@ impl SiteTable {
         self.lock().layouts.contains_key(&node)
     }
 
-    /// Counts an allocation of `site`. Returns memory of the pool for it, if memory of the site was sent and the pool has room.
+    /// Counts an allocation of `site`. Returns memory of the pool for it, if memory of the site was sent and
+    /// the pool has room.
     pub(in crate::memory) fn place(&self, site: &Site, layout: Layout) -> Option<PlacedMemory> {
         let mut state = self.lock();
         let mut is_wanted = match site {
@@ -185,8 +191,8 @@ impl SiteTable {
         }
     }
 
-    /// Notes that an allocation of `site` was sent. The decision for a node is made at once, because the next execution of the node
-    /// may belong to any step of the graph.
+    /// Notes that an allocation of `site` was sent. The decision for a node is made at once, because the next
+    /// execution of the node may belong to any step of the graph.
     pub(in crate::memory) fn sent(&self, site: &Site, layout: Layout) {
         let mut state = self.lock();
         let iteration = state.totals.iteration;
@@ -320,7 +326,8 @@ pub enum Site {
 /// The allocation of a node that comes after `ordinal` other allocations of the same execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeSite {
-    /// The node, by the number that the program gave to [`SiteAllocator::enter`](super::SiteAllocator::enter).
+    /// The node, by the number that the program gave to
+    /// [`SiteAllocator::enter`](super::SiteAllocator::enter).
     pub node: u32,
     /// Number of allocations that the execution of the node has made before, from 0.
     pub ordinal: u32,
@@ -358,7 +365,8 @@ impl fmt::Display for SitePlacement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PlacementReason {
-    /// Nothing is known yet: the site was first seen in this iteration, or has not allocated in a whole iteration.
+    /// Nothing is known yet: the site was first seen in this iteration, or has not allocated in a whole
+    /// iteration.
     Recording {
         /// The iteration in which the site was first seen.
         since: u64,
@@ -402,8 +410,8 @@ pub struct SiteStatus {
     pub placement: SitePlacement,
     /// Reason for the placement.
     pub why: PlacementReason,
-    /// Number of allocated buffers, without those that were too short. For the site of a node: the first allocation that was
-    /// sent, and the later ones.
+    /// Number of allocated buffers, without those that were too short. For the site of a node: the first
+    /// allocation that was sent, and the later ones.
     pub buffers: u64,
     /// Bytes of these buffers.
     pub bytes: u64,
@@ -425,12 +433,13 @@ pub struct SiteReport {
     pub iteration: u64,
     /// The sites. Sites of nodes are listed once their memory was sent.
     pub sites: Vec<SiteStatus>,
-    /// Number of buffers of sites beyond the limit; for nodes, the number of times that memory of such sites was sent. These
-    /// sites stay on the heap.
+    /// Number of buffers of sites beyond the limit; for nodes, the number of times that memory of such sites
+    /// was sent. These sites stay on the heap.
     pub untracked: u64,
     /// Number of allocations that were placed in the pool.
     pub placed: u64,
-    /// Number of allocations that should be in the pool, but the pool had no memory for them. They are on the heap.
+    /// Number of allocations that should be in the pool, but the pool had no memory for them. They are on the
+    /// heap.
     pub refused: u64,
     /// Reason of the last refusal by the pool, with advice.
     pub refusal: Option<String>,

@@ -1,4 +1,5 @@
-//! Tests of the sites: learning, placement, and buffers, which work alike on the heap and in registered memory.
+//! Tests of the sites: learning, placement, and buffers, which work alike on the heap and in registered
+//! memory.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::{IoSlice, Write as _};

@@ -68,7 +68,8 @@ fn free_extents_are_joined_before_anything_is_refused() {
     assert_eq!(pool.statistics().leased_send, 48 << 10);
 }
 
-/// If the free extents are too small for the request in total, the pool refuses without joining them, so a refusal is quick.
+/// If the free extents are too small for the request in total, the pool refuses without joining them, so a
+/// refusal is quick.
 #[test]
 fn free_extents_that_are_too_few_are_not_joined() {
     let (pool, ..) = pool(small(), 64 << 10);

@@ -1,4 +1,5 @@
-//! The pool against a model. The model knows the held addresses, and so which requests the pool must serve or refuse.
+//! The pool against a model. The model knows the held addresses, and so which requests the pool must serve or
+//! refuse.
 
 use crate::VerbsErrorKind;
 use bytes::Bytes;
@@ -9,8 +10,8 @@ use crate::memory::{Block, Quota, RegisteredBuf};
 
 const SEND_QUOTA: u64 = 300 << 10;
 const RECEIVE_QUOTA: u64 = 100 << 10;
-/// Budgets. They are smaller than both quotas together with the unused parts of slabs, so that the tests reach each of the
-/// three limits.
+/// Budgets. They are smaller than both quotas together with the unused parts of slabs, so that the tests
+/// reach each of the three limits.
 const BUDGETS: [u64; 3] = [130 << 10, 260 << 10, 380 << 10];
 /// Largest extent that shares its slab: half of a slab.
 const LARGEST_SHARED: usize = 32 << 10;
@@ -91,8 +92,8 @@ enum Use {
     Application,
 }
 
-/// Returns the capacity of an extent for `length` bytes: a power of two from 256 on, or the size halfway between two of them;
-/// whole pages if the extent has its own slab.
+/// Returns the capacity of an extent for `length` bytes: a power of two from 256 on, or the size halfway
+/// between two of them; whole pages if the extent has its own slab.
 fn capacity_for(length: usize) -> usize {
     let powers = (8..=15).map(|exponent| 1 << exponent);
     let mut sizes =
@@ -208,7 +209,8 @@ impl Model {
         }
     }
 
-    /// Checks that every slab has an extent in use, and that no slab of this use has a gap for `capacity` bytes.
+    /// Checks that every slab has an extent in use, and that no slab of this use has a gap for `capacity`
+    /// bytes.
     fn check_full(&self, capacity: usize, purpose: Use) {
         for slab in self.domain.regions() {
             let extents = self.held.iter().filter(|holding| slab.contains(&holding.place().0));

@@ -1,4 +1,5 @@
-//! Pools for sending: every connection finds their buffers, and registers their slabs for its own device only.
+//! Pools for sending: every connection finds their buffers, and registers their slabs for its own device
+//! only.
 
 use super::*;
 use crate::memory::machinery::{SlabRegistrations, find_sendable};

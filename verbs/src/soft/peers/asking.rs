@@ -1,8 +1,8 @@
-//! Requests to a peer's device that threads wait for. Several requests can be under way at a time: one of the threads that wait reads the
-//! answers, and passes on those of the other threads.
+//! Requests to a peer's device that threads wait for. Several requests can be under way at a time: one of the
+//! threads that wait reads the answers, and passes on those of the other threads.
 //!
-//! If the requests went one after the other, many threads that connect at once would wait for one another longer than a peer may
-//! take.
+//! If the requests went one after the other, many threads that connect at once would wait for one another
+//! longer than a peer may take.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +16,8 @@ use super::message::{self, Answer, LEAVE, Reply, Request};
 use super::received::{Received, hang_up};
 use crate::panics::lock;
 
-/// Most requests under way at a time. The peer's device hangs up if its answers fill the socket, and the socket has room for many more.
+/// Most requests under way at a time. The peer's device hangs up if its answers fill the socket, and the
+/// socket has room for many more.
 const MOST: usize = 16;
 
 /// The requests to one device that threads wait for.
@@ -33,7 +34,8 @@ struct AskingState {
     last: u64,
     /// The requests under way by number, with the answers that have come.
     under_way: HashMap<u64, Option<FullAnswer>>,
-    /// The number of requests that were given up, and whose answers have not come. A device sends no other answers.
+    /// The number of requests that were given up, and whose answers have not come. A device sends no other
+    /// answers.
     given_up: u64,
     /// Whether a thread reads answers.
     is_read: bool,
@@ -66,8 +68,9 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Asking {
-    /// Sends `request` with a number of its own, and waits for its answer until `deadline`. All callers use one `socket`. If the device
-    /// sends something else than an answer, this side hangs up, so that all requests fail.
+    /// Sends `request` with a number of its own, and waits for its answer until `deadline`. All callers use
+    /// one `socket`. If the device sends something else than an answer, this side hangs up, so that all
+    /// requests fail.
     pub(crate) fn ask(
         &self,
         socket: &impl AsFd,

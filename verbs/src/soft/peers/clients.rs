@@ -1,9 +1,10 @@
-//! The processes that are connected to this device's socket, the bounds on their number, and the queue pairs of this process as such
-//! processes and the device's thread reach them.
+//! The processes that are connected to this device's socket, the bounds on their number, and the queue pairs
+//! of this process as such processes and the device's thread reach them.
 //!
-//! A connection is *proven* while a queue pair of this process stands for it: the last one of those that have named this queue pair
-//! and its token. So there are not more proven connections than queue pairs, and no process takes a slot from others by them. The
-//! number of unproven connections is bounded: a process that leaves very many unproven loses its own ones.
+//! A connection is *proven* while a queue pair of this process stands for it: the last one of those that have
+//! named this queue pair and its token. So there are not more proven connections than queue pairs, and no
+//! process takes a slot from others by them. The number of unproven connections is bounded: a process that
+//! leaves very many unproven loses its own ones.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -38,8 +39,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Lets the client, which has just named a queue pair and its token, send descriptors of memory. Before, and for untrusted peers, the
-    /// kernel refuses them.
+    /// Lets the client, which has just named a queue pair and its token, send descriptors of memory. Before,
+    /// and for untrusted peers, the kernel refuses them.
     pub(crate) fn take_descriptors(&self) {
         if self.memory.is_shared && self.proofs == 0 {
             self.socket.take_descriptors();
@@ -47,7 +48,8 @@ impl Client {
     }
 }
 
-/// The origin of a connection: the user and the process number. The number is 0 for all processes of other pid namespaces.
+/// The origin of a connection: the user and the process number. The number is 0 for all processes of other
+/// pid namespaces.
 type Source = (u32, i32);
 
 /// All connections, by token. Later connections have greater tokens.
@@ -81,7 +83,8 @@ impl Clients {
         self.clients.remove(&token);
     }
 
-    /// Notes that a connection has named the queue pair `number` and its token. Returns whether [`prune`](Self::prune) is due.
+    /// Notes that a connection has named the queue pair `number` and its token. Returns whether
+    /// [`prune`](Self::prune) is due.
     pub(crate) fn prove(&mut self, token: u64, number: u32) -> bool {
         let before = self.proofs.insert(number, token);
         if before != Some(token) {
@@ -118,8 +121,8 @@ impl Clients {
         }
     }
 
-    /// Makes room for one more unproven connection: drops those that have ended, and then, until there is room, the oldest one of the
-    /// source that has most of them.
+    /// Makes room for one more unproven connection: drops those that have ended, and then, until there is
+    /// room, the oldest one of the source that has most of them.
     pub(crate) fn make_room(&mut self) {
         if self.unproven().count() < self.unproven {
             return;
@@ -184,8 +187,8 @@ pub(crate) struct ClientMemory {
     pub(crate) event_ends: Arc<Mutex<Vec<EventEnd>>>,
 }
 
-/// A queue pair of this process, as its device uses it. The service answers requests for its objects, and rings it at deadlines. The death of its
-/// peer moves the queue pair to Error.
+/// A queue pair of this process, as its device uses it. The service answers requests for its objects, and
+/// rings it at deadlines. The death of its peer moves the queue pair to Error.
 pub(crate) trait ServedQueuePair: Any + Debug + Send + Sync {
     /// Returns the number, which is unique within the device.
     fn number(&self) -> u32;
@@ -196,7 +199,8 @@ pub(crate) trait ServedQueuePair: Any + Debug + Send + Sync {
     /// Returns the address and the state of the queue pair of the peer that this one is connected to.
     fn peer_address(&self) -> Option<(Address, EndState)>;
 
-    /// Sends `object` to the process `client` with `send`, if this queue pair may share the object. Returns what `send` returned.
+    /// Sends `object` to the process `client` with `send`, if this queue pair may share the object. Returns
+    /// what `send` returned.
     fn grant(
         &self,
         object: Object,
@@ -204,7 +208,8 @@ pub(crate) trait ServedQueuePair: Any + Debug + Send + Sync {
         send: &mut SendAnswer<'_>,
     ) -> Option<io::Result<()>>;
 
-    /// Takes over a connection by which the peer wakes the poller of the completion queue `id`, if the peer may have one.
+    /// Takes over a connection by which the peer wakes the poller of the completion queue `id`, if the peer
+    /// may have one.
     fn add_event_socket(&self, id: u64, socket: &Arc<Socket>) -> Option<io::Result<()>>;
 
     /// Sends the peer `news` about its segments.
@@ -219,14 +224,15 @@ pub(crate) trait ServedQueuePair: Any + Debug + Send + Sync {
     /// Carries out the records of the peer, because no thread polls. Returns true if there are more.
     fn carry_out(&self) -> bool;
 
-    /// Checks whether the peer takes the records of this queue pair. Returns false when there is nothing to watch any more.
+    /// Checks whether the peer takes the records of this queue pair. Returns false when there is nothing to
+    /// watch any more.
     fn watch(&self) -> bool;
 
     /// Notes that the peer died.
     fn fail(&self);
 
-    /// Waits until no thread of this process uses memory for this queue pair that was found registered before this call. Threads only
-    /// copy between memory, and never wait for a peer, while they use it.
+    /// Waits until no thread of this process uses memory for this queue pair that was found registered before
+    /// this call. Threads only copy between memory, and never wait for a peer, while they use it.
     fn wait_for_own_threads(&self);
 }
 
@@ -296,8 +302,8 @@ mod tests {
         assert_eq!(tokens(&clients), [3, 16, 17, 18, 19, 20]);
     }
 
-    /// A container with 1024 queue pairs holds 1024 connections. Other containers find room nevertheless, also those whose
-    /// processes the kernel does not tell from it, because they have its user number.
+    /// A container with 1024 queue pairs holds 1024 connections. Other containers find room nevertheless,
+    /// also those whose processes the kernel does not tell from it, because they have its user number.
     #[test]
     fn proven_connections_keep_no_other_container_out() {
         let mut clients = Clients::default();

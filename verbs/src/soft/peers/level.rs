@@ -1,14 +1,16 @@
-//! Which processes a device lets in (`RDMA_SOFT_PEERS`), and how far this process trusts a peer: the level of a peer, from what the
-//! kernel says of the process at the other side of a socket.
+//! Which processes a device lets in (`RDMA_SOFT_PEERS`), and how far this process trusts a peer: the level of
+//! a peer, from what the kernel says of the process at the other side of a socket.
 //!
-//! A peer of this user has the same user in the same user namespace, and this process's pid namespace; and it could trace this
-//! process, or the user says that its programs may read one another's memory (`RDMA_SOFT_PEERS=trusted-user`). Against such a peer
-//! the device protects from faults. Against an untrusted peer it protects from malice: such a peer maps no memory of this application.
+//! A peer of this user has the same user in the same user namespace, and this process's pid namespace; and it
+//! could trace this process, or the user says that its programs may read one another's memory
+//! (`RDMA_SOFT_PEERS=trusted-user`). Against such a peer the device protects from faults. Against an
+//! untrusted peer it protects from malice: such a peer maps no memory of this application.
 //!
-//! Whether a peer could trace this process follows from what `ptrace(2)` lists under "Ptrace access mode checking", and can be seen
-//! from inside: dumpable, Yama, users, groups and capabilities. Where the kernel permits more to a peer, such as to one that has
-//! `CAP_SYS_PTRACE` or is the parent, the peer is untrusted nevertheless. A module that confines the peer, such as SELinux or
-//! AppArmor, and a filter of system calls can't be seen.
+//! Whether a peer could trace this process follows from what `ptrace(2)` lists under "Ptrace access mode
+//! checking", and can be seen from inside: dumpable, Yama, users, groups and capabilities. Where the kernel
+//! permits more to a peer, such as to one that has `CAP_SYS_PTRACE` or is the parent, the peer is untrusted
+//! nevertheless. A module that confines the peer, such as SELinux or AppArmor, and a filter of system calls
+//! can't be seen.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -21,13 +23,15 @@ use rustix::process::DumpableBehavior;
 use crate::VerbsError;
 use crate::soft::system;
 
-/// The file that says which processes may trace one another. It is there if the kernel has Yama, as Ubuntu's has.
+/// The file that says which processes may trace one another. It is there if the kernel has Yama, as Ubuntu's
+/// has.
 pub(crate) const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 /// How far this process trusts a peer. A connection is as strict as the stricter end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
-    /// A process of the same user, user namespace and pid namespace that could trace this one, or that the user trusts.
+    /// A process of the same user, user namespace and pid namespace that could trace this one, or that the
+    /// user trusts.
     User,
     /// Any other process, such as one of another container.
     Untrusted,
@@ -36,12 +40,13 @@ pub(crate) enum Level {
 /// The process at the other side of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// Its process number in this pid namespace; 0 if it has none here. For messages only: another process may get the number
-    /// later.
+    /// Its process number in this pid namespace; 0 if it has none here. For messages only: another process
+    /// may get the number later.
     pub(crate) process: i32,
     /// Its effective user, as this user namespace numbers it.
     pub(crate) user: u32,
-    /// Whether `user` is the effective user of this process. A number that stands for all unknown users is never that.
+    /// Whether `user` is the effective user of this process. A number that stands for all unknown users is
+    /// never that.
     pub(crate) same_user: bool,
     pub(crate) level: Level,
 }
@@ -53,8 +58,8 @@ impl Identity {
         Self { process: 0, user, same_user, level: Level::Untrusted }
     }
 
-    /// Asks the kernel for the process at the other side of `socket`, as it was when it connected or began to listen. With
-    /// `trusts_user`, a process of this user need not be able to trace this one.
+    /// Asks the kernel for the process at the other side of `socket`, as it was when it connected or began to
+    /// listen. With `trusts_user`, a process of this user need not be able to trace this one.
     pub(crate) fn of(socket: &impl AsFd, trusts_user: bool) -> io::Result<Self> {
         let (process, user) = system::peer_credentials(socket)?;
         let same_user = user == rustix::process::geteuid().as_raw() && !stands_for_unknown(user);
@@ -68,8 +73,8 @@ impl Identity {
     }
 }
 
-/// Returns whether `process`, which is in the namespaces of this process, could trace it, or is this process. Logs the reason if it
-/// could not.
+/// Returns whether `process`, which is in the namespaces of this process, could trace it, or is this process.
+/// Logs the reason if it could not.
 fn could_trace(process: i32) -> bool {
     if u32::try_from(process) == Ok(std::process::id()) {
         return true;
@@ -141,8 +146,8 @@ impl Credentials {
     }
 }
 
-/// Returns whether the kernel shows users by the number `user` that this user namespace does not know. The kernel has one
-/// number for all of them.
+/// Returns whether the kernel shows users by the number `user` that this user namespace does not know. The
+/// kernel has one number for all of them.
 fn stands_for_unknown(user: u32) -> bool {
     let overflow = read("/proc/sys/kernel/overflowuid").and_then(|text| text.trim().parse().ok());
     // 65534 is the default of Linux.
@@ -154,7 +159,8 @@ fn knows_all_users() -> bool {
     read("/proc/self/uid_map").is_some_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]))
 }
 
-/// Returns whether `process` is in the user namespace and in the pid namespace of this process. False if that can't be read.
+/// Returns whether `process` is in the user namespace and in the pid namespace of this process. False if that
+/// can't be read.
 fn shares_namespaces(process: i32) -> bool {
     // `/proc` may belong to another pid namespace, where `process` is another process.
     if fs::read_link("/proc/self").ok() != Some(PathBuf::from(std::process::id().to_string())) {
@@ -168,8 +174,8 @@ fn shares_namespaces(process: i32) -> bool {
     })
 }
 
-/// Returns whether the process at the other side has ended, so that another process may have its number. False if the kernel
-/// can't say (Linux before 6.5).
+/// Returns whether the process at the other side has ended, so that another process may have its number.
+/// False if the kernel can't say (Linux before 6.5).
 fn has_ended(socket: &impl AsFd) -> bool {
     system::peer_process(socket).is_ok_and(|process| {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -190,7 +196,8 @@ pub(crate) enum Policy {
     /// Processes of this user.
     #[default]
     User,
-    /// Processes of this user, which may read the memory of this process even if the kernel does not let them trace it.
+    /// Processes of this user, which may read the memory of this process even if the kernel does not let them
+    /// trace it.
     TrustedUser,
     /// Every process that can open the device's socket.
     Any,
@@ -210,7 +217,8 @@ impl Policy {
         })
     }
 
-    /// Returns whether processes of this user may read the memory of this process, whether or not they could trace it.
+    /// Returns whether processes of this user may read the memory of this process, whether or not they could
+    /// trace it.
     pub(crate) fn trusts_user(self) -> bool {
         self == Self::TrustedUser
     }
@@ -258,11 +266,11 @@ mod tests {
         assert_eq!(identity.level, Level::User);
     }
 
-    /// Forks, runs `child` in the child, and returns whether `child` returned `Some(true)`; `None` if `child` did, because the
-    /// system does not permit it.
+    /// Forks, runs `child` in the child, and returns whether `child` returned `Some(true)`; `None` if `child`
+    /// did, because the system does not permit it.
     fn in_child(child: impl FnOnce() -> Option<bool>) -> Option<bool> {
-        // SAFETY: the child takes no lock that a thread of this process may hold, apart from those of the C library, which
-        // repairs them itself; and the child ends in this function.
+        // SAFETY: the child takes no lock that a thread of this process may hold, apart from those of the C
+        // library, which repairs them itself; and the child ends in this function.
         let process = unsafe { libc::fork() };
         if process == 0 {
             let code = child().map_or(2, |right| i32::from(!right));

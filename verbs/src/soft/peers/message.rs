@@ -1,5 +1,5 @@
-//! What two devices tell one another: the address of a queue pair, which its user passes on, and the messages on the devices' socket,
-//! requests for descriptors and replies, one datagram each.
+//! What two devices tell one another: the address of a queue pair, which its user passes on, and the messages
+//! on the devices' socket, requests for descriptors and replies, one datagram each.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,8 +17,8 @@ use crate::{Access, QueuePairAddress, VerbsError};
 /// Descriptors of one message.
 const DESCRIPTORS: usize = 1;
 
-/// A request for the descriptors of an object. `number` and `token` are those of a queue pair, and the object must belong to
-/// that queue pair.
+/// A request for the descriptors of an object. `number` and `token` are those of a queue pair, and the object
+/// must belong to that queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     /// The reply carries this number, so that a late reply is not mistaken for the reply to the next request.
@@ -35,14 +35,14 @@ pub(crate) enum Object {
     End { requester: u64 },
     /// The device's table of regions.
     Table,
-    /// None: the connection is to wake the poller of one of the queue pair's completion queues from now on. The reply says that it
-    /// does.
+    /// None: the connection is to wake the poller of one of the queue pair's completion queues from now on.
+    /// The reply says that it does.
     EventSocket(u64),
-    /// None: the device is to carry out the records for the queue pair, because no thread of its process does. There is no
-    /// reply.
+    /// None: the device is to carry out the records for the queue pair, because no thread of its process
+    /// does. There is no reply.
     Nothing,
-    /// None: the sender offers its segment `id` of `length` bytes, whose descriptor comes with the request, to the queue pair's
-    /// process. There is no reply.
+    /// None: the sender offers its segment `id` of `length` bytes, whose descriptor comes with the request,
+    /// to the queue pair's process. There is no reply.
     Offer { id: u64, length: u64 },
     /// None: the memory of the segment that the sender offered is gone. There is no reply.
     Withdraw { id: u64 },
@@ -52,8 +52,8 @@ pub(crate) enum Object {
     Unmapped { id: u64 },
     /// None: the sender needs none of its segments to be mapped any more. The reply says that they are not.
     Leave,
-    /// None: the reply says whether the queue pair waits for its peer, so that its end has not been given yet. The question changes
-    /// nothing.
+    /// None: the reply says whether the queue pair waits for its peer, so that its end has not been given
+    /// yet. The question changes nothing.
     Waits,
 }
 
@@ -78,8 +78,8 @@ pub(crate) enum Answer {
     End(EndAnswer),
     /// Any other object.
     Object,
-    /// There is no such queue pair, the token is wrong, the object belongs to another queue pair, or the end was already
-    /// given.
+    /// There is no such queue pair, the token is wrong, the object belongs to another queue pair, or the end
+    /// was already given.
     Refused,
 }
 
@@ -214,7 +214,8 @@ fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<(
     Ok(())
 }
 
-/// Receives a request and its descriptor. Returns `None` at the end of the connection, and an error for other data.
+/// Receives a request and its descriptor. Returns `None` at the end of the connection, and an error for other
+/// data.
 pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<(Request, Option<Received>)>> {
     let mut bytes = [0u8; REQUEST + 1];
     let (length, fd) = receive(socket, &mut bytes)?;
@@ -229,14 +230,17 @@ pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<(Request, 
     Ok(Some((request, fd)))
 }
 
-/// Receives a message: the number of bytes, and the descriptor, if there is one. Only one thread at a time receives from a socket.
+/// Receives a message: the number of bytes, and the descriptor, if there is one. Only one thread at a time
+/// receives from a socket.
 ///
-/// A message with more than one descriptor is an error of the kind `InvalidData`: the message stays in the queue, and the caller hangs up.
-/// A descriptor also stays there, with another error, if many of its peer are not closed yet, or if this process has no room for it.
+/// A message with more than one descriptor is an error of the kind `InvalidData`: the message stays in the
+/// queue, and the caller hangs up. A descriptor also stays there, with another error, if many of its peer are
+/// not closed yet, or if this process has no room for it.
 ///
-/// If this process received the message without room for its descriptors, the kernel would
-/// close the rest in this thread, which can block (see [`closer`]). If it had room for all, a peer would fill it with descriptors.
-/// Therefore this function peeks first: the queue still holds the descriptors then, so the kernel closes none of them.
+/// If this process received the message without room for its descriptors, the kernel would close the rest in
+/// this thread, which can block (see [`closer`]). If it had room for all, a peer would fill it with
+/// descriptors. Therefore this function peeks first: the queue still holds the descriptors then, so the
+/// kernel closes none of them.
 pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<Received>)> {
     let invalid = |reason| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     let (_, flags) = peek(&socket, bytes)?;
@@ -268,8 +272,8 @@ pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize,
     Ok((length, descriptor))
 }
 
-/// Looks at the next message of a socket, which stays in the queue. Returns the number of bytes, and flags with `CTRUNC` if the message
-/// has descriptors.
+/// Looks at the next message of a socket, which stays in the queue. Returns the number of bytes, and flags
+/// with `CTRUNC` if the message has descriptors.
 pub(crate) fn peek(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, ReturnFlags)> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let mut none = RecvAncillaryBuffer::default();
@@ -297,15 +301,15 @@ pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Option<Rece
     }
 }
 
-/// Version of the layout of shared memory and of the messages between devices. Both sides must have one version. Every change of
-/// either increments the version.
+/// Version of the layout of shared memory and of the messages between devices. Both sides must have one
+/// version. Every change of either increments the version.
 pub(crate) const VERSION: u8 = 5;
 
 const MAGIC: u8 = b's';
 const LENGTH: usize = 34;
 
-/// The address of a queue pair: the device and the number. The token is a secret, so that a process without the address can't
-/// reach the queue pair.
+/// The address of a queue pair: the device and the number. The token is a secret, so that a process without
+/// the address can't reach the queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) device: DeviceId,
@@ -313,14 +317,14 @@ pub(crate) struct Address {
     pub(crate) token: u64,
 }
 
-/// The identity of a device: a random number. The rest is information. The process number is that of the device's pid
-/// namespace, so it may be the number of another process here.
+/// The identity of a device: a random number. The rest is information. The process number is that of the
+/// device's pid namespace, so it may be the number of another process here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DeviceId {
     pub(crate) process: u32,
     pub(crate) nonce: u64,
-    /// The directory in which the device has its socket (`RDMA_SOFT_DIR`): a number that is made of the numbers of the file
-    /// system and the file; 0 if the socket is in the abstract namespace.
+    /// The directory in which the device has its socket (`RDMA_SOFT_DIR`): a number that is made of the
+    /// numbers of the file system and the file; 0 if the socket is in the abstract namespace.
     pub(crate) directory: u64,
 }
 

@@ -1,6 +1,6 @@
-//! The device of another process, or our own device for two queue pairs of one process: the socket to the device, and the
-//! memory of the device that this process has mapped. All queue pairs that are connected to the device share a `Peer`. The
-//! last of them drops it.
+//! The device of another process, or our own device for two queue pairs of one process: the socket to the
+//! device, and the memory of the device that this process has mapped. All queue pairs that are connected to
+//! the device share a `Peer`. The last of them drops it.
 
 use std::collections::HashMap;
 use std::io;
@@ -47,7 +47,8 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Connects to `device` until `deadline`. Fails if the device can't be found, or if `policy` does not let it in.
+    /// Connects to `device` until `deadline`. Fails if the device can't be found, or if `policy` does not let
+    /// it in.
     pub(crate) fn connect(
         device: DeviceId,
         reach: (&Sockets, Policy),
@@ -136,8 +137,8 @@ impl Peer {
         })
     }
 
-    /// Returns the socket that wakes the poller of the peer's completion queue `id`. It is a connection of its own, so that neither end
-    /// has a descriptor of the other's socket.
+    /// Returns the socket that wakes the poller of the peer's completion queue `id`. It is a connection of
+    /// its own, so that neither end has a descriptor of the other's socket.
     pub(crate) fn event_socket(
         &self,
         address: &Address,
@@ -158,14 +159,15 @@ impl Peer {
         })
     }
 
-    /// Asks the peer's device to carry out the records for the queue pair at `address`. Does not wait. Returns false if the socket is
-    /// full.
+    /// Asks the peer's device to carry out the records for the queue pair at `address`. Does not wait.
+    /// Returns false if the socket is full.
     pub(crate) fn poke(&self, address: &Address) -> bool {
         let said = self.say(address, Object::Nothing, None);
         !said.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Returns the offer of `memory`, and sends the offer if it is due; `None` if the memory can't be offered now. Does not wait.
+    /// Returns the offer of `memory`, and sends the offer if it is due; `None` if the memory can't be offered
+    /// now. Does not wait.
     pub(crate) fn offer(self: &Arc<Self>, address: &Address, memory: &HostMemory) -> Option<Arc<Offer>> {
         let fd = memory.shared_fd()?;
         let (offer, new) = self.offers.get(memory.id(), || memory.charge())?;
@@ -190,13 +192,14 @@ impl Peer {
         }
     }
 
-    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the word is lost, the peer asks again.
+    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the word is lost, the
+    /// peer asks again.
     pub(crate) fn say_unmapped(&self, id: u64) {
         self.say_by_any(Object::Unmapped { id });
     }
 
-    /// Tells the peer once more of segments that are withdrawn, and that it has not confirmed to have unmapped. Returns when it is
-    /// to be notified next. Does not wait.
+    /// Tells the peer once more of segments that are withdrawn, and that it has not confirmed to have
+    /// unmapped. Returns when it is to be notified next. Does not wait.
     pub(crate) fn remind(&self, now: Instant) -> Option<Instant> {
         for id in self.offers.reminders(now) {
             self.say_by_any(Object::Withdraw { id });
@@ -204,8 +207,8 @@ impl Peer {
         self.offers.next_reminder()
     }
 
-    /// Sends a request without a reply by any connection to the peer, because the first one may be gone. The request is lost if the
-    /// socket is full, or if no queue pair of the peer can take it now.
+    /// Sends a request without a reply by any connection to the peer, because the first one may be gone. The
+    /// request is lost if the socket is full, or if no queue pair of the peer can take it now.
     fn say_by_any(&self, object: Object) {
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
         let addresses = users.iter().filter_map(|user| user.peer_address());
@@ -290,8 +293,8 @@ impl Drop for Peer {
     }
 }
 
-/// Returns the entry `id`, or makes the entry. The map is not locked while `make` runs. If two threads make one entry, the
-/// second thread drops its result and returns that of the first.
+/// Returns the entry `id`, or makes the entry. The map is not locked while `make` runs. If two threads make
+/// one entry, the second thread drops its result and returns that of the first.
 fn cached<T>(
     map: &Mutex<HashMap<u64, Weak<T>>>,
     id: u64,

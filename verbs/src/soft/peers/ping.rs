@@ -1,6 +1,7 @@
-//! The question to the device of a peer whether a queue pair waits there, for which no thread waits. A server asks it before it spends a
-//! thread and memory on a client, because [`to_rtr`](crate::QueuePair::to_rtr) blocks for as long as that device lets it. A positive answer also
-//! says whose client it is: the names of devices are public, but only the process with the queue pair gives its secret away.
+//! The question to the device of a peer whether a queue pair waits there, for which no thread waits. A server
+//! asks it before it spends a thread and memory on a client, because [`to_rtr`](crate::QueuePair::to_rtr)
+//! blocks for as long as that device lets it. A positive answer also says whose client it is: the names of
+//! devices are public, but only the process with the queue pair gives its secret away.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -24,8 +25,8 @@ pub struct SoftQueuePair {
     reach: Reach,
 }
 
-/// The user of a device's process, as the kernel states it. One user counts as two owners: its processes that are
-/// peers of this user, and its untrusted processes.
+/// The user of a device's process, as the kernel states it. One user counts as two owners: its processes that
+/// are peers of this user, and its untrusted processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceOwner {
     user: u32,
@@ -60,8 +61,8 @@ impl SoftQueuePair {
         SoftDevice(self.address.device)
     }
 
-    /// Asks the device whether the queue pair waits for its peer. Does not wait. Returns `None` if the device takes no connection now:
-    /// ask again later.
+    /// Asks the device whether the queue pair waits for its peer. Does not wait. Returns `None` if the device
+    /// takes no connection now: ask again later.
     ///
     /// # Errors
     /// The device can't be found, or this process does not let in its user.
@@ -89,8 +90,8 @@ impl DeviceOwner {
 }
 
 impl Ping {
-    /// Returns the owner of the device, if the queue pair waits for its peer there. Does not wait: returns an error of the kind
-    /// `WouldBlock` if there is no answer yet.
+    /// Returns the owner of the device, if the queue pair waits for its peer there. Does not wait: returns an
+    /// error of the kind `WouldBlock` if there is no answer yet.
     ///
     /// # Errors
     /// The device has gone, its answer can't be read, or there is no such queue pair.

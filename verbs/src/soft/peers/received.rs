@@ -1,13 +1,15 @@
-//! What this process holds of its peers: the descriptors that they send, and the sockets on which they can send them.
+//! What this process holds of its peers: the descriptors that they send, and the sockets on which they can
+//! send them.
 //!
 //! | | made by | calls of this process |
 //! |---|---|---|
 //! | [`Received`] | the peer, or anyone | the checks of [`memfd`](crate::memfd), `mmap` if they pass, and `close` in a thread of its own |
 //! | [`Socket`] | this process, by `accept` or `connect` | all |
 //!
-//! No other process has a descriptor of a [`Socket`], because this process sends none of them. So no peer holds a lock of it, and its
-//! calls wait for no peer. A peer can lock a descriptor that it has sent for as long as it wants, by a call of its own that waits in the
-//! middle. Therefore nothing that came from a peer is read, written, polled or shut down.
+//! No other process has a descriptor of a [`Socket`], because this process sends none of them. So no peer
+//! holds a lock of it, and its calls wait for no peer. A peer can lock a descriptor that it has sent for as
+//! long as it wants, by a call of its own that waits in the middle. Therefore nothing that came from a peer
+//! is read, written, polled or shut down.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -57,7 +59,8 @@ impl Drop for Received {
     }
 }
 
-/// One end of a connection to a peer. Dropping it does not block, and the other side notices the drop at once.
+/// One end of a connection to a peer. Dropping it does not block, and the other side notices the drop at
+/// once.
 #[derive(Debug)]
 pub(crate) struct Socket {
     descriptor: Option<OwnedFd>,
@@ -67,7 +70,8 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Takes over a socket that was accepted, or is about to connect. If the kernel knows how to, it lets no descriptors in.
+    /// Takes over a socket that was accepted, or is about to connect. If the kernel knows how to, it lets no
+    /// descriptors in.
     pub(crate) fn new(descriptor: OwnedFd) -> Self {
         forked::keep_from_children(&descriptor);
         let takes_descriptors = AtomicBool::new(!system::pass_descriptors(&descriptor, false));
@@ -110,12 +114,14 @@ impl Drop for Socket {
     }
 }
 
-/// Tells the other side that this side has gone. No message comes any more. The call takes no lock that is held while a process waits.
+/// Tells the other side that this side has gone. No message comes any more. The call takes no lock that is
+/// held while a process waits.
 pub(crate) fn hang_up(socket: &impl AsFd) {
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
-/// Takes all messages of a socket that is shut down. Returns false if there are messages that this process does not take.
+/// Takes all messages of a socket that is shut down. Returns false if there are messages that this process
+/// does not take.
 fn empty(socket: &OwnedFd) -> bool {
     /// The kernel holds far fewer messages.
     const MESSAGES: usize = 1 << 12;
@@ -132,8 +138,8 @@ fn empty(socket: &OwnedFd) -> bool {
         .unwrap_or(false)
 }
 
-/// Returns whether a socket that is shut down has no message. The kernel returns zero bytes at the end, and also for a message without
-/// bytes. But only a message has its sender, for which there is no room here.
+/// Returns whether a socket that is shut down has no message. The kernel returns zero bytes at the end, and
+/// also for a message without bytes. But only a message has its sender, for which there is no room here.
 fn is_empty(socket: &OwnedFd) -> bool {
     let shows = |shows| sockopt::set_socket_passcred(socket, shows).is_ok();
     let next = shows(true).then(|| message::peek(socket, &mut [0; 1]));
@@ -157,10 +163,12 @@ pub(in crate::soft) mod tests {
 
     /// The time that the last close of [`lingering`] takes.
     const LINGER: Duration = Duration::from_secs(100);
-    /// Time after which a test fails: shorter than [`LINGER`], and longer than any thread of a busy machine waits for its turn.
+    /// Time after which a test fails: shorter than [`LINGER`], and longer than any thread of a busy machine
+    /// waits for its turn.
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Returns a TCP socket with unsent bytes, whose last close blocks until the other side, which is returned too, is closed.
+    /// Returns a TCP socket with unsent bytes, whose last close blocks until the other side, which is
+    /// returned too, is closed.
     pub(in crate::soft) fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -223,7 +231,8 @@ pub(in crate::soft) mod tests {
         assert!(is_empty(&ours) && empty(&ours));
     }
 
-    /// The other side learns at once that this side has gone, also if a descriptor is left that can't be closed soon.
+    /// The other side learns at once that this side has gone, also if a descriptor is left that can't be
+    /// closed soon.
     #[test]
     fn the_other_end_notices_the_drop() {
         let (ours, theirs) = socket_pair();

@@ -1,8 +1,8 @@
-//! The segments of a peer that this process has mapped for reading, within bounds ([`Segments`]), and those that this process offers
-//! to a peer ([`Offers`]).
+//! The segments of a peer that this process has mapped for reading, within bounds ([`Segments`]), and those
+//! that this process offers to a peer ([`Offers`]).
 //!
-//! A view of a segment keeps it mapped when the peer takes it back. The peer learns that the segment is unmapped when the last view is
-//! gone, so that the peer's charges last as long as the mapping.
+//! A view of a segment keeps it mapped when the peer takes it back. The peer learns that the segment is
+//! unmapped when the last view is gone, so that the peer's charges last as long as the mapping.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -148,8 +148,8 @@ impl Segments {
         }
     }
 
-    /// Forgets segment `id`, which [`closer::free`] unmaps as soon as no thread copies from it. Returns false if views keep it mapped:
-    /// [`end_view`](Self::end_view) then says when the last of them is gone.
+    /// Forgets segment `id`, which [`closer::free`] unmaps as soon as no thread copies from it. Returns false
+    /// if views keep it mapped: [`end_view`](Self::end_view) then says when the last of them is gone.
     pub(crate) fn unmap(&self, id: u64) -> bool {
         let mut known = lock(&self.known);
         known.offered.remove(&id);
@@ -173,7 +173,8 @@ impl Segments {
         lock(&self.known).offered.get(&id).map(Arc::downgrade)
     }
 
-    /// Returns segment `id` for a view, if it is mapped. The caller ends the view by [`end_view`](Self::end_view).
+    /// Returns segment `id` for a view, if it is mapped. The caller ends the view by
+    /// [`end_view`](Self::end_view).
     pub(crate) fn begin_view(&self, id: u64) -> Option<Arc<Segment>> {
         let mut known = lock(&self.known);
         let segment = Arc::clone(known.offered.get(&id)?);
@@ -181,7 +182,8 @@ impl Segments {
         Some(segment)
     }
 
-    /// Ends a view of segment `id`. Returns whether the peer is to be notified of that, by [`closer::free`], after that.
+    /// Ends a view of segment `id`. Returns whether the peer is to be notified of that, by [`closer::free`],
+    /// after that.
     pub(crate) fn end_view(&self, id: u64, segment: Arc<Segment>) -> bool {
         // It comes first, because the peer may be notified afterwards.
         drop(segment);
@@ -206,7 +208,8 @@ impl Segments {
 const MOST_OFFERED: usize = 1024;
 /// Time after which a peer that has not confirmed an offer gets it once more.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Time after which a peer that has not confirmed that it has unmapped a segment is notified once more. Each further time doubles it.
+/// Time after which a peer that has not confirmed that it has unmapped a segment is notified once more. Each
+/// further time doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest time between two reminders. A view can keep a segment mapped for long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -218,10 +221,12 @@ const REMINDERS: usize = 64;
 /// ```text
 ///  offered ──▶ mapped by the peer ──▶ withdrawn, because the memory is gone here ──▶ unmapped by the peer
 /// ```
-/// While the peer may have a segment mapped, the segment stays charged to the budget, even if the memory is gone in this process.
+/// While the peer may have a segment mapped, the segment stays charged to the budget, even if the memory is
+/// gone in this process.
 ///
-/// Each word between the two devices can get lost: the socket may be full, and the queue pair that a word names may be gone, or may not be
-/// connected yet. Therefore an offer, and a word that a segment is withdrawn, are said again until the peer confirms them.
+/// Each word between the two devices can get lost: the socket may be full, and the queue pair that a word
+/// names may be gone, or may not be connected yet. Therefore an offer, and a word that a segment is
+/// withdrawn, are said again until the peer confirms them.
 #[derive(Debug, Default)]
 pub(crate) struct Offers {
     offered: Mutex<HashMap<u64, Arc<Offer>>>,
@@ -253,7 +258,8 @@ impl Offer {
         self.mapped.load(Relaxed)
     }
 
-    /// Returns whether the offer is to be sent now, because it was not sent before, or was not confirmed for a while.
+    /// Returns whether the offer is to be sent now, because it was not sent before, or was not confirmed for
+    /// a while.
     pub(crate) fn is_due(&self) -> bool {
         let mut offered = lock(&self.offered);
         let due = !self.is_mapped() && offered.is_none_or(|last| last.elapsed() > AGAIN);
@@ -265,7 +271,8 @@ impl Offer {
 }
 
 impl Offers {
-    /// Returns the offer of segment `id`, and whether it is new; `None` if the peer has as many offers as it may have.
+    /// Returns the offer of segment `id`, and whether it is new; `None` if the peer has as many offers as it
+    /// may have.
     pub(crate) fn get(&self, id: u64, charge: impl FnOnce() -> Option<Charge>) -> Option<(Arc<Offer>, bool)> {
         let mut offered = lock(&self.offered);
         if let Some(offer) = offered.get(&id) {
@@ -308,7 +315,8 @@ impl Offers {
         drop(lock(&self.withdrawn).remove(&id));
     }
 
-    /// Returns the withdrawn segments that the peer is to be notified of once more at `now`, a limited number of them.
+    /// Returns the withdrawn segments that the peer is to be notified of once more at `now`, a limited number
+    /// of them.
     pub(crate) fn reminders(&self, now: Instant) -> Vec<u64> {
         let mut withdrawn = lock(&self.withdrawn);
         let due = withdrawn.iter_mut().filter(|(_, segment)| segment.again <= now).take(REMINDERS);
@@ -483,7 +491,8 @@ mod offers_tests {
         assert_eq!((Arc::strong_count(&charge), offers.charges().len()), (1, 0));
     }
 
-    /// A peer that says that it has unmapped a segment, although the segment was not withdrawn, keeps its charge.
+    /// A peer that says that it has unmapped a segment, although the segment was not withdrawn, keeps its
+    /// charge.
     #[test]
     fn a_segment_that_is_offered_stays_charged() {
         let (offers, charge) = (Offers::default(), charge().unwrap());

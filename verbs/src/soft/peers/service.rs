@@ -1,8 +1,8 @@
-//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, wakes pollers at deadlines, and carries
-//! out the records of queue pairs that no thread polls.
+//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, wakes pollers
+//! at deadlines, and carries out the records of queue pairs that no thread polls.
 //!
-//! The thread never waits for a peer, and takes no lock that is held across a call to a peer, so two devices can't
-//! wait for each other.
+//! The thread never waits for a peer, and takes no lock that is held across a call to a peer, so two devices
+//! can't wait for each other.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
@@ -129,13 +129,14 @@ impl Service {
         peers.retain(|_, peer| peer.strong_count() > 0);
         peers.insert(token, Arc::downgrade(peer));
         drop(peers);
-        // epoll always reports hang-ups. Data is not watched, because the thread that sent a request reads the reply.
+        // epoll always reports hang-ups. Data is not watched, because the thread that sent a request reads
+        // the reply.
         epoll::add(&self.epoll, peer.socket(), EventData::new_u64(token), EventFlags::RDHUP)?;
         Ok(())
     }
 
-    /// Keeps the charges until the peer at the other side of `socket` says that it has unmapped the memory of this process, or is
-    /// gone. Up to `late_answers` other answers may come first.
+    /// Keeps the charges until the peer at the other side of `socket` says that it has unmapped the memory of
+    /// this process, or is gone. Up to `late_answers` other answers may come first.
     pub(crate) fn keep_until_unmapped(&self, socket: Socket, charges: Vec<Charge>, late_answers: u64) {
         let token = self.next_token.fetch_add(1, SeqCst);
         let flags = EventFlags::IN | EventFlags::RDHUP;
@@ -147,15 +148,16 @@ impl Service {
         }
     }
 
-    /// Reminds peers from now on of the segments that are withdrawn, until the peers have confirmed all of them.
+    /// Reminds peers from now on of the segments that are withdrawn, until the peers have confirmed all of
+    /// them.
     pub(crate) fn remind_later(&self) {
         if !self.reminding.swap(true, SeqCst) {
             self.wake();
         }
     }
 
-    /// Reminds peers of segments that are withdrawn, if a reminder is due. Returns when the next one is due; `None` if the peers have
-    /// confirmed all.
+    /// Reminds peers of segments that are withdrawn, if a reminder is due. Returns when the next one is due;
+    /// `None` if the peers have confirmed all.
     fn remind(&self, reminders: &mut Reminders) -> Option<Instant> {
         /// Least time between two checks for segments that peers are to be reminded of.
         const PAUSE: Duration = Duration::from_millis(100);
@@ -173,7 +175,8 @@ impl Service {
         reminders.next
     }
 
-    /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
+    /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline
+    /// passed.
     pub(crate) fn notify_at(&self, when: Instant, queue_pair: Weak<dyn ServedQueuePair>) {
         let mut deadlines = lock(&self.deadlines);
         let earliest = deadlines.peek().is_none_or(|first| when < first.when);
@@ -210,7 +213,8 @@ impl Service {
         guards
     }
 
-    /// Carries out records of the queue pairs that peers have asked for, a limited number of each. Returns whether there are more.
+    /// Carries out records of the queue pairs that peers have asked for, a limited number of each. Returns
+    /// whether there are more.
     fn carry_out(&self, asked: &mut Vec<Weak<dyn ServedQueuePair>>) -> bool {
         asked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.carry_out()));
         !asked.is_empty()
@@ -290,8 +294,8 @@ impl Service {
         }
     }
 
-    /// Drops the charges that are kept for the peer at the socket `token`, if the peer has unmapped the memory or is gone. Returns
-    /// false if none are kept.
+    /// Drops the charges that are kept for the peer at the socket `token`, if the peer has unmapped the
+    /// memory or is gone. Returns false if none are kept.
     fn end_kept(&self, token: u64) -> bool {
         let mut kept = lock(&self.kept);
         let Some(Kept { socket, late_answers, .. }) = kept.get_mut(&token) else { return false };
@@ -323,8 +327,8 @@ impl Service {
                 return;
             }
             Err(error) => {
-                // Most likely no descriptors are left, or too many of peers are not closed yet. The listener stays readable, so this
-                // thread would spin without the pause.
+                // Most likely no descriptors are left, or too many of peers are not closed yet. The listener
+                // stays readable, so this thread would spin without the pause.
                 crate::throttled!(warn, %error, "the soft device can't accept a peer");
                 std::thread::sleep(Duration::from_millis(10));
                 return;
@@ -347,9 +351,9 @@ impl Service {
         }
     }
 
-    /// Answers requests that have come, a limited number of them. The epoll descriptor then reports the client again, after the
-    /// other clients, because it reports descriptors in turn as long as they are readable. Returns false if the connection has ended
-    /// or failed.
+    /// Answers requests that have come, a limited number of them. The epoll descriptor then reports the
+    /// client again, after the other clients, because it reports descriptors in turn as long as they are
+    /// readable. Returns false if the connection has ended or failed.
     fn serve(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn ServedQueuePair>>) -> bool {
         for _ in 0..REQUESTS_OF_A_TURN {
             let Some(client) = clients.get(token) else { return false };
@@ -449,7 +453,8 @@ impl Service {
         Ok(if request.object == Object::Waits { Served::Unproven } else { Served::Proven })
     }
 
-    /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next deadline.
+    /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next
+    /// deadline.
     fn notify_due(&self) -> Option<Timespec> {
         loop {
             let mut deadlines = lock(&self.deadlines);
@@ -572,7 +577,8 @@ mod tests {
         }
     }
 
-    /// A descriptor that a client sends with a request can block its last close. The thread must not be the one that closes it.
+    /// A descriptor that a client sends with a request can block its last close. The thread must not be the
+    /// one that closes it.
     #[test]
     fn a_descriptor_that_lingers_does_not_stop_the_thread() {
         let (ours, theirs) = socket_pair();

@@ -1,5 +1,5 @@
-//! The sockets by which devices find one another: files of a directory (`RDMA_SOFT_DIR`), or names in the abstract socket
-//! namespace, which belongs to the network namespace.
+//! The sockets by which devices find one another: files of a directory (`RDMA_SOFT_DIR`), or names in the
+//! abstract socket namespace, which belongs to the network namespace.
 //!
 //! A directory can be shared by containers. Its permissions decide which processes reach a device; the policy
 //! ([`Policy`]) decides whether the device lets them in.
@@ -31,14 +31,16 @@ const PREFIX: &str = "tonic-rdma-";
 const NAME: usize = PREFIX.len() + 16;
 /// Bytes of the path of a socket that the kernel takes, without the zero byte at the end.
 const LONGEST_PATH: usize = 107;
-/// Age from which a socket may belong to a dead process. A younger one may belong to a process that does not listen yet.
+/// Age from which a socket may belong to a dead process. A younger one may belong to a process that does not
+/// listen yet.
 const SETTLED: Duration = Duration::from_secs(60);
 /// Most sockets of other devices that are checked when a device opens.
 const PROBES: usize = 64;
 /// Most files of the directory that are read when a device opens.
 const FILES: usize = 4096;
 const BACKLOG: i32 = 128;
-/// Longest time for which a device's backlog may be full. Whose device it is, is unknown until it has accepted.
+/// Longest time for which a device's backlog may be full. Whose device it is, is unknown until it has
+/// accepted.
 const CROWDED: Duration = Duration::from_secs(1);
 
 /// The location of the sockets.
@@ -120,8 +122,8 @@ impl Sockets {
         }
     }
 
-    /// Connects to `device` until `deadline`. Fails with the reason if the two devices do not find one another, or if `policy` does not
-    /// let in the device.
+    /// Connects to `device` until `deadline`. Fails with the reason if the two devices do not find one
+    /// another, or if `policy` does not let in the device.
     pub(crate) fn connect(
         &self,
         device: DeviceId,
@@ -146,8 +148,8 @@ impl Sockets {
         loop {
             match rustix::net::connect(&socket, &name) {
                 Ok(()) => return Ok(socket),
-                // The listener's backlog is full, because its service thread is busy. A process that is not let in may have made the
-                // listener, and never accept.
+                // The listener's backlog is full, because its service thread is busy. A process that is not
+                // let in may have made the listener, and never accept.
                 Err(Errno::AGAIN) if Instant::now() < crowded => {
                     if let Some(file) = &file {
                         policy.admit(&Identity::of_owner(file.owner))?;
@@ -211,8 +213,9 @@ impl fmt::Display for Sockets {
     }
 }
 
-/// The file of a device's socket. Other processes may write to the directory, so the name may be that of another file the next time, or
-/// of a link to one on a file system that does not answer. Therefore the file is found once, and no link is followed.
+/// The file of a device's socket. Other processes may write to the directory, so the name may be that of
+/// another file the next time, or of a link to one on a file system that does not answer. Therefore the file
+/// is found once, and no link is followed.
 struct SocketFile {
     handle: OwnedFd,
     /// The user.
@@ -251,7 +254,8 @@ impl Listener {
         self.socket.as_ref().unwrap_or_else(|| unreachable!())
     }
 
-    /// Ends listening, and removes the file. In a forked child, it does nothing: the socket and the file are the parent's.
+    /// Ends listening, and removes the file. In a forked child, it does nothing: the socket and the file are
+    /// the parent's.
     pub(crate) fn remove(&self) {
         if self.origin.is_forked() {
             return;
@@ -269,7 +273,8 @@ impl Drop for Listener {
         self.remove();
         if let Some(socket) = self.socket.take() {
             forked::leave_to_children(&socket);
-            // Connections that were not accepted may have messages with descriptors. A forked child has another file instead of the socket.
+            // Connections that were not accepted may have messages with descriptors. A forked child has
+            // another file instead of the socket.
             if !self.origin.is_forked() {
                 closer::close(socket, None);
             }
@@ -282,8 +287,8 @@ pub(crate) fn is_directory_name(value: &OsStr) -> bool {
     Path::new(value).is_absolute()
 }
 
-/// Returns the name of the device's socket in a directory. Processes of several pid namespaces may share the directory, so the
-/// name has no process number.
+/// Returns the name of the device's socket in a directory. Processes of several pid namespaces may share the
+/// directory, so the name has no process number.
 fn file_name(device: DeviceId) -> String {
     format!("{PREFIX}{:016x}", device.nonce)
 }
@@ -331,8 +336,9 @@ fn open_to_all(file: &Path, policy: Policy) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the sockets of dead processes that are older than `settled` from `directory`. Touches only files with the names of
-/// sockets of devices. Does a bounded amount of work, so some may stay until the next device opens.
+/// Removes the sockets of dead processes that are older than `settled` from `directory`. Touches only files
+/// with the names of sockets of devices. Does a bounded amount of work, so some may stay until the next
+/// device opens.
 fn remove_dead(directory: &Path, settled: Duration) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let named = entries.take(FILES).flatten().filter(|entry| is_file_name(&entry.file_name()));

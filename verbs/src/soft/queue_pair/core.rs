@@ -42,7 +42,8 @@ pub(crate) struct Core {
     pub(crate) end: PairEnd,
     grant: Mutex<Grant>,
     state: AtomicU8,
-    /// Whether the peer's last records are still taken, although the queue pair is in Error: because it is the peer that ended.
+    /// Whether the peer's last records are still taken, although the queue pair is in Error: because it is
+    /// the peer that ended.
     drains: AtomicBool,
     access: OnceLock<Access>,
     settings: OnceLock<PathSettings>,
@@ -57,11 +58,13 @@ pub(crate) struct Core {
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
     pub(in crate::soft) guarded: Guarded<Native, Shipping>,
-    /// The position that the peer had taken at the last check of the guard, and the number of checks without a change.
+    /// The position that the peer had taken at the last check of the guard, and the number of checks without
+    /// a change.
     guard: Mutex<Guard>,
 }
 
-/// The descriptor of the end, until the peer has taken it, and the token of the one queue pair that may take it.
+/// The descriptor of the end, until the peer has taken it, and the token of the one queue pair that may take
+/// it.
 #[derive(Debug)]
 struct Grant {
     fd: Option<OwnedFd>,
@@ -130,7 +133,8 @@ impl Core {
         }))
     }
 
-    /// Takes the reserved slots of the completion queues. Polls visit `pair` from now on, and peers can find the queue pair.
+    /// Takes the reserved slots of the completion queues. Polls visit `pair` from now on, and peers can find
+    /// the queue pair.
     pub(super) fn enter<Pair>(&self, pair: &Arc<Pair>)
     where
         Pair: ServedQueuePair + CompletionSource,
@@ -187,8 +191,8 @@ impl Core {
         }
     }
 
-    /// Returns whether this side is in Rts. Does not check the peer, whose end moves this side to Error only with a poll:
-    /// [`state`](Self::state) looks.
+    /// Returns whether this side is in Rts. Does not check the peer, whose end moves this side to Error only
+    /// with a poll: [`state`](Self::state) looks.
     #[inline]
     pub(super) fn is_ready_to_send(&self) -> bool {
         self.state.load(Acquire) == RTS
@@ -209,15 +213,16 @@ impl Core {
         }
     }
 
-    /// Returns whether the peer takes no more records, because its queue pair is in Error or destroyed, or its process is dead.
+    /// Returns whether the peer takes no more records, because its queue pair is in Error or destroyed, or
+    /// its process is dead.
     #[inline]
     pub(crate) fn peer_has_ended(&self) -> bool {
         self.connection()
             .is_some_and(|connection| connection.end.state() == EndState::Ended || connection.peer.is_dead())
     }
 
-    /// Returns whether the connection is over for both sides: the peer's process is dead, or the peer refused a record of ours. Its
-    /// last records may still be in its ring.
+    /// Returns whether the connection is over for both sides: the peer's process is dead, or the peer refused
+    /// a record of ours. Its last records may still be in its ring.
     #[inline]
     pub(crate) fn peer_is_gone(&self) -> bool {
         self.connection()
@@ -239,8 +244,8 @@ impl Core {
         }
     }
 
-    /// Moves to Error because requests can't be carried out. If the reason is the end of the peer, the last records of the peer
-    /// are still taken.
+    /// Moves to Error because requests can't be carried out. If the reason is the end of the peer, the last
+    /// records of the peer are still taken.
     pub(crate) fn fail_requests(&self) {
         if self.peer_has_ended() && !self.has_failed() {
             self.drains.store(true, Relaxed);
@@ -291,19 +296,21 @@ impl Core {
         self.owe(connection, debt);
     }
 
-    /// Notes that this side has carried out the peer's records up to the position `taken`. Before the visit ends, it tells the peer
-    /// (see [`took`](Self::took)).
+    /// Notes that this side has carried out the peer's records up to the position `taken`. Before the visit
+    /// ends, it tells the peer (see [`took`](Self::took)).
     #[inline]
     pub(super) fn carried_out(&self, taken: u64) {
-        // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this thread's copies.
+        // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this
+        // thread's copies.
         self.taken.store(taken, Release);
     }
 
-    /// Tells the peer of the records that this side has [carried out](Self::carried_out), up to the position `taken`. `awaited`: the peer
-    /// waits for one of them.
+    /// Tells the peer of the records that this side has [carried out](Self::carried_out), up to the position
+    /// `taken`. `awaited`: the peer waits for one of them.
     ///
-    /// Tells the peer now, if the peer waits for it or it is much, and otherwise with the next poll that finds nothing else to do. So
-    /// an answer to the peer's message does not wait for the cache line with the progress.
+    /// Tells the peer now, if the peer waits for it or it is much, and otherwise with the next poll that
+    /// finds nothing else to do. So an answer to the peer's message does not wait for the cache line with the
+    /// progress.
     #[inline]
     pub(super) fn took(&self, connection: &Connection, taken: u64, awaited: bool) {
         let shown = self.end.taken_word().load(Relaxed);
@@ -318,8 +325,9 @@ impl Core {
         self.owe(connection, Debt::PROGRESS);
     }
 
-    /// Shows the peer that `posted` receives were posted so far. Called with the target locked, so that one thread stores the number at
-    /// a time. The number has a cache line of its own, which the peer reads only when it knows of no receive.
+    /// Shows the peer that `posted` receives were posted so far. Called with the target locked, so that one
+    /// thread stores the number at a time. The number has a cache line of its own, which the peer reads only
+    /// when it knows of no receive.
     #[inline]
     pub(super) fn posted(&self, posted: u64) {
         self.end.posted_word().store(posted, Release);
@@ -375,7 +383,8 @@ impl Core {
             }
             self.check_attention(connection, debt);
         }
-        // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
+        // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees
+        // that it has ended.
         if debt & (Debt::NEWS | Debt::WRITES) != 0 {
             self.guard();
         }
@@ -388,8 +397,8 @@ impl Core {
         }
     }
 
-    /// Has the device's thread guard the records of this queue pair: if the peer takes none for a while, that thread asks the
-    /// peer's device to carry them out.
+    /// Has the device's thread guard the records of this queue pair: if the peer takes none for a while, that
+    /// thread asks the peer's device to carry them out.
     #[inline]
     pub(crate) fn guard(&self) {
         if self.guarded.begin() {
@@ -420,7 +429,8 @@ impl Core {
         let done = ended || guard.idle > IDLE;
         drop(guard);
         if done {
-            // A record that was published before is guarded again, by this thread or by the one that published it.
+            // A record that was published before is guarded again, by this thread or by the one that
+            // published it.
             return !self.guarded.end(|| !ended && self.published.load(Relaxed) != taken);
         }
         if stuck {
@@ -511,8 +521,8 @@ impl Core {
         self.end.advance(EndState::Ended);
     }
 
-    /// Destroys the queue pair, because its user dropped it, after [`end`](Self::end). Waits for no peer: the peer only reads this
-    /// end, and finds its state.
+    /// Destroys the queue pair, because its user dropped it, after [`end`](Self::end). Waits for no peer: the
+    /// peer only reads this end, and finds its state.
     pub(super) fn destroy(&self) {
         self.domain.device.service.remove_queue_pair(self.number);
         if let Some(connection) = self.connection() {
@@ -526,17 +536,20 @@ impl Core {
         self.domain.remove_queue_pair(self.number);
     }
 
-    /// Asks the peer for `attention`, as a new request. The owner calls [`Attention::fence`] before it checks for news.
+    /// Asks the peer for `attention`, as a new request. The owner calls [`Attention::fence`] before it checks
+    /// for news.
     pub(crate) fn ask(&self, attention: Attention) {
         attention.ask::<Native>(self.end.attention_word());
     }
 
-    /// Shows that this side wants `attention`. The owner calls [`Attention::fence`] before it checks for news.
+    /// Shows that this side wants `attention`. The owner calls [`Attention::fence`] before it checks for
+    /// news.
     pub(crate) fn want(&self, attention: Attention) {
         attention.add::<Native>(self.end.attention_word());
     }
 
-    /// Shows that this side does not want `attention` any more. Returns whether this side wanted a part of it.
+    /// Shows that this side does not want `attention` any more. Returns whether this side wanted a part of
+    /// it.
     #[inline]
     pub(crate) fn want_no_more(&self, attention: Attention) -> bool {
         let wanted = Attention::of_own::<Native>(self.end.attention_word()).wants(attention);
@@ -546,7 +559,8 @@ impl Core {
         wanted
     }
 
-    /// Answers a peer's request for `object` with `send`, if this queue pair may share the object. Returns what `send` returned.
+    /// Answers a peer's request for `object` with `send`, if this queue pair may share the object. Returns
+    /// what `send` returned.
     pub(super) fn grant(
         &self,
         object: Object,
@@ -573,7 +587,8 @@ impl Core {
         }
     }
 
-    /// Takes over the one connection by which the process that has taken this side may wake the poller of the completion queue `id`.
+    /// Takes over the one connection by which the process that has taken this side may wake the poller of the
+    /// completion queue `id`.
     pub(super) fn add_event_socket(&self, id: u64, socket: &Arc<Socket>) -> Option<io::Result<()>> {
         let queue = [&self.send_queue, &self.receive_queue].into_iter().find(|queue| queue.id() == id)?;
         let mut grant = lock(&self.grant);
@@ -608,8 +623,9 @@ pub(crate) struct Connection {
 pub(super) type Debt = crate::soft::shared::attention::Debt<Native, Shipping>;
 
 impl Connection {
-    /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's end and table, and
-    /// takes the sockets of its completion queues. The peer's device may take [`TIMEOUT`] for all that together.
+    /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's end
+    /// and table, and takes the sockets of its completion queues. The peer's device may take [`TIMEOUT`] for
+    /// all that together.
     pub(crate) fn import(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
         device.check_answers(address.device)?;
         Self::ask(device, address, own_token).inspect_err(|error| {
@@ -643,8 +659,9 @@ impl Connection {
         self.table.is_some()
     }
 
-    /// Wakes the peer because there are new records, if the peer shows that it wants that. `debt` is the kind of records. Without a
-    /// fence before the call, this side may overlook what the peer has just shown: see [`Debt`].
+    /// Wakes the peer because there are new records, if the peer shows that it wants that. `debt` is the kind
+    /// of records. Without a fence before the call, this side may overlook what the peer has just shown: see
+    /// [`Debt`].
     #[inline]
     pub(super) fn announce_news(&self, debt: u8) {
         let attention = Attention::of_own::<Native>(self.end.attention_word());
@@ -670,8 +687,9 @@ impl Connection {
         attention.wants(Attention::PROGRESS.with(Attention::STUCK))
     }
 
-    /// Wakes the peer because this side has taken records or posted receives, if the peer shows that it waits for that. Without a
-    /// fence before the call, this side may overlook what the peer has just shown: see [`Debt`].
+    /// Wakes the peer because this side has taken records or posted receives, if the peer shows that it waits
+    /// for that. Without a fence before the call, this side may overlook what the peer has just shown: see
+    /// [`Debt`].
     #[inline]
     pub(super) fn announce_progress(&self) {
         let attention = Attention::of_own::<Native>(self.end.attention_word());
@@ -686,12 +704,14 @@ impl Connection {
             self.send_event.answer(attention);
         }
         if attention.wants(Attention::STUCK) {
-            // READs that the peer serves may wait for room in its ring, which the poller of its receives watches.
+            // READs that the peer serves may wait for room in its ring, which the poller of its receives
+            // watches.
             self.wake_for_news(attention, Debt::NEWS);
         }
     }
 
-    /// Checks once more whether the peer wants to be woken, so that it is woken for all that this side has stored before.
+    /// Checks once more whether the peer wants to be woken, so that it is woken for all that this side has
+    /// stored before.
     pub(super) fn settle(&self, debt: u8) {
         let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
         if debt & (Debt::NEWS | Debt::WRITES) != 0 && !attention.is_polled() {
@@ -720,14 +740,15 @@ impl Connection {
         }
     }
 
-    /// Returns whether the peer's device could not be asked, because the socket was full. Other queue pairs of both processes may
-    /// have filled the socket.
+    /// Returns whether the peer's device could not be asked, because the socket was full. Other queue pairs
+    /// of both processes may have filled the socket.
     #[inline]
     pub(super) fn is_unpoked(&self) -> bool {
         self.unpoked.load(Relaxed)
     }
 
-    /// Notes that the peer's device is asked again now, if it is still needed. Returns whether it could not be asked before.
+    /// Notes that the peer's device is asked again now, if it is still needed. Returns whether it could not
+    /// be asked before.
     pub(super) fn take_unpoked(&self) -> bool {
         self.unpoked.swap(false, Relaxed)
     }

@@ -1,5 +1,5 @@
-//! The receives that are posted to a queue pair, and a message of the peer while its records are taken. Both are private to this
-//! process: the peer learns only the number of receives.
+//! The receives that are posted to a queue pair, and a message of the peer while its records are taken. Both
+//! are private to this process: the peer learns only the number of receives.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -45,7 +45,8 @@ pub(super) struct Pull {
 }
 
 impl Pull {
-    /// Reads the addresses of a message of `total` bytes from its record; `None` if they are no such addresses.
+    /// Reads the addresses of a message of `total` bytes from its record; `None` if they are no such
+    /// addresses.
     pub(super) fn new(record: &Record, ring: &[AtomicU64], total: u64) -> Option<Self> {
         let words = ring.get(record.payload..record.payload + record.header.length as usize / 8)?;
         let addresses: Vec<SegmentAddress> = words
@@ -60,7 +61,8 @@ impl Pull {
         good.then_some(Self { record: *record, addresses, index: 0, taken: 0 })
     }
 
-    /// Returns the next chunk: the segment, the offset in it, and the length, at most `wanted`. Continues behind the chunk.
+    /// Returns the next chunk: the segment, the offset in it, and the length, at most `wanted`. Continues
+    /// behind the chunk.
     pub(super) fn next(&mut self, wanted: u64) -> Option<(u64, u64, u64)> {
         let [id, offset, length] = *self.addresses.get(self.index)?;
         let chunk = (id, offset.checked_add(self.taken)?, (length - self.taken).min(wanted));
@@ -93,8 +95,9 @@ pub(super) struct Posted {
     count: usize,
 }
 
-/// A segment of a posted receive. It has the address of its end instead of its length, because the callers make their segments just
-/// before they post them: a processor can't load two words at once that were just stored one by one, and waits.
+/// A segment of a posted receive. It has the address of its end instead of its length, because the callers
+/// make their segments just before they post them: a processor can't load two words at once that were just
+/// stored one by one, and waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReceiveSegment {
     pub(super) start: u64,

@@ -62,7 +62,8 @@ pub(super) fn create(
 
 #[cfg(any(test, fuzzing))]
 impl SoftPair {
-    /// Carries out the peer's records, as a thread that polls. Waits twice at `barrier`, with the locks of both queues held.
+    /// Carries out the peer's records, as a thread that polls. Waits twice at `barrier`, with the locks of
+    /// both queues held.
     #[cfg(test)]
     pub(super) fn visit_with_pause(&self, barrier: &Arc<std::sync::Barrier>) {
         let sends = self.sends.lock();
@@ -79,8 +80,9 @@ impl SoftPair {
 }
 
 impl SoftPair {
-    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any. Also continues
-    /// what found no room in the ring, if the peer has made room. In a forked child this does nothing.
+    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there
+    /// were any. Also continues what found no room in the ring, if the peer has made room. In a forked child
+    /// this does nothing.
     #[inline]
     fn work(&self) -> bool {
         if self.sends.has_new_room() && !self.is_forked() && self.use_room() {
@@ -99,8 +101,8 @@ impl SoftPair {
         true
     }
 
-    /// Continues requests of this side, and with READs of the peer, that found no room in the ring. Returns whether that was a visit,
-    /// which carries out records of the peer, too.
+    /// Continues requests of this side, and with READs of the peer, that found no room in the ring. Returns
+    /// whether that was a visit, which carries out records of the peer, too.
     #[cold]
     fn use_room(&self) -> bool {
         if self.sends.has_waiting() {
@@ -125,11 +127,12 @@ impl SoftPair {
         }
     }
 
-    /// Carries out records of the peer, in the device's thread. If no thread polls, the peer asks the device at once from now on, until a
-    /// thread polls.
+    /// Carries out records of the peer, in the device's thread. If no thread polls, the peer asks the device
+    /// at once from now on, until a thread polls.
     fn carry_out_unpolled(&self) -> bool {
-        // This visit waits for a thread that is carrying out records now. If the thread has taken all of them, it polls: if the peer
-        // asked the device from now on, the device's thread would come between the thread and the next record, and find this record.
+        // This visit waits for a thread that is carrying out records now. If the thread has taken all of
+        // them, it polls: if the peer asked the device from now on, the device's thread would come between
+        // the thread and the next record, and find this record.
         let mut output = Output::Unpolled { found_work: self.sends.has_waiting() };
         let more = self.target.visit(&self.sends, &mut output) == Remaining::Work;
         let Output::Unpolled { found_work: true } = output else { return false };
@@ -155,8 +158,8 @@ impl SoftPair {
         news
     }
 
-    /// Carries out the peer's records and the own requests that can run now. Returns [`Remaining::Work`], too, if `sink` has no room for all
-    /// completions.
+    /// Carries out the peer's records and the own requests that can run now. Returns [`Remaining::Work`],
+    /// too, if `sink` has no room for all completions.
     #[inline]
     fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> Remaining {
         let mut left = Remaining::Nothing;
@@ -203,9 +206,9 @@ impl CompletionSource for SoftPair {
             let is_watched = self.is_watched.load(Relaxed);
             self.core.ask(if is_watched { Attention::NEWS } else { ALL_NEWS });
         }
-        // SYNC: a thread that stores news or posts requests holds one of the two locks while it checks whether the queue is armed, and
-        // while it notes its debt and counts its requests. So either this thread sees them, or that thread sees that the queue is
-        // armed.
+        // SYNC: a thread that stores news or posts requests holds one of the two locks while it checks
+        // whether the queue is armed, and while it notes its debt and counts its requests. So either this
+        // thread sees them, or that thread sees that the queue is armed.
         self.wait_for_own_threads();
         if self.core.owes() {
             self.core.settle();
@@ -283,8 +286,8 @@ impl ServedQueuePair for SoftPair {
 
     fn carry_out(&self) -> bool {
         self.is_watched.store(false, Relaxed);
-        // SYNC: pairs with the fence after `arm`: either this thread sees that the queue is armed, or the thread that arms it sees this
-        // store.
+        // SYNC: pairs with the fence after `arm`: either this thread sees that the queue is armed, or the
+        // thread that arms it sees this store.
         fence(SeqCst);
         // A thread that sleeps in the completion queue learns of all news itself.
         let more = if self.core.receive_queue.is_armed() {
@@ -390,7 +393,8 @@ impl Drop for Handle {
         if self.pair.core.domain.device.is_forked() {
             return;
         }
-        // After this wait no thread uses memory for this queue pair, so `Domain::remove_region` need not find it.
+        // After this wait no thread uses memory for this queue pair, so `Domain::remove_region` need not find
+        // it.
         self.pair.core.end();
         self.pair.wait_for_own_threads();
         self.pair.core.destroy();

@@ -1,4 +1,5 @@
-//! Requests of this side: those that wait in the send queue, and those that were started and whose completions have not been taken.
+//! Requests of this side: those that wait in the send queue, and those that were started and whose
+//! completions have not been taken.
 
 use std::io::IoSlice;
 
@@ -56,7 +57,8 @@ impl Reading {
     /// Stores the next bytes. Returns whether the READ is complete.
     ///
     /// # Errors
-    /// The status of the READ; [`Fatal`](CompletionStatus::Fatal) if the peer sent other bytes than asked for.
+    /// The status of the READ; [`Fatal`](CompletionStatus::Fatal) if the peer sent other bytes than asked
+    /// for.
     ///
     /// # Safety
     /// - `from` must be valid for reading `length` bytes.
@@ -77,7 +79,8 @@ impl Reading {
         let stores = Stores { ends_a_word: last, past_caches: self.total >= PAST_CACHES };
         // SAFETY:
         // - `from` is valid, as the caller promises; and
-        // - the segments have these bytes, as checked above, and are registered while the send queue is locked.
+        // - the segments have these bytes, as checked above, and are registered while the send queue is
+        //   locked.
         unsafe { source::scatter(&self.into, self.done, from, length, stores) };
         self.done += length;
         Ok(last)
@@ -125,7 +128,8 @@ impl Waiting {
         Self { wr_id: request.wr_id, signaled: request.signaled, done, kind, segments, inline }
     }
 
-    /// Calls `then` with the posted request and the number of bytes that are in the ring, which `then` may change.
+    /// Calls `then` with the posted request and the number of bytes that are in the ring, which `then` may
+    /// change.
     pub(super) fn with_request<T>(&mut self, then: impl FnOnce(&SendRequest<'_>, &mut u64) -> T) -> T {
         let slice = [IoSlice::new(self.inline.as_deref().unwrap_or_default())];
         let data = match self.inline {

@@ -1,7 +1,7 @@
 //! Copies from memory of the other process, which the copying process has mapped for reading.
 //!
-//! The owner of the memory can take it back at any time, without waiting: it makes the key invalid, or ends its queue pair. The
-//! process that copies checks this after the copy, and discards the bytes then.
+//! The owner of the memory can take it back at any time, without waiting: it makes the key invalid, or ends
+//! its queue pair. The process that copies checks this after the copy, and discards the bytes then.
 
 use std::sync::{Arc, Weak};
 
@@ -18,7 +18,8 @@ use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::table::{Entry, RegionTable};
 use crate::{Access, LocalSegment, RemoteSegment, RemoteView};
 
-/// The memory that a queue pair and its peer have mapped of one another, as far as the queue pair has used it.
+/// The memory that a queue pair and its peer have mapped of one another, as far as the queue pair has used
+/// it.
 #[derive(Debug, Default)]
 pub(super) struct Pulls {
     /// Our segments, as they were offered to the peer.
@@ -82,7 +83,8 @@ impl Pulls {
         mapped.then_some(list)
     }
 
-    /// Returns whether the peer has mapped our segment `id`. Offers the segment if not. `None` if it can't be offered.
+    /// Returns whether the peer has mapped our segment `id`. Offers the segment if not. `None` if it can't be
+    /// offered.
     fn is_mapped_by_peer(&mut self, core: &Core, connection: &Connection, id: u64) -> Option<bool> {
         if self.offers.iter().any(|offer| offer.id == id && offer.is_mapped()) {
             return Some(true);
@@ -129,8 +131,8 @@ impl Pulls {
         mapping.upgrade()
     }
 
-    /// Carries out a READ by a copy from the peer's memory. Returns false if that is not possible; the peer then serves the READ,
-    /// or refuses it.
+    /// Carries out a READ by a copy from the peer's memory. Returns false if that is not possible; the peer
+    /// then serves the READ, or refuses it.
     pub(super) fn read(
         &mut self,
         core: &Core,
@@ -178,7 +180,8 @@ pub(super) struct Found<'a> {
     pub(super) offset: u64,
 }
 
-/// Finds `length` bytes of the peer's memory at `remote`, if this side may read them. The peer may revoke the entry at any time.
+/// Finds `length` bytes of the peer's memory at `remote`, if this side may read them. The peer may revoke the
+/// entry at any time.
 #[inline]
 pub(super) fn find_remote(
     connection: &Connection,
@@ -199,7 +202,8 @@ pub(super) fn find_remote(
 
 /// A view of a part of a segment.
 ///
-/// The owner of the memory can take it back at any time, without waiting. The mapping stays until the last view is gone.
+/// The owner of the memory can take it back at any time, without waiting. The mapping stays until the last
+/// view is gone.
 #[derive(Debug)]
 struct View {
     /// Taken when this value is dropped.

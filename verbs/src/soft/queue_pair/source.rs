@@ -5,7 +5,8 @@ use std::io::IoSlice;
 use crate::soft::domain::Domain;
 use crate::{Access, LocalSegment, Payload, copy_bytes, copy_past_caches};
 
-/// Bytes of a word. A transfer that is placed in order stores its last word at once, after all its other bytes.
+/// Bytes of a word. A transfer that is placed in order stores its last word at once, after all its other
+/// bytes.
 pub(super) const WORD: u64 = size_of::<u64>() as u64;
 
 /// The local bytes of a request.
@@ -48,8 +49,8 @@ impl Local<'_> {
     ///
     /// # Safety
     /// - `to` must be valid for writing `length` bytes, which no reference covers.
-    /// - There must be `length` bytes from `offset` on, and [`is_registered`](Self::is_registered) must have returned true since the locks of the
-    ///   queue pair were taken.
+    /// - There must be `length` bytes from `offset` on, and [`is_registered`](Self::is_registered) must have
+    ///   returned true since the locks of the queue pair were taken.
     #[inline]
     pub(super) unsafe fn copy_out(&self, offset: u64, length: u64, to: *mut u8) {
         let one = match self {
@@ -73,8 +74,9 @@ impl Local<'_> {
             let count = (available - skip.min(available)).min(left);
             skip -= skip.min(available);
             // SAFETY:
-            // - the source lies in a slice that the caller lent, or in a segment that was found registered under the locks of
-            //   the queue pair, so that it stays registered (see `Domain::remove_region`); and
+            // - the source lies in a slice that the caller lent, or in a segment that was found registered
+            //   under the locks of the queue pair, so that it stays registered (see `Domain::remove_region`);
+            //   and
             // - the destination is valid for the bytes that are left, as the caller promises.
             unsafe { copy_bytes(from, to, count as usize) };
             to = to.wrapping_add(count as usize);
@@ -103,13 +105,13 @@ pub(super) fn are_registered(segments: &[LocalSegment], domain: &Domain, access:
         .all(|segment| domain.find_local(segment.lkey(), segment.address(), segment.length(), access))
 }
 
-/// Copies `length` bytes from `from` to the bytes of `segments` from `offset` on. If `ends_a_word`, these are the last bytes of
-/// the destination, and its last word is stored last, and at once, where it is aligned.
+/// Copies `length` bytes from `from` to the bytes of `segments` from `offset` on. If `ends_a_word`, these are
+/// the last bytes of the destination, and its last word is stored last, and at once, where it is aligned.
 ///
 /// # Safety
 /// - `from` must be valid for reading `length` bytes.
-/// - The segments must have `length` bytes from `offset` on, and must have been [found registered](are_registered) for writing since the locks
-///   of the queue pair were taken.
+/// - The segments must have `length` bytes from `offset` on, and must have been
+///   [found registered](are_registered) for writing since the locks of the queue pair were taken.
 pub(super) unsafe fn scatter(
     segments: &[LocalSegment],
     offset: u64,

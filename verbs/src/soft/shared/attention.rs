@@ -1,7 +1,8 @@
 //! The attention of an end: the wake-ups that its owner wants for news. Only the owner writes the word.
 //!
-//! This is Dekker's algorithm. The peer stores news, executes a fence, then loads the attention. The owner stores its attention,
-//! executes a fence, then checks for news. At least one of the two finds the other's store, so no news stays unseen.
+//! This is Dekker's algorithm. The peer stores news, executes a fence, then loads the attention. The owner
+//! stores its attention, executes a fence, then checks for news. At least one of the two finds the other's
+//! store, so no news stays unseen.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -9,7 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::platform::{Orders, Platform, Word, fence_of};
 
-/// The owner's last request that got an event. The peer of the owner keeps it, for one completion queue of the owner.
+/// The owner's last request that got an event. The peer of the owner keeps it, for one completion queue of
+/// the owner.
 #[derive(Debug)]
 pub struct Answered<P: Platform>(P::Word);
 
@@ -21,8 +23,8 @@ impl<P: Platform> Default for Answered<P> {
 }
 
 impl<P: Platform> Answered<P> {
-    /// Notes that the request in `attention` gets an event. Returns false if it has got one before. If two threads call this
-    /// function at one time, there may be two events.
+    /// Notes that the request in `attention` gets an event. Returns false if it has got one before. If two
+    /// threads call this function at one time, there may be two events.
     #[inline]
     pub fn answer(&self, attention: Attention) -> bool {
         let is_new = self.0.load(Relaxed) != attention.request();
@@ -42,7 +44,8 @@ impl Attention {
     pub const NONE: Self = Self(0);
     /// The owner's device checks the end when the peer asks for it, because no thread polls the end.
     pub const DEVICE: Self = Self(1);
-    /// News in the ring makes an event of the completion queue of receives. WRITEs without immediate data are no such news.
+    /// News in the ring makes an event of the completion queue of receives. WRITEs without immediate data are
+    /// no such news.
     pub const NEWS: Self = Self(2);
     /// Progress of the owner's requests makes an event of the completion queue of sends.
     pub const PROGRESS: Self = Self(4);
@@ -70,15 +73,16 @@ impl Attention {
         self.0 & other.0 != 0
     }
 
-    /// Adds this attention to `word`. Before it relies on the wake-ups, the owner calls [`fence`](Self::fence), then checks for
-    /// news.
+    /// Adds this attention to `word`. Before it relies on the wake-ups, the owner calls
+    /// [`fence`](Self::fence), then checks for news.
     #[inline]
     pub fn add<P: Platform>(self, word: &P::Word) {
         word.change(self.0, 0);
     }
 
-    /// Adds this attention to `word`, as a new request: the peer makes one event for each request, although more news may come
-    /// before the owner has woken up. Called whenever the owner begins to rely on the wake-ups. See [`add`](Self::add).
+    /// Adds this attention to `word`, as a new request: the peer makes one event for each request, although
+    /// more news may come before the owner has woken up. Called whenever the owner begins to rely on the
+    /// wake-ups. See [`add`](Self::add).
     #[inline]
     pub fn ask<P: Platform>(self, word: &P::Word) {
         word.add(Self::REQUEST);
@@ -115,7 +119,8 @@ impl Attention {
         Self(word.load(Relaxed))
     }
 
-    /// Returns the attention that the peer shows in `word`. The caller has stored its news before. A peer may show any value.
+    /// Returns the attention that the peer shows in `word`. The caller has stored its news before. A peer may
+    /// show any value.
     #[inline]
     pub fn of_peer<P: Platform, O: Orders>(word: &P::Word) -> Self {
         fence_of::<P>(O::NEWS_FENCE);
@@ -125,9 +130,9 @@ impl Attention {
 
 /// Whether the poller of a completion queue wants an event, because it sleeps or is about to sleep.
 ///
-/// Threads that sleep, and threads that wake them. Each rule is Dekker's algorithm: one thread stores its flag, executes a fence,
-/// then checks the work; the other thread stores the work, executes a fence, then checks the flag. At least one of them finds
-/// the other's store.
+/// Threads that sleep, and threads that wake them. Each rule is Dekker's algorithm: one thread stores its
+/// flag, executes a fence, then checks the work; the other thread stores the work, executes a fence, then
+/// checks the flag. At least one of them finds the other's store.
 #[derive(Debug)]
 pub struct Arming<P: Platform, O> {
     armed: P::Word,
@@ -142,14 +147,14 @@ impl<P: Platform, O: Orders> Default for Arming<P, O> {
 }
 
 impl<P: Platform, O: Orders> Arming<P, O> {
-    /// Notes that the poller wants an event. Afterwards the poller executes a fence ([`Attention::fence`](Attention::fence)), and checks for work once
-    /// more.
+    /// Notes that the poller wants an event. Afterwards the poller executes a fence
+    /// ([`Attention::fence`](Attention::fence)), and checks for work once more.
     pub fn arm(&self) {
         self.armed.store(1, Relaxed);
     }
 
-    /// Notes that the poller does not want an event any more. Only pollers call this function, one at a time. Returns whether the
-    /// queue was armed.
+    /// Notes that the poller does not want an event any more. Only pollers call this function, one at a time.
+    /// Returns whether the queue was armed.
     pub fn disarm(&self) -> bool {
         let was_armed = self.is_armed();
         if was_armed {
@@ -158,8 +163,8 @@ impl<P: Platform, O: Orders> Arming<P, O> {
         was_armed
     }
 
-    /// Returns whether the poller wants an event. A thread that has stored work executes a fence first, or holds a lock that the
-    /// poller takes after [`arm`](Self::arm).
+    /// Returns whether the poller wants an event. A thread that has stored work executes a fence first, or
+    /// holds a lock that the poller takes after [`arm`](Self::arm).
     #[inline]
     pub fn is_armed(&self) -> bool {
         self.armed.load(Relaxed) != 0
@@ -189,7 +194,8 @@ impl<P: Platform, O: Orders> Default for Guarded<P, O> {
 }
 
 impl<P: Platform, O: Orders> Guarded<P, O> {
-    /// Returns whether the guard has to begin, because a record was published, and the caller has executed a fence since.
+    /// Returns whether the guard has to begin, because a record was published, and the caller has executed a
+    /// fence since.
     #[inline]
     pub fn begin(&self) -> bool {
         let begins = self.guarded.load(Relaxed) == 0;
@@ -212,16 +218,18 @@ impl<P: Platform, O: Orders> Guarded<P, O> {
     }
 }
 
-/// The checks that an end owes. Each kind has a word of its own, so that adding to the debt is a plain store: an operation that
-/// reads and writes would wait as long as the fence.
+/// The checks that an end owes. Each kind has a word of its own, so that adding to the debt is a plain store:
+/// an operation that reads and writes would wait as long as the fence.
 ///
-/// After a store of news a fence must come before the check of the peer's attention. The fence waits until the peer's core has
-/// given the cache line away, some 100 ns. So a thread that stores news checks once, without the fence, which finds a peer that
-/// has been asleep for a while. The end owes one look with the fence, for a peer that is just falling asleep. The next poll that
-/// finds nothing else to do settles this debt, and so does the thread that arms the queue.
+/// After a store of news a fence must come before the check of the peer's attention. The fence waits until
+/// the peer's core has given the cache line away, some 100 ns. So a thread that stores news checks once,
+/// without the fence, which finds a peer that has been asleep for a while. The end owes one look with the
+/// fence, for a peer that is just falling asleep. The next poll that finds nothing else to do settles this
+/// debt, and so does the thread that arms the queue.
 ///
-/// A thread that stores news holds a lock while it checks whether the queue is armed, and while it adds to the debt. A thread that
-/// arms the queue takes this lock afterwards. So either it finds the debt, or the other thread finds that the queue is armed.
+/// A thread that stores news holds a lock while it checks whether the queue is armed, and while it adds to
+/// the debt. A thread that arms the queue takes this lock afterwards. So either it finds the debt, or the
+/// other thread finds that the queue is armed.
 #[derive(Debug)]
 pub struct Debt<P: Platform, O> {
     words: [P::Word; 3],
@@ -250,8 +258,8 @@ impl<P: Platform, O: Orders> Debt<P, O> {
     pub fn add(&self, debt: u8) {
         for (index, word) in self.words.iter().enumerate() {
             if debt & (1 << index) != 0 {
-                // SYNC: pairs with `take`. Stored even if the word is set, because another thread may be taking the debt now,
-                // and check before this thread's news are visible.
+                // SYNC: pairs with `take`. Stored even if the word is set, because another thread may be
+                // taking the debt now, and check before this thread's news are visible.
                 word.store(1, O::OWE);
             }
         }

@@ -1,14 +1,15 @@
-//! The bias of a lock towards one thread, its owner. The owner enters and leaves by plain stores; any other thread first takes the
-//! bias away.
+//! The bias of a lock towards one thread, its owner. The owner enters and leaves by plain stores; any other
+//! thread first takes the bias away.
 //!
-//! This is Dekker's algorithm with unequal fences. The owner stores that it is inside, then checks whether the bias is still its own;
-//! between the two it has only a light fence, which costs no time. The other thread takes the bias away, then executes a heavy
-//! fence, which makes all threads of the process execute a fence, then checks whether the owner is inside. At least one of the two
-//! finds the other's store. For all other uses of the lock there is a second lock, the gate (`BiasedLock`).
+//! This is Dekker's algorithm with unequal fences. The owner stores that it is inside, then checks whether
+//! the bias is still its own; between the two it has only a light fence, which costs no time. The other
+//! thread takes the bias away, then executes a heavy fence, which makes all threads of the process execute a
+//! fence, then checks whether the owner is inside. At least one of the two finds the other's store. For all
+//! other uses of the lock there is a second lock, the gate (`BiasedLock`).
 //!
-//! A former owner that was interrupted between its two checks of the bias may store at any later time that it is inside, and then that
-//! it is not. So each owner has a word of its own for that. The word goes to another thread only after the former owner has come
-//! through the gate, or has ended, and so has done with it.
+//! A former owner that was interrupted between its two checks of the bias may store at any later time that it
+//! is inside, and then that it is not. So each owner has a word of its own for that. The word goes to another
+//! thread only after the former owner has come through the gate, or has ended, and so has done with it.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -16,7 +17,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::platform::{Orders, Platform, Word, heavy_fence_of, light_fence_of};
 
-/// Number of threads that can have had the bias of a lock without having come through its gate since, or having ended.
+/// Number of threads that can have had the bias of a lock without having come through its gate since, or
+/// having ended.
 const SEATS: usize = 4;
 
 /// The bias of a lock. Threads have numbers, which are not 0.
@@ -45,7 +47,8 @@ impl<P: Platform, O: Orders> Default for Bias<P, O> {
 }
 
 impl<P: Platform, O: Orders> Bias<P, O> {
-    /// Enters as the thread `me`, if the bias is towards this thread; `None` if it is not, or if this thread is inside.
+    /// Enters as the thread `me`, if the bias is towards this thread; `None` if it is not, or if this thread
+    /// is inside.
     #[inline]
     pub fn enter(&self, me: u64) -> Option<Seat> {
         let owner = self.owner.load(Relaxed);
@@ -74,8 +77,8 @@ impl<P: Platform, O: Orders> Bias<P, O> {
         self.inside[seat.0 % SEATS].store(0, O::LEAVE);
     }
 
-    /// Gives the bias to the thread `me`, which calls this function, holds the gate, and is about to release it. Returns false, and
-    /// gives no bias, if no seat is free.
+    /// Gives the bias to the thread `me`, which calls this function, holds the gate, and is about to release
+    /// it. Returns false, and gives no bias, if no seat is free.
     pub fn give(&self, me: u64, seats: &mut Seats) -> bool {
         let free = seats.0.iter().position(|thread| *thread == 0);
         if let Some(seat) = free {
@@ -85,8 +88,8 @@ impl<P: Platform, O: Orders> Bias<P, O> {
         free.is_some()
     }
 
-    /// Takes the bias away, if a thread has it. The caller holds the gate. Returns the seat of that thread: the caller waits until the
-    /// seat [is free](Self::is_free).
+    /// Takes the bias away, if a thread has it. The caller holds the gate. Returns the seat of that thread:
+    /// the caller waits until the seat [is free](Self::is_free).
     pub fn take_away(&self) -> Option<Seat> {
         let owner = self.owner.load(Relaxed);
         if owner == 0 {
@@ -106,8 +109,8 @@ impl<P: Platform, O: Orders> Bias<P, O> {
 }
 
 impl Seats {
-    /// Frees the seat of the thread `thread`: it calls this function and has come through the gate, or it has ended, and the caller
-    /// has synchronized with its end.
+    /// Frees the seat of the thread `thread`: it calls this function and has come through the gate, or it has
+    /// ended, and the caller has synchronized with its end.
     pub fn free(&mut self, thread: u64) {
         for seat in self.0.iter_mut().filter(|seat| **seat == thread) {
             *seat = 0;

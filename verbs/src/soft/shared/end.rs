@@ -8,8 +8,8 @@
 //!      24  posted                       the number of receives posted so far
 //!      64  ring                         the records for the peer
 //! ```
-//! A peer may write anything to its own segment at any time. This side uses no value of it as an index without a check, and
-//! loads each value once.
+//! A peer may write anything to its own segment at any time. This side uses no value of it as an index
+//! without a check, and loads each value once.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,7 +42,8 @@ pub(crate) type Reader = super::ring::Reader<Native, Shipping>;
 #[derive(Debug)]
 pub(crate) struct PairEnd {
     mapping: Mapping,
-    /// The words of the mapping before the ring, and those of the ring. They are kept here because each message needs several of them.
+    /// The words of the mapping before the ring, and those of the ring. They are kept here because each
+    /// message needs several of them.
     head: NonNull<[AtomicU64; RING]>,
     ring: NonNull<[AtomicU64]>,
 }
@@ -62,7 +63,8 @@ impl PairEnd {
     pub(crate) const SMALLEST_RING: u64 = 16 << 10;
     pub(crate) const LARGEST_RING: u64 = 1 << 20;
 
-    /// Returns the bytes of the ring of a queue pair that sends messages of up to `inline` bytes: four such messages, and more.
+    /// Returns the bytes of the ring of a queue pair that sends messages of up to `inline` bytes: four such
+    /// messages, and more.
     pub(crate) fn ring_for(inline: u32) -> u64 {
         const SMALL: u64 = 256 << 10;
         const LARGE: u64 = 512 << 10;
@@ -113,15 +115,16 @@ impl PairEnd {
         self.ring.len() as u64 * 8
     }
 
-    /// Returns the address of the payload of `length` bytes that begins at word `index` of the ring; `None` if the payload does
-    /// not lie in the ring.
+    /// Returns the address of the payload of `length` bytes that begins at word `index` of the ring; `None`
+    /// if the payload does not lie in the ring.
     #[inline]
     pub(crate) fn payload(&self, index: usize, length: u64) -> Option<*mut u8> {
         let offset = ((RING + index) * 8) as u64;
         self.mapping.range(offset, length).map(|start| start.as_ptr())
     }
 
-    /// Has the processor load the line at word `index` of the ring, if the ring has it, without waiting for it.
+    /// Has the processor load the line at word `index` of the ring, if the ring has it, without waiting for
+    /// it.
     #[inline]
     pub(crate) fn prefetch(&self, index: usize) {
         if let Some(word) = self.ring().get(index) {
@@ -158,7 +161,8 @@ impl PairEnd {
         EndState::of::<Native, Shipping>(self.word(STATE))
     }
 
-    /// Moves the state forward, never back. Called by the owner, which may use memory again afterwards that the peer was reading.
+    /// Moves the state forward, never back. Called by the owner, which may use memory again afterwards that
+    /// the peer was reading.
     pub(crate) fn advance(&self, state: EndState) {
         state.show::<Native, Shipping>(self.word(STATE));
     }
@@ -169,8 +173,8 @@ impl PairEnd {
         self.word(TAKEN)
     }
 
-    /// Returns the number of receives that the owner has posted so far. The number wraps. No other value belongs to it: the receives
-    /// are private to the owner.
+    /// Returns the number of receives that the owner has posted so far. The number wraps. No other value
+    /// belongs to it: the receives are private to the owner.
     #[inline]
     pub(crate) fn posted(&self) -> u32 {
         self.word(POSTED).load(Relaxed) as u32
@@ -182,7 +186,8 @@ impl PairEnd {
         self.word(POSTED)
     }
 
-    /// Reports that the owner refused a record of the peer. Called by the owner, once, before the state is Ended.
+    /// Reports that the owner refused a record of the peer. Called by the owner, once, before the state is
+    /// Ended.
     pub(crate) fn report(&self, failure: Failure) {
         failure.show::<Native, Shipping>([self.word(FAILURE), self.word(FAILED_AT)]);
     }
@@ -234,17 +239,18 @@ impl EndState {
     /// Moves the state in `word` forward to this one, never back. Called by the owner.
     pub fn show<P: Platform, O: Orders>(self, word: &P::Word) {
         word.raise(self as u64, O::SHOW);
-        // SYNC: pairs with the fence of `unless_revoked`: a peer that has read what the owner stores from now on sees the state.
+        // SYNC: pairs with the fence of `unless_revoked`: a peer that has read what the owner stores from now
+        // on sees the state.
         fence_of::<P>(O::REVOKE_FENCE);
     }
 }
 
-/// Calls `is_valid`, which checks whether memory that this thread has read was revoked meanwhile: whether a key has become
-/// invalid, or an end has ended.
+/// Calls `is_valid`, which checks whether memory that this thread has read was revoked meanwhile: whether a
+/// key has become invalid, or an end has ended.
 #[inline]
 pub fn unless_revoked<P: Platform, O: Orders>(is_valid: impl FnOnce() -> bool) -> bool {
-    // SYNC: pairs with the fence after the store that revokes memory: if this thread has read what the owner stored afterwards,
-    // it sees that the memory was revoked.
+    // SYNC: pairs with the fence after the store that revokes memory: if this thread has read what the owner
+    // stored afterwards, it sees that the memory was revoked.
     fence_of::<P>(O::CHECK_FENCE);
     is_valid()
 }
@@ -259,7 +265,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Shows the failure in two words. Called by the owner, once, before the state is [`Ended`](EndState::Ended).
+    /// Shows the failure in two words. Called by the owner, once, before the state is
+    /// [`Ended`](EndState::Ended).
     pub fn show<P: Platform, O: Orders>(self, [code, at]: [&P::Word; 2]) {
         let number = match self.status {
             CompletionStatus::RemoteInvalidRequest => 1,

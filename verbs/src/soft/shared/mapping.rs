@@ -1,5 +1,5 @@
-//! Shared memory segments: created by this process, or by a peer. A peer's segment is mapped only if an access can't crash this
-//! process.
+//! Shared memory segments: created by this process, or by a peer. A peer's segment is mapped only if an
+//! access can't crash this process.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -13,7 +13,8 @@ use crate::memfd;
 use crate::soft::closer;
 use crate::soft::forked::Origin;
 
-/// A mapping of a memfd. The length is private to this process, so content of the memory can't lead beyond the mapping.
+/// A mapping of a memfd. The length is private to this process, so content of the memory can't lead beyond
+/// the mapping.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -49,8 +50,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Creates a zeroed segment of `length` bytes, maps it for reading and writing, and seals it. Peers can map the segment only
-    /// for reading.
+    /// Creates a zeroed segment of `length` bytes, maps it for reading and writing, and seals it. Peers can
+    /// map the segment only for reading.
     pub(crate) fn create(length: usize) -> io::Result<(Self, OwnedFd)> {
         let fd = memfd::create("tonic-rdma-soft", length)?;
         let mapping = Self::map(&fd, length, ProtFlags::READ | ProtFlags::WRITE)?;
@@ -58,8 +59,8 @@ impl Mapping {
         Ok((mapping, fd))
     }
 
-    /// Maps the first `length` bytes of a peer's segment for reading. Refuses a descriptor whose memory could end our next access
-    /// with SIGBUS, and a segment that other processes than its maker can write to.
+    /// Maps the first `length` bytes of a peer's segment for reading. Refuses a descriptor whose memory could
+    /// end our next access with SIGBUS, and a segment that other processes than its maker can write to.
     pub(crate) fn import(fd: &impl AsFd, length: u64) -> io::Result<Self> {
         let length = memfd::check(fd, length)?;
         let importer = Origin::here()?;
@@ -80,7 +81,8 @@ impl Mapping {
         Ok(Self { base, length, pages, importer: None })
     }
 
-    /// Returns the segment as atomic words. Callers must only load from a segment that is mapped only for reading.
+    /// Returns the segment as atomic words. Callers must only load from a segment that is mapped only for
+    /// reading.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY:
         // - `base` is page-aligned and valid for `length` bytes as long as `self` lives, and
@@ -105,7 +107,8 @@ impl Mapping {
 }
 
 impl Drop for Mapping {
-    /// Unmaps a peer's segment in another thread, because the end of the last mapping frees all pages that the peer has written.
+    /// Unmaps a peer's segment in another thread, because the end of the last mapping frees all pages that
+    /// the peer has written.
     fn drop(&mut self) {
         let (pages, importer) = (self.pages.take(), self.importer);
         match importer {

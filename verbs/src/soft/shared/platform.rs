@@ -1,7 +1,7 @@
 //! The atomics that the structures in shared memory are built on, and the orderings that the structures need.
 //!
-//! Shipping code uses the atomics of the standard library ([`Native`]). The models in `verbs/models` run the same code on the
-//! atomics of loom, with the shipping orderings and with weaker ones, which must fail.
+//! Shipping code uses the atomics of the standard library ([`Native`]). The models in `verbs/models` run the
+//! same code on the atomics of loom, with the shipping orderings and with weaker ones, which must fail.
 
 use std::fmt::Debug;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
@@ -21,7 +21,8 @@ pub trait Platform {
     /// [`heavy_fence`](Self::heavy_fence). Costs no time.
     fn light_fence(order: Ordering);
 
-    /// Orders the accesses of this thread, and those of all threads of the process that execute a light fence.
+    /// Orders the accesses of this thread, and those of all threads of the process that execute a light
+    /// fence.
     fn heavy_fence(order: Ordering);
 }
 
@@ -59,17 +60,18 @@ pub trait Orders {
     const GIVE_BACK: Ordering = Release;
     /// Order of the load that takes the slot of records back, before the stores of new content.
     const RECLAIM: Ordering = Acquire;
-    /// Order of the fence between the store of news and the load of the peer's attention. `Relaxed` means no fence.
+    /// Order of the fence between the store of news and the load of the peer's attention. `Relaxed` means no
+    /// fence.
     const NEWS_FENCE: Ordering = SeqCst;
-    /// Order of the fence between the store of this side's attention, or of the flag that arms a queue, and the check for news.
-    /// `Relaxed` means no fence.
+    /// Order of the fence between the store of this side's attention, or of the flag that arms a queue, and
+    /// the check for news. `Relaxed` means no fence.
     const ATTENTION_FENCE: Ordering = SeqCst;
-    /// Order of the fence between the loads of memory that the peer may revoke, and the load that shows whether the memory was
-    /// revoked. `Relaxed` means no fence.
+    /// Order of the fence between the loads of memory that the peer may revoke, and the load that shows
+    /// whether the memory was revoked. `Relaxed` means no fence.
     const CHECK_FENCE: Ordering = Acquire;
-    /// Order of the fence between the store that revokes memory and later stores to this memory. `Relaxed` means no fence. In the
-    /// language's model `Release` is enough. `SeqCst` also orders streaming stores, and stores of the kernel, which that model does
-    /// not have.
+    /// Order of the fence between the store that revokes memory and later stores to this memory. `Relaxed`
+    /// means no fence. In the language's model `Release` is enough. `SeqCst` also orders streaming stores,
+    /// and stores of the kernel, which that model does not have.
     const REVOKE_FENCE: Ordering = SeqCst;
     /// Order of the store of a key, after the store of the key's entry.
     const INSERT: Ordering = Release;
@@ -87,9 +89,11 @@ pub trait Orders {
     const SETTLE: Ordering = Acquire;
     /// Order of the fence between the store that ends a guard and the last check for records.
     const GUARD_FENCE: Ordering = SeqCst;
-    /// Order of the light fence between the store that the owner of a bias is inside, and the check whether the bias is still its own.
+    /// Order of the light fence between the store that the owner of a bias is inside, and the check whether
+    /// the bias is still its own.
     const ENTER_FENCE: Ordering = SeqCst;
-    /// Order of the heavy fence between the store that takes a bias away, and the check whether the owner is inside.
+    /// Order of the heavy fence between the store that takes a bias away, and the check whether the owner is
+    /// inside.
     const TAKE_AWAY_FENCE: Ordering = SeqCst;
     /// Order of the store that the owner of a bias is outside, after what it did inside.
     const LEAVE: Ordering = Release;

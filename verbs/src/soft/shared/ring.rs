@@ -1,4 +1,5 @@
-//! The ring of records: one end writes records, the other side reads them. Each end writes only its own memory.
+//! The ring of records: one end writes records, the other side reads them. Each end writes only its own
+//! memory.
 //!
 //! ```text
 //!  a record, at a multiple of 64 bytes:
@@ -9,11 +10,13 @@
 //!       4   bytes of the whole message
 //!       5…  payload
 //! ```
-//! The reader knows the tag that it waits for: the key of the ring is a random number that only the two ends know, and no position
-//! comes twice. So it polls one word, and a small message takes one or two cache lines, and no others. Old content of the ring
-//! is a payload of other parties, or an earlier tag. It equals the awaited tag with a probability of 2^-64.
+//! The reader knows the tag that it waits for: the key of the ring is a random number that only the two ends
+//! know, and no position comes twice. So it polls one word, and a small message takes one or two cache lines,
+//! and no others. Old content of the ring is a payload of other parties, or an earlier tag. It equals the
+//! awaited tag with a probability of 2^-64.
 //!
-//! The reader gives slots back by a position, in memory of its own; the writer never trusts this position beyond its own records.
+//! The reader gives slots back by a position, in memory of its own; the writer never trusts this position
+//! beyond its own records.
 
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::Relaxed;
@@ -78,7 +81,8 @@ impl Flags {
     pub const FIRST: Self = Self(2);
     /// The last record of a message.
     pub const LAST: Self = Self(4);
-    /// The payload is a list of segment addresses in memory of the writer, from which the target takes the bytes.
+    /// The payload is a list of segment addresses in memory of the writer, from which the target takes the
+    /// bytes.
     pub const PULL: Self = Self(8);
     /// The writer waits for the end of the message. The target shows its progress at once.
     pub const AWAITED: Self = Self(16);
@@ -152,8 +156,8 @@ impl RingSlot {
         self.start + HEADER
     }
 
-    /// Bytes of the payload that are in the cache line of the tag. The writer writes them last, so that the reader, which checks
-    /// this line all the time, does not take the line away in between.
+    /// Bytes of the payload that are in the cache line of the tag. The writer writes them last, so that the
+    /// reader, which checks this line all the time, does not take the line away in between.
     pub const WITH_TAG: u64 = LINE_BYTES - HEADER_BYTES;
 }
 
@@ -188,7 +192,8 @@ fn lines_of(length: u64) -> u64 {
     (HEADER_BYTES + length).div_ceil(LINE_BYTES)
 }
 
-/// Returns the index of `position` in a ring of `size` bytes, a power of two. The processor needs no division for it.
+/// Returns the index of `position` in a ring of `size` bytes, a power of two. The processor needs no division
+/// for it.
 #[inline]
 fn index_of(position: u64, size: u64) -> u64 {
     position & (size - 1)
@@ -337,7 +342,8 @@ impl<P: Platform, O: Orders> Reader<P, O> {
         if end > ring.len() || flags & !Flags::ALL != 0 || lines_of(length.into()) > u64::from(lines) {
             return Err(Violation);
         }
-        // A skip continues to the end of the ring, and does not begin at its beginning. So a peer can't keep a reader busy.
+        // A skip continues to the end of the ring, and does not begin at its beginning. So a peer can't keep
+        // a reader busy.
         if kind == Kind::Skip && (start == 0 || end != ring.len()) {
             return Err(Violation);
         }

@@ -1,6 +1,6 @@
-//! The region table of a device, in memory that peers of this user can read and only the owner can write. A peer looks up a key
-//! here before it reads the memory, and once more afterwards (`queue_pair/pulls`). A key's index in the table is its lower 18 bits;
-//! the other bits are random.
+//! The region table of a device, in memory that peers of this user can read and only the owner can write. A
+//! peer looks up a key here before it reads the memory, and once more afterwards (`queue_pair/pulls`). A
+//! key's index in the table is its lower 18 bits; the other bits are random.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,7 +54,8 @@ impl RegionTable {
         entry.insert::<Native, Shipping>(self.entry(key), key);
     }
 
-    /// Makes `key` invalid. A thread of a peer that saw the key as valid may still be reading the memory. Called by the owner.
+    /// Makes `key` invalid. A thread of a peer that saw the key as valid may still be reading the memory.
+    /// Called by the owner.
     pub(crate) fn remove(&self, key: u32) {
         remove::<Native, Shipping>(self.entry(key));
     }
@@ -72,8 +73,8 @@ const VALID: u64 = 1 << 63;
 ///    key │ rights << 32 │ 1 << 63      address      length      segment (0: not shared)      protection domain
 ///    offset in the segment
 /// ```
-/// An entry is valid while its first word holds the key. To take a region away, its owner makes the entry invalid. A peer that is
-/// copying from the memory meanwhile finds that, and discards the bytes.
+/// An entry is valid while its first word holds the key. To take a region away, its owner makes the entry
+/// invalid. A peer that is copying from the memory meanwhile finds that, and discards the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The rights of peers.
@@ -91,7 +92,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Returns the offset in the segment of `length` bytes at `address`; `None` if they do not lie within the region.
+    /// Returns the offset in the segment of `length` bytes at `address`; `None` if they do not lie within the
+    /// region.
     pub fn offset(&self, address: u64, length: u64) -> Option<u64> {
         let offset = address.checked_sub(self.address)?;
         if offset.checked_add(length)? > self.length {
@@ -100,8 +102,8 @@ impl Entry {
         // The sum may overflow, because `start` is a value that a peer wrote.
         self.start.checked_add(offset)
     }
-    /// Returns the entry of `key`, if `words` has it. The values may be of two entries, if the owner changes the entry meanwhile;
-    /// then [`holds`] returns false afterwards.
+    /// Returns the entry of `key`, if `words` has it. The values may be of two entries, if the owner changes
+    /// the entry meanwhile; then [`holds`] returns false afterwards.
     pub fn find<P: Platform, O: Orders>(words: &[P::Word], key: u32) -> Option<Self> {
         let first = words[0].load(Relaxed);
         if !is_key(first, key) {
@@ -143,8 +145,8 @@ fn is_key(first: u64, key: u32) -> bool {
 /// Makes the key of an entry invalid. Called by the owner, which may use the memory again afterwards.
 pub fn remove<P: Platform, O: Orders>(words: &[P::Word]) {
     words[0].store(0, Relaxed);
-    // SYNC: pairs with the fence of `unless_revoked`: a peer that has read what the owner stores from now on finds the key
-    // invalid.
+    // SYNC: pairs with the fence of `unless_revoked`: a peer that has read what the owner stores from now on
+    // finds the key invalid.
     fence_of::<P>(O::REVOKE_FENCE);
 }
 

@@ -96,8 +96,8 @@ fn impossible_positions() {
     });
 }
 
-/// A skip continues to the end of the ring. Otherwise a peer that writes skips as fast as this process reads them could keep a poll
-/// from returning.
+/// A skip continues to the end of the ring. Otherwise a peer that writes skips as fast as this process reads
+/// them could keep a poll from returning.
 #[test]
 fn a_skip_ends_at_the_end_of_the_ring() {
     let (hostile, victim) = Hostile::connected();

@@ -28,7 +28,8 @@ const LIMIT: &str = "TONIC_RDMA_DESCRIPTORS";
 /// Descriptors that a message can carry.
 const MOST: usize = 253;
 
-/// Listens under the name of a device with the number `nonce`. Returns the address of a queue pair of this device.
+/// Listens under the name of a device with the number `nonce`. Returns the address of a queue pair of this
+/// device.
 fn listen(nonce: u64) -> (OwnedFd, QueuePairAddress) {
     let device = DeviceId { process: std::process::id(), nonce, ..the_device().id() };
     let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
@@ -52,8 +53,8 @@ fn open_descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Answers requests of other numbers without end, with descriptors that can't be closed soon. Does nothing in the usual run of the
-/// tests, whose other threads open descriptors, too.
+/// Answers requests of other numbers without end, with descriptors that can't be closed soon. Does nothing in
+/// the usual run of the tests, whose other threads open descriptors, too.
 #[test]
 fn flooded() {
     let Some(limit) = std::env::var_os(LIMIT) else { return };
@@ -118,7 +119,8 @@ fn flooded() {
     drop((second, others, other_end, context));
 }
 
-/// Replies full of descriptors cost this process no more than one descriptor, and no thread waits for the end of these.
+/// Replies full of descriptors cost this process no more than one descriptor, and no thread waits for the end
+/// of these.
 #[test]
 fn replies_full_of_sockets_that_linger() {
     for limit in ["4096", "512"] {
@@ -253,7 +255,8 @@ impl Stuck {
         };
         let mut api = [0xaa_u64, 0, 0];
         let mut register = [page as u64, LENGTH as u64, 1, 0];
-        // SAFETY: the kernel reads and writes these structures only, which are as long as the numbers of the calls say.
+        // SAFETY: the kernel reads and writes these structures only, which are as long as the numbers of the
+        // calls say.
         let made = unsafe {
             libc::ioctl(handler.as_raw_fd(), API, &raw mut api) == 0
                 && libc::ioctl(handler.as_raw_fd(), REGISTER, &raw mut register) == 0
@@ -269,8 +272,8 @@ impl Stuck {
     }
 }
 
-/// A peer holds the locks of its ends of all sockets for as long as it wants, because it receives into memory that does not come. This
-/// process can still wake it, poll, and go.
+/// A peer holds the locks of its ends of all sockets for as long as it wants, because it receives into memory
+/// that does not come. This process can still wake it, poll, and go.
 #[test]
 fn a_peer_that_holds_locks_of_its_sockets_blocks_no_thread() {
     let Some(stuck) = Stuck::new() else {

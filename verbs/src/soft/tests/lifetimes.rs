@@ -28,8 +28,8 @@ fn memory_of_a_dropped_queue_pair_stays() {
     }
 }
 
-/// A thread of the parent holds the locks of a queue pair while another thread forks. The posts of the child fail, and do not wait for
-/// the thread, which the child does not have.
+/// A thread of the parent holds the locks of a queue pair while another thread forks. The posts of the child
+/// fail, and do not wait for the thread, which the child does not have.
 #[test]
 fn posts_of_a_child_take_no_lock() {
     const TIMEOUT: u32 = 60;

@@ -1,4 +1,5 @@
-//! Messages that are longer than the ring, between threads that poll words of their memory, and between threads that poll.
+//! Messages that are longer than the ring, between threads that poll words of their memory, and between
+//! threads that poll.
 
 use super::*;
 use crate::unstable::is_moving;

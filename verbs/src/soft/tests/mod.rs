@@ -1,4 +1,5 @@
-//! A hostile or confused peer. This process continues, whatever the peer writes to shared memory or sends over the socket.
+//! A hostile or confused peer. This process continues, whatever the peer writes to shared memory or sends
+//! over the socket.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![cfg_attr(fuzzing, allow(dead_code, reason = "a fuzzer has no other tests"))]
 
@@ -46,7 +47,8 @@ const RECEIVES: u64 = 16;
 const REQUEST: u64 = 1000;
 /// Bytes of the registered memory of a side.
 const MEMORY: usize = 1 << 16;
-/// Longest time that a test waits for something that comes at once. Only a hang lasts as long: beside other work, a test may get a small part of the processor.
+/// Longest time that a test waits for something that comes at once. Only a hang lasts as long: beside other
+/// work, a test may get a small part of the processor.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One side of a connection, with its own completion queues.
@@ -107,8 +109,8 @@ impl Side {
         self.pair.to_rts(&settings)
     }
 
-    /// Makes two sides that are connected. On a busy machine the answer of the device may come too late; then two other sides take their
-    /// place.
+    /// Makes two sides that are connected. On a busy machine the answer of the device may come too late; then
+    /// two other sides take their place.
     fn connected() -> (Self, Self) {
         Self::connected_as(|| (Self::new(), Self::new()))
     }

@@ -1,4 +1,5 @@
-//! Messages that are taken from the memory of the peer, and the charges of memory that a peer may have mapped.
+//! Messages that are taken from the memory of the peer, and the charges of memory that a peer may have
+//! mapped.
 
 use std::sync::Weak;
 
@@ -72,7 +73,8 @@ fn impossible_places_end_the_connection() {
     }
 }
 
-/// The peer takes its memory back while the target has taken a part of a message: the target does not complete the message.
+/// The peer takes its memory back while the target has taken a part of a message: the target does not
+/// complete the message.
 #[test]
 fn a_pull_from_withdrawn_memory_ends_the_connection() {
     let mut honest = Honest::connected();
@@ -111,7 +113,8 @@ fn offered_by(side: &Side) -> (Arc<HostMemory>, Arc<Offer>, Weak<Charge>) {
     (memory, offer, watched)
 }
 
-/// Memory that a peer may have mapped stays charged until the peer has unmapped it, though it is gone in this process.
+/// Memory that a peer may have mapped stays charged until the peer has unmapped it, though it is gone in this
+/// process.
 #[test]
 fn memory_stays_charged_until_it_is_unmapped() {
     let (a, b) = Side::connected();
@@ -147,7 +150,8 @@ fn memory_of_an_earlier_connection_is_unmapped() {
     drop(honest);
 }
 
-/// The memory goes while the peer's queue pair is not connected back, so the peer can't confirm that it has unmapped the memory.
+/// The memory goes while the peer's queue pair is not connected back, so the peer can't confirm that it has
+/// unmapped the memory.
 #[test]
 fn memory_is_unmapped_by_a_peer_that_connects_later() {
     let (a, b) = (Side::new(), Side::new());
@@ -162,7 +166,8 @@ fn memory_is_unmapped_by_a_peer_that_connects_later() {
     wait_for("the charge", || watched.strong_count() == 0);
 }
 
-/// The queue pair that the news name is gone before the peer's device takes the news, and another connection continues.
+/// The queue pair that the news name is gone before the peer's device takes the news, and another connection
+/// continues.
 #[test]
 fn memory_is_unmapped_though_the_news_name_a_queue_pair_that_is_gone() {
     let honest = Honest::connected();

@@ -1,4 +1,5 @@
-//! READs through the ring that are longer than the ring: the side that serves a READ has to continue each time there is room again.
+//! READs through the ring that are longer than the ring: the side that serves a READ has to continue each
+//! time there is room again.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -64,8 +65,8 @@ fn read(a: &Side, b: &Side) {
     assert_eq!(last, [7]);
 }
 
-/// The reader takes the bytes as fast as the device's thread puts them into the ring. So the ring is not full at the end of a turn
-/// of that thread, and the reader has nothing to wake it for.
+/// The reader takes the bytes as fast as the device's thread puts them into the ring. So the ring is not full
+/// at the end of a turn of that thread, and the reader has nothing to wake it for.
 #[test]
 fn a_long_read_needs_no_poll_of_the_peer() {
     for _ in 0..ROUNDS {
@@ -74,8 +75,9 @@ fn a_long_read_needs_no_poll_of_the_peer() {
     }
 }
 
-/// A thread that does not poll posts a READ. The device copies the bytes at once. The poller sleeps, and learns of it by an event.
-/// So long a READ does not stay in the caches, so it is stored past them. Its memory begins at no multiple of a line.
+/// A thread that does not poll posts a READ. The device copies the bytes at once. The poller sleeps, and
+/// learns of it by an event. So long a READ does not stay in the caches, so it is stored past them. Its
+/// memory begins at no multiple of a line.
 #[test]
 fn a_read_longer_than_the_caches_arrives_whole() {
     const START: usize = 3;
@@ -158,7 +160,8 @@ fn a_read_at_once_has_no_completion() {
     assert!(!a.pair.local().unwrap().read_at_once(&segments, remote), "in Error");
 }
 
-/// As [`a_long_read_needs_no_poll_of_the_peer`], and the peer's poller sleeps whenever a poll has found nothing.
+/// As [`a_long_read_needs_no_poll_of_the_peer`], and the peer's poller sleeps whenever a poll has found
+/// nothing.
 #[test]
 fn a_long_read_of_a_peer_that_sleeps() {
     for _ in 0..ROUNDS {
@@ -188,7 +191,8 @@ fn a_long_read_of_a_peer_that_sleeps() {
     }
 }
 
-/// The peer's thread polls when the request has come, and then computes for a long time. The device's thread continues for it.
+/// The peer's thread polls when the request has come, and then computes for a long time. The device's thread
+/// continues for it.
 #[test]
 fn a_long_read_of_a_peer_that_polls_once() {
     for _ in 0..ROUNDS {
@@ -207,8 +211,8 @@ fn a_long_read_of_a_peer_that_polls_once() {
     }
 }
 
-/// A READ of the peer waits for room in the ring of this side. A Send that waited for a receive begins. The peer must still say when
-/// there is room for the READ.
+/// A READ of the peer waits for room in the ring of this side. A Send that waited for a receive begins. The
+/// peer must still say when there is room for the READ.
 #[test]
 fn a_read_waits_longer_than_a_request() {
     let (mut hostile, victim) = Hostile::connected();

@@ -1,4 +1,5 @@
-//! The socket of the device: a peer gets what its queue pair may share, and descriptors that it sends are checked.
+//! The socket of the device: a peer gets what its queue pair may share, and descriptors that it sends are
+//! checked.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -41,8 +42,8 @@ fn address_of(side: &Side) -> Address {
     Address::decode(&side.pair.local_address()).unwrap()
 }
 
-/// The device gives descriptors only to a peer that knows the token, and only those of the queue pair's own objects. It gives an
-/// end, and takes a connection to a completion queue, once.
+/// The device gives descriptors only to a peer that knows the token, and only those of the queue pair's own
+/// objects. It gives an end, and takes a connection to a completion queue, once.
 #[test]
 fn descriptors_go_only_to_peers_with_the_token() {
     let (side, other) = (Side::new(), Side::new());
@@ -82,8 +83,8 @@ fn descriptors_go_only_to_peers_with_the_token() {
     assert_eq!(side.pair.state(), QueuePairState::Init);
 }
 
-/// A process that knows one queue pair makes connection after connection, and proves each of them. Neither the connections that
-/// were there before nor new ones lose their place.
+/// A process that knows one queue pair makes connection after connection, and proves each of them. Neither
+/// the connections that were there before nor new ones lose their place.
 #[test]
 fn connections_that_prove_one_queue_pair_keep_no_other_out() {
     let id = DeviceId { process: 1, nonce: crate::queue_pair::random().unwrap(), directory: 0 };
@@ -147,7 +148,8 @@ fn memfd(seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// Offers of descriptors that are no sealed memory, or shorter than said, are refused; the connection of the socket continues.
+/// Offers of descriptors that are no sealed memory, or shorter than said, are refused; the connection of the
+/// socket continues.
 #[test]
 fn offers_of_wrong_descriptors_are_refused() {
     let mut honest = Honest::connected();
@@ -208,8 +210,8 @@ fn open_memory(name: &str) -> (usize, usize) {
     )
 }
 
-/// The last close of memory of a peer, and the end of its last mapping, can take long, because they free all pages. The device's thread
-/// answers meanwhile.
+/// The last close of memory of a peer, and the end of its last mapping, can take long, because they free all
+/// pages. The device's thread answers meanwhile.
 #[test]
 fn memory_of_a_peer_is_freed_by_a_thread_of_its_own() {
     const NAME: &str = "freed-elsewhere";

@@ -26,8 +26,9 @@ fn exchange(a: &Side, b: &Side) {
     });
 }
 
-/// The peer's request to check the records comes after a thread has polled them, because the device's thread got no core before.
-/// From then on the peer would ask the device with each message, and each request would cause the next.
+/// The peer's request to check the records comes after a thread has polled them, because the device's thread
+/// got no core before. From then on the peer would ask the device with each message, and each request would
+/// cause the next.
 #[test]
 fn a_late_request_to_the_device_does_not_end_the_polling() {
     let (a, b) = Side::connected();
@@ -81,7 +82,8 @@ fn progress_ends_requests_to_the_device() {
     assert!(ends > 0);
 }
 
-/// The device's thread comes while another thread carries out a record. That thread polls, so the peer need not ask the device.
+/// The device's thread comes while another thread carries out a record. That thread polls, so the peer need
+/// not ask the device.
 #[test]
 fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
     let (a, b) = Side::connected();
@@ -107,7 +109,8 @@ fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
         });
         polls
     };
-    // On a machine that is busy, the device's thread takes the record before the new thread runs, in most rounds perhaps.
+    // On a machine that is busy, the device's thread takes the record before the new thread runs, in most
+    // rounds perhaps.
     assert!((0..200).any(|_| goes_on_polling()));
 }
 
@@ -161,8 +164,8 @@ fn many_messages_wake_a_poller_once() {
     }
 }
 
-/// A poller of sends sleeps with nothing under way, then another thread posts a request. Each sleep is a new request for an event, so the
-/// peer does not take the event of the sleep before for that of this one.
+/// A poller of sends sleeps with nothing under way, then another thread posts a request. Each sleep is a new
+/// request for an event, so the peer does not take the event of the sleep before for that of this one.
 #[test]
 fn each_sleep_of_a_poller_of_sends_is_a_request() {
     let (a, _b) = Side::connected_as(|| (Side::with_queues(true), Side::new()));
@@ -273,7 +276,8 @@ fn progress_wakes_a_poller_that_sleeps() {
         b.queue.arm().unwrap();
         assert!(b.drain().is_empty());
         b.queue.acknowledge_events();
-        // The peer does not see that the poller of this side sleeps: a hostile process, or one that checked just before.
+        // The peer does not see that the poller of this side sleeps: a hostile process, or one that checked
+        // just before.
         let attention = b.core.end.attention_word().swap(0, Relaxed);
         assert!(a.send(value, 10));
         b.pair.local().unwrap().progress();
@@ -312,7 +316,8 @@ fn many_reads_at_once() {
     domain.remove_region(key);
 }
 
-/// A request fails on the queue of sends. The receives complete on a queue of their own, though no record comes any more.
+/// A request fails on the queue of sends. The receives complete on a queue of their own, though no record
+/// comes any more.
 #[test]
 fn receives_of_a_queue_pair_that_fails_are_flushed() {
     let (a, b) = Side::connected_as(|| (Side::with_queues(true), Side::new()));

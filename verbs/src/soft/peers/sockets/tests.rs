@@ -65,8 +65,8 @@ fn devices_find_one_another_in_one_place() {
     assert_eq!(scratch.names(), [""; 0], "the file of a device that closed is gone");
 }
 
-/// Any process can listen under the name of a device, and accept nothing. This costs a caller a part of its time only, and none if the
-/// file shows that the device belongs to a user who is not let in.
+/// Any process can listen under the name of a device, and accept nothing. This costs a caller a part of its
+/// time only, and none if the file shows that the device belongs to a user who is not let in.
 #[test]
 fn a_listener_that_accepts_nothing_is_given_up() {
     let scratch = Scratch::new();

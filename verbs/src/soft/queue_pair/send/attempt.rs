@@ -1,5 +1,6 @@
-//! The start of requests: records in the ring, and copies from the peer's memory. READs that this side does not copy go through the
-//! rings: the bytes of ours come through the peer's ring, and those of the peer go through ours.
+//! The start of requests: records in the ring, and copies from the peer's memory. READs that this side does
+//! not copy go through the rings: the bytes of ours come through the peer's ring, and those of the peer go
+//! through ours.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,8 +19,8 @@ use crate::{
 /// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
 const PULL: u64 = 8 << 10;
 
-/// Most bytes of payload in one record. A long message has many records, so that the peer takes the first ones while this side
-/// writes the next.
+/// Most bytes of payload in one record. A long message has many records, so that the peer takes the first
+/// ones while this side writes the next.
 const CHUNK: u64 = 32 << 10;
 
 /// The target of a message.
@@ -130,7 +131,8 @@ impl SendQueue {
             };
             if let Some(to) = self.core.end.payload(slot.payload(), chunk) {
                 // SAFETY:
-                // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
+                // - `to` is in the ring of our own end, which only this thread writes while the send queue is
+                //   locked; and
                 // - the segments were checked above, with the send queue locked.
                 unsafe {
                     let first = chunk.min(RingSlot::WITH_TAG);
@@ -185,7 +187,8 @@ impl SendQueue {
         }
         let Some(slot) = queue.writer.reserve(self.core.end.ring(), length) else { return Err(Wait::Room) };
         if let Some(to) = self.core.end.payload(slot.payload(), length) {
-            // SAFETY: `to` is in the ring of our own end, which only this thread writes while the send queue is locked.
+            // SAFETY: `to` is in the ring of our own end, which only this thread writes while the send queue
+            // is locked.
             unsafe { crate::copy_bytes(bytes.as_ptr(), to, bytes.len()) };
         }
         let flags = Flags::FIRST.with(Flags::LAST).with(Flags::AWAITED).with(Flags::PULL);
@@ -194,8 +197,9 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Returns the bytes of the next record of a message with `left` bytes left; `None` if there is no room. The last record of a
-    /// message has at least a word, or the whole message, so that the target can store the last word at once.
+    /// Returns the bytes of the next record of a message with `left` bytes left; `None` if there is no room.
+    /// The last record of a message has at least a word, or the whole message, so that the target can store
+    /// the last word at once.
     #[inline]
     pub(super) fn chunk(&self, queue: &mut SendState, connection: &Connection, left: u64) -> Option<u64> {
         const LEAST: u64 = 4096;
@@ -254,9 +258,10 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Puts a short message of `total` bytes into the ring, in one record. Most messages are short, so this way has nothing but what they
-    /// need. Returns false if the message is not short, or something stands in its way; then no record was published, and
-    /// [`attempt`](Self::attempt) finds the reason. (What this side knows of the peer's receives may be newer.)
+    /// Puts a short message of `total` bytes into the ring, in one record. Most messages are short, so this
+    /// way has nothing but what they need. Returns false if the message is not short, or something stands in
+    /// its way; then no record was published, and [`attempt`](Self::attempt) finds the reason. (What this
+    /// side knows of the peer's receives may be newer.)
     #[inline]
     pub(super) fn post_short(&self, queue: &mut SendState, request: &SendRequest<'_>, total: u64) -> bool {
         let (data, target) = match request.operation {
@@ -283,7 +288,8 @@ impl SendQueue {
         let Some(slot) = queue.writer.reserve(self.core.end.ring(), total) else { return false };
         if let Some(to) = self.core.end.payload(slot.payload(), total) {
             // SAFETY:
-            // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
+            // - `to` is in the ring of our own end, which only this thread writes while the send queue is
+            //   locked; and
             // - the segments were checked above, with the send queue locked.
             unsafe {
                 let first = total.min(RingSlot::WITH_TAG);
@@ -299,7 +305,8 @@ impl SendQueue {
         true
     }
 
-    /// Carries out a READ if this side can copy the bytes now, and no earlier request waits. Returns whether the bytes have arrived.
+    /// Carries out a READ if this side can copy the bytes now, and no earlier request waits. Returns whether
+    /// the bytes have arrived.
     pub(in crate::soft::queue_pair) fn read_at_once(
         &self,
         into: &[LocalSegment],
@@ -347,7 +354,8 @@ impl SendQueue {
                 if complete {
                     queue.finish_read();
                     self.ended.store(true, Relaxed);
-                    // The poller of sends may sleep: it did not check since, or it is another one than that of the records.
+                    // The poller of sends may sleep: it did not check since, or it is another one than that
+                    // of the records.
                     self.core.send_queue.notify();
                 }
                 true
@@ -366,8 +374,8 @@ impl SendQueue {
         }
     }
 
-    /// Puts bytes for a READ of the peer into the ring: a chunk of `left` bytes at `from`. Returns the number of bytes; `None` if
-    /// there is no room now.
+    /// Puts bytes for a READ of the peer into the ring: a chunk of `left` bytes at `from`. Returns the number
+    /// of bytes; `None` if there is no room now.
     ///
     /// # Safety
     /// - `from` must be valid for reading `left` bytes.
@@ -382,7 +390,8 @@ impl SendQueue {
         let slot = queue.writer.reserve(self.core.end.ring(), chunk)?;
         let to = self.core.end.payload(slot.payload(), chunk)?;
         // SAFETY:
-        // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
+        // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked;
+        //   and
         // - `from` is valid, as the caller promises.
         unsafe { crate::copy_bytes(from, to, chunk as usize) };
         let header = Header {
@@ -398,8 +407,9 @@ impl SendQueue {
         Some(chunk)
     }
 
-    /// Tells the peer of the bytes that [`serve`](Self::serve) put into the ring. `left`: whether READs of the peer have bytes left.
-    /// `stuck_at`: the position that the peer had taken before the ring had no room for them, if that is the reason.
+    /// Tells the peer of the bytes that [`serve`](Self::serve) put into the ring. `left`: whether READs of
+    /// the peer have bytes left. `stuck_at`: the position that the peer had taken before the ring had no room
+    /// for them, if that is the reason.
     pub(crate) fn served(&self, queue: &mut SendState, left: bool, stuck_at: Option<u64>) {
         queue.serves = left;
         self.reads_stuck_at.store(stuck_at.unwrap_or(NOT_STUCK), Relaxed);

@@ -9,8 +9,9 @@ use crate::soft::queue_pair::outstanding::{Outstanding, Progress};
 use crate::{CompletionStatus, PathSettings, QueuePairNumber, WorkCompletion};
 
 impl SendQueue {
-    /// Carries out waiting requests, and moves completions to `sink`. Returns [`Remaining::Work`] if `sink` has no room for all of them, and
-    /// [`Remaining::Message`] if some of the requests, or a part of one, went into the ring, and others wait.
+    /// Carries out waiting requests, and moves completions to `sink`. Returns [`Remaining::Work`] if `sink`
+    /// has no room for all of them, and [`Remaining::Message`] if some of the requests, or a part of one,
+    /// went into the ring, and others wait.
     pub(in crate::soft::queue_pair) fn poll(&self, sink: &mut Sink<'_>) -> Remaining {
         let mut queue = self.lock();
         self.ended.store(false, Relaxed);
@@ -68,8 +69,8 @@ impl SendQueue {
         false
     }
 
-    /// Completes the READs that are done although requests without a completion before them are not, as far as the peer has shown.
-    /// Returns false if `sink` has no room.
+    /// Completes the READs that are done although requests without a completion before them are not, as far
+    /// as the peer has shown. Returns false if `sink` has no room.
     fn complete_reads(&self, queue: &mut SendState, sink: &mut Sink<'_>) -> bool {
         while queue.reads_done > 0 {
             let ended = self.core.has_failed() || self.core.peer_has_ended();

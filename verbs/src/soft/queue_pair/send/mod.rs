@@ -1,5 +1,5 @@
-//! The send queue. `post_send` puts requests into the ring at once. A request waits if the ring is full, if the peer has no
-//! receive posted, or if the peer is not connected yet. All later requests then wait, too.
+//! The send queue. `post_send` puts requests into the ring at once. A request waits if the ring is full, if
+//! the peer has no receive posted, or if the peer is not connected yet. All later requests then wait, too.
 
 mod attempt;
 mod complete;
@@ -29,7 +29,8 @@ pub(super) struct SendQueue {
     state: BiasedLock<SendState>,
     /// Number of requests that have no completion yet. A poll that finds 0 here does not lock `state`.
     pending: AtomicUsize,
-    /// Number of requests whose progress a sleeping poller waits for: those that are signalled, and those that wait.
+    /// Number of requests whose progress a sleeping poller waits for: those that are signalled, and those
+    /// that wait.
     awaited: AtomicUsize,
     /// The position that the peer had taken at the last poll.
     seen: AtomicU64,
@@ -37,8 +38,8 @@ pub(super) struct SendQueue {
     ended: AtomicBool,
     /// Number of requests that wait. A poll that finds 0 here does not try them.
     waiting: AtomicUsize,
-    /// The position that the peer had taken before requests, and before bytes for READs of the peer, last found no room in the ring.
-    /// [`NOT_STUCK`] if none of them waits for room.
+    /// The position that the peer had taken before requests, and before bytes for READs of the peer, last
+    /// found no room in the ring. [`NOT_STUCK`] if none of them waits for room.
     requests_stuck_at: AtomicU64,
     reads_stuck_at: AtomicU64,
 }
@@ -133,7 +134,8 @@ impl SendQueue {
 
     #[inline]
     fn has_progress(&self, pending: usize) -> bool {
-        // Requests without a completion are forgotten when there are many, or together with the next one that has a completion.
+        // Requests without a completion are forgotten when there are many, or together with the next one that
+        // has a completion.
         let many = pending > self.core.capacity.send_requests as usize / 2;
         (many || self.awaited.load(Relaxed) != 0)
             && self
@@ -151,7 +153,8 @@ impl SendQueue {
         self.waiting.load(Relaxed) != 0
     }
 
-    /// Returns whether the peer has taken records since requests, or bytes for its READs, found no room. Takes no lock.
+    /// Returns whether the peer has taken records since requests, or bytes for its READs, found no room.
+    /// Takes no lock.
     #[inline]
     pub(super) fn has_new_room(&self) -> bool {
         let stuck_at = [&self.requests_stuck_at, &self.reads_stuck_at].map(|at| at.load(Relaxed));
@@ -178,8 +181,8 @@ impl SendQueue {
             .is_some_and(|connection| connection.end.taken_word().load(Relaxed) == published)
     }
 
-    /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue, then has locked the queue
-    /// once.
+    /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue, then
+    /// has locked the queue once.
     pub(super) fn wants_progress(&self) -> bool {
         self.awaited.load(Relaxed) != 0
     }
@@ -219,7 +222,8 @@ impl SendQueue {
         self.after(&mut queue);
         self.after_post(&queue);
         if !queue.waiting.is_empty() {
-            // SYNC: after the store of `awaited`. The poller may sleep; it asks for an event when it arms its queue again.
+            // SYNC: after the store of `awaited`. The poller may sleep; it asks for an event when it arms its
+            // queue again.
             self.core.send_queue.notify();
         }
         result
@@ -342,20 +346,22 @@ impl SendQueue {
         }
     }
 
-    /// Ends a request with a failure, after the requests before it. Without a status, the end of the queue pair is the reason.
+    /// Ends a request with a failure, after the requests before it. Without a status, the end of the queue
+    /// pair is the reason.
     #[cold]
     fn end_with(&self, queue: &mut SendState, request: &SendRequest<'_>, status: Option<CompletionStatus>) {
         queue.started(request, status.map_or(Progress::Flushed, Progress::Failed));
         queue.stopped = true;
         self.ended.store(true, Relaxed);
-        // The poll that takes the failure moves the queue pair to Error. Until then the requests before it may still succeed.
+        // The poll that takes the failure moves the queue pair to Error. Until then the requests before it
+        // may still succeed.
         self.core.notify();
     }
 
     /// Runs the waiting requests in order, until a request has to wait longer.
     fn run(&self, queue: &mut SendState) {
-        // Read before the attempts, which see this position or a later one. A thread that sees another position later runs the requests
-        // again, so a run may be spurious, but none is lost.
+        // Read before the attempts, which see this position or a later one. A thread that sees another
+        // position later runs the requests again, so a run may be spurious, but none is lost.
         let taken = self.taken_by_peer();
         let mut stuck_at = NOT_STUCK;
         while let Some(mut first) = queue.waiting.pop_front() {
@@ -389,7 +395,8 @@ impl SendQueue {
         self.core.connection().map_or(0, |connection| connection.end.taken_word().load(Relaxed))
     }
 
-    /// Takes the request for progress of the peer back if neither a request of this side nor a READ of the peer waits for it.
+    /// Takes the request for progress of the peer back if neither a request of this side nor a READ of the
+    /// peer waits for it.
     fn want_no_needless_progress(&self, queue: &SendState) {
         if queue.waiting.is_empty() && !queue.serves {
             self.core.want_no_more(Attention::STUCK);
@@ -404,7 +411,8 @@ impl SendQueue {
 }
 
 impl SendState {
-    /// Publishes a record, and notes what follows from it for the peer's receives, for READs and for the news to tell.
+    /// Publishes a record, and notes what follows from it for the peer's receives, for READs and for the news
+    /// to tell.
     #[inline]
     fn publish(&mut self, end: &PairEnd, slot: &RingSlot, header: &Header) {
         self.writer.publish(end.ring(), slot, header);

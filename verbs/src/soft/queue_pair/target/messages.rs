@@ -1,5 +1,6 @@
-//! Messages of the peer: the checks before the first byte, the stores, and the completion. Their bytes come in records, or this side takes
-//! them from the peer's memory. Also READs of the peer that this side serves through its ring.
+//! Messages of the peer: the checks before the first byte, the stores, and the completion. Their bytes come
+//! in records, or this side takes them from the peer's memory. Also READs of the peer that this side serves
+//! through its ring.
 
 use std::sync::Arc;
 
@@ -40,7 +41,8 @@ impl Target {
         self.finish(state, &message, output)
     }
 
-    /// Stores all bytes of a message at its destination, for which [`receive_for`](Self::receive_for) has found room.
+    /// Stores all bytes of a message at its destination, for which [`receive_for`](Self::receive_for) has
+    /// found room.
     ///
     /// # Safety
     /// - `from` must be valid for reading `length` bytes.
@@ -143,7 +145,8 @@ impl Target {
         put
     }
 
-    /// Stores the next `length` bytes of a message at its destination. They are not more than the rest of the message.
+    /// Stores the next `length` bytes of a message at its destination. They are not more than the rest of the
+    /// message.
     ///
     /// # Safety
     /// - `from` must be valid for reading `length` bytes.
@@ -162,9 +165,9 @@ impl Target {
                 self.check(key, to, length, Access::REMOTE_WRITE)?;
                 // SAFETY:
                 // - `from` is valid, as the caller promises; and
-                // - the destination is registered for writing, as just checked with the target locked, so that it stays
-                //   registered (see `Domain::remove_region`). The two do not overlap, because no process registers memory
-                //   that it has mapped of a peer.
+                // - the destination is registered for writing, as just checked with the target locked, so
+                //   that it stays registered (see `Domain::remove_region`). The two do not overlap, because
+                //   no process registers memory that it has mapped of a peer.
                 unsafe { source::store(from, to as *mut u8, length, stores) };
             }
             Destination::Receive => {
@@ -220,8 +223,8 @@ impl Target {
         Ok(())
     }
 
-    /// Takes bytes of a message from the peer's memory, within the limit of a visit. Returns the record when the message is
-    /// complete.
+    /// Takes bytes of a message from the peer's memory, within the limit of a visit. Returns the record when
+    /// the message is complete.
     pub(super) fn go_on_pulling(
         &self,
         state: &mut TargetState,
@@ -301,9 +304,10 @@ impl Target {
         Ok(())
     }
 
-    /// Puts bytes for the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns [`Remaining::Work`] if the
-    /// limit ended the visit. There is still room then, so no message of the peer will announce room. Returns
-    /// [`Remaining::Message`] if some bytes went into the ring, and there is no room for the others.
+    /// Puts bytes for the peer's READs into our ring, as far as there is room, within the limit of a visit.
+    /// Returns [`Remaining::Work`] if the limit ended the visit. There is still room then, so no message of
+    /// the peer will announce room. Returns [`Remaining::Message`] if some bytes went into the ring, and
+    /// there is no room for the others.
     pub(super) fn serve(
         &self,
         state: &mut TargetState,
@@ -336,7 +340,8 @@ impl Target {
                     stuck_at = Some(taken);
                     break;
                 }
-                // The peer may have made room just before it could see that this side waits for room. So this thread checks again.
+                // The peer may have made room just before it could see that this side waits for room. So this
+                // thread checks again.
                 self.core.want(Attention::STUCK);
                 Attention::fence::<Native, Shipping>();
                 asked = true;

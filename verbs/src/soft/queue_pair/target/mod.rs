@@ -1,5 +1,5 @@
-//! The target of the peer's requests: this side takes the records of the peer's ring, checks them against its own records, and
-//! writes its own memory. The peer writes nothing here.
+//! The target of the peer's requests: this side takes the records of the peer's ring, checks them against its
+//! own records, and writes its own memory. The peer writes nothing here.
 
 mod messages;
 
@@ -33,7 +33,8 @@ const MUCH: u64 = 4 << 10;
 pub(super) struct Target {
     core: Arc<Core>,
     state: BiasedLock<TargetState>,
-    /// Index in the peer's ring of the next record's tag, and the tag. A poll that does not find the tag does not lock `state`.
+    /// Index in the peer's ring of the next record's tag, and the tag. A poll that does not find the tag does
+    /// not lock `state`.
     next: AtomicUsize,
     tag: AtomicU64,
     /// Whether a visit has something to do even if there is no record.
@@ -82,8 +83,8 @@ pub(super) enum Output<'a, 'b> {
     Keep,
     /// The same, for the device's thread.
     Unpolled {
-        /// Set if this visit has found a record, or if READs of the peer have bytes left. Completions that no poll has taken do not count:
-        /// the thread that left them may check again and again, and poll seldom.
+        /// Set if this visit has found a record, or if READs of the peer have bytes left. Completions that no
+        /// poll has taken do not count: the thread that left them may check again and again, and poll seldom.
         found_work: bool,
     },
 }
@@ -93,8 +94,8 @@ pub(super) enum Output<'a, 'b> {
 enum Fault {
     /// The peer did what no well-behaved peer does.
     Violation,
-    /// The peer's request is refused with a status, which the peer sees. If the request takes a receive, that receive completes
-    /// with the second status.
+    /// The peer's request is refused with a status, which the peer sees. If the request takes a receive, that
+    /// receive completes with the second status.
     Refused(CompletionStatus, Option<CompletionStatus>),
 }
 
@@ -202,8 +203,8 @@ impl Target {
             self.core.posted(posted);
         }
         drop(state);
-        // SYNC: checked after posting. Either the thread that moves to Error sees the receive when it flushes, or this thread
-        // sees the Error.
+        // SYNC: checked after posting. Either the thread that moves to Error sees the receive when it
+        // flushes, or this thread sees the Error.
         if self.core.has_failed() {
             self.check_again();
             self.core.notify();
@@ -240,7 +241,8 @@ impl Target {
         }
     }
 
-    /// Takes the records that have come, within the limits of a visit. Returns [`Remaining::Work`], too, if `output` has no room for the rest.
+    /// Takes the records that have come, within the limits of a visit. Returns [`Remaining::Work`], too, if
+    /// `output` has no room for the rest.
     pub(super) fn visit(&self, sends: &SendQueue, output: &mut Output<'_, '_>) -> Remaining {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -412,11 +414,13 @@ impl Target {
     #[cold]
     fn fail(&self, state: &mut TargetState, at: u64, fault: Fault, output: &mut Output<'_, '_>) {
         (state.message, state.pull) = (None, None);
-        // The record that failed must not be taken again, even if this side was taking the last records of the peer.
+        // The record that failed must not be taken again, even if this side was taking the last records of
+        // the peer.
         self.core.stop_draining();
         match fault {
             Fault::Violation => {
-                // A peer that has ended takes back the memory of its last messages, which may still be in its ring.
+                // A peer that has ended takes back the memory of its last messages, which may still be in its
+                // ring.
                 if !self.core.peer_has_ended() {
                     self.core.warn_of_violation();
                 }
@@ -433,7 +437,8 @@ impl Target {
         }
     }
 
-    /// Completes the receives that no message can take any more. Returns true if there are more than `output` has room for.
+    /// Completes the receives that no message can take any more. Returns true if there are more than `output`
+    /// has room for.
     #[cold]
     fn flush(&self, state: &mut TargetState, output: &mut Output<'_, '_>) -> bool {
         (state.message, state.pull) = (None, None);

@@ -80,8 +80,8 @@ impl Drop for Report {
     }
 }
 
-/// Runs the fuzzer for some seconds (`TONIC_RDMA_FUZZ_SECONDS`), from a seed (`TONIC_RDMA_FUZZ_SEED`), or runs one input
-/// (`TONIC_RDMA_FUZZ_INPUT`).
+/// Runs the fuzzer for some seconds (`TONIC_RDMA_FUZZ_SECONDS`), from a seed (`TONIC_RDMA_FUZZ_SEED`), or
+/// runs one input (`TONIC_RDMA_FUZZ_INPUT`).
 #[test]
 #[expect(clippy::print_stdout, reason = "a figure for the book")]
 fn what_a_hostile_process_does_harms_no_other() {

@@ -140,7 +140,8 @@ impl Attacker {
         }
     }
 
-    /// Offers memory as an honest process does, or takes it back, through the table of segments of the victim.
+    /// Offers memory as an honest process does, or takes it back, through the table of segments of the
+    /// victim.
     fn offer(&self, bytes: &mut Bytes<'_>, connected: &Connected) {
         let Some(segments) = connected.side.core.segments() else { return };
         let memory = connected.hostile.memory();

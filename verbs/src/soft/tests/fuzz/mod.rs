@@ -1,9 +1,10 @@
-//! A fuzzer. An input is a sequence of actions of a hostile process: what it writes to its end, and what it sends over the socket,
-//! while this process uses its queue pair, and an honest connection of the same process continues.
+//! A fuzzer. An input is a sequence of actions of a hostile process: what it writes to its end, and what it
+//! sends over the socket, while this process uses its queue pair, and an honest connection of the same
+//! process continues.
 //!
-//! After each input, memory that was not granted is unchanged, every completion belongs to a request, the honest connection has
-//! carried messages with the right content, and descriptors and mappings are within a bound. A thread ends the process if an
-//! input takes too long, and prints the input.
+//! After each input, memory that was not granted is unchanged, every completion belongs to a request, the
+//! honest connection has carried messages with the right content, and descriptors and mappings are within a
+//! bound. A thread ends the process if an input takes too long, and prints the input.
 
 mod bytes;
 #[cfg(test)]
