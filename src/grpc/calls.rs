@@ -27,7 +27,7 @@ use crate::error::{BadSetting, RdmaError};
 #[must_use]
 pub struct CallConfig {
     pub(crate) max_concurrent_streams: u32,
-    pub(crate) max_head_bytes: usize,
+    pub(crate) max_header_list_size: usize,
     pub(crate) stream_window: usize,
     pub(crate) landing_budget: u64,
     pub(crate) timeout: Option<Duration>,
@@ -43,7 +43,7 @@ impl Default for CallConfig {
     fn default() -> Self {
         Self {
             max_concurrent_streams: 1 << 16,
-            max_head_bytes: 16 << 10,
+            max_header_list_size: 16 << 10,
             stream_window: 1 << 20,
             landing_budget: 256 << 20,
             timeout: None,
@@ -65,13 +65,13 @@ impl CallConfig {
         self
     }
 
-    /// Sets the most bytes of a call's head (path, authority and metadata) or trailers that this end accepts, 1024 to 1 048 576.
+    /// Sets the most bytes of a call's headers (path, authority and metadata) or trailers that this end accepts, 1024 to 1 048 576.
     /// Default: 16 384, as with tonic over HTTP/2. Names and values count with 32 bytes each pair (RFC 9113, 6.5.2).
     ///
-    /// The heads of one connection's calls together have a bound as well: a quarter of the [`landing_budget`](Self::landing_budget), or 64
-    /// heads of this length if that is more. A call whose head would exceed this bound fails with RESOURCE_EXHAUSTED.
-    pub fn max_head_bytes(mut self, bytes: usize) -> Self {
-        self.max_head_bytes = bytes;
+    /// The headers of one connection's calls together have a bound as well: a quarter of the [`landing_budget`](Self::landing_budget), or 64
+    /// headers of this length if that is more. A call whose headers would exceed this bound fails with RESOURCE_EXHAUSTED.
+    pub fn max_header_list_size(mut self, bytes: usize) -> Self {
+        self.max_header_list_size = bytes;
         self
     }
 
@@ -162,7 +162,7 @@ impl CallConfig {
     /// A limit has a value that it does not take. The error names the limit and the values that it takes.
     pub fn validate(&self) -> Result<(), RdmaError> {
         number("CallConfig::max_concurrent_streams", u64::from(self.max_concurrent_streams), 1, 1 << 20)?;
-        number("CallConfig::max_head_bytes", self.max_head_bytes as u64, 1 << 10, 1 << 20)?;
+        number("CallConfig::max_header_list_size", self.max_header_list_size as u64, 1 << 10, 1 << 20)?;
         number("CallConfig::stream_window", self.stream_window as u64, 64 << 10, 1 << 30)?;
         number("CallConfig::landing_budget", self.landing_budget, 1 << 20, 1 << 50)?;
         let times = [

@@ -25,10 +25,12 @@ pub(crate) enum CallFault {
     /// This end reset the call.
     #[error("this end reset the call: {0}")]
     ResetHere(ResetCode),
-    /// A head or trailers of this end are longer than the peer takes.
-    #[error("metadata of {length} bytes, of which the peer takes {limit} (CallConfig::max_head_bytes there)")]
+    /// Headers or trailers of this end are longer than the peer takes.
+    #[error(
+        "metadata of {length} bytes, of which the peer takes {limit} (CallConfig::max_header_list_size there)"
+    )]
     HeadTooLarge {
-        /// The length of the head: names, values, and 32 bytes for each.
+        /// The length of the headers: names, values, and 32 bytes for each.
         length: usize,
         /// The limit.
         limit: usize,

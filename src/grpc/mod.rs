@@ -7,7 +7,7 @@
 //!  client, server   tonic's types: a channel, a server
 //!  session          the calls of one connection: handles with wakers; the bridge to the endpoint
 //!  core             the state machine of these calls, without IO
-//!  frame            the format of frames and of heads
+//!  frame            the format of frames and of headers
 //! ```
 #![forbid(unsafe_code)]
 

@@ -240,7 +240,7 @@ impl Column {
                 self.connect(endpoint.http2_max_header_list_size(bytes)).await.unwrap()
             }
             Self::Native => {
-                let limits = CallConfig::default().max_head_bytes(bytes as usize);
+                let limits = CallConfig::default().max_header_list_size(bytes as usize);
                 let builder = RdmaChannel::builder(endpoint).config(config(None)).calls(limits);
                 AnyChannel::Native(builder.connect().await.unwrap())
             }
@@ -311,7 +311,7 @@ fn call_config(settings: ServerSettings) -> CallConfig {
         config = config.max_connection_idle(idle);
     }
     if let Some(head) = settings.head {
-        config = config.max_head_bytes(head as usize);
+        config = config.max_header_list_size(head as usize);
     }
     config
 }

@@ -14,12 +14,12 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::deadline::{Deadline, is_timeout};
-use super::request::{Progress, Pump, Sent, Unsent, advance};
+use super::request::{PendingRequest, Progress, Pump, SentFrames, advance};
 use super::{Connection, Endpoints};
 use crate::endpoint::CallInFlight;
 use crate::grpc::fault::CallFault;
 use crate::grpc::outgoing::Outgoing;
-use crate::grpc::session::{Part, Patience, ResetCode, Stream};
+use crate::grpc::session::{MemoryTimeout, Part, ResetCode, Stream};
 use crate::transport::balance::connection::Reservation;
 use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag, Presenter};
 use tonic_rdma_verbs::unstable::lock;
@@ -33,22 +33,22 @@ pub(super) struct NativeCall {
     connection: Arc<Connection>,
     deadline: Deadline,
     /// The request until it is under way, and then as long as it can be sent again.
-    request: Option<Unsent>,
+    request: Option<PendingRequest>,
     /// The call, while its request is under way.
-    begun: Option<Begun>,
+    active: Option<ActiveCall>,
 }
 
 /// The end of a call without a response.
-pub(super) enum End {
+pub(super) enum CallEnd {
     Failed(Status),
     /// The server has not seen the call: it can be sent on another connection.
-    Again(Box<Again>),
+    Retry(Box<RetryableCall>),
 }
 
 /// A call that can be sent on another connection.
-pub(super) struct Again {
+pub(super) struct RetryableCall {
     endpoints: Arc<Endpoints>,
-    request: Unsent,
+    request: PendingRequest,
     deadline: Deadline,
     /// The status of the call if it is not sent again.
     status: Status,
@@ -56,7 +56,7 @@ pub(super) struct Again {
     refused: bool,
 }
 
-impl From<Status> for End {
+impl From<Status> for CallEnd {
     fn from(status: Status) -> Self {
         Self::Failed(status)
     }
@@ -67,20 +67,20 @@ impl NativeCall {
         endpoints: Arc<Endpoints>,
         connection: Arc<Connection>,
         mut deadline: Deadline,
-        request: Unsent,
+        request: PendingRequest,
     ) -> Self {
         if let Some(terms) = connection.terms() {
             deadline.set_endpoint(Some(&terms.timeout));
         }
-        Self { endpoints, connection, deadline, request: Some(request), begun: None }
+        Self { endpoints, connection, deadline, request: Some(request), active: None }
     }
 
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Response<Body>, End>> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Response<Body>, CallEnd>> {
         // A call and its request are large, so they stay where they are.
-        if let Some(call) = &mut self.begun {
-            call.stream().session.drive_left();
+        if let Some(call) = &mut self.active {
+            call.stream().session.drive_abandoned();
             let again = self.request.is_some();
-            let answered = ready!(poll_head(call, &mut self.deadline, again, context));
+            let answered = ready!(poll_headers(call, &mut self.deadline, again, context));
             return Poll::Ready(self.end(answered));
         }
         let has_sender = match self.send(context) {
@@ -99,13 +99,13 @@ impl NativeCall {
 
     /// Registers the task for the response. Returns false if the call has come to an end already.
     fn waits(&mut self, context: &mut Context<'_>) -> bool {
-        let Some(call) = &self.begun else { return false };
+        let Some(call) = &self.active else { return false };
         call.stream().wait(context.waker()) && self.deadline.poll_passed_under_way(context).is_pending()
     }
 
-    /// Ends the wait for the head of the response.
-    fn end(&mut self, answered: Result<HeaderMap, Unanswered>) -> Result<Response<Body>, End> {
-        let (begun, request) = (self.begun.take(), self.request.take());
+    /// Ends the wait for the headers of the response.
+    fn end(&mut self, answered: Result<HeaderMap, Unanswered>) -> Result<Response<Body>, CallEnd> {
+        let (begun, request) = (self.active.take(), self.request.take());
         match (answered, request) {
             (Ok(head), _) => {
                 let call = begun.ok_or_else(polled_again)?;
@@ -114,13 +114,13 @@ impl NativeCall {
             (Err(Unanswered { status, unprocessed: true }), Some(request)) => {
                 Err(self.again(request, status, true))
             }
-            (Err(Unanswered { status, .. }), _) => Err(End::Failed(status)),
+            (Err(Unanswered { status, .. }), _) => Err(CallEnd::Failed(status)),
         }
     }
 
     /// Queues the request as far as it is there, and sends it: at once if no other call is under way, and otherwise later, with those of calls
     /// that are made together. Returns whether a task of the session does that; otherwise it is the next poll of one of these calls.
-    fn send(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    fn send(&mut self, context: &mut Context<'_>) -> Result<bool, CallEnd> {
         let Some(request) = &mut self.request else { return Err(polled_again().into()) };
         let Connection::Native(native) = &*self.connection else {
             return Err(Status::internal("a native call on another connection").into());
@@ -153,16 +153,16 @@ impl NativeCall {
         }
         if is_whole {
             let has_sender = session.drive_if(is_alone);
-            self.begun = Some(Begun::new(stream));
+            self.active = Some(ActiveCall::new(stream));
             // The request is on its way, so this look at the clock delays no peer.
             self.deadline.begun();
             return Ok(has_sender);
         }
-        let call = self.begun.insert(Begun::new(Arc::clone(&stream)));
-        let (mut sent, mut outgoing) = (Sent::default(), Outgoing::default());
+        let call = self.active.insert(ActiveCall::new(Arc::clone(&stream)));
+        let (mut sent, mut outgoing) = (SentFrames::default(), Outgoing::default());
         match advance(&mut request.body, &mut outgoing, &stream, Some(&mut sent), context) {
             Progress::Failed(status) => {
-                self.begun = None;
+                self.active = None;
                 return Err(status.into());
             }
             Progress::Finished | Progress::Ended => match sent.into_body() {
@@ -183,7 +183,7 @@ impl NativeCall {
         Ok(has_sender)
     }
 
-    fn response(&mut self, call: Begun, head: HeaderMap) -> Response<Body> {
+    fn response(&mut self, call: ActiveCall, head: HeaderMap) -> Response<Body> {
         let mut deadline = self.deadline.take();
         deadline.set_endpoint(None);
         let mut response = Response::new(Body::new(ResponseBody::new(call, deadline)));
@@ -192,10 +192,10 @@ impl NativeCall {
         response
     }
 
-    fn again(&mut self, request: Unsent, status: Status, refused: bool) -> End {
+    fn again(&mut self, request: PendingRequest, status: Status, refused: bool) -> CallEnd {
         let deadline = self.deadline.take();
         let endpoints = Arc::clone(&self.endpoints);
-        End::Again(Box::new(Again { endpoints, request, deadline, status, refused }))
+        CallEnd::Retry(Box::new(RetryableCall { endpoints, request, deadline, status, refused }))
     }
 }
 
@@ -203,15 +203,15 @@ pub(super) fn polled_again() -> Status {
     Status::internal("the call was polled after its end")
 }
 
-/// Waits for the head of the response. The call keeps parts of the body that were looked at. The call can be sent `again`.
-fn poll_head(
-    call: &mut Begun,
+/// Waits for the headers of the response. The call keeps parts of the body that have arrived. The call can be sent `again`.
+fn poll_headers(
+    call: &mut ActiveCall,
     deadline: &mut Deadline,
     again: bool,
     context: &mut Context<'_>,
 ) -> Poll<Result<HeaderMap, Unanswered>> {
-    let fault = match call.poll_head(deadline, context) {
-        // The server answers with trailers only, or with an empty head, or it will.
+    let fault = match call.poll_headers(deadline, context) {
+        // The server answers with trailers only, or with empty headers, or it will.
         Poll::Ready(Ok(head)) if head.is_empty() && call.first.is_none() => {
             match call.stream().poll_part(context) {
                 Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
@@ -244,7 +244,7 @@ struct Unanswered {
     unprocessed: bool,
 }
 
-impl Again {
+impl RetryableCall {
     /// Sends the call again. gRPC sends a call that a server refused once more.
     pub(super) async fn send(self) -> Result<Response<Body>, Status> {
         wait_and_call(self.endpoints, self.request, self.deadline, u32::from(self.refused)).await
@@ -254,7 +254,7 @@ impl Again {
 /// Waits for a connection, and makes the call. The server has refused the call so many times.
 pub(super) async fn wait_and_call(
     endpoints: Arc<Endpoints>,
-    mut request: Unsent,
+    mut request: PendingRequest,
     mut deadline: Deadline,
     mut refusals: u32,
 ) -> Result<Response<Body>, Status> {
@@ -275,8 +275,8 @@ pub(super) async fn wait_and_call(
                     NativeCall::new(Arc::clone(&endpoints), Arc::clone(&connection), deadline, request);
                 let again = match poll_fn(|context| call.poll(context)).await {
                     Ok(response) => return Ok(response),
-                    Err(End::Failed(status)) => return Err(status),
-                    Err(End::Again(again)) => again,
+                    Err(CallEnd::Failed(status)) => return Err(status),
+                    Err(CallEnd::Retry(again)) => again,
                 };
                 if (again.refused && refusals >= REFUSALS) || connections >= CONNECTIONS {
                     return Err(again.status);
@@ -319,18 +319,18 @@ pub(super) type Boxed = Pin<Box<dyn Future<Output = Result<Response<Body>, Statu
 
 /// A call that has begun. Dropping this before [`has_ended`](Self::has_ended) cancels the call at the server.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct ActiveCall {
     stream: Arc<Stream>,
     /// The task that sends the rest of the request, and the reason why it failed.
     pub(super) pump: Option<(AbortHandle, Arc<Mutex<Option<Status>>>)>,
     ended: bool,
-    /// A part that came with the head, and trailers behind it.
+    /// A part that came with the headers, and trailers behind it.
     pub(super) first: Option<Part>,
     trailers: Option<HeaderMap>,
     _in_flight: CallInFlight,
 }
 
-impl Begun {
+impl ActiveCall {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
         let under_way = stream.session.endpoint.begin_call();
         let (first, trailers) = (None, None);
@@ -363,8 +363,8 @@ impl Begun {
         }
     }
 
-    /// Waits for the head of the response. Looks for it on this thread for a short time, then registers the task.
-    pub(super) fn poll_head(
+    /// Waits for the headers of the response. Polls for them on this thread for a short time, then registers the task.
+    pub(super) fn poll_headers(
         &mut self,
         deadline: &mut Deadline,
         context: &mut Context<'_>,
@@ -375,10 +375,10 @@ impl Begun {
             head = self.stream.take_answer(first, trailers);
             head.is_ready() || deadline.has_passed()
         });
-        if head.is_ready() { head } else { self.stream.poll_head(context) }
+        if head.is_ready() { head } else { self.stream.poll_headers(context) }
     }
 
-    /// Waits for the next part of the response, in the same way. Most parts come together with the head, so this looks first.
+    /// Waits for the next part of the response, in the same way. Most parts come together with the headers, so this looks first.
     fn poll_part(
         &self,
         deadline: &Deadline,
@@ -397,7 +397,7 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for ActiveCall {
     fn drop(&mut self) {
         if let Some((pump, _)) = &self.pump {
             pump.abort();
@@ -411,15 +411,15 @@ impl Drop for Begun {
 
 /// The body of a response.
 pub(super) struct ResponseBody {
-    call: Begun,
+    call: ActiveCall,
     deadline: Deadline,
     presenter: Presenter,
-    patience: Patience,
+    memory_timeout: MemoryTimeout,
 }
 
 impl ResponseBody {
-    pub(super) fn new(call: Begun, deadline: Deadline) -> Self {
-        Self { call, deadline, presenter: Presenter::default(), patience: Patience::default() }
+    pub(super) fn new(call: ActiveCall, deadline: Deadline) -> Self {
+        Self { call, deadline, presenter: Presenter::default(), memory_timeout: MemoryTimeout::default() }
     }
 
     fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Part, Status>>> {
@@ -443,7 +443,7 @@ impl ResponseBody {
                 Poll::Ready(Some(Err(self.call.is_late())))
             }
             Poll::Pending => {
-                let fault = ready!(self.patience.poll(self.call.stream(), context));
+                let fault = ready!(self.memory_timeout.poll(self.call.stream(), context));
                 Poll::Ready(Some(Err(self.call.status(fault))))
             }
         }

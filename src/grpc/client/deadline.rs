@@ -23,7 +23,7 @@ use crate::transport::request::grpc_timeout;
 use tonic_rdma_verbs::unstable::lock;
 
 /// The deadline of a call: the time in its field `grpc-timeout`, which holds until the end of the response, and the endpoint's time-out,
-/// which holds until the head of the response, as tonic has it. No timer runs until [`poll_passed`](Self::poll_passed).
+/// which holds until the headers of the response, as tonic has it. No timer runs until [`poll_passed`](Self::poll_passed).
 pub(super) struct Deadline {
     /// The time when the call began, once somebody has asked for it. Most calls are sent before that.
     begun: Option<Instant>,
@@ -55,7 +55,7 @@ impl Deadline {
         *self.begun.get_or_insert_with(Instant::now)
     }
 
-    /// Sets the time-out of the endpoint that the call goes to. `None`: the head of the response has come, so only the call's own time is
+    /// Sets the time-out of the endpoint that the call goes to. `None`: the headers of the response have come, so only the call's own time is
     /// left.
     pub(super) fn set_endpoint(&mut self, endpoint: Option<&Arc<EndpointTimeout>>) {
         (self.endpoint, self.timer, self.is_over) = (endpoint.cloned(), None, false);
@@ -145,7 +145,7 @@ const PIPE: usize = 4096;
 ///
 /// tonic's own channel adds the origin and the user agent of its endpoint to each call, and ends calls after the endpoint's time-out.
 /// Native calls pass by that channel, and the endpoint does not tell these values. So a probe learns them: it makes a channel of
-/// tonic's over a pipe in memory, and sends one call that is never answered. The head that arrives has the origin and the user
+/// tonic's over a pipe in memory, and sends one call that is never answered. The headers that arrive have the origin and the user
 /// agent. The time after which the call fails is the time-out. A call that has begun meanwhile began no earlier than the probe, so
 /// its own time-out is learned in time.
 pub(super) async fn learn(endpoint: &Endpoint) -> (Origin, EndpointTimeout) {
@@ -185,7 +185,7 @@ impl EndpointTimeout {
     }
 }
 
-/// Measures the time-out, sends the first call's head to `head`, and tells what it has found.
+/// Measures the time-out, sends the first call's headers to `head`, and tells what it has found.
 async fn measure(
     endpoint: Endpoint,
     head: oneshot::Sender<Origin>,

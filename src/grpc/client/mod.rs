@@ -5,7 +5,7 @@
 //!        │                                                   │
 //!        │                       native: Session ◀───────────┴──────────▶ HTTP/2: a channel of tonic's over the same stream
 //!        ▼                              ▼
-//!  call: request, head ── response: body, trailers
+//!  call: request, headers ── response: body, trailers
 //! ```
 //!
 //! Each endpoint has one connection at a time, native or of tonic's channel, which the table of the balancer keeps.
@@ -33,16 +33,16 @@ use tonic::body::Body;
 use tonic::transport::Endpoint;
 use tower_service::Service;
 
-use self::call::{End, NativeCall, polled_again};
+use self::call::{CallEnd, NativeCall, polled_again};
 use self::deadline::{Deadline, EndpointTimeout, Origin};
-use self::request::Unsent;
+use self::request::PendingRequest;
 use crate::endpoint::{Config, Dialer, Negotiated, OwnedTask, RdmaConnectInfo, not_in_time};
 use crate::error::{RdmaError, RdmaErrorKind};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::session::{OpenError, Session};
 use crate::transport::balance::EndpointStatus;
 use crate::transport::balance::connection::{DialError, EndpointConnection, no_endpoint_up};
-use crate::transport::balance::table::{self, Kept, Table};
+use crate::transport::balance::table::{self, KeptEndpoint, Table};
 use crate::transport::{host_and_port, is_tls};
 use tonic_rdma_verbs::unstable::lock;
 
@@ -89,7 +89,7 @@ use tonic_rdma_verbs::unstable::lock;
 /// # Deadlines
 ///
 /// A call that is late ends with DEADLINE_EXCEEDED, at the server as well. The time of [`Request::set_timeout`](tonic::Request::set_timeout)
-/// holds until the end of the response, that of [`Endpoint::timeout`] until its head, as on tonic's channel. Origin and user agent of the
+/// holds until the end of the response, that of [`Endpoint::timeout`] until its headers, as on tonic's channel. Origin and user agent of the
 /// [`Endpoint`] hold, too. Its other limits, for concurrency and for the rate of calls, hold over HTTP/2 only; layers of
 /// tower limit a channel over both.
 #[derive(Clone)]
@@ -228,12 +228,12 @@ impl fmt::Debug for RdmaChannel {
 /// ```
 #[must_use = "a call is not sent unless its future is polled"]
 pub struct RdmaResponseFuture {
-    inner: Inner,
+    inner: ResponseState,
 }
 
 // A native call is kept in place: a box for each call costs more than moving it.
 #[allow(clippy::large_enum_variant, reason = "most calls are native")]
-enum Inner {
+enum ResponseState {
     Native(NativeCall),
     /// The call waits for a connection, or uses HTTP/2, or is sent again.
     Boxed(call::Boxed),
@@ -251,17 +251,19 @@ impl Future for RdmaResponseFuture {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let again = match &mut self.inner {
-            Inner::Native(call) => match ready!(call.poll(context)) {
+            ResponseState::Native(call) => match ready!(call.poll(context)) {
                 Ok(response) => return Poll::Ready(Ok(response)),
-                Err(End::Failed(status)) => return Poll::Ready(Err(status)),
-                Err(End::Again(again)) => again,
+                Err(CallEnd::Failed(status)) => return Poll::Ready(Err(status)),
+                Err(CallEnd::Retry(again)) => again,
             },
-            Inner::Boxed(call) => return call.as_mut().poll(context),
-            Inner::Failed(status) => return Poll::Ready(Err(status.take().unwrap_or_else(polled_again))),
+            ResponseState::Boxed(call) => return call.as_mut().poll(context),
+            ResponseState::Failed(status) => {
+                return Poll::Ready(Err(status.take().unwrap_or_else(polled_again)));
+            }
         };
         let mut boxed: call::Boxed = Box::pin(again.send());
         let polled = boxed.as_mut().poll(context);
-        self.inner = Inner::Boxed(boxed);
+        self.inner = ResponseState::Boxed(boxed);
         polled
     }
 }
@@ -277,17 +279,17 @@ impl Service<Request<Body>> for RdmaChannel {
     }
 
     fn call(&mut self, request: Request<Body>) -> RdmaResponseFuture {
-        let request = Unsent::new(request);
+        let request = PendingRequest::new(request);
         let mut deadline = Deadline::of(&request.head.headers);
         let endpoints = Arc::clone(&self.endpoints);
         let native = endpoints.only_native();
         let found = native.map_or_else(|| endpoints.table.pick(deadline.begun()), |native| Ok(Some(native)));
         let inner = match found {
-            Err(status) => Inner::Failed(Some(status)),
+            Err(status) => ResponseState::Failed(Some(status)),
             Ok(Some(connection)) if connection.is_native() => {
-                Inner::Native(NativeCall::new(endpoints, connection, deadline, request))
+                ResponseState::Native(NativeCall::new(endpoints, connection, deadline, request))
             }
-            Ok(_) => Inner::Boxed(Box::pin(call::wait_and_call(endpoints, request, deadline, 0))),
+            Ok(_) => ResponseState::Boxed(Box::pin(call::wait_and_call(endpoints, request, deadline, 0))),
         };
         RdmaResponseFuture { inner }
     }
@@ -562,7 +564,7 @@ struct Endpoints {
     /// The runtime of the channel.
     runtime: Handle,
     /// Dropping these ends the tasks of the endpoints.
-    _kept: Vec<Kept<Connection>>,
+    _kept: Vec<KeptEndpoint<Connection>>,
 }
 
 impl Endpoints {
@@ -610,7 +612,7 @@ impl Endpoints {
     ) -> Self {
         let (table, runtime) = (Table::new(!balances), Handle::current());
         let kept = targets.into_iter().map(|(target, first)| {
-            Kept::new(&table, &runtime, target.endpoint.uri().clone(), first, move || {
+            KeptEndpoint::new(&table, &runtime, target.endpoint.uri().clone(), first, move || {
                 let target = Arc::clone(&target);
                 async move { target.connect().await }
             })

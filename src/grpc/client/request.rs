@@ -15,21 +15,21 @@ use tonic::body::Body;
 use super::Terms;
 use crate::grpc::core::Parts;
 use crate::grpc::outgoing::Outgoing;
-use crate::grpc::session::{RequestHead, ResetCode, Stream};
+use crate::grpc::session::{RequestHeaders, ResetCode, Stream};
 use tonic_rdma_verbs::unstable::lock;
 
 /// A request that has not been sent, or may be sent again.
 #[derive(Debug)]
-pub(super) struct Unsent {
-    /// The head as the server gets it, after [`head`](Self::head).
-    pub(super) head: Arc<RequestHead>,
+pub(super) struct PendingRequest {
+    /// The headers as the server gets them, after [`head`](Self::head).
+    pub(super) head: Arc<RequestHeaders>,
     /// The user agent of the application.
     user_agent: Option<HeaderValue>,
     pub(super) extensions: Extensions,
     pub(super) body: RequestBody,
 }
 
-impl Unsent {
+impl PendingRequest {
     pub(super) fn new(request: Request<Body>) -> Self {
         let (head, body) = request.into_parts();
         let path = head.uri.into_parts().path_and_query;
@@ -37,12 +37,12 @@ impl Unsent {
         let body = RequestBody { rest: Some(body), ..RequestBody::default() };
         let user_agent = head.headers.get(header::USER_AGENT).cloned();
         let (headers, extensions) = (head.headers, head.extensions);
-        let head = Arc::new(RequestHead { path, authority: None, headers });
+        let head = Arc::new(RequestHeaders { path, authority: None, headers });
         Self { head, user_agent, extensions, body }
     }
 
-    /// Returns the head as the server gets it. A head that was sent before, to a server that refused it, is copied.
-    pub(super) fn head(&mut self, terms: &Terms) -> Arc<RequestHead> {
+    /// Returns the headers as the server gets them. Headers that were sent before, to a server that refused them, are copied.
+    pub(super) fn head(&mut self, terms: &Terms) -> Arc<RequestHeaders> {
         let head = Arc::make_mut(&mut self.head);
         head.authority.clone_from(&terms.origin.authority);
         set_user_agent(&mut head.headers, self.user_agent.as_ref(), terms.origin.user_agent.as_ref());
@@ -173,13 +173,13 @@ impl http_body::Body for RequestBody {
 
 /// The frames of a body that were sent, to send them again.
 #[derive(Debug, Default)]
-pub(super) struct Sent {
+pub(super) struct SentFrames {
     frames: Parts<Bytes>,
     /// Bytes of all but the first.
     bytes: usize,
 }
 
-impl Sent {
+impl SentFrames {
     /// The most bytes beside the first frame that are kept.
     const MOST: usize = 256 << 10;
 
@@ -216,7 +216,7 @@ pub(super) fn advance(
     body: &mut RequestBody,
     outgoing: &mut Outgoing,
     stream: &Stream,
-    mut sent: Option<&mut Sent>,
+    mut sent: Option<&mut SentFrames>,
     context: &mut Context<'_>,
 ) -> Progress {
     /// The most frames in one turn.

@@ -79,15 +79,15 @@ impl ReceiveAccount {
         let has_room = self.has_room_for_headers(counted);
         if has_room {
             self.headers += counted;
-            receiving.head_bytes += counted;
+            receiving.header_bytes += counted;
         }
         has_room
     }
 
     /// Takes the headers and trailers of a stream off, if none of them waits to be taken.
     pub(super) fn release_headers(&mut self, receiving: &mut Receiving) {
-        if receiving.head.is_none() && receiving.trailers.is_none() {
-            self.headers -= std::mem::take(&mut receiving.head_bytes);
+        if receiving.headers.is_none() && receiving.trailers.is_none() {
+            self.headers -= std::mem::take(&mut receiving.header_bytes);
         }
     }
 
@@ -130,7 +130,7 @@ impl ReceiveAccount {
 
     /// Takes a stream off whose slot is free.
     pub(super) fn close(&mut self, receiving: &Receiving) {
-        self.headers -= receiving.head_bytes;
+        self.headers -= receiving.header_bytes;
         self.full_windows -= (receiving.target - self.first_window).max(0);
     }
 }

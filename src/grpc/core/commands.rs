@@ -7,11 +7,11 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::account::cost_of;
-use super::stream::{InPart, OutHead, OutPart, Part, Stream, StreamKey};
+use super::stream::{InPart, OutHeaders, OutPart, Part, Stream, StreamKey};
 use super::{Core, Role};
 use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{RequestHead, ResetCode};
+use crate::grpc::frame::{RequestHeaders, ResetCode};
 
 /// The reason why [`open`](Core::open) opens no stream. The call has not reached the peer, so that it may be sent on another connection.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -27,13 +27,13 @@ pub(crate) enum OpenError {
 impl<K> Core<K> {
     /// The most bytes of a body that a stream queues before its sender is to wait.
     const QUEUED: usize = 1 << 20;
-    /// The most bytes that are taken with the head.
+    /// The most bytes that are taken with the headers.
     const LITTLE: usize = 4096;
 
     /// Opens a stream for a call of this client.
     pub(in crate::grpc) fn open(
         &mut self,
-        head: impl Into<Arc<RequestHead>>,
+        head: impl Into<Arc<RequestHeaders>>,
     ) -> Result<StreamKey, OpenError> {
         if let Some(fault) = &self.ended {
             return Err(OpenError::Ended(fault.clone()));
@@ -42,18 +42,18 @@ impl<K> Core<K> {
             return Err(OpenError::GoingAway(reason));
         }
         let mut stream = Stream::default();
-        stream.sending.head = Some(OutHead::Request(head.into()));
+        stream.sending.headers = Some(OutHeaders::Request(head.into()));
         Ok(self.streams.insert_unopened(stream))
     }
 
-    /// Queues the head of a response.
-    pub(in crate::grpc) fn send_head(&mut self, key: StreamKey, headers: HeaderMap) {
+    /// Queues the headers of a response.
+    pub(in crate::grpc) fn send_headers(&mut self, key: StreamKey, headers: HeaderMap) {
         let sending = &mut self.streams[key].sending;
         if sending.done {
             self.after.headers.push(SentHeaders::Fields(headers));
             return;
         }
-        self.after.headers.extend(sending.head.replace(OutHead::Response(headers)).map(SentHeaders::from));
+        self.after.headers.extend(sending.headers.replace(OutHeaders::Response(headers)).map(SentHeaders::from));
         self.streams.schedule(key);
     }
 
@@ -123,21 +123,21 @@ impl<K> Core<K> {
         Poll::Pending
     }
 
-    /// Takes the head of the response. Without a waker this only looks.
-    pub(in crate::grpc) fn poll_head(
+    /// Takes the headers of the response. Without a waker no task is registered.
+    pub(in crate::grpc) fn poll_headers(
         &mut self,
         key: StreamKey,
         waker: Option<&Waker>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
         let stream = &mut self.streams[key];
-        if let Some(head) = stream.receiving.head.take() {
+        if let Some(head) = stream.receiving.headers.take() {
             self.release_headers(key);
             return Poll::Ready(Ok(head));
         }
         if let Some(fault) = &stream.fault {
             return Poll::Ready(Err(fault.clone()));
         }
-        if stream.receiving.head_seen {
+        if stream.receiving.headers_seen {
             return Poll::Ready(Err(CallFault::Ended));
         }
         if let Some(waker) = waker {
@@ -211,16 +211,16 @@ impl<K> Core<K> {
         Poll::Pending
     }
 
-    /// Takes the wakers of all tasks that wait in `poll_head` or `poll_part`.
+    /// Takes the wakers of all tasks that wait in `poll_headers` or `poll_part`.
     pub(in crate::grpc) fn wake_readers(&mut self) {
         self.after.wakers.extend(self.streams.iter_mut().filter_map(|stream| stream.receiving.waker.take()));
     }
 
-    /// Returns whether `poll_head` or `poll_part` would return something now.
+    /// Returns whether `poll_headers` or `poll_part` would return something now.
     pub(in crate::grpc) fn has_arrived(&self, key: StreamKey) -> bool {
         let stream = &self.streams[key];
         let receiving = &stream.receiving;
-        if receiving.head.is_some() || stream.fault.is_some() {
+        if receiving.headers.is_some() || stream.fault.is_some() {
             return true;
         }
         match receiving.parts.front() {
@@ -230,7 +230,7 @@ impl<K> Core<K> {
         }
     }
 
-    /// Registers the task of `waker`, unless `poll_head` or `poll_part` would return something now. Returns whether it was registered.
+    /// Registers the task of `waker`, unless `poll_headers` or `poll_part` would return something now. Returns whether it was registered.
     pub(in crate::grpc) fn wait(&mut self, key: StreamKey, waker: &Waker) -> bool {
         let waits = !self.has_arrived(key);
         if waits {
@@ -277,8 +277,8 @@ impl<K> Core<K> {
     pub(in crate::grpc) fn reset(&mut self, key: StreamKey, code: ResetCode) {
         let stream = &mut self.streams[key];
         if !stream.closed {
-            // A server has not heard of a call whose head waits.
-            let is_known = stream.id != 0 && (self.role == Role::Server || stream.sending.head.is_none());
+            // A server has not heard of a call whose headers wait.
+            let is_known = stream.id != 0 && (self.role == Role::Server || stream.sending.headers.is_none());
             if is_known && self.ended.is_none() {
                 self.control.reset(stream.id, code);
             }
@@ -307,7 +307,7 @@ impl<K> Core<K> {
     /// Drops what has arrived and was not taken.
     pub(super) fn drop_arrived(&mut self, key: StreamKey) {
         let receiving = &mut self.streams[key].receiving;
-        (receiving.head, receiving.trailers) = (None, None);
+        (receiving.headers, receiving.trailers) = (None, None);
         self.release_headers(key);
         let receiving = &mut self.streams[key].receiving;
         let mut parts = std::mem::take(&mut receiving.parts);

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::wire::Message;
-use crate::grpc::frame::head::{Decoded, Decoder, Encoder};
+use crate::grpc::frame::headers::{Decoded, Decoder, Encoder};
 use crate::grpc::frame::{CallViolation, FrameHeader, Kind, Limits, MORE};
 
 /// The codec of headers, and the blocks of headers that are under way. No other frame may come between the frames of a block.
@@ -32,11 +32,11 @@ impl HeaderBlocks {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             encoder: Encoder::default(),
-            decoder: Decoder::new(limits.table_entries, limits.table_bytes, limits.head_bytes),
+            decoder: Decoder::new(limits.table_entries, limits.table_bytes, limits.header_bytes),
             unsent: None,
             partial: None,
             scratch: Vec::new(),
-            limit: limits.head_bytes as usize,
+            limit: limits.header_bytes as usize,
         }
     }
 
@@ -69,7 +69,7 @@ impl HeaderBlocks {
         // In the compact form a field is shorter than what it counts.
         let before = self.partial.as_ref().map_or(0, |partial| partial.bytes.len());
         if before + payload.len() > self.limit {
-            return Err(CallViolation::HeadTooLong(self.limit));
+            return Err(CallViolation::HeadersTooLong(self.limit));
         }
         let block = match self.partial.take() {
             None => Cow::Borrowed(payload),

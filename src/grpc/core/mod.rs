@@ -1,14 +1,14 @@
 //! The calls of one connection as a state machine without IO: no clock, no verbs, no executor.
 //!
 //! The owner of a [`Core`] reports what happened ([`receive`](Core::receive), [`landed`](Core::landed), …), gives commands of streams
-//! (`open`, `send_data`, …), takes what arrived (`take_head`, `take_part`), and lets it [`transmit`](Core::transmit) over a [`Wire`].
+//! (`open`, `send_data`, …), takes what arrived (`poll_headers`, `poll_part`), and lets it [`transmit`](Core::transmit) over a [`Wire`].
 //!
 //! A call has two halves, one for each direction:
 //!
 //! | half | sent so far | left by |
 //! |---|---|---|
-//! | idle | nothing | HEAD (next: open) |
-//! | open | HEAD, and DATA or OFFER | END (next: closed), TRAILERS (both halves closed) |
+//! | idle | nothing | HEADERS (next: open) |
+//! | open | HEADERS, and DATA or OFFER | END (next: closed), TRAILERS (both halves closed) |
 //! | closed | | |
 //!
 //! The server's END or TRAILERS, and a RESET of either end, close the call. Frames of a closed call that were under way are read and
@@ -52,13 +52,13 @@ use self::stream::InPart;
 use self::streams::Streams;
 use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{Limits, OfferPiece, RequestHead};
+use crate::grpc::frame::{Limits, OfferSegment, RequestHeaders};
 use crate::grpc::landing_budget::LandingBudget;
 
 pub(crate) use self::commands::OpenError;
 pub(crate) use self::stream::Part;
 pub(super) use self::stream::{Parts, StreamKey};
-pub(super) use self::wire::{FetchRefused, Wire};
+pub(super) use self::wire::{ReadRefused, Wire};
 
 /// Landed bytes that were taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,10 +88,10 @@ pub(super) struct AfterUnlock {
 }
 
 impl AfterUnlock {
-    fn discard_pieces(&mut self, pieces: Vec<OfferPiece>) {
+    fn discard_segments(&mut self, pieces: Vec<OfferSegment>) {
         self.memory.extend(pieces.into_iter().filter_map(|piece| match piece {
-            OfferPiece::Inline(bytes) => Some(bytes),
-            OfferPiece::Remote { .. } => None,
+            OfferSegment::Inline(bytes) => Some(bytes),
+            OfferSegment::Remote { .. } => None,
         }));
     }
 }
@@ -114,7 +114,7 @@ pub(super) struct Core<K> {
     peer: Option<Limits>,
     streams: Streams,
     /// Calls that the peer has opened, and that were not taken.
-    accepted: VecDeque<(StreamKey, RequestHead)>,
+    accepted: VecDeque<(StreamKey, RequestHeaders)>,
     headers: HeaderBlocks,
     control: Control,
     received_offers: ReceivedOffers,
@@ -136,10 +136,10 @@ impl<K> Core<K> {
     const FIRST_WINDOW: usize = 64 << 10;
 
     /// Makes the state of one side. Lengths are in bytes.
-    pub(super) fn new(role: Role, streams: u32, head_bytes: usize, window: usize) -> Self {
+    pub(super) fn new(role: Role, streams: u32, header_bytes: usize, window: usize) -> Self {
         let limits = Limits {
             streams,
-            head_bytes: u32::try_from(head_bytes).unwrap_or(u32::MAX),
+            header_bytes: u32::try_from(header_bytes).unwrap_or(u32::MAX),
             // At most 64 KiB.
             window: window.min(Self::FIRST_WINDOW) as u32,
             table_entries: 1024,
@@ -166,7 +166,7 @@ impl<K> Core<K> {
     /// Sets the memory that messages in one piece may have. As much may be in windows beyond the first ones, and as much again in data
     /// that was not taken. A quarter may be in headers.
     pub(super) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
-        self.account.set_budget(budget.limit(), self.limits.head_bytes as usize);
+        self.account.set_budget(budget.limit(), self.limits.header_bytes as usize);
         self.received_offers.set_budget(budget);
     }
 
@@ -226,7 +226,7 @@ impl<K> Core<K> {
     }
 
     /// Takes a call that the peer has opened.
-    pub(super) fn next_accepted(&mut self) -> Option<(StreamKey, RequestHead)> {
+    pub(super) fn next_accepted(&mut self) -> Option<(StreamKey, RequestHeaders)> {
         self.accepted.pop_front()
     }
 
@@ -294,7 +294,7 @@ impl<K> Core<K> {
     fn close(&mut self, key: StreamKey) {
         let stream = &mut self.streams[key];
         if stream.sending.is_preparing {
-            self.after.discard_pieces(self.output.offers.take_preparing(stream).pieces);
+            self.after.discard_segments(self.output.offers.take_preparing(stream).pieces);
         }
         stream.stop_sending(&mut self.after);
         let (number, offers) = (stream.id, stream.sending.offers);

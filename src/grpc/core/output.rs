@@ -6,7 +6,7 @@ use super::AfterUnlock;
 use super::sent_offers::{Preparing, SentOffer, SentOffers};
 use super::stream::{OVERHEAD, OutPart, Stream};
 use super::wire::{Message, Wire};
-use crate::grpc::frame::{END, FrameHeader, Kind, MESSAGE, Offer, OfferPiece};
+use crate::grpc::frame::{ContentOffer, END, FrameHeader, Kind, MESSAGE, OfferSegment};
 
 /// How a stream's turn ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,8 @@ impl<K> Output<K> {
             None => return (None, false),
         };
         if data.len() >= Self::EXPOSED {
-            if self.message.left() < FrameHeader::LENGTH + Offer::PREFIX + OfferPiece::REMOTE_LENGTH {
+            if self.message.left() < FrameHeader::LENGTH + ContentOffer::PREFIX + OfferSegment::REMOTE_LENGTH
+            {
                 return (Some(Turn::Full), false);
             }
             if let Some((from, kept)) = wire.expose(data) {
@@ -174,11 +175,11 @@ impl<K> Output<K> {
         sending.credit -= total as i64 + OVERHEAD;
         let is_end = sending.is_end_next();
         let id = self.offers.add(SentOffer { stream: stream.id, total, copied, kept });
-        let offer = Offer { id, total: total as u64, aligned_at: aligned_at as u64, pieces };
+        let offer = ContentOffer { id, total: total as u64, aligned_at: aligned_at as u64, pieces };
         let flags = if is_end { END } else { 0 } | if is_message { MESSAGE } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Offer, stream.id, 0) };
         self.message.frame_by(header, |payload| offer.encode(payload));
-        after.discard_pieces(offer.pieces);
+        after.discard_segments(offer.pieces);
         is_end
     }
 
@@ -197,7 +198,7 @@ impl<K> Output<K> {
             return (None, false);
         };
         let aligned_at = *aligned_at;
-        let room = wire.room().saturating_sub(FrameHeader::LENGTH + Offer::PREFIX);
+        let room = wire.room().saturating_sub(FrameHeader::LENGTH + ContentOffer::PREFIX);
         let longest = Self::COPIED.max((total + prepared.done).div_ceil(Self::PIECES));
         let mut copied_now = 0;
         while let Some(part) = parts.first_mut() {
@@ -207,10 +208,10 @@ impl<K> Output<K> {
             {
                 length = part.len();
                 prepared.kept.push(kept);
-                OfferPiece::Remote { from, length: length as u64 }
+                OfferSegment::Remote { from, length: length as u64 }
             } else if part.len() <= Self::INLINE && prepared.encoded + part.len() < room / 2 {
                 length = part.len();
-                OfferPiece::Inline(part.clone())
+                OfferSegment::Inline(part.clone())
             } else {
                 if copied_now >= most_copied {
                     break;
@@ -224,7 +225,7 @@ impl<K> Output<K> {
                 self.copy_budget = self.copy_budget.saturating_sub(length);
                 prepared.copied += length;
                 prepared.kept.push(kept);
-                OfferPiece::Remote { from, length: length as u64 }
+                OfferSegment::Remote { from, length: length as u64 }
             };
             if prepared.encoded + piece.encoded_length() > room {
                 prepared.failed = true;
@@ -243,7 +244,9 @@ impl<K> Output<K> {
             self.offers.keep_preparing(stream, prepared);
             return (Some(Turn::Bulk), false);
         }
-        if prepared.done > 0 && FrameHeader::LENGTH + Offer::PREFIX + prepared.encoded > self.message.left() {
+        if prepared.done > 0
+            && FrameHeader::LENGTH + ContentOffer::PREFIX + prepared.encoded > self.message.left()
+        {
             self.offers.keep_preparing(stream, prepared);
             return (Some(Turn::Full), false);
         }

@@ -7,7 +7,8 @@ use super::stream::{InPart, Queue, Stream, StreamKey};
 use super::{Core, Role};
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{
-    CallViolation, END, FrameHeader, Frames, Kind, Limits, MESSAGE, Offer, Payload, RequestHead, ResetCode,
+    CallViolation, ContentOffer, END, FrameHeader, Frames, Kind, Limits, MESSAGE, Payload, RequestHeaders,
+    ResetCode,
 };
 
 impl<K> Core<K> {
@@ -52,7 +53,7 @@ impl<K> Core<K> {
         let bytes = frames.bytes(payload);
         match kind {
             Kind::Settings => self.settings(bytes),
-            Kind::Head | Kind::Trailers => self.headers_frame(header, bytes),
+            Kind::Headers | Kind::Trailers => self.headers_frame(header, bytes),
             Kind::Data => self.data(header, frames, payload),
             Kind::Offer => self.offered(header, frames, payload),
             Kind::Taken => self.offers_taken(bytes),
@@ -90,12 +91,12 @@ impl<K> Core<K> {
         }
         let head = self.headers.decode(block)?;
         if head.path.is_some() || head.authority.is_some() {
-            return Err(CallViolation::Head("a response with a path or an authority"));
+            return Err(CallViolation::Headers("a response with a path or an authority"));
         }
         let Some(key) = self.streams.find(kind, id)? else { return Ok(()) };
-        match (kind, self.streams[key].receiving.head_seen) {
-            (Kind::Head, true) => return Err(CallViolation::SecondHead(id)),
-            (Kind::Trailers, false) => return Err(CallViolation::BeforeHead { kind, stream: id }),
+        match (kind, self.streams[key].receiving.headers_seen) {
+            (Kind::Headers, true) => return Err(CallViolation::SecondHeaders(id)),
+            (Kind::Trailers, false) => return Err(CallViolation::BeforeHeaders { kind, stream: id }),
             _ => {}
         }
         let refused = if head.is_overfull {
@@ -115,9 +116,9 @@ impl<K> Core<K> {
         }
         let receiving = &mut self.streams[key].receiving;
         match kind {
-            Kind::Head => {
-                receiving.head_seen = true;
-                receiving.head = Some(head.headers);
+            Kind::Headers => {
+                receiving.headers_seen = true;
+                receiving.headers = Some(head.headers);
                 self.after.wakers.extend(receiving.waker.take());
                 if is_end {
                     self.peer_ended(key);
@@ -138,11 +139,11 @@ impl<K> Core<K> {
         self.fail(key, fault);
     }
 
-    /// Takes the head of a request, which opens a call.
+    /// Takes the headers of a request, which opens a call.
     fn request_headers(&mut self, id: u32, is_end: bool, block: &[u8]) -> Result<(), CallViolation> {
         self.streams.check_new(id)?;
         let head = self.headers.decode(block)?;
-        let Some(path) = head.path else { return Err(CallViolation::Head("a request without a path")) };
+        let Some(path) = head.path else { return Err(CallViolation::Headers("a request without a path")) };
         let most = self.limits.streams as usize;
         if self.streams.open_len() >= most {
             return Err(CallViolation::TooManyStreams(self.limits.streams));
@@ -165,11 +166,11 @@ impl<K> Core<K> {
         }
         stream.sending.credit = self.peer.map_or(0, |peer| peer.window.into());
         self.account.open(&mut stream.receiving);
-        stream.receiving.head_seen = true;
+        stream.receiving.headers_seen = true;
         stream.receiving.ended = is_end;
         let key = self.streams.insert_open(stream);
         self.accepted
-            .push_back((key, RequestHead { path, authority: head.authority, headers: head.headers }));
+            .push_back((key, RequestHeaders { path, authority: head.authority, headers: head.headers }));
         Ok(())
     }
 
@@ -180,8 +181,8 @@ impl<K> Core<K> {
         if receiving.ended {
             return Err(CallViolation::AfterEnd { kind, stream: id });
         }
-        if !receiving.head_seen {
-            return Err(CallViolation::BeforeHead { kind, stream: id });
+        if !receiving.headers_seen {
+            return Err(CallViolation::BeforeHeaders { kind, stream: id });
         }
         Ok(Some(key))
     }
@@ -225,7 +226,7 @@ impl<K> Core<K> {
         frames: &Frames,
         payload: Payload,
     ) -> Result<(), CallViolation> {
-        let offer = Offer::decode(frames, payload)?;
+        let offer = ContentOffer::decode(frames, payload)?;
         self.received_offers.claim(offer.id)?;
         let open = self.find_open(Kind::Offer, header.stream)?;
         let held = open.filter(|key| !self.streams[*key].released);

@@ -10,11 +10,11 @@ use slab::Slab;
 
 use super::control::Control;
 use super::stream::{InPart, OVERHEAD, Part, Queue, Receiving, StreamKey};
-use super::wire::{FetchRefused, Wire};
+use super::wire::{ReadRefused, Wire};
 use super::{Core, LandedBytes, NumberMap, Role};
 use crate::endpoint::Piece;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{CallViolation, Offer, OfferPiece, ResetCode};
+use crate::grpc::frame::{CallViolation, ContentOffer, OfferSegment, ResetCode};
 use crate::grpc::landing_budget::{Charge, LandingBudget};
 use tonic_rdma_verbs::RemoteSegment;
 
@@ -48,7 +48,7 @@ struct OwedOffers {
 /// An offer of the peer, until its bytes are taken.
 #[derive(Debug)]
 struct ReceivedOffer {
-    offer: Offer,
+    offer: ContentOffer,
     /// The number of the call.
     call: u32,
     /// The stream. None once nothing reads the offer any more.
@@ -118,7 +118,7 @@ impl ReceivedOffers {
     /// Adds an offer to an open call. Returns its index and its cost.
     pub(super) fn insert(
         &mut self,
-        offer: Offer,
+        offer: ContentOffer,
         call: u32,
         stream: StreamKey,
         is_message: bool,
@@ -215,10 +215,10 @@ impl ReceivedOffers {
         let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };
         let id = self.next_read;
         let pieces = offer.pieces(offer.requested..offer.requested + length);
-        match wire.fetch(id, &pieces, aligned_at) {
+        match wire.read(id, &pieces, aligned_at) {
             Ok(()) => {}
-            Err(FetchRefused::Later) => return Err(NotStarted::Later),
-            Err(FetchRefused::Never(reason)) => {
+            Err(ReadRefused::Later) => return Err(NotStarted::Later),
+            Err(ReadRefused::Never(reason)) => {
                 return Err(NotStarted::Refused(CallFault::NoMemory { length, reason }));
             }
         }
@@ -234,7 +234,7 @@ impl ReceivedOffers {
 
     /// Cancels the reads of offers that nothing reads any more.
     fn cancel_reads<W: Wire>(&mut self, wire: &mut W) {
-        self.cancels.drain(..).for_each(|read| wire.cancel_fetch(read));
+        self.cancels.drain(..).for_each(|read| wire.cancel_read(read));
     }
 
     /// Returns whether reads are to be cancelled.
@@ -468,12 +468,12 @@ impl ReceivedOffer {
             if start < end {
                 let (offset, length) = (start - at, end - start);
                 found.push(match piece {
-                    OfferPiece::Remote { from, .. } => {
+                    OfferSegment::Remote { from, .. } => {
                         let from = RemoteSegment { address: from.address + offset, ..*from };
                         Piece::Remote { from, length }
                     }
                     // Offsets of inline pieces are below 65 536.
-                    OfferPiece::Inline(bytes) => {
+                    OfferSegment::Inline(bytes) => {
                         Piece::Inline(&bytes[offset as usize..(offset + length) as usize])
                     }
                 });

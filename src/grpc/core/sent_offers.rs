@@ -2,7 +2,7 @@
 
 use super::NumberMap;
 use super::stream::Stream;
-use crate::grpc::frame::OfferPiece;
+use crate::grpc::frame::OfferSegment;
 use tonic_rdma_verbs::RemoteSegment;
 
 /// The offers of this side.
@@ -39,7 +39,7 @@ impl<K> Default for SentOffers<K> {
 /// A message that is copied, a piece at a time, before it is offered.
 #[derive(Debug)]
 pub(super) struct Preparing<K> {
-    pub(super) pieces: Vec<OfferPiece>,
+    pub(super) pieces: Vec<OfferSegment>,
     pub(super) kept: Vec<K>,
     /// Bytes of `pieces` that were copied to memory that the peer reads.
     pub(super) copied: usize,
@@ -58,7 +58,7 @@ impl<K> Preparing<K> {
 
     /// Adds `length` bytes of this side's memory.
     pub(super) fn push(&mut self, from: RemoteSegment, kept: K, length: usize) {
-        self.pieces.push(OfferPiece::Remote { from, length: length as u64 });
+        self.pieces.push(OfferSegment::Remote { from, length: length as u64 });
         self.kept.push(kept);
         self.done += length;
     }

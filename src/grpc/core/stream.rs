@@ -10,7 +10,7 @@ use http::HeaderMap;
 use super::AfterUnlock;
 use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::RequestHead;
+use crate::grpc::frame::RequestHeaders;
 use crate::grpc::landing_budget::CallShare;
 
 /// The place of a stream in the state machine. It is used again after the stream's handle is gone and the call has ended.
@@ -36,19 +36,19 @@ pub(crate) enum Part {
     Trailers(HeaderMap),
 }
 
-/// A head to send.
+/// Headers to send.
 #[derive(Debug)]
-pub(super) enum OutHead {
+pub(super) enum OutHeaders {
     /// Shared, because the caller may send it again.
-    Request(Arc<RequestHead>),
+    Request(Arc<RequestHeaders>),
     Response(HeaderMap),
 }
 
-impl From<OutHead> for SentHeaders {
-    fn from(head: OutHead) -> Self {
+impl From<OutHeaders> for SentHeaders {
+    fn from(head: OutHeaders) -> Self {
         match head {
-            OutHead::Request(head) => Self::Shared(head),
-            OutHead::Response(fields) => Self::Fields(fields),
+            OutHeaders::Request(head) => Self::Shared(head),
+            OutHeaders::Response(fields) => Self::Fields(fields),
         }
     }
 }
@@ -170,7 +170,7 @@ pub(super) enum Queue {
 /// What a stream sends.
 #[derive(Debug, Default)]
 pub(super) struct Sending {
-    pub(super) head: Option<OutHead>,
+    pub(super) headers: Option<OutHeaders>,
     pub(super) parts: Parts<OutPart>,
     /// Bytes in `parts`.
     pub(super) bytes: usize,
@@ -207,12 +207,12 @@ impl Sending {
 /// What a stream receives.
 #[derive(Debug, Default)]
 pub(super) struct Receiving {
-    pub(super) head: Option<HeaderMap>,
-    pub(super) head_seen: bool,
+    pub(super) headers: Option<HeaderMap>,
+    pub(super) headers_seen: bool,
     pub(super) parts: Parts<InPart>,
     pub(super) trailers: Option<HeaderMap>,
-    /// What the head and the trailers count, as long as they have memory.
-    pub(super) head_bytes: usize,
+    /// What the headers and the trailers count, as long as they have memory.
+    pub(super) header_bytes: usize,
     /// The peer has ended its half.
     pub(super) ended: bool,
     /// The cost that the peer may still send.
@@ -248,7 +248,7 @@ impl Receiving {
 /// One stream.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    /// The number on the wire; 0 before the head is sent.
+    /// The number on the wire; 0 before the headers are sent.
     pub(super) id: u32,
     /// The application has dropped the handle.
     pub(super) released: bool,
@@ -277,7 +277,7 @@ impl Stream {
             return false;
         }
         match sending.parts.front() {
-            _ if sending.head.is_some() => true,
+            _ if sending.headers.is_some() => true,
             Some(_) => sending.may_send_parts() && sending.copied < Self::MOST_COPIED,
             None => sending.end || sending.trailers.is_some(),
         }
@@ -287,7 +287,7 @@ impl Stream {
     pub(super) fn stop_sending(&mut self, after: &mut AfterUnlock) {
         let AfterUnlock { memory: unneeded, headers: spent, .. } = after;
         let sending = &mut self.sending;
-        spent.extend(sending.head.take().map(SentHeaders::from));
+        spent.extend(sending.headers.take().map(SentHeaders::from));
         spent.extend(sending.trailers.take().map(SentHeaders::Fields));
         while let Some(part) = sending.parts.pop() {
             part.discard(unneeded);

@@ -120,7 +120,7 @@ impl Streams {
     /// Checks the number of a new call of the peer.
     pub(super) fn check_new(&self, number: u32) -> Result<(), CallViolation> {
         if self.open.contains_key(&number) {
-            return Err(CallViolation::SecondHead(number));
+            return Err(CallViolation::SecondHeaders(number));
         }
         let last = if number == u32::MAX { number } else { self.last_number };
         if number <= last {

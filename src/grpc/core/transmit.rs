@@ -1,12 +1,12 @@
 //! Puts messages together: which frames go next.
 
 use super::output::Turn;
-use super::stream::{OutHead, Queue, Stream, StreamKey};
+use super::stream::{OutHeaders, Queue, Stream, StreamKey};
 use super::wire::{Message, Wire};
 use super::{Core, Role, USED_UP};
 use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::head::fields_length;
+use crate::grpc::frame::headers::fields_length;
 use crate::grpc::frame::{END, FrameHeader, Kind, ResetCode};
 
 impl<K> Core<K> {
@@ -151,7 +151,7 @@ impl<K> Core<K> {
         if !self.streams.get(key).is_some_and(Stream::can_send) {
             return Turn::Over;
         }
-        if self.streams[key].sending.head.is_some() && !self.begin(key) {
+        if self.streams[key].sending.headers.is_some() && !self.begin(key) {
             // Headers that did not fit at all keep the stream's slot in the queue. Headers that were begun end the turn.
             return Turn::Full;
         }
@@ -192,26 +192,26 @@ impl<K> Core<K> {
     /// Sends the headers of a stream. Returns false if they did not fit into the message.
     fn begin(&mut self, key: StreamKey) -> bool {
         let Some(peer) = self.peer else { return false };
-        if self.output.message.payload_left() < Message::LEAST_HEAD {
+        if self.output.message.payload_left() < Message::LEAST_HEADERS {
             return false;
         }
         let stream = &mut self.streams[key];
-        let Some(head) = stream.sending.head.take() else { return true };
+        let Some(head) = stream.sending.headers.take() else { return true };
         let length = match &head {
-            OutHead::Request(head) => head.counted_length(),
-            OutHead::Response(headers) => fields_length(headers),
+            OutHeaders::Request(head) => head.counted_length(),
+            OutHeaders::Response(headers) => fields_length(headers),
         };
-        let limit = peer.head_bytes as usize;
+        let limit = peer.header_bytes as usize;
         if length > limit {
             self.refuse_headers(key, length, limit);
             return true;
         }
         let is_end = stream.sending.is_end_next();
         let flags = if is_end { END } else { 0 };
-        let header = FrameHeader { flags, ..FrameHeader::new(Kind::Head, stream.id, 0) };
+        let header = FrameHeader { flags, ..FrameHeader::new(Kind::Headers, stream.id, 0) };
         let is_whole = self.headers.write(&mut self.output.message, header, |encoder, out| match &head {
-            OutHead::Request(head) => encoder.request(head, out),
-            OutHead::Response(headers) => encoder.fields(headers, out),
+            OutHeaders::Request(head) => encoder.request(head, out),
+            OutHeaders::Response(headers) => encoder.fields(headers, out),
         });
         self.after.headers.push(head.into());
         if is_end {
@@ -232,12 +232,12 @@ impl<K> Core<K> {
 
     /// Sends the trailers of a stream. Returns false if they did not fit into the message.
     fn send_trailers_of(&mut self, key: StreamKey) -> bool {
-        if self.output.message.payload_left() < Message::LEAST_HEAD {
+        if self.output.message.payload_left() < Message::LEAST_HEADERS {
             return false;
         }
         let stream = &mut self.streams[key];
         let Some(trailers) = stream.sending.trailers.take() else { return true };
-        let limit = self.peer.map_or(0, |peer| peer.head_bytes as usize);
+        let limit = self.peer.map_or(0, |peer| peer.header_bytes as usize);
         let length = fields_length(&trailers);
         if length > limit {
             self.refuse_headers(key, length, limit);

@@ -22,8 +22,8 @@ pub(super) struct Message {
 impl Message {
     /// The shortest payload that is not copied, in bytes. Up to this length the copy costs less than a slice of its own.
     const LONG: usize = 2048;
-    /// The least room for a head that is begun. A shorter rest of a message is left empty.
-    pub(super) const LEAST_HEAD: usize = 64;
+    /// The least room for headers that are begun. A shorter rest of a message is left empty.
+    pub(super) const LEAST_HEADERS: usize = 64;
     /// Most long payloads.
     const MOST_LONG: usize = 6;
 
@@ -119,15 +119,15 @@ pub(in crate::grpc) trait Wire {
     fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Self::Kept)>;
 
     /// Starts to read the pieces into one piece of memory whose byte `aligned_at` lies at a multiple of 64.
-    fn fetch(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), FetchRefused>;
+    fn read(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused>;
 
     /// Ends a fetch. It is reported as landed without memory.
-    fn cancel_fetch(&mut self, id: u64);
+    fn cancel_read(&mut self, id: u64);
 }
 
 /// The reason why a fetch was not started.
 #[derive(Clone, Debug)]
-pub(in crate::grpc) enum FetchRefused {
+pub(in crate::grpc) enum ReadRefused {
     /// There is no memory now; `transmit` is called again later.
     Later,
     /// The fetch can never be started.

@@ -1,4 +1,4 @@
-//! The format of native calls: frames, and the compact form of heads.
+//! The format of native calls: frames, and the compact form of headers.
 //!
 //! A message is a sequence of frames. A frame is a header of 12 bytes and a payload, all numbers little-endian:
 //!
@@ -10,18 +10,18 @@
 //! | kind | sent by | payload |
 //! |---|---|---|
 //! | SETTINGS | both, first frame of a connection | [limits](Limits) of the sender |
-//! | HEAD | both | a [head], maybe in several frames |
+//! | HEADERS | both | [headers], maybe in several frames |
 //! | DATA | both | bytes of the body |
-//! | OFFER | both | where bytes of the body lie ([`Offer`]) |
+//! | OFFER | both | where bytes of the body lie ([`ContentOffer`]) |
 //! | TAKEN | both | offers whose memory is free again, 8 bytes each |
-//! | TRAILERS | server | as HEAD; ends the call |
+//! | TRAILERS | server | as HEADERS; ends the call |
 //! | RESET | both | none; `extra` is the [code](ResetCode); ends the call |
 //! | CREDIT | both | 8 bytes: the cost of further bytes that the peer may send |
 //! | GOAWAY | both | text; `stream` is the last stream that is carried out |
 //!
-//! Nothing here has state but the tables of heads ([`head`]).
+//! Nothing here has state but the tables of headers ([`headers`]).
 
-pub(super) mod head;
+pub(super) mod headers;
 #[cfg(test)]
 mod tests;
 
@@ -31,11 +31,11 @@ use bytes::{Buf as _, Bytes, TryGetError};
 
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
-pub(crate) use self::head::RequestHead;
+pub(crate) use self::headers::RequestHeaders;
 
-/// The sender's half of the call ends with this frame (HEAD, DATA, OFFER).
+/// The sender's half of the call ends with this frame (HEADERS, DATA, OFFER).
 pub(in crate::grpc) const END: u8 = 1;
-/// The next frame goes on with this payload (HEAD, TRAILERS).
+/// The next frame goes on with this payload (HEADERS, TRAILERS).
 pub(in crate::grpc) const MORE: u8 = 2;
 /// The content is one whole gRPC message with its prefix (OFFER).
 pub(in crate::grpc) const MESSAGE: u8 = 4;
@@ -45,7 +45,7 @@ pub(in crate::grpc) const MESSAGE: u8 = 4;
 #[repr(u8)]
 pub(in crate::grpc) enum Kind {
     Settings = 1,
-    Head = 2,
+    Headers = 2,
     Data = 3,
     Offer = 4,
     Taken = 5,
@@ -58,14 +58,14 @@ pub(in crate::grpc) enum Kind {
 impl Kind {
     /// All kinds, in the order of their numbers from 1 on.
     const ALL: [Self; 9] = {
-        use Kind::{Credit, Data, GoAway, Head, Offer, Reset, Settings, Taken, Trailers};
-        [Settings, Head, Data, Offer, Taken, Trailers, Reset, Credit, GoAway]
+        use Kind::{Credit, Data, GoAway, Headers, Offer, Reset, Settings, Taken, Trailers};
+        [Settings, Headers, Data, Offer, Taken, Trailers, Reset, Credit, GoAway]
     };
 
     /// Returns the flags that frames of this kind may have.
     fn flags(self) -> u8 {
         match self {
-            Self::Head => END | MORE,
+            Self::Headers => END | MORE,
             Self::Trailers => MORE,
             Self::Data => END,
             Self::Offer => END | MESSAGE,
@@ -202,13 +202,13 @@ pub(in crate::grpc) struct Payload {
 pub(in crate::grpc) struct Limits {
     /// The number of calls that the peer may have open.
     pub(in crate::grpc) streams: u32,
-    /// The length of a head: names, values, and 32 bytes for each.
-    pub(in crate::grpc) head_bytes: u32,
+    /// The length of headers: names, values, and 32 bytes for each.
+    pub(in crate::grpc) header_bytes: u32,
     /// The cost of what the peer may send on a stream before the first credit.
     pub(in crate::grpc) window: u32,
-    /// The number of entries in the table of the peer's heads.
+    /// The number of entries in the table of the peer's headers.
     pub(in crate::grpc) table_entries: u32,
-    /// The length of these entries, counted as heads are.
+    /// The length of these entries, counted as headers are.
     pub(in crate::grpc) table_bytes: u32,
 }
 
@@ -219,9 +219,10 @@ impl Limits {
     /// Returns the payload of a SETTINGS frame.
     pub(in crate::grpc) fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
-        let Self { streams, head_bytes, window, table_entries, table_bytes } = *self;
+        let Self { streams, header_bytes, window, table_entries, table_bytes } = *self;
         let (fields, _) = bytes.as_chunks_mut::<4>();
-        for (field, value) in fields.iter_mut().zip([streams, head_bytes, window, table_entries, table_bytes])
+        for (field, value) in
+            fields.iter_mut().zip([streams, header_bytes, window, table_entries, table_bytes])
         {
             *field = value.to_le_bytes();
         }
@@ -234,13 +235,13 @@ impl Limits {
     /// The payload is too short.
     pub(in crate::grpc) fn decode(payload: &[u8]) -> Result<Self, CallViolation> {
         let (fields, _) = payload.as_chunks::<4>();
-        let &[streams, head_bytes, window, table_entries, table_bytes, ..] = fields else {
+        let &[streams, header_bytes, window, table_entries, table_bytes, ..] = fields else {
             return Err(CallViolation::Truncated { needed: Self::LENGTH, left: payload.len() });
         };
         let read = u32::from_le_bytes;
         Ok(Self {
             streams: read(streams),
-            head_bytes: read(head_bytes),
+            header_bytes: read(header_bytes),
             window: read(window),
             table_entries: read(table_entries),
             table_bytes: read(table_bytes),
@@ -250,14 +251,14 @@ impl Limits {
 
 /// A part of the offered bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::grpc) enum OfferPiece {
+pub(in crate::grpc) enum OfferSegment {
     /// Memory of the sender, which the receiver reads.
     Remote { from: RemoteSegment, length: u64 },
     /// Bytes in the frame, at most 65 535.
     Inline(Bytes),
 }
 
-impl OfferPiece {
+impl OfferSegment {
     /// The length of an encoded piece of the sender's memory.
     pub(in crate::grpc) const REMOTE_LENGTH: usize = 21;
     /// The length of what precedes the bytes of an inline piece.
@@ -288,17 +289,17 @@ impl OfferPiece {
 ///                                         0 │ length (2) │ bytes                       bytes in this frame
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::grpc) struct Offer {
+pub(in crate::grpc) struct ContentOffer {
     /// The number of the offer, in order of the sender's offers.
     pub(in crate::grpc) id: u64,
     /// The number of bytes: the sum of the pieces.
     pub(in crate::grpc) total: u64,
     /// The byte that is to land at a multiple of 64 bytes.
     pub(in crate::grpc) aligned_at: u64,
-    pub(in crate::grpc) pieces: Vec<OfferPiece>,
+    pub(in crate::grpc) pieces: Vec<OfferSegment>,
 }
 
-impl Offer {
+impl ContentOffer {
     /// The longest offer, in bytes. Sums of lengths and costs never overflow.
     pub(in crate::grpc) const LONGEST: u64 = 1 << 60;
     /// The length of what precedes the pieces.
@@ -311,13 +312,13 @@ impl Offer {
         }
         for piece in &self.pieces {
             match piece {
-                OfferPiece::Remote { from, length } => {
+                OfferSegment::Remote { from, length } => {
                     out.push(1);
                     out.extend_from_slice(&from.address.to_le_bytes());
                     out.extend_from_slice(&from.rkey.0.to_le_bytes());
                     out.extend_from_slice(&length.to_le_bytes());
                 }
-                OfferPiece::Inline(bytes) => {
+                OfferSegment::Inline(bytes) => {
                     out.push(0);
                     // The sender makes no longer pieces.
                     out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
@@ -348,7 +349,7 @@ impl Offer {
                     let length = rest.try_get_u64_le().map_err(short)?;
                     let from = RemoteSegment { address, rkey };
                     from.address.checked_add(length).ok_or(bad("a piece ends beyond the address space"))?;
-                    OfferPiece::Remote { from, length }
+                    OfferSegment::Remote { from, length }
                 }
                 0 => {
                     let length = rest.try_get_u16_le().map_err(short)?.into();
@@ -356,7 +357,7 @@ impl Offer {
                         rest.split_at_checked(length).ok_or(bad("a piece is longer than the frame"))?;
                     rest = after;
                     // Pieces wait in memory, so they do not keep the message.
-                    OfferPiece::Inline(Bytes::copy_from_slice(bytes))
+                    OfferSegment::Inline(Bytes::copy_from_slice(bytes))
                 }
                 _ => return Err(bad("a piece has an unknown tag")),
             };
@@ -465,13 +466,13 @@ pub(in crate::grpc) enum CallViolation {
     #[error("{kind:?} of stream {stream} after the end of its sender's half")]
     AfterEnd { kind: Kind, stream: u32 },
     #[error("{kind:?} of stream {stream} where a head comes first")]
-    BeforeHead { kind: Kind, stream: u32 },
+    BeforeHeaders { kind: Kind, stream: u32 },
     #[error("a second head of stream {0}")]
-    SecondHead(u32),
+    SecondHeaders(u32),
     #[error("a head: {0}")]
-    Head(&'static str),
+    Headers(&'static str),
     #[error("a head of more than {0} bytes")]
-    HeadTooLong(usize),
+    HeadersTooLong(usize),
     #[error("a head refers to entry {0} of a table, which is not there or is of another kind")]
     TableEntry(u16),
     #[error("a table of heads of more than {entries} entries or {bytes} bytes")]

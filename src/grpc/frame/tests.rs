@@ -7,8 +7,10 @@ use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, HeaderName as Name};
 use proptest::prelude::*;
 
-use super::head::{Decoder, Encoder, fields_length};
-use super::{CallViolation, FrameHeader, Frames, Kind, Limits, Offer, OfferPiece, RequestHead, ResetCode};
+use super::headers::{Decoder, Encoder, fields_length};
+use super::{
+    CallViolation, ContentOffer, FrameHeader, Frames, Kind, Limits, OfferSegment, RequestHeaders, ResetCode,
+};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 const TABLE: (u32, u32) = (64, 4096);
@@ -40,41 +42,41 @@ fn fields() -> impl Strategy<Value = HeaderMap> {
     })
 }
 
-fn heads() -> impl Strategy<Value = RequestHead> {
+fn heads() -> impl Strategy<Value = RequestHeaders> {
     let path = (0..30_u8).prop_map(|number| format!("/a.Service/Method{number}").parse().unwrap());
     let authority = prop::option::of((1..20_u8).prop_map(|port| format!("host:{port}").parse().unwrap()));
-    (path, authority, fields()).prop_map(|(path, authority, headers)| RequestHead {
+    (path, authority, fields()).prop_map(|(path, authority, headers)| RequestHeaders {
         path,
         authority,
         headers,
     })
 }
 
-fn offers() -> impl Strategy<Value = Offer> {
+fn offers() -> impl Strategy<Value = ContentOffer> {
     let remote = (0..1_u64 << 40, any::<u32>(), 1..1_u64 << 40).prop_map(|(address, rkey, length)| {
-        OfferPiece::Remote { from: RemoteSegment { address, rkey: Rkey(rkey) }, length }
+        OfferSegment::Remote { from: RemoteSegment { address, rkey: Rkey(rkey) }, length }
     });
     let inline =
-        prop::collection::vec(any::<u8>(), 1..300).prop_map(|bytes| OfferPiece::Inline(bytes.into()));
+        prop::collection::vec(any::<u8>(), 1..300).prop_map(|bytes| OfferSegment::Inline(bytes.into()));
     let pieces = prop::collection::vec(prop_oneof![remote, inline], 1..20);
     (any::<u64>(), pieces, any::<u64>()).prop_map(|(id, pieces, at)| {
-        let total: u64 = pieces.iter().map(OfferPiece::length).sum();
-        Offer { id, total, aligned_at: at % total, pieces }
+        let total: u64 = pieces.iter().map(OfferSegment::length).sum();
+        ContentOffer { id, total, aligned_at: at % total, pieces }
     })
 }
 
-fn decode_offer(payload: &[u8]) -> Result<Offer, CallViolation> {
+fn decode_offer(payload: &[u8]) -> Result<ContentOffer, CallViolation> {
     let header = FrameHeader::new(Kind::Offer, 1, payload.len());
     let mut frames = Frames::new([&header.encode(), payload].concat().into());
     let (_, payload) = frames.next_frame()?.unwrap();
-    Offer::decode(&frames, payload)
+    ContentOffer::decode(&frames, payload)
 }
 
-/// Reads one head with all its fields as new ones.
+/// Reads headers with all its fields as new ones.
 fn decoded(fields: &[(&'static str, &'static str)]) -> HeaderMap {
     let fields =
         fields.iter().map(|&(name, value)| (Name::from_static(name), HeaderValue::from_static(value)));
-    let head = RequestHead { path: "/a.B/C".parse().unwrap(), authority: None, headers: fields.collect() };
+    let head = RequestHeaders { path: "/a.B/C".parse().unwrap(), authority: None, headers: fields.collect() };
     let (mut encoder, mut decoder) = ends();
     let mut block = Vec::new();
     encoder.request(&head, &mut block);
@@ -101,7 +103,7 @@ fn common_fields_need_no_memory_of_their_own() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Heads that repeat come out as they went in, whatever the table has by then, also when it is full.
+    /// Headers that repeat come out as they went in, whatever the table has by then, also when it is full.
     #[test]
     fn decoding_reverses_encoding_of_heads(heads in prop::collection::vec(heads(), 1..12), order in prop::collection::vec(any::<prop::sample::Index>(), 1..30)) {
         let (mut encoder, mut decoder) = ends();
@@ -136,8 +138,8 @@ proptest! {
     fn decoding_reverses_encoding_of_offers(offer in offers()) {
         let mut payload = Vec::new();
         offer.encode(&mut payload);
-        let pieces: usize = offer.pieces.iter().map(OfferPiece::encoded_length).sum();
-        prop_assert_eq!(payload.len(), Offer::PREFIX + pieces);
+        let pieces: usize = offer.pieces.iter().map(OfferSegment::encoded_length).sum();
+        prop_assert_eq!(payload.len(), ContentOffer::PREFIX + pieces);
         prop_assert_eq!(decode_offer(&payload), Ok(offer));
     }
 
@@ -152,8 +154,8 @@ proptest! {
 
     #[test]
     fn decoding_reverses_encoding_of_limits(limits in any::<[u32; 5]>(), more in prop::collection::vec(any::<u8>(), 0..9)) {
-        let [streams, head_bytes, window, table_entries, table_bytes] = limits;
-        let limits = Limits { streams, head_bytes, window, table_entries, table_bytes };
+        let [streams, header_bytes, window, table_entries, table_bytes] = limits;
+        let limits = Limits { streams, header_bytes, window, table_entries, table_bytes };
         let payload = [&limits.encode()[..], &more].concat();
         prop_assert_eq!(Limits::decode(&payload), Ok(limits));
     }
@@ -205,7 +207,7 @@ fn a_head_that_repeats_becomes_three_bytes_for_each_field() {
         (Name::from_static("content-type"), HeaderValue::from_static("application/grpc")),
     ]);
     let head =
-        RequestHead { path: "/a.B/C".parse().unwrap(), authority: Some("a:1".parse().unwrap()), headers };
+        RequestHeaders { path: "/a.B/C".parse().unwrap(), authority: Some("a:1".parse().unwrap()), headers };
     let lengths = [(); 4].map(|()| {
         let mut block = Vec::new();
         encoder.request(&head, &mut block);
@@ -233,7 +235,7 @@ fn a_sensitive_value_never_enters_a_table() {
 fn a_head_that_was_written_before_is_no_other_head() {
     let (mut encoder, mut decoder) = ends();
     let field = |value: &str| (Name::from_static("key"), HeaderValue::from_str(value).unwrap());
-    let head = |path: &str, authority: Option<&str>, values: &[&str]| RequestHead {
+    let head = |path: &str, authority: Option<&str>, values: &[&str]| RequestHeaders {
         path: path.parse().unwrap(),
         authority: authority.map(|authority| authority.parse().unwrap()),
         headers: values.iter().map(|value| field(value)).collect(),

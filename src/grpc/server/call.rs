@@ -1,4 +1,4 @@
-//! A call, from its arrival to its end, with the body of its request, and statuses as they stand in heads and trailers.
+//! A call, from its arrival to its end, with the body of its request, and statuses as they stand in headers and trailers.
 //!
 //! ```text
 //!  Waiting ── the service is ready ──▶ Running ── response ──▶ Responding ── trailers ──▶ Done
@@ -25,7 +25,7 @@ use super::BoxError;
 use super::routes::{Boxed, GrpcService, boxed};
 use crate::grpc::landed::Presenter;
 use crate::grpc::outgoing::Outgoing;
-use crate::grpc::session::{Part, Patience, ResetCode, Stream};
+use crate::grpc::session::{MemoryTimeout, Part, ResetCode, Stream};
 
 /// Most frames of a response that one poll sends.
 const FRAMES: usize = 64;
@@ -33,28 +33,28 @@ const FRAMES: usize = 64;
 /// A call. It is polled in place first, and becomes a task if it waits.
 pub(super) struct Call<S: Service<Request<Body>>> {
     stream: Arc<Stream>,
-    state: State<S>,
-    limit: Option<Limit>,
-    /// The head of the response was sent, or waits in [`Unsent`].
+    state: CallState<S>,
+    limit: Option<CallDeadline>,
+    /// The headers of the response were sent, or wait in [`PendingResponse`].
     answered: bool,
 }
 
-enum State<S: Service<Request<Body>>> {
+enum CallState<S: Service<Request<Body>>> {
     Waiting(S, Request<Body>),
     Running(Boxed<Result<S::Response, S::Error>>),
-    Responding(Body, Outgoing, Option<Unsent>),
+    Responding(Body, Outgoing, Option<PendingResponse>),
     Done,
 }
 
-/// The start of a response: its head, and small messages. It waits for the trailers, to be queued with them, or until the body has nothing
+/// The start of a response: its headers, and small messages. It waits for the trailers, to be queued with them, or until the body has nothing
 /// more for now.
-struct Unsent {
+struct PendingResponse {
     head: HeaderMap,
     data: Option<Bytes>,
 }
 
 /// The deadline of a call.
-struct Limit {
+struct CallDeadline {
     timeout: Duration,
     at: Instant,
     /// Made when the call waits.
@@ -73,9 +73,9 @@ impl<S: GrpcService> Call<S> {
     ) -> Self {
         let limit = timeout.and_then(|timeout| {
             // A time beyond the clock's range is no limit.
-            Some(Limit { timeout, at: Instant::now().checked_add(timeout)?, sleep: None })
+            Some(CallDeadline { timeout, at: Instant::now().checked_add(timeout)?, sleep: None })
         });
-        Self { stream, state: State::Waiting(service, request), limit, answered: false }
+        Self { stream, state: CallState::Waiting(service, request), limit, answered: false }
     }
 
     /// Polls the call where it was found. Returns whether it waits: then it is to go on as a task. What it has to send is queued. Also
@@ -86,7 +86,7 @@ impl<S: GrpcService> Call<S> {
             return (false, Duration::ZERO);
         }
         // A request that the CPU reads from the client's memory is there already.
-        let Some(looked) = self.stream.look_for_landing() else { return (true, Duration::ZERO) };
+        let Some(looked) = self.stream.poll_for_landing() else { return (true, Duration::ZERO) };
         (self.guarded(&mut context).is_pending(), looked)
     }
 
@@ -111,27 +111,27 @@ impl<S: GrpcService> Call<S> {
     fn step(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             match &mut self.state {
-                State::Waiting(service, _) => {
+                CallState::Waiting(service, _) => {
                     let result = ready!(service.poll_ready(context)).map_err(Into::into);
-                    match (result, mem::replace(&mut self.state, State::Done)) {
-                        (Ok(()), State::Waiting(mut service, request)) => {
-                            self.state = State::Running(boxed(service.call(request)));
+                    match (result, mem::replace(&mut self.state, CallState::Done)) {
+                        (Ok(()), CallState::Waiting(mut service, request)) => {
+                            self.state = CallState::Running(boxed(service.call(request)));
                         }
                         (Err(error), _) => return self.refuse(error),
                         (Ok(()), _) => return Poll::Ready(()),
                     }
                 }
-                State::Running(future) => match ready!(future.as_mut().poll(context)) {
+                CallState::Running(future) => match ready!(future.as_mut().poll(context)) {
                     Ok(response) => self.answer(response),
                     Err(error) => return self.refuse(error.into()),
                 },
-                State::Responding(..) => return self.respond(context),
-                State::Done => return Poll::Ready(()),
+                CallState::Responding(..) => return self.respond(context),
+                CallState::Done => return Poll::Ready(()),
             }
         }
     }
 
-    /// Begins the response. Its head is sent with what the body has at once.
+    /// Begins the response. Its headers are sent with what the body has at once.
     fn answer(&mut self, response: Response<S::ResponseBody>) {
         let (parts, body) = response.into_parts();
         let body = Body::new(body);
@@ -142,23 +142,25 @@ impl<S: GrpcService> Call<S> {
         } else if body.is_end_stream() {
             self.finish(parts.headers);
         } else {
-            let unsent = Unsent { head: parts.headers, data: None };
+            let pending = PendingResponse { head: parts.headers, data: None };
             self.answered = true;
-            self.state = State::Responding(body, Outgoing::default(), Some(unsent));
+            self.state = CallState::Responding(body, Outgoing::default(), Some(pending));
         }
     }
 
     /// Sends the body of the response.
     fn respond(&mut self, context: &mut Context<'_>) -> Poll<()> {
         for _ in 0..FRAMES {
-            let State::Responding(body, outgoing, unsent) = &mut self.state else { return Poll::Ready(()) };
-            if unsent.is_none() && ready!(self.stream.poll_send_ready(context)).is_err() {
+            let CallState::Responding(body, outgoing, pending) = &mut self.state else {
+                return Poll::Ready(());
+            };
+            if pending.is_none() && ready!(self.stream.poll_send_ready(context)).is_err() {
                 // The client has reset the call, or the connection has ended.
-                self.state = State::Done;
+                self.state = CallState::Done;
                 return Poll::Ready(());
             }
             let mut next = Pin::new(body).poll_frame(context);
-            if let Some(start) = unsent {
+            if let Some(start) = pending {
                 match &mut next {
                     Poll::Ready(Some(Ok(frame))) => match frame.data_mut() {
                         Some(data) if start.data.is_none() && outgoing.is_small(data) => {
@@ -172,7 +174,7 @@ impl<S: GrpcService> Call<S> {
                     Poll::Ready(Some(Err(_)) | None) | Poll::Pending => self.begin_response(),
                 }
             }
-            let State::Responding(_, outgoing, _) = &mut self.state else { return Poll::Ready(()) };
+            let CallState::Responding(_, outgoing, _) = &mut self.state else { return Poll::Ready(()) };
             let Poll::Ready(next) = next else {
                 outgoing.flush(&*self.stream, false);
                 return Poll::Pending;
@@ -192,7 +194,7 @@ impl<S: GrpcService> Call<S> {
                 }
                 None => {
                     outgoing.flush(&*self.stream, false);
-                    self.state = State::Done;
+                    self.state = CallState::Done;
                     self.stream.end();
                     return Poll::Ready(());
                 }
@@ -205,10 +207,10 @@ impl<S: GrpcService> Call<S> {
 
     /// Queues the start of the response, if it waits.
     fn begin_response(&mut self) {
-        if let State::Responding(_, _, unsent) = &mut self.state
-            && let Some(unsent) = unsent.take()
+        if let CallState::Responding(_, _, pending) = &mut self.state
+            && let Some(pending) = pending.take()
         {
-            self.stream.send_response(unsent.head, unsent.data, None);
+            self.stream.send_response(pending.head, pending.data, None);
         }
     }
 
@@ -218,7 +220,7 @@ impl<S: GrpcService> Call<S> {
             Ok(status) => self.fail(&status),
             Err(error) => {
                 tracing::debug!(error = %error, "the service of a native call failed");
-                self.state = State::Done;
+                self.state = CallState::Done;
                 self.stream.reset(ResetCode::Internal);
             }
         }
@@ -235,14 +237,14 @@ impl<S: GrpcService> Call<S> {
         self.finish(trailers);
     }
 
-    /// Sends the trailers, and drops the handler. Without a body the response is a head alone, which has the status.
+    /// Sends the trailers, and drops the handler. Without a body the response is headers alone, which have the status.
     fn finish(&mut self, trailers: HeaderMap) {
-        if let State::Responding(_, _, Some(unsent)) = mem::replace(&mut self.state, State::Done) {
-            self.stream.send_response(unsent.head, unsent.data, Some(trailers));
+        if let CallState::Responding(_, _, Some(pending)) = mem::replace(&mut self.state, CallState::Done) {
+            self.stream.send_response(pending.head, pending.data, Some(trailers));
         } else if self.answered {
             self.stream.send_trailers(trailers);
         } else {
-            self.stream.send_head(trailers);
+            self.stream.send_headers(trailers);
             self.stream.end();
         }
     }
@@ -253,7 +255,7 @@ impl<S: GrpcService> Future for Call<S> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         if self.stream.poll_reset(context).is_ready() {
-            self.state = State::Done;
+            self.state = CallState::Done;
             return Poll::Ready(());
         }
         let mut polled = self.guarded(context);
@@ -267,26 +269,31 @@ impl<S: GrpcService> Future for Call<S> {
     }
 }
 
-impl Limit {
+impl CallDeadline {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let at = self.at;
         self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(at.into()))).as_mut().poll(context)
     }
 }
 
-/// What the client sends after the head: messages with their prefixes, as the client sent them, or stubs of landed messages.
+/// What the client sends after the headers: messages with their prefixes, as the client sent them, or stubs of landed messages.
 #[derive(Debug)]
 pub(super) struct RequestBody {
     stream: Arc<Stream>,
     presenter: Presenter,
-    patience: Patience,
+    memory_timeout: MemoryTimeout,
     /// The status of a call that ended early, until the next poll.
     failed: Option<Status>,
 }
 
 impl RequestBody {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self { stream, presenter: Presenter::default(), patience: Patience::default(), failed: None }
+        Self {
+            stream,
+            presenter: Presenter::default(),
+            memory_timeout: MemoryTimeout::default(),
+            failed: None,
+        }
     }
 }
 
@@ -304,7 +311,7 @@ impl http_body::Body for RequestBody {
         }
         let part = match this.stream.poll_part(context) {
             Poll::Ready(part) => part,
-            Poll::Pending => Some(Err(ready!(this.patience.poll(&this.stream, context)))),
+            Poll::Pending => Some(Err(ready!(this.memory_timeout.poll(&this.stream, context)))),
         };
         let part = match part {
             Some(Ok(part)) => part,

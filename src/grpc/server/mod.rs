@@ -42,7 +42,7 @@ use self::in_place::{InPlace, Paths};
 use self::routes::Named;
 use super::calls::CallConfig;
 use super::landed::{LandingSwitch, LandingTarget};
-use super::session::{Accept, RequestHead, Session, Stream};
+use super::session::{Accept, RequestHeaders, Session, Stream};
 use crate::endpoint::{Config, EndpointStream, Listener, MessageEndpoint, Negotiated, RdmaConnectInfo};
 use crate::error::RdmaError;
 use crate::transport::balance::http2_failed;
@@ -357,7 +357,7 @@ async fn serve(
     signal: Option<impl Future<Output = ()>>,
 ) -> Result<(), RdmaError> {
     let grace = limits.shutdown_grace;
-    let shared = Arc::new(Shared::new(limits));
+    let shared = Arc::new(ServerShared::new(limits));
     let plaintext = is_plaintext(http2.clone()).await;
     let (streams, received) = mpsc::channel(WAITING);
     let received = ReceiverStream::new(received).map(Ok::<EndpointStream, io::Error>);
@@ -434,7 +434,7 @@ const HEADER: usize = 9;
 /// Type of the frame SETTINGS, which a server sends first.
 const SETTINGS: u8 = 4;
 /// Longest wait for the answer, which comes from this process.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes that the answer may have until it is read.
 const BUFFER: usize = 4096;
 
@@ -451,7 +451,7 @@ async fn is_plaintext(server: Server) -> bool {
         client.read_exact(&mut header).await.ok()?;
         Some(header[3] == SETTINGS && header[4..] == [0; 5])
     };
-    tokio::time::timeout(PATIENCE, asked).await.ok().flatten().unwrap_or(false)
+    tokio::time::timeout(TIMEOUT, asked).await.ok().flatten().unwrap_or(false)
 }
 
 /// The replies of calls that took longer than this do not wait for those of other calls, to share a message with them.
@@ -459,7 +459,7 @@ const SHARED: Duration = Duration::from_micros(2);
 
 /// What all native connections of a server share.
 #[derive(Debug)]
-struct Shared {
+struct ServerShared {
     limits: CallConfig,
     runtime: Handle,
     /// The runtime has one thread.
@@ -467,7 +467,7 @@ struct Shared {
     paths: Paths,
 }
 
-impl Shared {
+impl ServerShared {
     /// Makes it for the runtime of the current thread.
     fn new(limits: CallConfig) -> Self {
         let runtime = Handle::current();
@@ -482,7 +482,7 @@ impl Shared {
 fn serve_native(
     endpoint: MessageEndpoint,
     service: impl GrpcService,
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerShared>,
     stop: Option<watch::Receiver<()>>,
 ) {
     let info = endpoint.info().clone();
@@ -490,7 +490,7 @@ fn serve_native(
         TcpConnectInfo { local_addr: Some(info.local_addr()), remote_addr: Some(info.peer_addr()) };
     let acceptor = Arc::new(Acceptor {
         shared: Arc::clone(shared),
-        prepared: Mutex::new(Prepared { service, next: None }),
+        prepared: Mutex::new(PreparedService { service, next: None }),
         info,
         addresses,
         accepted: AtomicU64::new(0),
@@ -501,8 +501,8 @@ fn serve_native(
 
 /// Takes the calls of one connection.
 struct Acceptor<S> {
-    shared: Arc<Shared>,
-    prepared: Mutex<Prepared<S>>,
+    shared: Arc<ServerShared>,
+    prepared: Mutex<PreparedService<S>>,
     info: RdmaConnectInfo,
     addresses: TcpConnectInfo,
     /// The number of calls so far.
@@ -510,7 +510,7 @@ struct Acceptor<S> {
 }
 
 /// The service, and what the next call gets.
-struct Prepared<S> {
+struct PreparedService<S> {
     service: S,
     /// A clone of the service, and what services see of the connection. It is made when a reply was sent, so that no client waits for it.
     next: Option<(S, Extensions)>,
@@ -523,7 +523,7 @@ impl<S> fmt::Debug for Acceptor<S> {
 }
 
 impl<S: GrpcService> Accept for Acceptor<S> {
-    fn accept(&self, stream: Stream, head: RequestHead, is_last: bool) {
+    fn accept(&self, stream: Stream, head: RequestHeaders, is_last: bool) {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         let _context = self.shared.runtime.enter();
         let mut drives = is_last.then(|| Arc::clone(&stream.session));
@@ -538,8 +538,8 @@ impl<S: GrpcService> Accept for Acceptor<S> {
 
 impl<S: GrpcService> Acceptor<S> {
     /// Begins a call. Drives the session that is in `drives`, and takes it out, if the call was polled here.
-    fn begin(&self, stream: Stream, head: RequestHead, drives: &mut Option<Arc<Session>>) {
-        let Shared { limits, runtime, alone, paths } = &*self.shared;
+    fn begin(&self, stream: Stream, head: RequestHeaders, drives: &mut Option<Arc<Session>>) {
+        let ServerShared { limits, runtime, alone, paths } = &*self.shared;
         let stream = Arc::new(stream);
         let path = head.path.clone();
         let timeout = match (grpc_timeout(&head.headers), limits.timeout) {
@@ -601,8 +601,8 @@ impl<S: GrpcService> Acceptor<S> {
 }
 
 /// Makes the request that services see. It is that which tonic makes of the same call over HTTP/2.
-fn request(stream: Arc<Stream>, head: RequestHead, mut extensions: Extensions) -> Request<Body> {
-    let RequestHead { path, authority, headers } = head;
+fn request(stream: Arc<Stream>, head: RequestHeaders, mut extensions: Extensions) -> Request<Body> {
+    let RequestHeaders { path, authority, headers } = head;
     let mut uri = http::uri::Parts::default();
     uri.path_and_query = Some(path);
     if authority.is_some() {
@@ -670,11 +670,11 @@ async fn after(time: Option<Duration>) {
 /// Waits until there was no call for `limit`.
 async fn idle(session: &Session, accepted: &AtomicU64, limit: Option<Duration>) {
     /// Looks in that time.
-    const LOOKS: u32 = 4;
+    const POLLS: u32 = 4;
     let Some(limit) = limit else { return pending().await };
     let (mut last, mut quiet) = (accepted.load(Ordering::Relaxed), 0);
-    while quiet < LOOKS {
-        tokio::time::sleep(limit / LOOKS).await;
+    while quiet < POLLS {
+        tokio::time::sleep(limit / POLLS).await;
         let now = accepted.load(Ordering::Relaxed);
         quiet = if now == last && session.active_streams() == 0 { quiet + 1 } else { 0 };
         last = now;

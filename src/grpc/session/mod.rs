@@ -5,17 +5,17 @@
 //!
 //! ```text
 //!  client                                         server
-//!  open(head)                                     accept(stream, head)          on the thread that polled
+//!  open(headers)                                     accept(stream, headers)          on the thread that polled
 //!  send_data(request, true), drive ──────────▶    poll_part … None
-//!  poll_head, poll_part …          ◀──────────    send_head, send_data, send_trailers, drive
+//!  poll_headers, poll_part …          ◀──────────    send_headers, send_data, send_trailers, drive
 //! ```
 //!
 //! All methods of a stream take `&self`, so that a stream can be shared: one task may send while another reads. A stream has three
-//! wakers: one for [`poll_head`](Stream::poll_head) and [`poll_part`](Stream::poll_part), one for
+//! wakers: one for [`poll_headers`](Stream::poll_headers) and [`poll_part`](Stream::poll_part), one for
 //! [`poll_send_ready`](Stream::poll_send_ready), and one for [`poll_reset`](Stream::poll_reset). Each keeps the waker of the latest
 //! task that asked.
 
-mod left;
+mod abandoned;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -28,13 +28,13 @@ use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 
-use self::left::{LeftRequests, Sends};
+use self::abandoned::{AbandonedRequests, Sends};
 use crate::endpoint::{
     Accepting, ConnectionFault, Deferred, FetchError, MessageEndpoint, MessageHandler, MessageSettings,
     Piece, Run, Sender,
 };
 use crate::grpc::calls::CallConfig;
-use crate::grpc::core::{AfterUnlock, Core, FetchRefused, Role, Wire};
+use crate::grpc::core::{AfterUnlock, Core, ReadRefused, Role, Wire};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landing_budget::LandingBudget;
 use crate::protocol::AbortCode;
@@ -44,9 +44,9 @@ use tonic_rdma_verbs::memory::{Block, Lease};
 
 pub(crate) use self::stream::Stream;
 pub(crate) use crate::grpc::core::{OpenError, Part};
-pub(crate) use crate::grpc::frame::{RequestHead, ResetCode};
+pub(crate) use crate::grpc::frame::{RequestHeaders, ResetCode};
 
-pub(in crate::grpc) use self::stream::Patience;
+pub(in crate::grpc) use self::stream::MemoryTimeout;
 
 /// Takes the calls that arrive at a server.
 pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
@@ -54,16 +54,16 @@ pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
     /// device's, and without any lock. Replies that are queued here by some calls of `accept` share messages: the one with `is_last` calls
     /// [`Session::drive`], once the reply is queued, and before it does anything else that takes time. If another thread took the last
     /// call, the session drives.
-    fn accept(&self, stream: Stream, head: RequestHead, is_last: bool);
+    fn accept(&self, stream: Stream, head: RequestHeaders, is_last: bool);
 }
 
 /// The calls of one connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(in crate::grpc) endpoint: MessageEndpoint,
-    shared: Arc<Shared>,
+    shared: Arc<SessionShared>,
     acceptor: Option<Arc<dyn Accept>>,
-    left: LeftRequests,
+    abandoned: AbandonedRequests,
 }
 
 impl Session {
@@ -74,7 +74,7 @@ impl Session {
     pub(crate) fn client(endpoint: MessageEndpoint, config: &CallConfig) -> Arc<Self> {
         let session = Self::start(endpoint, config, Role::Client, None);
         let weak = Arc::downgrade(&session);
-        session.left.start(move || {
+        session.abandoned.start(move || {
             let Some(session) = weak.upgrade() else { return false };
             session.drive();
             // The callers do not look before they wait.
@@ -100,11 +100,11 @@ impl Session {
         acceptor: Option<Arc<dyn Accept>>,
     ) -> Arc<Self> {
         let mut core =
-            Core::new(role, config.max_concurrent_streams, config.max_head_bytes, config.stream_window);
+            Core::new(role, config.max_concurrent_streams, config.max_header_list_size, config.stream_window);
         core.set_landing_budget(LandingBudget::new(config.landing_budget));
         let session = Arc::new_cyclic(|weak| {
-            let shared = Shared::new(core, weak.clone());
-            Self { endpoint, shared, acceptor, left: LeftRequests::default() }
+            let shared = SessionShared::new(core, weak.clone());
+            Self { endpoint, shared, acceptor, abandoned: AbandonedRequests::default() }
         });
         // As much again, so that messages which the application holds leave memory to calls that copy.
         let landing_budget = config.landing_budget.saturating_mul(2);
@@ -114,12 +114,12 @@ impl Session {
         session
     }
 
-    /// Opens a stream for a call of this client. The head is queued; nothing is sent until [`drive`](Self::drive). If the server has as
+    /// Opens a stream for a call of this client. The headers are queued; nothing is sent until [`drive`](Self::drive). If the server has as
     /// many streams as it takes, the call waits in the queue until another has ended, so callers need not ask before.
     ///
     /// # Errors
     /// The connection has ended, or takes no new calls.
-    pub(crate) fn open(self: &Arc<Self>, head: impl Into<Arc<RequestHead>>) -> Result<Stream, OpenError> {
+    pub(crate) fn open(self: &Arc<Self>, head: impl Into<Arc<RequestHeaders>>) -> Result<Stream, OpenError> {
         let key = lock(&self.shared.state).core.open(head)?;
         Ok(Stream::new(Arc::clone(self), key))
     }
@@ -130,7 +130,7 @@ impl Session {
     /// As [`open`](Self::open).
     pub(crate) fn open_with(
         self: &Arc<Self>,
-        head: Arc<RequestHead>,
+        head: Arc<RequestHeaders>,
         body: Bytes,
     ) -> Result<(Stream, bool), OpenError> {
         let mut state = lock(&self.shared.state);
@@ -159,9 +159,9 @@ impl Session {
 
     /// Sends what is queued if this call is the only one. With others, the request is left to the next poll of a caller, because calls
     /// that are made together then share messages. Returns whether a task of the session sends it; otherwise the caller should call
-    /// [`drive_left`](Self::drive_left) with its next poll, soon. If no caller does, the request goes out some milliseconds later.
+    /// [`drive_abandoned`](Self::drive_abandoned) with its next poll, soon. If no caller does, the request goes out some milliseconds later.
     pub(crate) fn drive_if(&self, is_alone: bool) -> bool {
-        let sends = if is_alone { Sends::Caller } else { self.left.leave() };
+        let sends = if is_alone { Sends::Caller } else { self.abandoned.leave() };
         if sends == Sends::Caller {
             self.drive();
         }
@@ -169,8 +169,8 @@ impl Session {
     }
 
     /// Sends requests that [`drive_if`](Self::drive_if) has left.
-    pub(crate) fn drive_left(&self) {
-        if self.left.take() {
+    pub(crate) fn drive_abandoned(&self) {
+        if self.abandoned.take() {
             self.drive();
         }
     }
@@ -216,7 +216,7 @@ impl Session {
         lock(&self.shared.state).core.active()
     }
 
-    /// Wakes the tasks that wait for heads and parts of bodies.
+    /// Wakes the tasks that wait for headers and parts of bodies.
     pub(crate) fn wake_readers(&self) {
         let wakers = {
             let core = &mut lock(&self.shared.state).core;
@@ -228,7 +228,7 @@ impl Session {
 
     /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection. A connection that
     /// has ended transmits nothing, so each wish counts once.
-    fn transmit_again<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn transmit_again<'a>(&'a self, mut state: MutexGuard<'a, SessionState>) -> MutexGuard<'a, SessionState> {
         if state.transmits_again {
             return state;
         }
@@ -247,8 +247,8 @@ impl Session {
     fn accept<'a>(
         self: &'a Arc<Self>,
         acceptor: &dyn Accept,
-        mut state: MutexGuard<'a, State>,
-    ) -> MutexGuard<'a, State> {
+        mut state: MutexGuard<'a, SessionState>,
+    ) -> MutexGuard<'a, SessionState> {
         let (mut accepted, mut is_unsent) = (0_usize, false);
         state.accepts = true;
         let mut accepts = Accepts { shared: &self.shared, is_over: false };
@@ -297,7 +297,7 @@ impl Drop for WillDrive {
 
 /// The note that a thread accepts the calls of a session. A panic drops this before it is over, which takes the note back.
 struct Accepts<'a> {
-    shared: &'a Shared,
+    shared: &'a SessionShared,
     is_over: bool,
 }
 
@@ -344,15 +344,15 @@ impl Run for Session {
 
 /// The state of a session, which the connection's handler and the handles of streams share.
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct SessionShared {
+    state: Mutex<SessionState>,
     /// The session, for work that is carried out later.
     session: Weak<Session>,
 }
 
 /// The state behind the lock.
 #[derive(Debug)]
-struct State {
+struct SessionState {
     core: Core<Kept>,
     /// The reason why the connection ended early.
     fault: Option<ConnectionFault>,
@@ -368,7 +368,7 @@ struct State {
     closing: Vec<Waker>,
 }
 
-impl State {
+impl SessionState {
     /// Moves tasks to wake, and what the state machine does not need any more, to `after`, because both have to go without a lock.
     fn move_to(&mut self, after: &mut Deferred) {
         let AfterUnlock { wakers, memory, headers } = self.core.after_unlock();
@@ -386,9 +386,9 @@ impl State {
     }
 }
 
-impl Shared {
+impl SessionShared {
     fn new(core: Core<Kept>, session: Weak<Session>) -> Arc<Self> {
-        let state = State {
+        let state = SessionState {
             core,
             fault: None,
             is_over: false,
@@ -402,7 +402,7 @@ impl Shared {
 
     /// Adds the session to the work of `after`, if there is some: calls that were opened, bytes that are left to
     /// copy, or the end of the connection.
-    fn run_later(&self, state: &mut State, after: &mut Deferred) {
+    fn run_later(&self, state: &mut SessionState, after: &mut Deferred) {
         let is_due =
             (state.core.has_accepted() && !state.accepts) || (state.core.is_drained() && !state.is_over);
         if (is_due || (state.core.transmits_again() && !state.transmits_again))
@@ -415,7 +415,7 @@ impl Shared {
     }
 }
 
-impl MessageHandler for Shared {
+impl MessageHandler for SessionShared {
     fn receive(&self, message: Bytes, after: &mut Deferred) -> Result<bool, ConnectionFault> {
         let mut state = lock(&self.state);
         let received = state.core.receive(message);
@@ -491,14 +491,14 @@ impl Wire for Sender<'_> {
         Some((block.remote(0), Kept::Copied(block)))
     }
 
-    fn fetch(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), FetchRefused> {
+    fn read(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
         self.fetch(id, pieces, aligned_at).map_err(|error| match error {
-            FetchError::NoMemory(_) => FetchRefused::Later,
-            error @ FetchError::TooLong { .. } => FetchRefused::Never(error.to_string().into()),
+            FetchError::NoMemory(_) => ReadRefused::Later,
+            error @ FetchError::TooLong { .. } => ReadRefused::Never(error.to_string().into()),
         })
     }
 
-    fn cancel_fetch(&mut self, id: u64) {
+    fn cancel_read(&mut self, id: u64) {
         self.cancel_fetch(id);
     }
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use tokio::time::Sleep;
 
-use super::{Kept, Part, ResetCode, Session, State};
+use super::{Kept, Part, ResetCode, Session, SessionState};
 use crate::grpc::core::{AfterUnlock, Core, LandedBytes, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
@@ -45,15 +45,15 @@ impl Stream {
         self.lock().core.poll_send_ready(self.key, context.waker())
     }
 
-    /// Queues the head of the response (servers).
-    pub(crate) fn send_head(&self, headers: HeaderMap) {
-        self.with(|core| core.send_head(self.key, headers));
+    /// Queues the headers of the response (servers).
+    pub(crate) fn send_headers(&self, headers: HeaderMap) {
+        self.with(|core| core.send_headers(self.key, headers));
     }
 
-    /// Queues the head of the response, bytes of its body, and its trailers, which end the call (servers).
+    /// Queues the headers of the response, bytes of its body, and its trailers, which end the call (servers).
     pub(crate) fn send_response(&self, head: HeaderMap, data: Option<Bytes>, trailers: Option<HeaderMap>) {
         self.with(|core| {
-            core.send_head(self.key, head);
+            core.send_headers(self.key, head);
             if let Some(data) = data {
                 core.send_data(self.key, data, false);
             }
@@ -92,7 +92,7 @@ impl Stream {
         self.with(|core| core.send_trailers(self.key, trailers));
     }
 
-    /// Queues the end of the body. A server ends the call with it: a response without trailers is its head, which has the status, and
+    /// Queues the end of the body. A server ends the call with it: a response without trailers is its headers, which have the status, and
     /// this.
     pub(crate) fn end(&self) {
         self.lock().core.send_data(self.key, Bytes::new(), true);
@@ -114,27 +114,27 @@ impl Stream {
         }
     }
 
-    /// Waits for the head of the response (clients). Of a response without a body this is all: it has the status, and
+    /// Waits for the headers of the response (clients). Of a response without a body this is all: it has the status, and
     /// [`poll_part`](Self::poll_part) returns `None`.
     ///
     /// # Errors
     /// The call was reset, or the connection has ended.
-    pub(crate) fn poll_head(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
-        self.lock().core.poll_head(self.key, Some(context.waker()))
+    pub(crate) fn poll_headers(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
+        self.lock().core.poll_headers(self.key, Some(context.waker()))
     }
 
-    /// Takes the head of the response if it has arrived (clients), and registers no task, for callers that look at the completion queue
+    /// Takes the headers of the response if they have arrived (clients), and registers no task, for callers that look at the completion queue
     /// themselves. If the rest of the response is there, one part and trailers, both are taken, too.
     ///
     /// # Errors
-    /// As [`poll_head`](Self::poll_head).
+    /// As [`poll_headers`](Self::poll_headers).
     pub(crate) fn take_answer(
         &self,
         first: &mut Option<Part>,
         trailers: &mut Option<HeaderMap>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
         let mut state = self.lock();
-        let head = state.core.poll_head(self.key, None);
+        let head = state.core.poll_headers(self.key, None);
         if matches!(head, Poll::Ready(Ok(_)))
             && let Some((data, rest)) = state.core.take_rest(self.key)
         {
@@ -144,7 +144,7 @@ impl Stream {
         head
     }
 
-    /// Registers the task of `waker` for the head of the response and what follows. Returns false if something has come already.
+    /// Registers the task of `waker` for the headers of the response and what follows. Returns false if something has come already.
     pub(crate) fn wait(&self, waker: &Waker) -> bool {
         self.lock().core.wait(self.key, waker)
     }
@@ -158,7 +158,7 @@ impl Stream {
         if self.ended.load(Ordering::Relaxed) {
             return Poll::Ready(None);
         }
-        let (part, is_urgent) = self.look_for_part(context);
+        let (part, is_urgent) = self.check_part(context);
         if !is_urgent {
             return part;
         }
@@ -167,7 +167,7 @@ impl Stream {
             return part;
         }
         // Where the CPU reads from the peer's memory, a message of moderate length has landed now.
-        let (part, is_urgent) = self.look_for_part(context);
+        let (part, is_urgent) = self.check_part(context);
         if is_urgent {
             self.drive_for_reader();
         }
@@ -190,7 +190,7 @@ impl Stream {
     }
 
     /// Returns the next part of the body, if it is there, and whether the session is to be driven.
-    fn look_for_part(&self, context: &mut Context<'_>) -> (Poll<Option<Result<Part, CallFault>>>, bool) {
+    fn check_part(&self, context: &mut Context<'_>) -> (Poll<Option<Result<Part, CallFault>>>, bool) {
         let mut state = self.lock();
         let part = state.core.poll_part(self.key, Some(context.waker()));
         let is_urgent = state.core.take_urgent();
@@ -228,7 +228,7 @@ impl Stream {
         fault
     }
 
-    /// Returns whether [`poll_head`](Self::poll_head) or [`poll_part`](Self::poll_part) would return something now, for callers that
+    /// Returns whether [`poll_headers`](Self::poll_headers) or [`poll_part`](Self::poll_part) would return something now, for callers that
     /// look at the completion queue themselves.
     pub(crate) fn has_arrived(&self) -> bool {
         self.lock().core.has_arrived(self.key)
@@ -237,7 +237,7 @@ impl Stream {
     /// Looks at the completion queue once, if the next part is being read from the peer's memory. Returns the time of the look, if the part
     /// has landed thereby, as it has where a READ is a copy, or if the call has failed meanwhile. The caller must drive
     /// afterwards: the peer is told with the next message that its memory is free, which is usually the reply.
-    pub(crate) fn look_for_landing(&self) -> Option<Duration> {
+    pub(crate) fn poll_for_landing(&self) -> Option<Duration> {
         {
             let core = &mut self.lock().core;
             if !core.is_landing(self.key) {
@@ -289,7 +289,7 @@ impl Stream {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, SessionState> {
         lock(&self.session.shared.state)
     }
 }
@@ -315,14 +315,14 @@ impl Drop for Stream {
     }
 }
 
-/// The patience of one reader. Messages need memory that the application may hold; a reader that waits for it too long fails.
+/// The memory_timeout of one reader. Messages need memory that the application may hold; a reader that waits for it too long fails.
 #[derive(Debug, Default)]
-pub(in crate::grpc) struct Patience {
+pub(in crate::grpc) struct MemoryTimeout {
     /// The end of the wait, while there is one.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patience {
+impl MemoryTimeout {
     /// Longest wait for memory.
     const TIME: Duration = Duration::from_secs(10);
 

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::Code;
 
-use super::{Accept, Part, RequestHead, ResetCode, Session, Stream};
+use super::{Accept, Part, RequestHeaders, ResetCode, Session, Stream};
 use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, Provider};
 use crate::grpc::CallConfig;
 use crate::grpc::fault::CallFault;
@@ -29,10 +29,10 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Gives calls to a channel.
 #[derive(Debug)]
-struct Calls(mpsc::UnboundedSender<(Stream, RequestHead)>);
+struct Calls(mpsc::UnboundedSender<(Stream, RequestHeaders)>);
 
 impl Accept for Calls {
-    fn accept(&self, stream: Stream, head: RequestHead, is_last: bool) {
+    fn accept(&self, stream: Stream, head: RequestHeaders, is_last: bool) {
         let session = Arc::clone(&stream.session);
         // A test that no longer accepts has ended.
         let _ = self.0.send((stream, head));
@@ -43,13 +43,13 @@ impl Accept for Calls {
 }
 
 /// A client, a server, and the calls that arrive.
-struct Pair {
+struct SessionPair {
     client: Arc<Session>,
     server: Arc<Session>,
-    calls: mpsc::UnboundedReceiver<(Stream, RequestHead)>,
+    calls: mpsc::UnboundedReceiver<(Stream, RequestHeaders)>,
 }
 
-impl Pair {
+impl SessionPair {
     async fn new(client: CallConfig, server: CallConfig) -> Self {
         let (sender, calls) = mpsc::unbounded_channel();
         Self { calls, ..Self::with(client, server, Arc::new(Calls(sender))).await }
@@ -86,7 +86,7 @@ impl Pair {
         self.client.open(head(path)).unwrap()
     }
 
-    async fn accept(&mut self) -> (Stream, RequestHead) {
+    async fn accept(&mut self) -> (Stream, RequestHeaders) {
         soon(self.calls.recv()).await.unwrap()
     }
 }
@@ -98,13 +98,13 @@ fn messages(negotiated: Negotiated) -> MessageEndpoint {
     }
 }
 
-fn head(path: &'static str) -> RequestHead {
+fn head(path: &'static str) -> RequestHeaders {
     let mut headers = HeaderMap::new();
     headers.insert("content-type", HeaderValue::from_static("application/grpc"));
     headers.append("many", HeaderValue::from_static("1"));
     headers.append("many", HeaderValue::from_static("2"));
     let authority = Some("host:1".parse().unwrap());
-    RequestHead { path: PathAndQuery::from_static(path), authority, headers }
+    RequestHeaders { path: PathAndQuery::from_static(path), authority, headers }
 }
 
 fn fields(name: &'static str, value: &'static str) -> HeaderMap {
@@ -120,7 +120,7 @@ async fn next(stream: &Stream) -> Option<Result<Part, CallFault>> {
 }
 
 async fn response_head(stream: &Stream) -> Result<HeaderMap, CallFault> {
-    soon(poll_fn(|context| stream.poll_head(context))).await
+    soon(poll_fn(|context| stream.poll_headers(context))).await
 }
 
 /// Reads bytes until trailers or the end.
@@ -153,7 +153,7 @@ fn noise(length: usize) -> Bytes {
 
 #[tokio::test]
 async fn a_unary_call_is_one_message_each_way() {
-    let mut pair = Pair::alike().await;
+    let mut pair = SessionPair::alike().await;
     for round in 0..20 {
         let call = pair.open("/a.B/C");
         call.send_data(Bytes::from_static(b"request"), true);
@@ -161,7 +161,7 @@ async fn a_unary_call_is_one_message_each_way() {
         let (accepted, request) = pair.accept().await;
         assert_eq!(request, head("/a.B/C"));
         assert_eq!(read(&accepted).await, (b"request".to_vec(), None));
-        accepted.send_head(fields("content-type", "application/grpc"));
+        accepted.send_headers(fields("content-type", "application/grpc"));
         accepted.send_data(Bytes::from_static(b"reply"), false);
         accepted.send_trailers(fields("grpc-status", "0"));
         pair.server.drive();
@@ -178,7 +178,7 @@ async fn a_unary_call_is_one_message_each_way() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_of_any_length_arrive_in_both_directions() {
-    let mut pair = Pair::alike().await;
+    let mut pair = SessionPair::alike().await;
     for (length, piece) in
         [(1, 1), (3000, 7), (20_000, 5000), (40_000, 40_000), (3 << 20, 3 << 20), (5 << 20, 100_000)]
     {
@@ -190,7 +190,7 @@ async fn bodies_of_any_length_arrive_in_both_directions() {
         let server = tokio::spawn(async move {
             let (bytes, trailers) = read(&accepted).await;
             assert!(bytes == to_echo && trailers.is_none());
-            accepted.send_head(HeaderMap::new());
+            accepted.send_headers(HeaderMap::new());
             send(&accepted, &to_echo, piece).await;
             accepted.send_trailers(HeaderMap::new());
             accepted.session.drive();
@@ -207,7 +207,7 @@ async fn bodies_of_any_length_arrive_in_both_directions() {
 
 #[tokio::test]
 async fn a_message_lands_in_one_piece_at_its_place() {
-    let mut pair = Pair::alike().await;
+    let mut pair = SessionPair::alike().await;
     let large = noise(300_000);
     let pool = Pool::for_sending(64 << 20);
     let mut registered = pool.allocate(large.len()).unwrap();
@@ -245,7 +245,7 @@ async fn a_message_lands_in_one_piece_at_its_place() {
 /// The CPU reads from the client's memory, so a message of moderate length needs no completion.
 #[tokio::test]
 async fn a_message_of_moderate_length_lands_in_the_poll_that_asks_for_it() {
-    let mut pair = Pair::alike().await;
+    let mut pair = SessionPair::alike().await;
     let mut at_once = 0;
     for _ in 0..100 {
         let call = pair.open("/a.B/C");
@@ -266,7 +266,7 @@ async fn a_message_of_moderate_length_lands_in_the_poll_that_asks_for_it() {
 
 #[tokio::test]
 async fn dropping_a_call_cancels_it_at_the_peer() {
-    let mut pair = Pair::alike().await;
+    let mut pair = SessionPair::alike().await;
     let call = pair.open("/a.B/C");
     call.send_data(noise(1 << 20), false);
     pair.client.drive();
@@ -286,7 +286,7 @@ async fn dropping_a_call_cancels_it_at_the_peer() {
 /// gets what has arrived, and then the reason.
 #[tokio::test]
 async fn the_end_of_a_response_ends_a_task_that_still_reads_the_request() {
-    let mut pair = Pair::alike().await;
+    let mut pair = SessionPair::alike().await;
     let call = pair.open("/a.B/C");
     call.send_data(Bytes::from_static(b"first"), false);
     pair.client.drive();
@@ -297,7 +297,7 @@ async fn the_end_of_a_response_ends_a_task_that_still_reads_the_request() {
         tokio::spawn(async move { (next(&stream).await, next(&stream).await) })
     };
     tokio::time::sleep(Duration::from_millis(20)).await;
-    stream.send_head(HeaderMap::new());
+    stream.send_headers(HeaderMap::new());
     stream.send_trailers(fields("grpc-status", "0"));
     pair.server.drive();
     let (first, second) = soon(reader).await.unwrap();
@@ -310,7 +310,7 @@ async fn the_end_of_a_response_ends_a_task_that_still_reads_the_request() {
 
 #[tokio::test]
 async fn going_away_lets_calls_finish_and_closes() {
-    let mut pair = Pair::alike().await;
+    let mut pair = SessionPair::alike().await;
     let call = pair.open("/a.B/C");
     pair.client.drive();
     let (accepted, _) = pair.accept().await;
@@ -322,7 +322,7 @@ async fn going_away_lets_calls_finish_and_closes() {
     };
     soon(refused).await;
     assert!(pair.client.open(head("/a.B/C")).unwrap_err().to_string().contains("the server stops"));
-    accepted.send_head(HeaderMap::new());
+    accepted.send_headers(HeaderMap::new());
     accepted.send_trailers(fields("grpc-status", "0"));
     drop(accepted);
     pair.server.drive();
@@ -335,7 +335,8 @@ async fn going_away_lets_calls_finish_and_closes() {
 
 #[tokio::test]
 async fn calls_beyond_the_limit_wait() {
-    let mut pair = Pair::new(CallConfig::default(), CallConfig::default().max_concurrent_streams(1)).await;
+    let mut pair =
+        SessionPair::new(CallConfig::default(), CallConfig::default().max_concurrent_streams(1)).await;
     let (first, second) = (pair.open("/a.B/First"), pair.open("/a.B/Second"));
     pair.client.drive();
     let (accepted, _) = pair.accept().await;
@@ -349,7 +350,7 @@ async fn calls_beyond_the_limit_wait() {
 
 #[tokio::test]
 async fn the_end_of_a_connection_ends_its_calls() {
-    let mut pair = Pair::alike().await;
+    let mut pair = SessionPair::alike().await;
     let call = pair.open("/a.B/C");
     pair.client.drive();
     let (accepted, _) = pair.accept().await;
@@ -364,7 +365,8 @@ async fn the_end_of_a_connection_ends_its_calls() {
 
 #[tokio::test]
 async fn a_head_of_many_messages_arrives_and_a_longer_one_is_refused() {
-    let mut pair = Pair::new(CallConfig::default(), CallConfig::default().max_head_bytes(100_000)).await;
+    let mut pair =
+        SessionPair::new(CallConfig::default(), CallConfig::default().max_header_list_size(100_000)).await;
     let mut long = head("/a.B/C");
     for index in 0..8 {
         let name: http::HeaderName = format!("x-{index}").parse().unwrap();
@@ -374,8 +376,8 @@ async fn a_head_of_many_messages_arrives_and_a_longer_one_is_refused() {
     pair.client.drive();
     let (accepted, request) = pair.accept().await;
     assert_eq!(request, long);
-    // The reply's head is longer than the client takes.
-    accepted.send_head(long.headers.clone());
+    // The reply's headers are longer than the client takes.
+    accepted.send_headers(long.headers.clone());
     pair.server.drive();
     let fault = response_head(&call).await.unwrap_err();
     assert!(matches!(fault, CallFault::Reset(ResetCode::ResourceExhausted)), "{fault}");
@@ -396,7 +398,7 @@ struct Refusing {
 }
 
 impl Accept for Refusing {
-    fn accept(&self, stream: Stream, _: RequestHead, is_last: bool) {
+    fn accept(&self, stream: Stream, _: RequestHeaders, is_last: bool) {
         let depth = self.depth.fetch_add(1, Ordering::SeqCst) + 1;
         self.deepest.fetch_max(depth, Ordering::SeqCst);
         self.accepted.fetch_add(1, Ordering::SeqCst);
@@ -414,7 +416,7 @@ impl Accept for Refusing {
 async fn many_calls_at_once_do_not_nest_in_each_other() {
     const CALLS: usize = 100;
     let acceptor = Arc::new(Refusing::default());
-    let pair = Pair::with(CallConfig::default(), CallConfig::default(), acceptor.clone()).await;
+    let pair = SessionPair::with(CallConfig::default(), CallConfig::default(), acceptor.clone()).await;
     let streams: Vec<_> = (0..CALLS).map(|_| pair.open("/a.B/C")).collect();
     pair.client.drive();
     for stream in &streams {
@@ -430,12 +432,12 @@ async fn many_calls_at_once_do_not_nest_in_each_other() {
 struct Driving(std::sync::Mutex<Vec<Stream>>);
 
 impl Accept for Driving {
-    fn accept(&self, stream: Stream, _: RequestHead, is_last: bool) {
+    fn accept(&self, stream: Stream, _: RequestHeaders, is_last: bool) {
         let session = Arc::clone(&stream.session);
         if !is_last {
             session.drive();
         }
-        stream.send_head(HeaderMap::new());
+        stream.send_headers(HeaderMap::new());
         if is_last {
             session.drive();
         }
@@ -445,7 +447,8 @@ impl Accept for Driving {
 
 #[tokio::test]
 async fn a_reply_goes_out_if_the_last_call_was_taken_meanwhile() {
-    let pair = Pair::with(CallConfig::default(), CallConfig::default(), Arc::new(Driving::default())).await;
+    let pair =
+        SessionPair::with(CallConfig::default(), CallConfig::default(), Arc::new(Driving::default())).await;
     let streams = [pair.open("/a.B/C"), pair.open("/a.B/D")];
     pair.client.drive();
     for stream in &streams {
@@ -481,7 +484,7 @@ fn memory_whose_owner_makes_calls_is_dropped_without_a_lock() {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut pair = Pair::alike().await;
+            let mut pair = SessionPair::alike().await;
             let dropped = Arc::new(AtomicUsize::new(0));
             let owner = |length| {
                 let (session, dropped) = (Arc::clone(&pair.client), Arc::clone(&dropped));
@@ -515,7 +518,7 @@ fn memory_whose_owner_makes_calls_is_dropped_without_a_lock() {
 
 #[tokio::test]
 async fn a_panic_does_not_keep_the_clients_memory() {
-    let mut pair = Pair::alike().await;
+    let mut pair = SessionPair::alike().await;
     let _call = pair.open("/a.B/C");
     pair.client.drive();
     let (served, _) = pair.accept().await;

@@ -45,7 +45,7 @@ use tonic::transport::channel::Change;
 use tower_service::Service;
 
 use self::connection::{EndpointConnection, Reservation, no_endpoint_up};
-use self::table::{Kept, Table};
+use self::table::{KeptEndpoint, Table};
 use super::RdmaConnector;
 use crate::endpoint::OwnedTask;
 use crate::error::{RdmaError, RdmaErrorKind};
@@ -77,12 +77,12 @@ pub use self::table::{EndpointState, EndpointStatus};
 ///
 /// Clones are cheap and share the connections. The connections end when the last clone is dropped and the calls in flight are over.
 pub struct BalancedChannel {
-    core: Arc<Core>,
-    next: Next,
+    core: Arc<ChannelCore>,
+    next: NextConnection,
 }
 
 /// The parts that all clones share. The tasks do not hold this value. Dropping it ends the tasks.
-struct Core {
+struct ChannelCore {
     table: Arc<Table<EndpointConnection>>,
     apply: Arc<Apply>,
     _applying: OwnedTask,
@@ -93,7 +93,7 @@ struct Core {
 type Apply = dyn Fn(Option<&mut Context<'_>>) -> Poll<()> + Send + Sync;
 
 /// The connection for this clone's next call.
-enum Next {
+enum NextConnection {
     Unknown,
     Reserving(Pin<Box<dyn Future<Output = Result<Reservation, RdmaError>> + Send + Sync>>),
     /// `None` if no endpoint was up.
@@ -177,7 +177,10 @@ impl BalancedChannel {
         // As changes arrive, so that a new endpoint is dialled even while no calls are made.
         let applying = Arc::clone(&apply);
         let applying = tokio::spawn(poll_fn(move |context| applying(Some(context)))).abort_handle();
-        Self { core: Arc::new(Core { table, apply, _applying: OwnedTask(applying) }), next: Next::Unknown }
+        Self {
+            core: Arc::new(ChannelCore { table, apply, _applying: OwnedTask(applying) }),
+            next: NextConnection::Unknown,
+        }
     }
 
     /// Returns the state of each endpoint, in the order in which they were added.
@@ -189,7 +192,7 @@ impl BalancedChannel {
 
 impl Clone for BalancedChannel {
     fn clone(&self) -> Self {
-        Self { core: Arc::clone(&self.core), next: Next::Unknown }
+        Self { core: Arc::clone(&self.core), next: NextConnection::Unknown }
     }
 }
 
@@ -207,21 +210,21 @@ impl Service<Request<Body>> for BalancedChannel {
     /// Waits until a connection has room for a call, or until no endpoint is up. In the second case this method succeeds and the call
     /// fails, because a service whose readiness fails has failed for good.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), RdmaError>> {
-        if let Next::Unknown = self.next {
-            self.next = Next::Reserving(Box::pin(reserve(Arc::clone(&self.core))));
+        if let NextConnection::Unknown = self.next {
+            self.next = NextConnection::Reserving(Box::pin(reserve(Arc::clone(&self.core))));
         }
-        if let Next::Reserving(reserving) = &mut self.next {
-            self.next = Next::Reserved(ready!(reserving.as_mut().poll(context)).ok());
+        if let NextConnection::Reserving(reserving) = &mut self.next {
+            self.next = NextConnection::Reserved(ready!(reserving.as_mut().poll(context)).ok());
         }
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let next = std::mem::replace(&mut self.next, Next::Unknown);
+        let next = std::mem::replace(&mut self.next, NextConnection::Unknown);
         let core = Arc::clone(&self.core);
         Box::pin(async move {
             let reservation = match next {
-                Next::Reserved(Some(reservation)) if reservation.is_usable() => reservation,
+                NextConnection::Reserved(Some(reservation)) if reservation.is_usable() => reservation,
                 // The connection ended meanwhile, or no endpoint was up.
                 _ => reserve(Arc::clone(&core)).await?,
             };
@@ -238,7 +241,7 @@ pub(crate) fn http2_failed(error: tonic::transport::Error) -> RdmaError {
 }
 
 /// Waits for a connection with room for a call, as long as an endpoint is being dialled.
-async fn reserve(core: Arc<Core>) -> Result<Reservation, RdmaError> {
+async fn reserve(core: Arc<ChannelCore>) -> Result<Reservation, RdmaError> {
     loop {
         let connection = core.table.connection(Instant::now(), || core.catch_up()).await;
         let connection = connection.map_err(no_endpoint_up)?;
@@ -257,7 +260,7 @@ fn members<K: Hash + Eq + Send + 'static>(
     let runtime = Handle::current();
     let keep = move |endpoint: Endpoint| {
         let connector = connector.clone();
-        Kept::new(&table, &runtime, endpoint.uri().clone(), None, move || {
+        KeptEndpoint::new(&table, &runtime, endpoint.uri().clone(), None, move || {
             let (endpoint, mut connector) = (endpoint.clone(), connector.clone());
             async move { EndpointConnection::connect(&endpoint, move |uri| connector.call(uri)).await }
         })
@@ -279,7 +282,7 @@ fn members<K: Hash + Eq + Send + 'static>(
     })
 }
 
-impl Core {
+impl ChannelCore {
     /// Applies the changes that were sent so far. Each call does this first, so that earlier changes hold for the call.
     fn catch_up(&self) {
         // Without a context this is always ready.

@@ -94,14 +94,14 @@ struct Entries<C> {
 #[derive(Debug)]
 struct Entry<C> {
     uri: Uri,
-    state: State<C>,
+    state: ConnectionState<C>,
     /// No task dials the endpoint any more.
     is_abandoned: bool,
 }
 
 /// The state of an endpoint.
 #[derive(Debug)]
-enum State<C> {
+enum ConnectionState<C> {
     /// No call needs the endpoint, which is dialled on demand.
     Idle,
     /// Calls wait for the dial that is under way, or about to begin.
@@ -177,9 +177,9 @@ impl<C: Connection> Table<C> {
     /// Adds an endpoint, which may have a connection already. Returns its number.
     fn add(&self, uri: Uri, first: Option<Arc<C>>) -> u64 {
         let state = match first {
-            Some(connection) => State::Up(connection),
-            None if self.on_demand => State::Idle,
-            None => State::Connecting,
+            Some(connection) => ConnectionState::Up(connection),
+            None if self.on_demand => ConnectionState::Idle,
+            None => ConnectionState::Connecting,
         };
         self.change(|entries| {
             let id = entries.next;
@@ -194,21 +194,21 @@ impl<C: Connection> Table<C> {
     }
 
     fn up(&self, id: u64, connection: &Arc<C>) {
-        self.set(id, |_| Some(State::Up(Arc::clone(connection))));
+        self.set(id, |_| Some(ConnectionState::Up(Arc::clone(connection))));
     }
 
     fn down(&self, id: u64, error: DialError) {
-        self.set(id, |_| Some(State::down(error)));
+        self.set(id, |_| Some(ConnectionState::down(error)));
     }
 
     /// Notes that the connection of an endpoint takes no further calls. If it ended too soon after its dial, the endpoint is down.
     fn ended(&self, id: u64, too_soon: bool) {
         self.set(id, |entry| match (&entry.state, self.on_demand) {
             // A call waits.
-            (State::Connecting, true) => None,
-            (_, true) => Some(State::Idle),
-            (_, false) if too_soon => Some(State::down(DialError::EndedAtOnce)),
-            (_, false) => Some(State::Connecting),
+            (ConnectionState::Connecting, true) => None,
+            (_, true) => Some(ConnectionState::Idle),
+            (_, false) if too_soon => Some(ConnectionState::down(DialError::EndedAtOnce)),
+            (_, false) => Some(ConnectionState::Connecting),
         });
     }
 
@@ -216,19 +216,19 @@ impl<C: Connection> Table<C> {
     fn abandon(&self, id: u64) {
         self.set(id, |entry| {
             entry.is_abandoned = true;
-            matches!(entry.state, State::Idle | State::Connecting).then(|| entry.needed())
+            matches!(entry.state, ConnectionState::Idle | ConnectionState::Connecting).then(|| entry.needed())
         });
     }
 
     /// Waits until the state of an endpoint is such, or the endpoint is removed.
-    async fn until(&self, id: u64, is_such: impl Fn(&State<C>) -> bool) {
+    async fn until(&self, id: u64, is_such: impl Fn(&ConnectionState<C>) -> bool) {
         let is_such = |(): &()| lock(&self.entries).by_id.get(&id).is_none_or(|entry| is_such(&entry.state));
         // This fails only if the sender is gone, which `self` holds.
         drop(self.changes.subscribe().wait_for(is_such).await);
     }
 
     /// Sets the state of an endpoint, if `next` returns one, and unless the endpoint was removed meanwhile.
-    fn set(&self, id: u64, next: impl FnOnce(&mut Entry<C>) -> Option<State<C>>) {
+    fn set(&self, id: u64, next: impl FnOnce(&mut Entry<C>) -> Option<ConnectionState<C>>) {
         drop(self.change(|entries| {
             let entry = entries.by_id.get_mut(&id)?;
             next(entry).map(|next| mem::replace(&mut entry.state, next))
@@ -250,7 +250,7 @@ impl<C: Connection> Entries<C> {
     /// Lists the connections again. Returns the list before.
     fn list_up(&mut self) -> Vec<Arc<C>> {
         let up = self.by_id.values().filter_map(|entry| match &entry.state {
-            State::Up(connection) => Some(Arc::clone(connection)),
+            ConnectionState::Up(connection) => Some(Arc::clone(connection)),
             _ => None,
         });
         mem::replace(&mut self.up, up.collect())
@@ -275,14 +275,14 @@ impl<C: Connection> Entries<C> {
 
     /// Lets the tasks of endpoints dial whose connection takes no further calls; with `begun`, also of those on demand that are idle, or
     /// have been down since before that. Adds what is to be dropped to `old`, if there is a change.
-    fn dial_again(&mut self, begun: Option<Instant>, old: &mut Vec<State<C>>) {
+    fn dial_again(&mut self, begun: Option<Instant>, old: &mut Vec<ConnectionState<C>>) {
         let before = old.len();
         for entry in self.by_id.values_mut() {
             let is_due = match &entry.state {
-                State::Idle => true,
-                State::Connecting => false,
-                State::Up(connection) => !connection.is_usable(),
-                State::Down(since, _) => begun.is_some_and(|begun| *since < begun),
+                ConnectionState::Idle => true,
+                ConnectionState::Connecting => false,
+                ConnectionState::Up(connection) => !connection.is_usable(),
+                ConnectionState::Down(since, _) => begun.is_some_and(|begun| *since < begun),
             };
             if is_due {
                 let needed = entry.needed();
@@ -290,7 +290,7 @@ impl<C: Connection> Entries<C> {
             }
         }
         if old.len() > before {
-            old.extend(self.list_up().into_iter().map(State::Up));
+            old.extend(self.list_up().into_iter().map(ConnectionState::Up));
         }
     }
 
@@ -298,7 +298,7 @@ impl<C: Connection> Entries<C> {
     fn without_connection(&self) -> Result<Option<Arc<C>>, Status> {
         let mut last: Option<(Instant, &Uri, &Arc<DialError>)> = None;
         for entry in self.by_id.values() {
-            let State::Down(since, error) = &entry.state else { return Ok(None) };
+            let ConnectionState::Down(since, error) = &entry.state else { return Ok(None) };
             if last.is_none_or(|(latest, ..)| latest < *since) {
                 last = Some((*since, &entry.uri, error));
             }
@@ -309,21 +309,27 @@ impl<C: Connection> Entries<C> {
 
 impl<C: Connection> Entry<C> {
     /// Returns the state of an endpoint that is to be dialled.
-    fn needed(&self) -> State<C> {
-        if self.is_abandoned { State::down(DialError::Interrupted) } else { State::Connecting }
+    fn needed(&self) -> ConnectionState<C> {
+        if self.is_abandoned {
+            ConnectionState::down(DialError::Interrupted)
+        } else {
+            ConnectionState::Connecting
+        }
     }
 
     fn status(&self) -> EndpointStatus {
         let (state, calls) = match &self.state {
-            State::Idle | State::Connecting => (EndpointState::Connecting, 0),
-            State::Up(connection) => (EndpointState::Up(connection.info().clone()), connection.load()),
-            State::Down(_, error) => (EndpointState::Down(error.reason().into()), 0),
+            ConnectionState::Idle | ConnectionState::Connecting => (EndpointState::Connecting, 0),
+            ConnectionState::Up(connection) => {
+                (EndpointState::Up(connection.info().clone()), connection.load())
+            }
+            ConnectionState::Down(_, error) => (EndpointState::Down(error.reason().into()), 0),
         };
         EndpointStatus { uri: self.uri.clone(), state, calls }
     }
 }
 
-impl<C> State<C> {
+impl<C> ConnectionState<C> {
     fn down(error: DialError) -> Self {
         Self::Down(Instant::now(), Arc::new(error))
     }
@@ -334,13 +340,13 @@ const SHORT_WAIT: Duration = Duration::from_millis(100);
 
 /// An endpoint of a table. Dropping it removes it from the table, and ends its task.
 #[derive(Debug)]
-pub(crate) struct Kept<C: Connection> {
+pub(crate) struct KeptEndpoint<C: Connection> {
     id: u64,
     task: AbortHandle,
     table: Arc<Table<C>>,
 }
 
-impl<C: Connection> Kept<C> {
+impl<C: Connection> KeptEndpoint<C> {
     /// Adds an endpoint to `table`. A task on `runtime` dials it by `dial`, unless it has a `first` connection already, and whenever its
     /// connection has ended.
     pub(crate) fn new<D, F>(
@@ -361,7 +367,7 @@ impl<C: Connection> Kept<C> {
     }
 }
 
-impl<C: Connection> Drop for Kept<C> {
+impl<C: Connection> Drop for KeptEndpoint<C> {
     fn drop(&mut self) {
         self.task.abort();
         self.table.remove(self.id);
@@ -400,7 +406,7 @@ where
             None => {
                 let mut delay = backoff.remaining();
                 if table.on_demand {
-                    table.until(id, |state| matches!(state, State::Connecting)).await;
+                    table.until(id, |state| matches!(state, ConnectionState::Connecting)).await;
                     delay = backoff.remaining().min(SHORT_WAIT);
                 }
                 if !delay.is_zero() {
@@ -420,7 +426,7 @@ where
                 tokio::select! {
                     () = connection.ended() => {}
                     // A call has found that the connection takes no further calls.
-                    () = table.until(id, |state| !matches!(state, State::Up(_))) => {}
+                    () = table.until(id, |state| !matches!(state, ConnectionState::Up(_))) => {}
                 }
                 drop(connection);
                 backoff.ended();
@@ -626,7 +632,7 @@ mod tests {
     fn an_endpoint_on_demand_is_dialled_for_each_call_that_needs_it() {
         let (table, begun) = (Table::<Fake>::new(true), Instant::now());
         let id = table.add(uri(), None);
-        let is_connecting = || matches!(lock(&table.entries).by_id[&id].state, State::Connecting);
+        let is_connecting = || matches!(lock(&table.entries).by_id[&id].state, ConnectionState::Connecting);
         assert!(!is_connecting(), "no call needs it");
         assert!(waits(&table, begun) && is_connecting());
         table.down(id, DialError::Closed);

@@ -110,23 +110,23 @@ const MAGIC: [u8; 8] = *b"\x07landed\x07";
 const STUB: usize = MAGIC.len() + size_of::<u64>();
 
 /// The message that a body has delivered as a stub.
-type Slot = Mutex<Option<Bytes>>;
+type MessageSlot = Mutex<Option<Bytes>>;
 
 /// Turns the landed messages of one body into stubs. It keeps the last message until the decoder has taken it. Dropping it drops the
 /// message.
 #[derive(Debug, Default)]
 pub(crate) struct Presenter {
-    slot: Option<Arc<Slot>>,
+    slot: Option<Arc<MessageSlot>>,
 }
 
 /// The message that was presented last on this thread.
-struct Presented {
+struct PresentedMessage {
     token: u64,
-    slot: Weak<Slot>,
+    slot: Weak<MessageSlot>,
 }
 
 thread_local! {
-    static PRESENTED: RefCell<Option<Presented>> = const { RefCell::new(None) };
+    static PRESENTED: RefCell<Option<PresentedMessage>> = const { RefCell::new(None) };
 }
 
 impl Presenter {
@@ -140,7 +140,7 @@ impl Presenter {
         let content = message.slice(PREFIX..);
         let slot = Arc::new(Mutex::new(Some(content)));
         let token = next_token();
-        let presented = Presented { token, slot: Arc::downgrade(&slot) };
+        let presented = PresentedMessage { token, slot: Arc::downgrade(&slot) };
         PRESENTED.with_borrow_mut(|last| *last = Some(presented));
         self.slot = Some(slot);
         let mut stub = BytesMut::with_capacity(PREFIX + STUB);
@@ -177,7 +177,7 @@ pub(crate) fn redeem(content: &[u8]) -> Result<Option<Bytes>, Status> {
     }
     let missing = || {
         Status::internal(
-            "the memory of a landed message is not there: the body has to be decoded where it is polled; take gather::both or \
+            "the memory of a landed message is not there: the body has to be decoded where it is polled; take gather::GatherBoth or \
              gather::GatherBothLayer away if something between them buffers bodies",
         )
     };

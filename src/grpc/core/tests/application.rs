@@ -9,10 +9,10 @@ use bytes::Bytes;
 use fastrand::Rng;
 use http::{HeaderMap, HeaderValue};
 
-use super::network::Pair;
+use super::network::CorePair;
 use crate::grpc::core::{Part, StreamKey};
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{RequestHead, ResetCode};
+use crate::grpc::frame::{RequestHeaders, ResetCode};
 
 /// A task's wake-up.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ pub(super) struct Side {
     plan: VecDeque<Plan>,
     sent: u64,
     pub(super) read: u64,
-    has_head: bool,
+    has_headers: bool,
     has_trailers: bool,
     pub(super) has_sent_all: bool,
     pub(super) outcome: Option<Outcome>,
@@ -113,12 +113,12 @@ pub(super) struct Side {
 }
 
 impl Side {
-    pub(super) fn open(pair: &mut Pair, call: &Call) -> Self {
+    pub(super) fn open(pair: &mut CorePair, call: &Call) -> Self {
         let path = format!("/sim/{}", call.number % 7).parse().unwrap();
         let mut headers = HeaderMap::new();
         headers.insert("call", HeaderValue::from(call.number));
         headers.insert("te", HeaderValue::from_static("trailers"));
-        let head = RequestHead { path, authority: Some("sim:1".parse().unwrap()), headers };
+        let head = RequestHeaders { path, authority: Some("sim:1".parse().unwrap()), headers };
         // After a GOAWAY no call is opened.
         let key = pair.ends[0].core.open(head).ok();
         pair.transmit(0);
@@ -126,11 +126,11 @@ impl Side {
     }
 
     /// Takes a call at the server.
-    pub(super) fn accept(pair: &mut Pair, calls: &[Call]) -> Option<Self> {
+    pub(super) fn accept(pair: &mut CorePair, calls: &[Call]) -> Option<Self> {
         let (key, head) = pair.ends[1].core.next_accepted()?;
         let number: usize = head.headers["call"].to_str().unwrap().parse().unwrap();
         assert_eq!((head.path.as_str(), head.headers.len()), (&*format!("/sim/{}", number % 7), 2));
-        pair.ends[1].core.send_head(key, HeaderMap::new());
+        pair.ends[1].core.send_headers(key, HeaderMap::new());
         pair.transmit(1);
         Some(Self::new(1, &calls[number], Some(key)))
     }
@@ -144,7 +144,7 @@ impl Side {
             plan,
             sent: 0,
             read: 0,
-            has_head: end == 1,
+            has_headers: end == 1,
             has_trailers: false,
             has_sent_all: false,
             outcome: None,
@@ -160,7 +160,7 @@ impl Side {
     }
 
     /// Runs the tasks that were woken. Returns whether there was one. Without `random` no task hesitates.
-    pub(super) fn step(&mut self, pair: &mut Pair, random: Option<&mut Rng>) -> bool {
+    pub(super) fn step(&mut self, pair: &mut CorePair, random: Option<&mut Rng>) -> bool {
         let Some(key) = self.key else { return false };
         self.steps += 1;
         if self.steps == 1 && self.call.landed[self.end] {
@@ -187,14 +187,14 @@ impl Side {
         moved
     }
 
-    fn release(&mut self, pair: &mut Pair, key: StreamKey) {
+    fn release(&mut self, pair: &mut CorePair, key: StreamKey) {
         pair.ends[self.end].core.release(key);
         pair.ends[self.end].wake();
         pair.transmit(self.end);
         self.key = None;
     }
 
-    fn send(&mut self, pair: &mut Pair, key: StreamKey) -> bool {
+    fn send(&mut self, pair: &mut CorePair, key: StreamKey) -> bool {
         let waits = self.end == 1 && self.call.reads_all && self.plan.is_empty() && self.outcome.is_none();
         if self.has_sent_all || waits || !self.sender.take() {
             return false;
@@ -236,17 +236,17 @@ impl Side {
         true
     }
 
-    fn receive(&mut self, pair: &mut Pair, key: StreamKey) -> bool {
+    fn receive(&mut self, pair: &mut CorePair, key: StreamKey) -> bool {
         if self.outcome.is_some() || !self.reader.take() {
             return false;
         }
         let waker = Waker::from(self.reader.clone());
         let core = &mut pair.ends[self.end].core;
-        if !self.has_head {
-            match core.poll_head(key, Some(&waker)) {
+        if !self.has_headers {
+            match core.poll_headers(key, Some(&waker)) {
                 Poll::Pending => {}
                 Poll::Ready(Ok(_)) => {
-                    self.has_head = true;
+                    self.has_headers = true;
                     waker.wake();
                 }
                 Poll::Ready(Err(fault)) => self.end_with(Outcome::Failed(fault)),

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use fastrand::Rng;
 
 use crate::endpoint::Piece;
-use crate::grpc::core::{Core, FetchRefused, Role, Wire};
+use crate::grpc::core::{Core, ReadRefused, Role, Wire};
 use crate::grpc::frame::CallViolation;
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
@@ -39,7 +39,7 @@ impl Default for Device {
 
 /// One end: its state machine, its memory, and what is under way to it.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct CoreEnd {
     pub(super) core: Core<Kept>,
     pub(super) device: Device,
     /// Messages under way to the other end.
@@ -52,7 +52,7 @@ pub(super) struct End {
     pub(super) messages: usize,
 }
 
-impl End {
+impl CoreEnd {
     /// Wakes the tasks that the last command of the state machine woke.
     pub(super) fn wake(&mut self) {
         self.core.after_unlock().wakers.drain(..).for_each(Waker::wake);
@@ -115,7 +115,7 @@ impl Wire for SimulatedWire<'_> {
         (!is_refused).then(|| self.lend(Bytes::copy_from_slice(bytes)))
     }
 
-    fn fetch(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), FetchRefused> {
+    fn read(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
         let pieces: Vec<_> = pieces
             .iter()
             .map(|piece| match piece {
@@ -129,35 +129,35 @@ impl Wire for SimulatedWire<'_> {
         let length: u64 = lengths.sum();
         assert!(length > 0 && (aligned_at as u64) < length);
         if length > self.device.longest {
-            return Err(FetchRefused::Never("too long".into()));
+            return Err(ReadRefused::Never("too long".into()));
         }
         if self.random.u32(..100) < self.device.refused {
             *self.starved = true;
-            return Err(FetchRefused::Later);
+            return Err(ReadRefused::Later);
         }
         self.fetches.push(Fetch { id, pieces, cancelled: false });
         Ok(())
     }
 
-    fn cancel_fetch(&mut self, id: u64) {
+    fn cancel_read(&mut self, id: u64) {
         self.fetches.iter_mut().filter(|fetch| fetch.id == id).for_each(|fetch| fetch.cancelled = true);
     }
 }
 
 /// Two ends: a client, and a server.
 #[derive(Debug)]
-pub(super) struct Pair {
-    pub(super) ends: [End; 2],
+pub(super) struct CorePair {
+    pub(super) ends: [CoreEnd; 2],
     pub(super) random: Rng,
 }
 
-/// Limits of an end: calls, bytes of a head, and bytes of a window.
+/// Limits of an end: calls, bytes of headers, and bytes of a window.
 pub(super) type Limits = (u32, usize, usize);
 
-impl Pair {
+impl CorePair {
     pub(super) fn new(seed: u64, limits: [Limits; 2], devices: [Device; 2]) -> Self {
         let [client, server] = devices;
-        let end = |role, (streams, head, window): Limits, device| End {
+        let end = |role, (streams, head, window): Limits, device| CoreEnd {
             core: Core::new(role, streams, head, window),
             device,
             sent: VecDeque::new(),
@@ -181,7 +181,7 @@ impl Pair {
 
     /// Lets an end send.
     pub(super) fn transmit(&mut self, index: usize) {
-        let End { core, device, sent, memory, next_address, fetches, starved, messages } =
+        let CoreEnd { core, device, sent, memory, next_address, fetches, starved, messages } =
             &mut self.ends[index];
         let random = &mut self.random;
         *starved = false;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use fastrand::Rng;
 
 use super::application::{Call, Outcome, Plan, Side};
-use super::network::{Device, Pair};
+use super::network::{CorePair, Device};
 use crate::grpc::core::stream::{InPart, OVERHEAD};
 use crate::grpc::fault::CallFault;
 
@@ -70,7 +70,7 @@ fn run(seed: u64) {
         limits.0 = [1, 3, 100][random.usize(..3)];
         limits.2 = [16 << 10, 64 << 10, 1 << 20][random.usize(..3)];
     }
-    let mut pair = Pair::new(seed, all, [device(random), device(random)]);
+    let mut pair = CorePair::new(seed, all, [device(random), device(random)]);
     let longest = if seed.is_multiple_of(16) { 400_000 } else { 30_000 };
     let count = 1 + random.usize(..10);
     let calls: Vec<_> = (0..count).map(|number| call(number, random, longest)).collect();
@@ -115,7 +115,7 @@ fn run(seed: u64) {
 }
 
 /// Runs everything that can run until nothing can.
-fn finish(pair: &mut Pair, calls: &[Call], sides: &mut Vec<Side>) {
+fn finish(pair: &mut CorePair, calls: &[Call], sides: &mut Vec<Side>) {
     for _ in 0..100_000 {
         pair.settle();
         let mut moved = false;
@@ -134,7 +134,7 @@ fn finish(pair: &mut Pair, calls: &[Call], sides: &mut Vec<Side>) {
 }
 
 /// Each stream holds at most what its window allows.
-fn check_bounds(pair: &Pair, limits: [(u32, usize, usize); 2]) {
+fn check_bounds(pair: &CorePair, limits: [(u32, usize, usize); 2]) {
     for (end, (streams, _, window)) in pair.ends.iter().zip(limits) {
         let window = window as i64;
         for (_, stream) in end.core.streams.iter() {
@@ -174,7 +174,7 @@ fn check_outcomes(sides: &[Side], goes_away: bool) {
 }
 
 /// Nothing is left at either end.
-fn check_empty(pair: &Pair) {
+fn check_empty(pair: &CorePair) {
     for end in &pair.ends {
         let core = &end.core;
         assert!(end.fetches.is_empty() && end.sent.is_empty());

@@ -5,21 +5,21 @@ use std::task::{Poll, Waker};
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::network::{Device, Pair};
+use super::network::{CorePair, Device};
 use crate::grpc::core::{Part, StreamKey};
-use crate::grpc::frame::{RequestHead, ResetCode};
+use crate::grpc::frame::{RequestHeaders, ResetCode};
 
-fn open(pair: &mut Pair) -> StreamKey {
-    let head = RequestHead { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
+fn open(pair: &mut CorePair) -> StreamKey {
+    let head = RequestHeaders { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
     pair.ends[0].core.open(head).unwrap()
 }
 
-fn accept(pair: &mut Pair) -> StreamKey {
+fn accept(pair: &mut CorePair) -> StreamKey {
     pair.ends[1].core.next_accepted().unwrap().0
 }
 
 /// Takes what has arrived. Returns its length.
-fn take(pair: &mut Pair, end: usize, key: StreamKey) -> usize {
+fn take(pair: &mut CorePair, end: usize, key: StreamKey) -> usize {
     let mut taken = 0;
     while let Poll::Ready(Some(Ok(Part::Data(data) | Part::Message(data)))) =
         pair.ends[end].core.poll_part(key, Some(Waker::noop()))
@@ -33,7 +33,7 @@ fn take(pair: &mut Pair, end: usize, key: StreamKey) -> usize {
 #[test]
 fn a_call_whose_reader_stands_still_costs_others_nothing() {
     let messages = |blocked: bool| {
-        let mut pair = Pair::alike();
+        let mut pair = CorePair::alike();
         pair.settle();
         if blocked {
             let key = open(&mut pair);
@@ -53,13 +53,13 @@ fn a_call_whose_reader_stands_still_costs_others_nothing() {
             let accepted = accept(&mut pair);
             assert_eq!(take(&mut pair, 1, accepted), 7);
             let core = &mut pair.ends[1].core;
-            core.send_head(accepted, HeaderMap::new());
+            core.send_headers(accepted, HeaderMap::new());
             core.send_data(accepted, Bytes::from_static(b"reply"), false);
             core.send_trailers(accepted, HeaderMap::new());
             pair.transmit(1);
             core_release(&mut pair, 1, accepted);
             pair.settle();
-            assert!(pair.ends[0].core.poll_head(key, None).is_ready());
+            assert!(pair.ends[0].core.poll_headers(key, None).is_ready());
             assert_eq!(take(&mut pair, 0, key), 5);
             core_release(&mut pair, 0, key);
         }
@@ -76,7 +76,7 @@ fn requests_by_reference_share_a_message() {
     let messages = |exposed| {
         let device = Device { exposed, ..Device::default() };
         let limits = (1 << 16, 16 << 10, 1 << 20);
-        let mut pair = Pair::new(0, [limits, limits], [device, Device::default()]);
+        let mut pair = CorePair::new(0, [limits, limits], [device, Device::default()]);
         pair.settle();
         let before = pair.ends[0].messages;
         for _ in 0..8 {
@@ -105,7 +105,7 @@ fn the_reply_takes_along_that_the_request_has_landed() {
     let messages = |keeps: bool| {
         let exposed = Device { exposed: 100, ..Device::default() };
         let limits = (1 << 16, 16 << 10, 1 << 20);
-        let mut pair = Pair::new(0, [limits, limits], [exposed, Device::default()]);
+        let mut pair = CorePair::new(0, [limits, limits], [exposed, Device::default()]);
         pair.settle();
         let key = open(&mut pair);
         pair.ends[0].core.send_message(key, vec![vec![1; 65_536].into()], 0, true);
@@ -121,7 +121,7 @@ fn the_reply_takes_along_that_the_request_has_landed() {
         assert_eq!(pair.ends[1].messages - before, usize::from(!keeps));
         pair.ends[1].core.keep_taken(false);
         assert_eq!(pair.ends[0].core.output.offers.len(), 1);
-        pair.ends[1].core.send_head(accepted, HeaderMap::new());
+        pair.ends[1].core.send_headers(accepted, HeaderMap::new());
         pair.ends[1].core.send_trailers(accepted, HeaderMap::new());
         assert_eq!(take(&mut pair, 1, accepted), 65_536);
         pair.settle();
@@ -131,14 +131,14 @@ fn the_reply_takes_along_that_the_request_has_landed() {
     assert_eq!((messages(false), messages(true)), (2, 1));
 }
 
-fn core_release(pair: &mut Pair, end: usize, key: StreamKey) {
+fn core_release(pair: &mut CorePair, end: usize, key: StreamKey) {
     pair.ends[end].core.release(key);
     pair.transmit(end);
 }
 
 #[test]
 fn a_slow_reader_holds_no_more_than_its_window() {
-    let mut pair = Pair::alike();
+    let mut pair = CorePair::alike();
     pair.settle();
     let key = open(&mut pair);
     for _ in 0..1000 {
@@ -161,7 +161,7 @@ fn a_small_call_goes_before_what_is_left_of_large_ones() {
         [Device { slots: 1, ..Device::default() }, Device { slots: 1, exposed: 100, ..Device::default() }]
     {
         let limits = (1 << 16, 16 << 10, 1 << 20);
-        let mut pair = Pair::new(0, [limits, limits], [device, Device::default()]);
+        let mut pair = CorePair::new(0, [limits, limits], [device, Device::default()]);
         pair.settle();
         let large: Vec<_> = (0..20).map(|_| open(&mut pair)).collect();
         for key in large {
@@ -174,7 +174,7 @@ fn a_small_call_goes_before_what_is_left_of_large_ones() {
         pair.ends[0].core.send_data(small, Bytes::from_static(b"small"), true);
         pair.transmit(0);
         let mut delivered = 0;
-        let arrived = |pair: &mut Pair| {
+        let arrived = |pair: &mut CorePair| {
             std::iter::from_fn(|| pair.ends[1].core.next_accepted()).count() > 0
                 && pair.ends[1].core.streams.by_number(21).is_some()
         };
@@ -188,7 +188,7 @@ fn a_small_call_goes_before_what_is_left_of_large_ones() {
 
 #[test]
 fn calls_that_are_made_together_share_messages() {
-    let mut pair = Pair::alike();
+    let mut pair = CorePair::alike();
     pair.settle();
     let before = pair.ends[0].messages;
     for _ in 0..32 {
@@ -204,7 +204,7 @@ fn calls_that_are_made_together_share_messages() {
 fn a_large_call_that_was_reset_leaves_its_turn_to_the_next() {
     let limits = (1 << 16, 16 << 10, 1 << 20);
     let device = Device { slots: 1, ..Device::default() };
-    let mut pair = Pair::new(0, [limits, limits], [device, Device::default()]);
+    let mut pair = CorePair::new(0, [limits, limits], [device, Device::default()]);
     pair.settle();
     let keys = [open(&mut pair), open(&mut pair)];
     for key in keys {

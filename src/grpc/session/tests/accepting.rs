@@ -10,7 +10,7 @@ struct Reading {
 }
 
 impl Accept for Reading {
-    fn accept(&self, stream: Stream, _: RequestHead, _: bool) {
+    fn accept(&self, stream: Stream, _: RequestHeaders, _: bool) {
         let session = Arc::clone(&stream.session);
         if self.depth.fetch_add(1, Ordering::SeqCst) > 0 {
             self.nested.fetch_add(1, Ordering::SeqCst);
@@ -20,7 +20,7 @@ impl Accept for Reading {
         let _ = stream.poll_part(&mut Context::from_waker(Waker::noop()));
         drop(later);
         self.depth.fetch_sub(1, Ordering::SeqCst);
-        stream.send_head(HeaderMap::new());
+        stream.send_headers(HeaderMap::new());
         stream.end();
         session.drive();
     }
@@ -30,7 +30,7 @@ impl Accept for Reading {
 #[tokio::test]
 async fn a_call_that_reads_its_request_lets_no_other_call_begin_within_it() {
     let acceptor = Arc::new(Reading::default());
-    let pair = Pair::with(CallConfig::default(), CallConfig::default(), acceptor.clone()).await;
+    let pair = SessionPair::with(CallConfig::default(), CallConfig::default(), acceptor.clone()).await;
     for _ in 0..10 {
         let calls: Vec<_> = (0..8)
             .map(|_| {
@@ -57,14 +57,14 @@ struct Elsewhere {
 }
 
 impl Accept for Elsewhere {
-    fn accept(&self, stream: Stream, _: RequestHead, _: bool) {
+    fn accept(&self, stream: Stream, _: RequestHeaders, _: bool) {
         let here = usize::from(std::thread::current().id() == self.test);
         self.begun_in_test.fetch_add(here, Ordering::SeqCst);
         if self.begun.fetch_add(1, Ordering::SeqCst) == 0 {
             self.lets.wait();
             self.lets.wait();
         }
-        stream.send_head(HeaderMap::new());
+        stream.send_headers(HeaderMap::new());
         stream.end();
         stream.session.drive();
     }
@@ -80,7 +80,8 @@ fn no_call_begins_where_the_application_sends() {
         begun_in_test: AtomicUsize::new(0),
         lets: std::sync::Barrier::new(2),
     });
-    let pair = runtime.block_on(Pair::with(CallConfig::default(), CallConfig::default(), acceptor.clone()));
+    let pair =
+        runtime.block_on(SessionPair::with(CallConfig::default(), CallConfig::default(), acceptor.clone()));
     let calls = [(); 2].map(|()| pair.open("/a.B/C"));
     calls.iter().for_each(|call| call.send_data(Bytes::new(), true));
     pair.client.drive();

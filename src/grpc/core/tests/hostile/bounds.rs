@@ -3,12 +3,12 @@
 use super::*;
 
 /// Answers calls `streams` at the server, each with 10 000 bytes, which the client is to read.
-fn answer(pair: &mut Pair, streams: std::ops::RangeInclusive<u32>) {
+fn answer(pair: &mut CorePair, streams: std::ops::RangeInclusive<u32>) {
     for stream in streams {
         Peer::new().open(stream).flagged(Kind::Data, END, stream, &[]).send(pair, SERVER).unwrap();
         let core = &mut pair.ends[SERVER].core;
         let Some((key, _)) = core.next_accepted() else { continue };
-        core.send_head(key, HeaderMap::new());
+        core.send_headers(key, HeaderMap::new());
         core.send_data(key, vec![1; 10_000].into(), true);
         core.release(key);
         pair.transmit(SERVER);
@@ -38,9 +38,9 @@ fn a_server_that_gives_no_requests_back_gets_no_more_calls() {
         let key = open_at_client(&mut pair);
         pair.ends[CLIENT].core.send_data(key, vec![1; 10_000].into(), true);
         pair.transmit(CLIENT);
-        let answered = Peer::new().flagged(Kind::Head, END, stream, &[]).send(&mut pair, CLIENT);
+        let answered = Peer::new().flagged(Kind::Headers, END, stream, &[]).send(&mut pair, CLIENT);
         // Later calls wait, so the server does not know them.
-        let unknown = CallViolation::UnknownStream { kind: Kind::Head, stream };
+        let unknown = CallViolation::UnknownStream { kind: Kind::Headers, stream };
         assert_eq!(answered, if stream <= 6 { Ok(()) } else { Err(unknown) });
         pair.ends[CLIENT].core.release(key);
         pair.ends[CLIENT].sent.clear();
@@ -58,7 +58,7 @@ fn credit_alone_does_not_make_a_stream_offer_without_end() {
     let credit = (1_u64 << 49).to_le_bytes();
     Peer::new().open(1).plain(Kind::Credit, 1, &credit).send(&mut pair, SERVER).unwrap();
     let (key, _) = pair.ends[SERVER].core.next_accepted().unwrap();
-    pair.ends[SERVER].core.send_head(key, HeaderMap::new());
+    pair.ends[SERVER].core.send_headers(key, HeaderMap::new());
     let part = Bytes::from(vec![1; 16 << 20]);
     for _ in 0..20 {
         pair.ends[SERVER].core.send_data(key, part.clone(), false);
@@ -92,7 +92,7 @@ fn data_of_calls_that_are_not_read_has_a_bound() {
     assert_eq!(most, 8 * (16 << 10) + 1000);
     *pair.ends[SERVER].core.account.most_unread_data() = 40 << 10;
     let data = vec![7; 16 << 10];
-    let send = |pair: &mut Pair, stream| {
+    let send = |pair: &mut CorePair, stream| {
         let peer = Peer::new().open(stream).plain(Kind::Data, stream, &data);
         peer.send(pair, SERVER).unwrap();
         pair.ends[SERVER].core.next_accepted().unwrap().0
@@ -112,7 +112,7 @@ fn data_of_calls_that_are_not_read_has_a_bound() {
     assert_eq!(core.poll_part(key, None), Poll::Ready(Some(Ok(Part::Data(data.clone().into())))));
 }
 
-/// A field of 500 bytes in each head counts 500 and the length of its name, and 32 twice.
+/// A field of 500 bytes in headers counts 500 and the length of its name, and 32 twice.
 fn long_field() -> HeaderMap {
     HeaderMap::from_iter([("n".parse().unwrap(), "v".repeat(500).parse().unwrap())])
 }
@@ -120,14 +120,14 @@ fn long_field() -> HeaderMap {
 #[test]
 fn heads_of_requests_have_a_bound_until_their_handlers_are_gone() {
     let limits = (1000, 1000, 16 << 10);
-    let mut pair = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    let mut pair = CorePair::new(0, [limits, limits], [Device::default(), Device::default()]);
     pair.settle();
     pair.ends[SERVER].core.set_landing_budget(LandingBudget::new(1000));
     assert_eq!(*pair.ends[SERVER].core.account.most_headers(), 64 * 1000);
     let mut peer = Peer::new();
-    let mut open = |pair: &mut Pair, stream| {
+    let mut open = |pair: &mut CorePair, stream| {
         let block = peer.block(long_field());
-        Peer::new().plain(Kind::Head, stream, &block).send(pair, SERVER).unwrap();
+        Peer::new().plain(Kind::Headers, stream, &block).send(pair, SERVER).unwrap();
         pair.ends[SERVER].core.next_accepted().map(|(key, _)| key)
     };
     let keys: Vec<_> = (1..=200).map_while(|stream| open(&mut pair, stream)).collect();
@@ -135,7 +135,7 @@ fn heads_of_requests_have_a_bound_until_their_handlers_are_gone() {
     assert_eq!((keys.len(), pair.ends[SERVER].core.account.headers()), (112, 112 * 571));
     let core = &mut pair.ends[SERVER].core;
     assert_eq!(*core.control.resets(), [(113, ResetCode::ResourceExhausted)]);
-    // The handler of a call that was reset still has the head.
+    // The handler of a call that was reset still has the headers.
     Peer::new().plain(Kind::Reset, 1, &[]).send(&mut pair, SERVER).unwrap();
     assert_eq!(open(&mut pair, 114), None);
     let core = &mut pair.ends[SERVER].core;
@@ -152,23 +152,23 @@ fn heads_and_trailers_of_responses_that_are_not_taken_have_a_bound() {
     *pair.ends[CLIENT].core.account.most_headers() = 1200;
     let keys = [1, 2, 3].map(|_| open_at_client(&mut pair));
     let mut peer = Peer::new();
-    let mut answer = |pair: &mut Pair, kind, stream| {
+    let mut answer = |pair: &mut CorePair, kind, stream| {
         let mut block = Vec::new();
         peer.encoder.fields(&long_field(), &mut block);
         Peer::new().plain(kind, stream, &block).send(pair, CLIENT).unwrap();
     };
-    answer(&mut pair, Kind::Head, 1);
-    answer(&mut pair, Kind::Head, 2);
+    answer(&mut pair, Kind::Headers, 1);
+    answer(&mut pair, Kind::Headers, 2);
     let core = &mut pair.ends[CLIENT].core;
     assert_eq!(core.account.headers(), 2 * 533);
     core.control.resets().clear();
-    answer(&mut pair, Kind::Head, 3);
+    answer(&mut pair, Kind::Headers, 3);
     let core = &mut pair.ends[CLIENT].core;
     assert_eq!(*core.control.resets(), [(3, ResetCode::ResourceExhausted)]);
-    let refused = core.poll_head(keys[2], None);
+    let refused = core.poll_headers(keys[2], None);
     assert!(matches!(refused, Poll::Ready(Err(CallFault::NoMemory { length: 533, .. }))), "{refused:?}");
-    // A head that is taken leaves room for the trailers.
-    assert_eq!(core.poll_head(keys[0], None), Poll::Ready(Ok(long_field())));
+    // Headers that are taken leave room for the trailers.
+    assert_eq!(core.poll_headers(keys[0], None), Poll::Ready(Ok(long_field())));
     answer(&mut pair, Kind::Trailers, 1);
     let core = &mut pair.ends[CLIENT].core;
     assert_eq!(core.account.headers(), 2 * 533);
@@ -181,7 +181,7 @@ fn heads_and_trailers_of_responses_that_are_not_taken_have_a_bound() {
 #[test]
 fn only_as_many_streams_as_the_budget_covers_have_full_windows() {
     let limits = (100, 1000, 1 << 20);
-    let mut pair = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    let mut pair = CorePair::new(0, [limits, limits], [Device::default(), Device::default()]);
     pair.settle();
     pair.ends[SERVER].core.set_landing_budget(LandingBudget::new(0));
     let mut keys = Vec::new();

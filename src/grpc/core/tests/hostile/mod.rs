@@ -8,12 +8,13 @@ use bytes::Bytes;
 use http::HeaderMap;
 use proptest::prelude::*;
 
-use super::network::{Device, Pair};
+use super::network::{CorePair, Device};
 use crate::grpc::core::{Core, Part, StreamKey};
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::head::Encoder;
+use crate::grpc::frame::headers::Encoder;
 use crate::grpc::frame::{
-    CallViolation, END, FrameHeader, Kind, Limits, MESSAGE, MORE, Offer, OfferPiece, RequestHead, ResetCode,
+    CallViolation, ContentOffer, END, FrameHeader, Kind, Limits, MESSAGE, MORE, OfferSegment, RequestHeaders,
+    ResetCode,
 };
 use crate::grpc::landing_budget::LandingBudget;
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
@@ -52,13 +53,13 @@ impl Peer {
     fn block(&mut self, headers: HeaderMap) -> Vec<u8> {
         let path = "/a.B/C".parse().unwrap();
         let mut block = Vec::new();
-        self.encoder.request(&RequestHead { path, authority: None, headers }, &mut block);
+        self.encoder.request(&RequestHeaders { path, authority: None, headers }, &mut block);
         block
     }
 
     fn open(mut self, stream: u32) -> Self {
         let block = self.block(HeaderMap::new());
-        self.plain(Kind::Head, stream, &block)
+        self.plain(Kind::Headers, stream, &block)
     }
 
     fn offer(self, stream: u32, id: u64, total: u64) -> Self {
@@ -72,21 +73,21 @@ impl Peer {
 
     fn offer_with(self, flags: u8, stream: u32, id: u64, total: u64) -> Self {
         let pieces =
-            vec![OfferPiece::Remote { from: RemoteSegment { address: 1, rkey: Rkey(1) }, length: total }];
+            vec![OfferSegment::Remote { from: RemoteSegment { address: 1, rkey: Rkey(1) }, length: total }];
         let mut payload = Vec::new();
-        Offer { id, total, aligned_at: 0, pieces }.encode(&mut payload);
+        ContentOffer { id, total, aligned_at: 0, pieces }.encode(&mut payload);
         self.flagged(Kind::Offer, flags, stream, &payload)
     }
 
-    fn send(self, pair: &mut Pair, to: usize) -> Result<(), CallViolation> {
+    fn send(self, pair: &mut CorePair, to: usize) -> Result<(), CallViolation> {
         pair.receive(to, self.message.into())
     }
 }
 
-/// Two ends that know each other's limits: 3 calls, heads of 1000 bytes, windows of 16 KiB.
-fn pair() -> Pair {
+/// Two ends that know each other's limits: 3 calls, headers of 1000 bytes, windows of 16 KiB.
+fn pair() -> CorePair {
     let limits = (3, 1000, 16 << 10);
-    let mut pair = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    let mut pair = CorePair::new(0, [limits, limits], [Device::default(), Device::default()]);
     pair.settle();
     pair
 }
@@ -95,8 +96,8 @@ fn to_server(peer: Peer) -> Result<(), CallViolation> {
     peer.send(&mut pair(), SERVER)
 }
 
-fn open_at_client(pair: &mut Pair) -> StreamKey {
-    let head = RequestHead { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
+fn open_at_client(pair: &mut CorePair) -> StreamKey {
+    let head = RequestHeaders { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
     let key = pair.ends[CLIENT].core.open(head).unwrap();
     pair.transmit(CLIENT);
     key
@@ -118,21 +119,21 @@ fn messages_that_are_no_frames_are_refused() {
 #[test]
 fn settings_come_first_and_once() {
     let limits = (3, 1000, 16 << 10);
-    let mut fresh = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    let mut fresh = CorePair::new(0, [limits, limits], [Device::default(), Device::default()]);
     let refused = Peer::new().open(1).send(&mut fresh, SERVER);
-    assert_eq!(refused, Err(CallViolation::BeforeSettings(Kind::Head)));
+    assert_eq!(refused, Err(CallViolation::BeforeSettings(Kind::Headers)));
     let payload = [0; Limits::LENGTH];
     let refused = to_server(Peer::new().plain(Kind::Settings, 0, &payload));
     assert_eq!(refused, Err(CallViolation::SecondSettings));
-    let mut fresh = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    let mut fresh = CorePair::new(0, [limits, limits], [Device::default(), Device::default()]);
     let short = Peer::new().plain(Kind::Settings, 0, &payload[1..]).send(&mut fresh, SERVER);
     assert_eq!(short, Err(CallViolation::Truncated { needed: 20, left: 19 }));
 }
 
 #[test]
 fn streams_out_of_order_or_beyond_the_limit_are_refused() {
-    use CallViolation::{SecondHead, StreamOrder, TooManyStreams};
-    assert_eq!(to_server(Peer::new().open(1).open(1)), Err(SecondHead(1)));
+    use CallViolation::{SecondHeaders, StreamOrder, TooManyStreams};
+    assert_eq!(to_server(Peer::new().open(1).open(1)), Err(SecondHeaders(1)));
     assert_eq!(to_server(Peer::new().open(2).open(1)), Err(StreamOrder { stream: 1, last: 2 }));
     assert_eq!(to_server(Peer::new().open(0)), Err(StreamOrder { stream: 0, last: 0 }));
     assert_eq!(to_server(Peer::new().open(u32::MAX)), Err(StreamOrder { stream: u32::MAX, last: u32::MAX }));
@@ -187,10 +188,10 @@ fn parts_after_the_end_or_before_the_head_are_refused() {
     open_at_client(&mut it);
     for kind in [Kind::Data, Kind::Trailers] {
         let early = Peer::new().plain(kind, 1, &[]).send(&mut it, CLIENT);
-        assert_eq!(early, Err(CallViolation::BeforeHead { kind, stream: 1 }));
+        assert_eq!(early, Err(CallViolation::BeforeHeaders { kind, stream: 1 }));
     }
-    let twice = Peer::new().plain(Kind::Head, 1, &[]).plain(Kind::Head, 1, &[]).send(&mut it, CLIENT);
-    assert_eq!(twice, Err(CallViolation::SecondHead(1)));
+    let twice = Peer::new().plain(Kind::Headers, 1, &[]).plain(Kind::Headers, 1, &[]).send(&mut it, CLIENT);
+    assert_eq!(twice, Err(CallViolation::SecondHeaders(1)));
 }
 
 #[test]
@@ -217,10 +218,11 @@ fn heads_beyond_the_limits_are_refused() {
     let field = |value: &str| HeaderMap::from_iter([("name".parse().unwrap(), value.parse().unwrap())]);
     let mut peer = Peer::new();
     let block = peer.block(field(&"v".repeat(980)));
-    assert_eq!(to_server(peer.plain(Kind::Head, 1, &block)), Err(CallViolation::HeadTooLong(1000)));
+    assert_eq!(to_server(peer.plain(Kind::Headers, 1, &block)), Err(CallViolation::HeadersTooLong(1000)));
     // The same in two frames, which never end.
-    let halves = Peer::new().flagged(Kind::Head, MORE, 1, &[5; 600]).flagged(Kind::Head, MORE, 1, &[5; 600]);
-    assert_eq!(to_server(halves), Err(CallViolation::HeadTooLong(1000)));
+    let halves =
+        Peer::new().flagged(Kind::Headers, MORE, 1, &[5; 600]).flagged(Kind::Headers, MORE, 1, &[5; 600]);
+    assert_eq!(to_server(halves), Err(CallViolation::HeadersTooLong(1000)));
     // A long value in the table is short on the wire, and counts in full each time.
     let mut peer = Peer::new();
     let mut block = Vec::new();
@@ -228,16 +230,16 @@ fn heads_beyond_the_limits_are_refused() {
         block = peer.block(field(&"v".repeat(400)));
         if block.len() > 100 {
             let (stream, payload) = (peer.message.len() as u32 + 1, block.clone());
-            peer = peer.plain(Kind::Head, stream, &payload);
+            peer = peer.plain(Kind::Headers, stream, &payload);
         }
     }
     let bomb = [&block[..3], &block[3..].repeat(3)].concat();
     assert!(bomb.len() < 20);
-    assert_eq!(to_server(peer.plain(Kind::Head, 9000, &bomb)), Err(CallViolation::HeadTooLong(1000)));
+    assert_eq!(to_server(peer.plain(Kind::Headers, 9000, &bomb)), Err(CallViolation::HeadersTooLong(1000)));
 }
 
-/// A head within the limit of bytes may have more fields than a `HeaderMap` holds. It ends its own call: the connection, and the
-/// table of the heads that follow, stay whole.
+/// Headers within the limit of bytes may have more fields than a `HeaderMap` holds. They end their own call: the connection, and the
+/// table of the headers that follow, stay whole.
 #[test]
 fn a_head_of_too_many_fields_ends_its_call_only() {
     let limits = (3, 1 << 20, 16 << 10);
@@ -249,28 +251,29 @@ fn a_head_of_too_many_fields_ends_its_call_only() {
         .collect();
     // The last field is an entry of the table from now on.
     let last = b"\x06\x03\x00new\x00\x00\x00\x00";
-    let mut it = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    let mut it = CorePair::new(0, [limits, limits], [Device::default(), Device::default()]);
     it.settle();
     let request = [&b"\x02\x06\x00/a.B/C"[..], &fields, last].concat();
-    Peer::new().plain(Kind::Head, 1, &request).send(&mut it, SERVER).unwrap();
+    Peer::new().plain(Kind::Headers, 1, &request).send(&mut it, SERVER).unwrap();
     let core = &mut it.ends[SERVER].core;
     assert!(core.next_accepted().is_none());
     assert_eq!(*core.control.resets(), [(1, ResetCode::ResourceExhausted)]);
     Peer::new()
-        .plain(Kind::Head, 2, b"\x00\x00\x00\x07\x01\x00\x01\x00\x00\x00v")
+        .plain(Kind::Headers, 2, b"\x00\x00\x00\x07\x01\x00\x01\x00\x00\x00v")
         .send(&mut it, SERVER)
         .unwrap();
     let (_, head) = it.ends[SERVER].core.next_accepted().unwrap();
     assert_eq!((head.path.as_str(), &head.headers["new"]), ("/a.B/C", &"v".parse().unwrap()));
-    for kind in [Kind::Head, Kind::Trailers] {
+    for kind in [Kind::Headers, Kind::Trailers] {
         let (key, other) = (open_at_client(&mut it), open_at_client(&mut it));
         let id = it.ends[CLIENT].core.streams[key].id;
-        let begun = if kind == Kind::Trailers { Peer::new().plain(Kind::Head, id, &[]) } else { Peer::new() };
-        begun.plain(kind, id, &fields).plain(Kind::Head, id + 1, &[]).send(&mut it, CLIENT).unwrap();
+        let begun =
+            if kind == Kind::Trailers { Peer::new().plain(Kind::Headers, id, &[]) } else { Peer::new() };
+        begun.plain(kind, id, &fields).plain(Kind::Headers, id + 1, &[]).send(&mut it, CLIENT).unwrap();
         let core = &mut it.ends[CLIENT].core;
         let poll = core.poll_reset(key, Waker::noop());
         assert!(matches!(&poll, Poll::Ready(CallFault::NoMemory { .. })), "{poll:?}");
-        assert_eq!(core.poll_head(other, None), Poll::Ready(Ok(HeaderMap::new())));
+        assert_eq!(core.poll_headers(other, None), Poll::Ready(Ok(HeaderMap::new())));
         [key, other].into_iter().for_each(|key| core.release(key));
     }
 }
@@ -278,15 +281,15 @@ fn a_head_of_too_many_fields_ends_its_call_only() {
 #[test]
 fn tables_cannot_be_abused() {
     let entry = |entry: u16| [&[0][..], &entry.to_le_bytes()].concat();
-    assert_eq!(to_server(Peer::new().plain(Kind::Head, 1, &entry(0))), Err(CallViolation::TableEntry(0)));
-    assert_eq!(to_server(Peer::new().plain(Kind::Head, 1, &entry(9))), Err(CallViolation::TableEntry(9)));
+    assert_eq!(to_server(Peer::new().plain(Kind::Headers, 1, &entry(0))), Err(CallViolation::TableEntry(0)));
+    assert_eq!(to_server(Peer::new().plain(Kind::Headers, 1, &entry(9))), Err(CallViolation::TableEntry(9)));
     let mut it = pair();
     let path = b"\x02\x06\x00/a.B/C";
-    Peer::new().plain(Kind::Head, 1, path).send(&mut it, SERVER).unwrap();
+    Peer::new().plain(Kind::Headers, 1, path).send(&mut it, SERVER).unwrap();
     let twice = [entry(0), entry(0)].concat();
-    let refused = Peer::new().plain(Kind::Head, 2, &twice).send(&mut it, SERVER);
-    assert_eq!(refused, Err(CallViolation::Head("a second path")));
-    let refused = Peer::new().plain(Kind::Head, 2, &[7, 0, 0, 0, 0, 0, 0]).send(&mut it, SERVER);
+    let refused = Peer::new().plain(Kind::Headers, 2, &twice).send(&mut it, SERVER);
+    assert_eq!(refused, Err(CallViolation::Headers("a second path")));
+    let refused = Peer::new().plain(Kind::Headers, 2, &[7, 0, 0, 0, 0, 0, 0]).send(&mut it, SERVER);
     assert_eq!(refused, Err(CallViolation::TableEntry(0)), "a path where a name is needed");
     // A table that only grows.
     let mut it = pair();
@@ -296,7 +299,7 @@ fn tables_cannot_be_abused() {
         block[0] = 1;
         block.extend_from_slice(&[4, 200, 0]);
         block.extend_from_slice(authority.as_bytes());
-        let peer = Peer::new().plain(Kind::Head, stream, &block).plain(Kind::Reset, stream, &[]);
+        let peer = Peer::new().plain(Kind::Headers, stream, &block).plain(Kind::Reset, stream, &[]);
         peer.send(&mut it, SERVER).err()
     });
     assert_eq!(full, Some(CallViolation::TableFull { entries: 1024, bytes: 64 << 10 }));
@@ -314,33 +317,33 @@ fn heads_that_are_none_are_refused() {
         (b"\x09", "an unknown instruction"),
         (b"\x81\x01\x00/", "an unknown instruction"),
     ] {
-        let refused = to_server(Peer::new().plain(Kind::Head, 1, block));
-        assert_eq!(refused, Err(CallViolation::Head(why)), "{block:?}");
+        let refused = to_server(Peer::new().plain(Kind::Headers, 1, block));
+        assert_eq!(refused, Err(CallViolation::Headers(why)), "{block:?}");
     }
     let mut it = pair();
     open_at_client(&mut it);
     let refused = Peer::new().open(1).send(&mut it, CLIENT);
-    assert_eq!(refused, Err(CallViolation::Head("a response with a path or an authority")));
+    assert_eq!(refused, Err(CallViolation::Headers("a response with a path or an authority")));
 }
 
 #[test]
 fn nothing_may_come_between_the_frames_of_a_head() {
-    let begun = || Peer::new().open(1).flagged(Kind::Head, MORE, 2, b"\x01");
-    for (kind, stream) in [(Kind::Data, 1), (Kind::Head, 3), (Kind::Reset, 1), (Kind::Taken, 0)] {
+    let begun = || Peer::new().open(1).flagged(Kind::Headers, MORE, 2, b"\x01");
+    for (kind, stream) in [(Kind::Data, 1), (Kind::Headers, 3), (Kind::Reset, 1), (Kind::Taken, 0)] {
         let refused = to_server(begun().plain(kind, stream, &[]));
         assert_eq!(refused, Err(CallViolation::Interleaved { seen: kind, stream, open: 2 }));
     }
-    assert_eq!(to_server(begun().plain(Kind::Head, 2, b"\x06\x00/a.B/C")), Ok(()));
+    assert_eq!(to_server(begun().plain(Kind::Headers, 2, b"\x06\x00/a.B/C")), Ok(()));
 }
 
 #[test]
 fn offers_that_are_none_are_refused() {
     let payload = |total: u64, aligned: u64, pieces: &[(u64, u64)]| {
         let from = |address| RemoteSegment { address, rkey: Rkey(1) };
-        let piece = |&(address, length): &(u64, u64)| OfferPiece::Remote { from: from(address), length };
+        let piece = |&(address, length): &(u64, u64)| OfferSegment::Remote { from: from(address), length };
         let mut payload = Vec::new();
         let pieces = pieces.iter().map(piece).collect();
-        Offer { id: 0, total, aligned_at: aligned, pieces }.encode(&mut payload);
+        ContentOffer { id: 0, total, aligned_at: aligned, pieces }.encode(&mut payload);
         payload
     };
     let refused = |payload: &[u8]| to_server(Peer::new().open(1).plain(Kind::Offer, 1, payload));
@@ -398,7 +401,7 @@ fn an_offer_that_was_given_up_costs_the_stream_nothing() {
     let (key, _) = pair.ends[SERVER].core.next_accepted().unwrap();
     assert!(pair.ends[SERVER].core.poll_part(key, None).is_pending());
     pair.transmit(SERVER);
-    let receiving = |pair: &Pair| {
+    let receiving = |pair: &CorePair| {
         let receiving = &pair.ends[SERVER].core.streams[key].receiving;
         (receiving.landing, receiving.unread)
     };
@@ -446,13 +449,15 @@ fn going_away_twice_may_not_take_more_calls_back() {
 fn calls_beyond_the_last_number_fail_and_the_call_that_has_it_is_answered() {
     let mut pair = pair();
     pair.ends[CLIENT].core.skip_numbers(u32::MAX - 1);
-    let head = RequestHead { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
+    let head = RequestHeaders { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
     let keys = [(); 3].map(|()| pair.ends[CLIENT].core.open(head.clone()).unwrap());
     pair.ends[CLIENT].core.send_data(keys[0], Bytes::from_static(b"request"), true);
     pair.transmit(CLIENT);
     let core = &mut pair.ends[CLIENT].core;
     for key in &keys[1..] {
-        let Poll::Ready(Err(fault)) = core.poll_head(*key, None) else { panic!("the call waits for ever") };
+        let Poll::Ready(Err(fault)) = core.poll_headers(*key, None) else {
+            panic!("the call waits for ever")
+        };
         assert!(matches!(fault, CallFault::GoneAway(_)), "{fault:?}");
     }
     assert_eq!((core.active(), core.streams.queues()[2].len()), (1, 0));
@@ -461,12 +466,12 @@ fn calls_beyond_the_last_number_fail_and_the_call_that_has_it_is_answered() {
     let core = &mut pair.ends[SERVER].core;
     let (served, _) = core.next_accepted().unwrap();
     assert_eq!(core.poll_part(served, None), Poll::Ready(Some(Ok(Part::Data("request".into())))));
-    core.send_head(served, HeaderMap::new());
+    core.send_headers(served, HeaderMap::new());
     core.send_trailers(served, HeaderMap::new());
     pair.transmit(SERVER);
     pair.settle();
     let core = &mut pair.ends[CLIENT].core;
-    assert!(matches!(core.poll_head(keys[0], None), Poll::Ready(Ok(_))));
+    assert!(matches!(core.poll_headers(keys[0], None), Poll::Ready(Ok(_))));
     keys.into_iter().for_each(|key| core.release(key));
     assert_eq!((core.active(), core.streams.len()), (0, 0));
 }

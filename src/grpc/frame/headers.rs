@@ -1,7 +1,7 @@
-//! The compact form of heads and trailers.
+//! The compact form of headers and trailers.
 //!
 //! Each direction of a connection has a table of paths, authorities, names, and names with values. The encoder adds entries until the
-//! table is full, and never removes one; the decoder follows. A head is a sequence of instructions:
+//! table is full, and never removes one; the decoder follows. Headers are a sequence of instructions:
 //!
 //! | instruction | followed by | meaning |
 //! |---|---|---|
@@ -26,9 +26,9 @@ use http::uri::{Authority, PathAndQuery};
 
 use crate::grpc::frame::CallViolation;
 
-/// The head of a request. The method is always POST and the scheme `http`, because gRPC uses no others here.
+/// The headers of a request. The method is always POST and the scheme `http`, because gRPC uses no others here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RequestHead {
+pub(crate) struct RequestHeaders {
     /// The path: `/package.Service/Method`.
     pub(crate) path: PathAndQuery,
     pub(crate) authority: Option<Authority>,
@@ -58,42 +58,42 @@ pub(in crate::grpc) fn fields_length(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD).sum()
 }
 
-impl RequestHead {
-    /// Returns how much the head counts.
+impl RequestHeaders {
+    /// Returns how much the headers count.
     pub(in crate::grpc) fn counted_length(&self) -> usize {
         let authority = self.authority.as_ref().map_or(0, |authority| authority.as_str().len() + FIELD);
         self.path.as_str().len() + FIELD + authority + fields_length(&self.headers)
     }
 }
 
-/// A head that was read. Only heads of requests have a path and an authority.
+/// Headers that were read. Only headers of requests have a path and an authority.
 #[derive(Clone, Debug, Default)]
 pub(in crate::grpc) struct Decoded {
     pub(in crate::grpc) path: Option<PathAndQuery>,
     pub(in crate::grpc) authority: Option<Authority>,
     pub(in crate::grpc) headers: HeaderMap,
-    /// How much the head counts.
+    /// How much the headers count.
     pub(in crate::grpc) counted: usize,
-    /// The head has more fields than a `HeaderMap` holds, so `headers` lacks the rest. Its call has to end.
+    /// The headers have more fields than a `HeaderMap` holds, so `headers` lacks the rest. Their call has to end.
     pub(in crate::grpc) is_overfull: bool,
 }
 
-/// Reads the heads of one direction of a connection.
+/// Reads the headers of one direction of a connection.
 #[derive(Debug)]
 pub(in crate::grpc) struct Decoder {
     table: Vec<Entry>,
     /// Bytes of the entries.
     bytes: usize,
     limits: Room,
-    /// The most that a head may count.
-    head_bytes: usize,
-    /// The latest heads of references only, with their meaning. As entries never change, such a head always means the same.
+    /// The most that headers may count.
+    header_bytes: usize,
+    /// The latest headers of references only, with their meaning. As entries never change, such headers always mean the same.
     known: VecDeque<KnownBlock>,
     /// Spares are missing.
     incomplete: bool,
 }
 
-/// A head of references only.
+/// Headers of references only.
 #[derive(Debug)]
 struct KnownBlock {
     block: Box<[u8]>,
@@ -111,22 +111,22 @@ enum Entry {
 }
 
 impl Decoder {
-    /// Most heads whose meaning is kept.
+    /// Most headers whose meaning is kept.
     const KNOWN: usize = 16;
-    /// The longest head whose meaning is kept, in bytes.
+    /// The longest headers whose meaning is kept, in bytes.
     const KNOWN_LENGTH: usize = 96;
 
-    pub(in crate::grpc) fn new(entries: u32, bytes: u32, head_bytes: u32) -> Self {
+    pub(in crate::grpc) fn new(entries: u32, bytes: u32, header_bytes: u32) -> Self {
         let limits = Room { entries: entries as usize, bytes: bytes as usize };
         let (table, known) = (Vec::new(), VecDeque::new());
-        let head_bytes = head_bytes as usize;
-        Self { table, bytes: 0, limits, head_bytes, known, incomplete: false }
+        let header_bytes = header_bytes as usize;
+        Self { table, bytes: 0, limits, header_bytes, known, incomplete: false }
     }
 
-    /// Reads a head.
+    /// Reads headers.
     ///
     /// # Errors
-    /// The bytes are no head, or break a limit. Then the table may have changed, and the connection has to end.
+    /// The bytes are no headers, or break a limit. Then the table may have changed, and the connection has to end.
     pub(in crate::grpc) fn decode(&mut self, block: &[u8]) -> Result<Decoded, CallViolation> {
         if block.len() <= Self::KNOWN_LENGTH
             && let Some(known) = self.known.iter_mut().find(|known| is_same(&known.block, block))
@@ -146,8 +146,8 @@ impl Decoder {
                 counted += self.literal(instruction, &mut rest, &mut head)?;
             }
             debug_assert!(counted >= before + FIELD);
-            if counted > self.head_bytes {
-                return Err(CallViolation::HeadTooLong(self.head_bytes));
+            if counted > self.header_bytes {
+                return Err(CallViolation::HeadersTooLong(self.header_bytes));
             }
         }
         head.counted = counted;
@@ -158,7 +158,7 @@ impl Decoder {
         Ok(head)
     }
 
-    /// Clones the known heads whose clones were taken. Call this when no answer waits for it.
+    /// Clones the known headers whose clones were taken. Call this when no answer waits for it.
     pub(in crate::grpc) fn prepare(&mut self) {
         if std::mem::take(&mut self.incomplete) {
             for KnownBlock { head, spare, .. } in &mut self.known {
@@ -167,7 +167,7 @@ impl Decoder {
         }
     }
 
-    /// Adds an entry of the table to the head. Returns how much it counts.
+    /// Adds an entry of the table to the headers. Returns how much it counts.
     fn apply(&self, entry: u16, head: &mut Decoded) -> Result<usize, CallViolation> {
         Ok(match self.table.get(usize::from(entry)) {
             Some(Entry::Path(path)) => set_path(head, path.clone())?,
@@ -253,7 +253,7 @@ fn is_same(known: &[u8], block: &[u8]) -> bool {
 }
 
 fn bad(what: &'static str) -> CallViolation {
-    CallViolation::Head(what)
+    CallViolation::Headers(what)
 }
 
 fn set_path(head: &mut Decoded, path: PathAndQuery) -> Result<usize, CallViolation> {
@@ -316,7 +316,7 @@ fn value(rest: &mut &[u8], sensitive: bool) -> Result<HeaderValue, CallViolation
     Ok(value)
 }
 
-/// Writes the heads of one direction of a connection. What it keeps are copies, because a value of the application may keep much memory, or have
+/// Writes the headers of one direction of a connection. What it keeps are copies, because a value of the application may keep much memory, or have
 /// an owner whose drop runs code of the application.
 #[derive(Debug, Default)]
 pub(in crate::grpc) struct Encoder {
@@ -326,13 +326,13 @@ pub(in crate::grpc) struct Encoder {
     names: HashMap<HeaderName, Name, RandomState>,
     entries: u16,
     room: Room,
-    /// The latest heads that were written as references only. As entries never change, such a head is always written in the same way.
-    known: VecDeque<KnownHead>,
+    /// The latest headers that were written as references only. As entries never change, such headers are always written in the same way.
+    known: VecDeque<KnownHeaders>,
 }
 
-/// A head, and how it is written.
+/// Headers, and how they are written.
 #[derive(Debug)]
-struct KnownHead {
+struct KnownHeaders {
     path: Option<PathAndQuery>,
     authority: Option<Authority>,
     fields: Vec<(HeaderName, HeaderValue)>,
@@ -363,7 +363,7 @@ impl Encoder {
     const AUTHORITIES: usize = 8;
     /// The longest value in the table, in bytes.
     const VALUE: usize = 512;
-    /// Most heads that are known, and most fields of each.
+    /// Most headers that are known, and most fields of each.
     const KNOWN: usize = 16;
     const FIELDS: usize = 16;
     /// Entries and bytes that this end uses of a larger table.
@@ -375,8 +375,8 @@ impl Encoder {
         self.room = Room { entries: most.min(entries as usize), bytes: most_bytes.min(bytes as usize) };
     }
 
-    /// Adds the head of a request to `out`.
-    pub(in crate::grpc) fn request(&mut self, head: &RequestHead, out: &mut Vec<u8>) {
+    /// Adds the headers of a request to `out`.
+    pub(in crate::grpc) fn request(&mut self, head: &RequestHeaders, out: &mut Vec<u8>) {
         self.write(Some(&head.path), head.authority.as_ref(), &head.headers, out);
     }
 
@@ -385,7 +385,7 @@ impl Encoder {
         self.write(None, None, headers, out);
     }
 
-    /// Adds a head to `out`, as it was written before if it was.
+    /// Adds headers to `out`, as they were written before if they were.
     fn write(
         &mut self,
         path: Option<&PathAndQuery>,
@@ -414,7 +414,7 @@ impl Encoder {
                 .map(|path| self.paths.get_key_value(path).map_or_else(|| own_path(path), |it| it.0.clone()));
             let authority = authority.map(|authority| self.kept_authority(authority));
             self.known.truncate(Self::KNOWN - 1);
-            self.known.push_front(KnownHead { path, authority, fields, bytes: bytes.into() });
+            self.known.push_front(KnownHeaders { path, authority, fields, bytes: bytes.into() });
         }
     }
 
@@ -525,10 +525,10 @@ fn own_authority(authority: &Authority) -> Authority {
     Authority::try_from(authority.as_str()).unwrap_or_else(|_| authority.clone())
 }
 
-impl KnownHead {
-    /// Returns whether this is the head with these parts. A sensitive value is not known, because it is never a reference.
+impl KnownHeaders {
+    /// Returns whether these are the headers with these parts. A sensitive value is not known, because it is never a reference.
     fn is(&self, path: Option<&PathAndQuery>, authority: Option<&Authority>, headers: &HeaderMap) -> bool {
-        // Heads of one connection differ in their paths first, and in the number of fields.
+        // Headers of one connection differ in their paths first, and in the number of fields.
         self.fields.len() == headers.len()
             && self.path.as_ref() == path
             && self.authority.as_ref().map(Authority::as_str) == authority.map(Authority::as_str)
@@ -554,7 +554,7 @@ fn literal(op: u8, text: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// Adds a value. The limit of heads keeps it below 4 GiB.
+/// Adds a value. The limit of headers keeps it below 4 GiB.
 fn value_of(value: &HeaderValue, out: &mut Vec<u8>) {
     out.extend_from_slice(&(value.len() as u32).to_le_bytes());
     out.extend_from_slice(value.as_bytes());

@@ -15,7 +15,7 @@ use crate::endpoint::this_thread;
 
 /// The session's handle of its task. Dropping this ends the task.
 #[derive(Debug, Default)]
-pub(super) struct LeftRequests(Arc<Shared>);
+pub(super) struct AbandonedRequests(Arc<AbandonedState>);
 
 /// Who sends a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +31,15 @@ pub(super) enum Sends {
 /// The task was woken, and will look.
 const WOKEN: u8 = 1;
 /// Requests are left to callers.
-const LEFT: u8 = 2;
+const ABANDONED: u8 = 2;
 /// The session is gone.
 const OVER: u8 = 4;
 /// In place of a thread: the threads of a runtime of several threads. No thread has this number.
 const SEVERAL: usize = usize::MAX - 1;
 
 #[derive(Debug, Default)]
-struct Shared {
-    /// [`WOKEN`], [`LEFT`] and [`OVER`].
+struct AbandonedState {
+    /// [`WOKEN`], [`ABANDONED`] and [`OVER`].
     state: AtomicU8,
     /// The thread that runs the task, once it has run; 0 before, and after its end.
     thread: AtomicUsize,
@@ -48,7 +48,7 @@ struct Shared {
     wake: Notify,
 }
 
-impl LeftRequests {
+impl AbandonedRequests {
     /// Starts the task in the current runtime. It calls `send` when requests were left, until `send` returns false.
     pub(super) fn start(&self, send: impl FnMut() -> bool + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else { return };
@@ -66,12 +66,12 @@ impl LeftRequests {
 
     /// Leaves a request that is queued. Returns who sends it.
     pub(super) fn leave(&self) -> Sends {
-        let Shared { thread, runtime, .. } = &*self.0;
+        let AbandonedState { thread, runtime, .. } = &*self.0;
         let home = thread.load(Ordering::Relaxed);
         if home == SEVERAL {
             // If both bits are set, the thread that clears them locks the session's state afterwards, and so finds this request.
-            if self.0.state.load(Ordering::Relaxed) != LEFT | WOKEN {
-                self.0.wake(LEFT | WOKEN);
+            if self.0.state.load(Ordering::Relaxed) != ABANDONED | WOKEN {
+                self.0.wake(ABANDONED | WOKEN);
                 // SYNC: the task that ends has looked before this request was left, or this sees that it has ended.
                 if thread.load(Ordering::SeqCst) == 0 {
                     return Sends::Caller;
@@ -92,17 +92,18 @@ impl LeftRequests {
     /// Returns whether requests are left to callers, and notes that this caller sends them.
     pub(super) fn take(&self) -> bool {
         let state = &self.0.state;
-        state.load(Ordering::Relaxed) & LEFT != 0 && state.fetch_and(!LEFT, Ordering::AcqRel) & LEFT != 0
+        state.load(Ordering::Relaxed) & ABANDONED != 0
+            && state.fetch_and(!ABANDONED, Ordering::AcqRel) & ABANDONED != 0
     }
 }
 
-impl Drop for LeftRequests {
+impl Drop for AbandonedRequests {
     fn drop(&mut self) {
         self.0.wake(OVER);
     }
 }
 
-impl Shared {
+impl AbandonedState {
     /// Sets bits, and wakes the task if none has woken it since it looked.
     fn wake(&self, bits: u8) {
         if self.state.fetch_or(bits, Ordering::SeqCst) & WOKEN == 0 {
@@ -113,7 +114,7 @@ impl Shared {
 
 /// The task of a session.
 struct Task<F: FnMut() -> bool> {
-    shared: Arc<Shared>,
+    shared: Arc<AbandonedState>,
     send: F,
 }
 
@@ -140,16 +141,16 @@ impl<F: FnMut() -> bool> Task<F> {
         loop {
             self.shared.wake.notified().await;
             tokio::time::sleep(LATE).await;
-            if !self.send_left() {
+            if !self.send_abandoned() {
                 return;
             }
         }
     }
 
     /// Sends if requests are left to callers. Returns false if the session is gone.
-    fn send_left(&mut self) -> bool {
+    fn send_abandoned(&mut self) -> bool {
         let state = self.shared.state.swap(0, Ordering::SeqCst);
-        state & OVER == 0 && (state & LEFT == 0 || (self.send)())
+        state & OVER == 0 && (state & ABANDONED == 0 || (self.send)())
     }
 }
 
@@ -158,7 +159,7 @@ impl<F: FnMut() -> bool> Drop for Task<F> {
     fn drop(&mut self) {
         self.shared.thread.store(0, Ordering::SeqCst);
         if !std::thread::panicking() {
-            self.send_left();
+            self.send_abandoned();
         }
     }
 }
@@ -173,7 +174,7 @@ mod tests {
     fn a_request_is_left_only_within_the_runtime_of_the_task() {
         let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
         let (home, other) = (runtime(), runtime());
-        let left = LeftRequests::default();
+        let left = AbandonedRequests::default();
         home.block_on(async {
             assert_eq!(left.leave(), Sends::Caller, "the task does not run yet");
             left.start(|| true);
@@ -191,7 +192,7 @@ mod tests {
     fn the_task_sends_what_no_caller_sends_and_none_is_left_to_a_task_that_has_ended() {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
-        let left = LeftRequests::default();
+        let left = AbandonedRequests::default();
         let (sender, sent) = std::sync::mpsc::channel();
         let entered = runtime.enter();
         left.start(move || sender.send(()).is_ok());
