@@ -65,7 +65,7 @@ impl CallConfig {
         self
     }
 
-    /// Sets the most bytes of a call's headers (path, authority and metadata) or trailers that this end accepts, 1024 to 1 048 576.
+    /// Sets the most bytes of a call's headers (path, authority and metadata) or trailers that this side accepts, 1024 to 1 048 576.
     /// Default: 16 384, as with tonic over HTTP/2. Names and values count with 32 bytes each pair (RFC 9113, 6.5.2).
     ///
     /// The headers of one connection's calls together have a bound as well: a quarter of the [`landing_budget`](Self::landing_budget), or 64
@@ -82,7 +82,7 @@ impl CallConfig {
         self
     }
 
-    /// Sets the most bytes of registered memory that landed messages of one connection may occupy at this end, while they arrive and until
+    /// Sets the most bytes of registered memory that landed messages of one connection may occupy at this side, while they arrive and until
     /// the application drops them ([`GatherBoth`](crate::gather::GatherBoth)); 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait at
     /// the peer. A call that keeps its messages gets at most as much as it leaves to others. A call that waits for 10 seconds fails with
     /// RESOURCE_EXHAUSTED. Messages that tonic copies have as much memory of their own.
@@ -102,7 +102,7 @@ impl CallConfig {
         self
     }
 
-    /// Sets the age from which a server's connection takes no more calls, 1 ms to a day. Default: none. The client opens another
+    /// Sets the age from which a server's connection accepts no more calls, 1 ms to a day. Default: none. The client opens another
     /// connection for its next call; calls in flight finish.
     pub fn max_connection_age(mut self, age: Duration) -> Self {
         self.max_connection_age = Some(age);

@@ -16,16 +16,16 @@ pub(crate) enum CallFault {
     /// The peer closed the connection while the call ran.
     #[error("the peer closed the connection before the call ended")]
     PeerClosed,
-    /// The peer takes no new calls on this connection, and has not begun with this one. It may be sent again.
+    /// The peer accepts no new calls on this connection, and has not begun with this one. It may be sent again.
     #[error("the peer takes no new calls on this connection, and has not begun with this one: {0}")]
     GoneAway(Arc<str>),
     /// The peer reset the call.
     #[error("the peer reset the call: {0}")]
     Reset(ResetCode),
-    /// This end reset the call.
+    /// This side reset the call.
     #[error("this end reset the call: {0}")]
     ResetHere(ResetCode),
-    /// Headers or trailers of this end are longer than the peer takes.
+    /// Headers or trailers of this side are longer than the peer accepts.
     #[error(
         "metadata of {length} bytes, of which the peer takes {limit} (CallConfig::max_header_list_size there)"
     )]
@@ -35,7 +35,7 @@ pub(crate) enum CallFault {
         /// The limit.
         limit: usize,
     },
-    /// A message of the peer is longer than this end decodes.
+    /// A message of the peer is longer than this side decodes.
     #[error("Error, decoded message length too large: found {length} bytes, the limit is: {limit} bytes")]
     MessageTooLarge {
         /// The length of the message, without its prefix.

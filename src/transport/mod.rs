@@ -27,7 +27,7 @@ use tonic_rdma_verbs::unstable::lock;
 
 pub use self::request::{RdmaRequestExt, RemoteAddresses};
 
-/// Connects a tonic channel: over RDMA where both ends have it, and over TCP elsewhere, if the [`Config`]'s policy allows that.
+/// Connects a tonic channel: over RDMA where both sides have it, and over TCP elsewhere, if the [`Config`]'s policy allows that.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tonic::transport::Error> {

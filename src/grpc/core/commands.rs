@@ -19,7 +19,7 @@ pub(crate) enum OpenError {
     /// The connection has ended.
     #[error(transparent)]
     Ended(CallFault),
-    /// The peer takes no new calls on this connection, or its numbers of streams are used up.
+    /// The peer accepts no new calls on this connection, or its numbers of streams are used up.
     #[error("this connection takes no new calls: {0}")]
     GoingAway(Arc<str>),
 }
@@ -239,7 +239,7 @@ impl<K> Core<K> {
         waits
     }
 
-    /// Returns whether messages of the stream are delivered in one piece.
+    /// Returns whether messages of the stream are delivered in one segment.
     pub(in crate::grpc) fn delivers_landed(&self, key: StreamKey) -> bool {
         self.streams[key].receiving.landed_limit.is_some()
     }
@@ -268,7 +268,7 @@ impl<K> Core<K> {
         Poll::Pending
     }
 
-    /// Delivers messages of at most `limit` bytes, without their prefix, in one piece.
+    /// Delivers messages of at most `limit` bytes, without their prefix, in one segment.
     pub(in crate::grpc) fn deliver_landed(&mut self, key: StreamKey, limit: usize) {
         self.streams[key].receiving.landed_limit = Some(limit);
     }

@@ -24,11 +24,11 @@ pub(super) struct Control {
 /// Whether the peers take new calls.
 #[derive(Debug, Default)]
 struct GoAway {
-    /// This side takes no new calls after this stream.
+    /// This side accepts no new calls after this stream.
     sent: Option<u32>,
     /// The reason, until the frame is sent.
     unsent: Option<Arc<str>>,
-    /// The peer takes no new calls after this stream, for this reason.
+    /// The peer accepts no new calls after this stream, for this reason.
     received: Option<(u32, Arc<str>)>,
 }
 
@@ -128,7 +128,7 @@ impl Control {
         true
     }
 
-    /// Tells the peer that this side takes no new calls after the stream `last`.
+    /// Tells the peer that this side accepts no new calls after the stream `last`.
     pub(super) fn go_away(&mut self, last: u32, reason: &str) {
         if self.go_away.sent.is_none() {
             self.go_away.sent = Some(last);
@@ -136,7 +136,7 @@ impl Control {
         }
     }
 
-    /// Notes that the peer takes no new calls after the stream `last`. Returns the reason, unless the peer has said so before.
+    /// Notes that the peer accepts no new calls after the stream `last`. Returns the reason, unless the peer has said so before.
     pub(super) fn went_away(&mut self, last: u32, reason: &[u8]) -> Result<Option<Arc<str>>, CallViolation> {
         match self.go_away.received {
             Some((before, _)) if before < last => {
@@ -150,12 +150,12 @@ impl Control {
         Ok(Some(reason))
     }
 
-    /// Returns whether this side takes no new calls.
+    /// Returns whether this side accepts no new calls.
     pub(super) fn has_gone_away(&self) -> bool {
         self.go_away.sent.is_some()
     }
 
-    /// Returns the reason why the peer takes no new calls.
+    /// Returns the reason why the peer accepts no new calls.
     pub(super) fn peer_went_away(&self) -> Option<&Arc<str>> {
         self.go_away.received.as_ref().map(|(_, reason)| reason)
     }

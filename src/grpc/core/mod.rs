@@ -11,7 +11,7 @@
 //! | open | HEADERS, and DATA or OFFER | END (next: closed), TRAILERS (both halves closed) |
 //! | closed | | |
 //!
-//! The server's END or TRAILERS, and a RESET of either end, close the call. Frames of a closed call that were under way are read and
+//! The server's END or TRAILERS, and a RESET of either side, close the call. Frames of a closed call that were under way are read and
 //! dropped; what they offer is given back.
 //!
 //! **Flow control.** Each stream has a window of *cost*: a part of the body costs its length and a fixed number of bytes, so that many
@@ -63,7 +63,7 @@ pub(super) use self::wire::{ReadRefused, Wire};
 /// Landed bytes that were taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LandedBytes {
-    /// Of messages in one piece.
+    /// Of messages in one segment.
     pub(super) in_place: u64,
     /// Of others, which tonic copies.
     pub(super) copied: u64,
@@ -88,8 +88,8 @@ pub(super) struct AfterUnlock {
 }
 
 impl AfterUnlock {
-    fn discard_segments(&mut self, pieces: Vec<OfferSegment>) {
-        self.memory.extend(pieces.into_iter().filter_map(|piece| match piece {
+    fn discard_segments(&mut self, segments: Vec<OfferSegment>) {
+        self.memory.extend(segments.into_iter().filter_map(|segment| match segment {
             OfferSegment::Inline(bytes) => Some(bytes),
             OfferSegment::Remote { .. } => None,
         }));
@@ -99,7 +99,7 @@ impl AfterUnlock {
 /// A map with numbers as keys. A peer chooses some of them, so the hash function has a secret.
 type NumberMap<K, V> = HashMap<K, V, RandomState>;
 
-/// The reason why a connection takes no more calls, once a call has its last number.
+/// The reason why a connection accepts no more calls, once a call has its last number.
 const USED_UP: &str = "the numbers of its streams are used up";
 
 /// All calls of a connection. `K` keeps memory in place that the peer may read.
@@ -163,7 +163,7 @@ impl<K> Core<K> {
         }
     }
 
-    /// Sets the memory that messages in one piece may have. As much may be in windows beyond the first ones, and as much again in data
+    /// Sets the memory that messages in one segment may have. As much may be in windows beyond the first ones, and as much again in data
     /// that was not taken. A quarter may be in headers.
     pub(super) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
         self.account.set_budget(budget.limit(), self.limits.header_bytes as usize);
@@ -294,7 +294,7 @@ impl<K> Core<K> {
     fn close(&mut self, key: StreamKey) {
         let stream = &mut self.streams[key];
         if stream.sending.is_preparing {
-            self.after.discard_segments(self.output.offers.take_preparing(stream).pieces);
+            self.after.discard_segments(self.output.offers.take_preparing(stream).segments);
         }
         stream.stop_sending(&mut self.after);
         let (number, offers) = (stream.id, stream.sending.offers);

@@ -31,14 +31,14 @@ pub(super) struct Output<K> {
 impl<K> Output<K> {
     /// The shortest part that is offered from where it lies, in bytes.
     const EXPOSED: usize = 4096;
-    /// The length of copied pieces, in bytes.
+    /// The length of copied chunks, in bytes.
     const COPIED: usize = 128 << 10;
     /// The most bytes that one `transmit` copies for the peer to read, because others wait for it meanwhile.
     const COPIED_AT_ONCE: usize = 256 << 10;
     /// The longest part of a message that goes inside an offer, in bytes.
     const INLINE: usize = 512;
-    /// Most pieces of a message.
-    const PIECES: usize = 256;
+    /// Most segments of a message.
+    const SEGMENTS: usize = 256;
     /// Bytes of a message that are left for other frames when a part is sent as data.
     const SPARE: usize = 256;
 
@@ -65,7 +65,7 @@ impl<K> Output<K> {
         fits
     }
 
-    /// Sends the first part of a stream's body, or a piece of it. Returns how the turn ends, or `None` if it goes on, and whether the end of the
+    /// Sends the first part of a stream's body, or a chunk of it. Returns how the turn ends, or `None` if it goes on, and whether the end of the
     /// stream was sent.
     pub(super) fn send_front<W: Wire<Kept = K>>(
         &mut self,
@@ -123,7 +123,7 @@ impl<K> Output<K> {
         self.send_inline(stream, after)
     }
 
-    /// Sends the first part of a stream's body, or a piece of it, as data.
+    /// Sends the first part of a stream's body, or a chunk of it, as data.
     fn send_inline(&mut self, stream: &mut Stream, after: &mut AfterUnlock) -> (Option<Turn>, bool) {
         let fits = self.message.payload_left();
         let sending = &mut stream.sending;
@@ -161,7 +161,7 @@ impl<K> Output<K> {
         aligned_at: usize,
         is_message: bool,
     ) -> bool {
-        let Preparing { pieces, kept, copied, done: total, .. } = prepared;
+        let Preparing { segments, kept, copied, done: total, .. } = prepared;
         let sending = &mut stream.sending;
         if let Some(OutPart::Data(data)) = sending.parts.front()
             && data.is_empty()
@@ -175,16 +175,16 @@ impl<K> Output<K> {
         sending.credit -= total as i64 + OVERHEAD;
         let is_end = sending.is_end_next();
         let id = self.offers.add(SentOffer { stream: stream.id, total, copied, kept });
-        let offer = ContentOffer { id, total: total as u64, aligned_at: aligned_at as u64, pieces };
+        let offer = ContentOffer { id, total: total as u64, aligned_at: aligned_at as u64, segments };
         let flags = if is_end { END } else { 0 } | if is_message { MESSAGE } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Offer, stream.id, 0) };
         self.message.frame_by(header, |payload| offer.encode(payload));
-        after.discard_segments(offer.pieces);
+        after.discard_segments(offer.segments);
         is_end
     }
 
     /// Goes on to prepare a message in parts of `total` bytes, and offers it when all of its bytes can be read. Exposes what lies in
-    /// registered memory, and copies the rest, a piece in each turn, until `most_copied` bytes were copied.
+    /// registered memory, and copies the rest, a chunk in each turn, until `most_copied` bytes were copied.
     fn prepare<W: Wire<Kept = K>>(
         &mut self,
         stream: &mut Stream,
@@ -199,11 +199,11 @@ impl<K> Output<K> {
         };
         let aligned_at = *aligned_at;
         let room = wire.room().saturating_sub(FrameHeader::LENGTH + ContentOffer::PREFIX);
-        let longest = Self::COPIED.max((total + prepared.done).div_ceil(Self::PIECES));
+        let longest = Self::COPIED.max((total + prepared.done).div_ceil(Self::SEGMENTS));
         let mut copied_now = 0;
         while let Some(part) = parts.first_mut() {
             let length;
-            let piece = if part.len() >= Self::EXPOSED
+            let segment = if part.len() >= Self::EXPOSED
                 && let Some((from, kept)) = wire.expose(part)
             {
                 length = part.len();
@@ -227,12 +227,12 @@ impl<K> Output<K> {
                 prepared.kept.push(kept);
                 OfferSegment::Remote { from, length: length as u64 }
             };
-            if prepared.encoded + piece.encoded_length() > room {
+            if prepared.encoded + segment.encoded_length() > room {
                 prepared.failed = true;
                 break;
             }
-            prepared.encoded += piece.encoded_length();
-            prepared.pieces.push(piece);
+            prepared.encoded += segment.encoded_length();
+            prepared.segments.push(segment);
             prepared.done += length;
             after.memory.push(part.split_to(length));
             if part.is_empty() {

@@ -33,7 +33,7 @@ pub(super) struct ReceivedOffers {
     next_read: u64,
     /// Reads to cancel.
     cancels: Vec<u64>,
-    /// The memory that messages in one piece may have.
+    /// The memory that messages in one segment may have.
     budget: Arc<LandingBudget>,
     landed: LandedBytes,
 }
@@ -55,7 +55,7 @@ struct ReceivedOffer {
     stream: Option<StreamKey>,
     /// The offer is one whole message.
     is_message: bool,
-    /// The offer is delivered in one piece.
+    /// The offer is delivered in one segment.
     in_one: bool,
     /// The number of bytes for which reads were started.
     requested: u64,
@@ -70,7 +70,7 @@ struct ReceivedOffer {
 struct ContentRead {
     id: u64,
     length: u64,
-    /// The memory that the content counts as, if it is delivered in one piece.
+    /// The memory that the content counts as, if it is delivered in one segment.
     charge: Option<Charge>,
     /// The content, once it has landed.
     memory: Option<Bytes>,
@@ -90,14 +90,14 @@ enum NotStarted {
 struct Landed {
     memory: Bytes,
     length: u64,
-    /// The content is a whole message in one piece.
+    /// The content is a whole message in one segment.
     in_one: bool,
     /// The offer has no more.
     is_last: bool,
 }
 
 impl ReceivedOffers {
-    /// The length of reads, in bytes, of an offer that is not delivered in one piece.
+    /// The length of reads, in bytes, of an offer that is not delivered in one segment.
     const READ: u64 = 512 << 10;
     /// The length of a gRPC message's prefix.
     const MESSAGE_PREFIX: u64 = 5;
@@ -214,8 +214,8 @@ impl ReceivedOffers {
         let length = if offer.in_one { offer.left() } else { offer.left().min(Self::READ) };
         let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };
         let id = self.next_read;
-        let pieces = offer.pieces(offer.requested..offer.requested + length);
-        match wire.read(id, &pieces, aligned_at) {
+        let segments = offer.segments(offer.requested..offer.requested + length);
+        match wire.read(id, &segments, aligned_at) {
             Ok(()) => {}
             Err(ReadRefused::Later) => return Err(NotStarted::Later),
             Err(ReadRefused::Never(reason)) => {
@@ -461,24 +461,24 @@ impl ReceivedOffer {
     }
 
     /// Returns where a range of the offered bytes lies.
-    fn pieces(&self, range: Range<u64>) -> Vec<Piece<'_>> {
+    fn segments(&self, range: Range<u64>) -> Vec<Piece<'_>> {
         let (mut at, mut found) = (0, Vec::with_capacity(2));
-        for piece in &self.offer.pieces {
-            let (start, end) = (range.start.max(at), range.end.min(at + piece.length()));
+        for segment in &self.offer.segments {
+            let (start, end) = (range.start.max(at), range.end.min(at + segment.length()));
             if start < end {
                 let (offset, length) = (start - at, end - start);
-                found.push(match piece {
+                found.push(match segment {
                     OfferSegment::Remote { from, .. } => {
                         let from = RemoteSegment { address: from.address + offset, ..*from };
                         Piece::Remote { from, length }
                     }
-                    // Offsets of inline pieces are below 65 536.
+                    // Offsets of inline segments are below 65 536.
                     OfferSegment::Inline(bytes) => {
                         Piece::Inline(&bytes[offset as usize..(offset + length) as usize])
                     }
                 });
             }
-            at += piece.length();
+            at += segment.length();
         }
         found
     }

@@ -36,29 +36,29 @@ impl<K> Default for SentOffers<K> {
     }
 }
 
-/// A message that is copied, a piece at a time, before it is offered.
+/// A message that is copied, a chunk at a time, before it is offered.
 #[derive(Debug)]
 pub(super) struct Preparing<K> {
-    pub(super) pieces: Vec<OfferSegment>,
+    pub(super) segments: Vec<OfferSegment>,
     pub(super) kept: Vec<K>,
-    /// Bytes of `pieces` that were copied to memory that the peer reads.
+    /// Bytes of `segments` that were copied to memory that the peer reads.
     pub(super) copied: usize,
-    /// The length of the encoded pieces.
+    /// The length of the encoded segments.
     pub(super) encoded: usize,
-    /// Bytes of `pieces`.
+    /// Bytes of `segments`.
     pub(super) done: usize,
-    /// The rest can't be offered with these pieces.
+    /// The rest can't be offered with these segments.
     pub(super) failed: bool,
 }
 
 impl<K> Preparing<K> {
     pub(super) fn new() -> Self {
-        Self { pieces: Vec::new(), kept: Vec::new(), copied: 0, encoded: 0, done: 0, failed: false }
+        Self { segments: Vec::new(), kept: Vec::new(), copied: 0, encoded: 0, done: 0, failed: false }
     }
 
     /// Adds `length` bytes of this side's memory.
     pub(super) fn push(&mut self, from: RemoteSegment, kept: K, length: usize) {
-        self.pieces.push(OfferSegment::Remote { from, length: length as u64 });
+        self.segments.push(OfferSegment::Remote { from, length: length as u64 });
         self.kept.push(kept);
         self.done += length;
     }

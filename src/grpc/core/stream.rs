@@ -28,7 +28,7 @@ impl StreamKey {
 pub(crate) enum Part {
     /// Bytes of the body, in order. Messages may begin and end anywhere in them.
     Data(Bytes),
-    /// One whole gRPC message with its prefix of five bytes, in one piece of registered memory. The place that the sender named
+    /// One whole gRPC message with its prefix of five bytes, in one segment of registered memory. The place that the sender named
     /// ([`send_message`](super::Core::send_message)) is at a multiple of 64 bytes. Only after
     /// [`deliver_landed`](super::Core::deliver_landed).
     Message(Bytes),
@@ -186,7 +186,7 @@ pub(super) struct Sending {
     /// Offers that the peer has not given back, and their bytes.
     pub(super) offers: u32,
     pub(super) offered: usize,
-    /// The first message is being copied, a piece at a time.
+    /// The first message is being copied, a chunk at a time.
     pub(super) is_preparing: bool,
     pub(super) queued: Option<Queue>,
     pub(super) waker: Option<Waker>,
@@ -223,9 +223,9 @@ pub(super) struct Receiving {
     pub(super) target: i64,
     /// The application has asked for a part.
     pub(super) wanted: bool,
-    /// The limit of messages that are delivered in one piece.
+    /// The limit of messages that are delivered in one segment.
     pub(super) landed_limit: Option<usize>,
-    /// The memory of the messages that were delivered in one piece; there if the stream delivers any.
+    /// The memory of the messages that were delivered in one segment; there if the stream delivers any.
     pub(super) share: Option<CallShare>,
     /// The length of an offer for which there is no memory.
     pub(super) starved: Option<u64>,

@@ -118,8 +118,8 @@ pub(in crate::grpc) trait Wire {
     /// Copies `bytes` into memory that the peer may read. Returns `None` if there is no memory now.
     fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Self::Kept)>;
 
-    /// Starts to read the pieces into one piece of memory whose byte `aligned_at` lies at a multiple of 64.
-    fn read(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused>;
+    /// Starts to read the segments into one segment of memory whose byte `aligned_at` lies at a multiple of 64.
+    fn read(&mut self, id: u64, segments: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused>;
 
     /// Ends a fetch. It is reported as landed without memory.
     fn cancel_read(&mut self, id: u64);

@@ -366,7 +366,7 @@ impl Encoder {
     /// Most headers that are known, and most fields of each.
     const KNOWN: usize = 16;
     const FIELDS: usize = 16;
-    /// Entries and bytes that this end uses of a larger table.
+    /// Entries and bytes that this side uses of a larger table.
     const MOST: Room = Room { entries: 1024, bytes: 64 << 10 };
 
     /// Sets the size of the table that the peer keeps.

@@ -197,7 +197,7 @@ pub(in crate::grpc) struct Payload {
     end: usize,
 }
 
-/// The limits of one end, which the other end keeps within.
+/// The limits of one side, which the other side keeps within.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::grpc) struct Limits {
     /// The number of calls that the peer may have open.
@@ -259,9 +259,9 @@ pub(in crate::grpc) enum OfferSegment {
 }
 
 impl OfferSegment {
-    /// The length of an encoded piece of the sender's memory.
+    /// The length of an encoded segment of the sender's memory.
     pub(in crate::grpc) const REMOTE_LENGTH: usize = 21;
-    /// The length of what precedes the bytes of an inline piece.
+    /// The length of what precedes the bytes of an inline segment.
     pub(in crate::grpc) const INLINE_PREFIX: usize = 3;
 
     /// Returns the number of offered bytes.
@@ -272,7 +272,7 @@ impl OfferSegment {
         }
     }
 
-    /// Returns the length of the encoded piece.
+    /// Returns the length of the encoded segment.
     pub(in crate::grpc) fn encoded_length(&self) -> usize {
         match self {
             Self::Remote { .. } => Self::REMOTE_LENGTH,
@@ -285,24 +285,24 @@ impl OfferSegment {
 ///
 /// ```text
 ///  0      8      16          24
-///  offer  total  aligned_at  pieces …     1 │ address (8) │ rkey (4) │ length (8)      memory of the sender
+///  offer  total  aligned_at  segments …     1 │ address (8) │ rkey (4) │ length (8)      memory of the sender
 ///                                         0 │ length (2) │ bytes                       bytes in this frame
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::grpc) struct ContentOffer {
     /// The number of the offer, in order of the sender's offers.
     pub(in crate::grpc) id: u64,
-    /// The number of bytes: the sum of the pieces.
+    /// The number of bytes: the sum of the segments.
     pub(in crate::grpc) total: u64,
     /// The byte that is to land at a multiple of 64 bytes.
     pub(in crate::grpc) aligned_at: u64,
-    pub(in crate::grpc) pieces: Vec<OfferSegment>,
+    pub(in crate::grpc) segments: Vec<OfferSegment>,
 }
 
 impl ContentOffer {
     /// The longest offer, in bytes. Sums of lengths and costs never overflow.
     pub(in crate::grpc) const LONGEST: u64 = 1 << 60;
-    /// The length of what precedes the pieces.
+    /// The length of what precedes the segments.
     pub(in crate::grpc) const PREFIX: usize = 24;
 
     /// Adds the payload to `out`.
@@ -310,8 +310,8 @@ impl ContentOffer {
         for number in [self.id, self.total, self.aligned_at] {
             out.extend_from_slice(&number.to_le_bytes());
         }
-        for piece in &self.pieces {
-            match piece {
+        for segment in &self.segments {
+            match segment {
                 OfferSegment::Remote { from, length } => {
                     out.push(1);
                     out.extend_from_slice(&from.address.to_le_bytes());
@@ -320,7 +320,7 @@ impl ContentOffer {
                 }
                 OfferSegment::Inline(bytes) => {
                     out.push(0);
-                    // The sender makes no longer pieces.
+                    // The sender makes no longer segments.
                     out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
                     out.extend_from_slice(bytes);
                 }
@@ -331,7 +331,7 @@ impl ContentOffer {
     /// Reads the payload of an OFFER.
     ///
     /// # Errors
-    /// The payload is no offer: too short, without bytes, with an empty piece, with a sum that differs from the total, with memory beyond the
+    /// The payload is no offer: too short, without bytes, with an empty segment, with a sum that differs from the total, with memory beyond the
     /// end of the address space, or with an alignment beyond its end.
     pub(in crate::grpc) fn decode(frames: &Frames, payload: Payload) -> Result<Self, CallViolation> {
         let mut rest = frames.bytes(payload);
@@ -339,41 +339,41 @@ impl ContentOffer {
         let id = rest.try_get_u64_le().map_err(short)?;
         let total = rest.try_get_u64_le().map_err(short)?;
         let aligned_at = rest.try_get_u64_le().map_err(short)?;
-        let (mut pieces, mut sum) = (Vec::with_capacity(2), 0_u64);
+        let (mut segments, mut sum) = (Vec::with_capacity(2), 0_u64);
         while let Some((tag, after)) = rest.split_first() {
             rest = after;
-            let piece = match tag {
+            let segment = match tag {
                 1 => {
                     let address = rest.try_get_u64_le().map_err(short)?;
                     let rkey = Rkey(rest.try_get_u32_le().map_err(short)?);
                     let length = rest.try_get_u64_le().map_err(short)?;
                     let from = RemoteSegment { address, rkey };
-                    from.address.checked_add(length).ok_or(bad("a piece ends beyond the address space"))?;
+                    from.address.checked_add(length).ok_or(bad("a segment ends beyond the address space"))?;
                     OfferSegment::Remote { from, length }
                 }
                 0 => {
                     let length = rest.try_get_u16_le().map_err(short)?.into();
                     let (bytes, after) =
-                        rest.split_at_checked(length).ok_or(bad("a piece is longer than the frame"))?;
+                        rest.split_at_checked(length).ok_or(bad("a segment is longer than the frame"))?;
                     rest = after;
                     // Pieces wait in memory, so they do not keep the message.
                     OfferSegment::Inline(Bytes::copy_from_slice(bytes))
                 }
-                _ => return Err(bad("a piece has an unknown tag")),
+                _ => return Err(bad("a segment has an unknown tag")),
             };
-            if piece.length() == 0 {
-                return Err(bad("a piece is empty"));
+            if segment.length() == 0 {
+                return Err(bad("a segment is empty"));
             }
-            sum = sum.checked_add(piece.length()).ok_or(bad("the sum of the pieces is too large"))?;
-            pieces.push(piece);
+            sum = sum.checked_add(segment.length()).ok_or(bad("the sum of the segments is too large"))?;
+            segments.push(segment);
         }
         if total == 0 || sum != total || total > Self::LONGEST {
-            return Err(bad("the pieces do not add up to the total"));
+            return Err(bad("the segments do not add up to the total"));
         }
         if aligned_at >= total {
             return Err(bad("the aligned byte is beyond the end"));
         }
-        Ok(Self { id, total, aligned_at, pieces })
+        Ok(Self { id, total, aligned_at, segments })
     }
 }
 

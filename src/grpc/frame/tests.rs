@@ -58,10 +58,10 @@ fn offers() -> impl Strategy<Value = ContentOffer> {
     });
     let inline =
         prop::collection::vec(any::<u8>(), 1..300).prop_map(|bytes| OfferSegment::Inline(bytes.into()));
-    let pieces = prop::collection::vec(prop_oneof![remote, inline], 1..20);
-    (any::<u64>(), pieces, any::<u64>()).prop_map(|(id, pieces, at)| {
-        let total: u64 = pieces.iter().map(OfferSegment::length).sum();
-        ContentOffer { id, total, aligned_at: at % total, pieces }
+    let segments = prop::collection::vec(prop_oneof![remote, inline], 1..20);
+    (any::<u64>(), segments, any::<u64>()).prop_map(|(id, segments, at)| {
+        let total: u64 = segments.iter().map(OfferSegment::length).sum();
+        ContentOffer { id, total, aligned_at: at % total, segments }
     })
 }
 
@@ -138,8 +138,8 @@ proptest! {
     fn decoding_reverses_encoding_of_offers(offer in offers()) {
         let mut payload = Vec::new();
         offer.encode(&mut payload);
-        let pieces: usize = offer.pieces.iter().map(OfferSegment::encoded_length).sum();
-        prop_assert_eq!(payload.len(), ContentOffer::PREFIX + pieces);
+        let segments: usize = offer.segments.iter().map(OfferSegment::encoded_length).sum();
+        prop_assert_eq!(payload.len(), ContentOffer::PREFIX + segments);
         prop_assert_eq!(decode_offer(&payload), Ok(offer));
     }
 

@@ -115,10 +115,10 @@ impl Session {
     }
 
     /// Opens a stream for a call of this client. The headers are queued; nothing is sent until [`drive`](Self::drive). If the server has as
-    /// many streams as it takes, the call waits in the queue until another has ended, so callers need not ask before.
+    /// many streams as it accepts, the call waits in the queue until another has ended, so callers need not ask before.
     ///
     /// # Errors
-    /// The connection has ended, or takes no new calls.
+    /// The connection has ended, or accepts no new calls.
     pub(crate) fn open(self: &Arc<Self>, head: impl Into<Arc<RequestHeaders>>) -> Result<Stream, OpenError> {
         let key = lock(&self.shared.state).core.open(head)?;
         Ok(Stream::new(Arc::clone(self), key))
@@ -182,7 +182,7 @@ impl Session {
         self.drive();
     }
 
-    /// Ends the connection at once. Calls that run fail at both ends.
+    /// Ends the connection at once. Calls that run fail at both sides.
     pub(crate) fn abort(&self) {
         self.endpoint.abort(AbortCode::RESET);
     }
@@ -193,7 +193,7 @@ impl Session {
         !core.has_ended() && core.going_away().is_none()
     }
 
-    /// Waits until the connection has ended: with a fault, or because an end went away and the last call has ended.
+    /// Waits until the connection has ended: with a fault, or because a side went away and the last call has ended.
     ///
     /// # Errors
     /// The connection ended with a fault.
@@ -446,7 +446,7 @@ impl MessageHandler for SessionShared {
 
     fn peer_finished(&self, after: &mut Deferred) {
         lock(&self.state).end(&CallFault::PeerClosed, after);
-        // This end closes too.
+        // This side closes too.
         if let Some(session) = self.session.upgrade() {
             after.runs.push(session);
         }

@@ -27,7 +27,7 @@ pub(crate) struct Stream {
     starved: AtomicBool,
     /// The last part was taken.
     ended: AtomicBool,
-    /// Messages of this end are aligned at their last large field.
+    /// Messages of this side are aligned at their last large field.
     aligns_last: AtomicBool,
 }
 
@@ -69,7 +69,7 @@ impl Stream {
     }
 
     /// Queues one whole gRPC message with its prefix, in parts. Parts in registered memory go from where they lie; small ones are copied. A
-    /// peer that [takes landed messages](Self::deliver_landed) gets it in one piece of memory, in which the byte `aligned_at` of the
+    /// peer that [takes landed messages](Self::deliver_landed) gets it in one segment of memory, in which the byte `aligned_at` of the
     /// message is at a multiple of 64 bytes.
     pub(crate) fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
         self.with(|core| core.send_message(self.key, parts, aligned_at, end));
@@ -82,7 +82,7 @@ impl Stream {
         self.deliver_landed(landing.limit);
     }
 
-    /// Returns the field at which messages of this end are to be aligned.
+    /// Returns the field at which messages of this side are to be aligned.
     pub(crate) fn aligned_field(&self) -> AlignedField {
         if self.aligns_last.load(Ordering::Relaxed) { AlignedField::Last } else { AlignedField::Longest }
     }
@@ -263,7 +263,7 @@ impl Stream {
         self.lock().core.poll_reset(self.key, context.waker())
     }
 
-    /// Delivers messages that the peer offers as wholes from now on in one piece ([`Part::Message`]), if they have at most `limit`
+    /// Delivers messages that the peer offers as wholes from now on in one segment ([`Part::Message`]), if they have at most `limit`
     /// bytes without their prefix. A longer one is [`CallFault::MessageTooLarge`] in its place, and does not land. Call this before the first
     /// [`poll_part`](Self::poll_part), because messages land from then on.
     pub(crate) fn deliver_landed(&self, limit: usize) {

@@ -89,7 +89,7 @@ struct ConnectionWatch {
 }
 
 impl ConnectionWatch {
-    /// Returns true if the connection ended, or takes no further calls.
+    /// Returns true if the connection ended, or accepts no further calls.
     fn is_ended(&self) -> bool {
         self.is_ended.load(Ordering::Acquire)
     }
@@ -207,7 +207,7 @@ impl Reservation {
     }
 }
 
-/// Returns true if hyper could not send the call because its connection takes no new calls: the server sent GOAWAY, and finishes older
+/// Returns true if hyper could not send the call because its connection accepts no new calls: the server sent GOAWAY, and finishes older
 /// calls.
 fn was_not_sent(error: &(dyn Error + 'static)) -> bool {
     match error.downcast_ref::<hyper::Error>() {

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Each endpoint has a task. The task dials the endpoint, waits for the server's first bytes, and puts the connection into
-//! the table (`table.rs`). When the connection ends or takes no further calls (GOAWAY), the task takes it out of the table. A call picks
+//! the table (`table.rs`). When the connection ends or accepts no further calls (GOAWAY), the task takes it out of the table. A call picks
 //! two connections of the table at random, and takes the connection with fewer calls in flight. No queue and no other task is between a
 //! call and its connection.
 //!
@@ -101,7 +101,7 @@ enum NextConnection {
 }
 
 impl BalancedChannel {
-    /// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them, over RDMA where both ends have it and
+    /// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them, over RDMA where both sides have it and
     /// over TCP elsewhere.
     ///
     /// An endpoint that is down gets no calls, is dialled again by back-off (at first after 100 ms, at last every 10 s), and

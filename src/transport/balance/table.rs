@@ -117,7 +117,7 @@ impl<C: Connection> Table<C> {
         Arc::new(Self { entries: Mutex::new(entries), changes: watch::Sender::new(()), on_demand })
     }
 
-    /// Returns the connection of the only endpoint of the table, if there is one. It may take no further calls.
+    /// Returns the connection of the only endpoint of the table, if there is one. It may accept no further calls.
     pub(crate) fn only(&self) -> Option<Arc<C>> {
         let entries = lock(&self.entries);
         match &entries.up[..] {
@@ -201,7 +201,7 @@ impl<C: Connection> Table<C> {
         self.set(id, |_| Some(ConnectionState::down(error)));
     }
 
-    /// Notes that the connection of an endpoint takes no further calls. If it ended too soon after its dial, the endpoint is down.
+    /// Notes that the connection of an endpoint accepts no further calls. If it ended too soon after its dial, the endpoint is down.
     fn ended(&self, id: u64, too_soon: bool) {
         self.set(id, |entry| match (&entry.state, self.on_demand) {
             // A call waits.
@@ -257,7 +257,7 @@ impl<C: Connection> Entries<C> {
     }
 
     /// Takes two connections at random, and returns the connection with fewer calls in flight. It is nearly as good as the least busy
-    /// connection of all, and concurrent calls do not all choose one connection. `None` if one of the two takes no further calls.
+    /// connection of all, and concurrent calls do not all choose one connection. `None` if one of the two accepts no further calls.
     fn pick(&self) -> Option<Arc<C>> {
         let count = self.up.len();
         if count == 0 {
@@ -273,7 +273,7 @@ impl<C: Connection> Entries<C> {
         Some(Arc::clone(if count > 1 && other.load() < one.load() { other } else { one }))
     }
 
-    /// Lets the tasks of endpoints dial whose connection takes no further calls; with `begun`, also of those on demand that are idle, or
+    /// Lets the tasks of endpoints dial whose connection accepts no further calls; with `begun`, also of those on demand that are idle, or
     /// have been down since before that. Adds what is to be dropped to `old`, if there is a change.
     fn dial_again(&mut self, begun: Option<Instant>, old: &mut Vec<ConnectionState<C>>) {
         let before = old.len();
@@ -425,7 +425,7 @@ where
                 table.up(id, &connection);
                 tokio::select! {
                     () = connection.ended() => {}
-                    // A call has found that the connection takes no further calls.
+                    // A call has found that the connection accepts no further calls.
                     () = table.until(id, |state| !matches!(state, ConnectionState::Up(_))) => {}
                 }
                 drop(connection);

@@ -289,7 +289,7 @@ impl<U: Message + Default> Decoder for GatherDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // The stub is in one piece, because tonic's buffer is.
+        // The stub is in one segment, because tonic's buffer is.
         let decoded = match landed::redeem(buffer.chunk())? {
             Some(message) => {
                 buffer.advance(buffer.remaining());

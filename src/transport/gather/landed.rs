@@ -47,12 +47,12 @@ pub(crate) enum AlignedField {
     Last,
 }
 
-/// The wish for landed messages, with the limit of their length, and the choice for the messages of this end.
+/// The wish for landed messages, with the limit of their length, and the choice for the messages of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Landing {
     /// In bytes, without the prefix.
     pub(crate) limit: usize,
-    /// The field of this end's messages that is aligned.
+    /// The field of this side's messages that is aligned.
     pub(crate) aligned: AlignedField,
 }
 
@@ -66,7 +66,7 @@ impl Default for Landing {
 /// A stream that can deliver landed messages.
 pub(crate) trait LandingTarget: Debug + Send + Sync {
     /// Delivers messages of at most [`Landing::limit`] bytes, without their prefix, in the memory that they land in, and aligns messages of
-    /// this end at [`Landing::aligned`].
+    /// this side at [`Landing::aligned`].
     fn deliver_landed(&self, landing: Landing);
 }
 

@@ -1,4 +1,4 @@
-//! Applications at both ends. A task is polled only when it was woken, so a wake-up that is missing becomes a hang.
+//! Applications at both sides. A task is polled only when it was woken, so a wake-up that is missing becomes a hang.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,11 +46,11 @@ pub(super) enum Plan {
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) number: usize,
-    /// The bodies of both ends.
+    /// The bodies of both sides.
     pub(super) bodies: [Vec<Plan>; 2],
     /// The server reads the whole request before it ends the call.
     pub(super) reads_all: bool,
-    /// Messages are delivered in one piece, by end.
+    /// Messages are delivered in one segment, by end.
     pub(super) landed: [bool; 2],
     /// How often an end reads, in percent.
     pub(super) reads: [u32; 2],

@@ -1,4 +1,4 @@
-//! A network between two ends. Messages arrive in order; fetches land in any order, and read the memory of the other end when they land.
+//! A network between two ends. Messages arrive in order; fetches land in any order, and read the memory of the other side when they land.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
@@ -42,7 +42,7 @@ impl Default for Device {
 pub(super) struct CoreEnd {
     pub(super) core: Core<Kept>,
     pub(super) device: Device,
-    /// Messages under way to the other end.
+    /// Messages under way to the other side.
     pub(super) sent: VecDeque<Bytes>,
     memory: HashMap<u64, Weak<Bytes>>,
     next_address: u64,
@@ -63,8 +63,8 @@ impl CoreEnd {
 #[derive(Debug)]
 pub(super) struct Fetch {
     id: u64,
-    /// Addresses and lengths in the memory of the other end, or bytes.
-    pieces: Vec<Result<(u64, u64), Vec<u8>>>,
+    /// Addresses and lengths in the memory of the other side, or bytes.
+    segments: Vec<Result<(u64, u64), Vec<u8>>>,
     cancelled: bool,
 }
 
@@ -115,17 +115,17 @@ impl Wire for SimulatedWire<'_> {
         (!is_refused).then(|| self.lend(Bytes::copy_from_slice(bytes)))
     }
 
-    fn read(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
-        let pieces: Vec<_> = pieces
+    fn read(&mut self, id: u64, segments: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
+        let segments: Vec<_> = segments
             .iter()
-            .map(|piece| match piece {
+            .map(|segment| match segment {
                 Piece::Remote { from, length } => Ok((from.address, *length)),
                 Piece::Inline(bytes) => Err(bytes.to_vec()),
             })
             .collect();
-        let lengths = pieces
+        let lengths = segments
             .iter()
-            .map(|piece| piece.as_ref().map_or_else(|bytes| bytes.len() as u64, |piece| piece.1));
+            .map(|segment| segment.as_ref().map_or_else(|bytes| bytes.len() as u64, |segment| segment.1));
         let length: u64 = lengths.sum();
         assert!(length > 0 && (aligned_at as u64) < length);
         if length > self.device.longest {
@@ -135,7 +135,7 @@ impl Wire for SimulatedWire<'_> {
             *self.starved = true;
             return Err(ReadRefused::Later);
         }
-        self.fetches.push(Fetch { id, pieces, cancelled: false });
+        self.fetches.push(Fetch { id, segments, cancelled: false });
         Ok(())
     }
 
@@ -222,8 +222,8 @@ impl CorePair {
         let fetch = self.ends[end].fetches.swap_remove(self.random.usize(..fetches));
         let memory = &self.ends[1 - end].memory;
         let mut content = Vec::new();
-        for piece in fetch.pieces {
-            match piece {
+        for segment in fetch.segments {
+            match segment {
                 Ok((address, length)) => content.extend_from_slice(&read(memory, address, length)),
                 Err(bytes) => content.extend(bytes),
             }

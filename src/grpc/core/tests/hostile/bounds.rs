@@ -1,4 +1,4 @@
-//! What a peer makes this end keep has a bound.
+//! What a peer makes this side keep has a bound.
 
 use super::*;
 

@@ -72,10 +72,10 @@ impl Peer {
     }
 
     fn offer_with(self, flags: u8, stream: u32, id: u64, total: u64) -> Self {
-        let pieces =
+        let segments =
             vec![OfferSegment::Remote { from: RemoteSegment { address: 1, rkey: Rkey(1) }, length: total }];
         let mut payload = Vec::new();
-        ContentOffer { id, total, aligned_at: 0, pieces }.encode(&mut payload);
+        ContentOffer { id, total, aligned_at: 0, segments }.encode(&mut payload);
         self.flagged(Kind::Offer, flags, stream, &payload)
     }
 
@@ -338,31 +338,31 @@ fn nothing_may_come_between_the_frames_of_a_head() {
 
 #[test]
 fn offers_that_are_none_are_refused() {
-    let payload = |total: u64, aligned: u64, pieces: &[(u64, u64)]| {
+    let payload = |total: u64, aligned: u64, segments: &[(u64, u64)]| {
         let from = |address| RemoteSegment { address, rkey: Rkey(1) };
-        let piece = |&(address, length): &(u64, u64)| OfferSegment::Remote { from: from(address), length };
+        let segment = |&(address, length): &(u64, u64)| OfferSegment::Remote { from: from(address), length };
         let mut payload = Vec::new();
-        let pieces = pieces.iter().map(piece).collect();
-        ContentOffer { id: 0, total, aligned_at: aligned, pieces }.encode(&mut payload);
+        let segments = segments.iter().map(segment).collect();
+        ContentOffer { id: 0, total, aligned_at: aligned, segments }.encode(&mut payload);
         payload
     };
     let refused = |payload: &[u8]| to_server(Peer::new().open(1).plain(Kind::Offer, 1, payload));
     let why = |why| Err(CallViolation::Offer(why));
     assert_eq!(refused(&[0; 23]), why("the frame is too short"));
-    let sum = "the pieces do not add up to the total";
+    let sum = "the segments do not add up to the total";
     assert_eq!(refused(&payload(0, 0, &[])), why(sum));
     assert_eq!(refused(&payload(10, 0, &[(1, 9)])), why(sum));
     assert_eq!(refused(&payload((1 << 60) + 1, 0, &[(1, (1 << 60) + 1)])), why(sum));
     assert_eq!(
         refused(&payload(u64::MAX, 0, &[(0, u64::MAX), (0, 1)])),
-        why("the sum of the pieces is too large")
+        why("the sum of the segments is too large")
     );
-    assert_eq!(refused(&payload(0, 0, &[(1, 0)])), why("a piece is empty"));
-    assert_eq!(refused(&payload(10, 0, &[(u64::MAX, 10)])), why("a piece ends beyond the address space"));
+    assert_eq!(refused(&payload(0, 0, &[(1, 0)])), why("a segment is empty"));
+    assert_eq!(refused(&payload(10, 0, &[(u64::MAX, 10)])), why("a segment ends beyond the address space"));
     assert_eq!(refused(&payload(10, 10, &[(1, 10)])), why("the aligned byte is beyond the end"));
-    assert_eq!(refused(&[payload(10, 0, &[(1, 10)]), vec![9]].concat()), why("a piece has an unknown tag"));
+    assert_eq!(refused(&[payload(10, 0, &[(1, 10)]), vec![9]].concat()), why("a segment has an unknown tag"));
     let inline = [payload(10, 0, &[]), vec![0, 200, 0, 1, 2]].concat();
-    assert_eq!(refused(&inline), why("a piece is longer than the frame"));
+    assert_eq!(refused(&inline), why("a segment is longer than the frame"));
     let order = to_server(Peer::new().open(1).offer(1, 1, 10));
     assert_eq!(order, Err(CallViolation::OfferOrder { seen: 1, expected: 0 }));
 }
