@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use tonic_rdma::unstable::protocol::{Chunk, Connection, Event, Finished, MAX_CHUNKS, Settings, SlotIndex};
-use tonic_rdma::unstable::wire::Header;
+use tonic_rdma::unstable::protocol::{Connection, Event, Finished, Settings, SlotIndex};
+use tonic_rdma::unstable::wire::{Chunk, Header, MAX_CHUNKS};
 
 /// Bytes of an eager message, and of a chunk. The bench does not touch them.
 const EAGER: usize = 64;

@@ -56,6 +56,18 @@ enum Cause {
 }
 
 /// What kind of failure an [`RdmaError`] is, for programs that decide by it.
+///
+/// ```
+/// use tonic_rdma::{Config, RdmaErrorKind};
+///
+/// let error = Config::default().completion_queues(0).validate().unwrap_err();
+/// assert_eq!(error.kind(), RdmaErrorKind::InvalidSetting);
+/// assert_eq!(error.variable(), Some("RDMA_COMPLETION_QUEUES"));
+/// assert_eq!(
+///     error.reason(),
+///     "Config::completion_queues is 0: takes a number from 1 to 64 (variable RDMA_COMPLETION_QUEUES)"
+/// );
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RdmaErrorKind {

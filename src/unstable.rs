@@ -3,8 +3,8 @@
 
 pub use crate::endpoint::{
     ClientSlot, ClientSlots, Deferred, Devices, Observation, OwnPolling, Pace, Participant, Polled, Queue,
-    QueueFull, Reactor, Run, SlotLost, Source, TooManyWaiters, UnannouncedArrival, Watched, WorkId, WorkKind,
-    connect_tcp, known_variables, may_spin, open_device, tuner, warn_of_unknown_variables,
+    QueueFull, Reactor, Run, SentHeaders, SlotLost, Source, TooManyWaiters, UnannouncedArrival, Watched,
+    WorkId, WorkKind, connect_tcp, known_variables, may_spin, open_device, warn_of_unknown_variables,
 };
 
 pub use crate::transport::request::grpc_timeout;
@@ -19,4 +19,9 @@ pub mod protocol {
 /// The formats of headers and of the hello.
 pub mod wire {
     pub use crate::wire::*;
+}
+
+/// The measurement of devices, by which [`EagerThreshold::Auto`](crate::EagerThreshold::Auto) decides.
+pub mod tuner {
+    pub use crate::endpoint::tuner::{Calibration, ChunkPoint, Key, Point, Tuned, tune};
 }

@@ -31,15 +31,14 @@ mod negotiate;
 mod polling;
 mod provider;
 mod stream;
-pub mod tuner;
+pub(crate) mod tuner;
 
 pub use config::{
     Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive, StockClients, TuneCache,
     known_variables, warn_of_unknown_variables,
 };
 pub(crate) use deferred::OwnedTask;
-pub(crate) use deferred::SentHeaders;
-pub use deferred::{Deferred, Run};
+pub use deferred::{Deferred, Run, SentHeaders};
 pub(crate) use error::{ConnectionFault, not_in_time};
 pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};
 pub use link::{WorkId, WorkKind};

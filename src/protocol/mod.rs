@@ -36,4 +36,4 @@ pub use directions::{Finished, MAX_UNREAD_CHUNKS, Part, ReadId, ReadRequest, Slo
 pub use settings::{AbortCode, ControlMessage, MAX_CONTROL_BODY, Settings, SettingsError};
 pub use violation::ProtocolViolation;
 
-pub use crate::wire::{Chunk, MAX_CHUNKS};
+pub(crate) use crate::wire::{Chunk, MAX_CHUNKS};

@@ -129,7 +129,7 @@ impl Drop for CallInFlight {
 pub struct OwnPolling(Arc<Reactor>);
 
 impl OwnPolling {
-    /// Begins. The thread has to poll until it drops the result, or to be content with a poll in each millisecond.
+    /// Begins to poll on this thread, which polls until it drops the result. Otherwise there is one poll in each millisecond.
     pub fn of(reactor: &Arc<Reactor>) -> Self {
         reactor.callers.own_polling.fetch_add(1, Ordering::SeqCst);
         // If the poll task is in a step, it may arm the queues once more. Then the first event wakes it, and it does not arm them again.

@@ -295,8 +295,7 @@ const LONGEST: u64 = 16 << 10;
 
 /// The reason why a calibration was not read from disk, or not kept there.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CacheError {
+pub(super) enum CacheError {
     /// The settings, or the measurement, allow no file.
     #[error("{0}")]
     NoFile(&'static str),

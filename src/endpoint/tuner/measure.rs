@@ -13,7 +13,7 @@ use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Key, Point};
 use crate::endpoint::config::Config;
 use crate::endpoint::link::receive::{Receives, Ring};
 use crate::endpoint::link::{Link, WorkId, WorkKind};
-use crate::error::RdmaError;
+use crate::error::{RdmaError, RdmaErrorKind};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::wire::{Chunk, Header, MAX_CHUNKS};
 use tonic_rdma_verbs::unstable::SlabRegistrations;
@@ -27,38 +27,29 @@ const CHUNKS: [usize; 5] = [64 << 10, 128 << 10, DEFAULT_CHUNK, 512 << 10, 1 << 
 /// Fewest and most measurements of one kind. Between these limits, the time that is left decides.
 const SAMPLES: std::ops::RangeInclusive<usize> = 3..=25;
 
-/// The reason why a device was not calibrated.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CalibrationError {
-    /// The configuration has a setting with a value that can't be used.
-    #[error(transparent)]
-    Config(#[from] RdmaError),
-    /// The device has no connection to itself.
-    #[error("the device can't be connected to itself: {0}")]
-    NoLoopback(Failure),
-    /// A step of the measurement failed.
-    #[error("the device failed while it was measured: {0}")]
-    Failed(Failure),
-}
-
 type Failure = Box<dyn Error + Send + Sync>;
+
+/// Returns the error of a device that was not calibrated.
+fn failed(what: &str, error: &Failure) -> RdmaError {
+    RdmaError::new(RdmaErrorKind::Device, format!("{what}: {error}"))
+}
 
 /// Measures a device by sending from the device to itself, with the receive buffers and path settings of `config`, in about
 /// `budget` of time. Blocks the thread for that time. A slow device is measured at fewer sizes.
 ///
 /// # Errors
 /// The configuration has a value that can't be used, or the device can't be connected to itself, or fails.
-pub fn calibrate(
+pub(super) fn calibrate(
     context: &Arc<dyn Context>,
     config: &Config,
     budget: Duration,
-) -> Result<Calibration, CalibrationError> {
+) -> Result<Calibration, RdmaError> {
     config.validate()?;
-    let mut loopback =
-        Loopback::new(context, config, 1 << *SIZES.end()).map_err(CalibrationError::NoLoopback)?;
+    let mut loopback = Loopback::new(context, config, 1 << *SIZES.end())
+        .map_err(|error| failed("the device can't be connected to itself", &error))?;
     let key = Key::new(context.attributes(), config.slot_size);
-    measure(&mut loopback, key, budget).map_err(CalibrationError::Failed)
+    measure(&mut loopback, key, budget)
+        .map_err(|error| failed("the device failed while it was measured", &error))
 }
 
 fn measure(loopback: &mut Loopback, key: Key, budget: Duration) -> Result<Calibration, Failure> {

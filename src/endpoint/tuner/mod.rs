@@ -19,10 +19,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
-pub use calibration::{CacheError, Calibration, ChunkPoint, Key, Point};
-pub use measure::{CalibrationError, calibrate};
+pub use calibration::{Calibration, ChunkPoint, Key, Point};
+use measure::calibrate;
 
 use super::config::{Config, EagerThreshold};
+use crate::error::{RdmaError, RdmaErrorKind};
 use calibration::{DEFAULT_CHUNK, SOFTWARE};
 use tonic_rdma_verbs::Context;
 use tonic_rdma_verbs::unstable::{lock, units::size};
@@ -292,7 +293,7 @@ pub struct Tuned {
     /// The calibration was measured before, and read from disk.
     pub from_disk: bool,
     /// The file that has the calibration, or the reason why there is none.
-    pub kept: Result<PathBuf, CacheError>,
+    pub kept: Result<PathBuf, RdmaError>,
 }
 
 /// Returns the calibration that connections with this configuration use on a device; they use none on the software device. Reads it
@@ -317,13 +318,14 @@ pub fn tune(
     config: &Config,
     fresh: bool,
     budget: Duration,
-) -> Result<Tuned, CalibrationError> {
+) -> Result<Tuned, RdmaError> {
     let key = Key::new(context.attributes(), config.slot_size);
     if !fresh && let Ok(Some((calibration, path))) = calibration::load(config, &key) {
         return Ok(Tuned { calibration, from_disk: true, kept: Ok(path) });
     }
     let calibration = calibrate(context, config, budget)?;
     let kept = calibration::store(config, &calibration);
+    let kept = kept.map_err(|error| RdmaError::of(RdmaErrorKind::Internal, error));
     Ok(Tuned { calibration, from_disk: false, kept })
 }
 
