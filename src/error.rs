@@ -9,7 +9,8 @@ type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The error of this package: what happened, to whom, and what to do.
 ///
-/// [`kind`](Self::kind) is for the program, [`reason`](Self::reason) for people, and the causes are in `source()`. It is
+/// [`kind`](Self::kind) is for the program, [`reason`](Self::reason) for people, and the causes are in
+/// `source()`. It is
 ///
 /// - what connecting, serving and [`Config`](crate::Config) return,
 /// - a source of the `tonic::transport::Error` of a connection that could not be made,
@@ -72,13 +73,15 @@ enum Cause {
 #[non_exhaustive]
 pub enum RdmaErrorKind {
     /// A setting or an environment variable has a value that it does not accept. [`RdmaError::setting`],
-    /// [`variable`](RdmaError::variable), [`value`](RdmaError::value) and [`accepted`](RdmaError::accepted) have the details.
+    /// [`variable`](RdmaError::variable), [`value`](RdmaError::value) and [`accepted`](RdmaError::accepted)
+    /// have the details.
     InvalidSetting,
     /// The argument is no endpoint or has no host, or there is no endpoint.
     InvalidEndpoint,
     /// The address can't be listened on.
     Listen,
-    /// The name of the host does not resolve, no address of the host can be connected to, or no endpoint of the channel is up.
+    /// The name of the host does not resolve, no address of the host can be connected to, or no endpoint of
+    /// the channel is up.
     Unreachable,
     /// Something did not happen in time: a connection, the answer to a ping, or a call.
     Timeout,
@@ -106,7 +109,8 @@ pub enum RdmaErrorKind {
 
 /// A value that a setting does not accept.
 pub(crate) struct BadSetting {
-    /// The setter, such as `completion_queues`; with its type before it (`CallConfig::timeout`) if that is not `Config`.
+    /// The setter, such as `completion_queues`; with its type before it (`CallConfig::timeout`) if that is
+    /// not `Config`.
     pub(crate) setting: &'static str,
     /// The variable of the setting. Empty if there is none.
     pub(crate) variable: &'static str,
@@ -157,14 +161,16 @@ impl RdmaError {
         self.0.kind
     }
 
-    /// Returns what happened, to which peer, device or setting, and what to do, in one line. `Display` prints the same.
+    /// Returns what happened, to which peer, device or setting, and what to do, in one line. `Display` prints
+    /// the same.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.0.reason
     }
 
-    /// Returns the name of the setting with a value that it does not accept: the method of [`Config`](crate::Config) that sets
-    /// it, such as `completion_queues`. Limits of calls have the name of their type before it, such as `CallConfig::timeout`.
+    /// Returns the name of the setting with a value that it does not accept: the method of
+    /// [`Config`](crate::Config) that sets it, such as `completion_queues`. Limits of calls have the name of
+    /// their type before it, such as `CallConfig::timeout`.
     #[must_use]
     pub fn setting(&self) -> Option<&'static str> {
         Some(self.0.setting.as_ref()?.setting)
@@ -241,8 +247,8 @@ impl From<BadSetting> for RdmaError {
     }
 }
 
-/// Takes the error of this package out of an [`io::Error`] of a stream or a listener. Any other `io::Error` is that of an address that can't be
-/// listened on.
+/// Takes the error of this package out of an [`io::Error`] of a stream or a listener. Any other `io::Error`
+/// is that of an address that can't be listened on.
 impl From<io::Error> for RdmaError {
     fn from(error: io::Error) -> Self {
         match error.get_ref().and_then(|inside| inside.downcast_ref::<Self>()) {

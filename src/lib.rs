@@ -245,8 +245,9 @@
 //!
 //! # Names
 //!
-//! `Rdma` stands on the types that take the part of a tonic type of the same name, such as [`RdmaChannel`] and [`RdmaServer`], with their
-//! builders, futures and error, so that both can be imported side by side. Nothing else has the prefix.
+//! The prefix `Rdma` marks exactly the types that take the part of a tonic type of the same name, such as
+//! [`RdmaChannel`] and [`RdmaServer`], with their builders, futures and error, so that both can be imported side
+//! by side. Nothing else has it.
 //!
 //! # Observability
 //!

@@ -1,5 +1,5 @@
-//! What the other packages of tonic-rdma need and applications do not. It changes only with a new minor version (0.1 to 0.2), never with
-//! a patch, so `version = "0.1"` is enough.
+//! What the other packages of tonic-rdma need and applications do not. It changes only with a new minor
+//! version (0.1 to 0.2), never with a patch, so `version = "0.1"` is enough.
 
 pub use crate::endpoint::{
     ClientSlot, ClientSlots, Deferred, Devices, Observation, OwnPolling, Pace, Participant, Polled, Queue,

@@ -11,15 +11,16 @@ use http::HeaderMap;
 use tokio::task::AbortHandle;
 use tonic_rdma_verbs::unstable::{drop_all, run_each, wake_all};
 
-/// Tasks to wake, work to run, and memory to drop. Functions that hold a lock collect them here; the thread that held the lock carries them out once
-/// it holds no lock.
+/// Tasks to wake, work to run, and memory to drop. Functions that hold a lock collect them here; the thread
+/// that held the lock carries them out once it holds no lock.
 #[derive(Debug, Default)]
 pub struct Deferred {
     /// The tasks to wake.
     pub wakers: Vec<Waker>,
     /// The work to run.
     pub runs: Vec<Arc<dyn Run>>,
-    /// Memory of the application that is not needed any more. Its owner may run code of the application when it is dropped.
+    /// Memory of the application that is not needed any more. Its owner may run code of the application when
+    /// it is dropped.
     pub unneeded: Vec<Bytes>,
     /// Headers and trailers that were sent, or are not sent any more. Their values may have owners, too.
     pub headers: Vec<SentHeaders>,
@@ -36,7 +37,8 @@ pub enum SentHeaders {
 
 /// Work for the thread that found it, such as a new call that a server polls in place.
 pub trait Run: Send + Sync + Debug {
-    /// Does the work. The caller holds no lock. The thread may be any thread of the process, also one outside a runtime.
+    /// Does the work. The caller holds no lock. The thread may be any thread of the process, also one outside
+    /// a runtime.
     fn run(self: Arc<Self>);
 }
 
@@ -50,7 +52,8 @@ impl Deferred {
         Self { wakers: Vec::new(), runs: Vec::new(), unneeded: Vec::new(), headers: Vec::new() }
     }
 
-    /// Returns empty lists, which have the memory of those that this thread has given to [`reuse`](Self::reuse).
+    /// Returns empty lists, which have the memory of those that this thread has given to
+    /// [`reuse`](Self::reuse).
     pub fn reused() -> Self {
         // A thread that ends, or that is carrying something out, gets new ones.
         REUSED.try_with(RefCell::take).unwrap_or_default()
@@ -92,8 +95,9 @@ impl Deferred {
         self.wakers.is_empty() && self.runs.is_empty() && self.unneeded.is_empty() && self.headers.is_empty()
     }
 
-    /// Does the work in order, then wakes the tasks and drops the memory. A panic of the application ends with its own item. All lists are empty
-    /// afterwards, and keep their own memory. The caller holds no lock.
+    /// Does the work in order, then wakes the tasks and drops the memory. A panic of the application ends
+    /// with its own item. All lists are empty afterwards, and keep their own memory. The caller holds no
+    /// lock.
     pub fn carry_out(&mut self) {
         run_each("work of a connection", self.runs.drain(..), Run::run);
         wake_all(self.wakers.drain(..));

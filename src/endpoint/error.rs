@@ -16,8 +16,9 @@ pub(super) fn unreachable(failed: &[(SocketAddr, io::Error)]) -> RdmaError {
     RdmaError::new(RdmaErrorKind::Unreachable, format!("connecting to {}", listed(failed)))
 }
 
-/// Returns the error of a TCP connection that was not established within `limit`. `failed` has the addresses that were tried; it is empty
-/// if the name did not resolve in time, or if tonic's `Endpoint::connect_timeout` ended the attempt.
+/// Returns the error of a TCP connection that was not established within `limit`. `failed` has the addresses
+/// that were tried; it is empty if the name did not resolve in time, or if tonic's
+/// `Endpoint::connect_timeout` ended the attempt.
 pub(crate) fn not_in_time(authority: &str, limit: Duration, failed: &[(SocketAddr, io::Error)]) -> RdmaError {
     let tried = if failed.is_empty() { "" } else { "; tried " };
     let reason = format!("connecting to {authority}: no answer within {limit:?}{tried}{}", listed(failed));
@@ -62,8 +63,8 @@ pub(crate) enum NegotiationError {
     /// The peer sent a message that is not due now.
     #[error("the peer sent {0} out of turn")]
     OutOfTurn(&'static str),
-    /// The listener has no slot for a new client, and this client has kept it waiting for longest, among the clients of the
-    /// address with most unfinished negotiations.
+    /// The listener has no slot for a new client, and this client has kept it waiting for longest, among the
+    /// clients of the address with most unfinished negotiations.
     #[error("the listener needs the place of this unfinished negotiation for a new client")]
     Displaced,
     /// The policy requires RDMA, and there is none to this client.
@@ -131,7 +132,8 @@ pub(crate) enum RdmaUnavailable {
     /// The server's policy is TCP only.
     #[error("the server's policy is tcp-only")]
     TcpOnly,
-    /// The server prepares as many connections over RDMA as it prepares at a time, and there was no slot for this one.
+    /// The server prepares as many connections over RDMA as it prepares at a time, and there was no slot for
+    /// this one.
     #[error("the server has {0} unfinished negotiations over RDMA, which is the limit")]
     Crowded(usize),
     /// The server's device did not prepare the connection in time.
@@ -179,12 +181,12 @@ fn joined(reasons: &[RdmaUnavailable]) -> String {
     reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// The reason why a connection ended early. Reads and writes fail with it, as an [`RdmaError`] in an [`io::Error`] of a fitting kind, after
-/// all bytes that had arrived before were read.
+/// The reason why a connection ended early. Reads and writes fail with it, as an [`RdmaError`] in an
+/// [`io::Error`] of a fitting kind, after all bytes that had arrived before were read.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum ConnectionFault {
-    /// The peer's TCP connection, which stays open as long as the peer's process runs, has ended, or the device reports that the
-    /// peer is gone.
+    /// The peer's TCP connection, which stays open as long as the peer's process runs, has ended, or the
+    /// device reports that the peer is gone.
     #[error("the peer left without closing the connection (its process ended, or can't be reached): {0}")]
     PeerLost(Arc<str>),
     /// The peer ended the connection with an abort.
@@ -246,8 +248,8 @@ impl ConnectionFault {
         }
     }
 
-    /// Returns whether the fault says only that nothing gets through to the peer any more. Then the completion queue may still
-    /// have messages that the peer sent before.
+    /// Returns whether the fault says only that nothing gets through to the peer any more. Then the
+    /// completion queue may still have messages that the peer sent before.
     pub(super) fn is_loss(&self) -> bool {
         matches!(self, Self::PeerLost(_) | Self::DeviceFailed(_) | Self::Refused(_))
     }

@@ -1,4 +1,5 @@
-//! The result of a negotiation, the state of the connection since, and its counters, with their totals for the `metrics` facade.
+//! The result of a negotiation, the state of the connection since, and its counters, with their totals for
+//! the `metrics` facade.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -43,7 +44,8 @@ pub(crate) struct ConnectionFacts {
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
     pub(crate) telemetry: Option<Telemetry>,
-    /// The first byte of this connection. Each connection has its own `Arc`, so the `Arc` also identifies the connection.
+    /// The first byte of this connection. Each connection has its own `Arc`, so the `Arc` also identifies the
+    /// connection.
     pub(crate) first_byte: Arc<FirstByte>,
 }
 
@@ -118,8 +120,8 @@ impl RdmaConnectInfo {
         self.0.device.as_deref()
     }
 
-    /// Returns whether calls go over this connection without HTTP/2, as messages of RDMA. If not, [`reason`](Self::reason) says why
-    /// not, if this side asked for it.
+    /// Returns whether calls go over this connection without HTTP/2, as messages of RDMA. If not,
+    /// [`reason`](Self::reason) says why not, if this side asked for it.
     pub fn is_native(&self) -> bool {
         self.0.native
     }
@@ -150,8 +152,8 @@ impl RdmaConnectInfo {
         &self.0.first_byte
     }
 
-    /// Returns whether the peer uses TLS on this connection, as its first byte shows. Returns `false` before that byte has
-    /// arrived; a request arrives later. This does not show whether the peer has a certificate.
+    /// Returns whether the peer uses TLS on this connection, as its first byte shows. Returns `false` before
+    /// that byte has arrived; a request arrives later. This does not show whether the peer has a certificate.
     pub fn is_tls(&self) -> bool {
         self.0.first_byte.is_tls() == Some(true)
     }
@@ -166,7 +168,8 @@ impl RdmaConnectInfo {
         Arc::ptr_eq(&self.0.first_byte, &other.0.first_byte)
     }
 
-    /// Returns the counters of the connection; all are 0 on TCP. They stay readable after the connection has ended.
+    /// Returns the counters of the connection; all are 0 on TCP. They stay readable after the connection has
+    /// ended.
     pub fn counters(&self) -> CounterSnapshot {
         let Some(telemetry) = &self.0.telemetry else { return CounterSnapshot::default() };
         let (polls, sleeps) = (telemetry.polling.polls.value(), telemetry.polling.sleeps.value());
@@ -189,9 +192,10 @@ impl FirstByte {
         let _ = self.0.set(first);
     }
 
-    /// Returns whether the byte is of TLS; `None` before the byte has arrived. The first byte of TLS is the type of a record (RFC
-    /// 8446, 5.1): a handshake, or an alert before the handshake. A client of HTTP starts with a letter. A server of HTTP/2
-    /// starts with the highest byte of a frame's length, which is 0 because its first frame is short.
+    /// Returns whether the byte is of TLS; `None` before the byte has arrived. The first byte of TLS is the
+    /// type of a record (RFC 8446, 5.1): a handshake, or an alert before the handshake. A client of HTTP
+    /// starts with a letter. A server of HTTP/2 starts with the highest byte of a frame's length, which is 0
+    /// because its first frame is short.
     fn is_tls(&self) -> Option<bool> {
         const FIRST_TYPE: u8 = 20;
         const LAST_TYPE: u8 = 24;
@@ -207,8 +211,9 @@ macro_rules! counters {
             $(pub(crate) $name: Counter,)+
         }
 
-        /// The counters of a connection at one moment, from [`RdmaConnectInfo::counters`](crate::RdmaConnectInfo::counters). They
-        /// count from the start of the connection.
+        /// The counters of a connection at one moment, from
+        /// [`RdmaConnectInfo::counters`](crate::RdmaConnectInfo::counters). They count from the start of the
+        /// connection.
         ///
         /// ```
         /// use tonic_rdma::{CounterSnapshot, RdmaConnectInfo};
@@ -265,8 +270,8 @@ counters! {
     reads => "tonic_rdma_reads_total";
     /// Bytes fetched by RDMA READ.
     rendezvous_received_bytes => "tonic_rdma_rendezvous_bytes_received_total";
-    /// Bytes that went straight from the writer's memory into the peer's receive buffer, without a copy into a send
-    /// buffer.
+    /// Bytes that went straight from the writer's memory into the peer's receive buffer, without a copy into
+    /// a send buffer.
     copies_avoided_bytes => "tonic_rdma_copies_avoided_bytes_total";
     /// Bytes of native calls that the peer fetches from where the application wrote them.
     offered_in_place_bytes => "tonic_rdma_offered_in_place_bytes_total";
@@ -284,8 +289,8 @@ counters! {
     credit_stalls => "tonic_rdma_credit_stalls_total";
     /// Times a writer had to wait for its own send queue or send memory.
     send_stalls => "tonic_rdma_send_stalls_total";
-    /// Control messages sent: acknowledgements with credits, pings and their answers, returned credits, the end of the stream,
-    /// and aborts.
+    /// Control messages sent: acknowledgements with credits, pings and their answers, returned credits, the
+    /// end of the stream, and aborts.
     acks_sent => "tonic_rdma_acks_sent_total";
     /// Work requests posted to the send queue.
     work_requests => "tonic_rdma_work_requests_total";

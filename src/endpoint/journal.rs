@@ -1,5 +1,5 @@
-//! The log of connections. A listener and a dialer each have a journal, so that a flood of lines at one side does not hide the
-//! lines of the other.
+//! The log of connections. A listener and a dialer each have a journal, so that a flood of lines at one side
+//! does not hide the lines of the other.
 //!
 //! | level | events |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | info | new connections and their transport; a peer that left without closing while no write was waiting |
 //! | warn | transfers that were cut short, peers that do not answer or break the protocol, failed devices, refused clients |
 //!
-//! A peer decides how often these events happen, so the lines of info and warn are throttled, each message separately.
-//! `suppressed` is the number of lines that were left out.
+//! A peer decides how often these events happen, so the lines of info and warn are throttled, each message
+//! separately. `suppressed` is the number of lines that were left out.
 
 use std::net::SocketAddr;
 use std::time::Instant;

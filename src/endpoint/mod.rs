@@ -1,7 +1,9 @@
-//! The endpoint: connections between two processes, over RDMA where both sides have it, and over TCP elsewhere.
+//! The endpoint: connections between two processes, over RDMA where both sides have it, and over TCP
+//! elsewhere.
 //!
-//! This layer has the negotiation on one TCP port, the byte stream over a queue pair, and the polling of completion queues. It does
-//! not use tonic, and of HTTP/2 it knows the first bytes only; the layer above knows tonic.
+//! This layer has the negotiation on one TCP port, the byte stream over a queue pair, and the polling of
+//! completion queues. It does not use tonic, and of HTTP/2 it knows the first bytes only; the layer above
+//! knows tonic.
 //!
 //! ```text
 //!  Dialer ── TCP ──▶ Listener        first bytes: HTTP/2 or TLS → a stock client, served over that TCP connection
@@ -15,8 +17,8 @@
 //!     │◀──────────────│  "and I this one in yours": RDMA from here on; TCP stays open as a sign of life
 //! ```
 //!
-//! A connection is one `Connection` under one lock. A `Reactor` polls the connection's `Queue`, which hands completions to the
-//! connection. A `Supervisor` watches the TCP connection and the timers.
+//! A connection is one `Connection` under one lock. A `Reactor` polls the connection's `Queue`, which hands
+//! completions to the connection. A `Supervisor` watches the TCP connection and the timers.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,4 +1,5 @@
-//! The device that a connection uses, and the limit on registered memory that all connections of this process share.
+//! The device that a connection uses, and the limit on registered memory that all connections of this process
+//! share.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,7 +14,8 @@ use tonic_rdma_verbs::{Context, soft};
 impl Provider {
     const ALL: [Self; 2] = [Self::Soft, Self::Ibverbs];
 
-    /// Returns the name: `soft` or `ibverbs`, as in [`RdmaConnectInfo::provider`](crate::RdmaConnectInfo::provider).
+    /// Returns the name: `soft` or `ibverbs`, as in
+    /// [`RdmaConnectInfo::provider`](crate::RdmaConnectInfo::provider).
     pub fn name(self) -> &'static str {
         match self {
             Self::Soft => "soft",
@@ -59,7 +61,8 @@ impl fmt::Display for Provider {
     }
 }
 
-/// Opens a device for the client's end of a TCP connection: the software device within a host, a network device otherwise.
+/// Opens a device for the client's end of a TCP connection: the software device within a host, a network
+/// device otherwise.
 ///
 /// # Errors
 /// No provider has a usable device.

@@ -16,8 +16,8 @@ use super::error::ConnectionFault;
 use super::info::RdmaConnectInfo;
 use crate::protocol::AbortCode;
 
-/// A connection after its negotiation: RDMA, or TCP as the fallback. Bytes arrive as they were written, in order. Each
-/// direction closes independently, as with TCP. Implements tokio's and hyper's IO traits.
+/// A connection after its negotiation: RDMA, or TCP as the fallback. Bytes arrive as they were written, in
+/// order. Each direction closes independently, as with TCP. Implements tokio's and hyper's IO traits.
 ///
 /// ```
 /// use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -74,16 +74,17 @@ impl EndpointStream {
         }
     }
 
-    /// Lets reads take all bytes that have arrived. Use this for a reader that only passes bytes on. By default, a task that reads
-    /// small messages lets other tasks run after every few hundred bytes, which suits HTTP/2 best.
+    /// Lets reads take all bytes that have arrived. Use this for a reader that only passes bytes on. By
+    /// default, a task that reads small messages lets other tasks run after every few hundred bytes, which
+    /// suits HTTP/2 best.
     pub fn read_greedily(&mut self) {
         if let Inner::Rdma(connection) = &self.inner {
             connection.read_greedily();
         }
     }
 
-    /// Waits until both directions are closed and the peer has received all written bytes. On TCP this is ready at once, because
-    /// the system delivers the bytes of a closed socket.
+    /// Waits until both directions are closed and the peer has received all written bytes. On TCP this is
+    /// ready at once, because the system delivers the bytes of a closed socket.
     ///
     /// # Errors
     /// The connection failed before.
@@ -94,12 +95,13 @@ impl EndpointStream {
         }
     }
 
-    /// Ends the connection so that the peer sees an error instead of the end of the stream. For the peer of a stream that is only
-    /// dropped, the stream ends in good order.
+    /// Ends the connection so that the peer sees an error instead of the end of the stream. For the peer of a
+    /// stream that is only dropped, the stream ends in good order.
     pub fn abort(self) {
         match &self.inner {
             Inner::Rdma(connection) => connection.abort(AbortCode::RESET, ConnectionFault::Closed),
-            // With this option, dropping the socket sends a reset. The call fails only on a socket without a peer.
+            // With this option, dropping the socket sends a reset. The call fails only on a socket without a
+            // peer.
             Inner::Tcp(tcp) => drop(tcp.stream.set_zero_linger()),
         }
     }
@@ -154,8 +156,8 @@ impl Inner {
     }
 }
 
-/// Does one step of a task, unless the task has used up its turn: then other tasks of the thread run first, as with tokio's own
-/// streams. A step that has to wait takes nothing of the turn.
+/// Does one step of a task, unless the task has used up its turn: then other tasks of the thread run first,
+/// as with tokio's own streams. A step that has to wait takes nothing of the turn.
 fn in_turn<T>(context: &mut Context<'_>, step: impl FnOnce(&Context<'_>) -> Poll<T>) -> Poll<T> {
     let turn = ready!(poll_proceed(context));
     let done = step(context);

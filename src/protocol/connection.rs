@@ -63,7 +63,8 @@ pub enum Blocked {
 /// A command that can't be carried out now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// There is not enough room. [`Connection::eager_room`] and [`Connection::rendezvous_room`] return the room.
+    /// There is not enough room. [`Connection::eager_room`] and [`Connection::rendezvous_room`] return the
+    /// room.
     #[error("{asked} asked for, where there is room for {room}")]
     NoRoom {
         /// The number of bytes or chunks that the caller wants to send.
@@ -107,8 +108,8 @@ impl Connection {
         self.outbound.payload
     }
 
-    /// Takes a credit for an eager message of `payload` bytes, and returns its header. The caller posts the header and the bytes as one
-    /// Send.
+    /// Takes a credit for an eager message of `payload` bytes, and returns its header. The caller posts the
+    /// header and the bytes as one Send.
     ///
     /// # Errors
     /// There is no room for so many bytes.
@@ -125,8 +126,8 @@ impl Connection {
         if self.abort == AbortState::No { (self.outbound.rts_room() as usize).min(MAX_CHUNKS) } else { 0 }
     }
 
-    /// Offers chunks of registered memory, and returns the message to post. The content of the chunks must stay until
-    /// [`Event::SourcesDone`].
+    /// Offers chunks of registered memory, and returns the message to post. The content of the chunks must
+    /// stay until [`Event::SourcesDone`].
     ///
     /// # Errors
     /// There is no chunk, or no room for so many.
@@ -160,7 +161,8 @@ impl Connection {
         self.liveness.ping_due = true;
     }
 
-    /// Returns how many of the pings sent so far are answered. An answer to a later ping also answers the earlier pings.
+    /// Returns how many of the pings sent so far are answered. An answer to a later ping also answers the
+    /// earlier pings.
     pub fn pongs(&self) -> u64 {
         self.liveness.answered
     }
@@ -177,13 +179,15 @@ impl Connection {
         self.inbound.consume(count)
     }
 
-    /// Notes that `slots` more receive slots are posted for this connection, so that the peer may send more messages at a time.
+    /// Notes that `slots` more receive slots are posted for this connection, so that the peer may send more
+    /// messages at a time.
     pub fn widen(&mut self, slots: u32) {
         self.inbound.widen(slots);
     }
 
-    /// Returns the number of receive slots that must be kept for this connection, posted or with a message. [`widen`](Self::widen) makes
-    /// the number larger. When the peer returns credits, the number shrinks, at most to its value at the start.
+    /// Returns the number of receive slots that must be kept for this connection, posted or with a message.
+    /// [`widen`](Self::widen) makes the number larger. When the peer returns credits, the number shrinks, at
+    /// most to its value at the start.
     pub fn window(&self) -> u32 {
         self.inbound.window
     }
@@ -196,8 +200,9 @@ impl Connection {
 
 /// Inputs.
 impl Connection {
-    /// Takes a message that arrived in `slot`. `body` is the bytes after the header; it is empty for eager messages, whose body stays in
-    /// the slot. `byte_len` is the length of the whole message. Messages arrive in the order in which their slots were posted.
+    /// Takes a message that arrived in `slot`. `body` is the bytes after the header; it is empty for eager
+    /// messages, whose body stays in the slot. `byte_len` is the length of the whole message. Messages arrive
+    /// in the order in which their slots were posted.
     ///
     /// # Errors
     /// The peer violated the protocol. The connection can't be used any more.
@@ -269,7 +274,8 @@ impl Connection {
         self.inbound.read_completed(id);
     }
 
-    /// Checks the timers. The caller calls this at the time of [`poll_timeout`](Self::poll_timeout), or earlier.
+    /// Checks the timers. The caller calls this at the time of [`poll_timeout`](Self::poll_timeout), or
+    /// earlier.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.abort != AbortState::No {
             return;
@@ -326,7 +332,8 @@ impl Connection {
         self.inbound.ack_due().then(|| self.control(MessageKind::Ack, &[]))
     }
 
-    /// Returns the RDMA READ to post next, if one may be posted. The caller reports it with [`start_read`](Self::start_read).
+    /// Returns the RDMA READ to post next, if one may be posted. The caller reports it with
+    /// [`start_read`](Self::start_read).
     pub fn peek_read(&self) -> Option<ReadRequest> {
         if self.abort == AbortState::No { self.inbound.next_read() } else { None }
     }
@@ -431,7 +438,8 @@ pub(super) struct Liveness {
     pub(super) ping_due: bool,
     /// The time by which the peer must have answered the ping.
     answer_by: Option<Instant>,
-    /// The time of the next check before `answer_by`. An answer that arrives wakes no task, so this check finds the answer.
+    /// The time of the next check before `answer_by`. An answer that arrives wakes no task, so this check
+    /// finds the answer.
     look_again: Instant,
     /// The number of pings sent, which is the nonce of the last one.
     pub(super) pings: u64,
@@ -486,7 +494,8 @@ impl Liveness {
             return false;
         }
         self.look_again = now + interval;
-        // The time also runs while the ping waits for a credit: a peer that gives no credits is as bad as a silent one.
+        // The time also runs while the ping waits for a credit: a peer that gives no credits is as bad as a
+        // silent one.
         self.ping_due = true;
         self.answer_by = Some(now + self.timeout);
         false

@@ -1,5 +1,5 @@
-//! The two directions. Receiving: slots, READs, and delivery in order. Sending: credits, entries of the send queue, and chunks that the peer is
-//! reading.
+//! The two directions. Receiving: slots, READs, and delivery in order. Sending: credits, entries of the send
+//! queue, and chunks that the peer is reading.
 
 use std::collections::VecDeque;
 
@@ -76,7 +76,8 @@ struct Read {
 
 #[derive(Debug)]
 pub(super) struct Inbound {
-    /// The count of messages received and of credits that the peer returned. It is the number of the next message.
+    /// The count of messages received and of credits that the peer returned. It is the number of the next
+    /// message.
     received: u64,
     /// The count of messages that the peer may send since the start: the sum of `released` and `window`.
     granted: u64,
@@ -154,7 +155,8 @@ impl Inbound {
         if header.sequence != self.received {
             return Err(ProtocolViolation::Sequence { seen: header.sequence, expected: self.received });
         }
-        // The slots may be shared with other connections: a message without a credit would take a slot of another connection.
+        // The slots may be shared with other connections: a message without a credit would take a slot of
+        // another connection.
         if self.received >= self.granted_announced {
             return Err(ProtocolViolation::CreditsExceeded { granted: self.granted_announced });
         }
@@ -204,7 +206,8 @@ impl Inbound {
         self.granted += u64::from(slots);
     }
 
-    /// Takes back `count` credits of the peer: the credits count as used, their slots count as free, and the window gets smaller.
+    /// Takes back `count` credits of the peer: the credits count as used, their slots count as free, and the
+    /// window gets smaller.
     pub(super) fn returned(&mut self, count: u32) -> Result<(), ProtocolViolation> {
         let unused = self.granted_announced.saturating_sub(self.received);
         let most = u64::from(self.window - self.least_window).min(unused);
@@ -214,7 +217,8 @@ impl Inbound {
         self.received += u64::from(count);
         self.released += u64::from(count);
         self.window -= count;
-        // Credits that were not announced are taken back without a message. Slots that become free later are not granted again.
+        // Credits that were not announced are taken back without a message. Slots that become free later are
+        // not granted again.
         let unannounced =
             (self.granted - self.granted_announced).min(u64::from(self.window - self.least_window));
         self.granted -= unannounced;

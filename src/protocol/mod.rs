@@ -1,8 +1,9 @@
 //! The protocol between two queue pairs, as a state machine without IO: no clock, no verbs, no executor.
 //!
-//! The caller of a [`Connection`] reports what happened (`handle_*`), gives commands (such as [`send_eager`](Connection::send_eager)), and
-//! asks what to do next (`poll_*`). A connection owns no memory: receive slots, reads and offered chunks are numbers, and the caller moves
-//! the bytes. The caller passes the time as an argument.
+//! The caller of a [`Connection`] reports what happened (`handle_*`), gives commands (such as
+//! [`send_eager`](Connection::send_eager)), and asks what to do next (`poll_*`). A connection owns no memory:
+//! receive slots, reads and offered chunks are numbers, and the caller moves the bytes. The caller passes the
+//! time as an argument.
 //!
 //! ```text
 //!  sender                                              receiver
@@ -20,9 +21,10 @@
 //! | closing | no; the Fin waits for a credit | Fin sent (next: closed) |
 //! | closed | no | |
 //!
-//! An abort, sent or received, ends both directions at once. Credits: every header has the absolute count of receive slots posted since
-//! the start; a side that has sent that many messages waits. Some slots are kept for control messages. Acknowledgements are sent even if
-//! the application neither reads nor writes. So neither direction can block the other. The book's page on the protocol has the reasons.
+//! An abort, sent or received, ends both directions at once. Credits: every header has the absolute count of
+//! receive slots posted since the start; a side that has sent that many messages waits. Some slots are kept
+//! for control messages. Acknowledgements are sent even if the application neither reads nor writes. So
+//! neither direction can block the other. The book's page on the protocol has the reasons.
 
 mod connection;
 mod directions;

@@ -7,8 +7,8 @@
 //!  ├── magic ──────────────┼── version ─┼── type ────┼── length of body ────┼── body ──
 //! ```
 //!
-//! The first byte of the magic is neither an ASCII letter nor a TLS record type. A stock HTTP/2 or TLS server therefore refuses it at
-//! once, and this side never takes a stock client for a peer with this transport.
+//! The first byte of the magic is neither an ASCII letter nor a TLS record type. A stock HTTP/2 or TLS server
+//! therefore refuses it at once, and this side never takes a stock client for a peer with this transport.
 
 use bytes::{Buf, BufMut};
 
@@ -49,7 +49,8 @@ pub struct ClientHello {
     pub offers: Vec<DeviceOffer>,
 }
 
-/// The host, the network namespace and the user of a process. The software device connects only processes that can share memory.
+/// The host, the network namespace and the user of a process. The software device connects only processes
+/// that can share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
     /// The random number of the kernel's boot; all zero if unknown.

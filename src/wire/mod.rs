@@ -1,7 +1,9 @@
-//! Wire formats: the headers of messages between queue pairs ([`Header`]), and the messages of the negotiation ([`hello`]).
+//! Wire formats: the headers of messages between queue pairs ([`Header`]), and the messages of the
+//! negotiation ([`hello`]).
 //!
-//! Decoding is total: any bytes give a value, or an error that names the fault. Headers are decoded without an allocation. All numbers are
-//! little-endian. This layer keeps no state, and does not know what a message means.
+//! Decoding is total: any bytes give a value, or an error that names the fault. Headers are decoded without
+//! an allocation. All numbers are little-endian. This layer keeps no state, and does not know what a message
+//! means.
 //!
 //! A message is one Send:
 //!
@@ -84,7 +86,8 @@ pub struct Header {
     pub end_of_message: bool,
     /// The length of the body in bytes.
     pub body_length: u32,
-    /// The number of this message on its queue pair, from 0. Credits that the sender returned count as messages.
+    /// The number of this message on its queue pair, from 0. Credits that the sender returned count as
+    /// messages.
     pub sequence: u64,
     /// The count of messages that the sender has been ready to receive since the start.
     pub granted: u64,

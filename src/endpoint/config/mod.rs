@@ -1,5 +1,5 @@
-//! Settings of connections, by builder or by environment variable (`variables.rs`). `rules.rs` has the values that each setting accepts,
-//! and refuses others.
+//! Settings of connections, by builder or by environment variable (`variables.rs`). `rules.rs` has the values
+//! that each setting accepts, and refuses others.
 
 mod rules;
 #[cfg(test)]
@@ -14,14 +14,16 @@ use tonic_rdma_verbs::PathSettings;
 
 pub use self::variables::{known_variables, warn_of_unknown_variables};
 
-/// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
-/// starts from it and applies the `RDMA_*` variables. The types of this crate that get no configuration use [`Config::from_env`].
+/// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs.
+/// [`Config::from_env`] starts from it and applies the `RDMA_*` variables. The types of this crate that get
+/// no configuration use [`Config::from_env`].
 ///
-/// A setting and its variable have one name: `RDMA_POLL_MODE` sets what [`poll_mode`](Self::poll_mode) sets. Names that TensorFlow's verbs
-/// transport has too, such as `RDMA_QP_SL`, are as there.
+/// A setting and its variable have one name: `RDMA_POLL_MODE` sets what [`poll_mode`](Self::poll_mode) sets.
+/// Names that TensorFlow's verbs transport has too, such as `RDMA_QP_SL`, are as there.
 ///
-/// Setters take any value. [`validate`](Self::validate) refuses the values that the variables refuse; connectors, listeners and
-/// tensor devices call it before they use a configuration, so that a bad value is an error that names its setting.
+/// Setters take any value. [`validate`](Self::validate) refuses the values that the variables refuse;
+/// connectors, listeners and tensor devices call it before they use a configuration, so that a bad value is
+/// an error that names its setting.
 ///
 /// ```
 /// use std::time::Duration;
@@ -100,13 +102,13 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Longest spin by default: about as long as three wake-ups. So a spin without an arrival costs no more than a successful
-    /// spin saves.
+    /// Longest spin by default: about as long as three wake-ups. So a spin without an arrival costs no more
+    /// than a successful spin saves.
     const SPIN_LIMIT: Duration = Duration::from_micros(120);
 
-    /// Checks every setting. A setting that has an environment variable follows the rule of that variable. [`from_env`](Self::from_env) calls
-    /// this. Connectors, listeners and tensor devices call it, too, before they use a configuration. Setters take any value, so
-    /// that calls of setters can be chained.
+    /// Checks every setting. A setting that has an environment variable follows the rule of that variable.
+    /// [`from_env`](Self::from_env) calls this. Connectors, listeners and tensor devices call it, too, before
+    /// they use a configuration. Setters take any value, so that calls of setters can be chained.
     ///
     /// ```
     /// use tonic_rdma::Config;
@@ -117,7 +119,8 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A setting has a value that it does not accept. The error names the setting, its variable and the values that it accepts.
+    /// A setting has a value that it does not accept. The error names the setting, its variable and the
+    /// values that it accepts.
     pub fn validate(&self) -> Result<(), RdmaError> {
         self.device.as_deref().map_or(Ok(()), rules::check_device)?;
         self.device_port.map_or(Ok(()), |port| rules::DEVICE_PORT.check(port.into()))?;
@@ -157,7 +160,8 @@ impl Config {
         self.qp_queue_depth
     }
 
-    /// Sets whether a connection has to be RDMA. Default: [`Policy::Prefer`]. Variable `RDMA_POLICY`: `require`, `prefer`, `tcp-only`.
+    /// Sets whether a connection has to be RDMA. Default: [`Policy::Prefer`]. Variable `RDMA_POLICY`:
+    /// `require`, `prefer`, `tcp-only`.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
@@ -169,15 +173,16 @@ impl Config {
         self
     }
 
-    /// Sets which provider's device to use. Default: none, which takes the best device that both sides have: the software device within a
-    /// host, ibverbs between hosts. Variable `RDMA_PROVIDER`: `auto`, `soft`, `ibverbs`.
+    /// Sets which provider's device to use. Default: none, which takes the best device that both sides have:
+    /// the software device within a host, ibverbs between hosts. Variable `RDMA_PROVIDER`: `auto`, `soft`,
+    /// `ibverbs`.
     pub fn provider(mut self, provider: impl Into<Option<Provider>>) -> Self {
         self.provider = provider.into();
         self
     }
 
-    /// Sets the device to use, such as `mlx5_0` or `soft0`. Default: the software device within a host, otherwise the first device
-    /// with an active port. Variable `RDMA_DEVICE`.
+    /// Sets the device to use, such as `mlx5_0` or `soft0`. Default: the software device within a host,
+    /// otherwise the first device with an active port. Variable `RDMA_DEVICE`.
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.device = Some(name.into());
         self
@@ -189,83 +194,92 @@ impl Config {
         self
     }
 
-    /// Sets the index into the port's table of global identifiers. Default: the best identifier, which is RoCE version 2 with an
-    /// address that is not link-local. Variable `RDMA_GID_INDEX`.
+    /// Sets the index into the port's table of global identifiers. Default: the best identifier, which is
+    /// RoCE version 2 with an address that is not link-local. Variable `RDMA_GID_INDEX`.
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
         self
     }
 
-    /// Sets how completions are waited for. Default: [`PollMode::Adaptive`]. Variable `RDMA_POLL_MODE`: `busy`, `adaptive`, `event`.
+    /// Sets how completions are waited for. Default: [`PollMode::Adaptive`]. Variable `RDMA_POLL_MODE`:
+    /// `busy`, `adaptive`, `event`.
     pub fn poll_mode(mut self, mode: PollMode) -> Self {
         self.poll_mode = mode;
         self
     }
 
-    /// Sets the CPUs for the threads of [`PollMode::Busy`], taken in turn. Default: none, which leaves the choice to the scheduler.
-    /// Variable `RDMA_POLL_CPUS`: a list such as `2,3`.
+    /// Sets the CPUs for the threads of [`PollMode::Busy`], taken in turn. Default: none, which leaves the
+    /// choice to the scheduler. Variable `RDMA_POLL_CPUS`: a list such as `2,3`.
     pub fn poll_cpus(mut self, cpus: impl Into<Vec<usize>>) -> Self {
         self.poll_cpus = cpus.into();
         self
     }
 
-    /// Sets the longest time that [`PollMode::Adaptive`] spins for a completion before it sleeps. Default: 120 µs, about three
-    /// wake-ups. With a longer limit, answers that take longer than 120 µs have a lower latency, and the spins cost more
-    /// processor time. Zero means never to spin. At most 1 s. Variable `RDMA_SPIN_LIMIT`, in microseconds or with a unit.
+    /// Sets the longest time that [`PollMode::Adaptive`] spins for a completion before it sleeps. Default:
+    /// 120 µs, about three wake-ups. With a longer limit, answers that take longer than 120 µs have a lower
+    /// latency, and the spins cost more processor time. Zero means never to spin. At most 1 s. Variable
+    /// `RDMA_SPIN_LIMIT`, in microseconds or with a unit.
     pub fn spin_limit(mut self, limit: Duration) -> Self {
         self.spin_limit = limit;
         self
     }
 
-    /// Sets the number of completion queues over which connections are spread in turn, 1 to 64. Default: 1. Variable `RDMA_COMPLETION_QUEUES`.
+    /// Sets the number of completion queues over which connections are spread in turn, 1 to 64. Default: 1.
+    /// Variable `RDMA_COMPLETION_QUEUES`.
     pub fn completion_queues(mut self, count: usize) -> Self {
         self.completion_queues = count;
         self
     }
 
-    /// Sets the length from which on writes go by rendezvous. Default: [`EagerThreshold::Auto`]. With [`EagerThreshold::Bytes`],
-    /// and on the software device, nothing is measured. Variable `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
+    /// Sets the length from which on writes go by rendezvous. Default: [`EagerThreshold::Auto`]. With
+    /// [`EagerThreshold::Bytes`], and on the software device, nothing is measured. Variable
+    /// `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
     pub fn eager_threshold(mut self, threshold: EagerThreshold) -> Self {
         self.eager_threshold = threshold;
         self
     }
 
-    /// Sets the length of the chunks that a rendezvous is read in, in bytes, 4096 to 16 MiB. Default: the length that suits the
-    /// device. Variable `RDMA_CHUNK_SIZE`: `auto` or bytes.
+    /// Sets the length of the chunks that a rendezvous is read in, in bytes, 4096 to 16 MiB. Default: the
+    /// length that suits the device. Variable `RDMA_CHUNK_SIZE`: `auto` or bytes.
     pub fn chunk_size(mut self, bytes: usize) -> Self {
         self.chunk_size = Some(bytes);
         self
     }
 
-    /// Sets where calibrations of devices are kept on disk. For each device, the first configuration of the process counts.
-    /// Default: [`TuneCache::Environment`]. Variable `RDMA_TUNE_CACHE`: `off` or the path of a directory.
+    /// Sets where calibrations of devices are kept on disk. For each device, the first configuration of the
+    /// process counts. Default: [`TuneCache::Environment`]. Variable `RDMA_TUNE_CACHE`: `off` or the path of
+    /// a directory.
     pub fn tune_cache(mut self, cache: TuneCache) -> Self {
         self.tune_cache = cache;
         self
     }
 
-    /// Sets the number of receive buffers of each connection, 16 to 1024. Where connections share buffers, this is the most that one
-    /// connection has. An eager message fills one buffer. Default: 96. Variable `RDMA_RECEIVE_SLOTS`.
+    /// Sets the number of receive buffers of each connection, 16 to 1024. Where connections share buffers,
+    /// this is the most that one connection has. An eager message fills one buffer. Default: 96. Variable
+    /// `RDMA_RECEIVE_SLOTS`.
     pub fn receive_slots(mut self, slots: u32) -> Self {
         self.receive_slots = slots;
         self
     }
 
-    /// Sets the length of a receive buffer, in bytes, 1024 to 65 536. Default: 17 408. Variable `RDMA_SLOT_SIZE`.
+    /// Sets the length of a receive buffer, in bytes, 1024 to 65 536. Default: 17 408. Variable
+    /// `RDMA_SLOT_SIZE`.
     pub fn slot_size(mut self, bytes: u32) -> Self {
         self.slot_size = bytes;
         self
     }
 
-    /// Sets whether connections share receive buffers. Default: [`SharedReceive::Auto`]. Variable `RDMA_SHARED_RECEIVE`: `auto`, `always`, `never`.
+    /// Sets whether connections share receive buffers. Default: [`SharedReceive::Auto`]. Variable
+    /// `RDMA_SHARED_RECEIVE`: `auto`, `always`, `never`.
     pub fn shared_receive(mut self, shared: SharedReceive) -> Self {
         self.shared_receive = shared;
         self
     }
 
-    /// Sets the longest message that is handed to the device inline, in bytes. The device takes the bytes of such a message at
-    /// once, so that this side neither copies nor keeps them. Default: as many as the device takes: a whole message on the
-    /// software device, some hundred bytes on other devices. Variable `RDMA_MAX_INLINE`.
+    /// Sets the longest message that is handed to the device inline, in bytes. The device takes the bytes of
+    /// such a message at once, so that this side neither copies nor keeps them. Default: as many as the
+    /// device takes: a whole message on the software device, some hundred bytes on other devices. Variable
+    /// `RDMA_MAX_INLINE`.
     pub fn max_inline(mut self, bytes: u32) -> Self {
         self.max_inline = Some(bytes);
         self
@@ -278,15 +292,16 @@ impl Config {
         self
     }
 
-    /// Sets how much registered memory all connections of this process may use together, in bytes, from 1 MiB on. The setting of
-    /// the first connection counts. Default: 2 GiB. Variable `RDMA_PINNED_LIMIT`.
+    /// Sets how much registered memory all connections of this process may use together, in bytes, from 1 MiB
+    /// on. The setting of the first connection counts. Default: 2 GiB. Variable `RDMA_PINNED_LIMIT`.
     pub fn pinned_limit(mut self, bytes: u64) -> Self {
         self.pinned_limit = Some(bytes);
         self
     }
 
-    /// Sets whether tensors may be exchanged beside connections with TLS. No device encrypts the bytes that it moves, so tensors
-    /// cross the network unencrypted, even where calls are encrypted. Default: no. Variable `RDMA_PLAINTEXT_TENSORS`: `refuse`, `allow`.
+    /// Sets whether tensors may be exchanged beside connections with TLS. No device encrypts the bytes that
+    /// it moves, so tensors cross the network unencrypted, even where calls are encrypted. Default: no.
+    /// Variable `RDMA_PLAINTEXT_TENSORS`: `refuse`, `allow`.
     pub fn plaintext_tensors(mut self, allow: bool) -> Self {
         self.plaintext_tensors = allow;
         self
@@ -297,15 +312,17 @@ impl Config {
         self.plaintext_tensors
     }
 
-    /// Sets how long a TCP connection may take to be established, 1 ms to a day. Default: 10 s. If a host has several addresses, the next
-    /// one is tried after at most 300 ms without an answer, while the attempts before it go on (RFC 8305).
+    /// Sets how long a TCP connection may take to be established, 1 ms to a day. Default: 10 s. If a host has
+    /// several addresses, the next one is tried after at most 300 ms without an answer, while the attempts
+    /// before it go on (RFC 8305).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// Sets the longest time that the peer may take for each message of the negotiation, 1 ms to 600 s. Default: 3 s; machines
-    /// that are very busy, or emulated, need more. Variable `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds or with a unit.
+    /// Sets the longest time that the peer may take for each message of the negotiation, 1 ms to 600 s.
+    /// Default: 3 s; machines that are very busy, or emulated, need more. Variable `RDMA_HANDSHAKE_TIMEOUT`,
+    /// in milliseconds or with a unit.
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self
@@ -323,26 +340,28 @@ impl Config {
         self
     }
 
-    /// Sets how long a closed connection may go on sending bytes that were written before, up to a day. Default: 5 s.
+    /// Sets how long a closed connection may go on sending bytes that were written before, up to a day.
+    /// Default: 5 s.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
     }
 
-    /// Returns the attributes of new connections' queue pairs, which the settings `qp_*` and [`traffic_class`](Self::traffic_class)
-    /// change.
+    /// Returns the attributes of new connections' queue pairs, which the settings `qp_*` and
+    /// [`traffic_class`](Self::traffic_class) change.
     pub fn path(&self) -> &PathSettings {
         &self.path
     }
 
-    /// Sets how long a queue pair waits for an acknowledgement, as an exponent from 0 to 31: 4.096 µs × 2^n. Default: 14. Variable
-    /// `RDMA_QP_TIMEOUT`.
+    /// Sets how long a queue pair waits for an acknowledgement, as an exponent from 0 to 31: 4.096 µs × 2^n.
+    /// Default: 14. Variable `RDMA_QP_TIMEOUT`.
     pub fn qp_timeout(mut self, exponent: u8) -> Self {
         self.path.timeout = exponent;
         self
     }
 
-    /// Sets how often a queue pair sends again without an acknowledgement, 0 to 7. Default: 7. Variable `RDMA_QP_RETRY_COUNT`.
+    /// Sets how often a queue pair sends again without an acknowledgement, 0 to 7. Default: 7. Variable
+    /// `RDMA_QP_RETRY_COUNT`.
     pub fn qp_retry_count(mut self, count: u8) -> Self {
         self.path.retry_count = count;
         self
@@ -354,7 +373,8 @@ impl Config {
         self
     }
 
-    /// Sets the path MTU of queue pairs in bytes: 256, 512, 1024, 2048 or 4096. Default: that of the port. Variable `RDMA_QP_MTU`.
+    /// Sets the path MTU of queue pairs in bytes: 256, 512, 1024, 2048 or 4096. Default: that of the port.
+    /// Variable `RDMA_QP_MTU`.
     pub fn qp_mtu(mut self, bytes: u16) -> Self {
         self.path.mtu = Some(bytes);
         self
@@ -385,14 +405,16 @@ impl Config {
 pub enum Policy {
     /// RDMA or an error.
     Require,
-    /// RDMA where both sides have it, otherwise TCP. [`RdmaConnectInfo::reason`](crate::RdmaConnectInfo::reason) has the reason.
+    /// RDMA where both sides have it, otherwise TCP.
+    /// [`RdmaConnectInfo::reason`](crate::RdmaConnectInfo::reason) has the reason.
     #[default]
     Prefer,
     /// Plain TCP: to compare with, or to do without RDMA for a while.
     TcpOnly,
 }
 
-/// The clients without RDMA that a listener serves over TCP, set with [`Config::stock_clients`](crate::Config::stock_clients).
+/// The clients without RDMA that a listener serves over TCP, set with
+/// [`Config::stock_clients`](crate::Config::stock_clients).
 ///
 /// ```
 /// use tonic_rdma::{Config, StockClients};
@@ -406,8 +428,8 @@ pub enum StockClients {
     /// Clients that use HTTP or TLS; others are refused.
     #[default]
     Grpc,
-    /// Any client, whatever bytes it sends: for listeners that pass bytes on. A client that sends nothing until the server has
-    /// sent something is served after the handshake timeout.
+    /// Any client, whatever bytes it sends: for listeners that pass bytes on. A client that sends nothing
+    /// until the server has sent something is served after the handshake timeout.
     Any,
 }
 
@@ -438,20 +460,21 @@ pub enum Provider {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PollMode {
-    /// A thread for each completion queue spins, on one of the CPUs of [`Config::poll_cpus`](crate::Config::poll_cpus) if any
-    /// are set. While other threads want its core the thread sleeps, and the runtime waits for events in its place.
+    /// A thread for each completion queue spins, on one of the CPUs of
+    /// [`Config::poll_cpus`](crate::Config::poll_cpus) if any are set. While other threads want its core the
+    /// thread sleeps, and the runtime waits for events in its place.
     Busy,
     /// Spins for a time that follows the observed gap between arrivals, at most
-    /// [`Config::spin_limit`](crate::Config::spin_limit), then sleeps until the device wakes it. It runs inside the tokio
-    /// runtime, so that no other thread is between a completion and the task.
+    /// [`Config::spin_limit`](crate::Config::spin_limit), then sleeps until the device wakes it. It runs
+    /// inside the tokio runtime, so that no other thread is between a completion and the task.
     #[default]
     Adaptive,
     /// Sleeps at once. It takes the least processor time, and costs a wake-up for each arrival.
     Event,
 }
 
-/// The length from which on a write is offered by rendezvous (the receiver reads it) instead of being sent eagerly, set with
-/// [`Config::eager_threshold`](crate::Config::eager_threshold).
+/// The length from which on a write is offered by rendezvous (the receiver reads it) instead of being sent
+/// eagerly, set with [`Config::eager_threshold`](crate::Config::eager_threshold).
 ///
 /// ```
 /// use tonic_rdma::{Config, EagerThreshold};
@@ -461,14 +484,16 @@ pub enum PollMode {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EagerThreshold {
-    /// The length that was measured on the device. On the software device no write goes by rendezvous, and nothing is measured.
+    /// The length that was measured on the device. On the software device no write goes by rendezvous, and
+    /// nothing is measured.
     #[default]
     Auto,
     /// Writes of this many bytes and more.
     Bytes(u64),
 }
 
-/// The directory in which calibrations of devices are kept, set with [`Config::tune_cache`](crate::Config::tune_cache).
+/// The directory in which calibrations of devices are kept, set with
+/// [`Config::tune_cache`](crate::Config::tune_cache).
 ///
 /// ```
 /// use tonic_rdma::{Config, TuneCache};
@@ -499,11 +524,13 @@ pub enum TuneCache {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SharedReceive {
-    /// Connections share receive buffers if the device keeps their other memory apart. A test on the device shows that, once.
+    /// Connections share receive buffers if the device keeps their other memory apart. A test on the device
+    /// shows that, once.
     #[default]
     Auto,
-    /// Connections share receive buffers even if the device does not keep their memory apart (Soft-RoCE). A peer that guesses
-    /// key and address could then read memory that is registered for another peer. Use this for peers that trust one another.
+    /// Connections share receive buffers even if the device does not keep their memory apart (Soft-RoCE). A
+    /// peer that guesses key and address could then read memory that is registered for another peer. Use this
+    /// for peers that trust one another.
     Always,
     /// Every connection has its own receive buffers.
     Never,

@@ -1,4 +1,5 @@
-//! The names of the settings and the values that they accept. Setters and environment variables share these rules.
+//! The names of the settings and the values that they accept. Setters and environment variables share these
+//! rules.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -78,7 +79,8 @@ pub(super) const TRAFFIC_CLASS: Number = number("traffic_class", "RDMA_TRAFFIC_C
 pub(super) const QP_PKEY_INDEX: Number = number("qp_pkey_index", "RDMA_QP_PKEY_INDEX", 0, 65_535);
 pub(super) const QP_MTU: Setting = setting("qp_mtu", "RDMA_QP_MTU");
 
-/// The software device reads this variable itself, because a process has one such device and may have many configurations.
+/// The software device reads this variable itself, because a process has one such device and may have many
+/// configurations.
 pub(super) const SOFT_DIRECTORY: Setting = setting("from_env (software device)", "RDMA_SOFT_DIR");
 /// As [`SOFT_DIRECTORY`].
 pub(super) const SOFT_PEERS: Setting = setting("from_env (software device)", "RDMA_SOFT_PEERS");

@@ -127,7 +127,8 @@ fn durations_are_checked_below_their_unit() {
 fn times_have_limits() {
     let refused = |config: Config| config.validate().unwrap_err().setting().unwrap();
     let (second, none) = (Duration::from_secs(1), Duration::ZERO);
-    // A ping without a pause would keep the connection's task busy forever, and a time beyond the clock's range would panic.
+    // A ping without a pause would keep the connection's task busy forever, and a time beyond the clock's
+    // range would panic.
     for bad in [none, Duration::from_micros(999), Duration::from_secs(24 * 3600 + 1), Duration::MAX] {
         assert_eq!(refused(Config::default().ping_interval(bad)), "ping_interval");
         assert_eq!(refused(Config::default().ping_timeout(bad)), "ping_timeout");

@@ -1,5 +1,5 @@
-//! The environment variables of the settings, and a warning for variables that have the form of settings and are none, such as a misspelt
-//! one.
+//! The environment variables of the settings, and a warning for variables that have the form of settings and
+//! are none, such as a misspelt one.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -47,11 +47,12 @@ impl Config {
     /// | `RDMA_SOFT_DIR` | the absolute path of a directory | none | read by the software device |
     /// | `RDMA_SOFT_PEERS` | `user`, `trusted-user`, `any` | `user` | read by the software device |
     ///
-    /// A size is a number of bytes, or has a unit: `64k`, `4MiB`, `8G`, where `k`, `K`, `Ki`, `KB` and `KiB` are all 1024 bytes. A time has a
-    /// unit (`120us`, `300ms`, `5s`, `2m`), or is a number of the unit that the table names.
+    /// A size is a number of bytes, or has a unit: `64k`, `4MiB`, `8G`, where `k`, `K`, `Ki`, `KB` and `KiB`
+    /// are all 1024 bytes. A time has a unit (`120us`, `300ms`, `5s`, `2m`), or is a number of the unit that
+    /// the table names.
     ///
-    /// The software device reads the last two variables itself, because a process has one such device. This function only checks
-    /// their values.
+    /// The software device reads the last two variables itself, because a process has one such device. This
+    /// function only checks their values.
     ///
     /// ```
     /// use tonic_rdma::{Config, RdmaConnector};
@@ -61,7 +62,8 @@ impl Config {
     /// # Ok::<(), tonic_rdma::RdmaError>(())
     /// ```
     ///
-    /// Logs a warning for each variable that begins with `RDMA_` and that no package of tonic-rdma reads, once in a process.
+    /// Logs a warning for each variable that begins with `RDMA_` and that no package of tonic-rdma reads,
+    /// once in a process.
     ///
     /// # Errors
     /// A variable has a value that it does not accept, or a name that was changed.
@@ -219,7 +221,8 @@ const PREFIX: &str = "RDMA_";
 const ABOVE: [&str; 4] =
     ["RDMA_COLLECTIVE_ADDRESS", "RDMA_COLLECTIVE_PLANS", "RDMA_COLLECTIVE_RANK", "RDMA_COLLECTIVE_SIZE"];
 
-/// Names of earlier versions, with the names of today. They are refused, because a setting would be lost without a word otherwise.
+/// Names of earlier versions, with the names of today. They are refused, because a setting would be lost
+/// without a word otherwise.
 const RENAMED: [(&str, &Setting); 1] = [("RDMA_CQS", &rules::COMPLETION_QUEUES.setting)];
 
 /// Refuses variables that have other names today.
@@ -246,8 +249,8 @@ pub fn known_variables() -> BTreeSet<String> {
     known.into_inner()
 }
 
-/// Logs a warning for each variable of the environment that begins like a setting and is none, once for each name in a process. It
-/// is no error, because other software may read the variable.
+/// Logs a warning for each variable of the environment that begins like a setting and is none, once for each
+/// name in a process. It is no error, because other software may read the variable.
 pub fn warn_of_unknown_variables() {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     // A warning that no subscriber takes must not count as logged.
@@ -272,7 +275,8 @@ pub fn warn_of_unknown_variables() {
     }
 }
 
-/// Returns whether the variable is one that Kubernetes sets for a service named `rdma-…`, or one of this repository's tests.
+/// Returns whether the variable is one that Kubernetes sets for a service named `rdma-…`, or one of this
+/// repository's tests.
 fn is_of_others(name: &str, value: &OsStr) -> bool {
     let of_service =
         ["_SERVICE_HOST", "_SERVICE_PORT", "_TCP_", "_UDP_"].iter().any(|part| name.contains(part));

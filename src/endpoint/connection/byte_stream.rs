@@ -1,6 +1,6 @@
-//! The byte stream of a connection. Reading delivers arrived bytes in order. Writing gathers small writes, sends writes eagerly, or offers
-//! them by rendezvous: `Limits::coalesce` is the length up to which writes are gathered, and the `Chooser` knows the length from which on
-//! writes go by rendezvous.
+//! The byte stream of a connection. Reading delivers arrived bytes in order. Writing gathers small writes,
+//! sends writes eagerly, or offers them by rendezvous: `Limits::coalesce` is the length up to which writes
+//! are gathered, and the `Chooser` knows the length from which on writes go by rendezvous.
 
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
@@ -83,7 +83,8 @@ impl ConnectionState {
 }
 
 impl ConnectionState {
-    /// Takes as many bytes of `slices` as there is room for, and returns their number. `None` if there is no room.
+    /// Takes as many bytes of `slices` as there is room for, and returns their number. `None` if there is no
+    /// room.
     pub(super) fn write(
         &mut self,
         slices: &[IoSlice<'_>],
@@ -133,8 +134,8 @@ impl ConnectionState {
         self.protocol.eager_room() > self.staging.len()
     }
 
-    /// Sends the gathered writes and as many bytes of `slices` as fit into one message of `room` bytes. Returns the number of
-    /// bytes taken from `slices`.
+    /// Sends the gathered writes and as many bytes of `slices` as fit into one message of `room` bytes.
+    /// Returns the number of bytes taken from `slices`.
     fn send(
         &mut self,
         slices: &[IoSlice<'_>],
@@ -170,8 +171,8 @@ impl ConnectionState {
         Ok(taken)
     }
 
-    /// Copies bytes of `slices` into memory that the peer may read, and sends the peer the addresses. Returns the number of
-    /// bytes; `None` if there is no memory or no room for the offer.
+    /// Copies bytes of `slices` into memory that the peer may read, and sends the peer the addresses. Returns
+    /// the number of bytes; `None` if there is no memory or no room for the offer.
     fn send_rts(
         &mut self,
         slices: &[IoSlice<'_>],
@@ -231,13 +232,15 @@ fn copy_range(
 
 /// The number of bytes that a task has read since other tasks last ran.
 ///
-/// HTTP/2 reads all bytes that have arrived before it does anything else. If 32 small calls arrive together, it reads all, then
-/// serves all, then sends all answers. Meanwhile the peer has nothing to do. So a reader of small messages goes to the end
-/// of the runtime's queue after each [`QUANTUM`](Self::QUANTUM): the calls that it read are served and answered before it reads
-/// the next calls (`compare`, 64 B × 32 in flight: more than twice the calls per second).
+/// HTTP/2 reads all bytes that have arrived before it does anything else. If 32 small calls arrive together,
+/// it reads all, then serves all, then sends all answers. Meanwhile the peer has nothing to do. So a reader
+/// of small messages goes to the end of the runtime's queue after each [`QUANTUM`](Self::QUANTUM): the calls
+/// that it read are served and answered before it reads the next calls (`compare`, 64 B × 32 in flight: more
+/// than twice the calls per second).
 ///
-/// A reader of large messages does so after each [`LARGE_QUANTUM`](Self::LARGE_QUANTUM). Otherwise, a client that sends many large
-/// messages delays the calls of the other clients by all of them (`cargo bench --bench neighbours`, a busy neighbour).
+/// A reader of large messages does so after each [`LARGE_QUANTUM`](Self::LARGE_QUANTUM). Otherwise, a client
+/// that sends many large messages delays the calls of the other clients by all of them
+/// (`cargo bench --bench neighbours`, a busy neighbour).
 #[derive(Debug, Default)]
 pub(super) struct ReadQuota {
     /// Of small messages.
@@ -249,14 +252,16 @@ pub(super) struct ReadQuota {
 }
 
 impl ReadQuota {
-    /// Bytes of small messages that are read before other tasks run: two or three small calls with their headers.
+    /// Bytes of small messages that are read before other tasks run: two or three small calls with their
+    /// headers.
     const QUANTUM: usize = 512;
     /// The last bytes of a message, up to this many, are read in pieces, because calls end and begin there.
     const TAIL: usize = 4096;
-    /// Longer messages have a quantum of their own. They are parts of a large message, so their reader gains little from a wait. The
-    /// value is most of an HTTP/2 frame of the default size.
+    /// Longer messages have a quantum of their own. They are parts of a large message, so their reader gains
+    /// little from a wait. The value is most of an HTTP/2 frame of the default size.
     const SMALL: usize = 12 * 1024;
-    /// Bytes of large messages that are read before other tasks run: more than a call of 64 KiB, which so has no wait.
+    /// Bytes of large messages that are read before other tasks run: more than a call of 64 KiB, which so has
+    /// no wait.
     const LARGE_QUANTUM: usize = 72 * 1024;
 
     /// Notes that other tasks have run.
@@ -274,8 +279,8 @@ impl ReadQuota {
         self.taken >= Self::QUANTUM || self.large >= Self::LARGE_QUANTUM
     }
 
-    /// Returns how many of the next bytes may be read now, at most `room`, and counts them. They belong to a message of
-    /// `whole` bytes of which `left` have not been read.
+    /// Returns how many of the next bytes may be read now, at most `room`, and counts them. They belong to a
+    /// message of `whole` bytes of which `left` have not been read.
     pub(super) fn take(&mut self, left: usize, whole: usize, room: usize) -> usize {
         let mut count = left.min(room);
         if self.unlimited {

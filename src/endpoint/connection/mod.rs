@@ -1,9 +1,10 @@
 //! A connection: one queue pair, the protocol that runs over it, and the tasks that may wait for it.
 //!
-//! All state is under one lock, which is held for the length of a copy at most. The thread that polls the completion queue
-//! passes completions in ([`Connection::handle_completions`]); the stream's task writes and reads. After that, each of them also
-//! does the work that the protocol asks for ([`ConnectionState::settle`]), so that no data waits for another task. A supervisor, one task of
-//! each connection, watches the TCP connection and the timers.
+//! All state is under one lock, which is held for the length of a copy at most. The thread that polls the
+//! completion queue passes completions in ([`Connection::handle_completions`]); the stream's task writes and
+//! reads. After that, each of them also does the work that the protocol asks for
+//! ([`ConnectionState::settle`]), so that no data waits for another task. A supervisor, one task of each
+//! connection, watches the TCP connection and the timers.
 
 mod byte_stream;
 mod state;
@@ -113,8 +114,8 @@ impl Connection {
         lock(&self.state).chooser.clone()
     }
 
-    /// Sends a ping over the queue pair, and waits for the answer. Call this before the connection has a supervisor, because
-    /// the supervisor waits for changes too.
+    /// Sends a ping over the queue pair, and waits for the answer. Call this before the connection has a
+    /// supervisor, because the supervisor waits for changes too.
     pub(crate) async fn check_reachable(&self) -> Result<(), ConnectionFault> {
         {
             let mut state = lock(&self.state);
@@ -230,7 +231,8 @@ impl Connection {
         if state.all_delivered() {
             return Poll::Ready(Ok(()));
         }
-        // A peer that has sent all its bytes, and has received all of ours, may leave while this side still reads.
+        // A peer that has sent all its bytes, and has received all of ours, may leave while this side still
+        // reads.
         if !(state.protocol.is_fin_received() && state.protocol.is_write_done()) {
             state.check_fault()?;
         }
@@ -243,8 +245,8 @@ impl Connection {
         lock(&self.state).quota.disable();
     }
 
-    /// Notes that the stream was dropped. Bytes written before are still sent, flushed or not, as over TCP: the last bytes of
-    /// a task that gives up, such as a TLS alert, are often not flushed.
+    /// Notes that the stream was dropped. Bytes written before are still sent, flushed or not, as over TCP:
+    /// the last bytes of a task that gives up, such as a TLS alert, are often not flushed.
     pub(crate) fn detach(&self) {
         if lock(&self.state).messages.is_some() {
             return self.close_messages();
@@ -339,8 +341,8 @@ impl Connection {
         lock(&self.state).protocol.is_fin_received()
     }
 
-    /// Returns the reason why nothing can be sent any more, if there is one. The supervisor then drains the completion queue and
-    /// ends the connection.
+    /// Returns the reason why nothing can be sent any more, if there is one. The supervisor then drains the
+    /// completion queue and ends the connection.
     pub(crate) fn lost(&self) -> Option<ConnectionFault> {
         lock(&self.state).lost.clone()
     }
@@ -409,7 +411,8 @@ impl Participant for Connection {
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     pub(crate) member: Member,
-    /// The TCP connection of the negotiation. It stays open and silent; its end is the surest sign that the peer is gone.
+    /// The TCP connection of the negotiation. It stays open and silent; its end is the surest sign that the
+    /// peer is gone.
     pub(crate) tcp: TcpStream,
     pub(crate) peer: SocketAddr,
     pub(crate) linger: Duration,
@@ -435,8 +438,8 @@ impl Drop for Counted {
 }
 
 impl Supervisor {
-    /// Time for messages that are still in the network when the TCP connection ends, because RDMA and TCP may take different
-    /// paths.
+    /// Time for messages that are still in the network when the TCP connection ends, because RDMA and TCP may
+    /// take different paths.
     const GRACE: Duration = Duration::from_millis(200);
     /// Longest wait of a connection without a timer.
     const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -515,7 +518,8 @@ impl Supervisor {
     }
 }
 
-/// A connection that is polled. Dropping this ends the connection, if it has not ended, and removes it from its queue.
+/// A connection that is polled. Dropping this ends the connection, if it has not ended, and removes it from
+/// its queue.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) connection: Arc<Connection>,
@@ -534,8 +538,8 @@ pub(crate) struct Carrier {
 }
 
 impl Member {
-    /// Adds the connection that `make` builds. `make` gets the key that the connection's work requests have to carry. `completions` is
-    /// the number of requests that the connection may have posted at a time.
+    /// Adds the connection that `make` builds. `make` gets the key that the connection's work requests have
+    /// to carry. `completions` is the number of requests that the connection may have posted at a time.
     pub(crate) fn new(
         reactor: Arc<Reactor>,
         queue: Arc<Queue>,
@@ -558,8 +562,8 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // A runtime that shuts down drops connections before they have finished. If possible, written bytes and the end of the
-        // stream are still sent, so that the peer sees an orderly end.
+        // A runtime that shuts down drops connections before they have finished. If possible, written bytes
+        // and the end of the stream are still sent, so that the peer sees an orderly end.
         self.connection.detach();
         self.connection.fail(ConnectionFault::Closed);
         // Completions that are still in the queue name shared buffers, which have to be posted again.

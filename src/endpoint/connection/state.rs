@@ -40,8 +40,9 @@ pub(super) struct ConnectionState {
     pub(super) writer: Option<Waker>,
     /// The task that waits until all bytes are delivered.
     pub(super) closer: Option<Waker>,
-    /// The reason why nothing can be sent any more. The connection has not ended yet, because the queue may still have
-    /// completions of messages that the peer sent before: a peer may leave while this side acknowledges its last message.
+    /// The reason why nothing can be sent any more. The connection has not ended yet, because the queue may
+    /// still have completions of messages that the peer sent before: a peer may leave while this side
+    /// acknowledges its last message.
     pub(super) lost: Option<ConnectionFault>,
     /// The reason why the connection ended early.
     pub(super) fault: Option<ConnectionFault>,
@@ -209,7 +210,8 @@ impl ConnectionState {
         }
         if self.messages.is_some() {
             let finished = self.stage() == Stage::Finished;
-            // A peer that has closed, and knows that this side has, may leave before its device has acknowledged our last message.
+            // A peer that has closed, and knows that this side has, may leave before its device has
+            // acknowledged our last message.
             let closed = self.protocol.is_read_closed() && self.protocol.is_write_done();
             let fault = self.fault.as_ref().filter(|fault| !(closed && fault.is_loss()));
             if let Some(messages) = &mut self.messages {
@@ -244,7 +246,8 @@ impl ConnectionState {
         self.post_control(counters)
     }
 
-    /// Does all that is due on a message connection: delivers, lets the handler send, and posts receives, READs and control messages.
+    /// Does all that is due on a message connection: delivers, lets the handler send, and posts receives,
+    /// READs and control messages.
     fn progress_messages(
         &mut self,
         messages: &mut Messages,
@@ -326,8 +329,9 @@ impl ConnectionState {
         Ok(())
     }
 
-    /// Ends the connection with `fault`. If `fault` says only that nothing gets through to the peer, the supervisor ends the
-    /// connection later, after it has taken the completions of all messages that had arrived.
+    /// Ends the connection with `fault`. If `fault` says only that nothing gets through to the peer, the
+    /// supervisor ends the connection later, after it has taken the completions of all messages that had
+    /// arrived.
     pub(super) fn end(&mut self, fault: ConnectionFault, changed: &Notify) {
         if !fault.is_loss() {
             self.fail(fault);
@@ -387,8 +391,9 @@ impl ConnectionState {
         }
     }
 
-    /// Returns whether both directions are closed, the peer has all bytes that were written, and this side has read the
-    /// peer's last byte. After a fault no acknowledgement to the peer is needed, because none can be sent.
+    /// Returns whether both directions are closed, the peer has all bytes that were written, and this side
+    /// has read the peer's last byte. After a fault no acknowledgement to the peer is needed, because none
+    /// can be sent.
     pub(super) fn all_delivered(&self) -> bool {
         let over = match self.fault {
             None => self.protocol.is_closed() && self.link.is_drained(),
@@ -397,8 +402,8 @@ impl ConnectionState {
         over && self.staging.is_empty()
     }
 
-    /// Moves the work for the thread that holds the lock to `after`: that of the messages, or for a byte stream the wakers of all tasks
-    /// that can go on.
+    /// Moves the work for the thread that holds the lock to `after`: that of the messages, or for a byte
+    /// stream the wakers of all tasks that can go on.
     pub(super) fn take_deferred(&mut self, after: &mut Deferred) {
         if let Some(messages) = &mut self.messages {
             return after.append(&mut messages.after);
@@ -417,7 +422,8 @@ impl ConnectionState {
     }
 }
 
-/// A coarse clock, for timers that count in seconds. Each message reads it, so it must be cheap: its time is some milliseconds old at most.
+/// A coarse clock, for timers that count in seconds. Each message reads it, so it must be cheap: its time is
+/// some milliseconds old at most.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     /// The system's coarse time when the exact clock was read last, and the exact time then.

@@ -1,5 +1,5 @@
-//! A queue pair with its receive buffers: posts requests, and counts completions. A message is sent from memory of the application that the
-//! device can read, or from a copy.
+//! A queue pair with its receive buffers: posts requests, and counts completions. A message is sent from
+//! memory of the application that the device can read, or from a copy.
 //!
 //! Connections use it, and the tuner's loopback, which measures a device with the code that connections run.
 
@@ -30,8 +30,8 @@ pub(crate) struct Link {
     pub(in crate::endpoint) pool: Pool,
     /// Every message of this number asks for a completion.
     signal_every: u32,
-    /// Each message asks for a completion, because the connection is about to end, and the queue pair must exist until the last message
-    /// has arrived.
+    /// Each message asks for a completion, because the connection is about to end, and the queue pair must
+    /// exist until the last message has arrived.
     pub(in crate::endpoint) signal_all: bool,
     /// The next message asks for a completion.
     signal_next: bool,
@@ -62,7 +62,8 @@ impl Link {
         Self::READS.min(attributes.max_outstanding_reads).max(1)
     }
 
-    /// Returns the capacity of a queue pair for `sends` messages beside the READs, as far as the device has it.
+    /// Returns the capacity of a queue pair for `sends` messages beside the READs, as far as the device has
+    /// it.
     pub(crate) fn capacity(
         attributes: &DeviceAttributes,
         sends: u32,
@@ -79,8 +80,9 @@ impl Link {
         }
     }
 
-    /// Returns how many sends may be outstanding to a peer with `slots` receive buffers so that the sends never wait for their
-    /// completions: a message for each buffer, as many that arrived but have not completed here, and those without a completion.
+    /// Returns how many sends may be outstanding to a peer with `slots` receive buffers so that the sends
+    /// never wait for their completions: a message for each buffer, as many that arrived but have not
+    /// completed here, and those without a completion.
     pub(crate) fn sends_for(slots: u32) -> u32 {
         slots.saturating_mul(2).saturating_add(Self::SIGNAL_EVERY)
     }
@@ -116,7 +118,8 @@ impl Link {
         self.receives.post(slot.0, &*self.queue_pair, self.connection)
     }
 
-    /// Sends one message, the concatenation of `slices`. Returns how many of its bytes were not copied on this side.
+    /// Sends one message, the concatenation of `slices`. Returns how many of its bytes were not copied on
+    /// this side.
     pub(crate) fn post_message(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, ConnectionFault> {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
         let inline = length <= self.queue_pair.capacity().inline as usize;
@@ -146,8 +149,8 @@ impl Link {
         Ok(self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled }])?)
     }
 
-    /// Frees memory that is kept for sending, because nothing was sent for a while. Memory of messages without a completion is
-    /// freed later: the next message asks for a completion.
+    /// Frees memory that is kept for sending, because nothing was sent for a while. Memory of messages
+    /// without a completion is freed later: the next message asks for a completion.
     pub(crate) fn release_idle_memory(&mut self) {
         self.signal_next = !self.sources.is_empty();
         self.pool.trim();
@@ -239,8 +242,9 @@ pub(in crate::endpoint) fn lies_in_place(slices: &[IoSlice<'_>], length: usize) 
     found.map(|slice| slice.len()).sum::<usize>() > length / 2
 }
 
-/// Describes `slices` by as few segments as possible, at most `most`. Slices in memory for sending stay in place; the others
-/// are copied into a block of `pool`. Passes the memory that has to be kept until the message was sent to `keep`.
+/// Describes `slices` by as few segments as possible, at most `most`. Slices in memory for sending stay in
+/// place; the others are copied into a block of `pool`. Passes the memory that has to be kept until the
+/// message was sent to `keep`.
 fn gather(
     slices: &[IoSlice<'_>],
     most: usize,
@@ -250,8 +254,8 @@ fn gather(
 ) -> Result<Gathered, ConnectionFault> {
     let mut placed = [None; MAX_SLICES];
     let mut in_place = 0;
-    // Each slice in place takes two segments: its own, and one for the copied bytes before it. One more segment is for the copied
-    // bytes at the end.
+    // Each slice in place takes two segments: its own, and one for the copied bytes before it. One more
+    // segment is for the copied bytes at the end.
     let mut room = most.min(MAX_SLICES).saturating_sub(1) / 2;
     for (slice, place) in slices.iter().zip(&mut placed).filter(|(slice, _)| slice.len() >= SMALLEST) {
         if room > 0
@@ -352,8 +356,8 @@ impl WorkId {
         kind << 56 | u64::from(self.connection % Self::MAX_CONNECTIONS) << 32 | u64::from(self.value)
     }
 
-    /// Unpacks a `wr_id`. [`to_bits`](Self::to_bits) makes all identifiers, so there is no unknown kind. It would count as a
-    /// READ.
+    /// Unpacks a `wr_id`. [`to_bits`](Self::to_bits) makes all identifiers, so there is no unknown kind. It
+    /// would count as a READ.
     #[inline]
     pub fn from_bits(bits: u64) -> Self {
         let kind = match bits >> 56 {

@@ -1,5 +1,5 @@
-//! Receive buffers: those of a connection, those that all connections of a completion queue share, and whether the device lets
-//! connections that share them have a protection domain each.
+//! Receive buffers: those of a connection, those that all connections of a completion queue share, and
+//! whether the device lets connections that share them have a protection domain each.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -116,7 +116,8 @@ impl Receives {
         }
     }
 
-    /// Gives back promised buffers beyond the protocol's window, and widens the window of a peer that sends a lot.
+    /// Gives back promised buffers beyond the protocol's window, and widens the window of a peer that sends a
+    /// lot.
     pub(crate) fn adjust_window(&mut self, protocol: &mut protocol::Connection) {
         let Self::Shared(share) = self else { return };
         let window = protocol.window();
@@ -154,11 +155,11 @@ impl ReceiveQueue for Arc<dyn SharedReceiveQueue> {
 
 /// The shared receive buffers of one completion queue.
 ///
-/// Each connection is promised a number of buffers (its window), so that its peer's credits are always valid. The number of
-/// buffers that exist follows their use: those that hold unread messages, and enough free ones for the messages that may
-/// come between two polls. So a thousand idle connections take no more memory than a few. If more messages come at once than
-/// buffers are free, the senders' devices wait for a moment and try again (receiver not ready), and the next poll adds
-/// buffers.
+/// Each connection is promised a number of buffers (its window), so that its peer's credits are always valid.
+/// The number of buffers that exist follows their use: those that hold unread messages, and enough free ones
+/// for the messages that may come between two polls. So a thousand idle connections take no more memory than
+/// a few. If more messages come at once than buffers are free, the senders' devices wait for a moment and try
+/// again (receiver not ready), and the next poll adds buffers.
 #[derive(Debug)]
 pub(crate) struct SharedBuffers<Q: ReceiveQueue = Arc<dyn SharedReceiveQueue>> {
     /// Declared before the memory, so that it is dropped first.
@@ -185,7 +186,8 @@ const MOST: u32 = 1 << 14;
 struct Step {
     block: Block,
     segments: Vec<LocalSegment>,
-    /// For each buffer, the number of the queue pair whose connection holds the buffer; 0 while the buffer is posted.
+    /// For each buffer, the number of the queue pair whose connection holds the buffer; 0 while the buffer is
+    /// posted.
     owners: [AtomicU32; STEP as usize],
 }
 
@@ -233,7 +235,8 @@ pub(crate) enum BufferError {
 }
 
 impl SharedBuffers {
-    /// Creates buffers of the length that `config` sets. `separate_domains`: connections of other domains can use the buffers.
+    /// Creates buffers of the length that `config` sets. `separate_domains`: connections of other domains can
+    /// use the buffers.
     pub(crate) fn new(
         context: &dyn Context,
         config: &Config,
@@ -308,7 +311,8 @@ impl<Q: ReceiveQueue> SharedBuffers<Q> {
         Ok(self.queue.post_receive(&[request(slot, &step.segments[index])])?)
     }
 
-    /// Posts every buffer again that the connection of the queue pair `owner` holds, because the connection has ended.
+    /// Posts every buffer again that the connection of the queue pair `owner` holds, because the connection
+    /// has ended.
     pub(crate) fn post_all_of(&self, owner: QueuePairNumber) {
         let mut lost = None;
         for (number, step) in self.steps.iter().map_while(OnceLock::get).enumerate() {
@@ -418,13 +422,14 @@ struct Answers(Mutex<HashMap<String, bool>>);
 
 static KNOWN: LazyLock<Answers> = LazyLock::new(Answers::default);
 
-/// Returns whether queue pairs of one domain can take receives from a queue of another domain, so that the device keeps the memory of
-/// connections apart although they share a receive queue.
+/// Returns whether queue pairs of one domain can take receives from a queue of another domain, so that the
+/// device keeps the memory of connections apart although they share a receive queue.
 ///
-/// A peer may READ all memory that is registered for that in the protection domain of its queue pair. So each connection has
-/// a domain of its own, and a shared receive queue has one, too. Some devices look up the queue's buffers in the queue's
-/// domain. Others, such as Soft-RoCE, look them up in the domain of the queue pair, so that all connections need one common
-/// domain. No attribute says which kind a device is, so a test on the device finds out, once.
+/// A peer may READ all memory that is registered for that in the protection domain of its queue pair. So each
+/// connection has a domain of its own, and a shared receive queue has one, too. Some devices look up the
+/// queue's buffers in the queue's domain. Others, such as Soft-RoCE, look them up in the domain of the queue
+/// pair, so that all connections need one common domain. No attribute says which kind a device is, so a test
+/// on the device finds out, once.
 ///
 /// The first call for a device may take some milliseconds, and up to a second if the device does not answer.
 pub(crate) fn separate_domains(context: &dyn Context) -> bool {
@@ -432,7 +437,8 @@ pub(crate) fn separate_domains(context: &dyn Context) -> bool {
 }
 
 impl Answers {
-    /// Returns the answer of the device `name`. Asks by `attempt` if there is no answer yet. Returns false if the attempt fails.
+    /// Returns the answer of the device `name`. Asks by `attempt` if there is no answer yet. Returns false if
+    /// the attempt fails.
     fn get_or_ask(&self, name: &str, attempt: impl FnOnce() -> Result<bool, AttemptError>) -> bool {
         let mut known = lock(&self.0);
         if let Some(&separate) = known.get(name) {
@@ -464,7 +470,8 @@ enum AttemptError {
     Silent(Duration),
 }
 
-/// Sends a message from the device to itself, into a buffer whose domain is not that of the receiving queue pair.
+/// Sends a message from the device to itself, into a buffer whose domain is not that of the receiving queue
+/// pair.
 fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
     const MESSAGE: [u8; 8] = *b"separate";
     const TIMEOUT: Duration = Duration::from_secs(1);

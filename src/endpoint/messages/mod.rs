@@ -1,9 +1,10 @@
 //! Connections that carry messages instead of a byte stream, for native calls.
 //!
-//! This module has the interface between such a connection and the session above it. A [`MessageEndpoint`] sends and receives
-//! messages; each one is an eager message of the [protocol](crate::protocol), so it is at most as long as a receive buffer of the peer.
-//! Long content goes by *fetches*: a message says where the content lies, and the peer's handler asks its connection to
-//! read it ([`Sender::fetch`]). Fetches land in any order, and messages do not wait for them.
+//! This module has the interface between such a connection and the session above it. A [`MessageEndpoint`]
+//! sends and receives messages; each one is an eager message of the [protocol](crate::protocol), so it is at
+//! most as long as a receive buffer of the peer. Long content goes by *fetches*: a message says where the
+//! content lies, and the peer's handler asks its connection to read it ([`Sender::fetch`]). Fetches land in
+//! any order, and messages do not wait for them.
 //!
 //! ```text
 //!  session ── drive ──▶ MessageEndpoint ── transmit ──▶ handler ── send, fetch ──▶ Sender      (under the connection's lock)
@@ -11,8 +12,9 @@
 //!                                                                                          (carried out without a lock)
 //! ```
 //!
-//! The connection holds its handler until the connection has ended, and a session usually holds its endpoint. So the session's last
-//! user must call [`MessageEndpoint::close`] or [`MessageEndpoint::abort`]; both let the connection end, which frees the handler.
+//! The connection holds its handler until the connection has ended, and a session usually holds its endpoint.
+//! So the session's last user must call [`MessageEndpoint::close`] or [`MessageEndpoint::abort`]; both let
+//! the connection end, which frees the handler.
 
 #[cfg(test)]
 mod tests;
@@ -37,7 +39,8 @@ pub(crate) use self::traffic::Exposed;
 /// A connection after a negotiation in which one side asked for native calls.
 #[derive(Debug)]
 pub(crate) enum Negotiated {
-    /// A byte stream, over RDMA or TCP, for HTTP/2. Its [`RdmaConnectInfo::reason`] says why there are no native calls.
+    /// A byte stream, over RDMA or TCP, for HTTP/2. Its [`RdmaConnectInfo::reason`] says why there are no
+    /// native calls.
     Stream(EndpointStream),
     /// A connection over RDMA that carries messages.
     Messages(MessageEndpoint),
@@ -53,7 +56,8 @@ impl Negotiated {
     }
 }
 
-/// A connection over RDMA that carries messages. Dropping this closes the connection, as [`close`](Self::close) does.
+/// A connection over RDMA that carries messages. Dropping this closes the connection, as
+/// [`close`](Self::close) does.
 #[derive(Debug)]
 pub(crate) struct MessageEndpoint {
     carrier: Carrier,
@@ -81,26 +85,29 @@ impl MessageEndpoint {
         self.carrier.connection.max_message()
     }
 
-    /// Takes the handler, and delivers the messages that have arrived already. Until then messages stay in their receive buffers.
-    /// Later calls have no effect.
+    /// Takes the handler, and delivers the messages that have arrived already. Until then messages stay in
+    /// their receive buffers. Later calls have no effect.
     pub(crate) fn start(&self, handler: Arc<dyn MessageHandler>, settings: MessageSettings) {
         self.carrier.connection.start_messages(handler, &settings);
     }
 
-    /// Asks the handler for messages and sends them. Call this after messages were queued, without any lock that the handler takes.
+    /// Asks the handler for messages and sends them. Call this after messages were queued, without any lock
+    /// that the handler takes.
     pub(crate) fn drive(&self) {
         self.carrier.connection.drive();
     }
 
-    /// Waits for `is_done` on this thread for a short time, if that pays and other tasks have another thread, and polls the completion queue
-    /// meanwhile. Returns whether `is_done` returned true; after that `is_done` is not called again. Returns false early if a poll woke another task.
+    /// Waits for `is_done` on this thread for a short time, if that pays and other tasks have another thread,
+    /// and polls the completion queue meanwhile. Returns whether `is_done` returned true; after that
+    /// `is_done` is not called again. Returns false early if a poll woke another task.
     ///
-    /// A future calls this in each poll but its first. If the result is false, the future registers its waker, checks once more,
-    /// and returns `Pending`.
+    /// A future calls this in each poll but its first. If the result is false, the future registers its
+    /// waker, checks once more, and returns `Pending`.
     ///
-    /// A current-thread runtime has no other thread for other tasks, so this polls the queue once. If the runtime polls when it is idle,
-    /// this polls for some microseconds when only one call is in flight and that call has just `begun`. In that case `is_done` may take
-    /// only what has arrived already, and must not wait.
+    /// A current-thread runtime has no other thread for other tasks, so this polls the queue once. If the
+    /// runtime polls when it is idle, this polls for some microseconds when only one call is in flight and
+    /// that call has just `begun`. In that case `is_done` may take only what has arrived already, and must
+    /// not wait.
     pub(crate) fn spin(&self, begun: Option<Instant>, is_done: impl FnMut() -> bool) -> bool {
         self.carrier.reactor.wait_as_caller(&self.carrier.queue, begun, is_done)
     }
@@ -110,8 +117,8 @@ impl MessageEndpoint {
         self.carrier.queue.poll();
     }
 
-    /// Notes that a call has begun, until the returned value is dropped. While other calls are in flight, a caller whose answer has come
-    /// leaves the queue to the poll task.
+    /// Notes that a call has begun, until the returned value is dropped. While other calls are in flight, a
+    /// caller whose answer has come leaves the queue to the poll task.
     pub(crate) fn begin_call(&self) -> CallInFlight {
         CallInFlight::begin(&self.carrier.reactor)
     }
@@ -121,9 +128,10 @@ impl MessageEndpoint {
         self.carrier.reactor.leave(run);
     }
 
-    /// Closes the connection in good order. Messages that the handler still gives in `transmit` are sent; once it gives none though
-    /// there is room, the peer sees the end of the messages. The connection ends when the peer has closed too, at the latest
-    /// after [`Config::linger`](crate::Config::linger). The handler receives messages until then.
+    /// Closes the connection in good order. Messages that the handler still gives in `transmit` are sent;
+    /// once it gives none though there is room, the peer sees the end of the messages. The connection ends
+    /// when the peer has closed too, at the latest after [`Config::linger`](crate::Config::linger). The
+    /// handler receives messages until then.
     pub(crate) fn close(&self) {
         self.carrier.connection.close_messages();
     }

@@ -1,5 +1,6 @@
-//! The part of a connection's state that only message connections have, what a handler may do while it transmits, its memory (for landing,
-//! and of the application that the peer may read), and the fetches: content in the peer's memory that READs bring here.
+//! The part of a connection's state that only message connections have, what a handler may do while it
+//! transmits, its memory (for landing, and of the application that the peer may read), and the fetches:
+//! content in the peer's memory that READs bring here.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
@@ -22,29 +23,31 @@ use tonic_rdma_verbs::unstable::{Landed, Landing, SlabRegistrations, find_sendab
 use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment, VerbsError, VerbsErrorKind};
 
-/// The owner of a message connection's messages. The connection calls all functions but the last under its lock, so they must not call the
-/// [`MessageEndpoint`](super::MessageEndpoint). They may lock their own state. Work that needs no lock, and tasks to wake, go to
-/// `after`.
+/// The owner of a message connection's messages. The connection calls all functions but the last under its
+/// lock, so they must not call the [`MessageEndpoint`](super::MessageEndpoint). They may lock their own
+/// state. Work that needs no lock, and tasks to wake, go to `after`.
 ///
 /// A function that returns an error ends the connection with this error.
 pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
-    /// Takes a message. Messages arrive in the order in which the peer sent them. Returns whether [`transmit`](Self::transmit) would have
-    /// something to do after that.
+    /// Takes a message. Messages arrive in the order in which the peer sent them. Returns whether
+    /// [`transmit`](Self::transmit) would have something to do after that.
     ///
     /// # Errors
     /// The message breaks the rules of the call protocol.
     fn receive(&self, message: Bytes, after: &mut Deferred) -> Result<bool, ConnectionFault>;
 
-    /// Notes that a fetch is over: no READ of it is in flight, so the peer may free its memory. `memory` is the content, or `None` for a
-    /// fetch that was cancelled. The memory goes back to its pool when the last clone and slice of `memory` is dropped.
+    /// Notes that a fetch is over: no READ of it is in flight, so the peer may free its memory. `memory` is
+    /// the content, or `None` for a fetch that was cancelled. The memory goes back to its pool when the last
+    /// clone and slice of `memory` is dropped.
     ///
     /// # Errors
     /// The handler can't go on.
     fn landed(&self, fetch: u64, memory: Option<Bytes>, after: &mut Deferred) -> Result<(), ConnectionFault>;
 
-    /// Gives messages and fetches to `sender`, while it has room and the handler has some. The connection calls this function again
-    /// after each [`drive`](super::MessageEndpoint::drive), after each group of completions (unless the group brought messages and
-    /// [`receive`](Self::receive) says that there is nothing to do), and when there is memory or room again that `sender` had refused.
+    /// Gives messages and fetches to `sender`, while it has room and the handler has some. The connection
+    /// calls this function again after each [`drive`](super::MessageEndpoint::drive), after each group of
+    /// completions (unless the group brought messages and [`receive`](Self::receive) says that there is
+    /// nothing to do), and when there is memory or room again that `sender` had refused.
     ///
     /// # Errors
     /// The handler can't go on, or an error of `sender`.
@@ -53,18 +56,20 @@ pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
     /// Notes that the peer sends no more messages. All messages of the peer have been received.
     fn peer_finished(&self, after: &mut Deferred);
 
-    /// Notes that the connection has ended early. This is the last call, and the only one without the connection's lock. There is no
-    /// such call for a connection that both sides closed in good order: then [`peer_finished`](Self::peer_finished) was the last.
+    /// Notes that the connection has ended early. This is the last call, and the only one without the
+    /// connection's lock. There is no such call for a connection that both sides closed in good order: then
+    /// [`peer_finished`](Self::peer_finished) was the last.
     fn ended(&self, fault: &ConnectionFault, after: &mut Deferred);
 }
 
 /// Settings of a message connection, which its session chooses.
 #[derive(Clone, Debug)]
 pub(crate) struct MessageSettings {
-    /// Bytes that may lie in landed memory at a time: fetches in flight, and memory that the application still holds.
+    /// Bytes that may lie in landed memory at a time: fetches in flight, and memory that the application
+    /// still holds.
     pub(crate) landing_budget: u64,
-    /// The peer may read memory of pools for sending that this side offers, from where it lies. It then may read the whole slab of such
-    /// memory. Otherwise it is copied.
+    /// The peer may read memory of pools for sending that this side offers, from where it lies. It then may
+    /// read the whole slab of such memory. Otherwise it is copied.
     pub(crate) expose: bool,
 }
 
@@ -110,8 +115,8 @@ impl Messages {
     /// Longer messages have memory of their own, so that no short message keeps it.
     const SHORT: usize = 2 << 10;
 
-    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `changed` wakes the connection's
-    /// supervisor.
+    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `changed`
+    /// wakes the connection's supervisor.
     pub(crate) fn new(
         domain: Arc<dyn ProtectionDomain>,
         budget: Arc<Budget>,
@@ -130,8 +135,8 @@ impl Messages {
         })
     }
 
-    /// Takes the handler, unless there was one before. `by_copy`: a READ is a copy by the thread that posts it, as the queue pair says once
-    /// it is connected.
+    /// Takes the handler, unless there was one before. `by_copy`: a READ is a copy by the thread that posts
+    /// it, as the queue pair says once it is connected.
     pub(crate) fn start(
         &mut self,
         handler: Arc<dyn MessageHandler>,
@@ -150,8 +155,8 @@ impl Messages {
         self.exhausted && self.fetches.is_empty() && !self.fetches.has_over()
     }
 
-    /// Hands fetches that are over and messages that have arrived to the handler. Returns whether [`transmit`](Self::transmit) may have
-    /// something to do.
+    /// Hands fetches that are over and messages that have arrived to the handler. Returns whether
+    /// [`transmit`](Self::transmit) may have something to do.
     pub(crate) fn deliver(
         &mut self,
         link: &Link,
@@ -171,7 +176,8 @@ impl Messages {
         protocol: &mut protocol::Connection,
         counters: &Counters,
     ) -> Result<bool, ConnectionFault> {
-        // Only the answer to the last message counts, as nothing else changes the handler's state meanwhile but what drives by itself.
+        // Only the answer to the last message counts, as nothing else changes the handler's state meanwhile
+        // but what drives by itself.
         let mut has_work = true;
         while let Some((fetch, landed)) = self.fetches.poll_over() {
             if let Some(landed) = &landed {
@@ -231,8 +237,8 @@ impl Messages {
         Ok(())
     }
 
-    /// Tells the handler of the end of the connection, and lets go of it: `fault` is the reason if the connection ended early,
-    /// `finished` says whether there is nothing left to do.
+    /// Tells the handler of the end of the connection, and lets go of it: `fault` is the reason if the
+    /// connection ended early, `finished` says whether there is nothing left to do.
     pub(crate) fn conclude(&mut self, fault: Option<&ConnectionFault>, finished: bool) {
         if !finished {
             return;
@@ -305,14 +311,15 @@ impl Sender<'_> {
         }
     }
 
-    /// Returns how many bytes one message may have now; 0 means to wait for the next call of `transmit`. The value is
-    /// the length of the longest message, or 0.
+    /// Returns how many bytes one message may have now; 0 means to wait for the next call of `transmit`. The
+    /// value is the length of the longest message, or 0.
     pub(crate) fn room(&self) -> usize {
         self.protocol.eager_room()
     }
 
-    /// Sends one message, the concatenation of `slices`: at least 1 byte, at most [`room`](Self::room) bytes. The bytes are copied
-    /// before this function returns. More than [`SLICES`](Self::SLICES) slices cost another copy.
+    /// Sends one message, the concatenation of `slices`: at least 1 byte, at most [`room`](Self::room) bytes.
+    /// The bytes are copied before this function returns. More than [`SLICES`](Self::SLICES) slices cost
+    /// another copy.
     ///
     /// # Errors
     /// The message is too long or empty, or the device refuses it.
@@ -342,9 +349,9 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Starts a fetch: reads the concatenation of `pieces` into one piece of registered memory, whose byte `aligned_at` lies at a
-    /// multiple of 64. [`landed`](MessageHandler::landed) gets the memory, with the number `id`, after `transmit` has
-    /// returned. Many fetches take turns.
+    /// Starts a fetch: reads the concatenation of `pieces` into one piece of registered memory, whose byte
+    /// `aligned_at` lies at a multiple of 64. [`landed`](MessageHandler::landed) gets the memory, with the
+    /// number `id`, after `transmit` has returned. Many fetches take turns.
     ///
     /// # Errors
     /// There is no memory now, or the content is too long ever to land.
@@ -362,14 +369,16 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs in flight are over,
-    /// maybe at once after `transmit` has returned; until then the peer must keep its memory. Does nothing if the fetch has landed.
+    /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs
+    /// in flight are over, maybe at once after `transmit` has returned; until then the peer must keep its
+    /// memory. Does nothing if the fetch has landed.
     pub(crate) fn cancel_fetch(&mut self, id: u64) {
         self.fetches.cancel(id);
     }
 
-    /// Leases memory for content that the peer is to read ([`Block::remote`] names it). The caller keeps the block until the peer says
-    /// that it has read it. `transmit` is called again some milliseconds after an error.
+    /// Leases memory for content that the peer is to read ([`Block::remote`] names it). The caller keeps the
+    /// block until the peer says that it has read it. `transmit` is called again some milliseconds after an
+    /// error.
     ///
     /// # Errors
     /// There is no memory now.
@@ -383,8 +392,8 @@ impl Sender<'_> {
     }
 
     /// Gives the peer the right to read `bytes`, if they lie in memory of a pool for sending
-    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending)), and the settings allow that. Returns `None` if the bytes
-    /// have to be copied.
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending)), and the settings allow that.
+    /// Returns `None` if the bytes have to be copied.
     pub(crate) fn expose(&mut self, bytes: &[u8]) -> Option<Exposed> {
         let exposed = self.memory.expose(bytes)?;
         self.counters.offered_in_place_bytes.add(bytes.len() as u64);
@@ -415,7 +424,8 @@ pub(crate) struct Fetches {
     most: u32,
     /// Longest READ.
     piece: u64,
-    /// Bytes that may still be read at once, without a completion, before the thread does other work of the connection.
+    /// Bytes that may still be read at once, without a completion, before the thread does other work of the
+    /// connection.
     at_once: u64,
     /// Most of these bytes.
     most_at_once: u64,
@@ -429,15 +439,16 @@ struct Fetch {
     /// The handler's number.
     id: u64,
     landing: Landing,
-    /// Bytes of the peer, each with its offset in the content, that no READ was posted for; the next at the end.
+    /// Bytes of the peer, each with its offset in the content, that no READ was posted for; the next at the
+    /// end.
     rest: Vec<(RemoteSegment, u64, usize)>,
     /// The handler does not want the content any more.
     cancelled: bool,
 }
 
 impl Fetches {
-    /// Longest READ whose bytes a device, or the peer, brings beside the CPU of this side, and most of them at a time: together more than
-    /// a fast network has in flight.
+    /// Longest READ whose bytes a device, or the peer, brings beside the CPU of this side, and most of them
+    /// at a time: together more than a fast network has in flight.
     const BESIDE: (u64, u32) = (256 << 10, 8);
     /// The same where a READ is a copy, made when it is posted, which delays messages for as long.
     const BY_COPY: (u64, u32) = (128 << 10, 1);
@@ -457,7 +468,8 @@ impl Fetches {
         }
     }
 
-    /// Chooses the length and the number of READs, before the first fetch. `by_copy`: a READ is a copy by the thread that posts it.
+    /// Chooses the length and the number of READs, before the first fetch. `by_copy`: a READ is a copy by the
+    /// thread that posts it.
     pub(crate) fn start(&mut self, by_copy: bool) {
         let (piece, most) = if by_copy { Self::BY_COPY } else { Self::BESIDE };
         self.piece = piece;
@@ -499,8 +511,9 @@ impl Fetches {
         self.at_once = self.most_at_once;
     }
 
-    /// Posts READs, as many as may be outstanding. Returns their number, and the bytes of those without a completion. Where a READ is a
-    /// copy, short fetches, and the ends of long ones, are read at once, and are over when this returns.
+    /// Posts READs, as many as may be outstanding. Returns their number, and the bytes of those without a
+    /// completion. Where a READ is a copy, short fetches, and the ends of long ones, are read at once, and
+    /// are over when this returns.
     pub(crate) fn post(&mut self, link: &Link) -> Result<(u64, u64), ConnectionFault> {
         let (mut posted, before) = (0, self.at_once);
         while self.outstanding < self.most
@@ -576,7 +589,8 @@ impl Fetches {
 }
 
 impl Fetch {
-    /// Reads the rest at once, if it has at most `most` bytes, which become fewer. Returns the number of READs.
+    /// Reads the rest at once, if it has at most `most` bytes, which become fewer. Returns the number of
+    /// READs.
     fn land(&mut self, most: &mut u64, link: &Link) -> u64 {
         let left = self.rest.iter().fold(0_u64, |sum, (_, length, _)| sum.saturating_add(*length));
         if left > *most {
@@ -625,7 +639,8 @@ impl Shortage {
     const EASED: u8 = 2;
 }
 
-/// Landed memory of the application, which ends a shortage when it is dropped. The memory is dropped before the rest.
+/// Landed memory of the application, which ends a shortage when it is dropped. The memory is dropped before
+/// the rest.
 struct Lent {
     landed: Landed,
     _ease: Ease,
@@ -642,7 +657,8 @@ impl AsRef<[u8]> for Lent {
 impl Drop for Ease {
     fn drop(&mut self) {
         let Shortage { state, changed } = &*self.0;
-        // SYNC: the memory was given back under the pool's lock before; a connection that then finds none sets SHORT later.
+        // SYNC: the memory was given back under the pool's lock before; a connection that then finds none
+        // sets SHORT later.
         let eased =
             state.compare_exchange(Shortage::SHORT, Shortage::EASED, Ordering::AcqRel, Ordering::Relaxed);
         if eased.is_ok() {
@@ -689,7 +705,8 @@ impl MessageMemory {
             Ok(landing) => Ok(landing),
             Err(error) if error.kind() == VerbsErrorKind::TooLarge => Err(too_long),
             Err(error) => {
-                // The flag is set before another attempt, so that memory that is given back meanwhile is not missed.
+                // The flag is set before another attempt, so that memory that is given back meanwhile is not
+                // missed.
                 self.shortage.state.store(Shortage::SHORT, Ordering::SeqCst);
                 match Landing::lease(pool, length as usize, aligned_at) {
                     Ok(landing) => Ok(landing),
@@ -712,7 +729,8 @@ impl MessageMemory {
         Some(Exposed { remote, lease })
     }
 
-    /// Notes that the handler is asked now. Memory that is given back from here on is a reason to ask once more.
+    /// Notes that the handler is asked now. Memory that is given back from here on is a reason to ask once
+    /// more.
     pub(crate) fn will_ask(&self) {
         let state = &self.shortage.state;
         // SYNC: the memory that eased the shortage was given back before, so the handler finds it.
@@ -721,8 +739,8 @@ impl MessageMemory {
         }
     }
 
-    /// Notes whether the handler was refused memory. Wakes the supervisor when a shortage begins, because the supervisor does
-    /// not know yet when to ask again.
+    /// Notes whether the handler was refused memory. Wakes the supervisor when a shortage begins, because the
+    /// supervisor does not know yet when to ask again.
     pub(crate) fn note_refused(&mut self, refused: bool) {
         if refused && self.retry.is_none() {
             self.shortage.changed.notify_one();

@@ -1,12 +1,12 @@
 //! A limited number of slots, shared fairly among the sources of the clients that hold them.
 //!
-//! A client that comes while all slots are taken gets the slot of a client that keeps this side waiting: the client that has
-//! waited longest, of the source with the most slots. So no source keeps the clients of other sources out. A client that keeps this
-//! side busy, and not waiting, keeps its slot.
+//! A client that arrives while all slots are in use gets the slot of another client: of those for which this
+//! side waits, the one for which it has waited longest, of the source with the most slots. So no source keeps
+//! the clients of other sources out. A client for which this side works keeps its slot.
 //!
-//! Where clients can keep their slots for long, slots are shared ([`ClientSlots::shared`]): the last third of the slots goes only to
-//! sources that have fewer slots than are free, and the last sixth only to users and addresses that have fewer. So the source with
-//! most slots leaves some to all others.
+//! Where clients can keep their slots for long, slots are shared ([`ClientSlots::shared`]): the last third of
+//! the slots goes only to sources that have fewer slots than are free, and the last sixth only to users and
+//! addresses that have fewer. So the source with most slots leaves some to all others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -25,8 +25,8 @@ use tonic_rdma_verbs::unstable::{DeviceOwner, lock};
 #[derive(Debug)]
 pub struct ClientSlots {
     limit: usize,
-    /// A client that has kept this side waiting for less time keeps its slot. While slots are free, which others may still take, a
-    /// client keeps it for [`WHILE_FREE`] times as long.
+    /// A client that has kept this side waiting for less time keeps its slot. While slots are free, which
+    /// others may still take, a client keeps it for [`WHILE_FREE`] times as long.
     least_wait: Duration,
     /// Most clients that wait for a slot.
     most_waiters: usize,
@@ -37,7 +37,8 @@ pub struct ClientSlots {
     changed: Notify,
 }
 
-/// What the slots of a client are counted by: the address, and the user of the client's software device if that is known.
+/// What the slots of a client are counted by: the address, and the user of the client's software device if
+/// that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
     network: Network,
@@ -98,8 +99,8 @@ pub struct ClientSlot {
     wanted: Arc<Notify>,
 }
 
-/// While slots are free, the clients that wait for one are of sources that hold many. They can wait: a burst of clients of one source on a
-/// busy machine needs time to answer.
+/// While slots are free, the clients that wait for one are of sources that hold many. They can wait: a burst
+/// of clients of one source on a busy machine needs time to answer.
 const WHILE_FREE: u32 = 4;
 
 /// All slots are taken, and as many clients wait for a slot as may wait.
@@ -141,8 +142,9 @@ impl Source {
 }
 
 impl ClientSlots {
-    /// Makes `limit` slots. A client loses its slot only after it has kept this side waiting for `least_wait`. At most
-    /// `most_waiters` clients wait for a slot, and at most half of them are of one source.
+    /// Makes `limit` slots. A client loses its slot only after it has kept this side waiting for
+    /// `least_wait`. At most `most_waiters` clients wait for a slot, and at most half of them are of one
+    /// source.
     pub fn new(limit: usize, least_wait: Duration, most_waiters: usize) -> Arc<Self> {
         Self::make(limit, least_wait, most_waiters, false)
     }
@@ -157,7 +159,8 @@ impl ClientSlots {
         Arc::new(Self { limit, least_wait, most_waiters, is_shared, table, changed })
     }
 
-    /// Waits for a slot for a client of `source`. The client counts as working until it calls [`ClientSlot::waits`].
+    /// Waits for a slot for a client of `source`. The client counts as working until it calls
+    /// [`ClientSlot::waits`].
     ///
     /// # Errors
     /// Too many clients wait already.
@@ -202,8 +205,9 @@ impl ClientSlots {
         Some(ClientSlot { slots: Arc::clone(self), key, wanted })
     }
 
-    /// Tells a client to leave, unless enough clients are leaving for those that wait for a slot. The client is not of a source that
-    /// has fewer slots than `source`. Returns when to try again, if a client will have waited for long enough then.
+    /// Tells a client to leave, unless enough clients are leaving for those that wait for a slot. The client
+    /// is not of a source that has fewer slots than `source`. Returns when to try again, if a client will
+    /// have waited for long enough then.
     fn make_room(&self, source: Source) -> Option<Instant> {
         let mut table = lock(&self.table);
         if table.leaving >= table.waiters.values().sum() {

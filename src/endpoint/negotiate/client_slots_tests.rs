@@ -176,7 +176,8 @@ async fn a_client_keeps_its_slot_for_the_time_that_its_device_has() {
     assert!(is_lost(&second) && !is_lost(&first));
 }
 
-/// The processes of one user start at the same time, on a machine that is busy: each answers late, but does answer.
+/// The processes of one user start at the same time, on a machine that is busy: each answers late, but does
+/// answer.
 #[tokio::test]
 async fn a_burst_of_one_source_displaces_nobody_while_slots_are_free() {
     let least = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! The TCP connection that a negotiation goes over.
+//! The TCP connection of a negotiation.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -41,7 +41,8 @@ impl ControlStream {
         self.receive_after(Duration::ZERO).await
     }
 
-    /// Receives the next message. Waits longer by `work`, the longest time of the work that the peer does first.
+    /// Receives the next message. Waits longer by `work`, the longest time of the work that the peer does
+    /// first.
     pub(super) async fn receive_after(&mut self, work: Duration) -> Result<Message, NegotiationError> {
         let limit = self.answer_timeout + work;
         let complete = async {
@@ -58,7 +59,8 @@ impl ControlStream {
         timeout(limit, complete).await.unwrap_or(Err(NegotiationError::Silent(limit)))
     }
 
-    /// Receives the peer's `Confirm`. Waits longer by `work`, the longest time of the work that the peer does first.
+    /// Receives the peer's `Confirm`. Waits longer by `work`, the longest time of the work that the peer does
+    /// first.
     pub(super) async fn receive_confirm(&mut self, work: Duration) -> Result<Confirm, NegotiationError> {
         match self.receive_after(work).await? {
             Message::Confirm(confirm) => Ok(confirm),
@@ -74,7 +76,8 @@ impl ControlStream {
         }
     }
 
-    /// Waits until the peer has hung up. Never returns if the peer has sent more bytes, because the end is behind them.
+    /// Waits until the peer has hung up. Never returns if the peer has sent more bytes, because the end is
+    /// behind them.
     pub(super) async fn hung_up(&self) {
         if let Ok(1..) = self.tcp.peek(&mut [0]).await {
             std::future::pending().await

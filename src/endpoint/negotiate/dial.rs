@@ -1,5 +1,5 @@
-//! Connecting: TCP to a host that may have several addresses, then the client's side of a negotiation, then a new TCP connection
-//! where the server is a stock one.
+//! Connecting: TCP to a host that may have several addresses, then the client's side of a negotiation, then a
+//! new TCP connection where the server is a stock one.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -28,8 +28,9 @@ use crate::wire::hello::{Answer, ClientHello, Message, NATIVE_CALLS};
 use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::unstable::lock;
 
-/// Makes connections, and keeps a list of stock servers, which clones share. A dialer is for protocols of your own over the byte
-/// stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector) instead.
+/// Makes connections, and keeps a list of stock servers, which clones share. A dialer is for protocols of
+/// your own over the byte stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector)
+/// instead.
 ///
 /// ```
 /// use tokio::io::AsyncWriteExt as _;
@@ -60,8 +61,8 @@ impl Dialer {
     /// Most servers in the list of stock servers.
     const MEMORY: usize = 4096;
 
-    /// Makes a dialer with this configuration. [`dial`](Self::dial) returns an error if the configuration has a value that can't
-    /// be used; [`Config::validate`] finds that earlier.
+    /// Makes a dialer with this configuration. [`dial`](Self::dial) returns an error if the configuration has
+    /// a value that can't be used; [`Config::validate`] finds that earlier.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -90,8 +91,8 @@ impl Dialer {
         Self { config, refused: None, stock: Arc::default(), journal: Arc::default() }
     }
 
-    /// Makes a dialer with this configuration, or with that of the environment if there is none. If a variable has a bad value,
-    /// [`dial`](Self::dial) returns the error.
+    /// Makes a dialer with this configuration, or with that of the environment if there is none. If a
+    /// variable has a bad value, [`dial`](Self::dial) returns the error.
     pub(crate) fn configured(config: Option<Config>) -> Self {
         match config.map_or_else(Config::from_env, Ok) {
             Ok(config) => Self::new(config),
@@ -102,8 +103,8 @@ impl Dialer {
     /// Connects to `host`:`port`, by the rules of the configuration's policy.
     ///
     /// # Errors
-    /// The configuration has a value that can't be used, the server can't be reached within the connect timeout, or the policy
-    /// requires RDMA and there is none.
+    /// The configuration has a value that can't be used, the server can't be reached within the connect
+    /// timeout, or the policy requires RDMA and there is none.
     pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, RdmaError> {
         match self.connect(host, port, false).await? {
             Negotiated::Stream(stream) => Ok(stream),
@@ -140,9 +141,10 @@ impl Dialer {
         Ok(negotiated)
     }
 
-    /// Connects to `host`:`port` as [`dial`](Self::dial) does, and asks the server for native calls. `without`: the reason why this
-    /// connection must use HTTP/2 though, such as TLS; then the server is not asked. The reason of the connection says why there are no
-    /// native calls. A byte stream costs no more round trips than with [`dial`](Self::dial).
+    /// Connects to `host`:`port` as [`dial`](Self::dial) does, and asks the server for native calls.
+    /// `without`: the reason why this connection must use HTTP/2 though, such as TLS; then the server is not
+    /// asked. The reason of the connection says why there are no native calls. A byte stream costs no more
+    /// round trips than with [`dial`](Self::dial).
     ///
     /// # Errors
     /// As for [`dial`](Self::dial).
@@ -173,8 +175,9 @@ impl Dialer {
         let known = tcp.peer_addr().ok();
         let mut outcome = negotiate(tcp, &self.config, &self.journal, native).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
-            // Some stock servers close the connection because they do not understand the hello. A server of this crate closes it
-            // when it shuts down, and must not be taken for a stock server: the second attempt finds it gone, or started again.
+            // Some stock servers close the connection because they do not understand the hello. A server of
+            // this crate closes it when it shuts down, and must not be taken for a stock server: the second
+            // attempt finds it gone, or started again.
             let tcp = self.tcp(host, port, known).await?;
             outcome = negotiate(tcp, &self.config, &self.journal, native).await;
         }
@@ -202,12 +205,14 @@ impl Dialer {
         error
     }
 
-    /// Connects over TCP. `known`: the address that answered before, so that a server that was found is not looked for again.
+    /// Connects over TCP. `known`: the address that answered before, so that a server that was found is not
+    /// looked for again.
     async fn tcp(&self, host: &str, port: u16, known: Option<SocketAddr>) -> Result<TcpStream, RdmaError> {
         connect_tcp(host, port, self.config.connect_timeout, known).await
     }
 
-    /// Returns why the server counts as a stock server. A client that requires RDMA asks again, because it has no other way.
+    /// Returns why the server counts as a stock server. A client that requires RDMA asks again, because it
+    /// has no other way.
     fn known_as_stock(&self, authority: &str) -> Option<Arc<NegotiationError>> {
         if self.config.policy == Policy::Require {
             return None;
@@ -229,7 +234,8 @@ fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, RdmaErr
 /// The result of a negotiation.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// A connection over RDMA: a byte stream, or messages if this side asked for native calls and the server takes them.
+    /// A connection over RDMA: a byte stream, or messages if this side asked for native calls and the server
+    /// takes them.
     Rdma(Negotiated),
     /// The TCP connection of the negotiation, and the reason why there is no RDMA.
     Tcp(EndpointStream, RdmaUnavailable),
@@ -282,7 +288,8 @@ pub(super) async fn negotiate(
     }
 }
 
-/// Sends the server the value that this side read in the server's memory, and checks the value that the server read here.
+/// Sends the server the value that this side read in the server's memory, and checks the value that the
+/// server read here.
 async fn finish(
     mut control: ControlStream,
     connected: Result<Established, RdmaUnavailable>,
@@ -312,16 +319,17 @@ fn fall_back(control: ControlStream, reason: RdmaUnavailable) -> Result<Outcome,
     Ok(Outcome::Tcp(control.into_tcp(&reason)?, reason))
 }
 
-/// Time after which the next address is tried while an earlier one has not answered yet: the Connection Attempt Delay of RFC 8305,
-/// section 8, as long as in tonic's own connector.
+/// Time after which the next address is tried while an earlier one has not answered yet: the Connection
+/// Attempt Delay of RFC 8305, section 8, as long as in tonic's own connector.
 const DELAY: Duration = Duration::from_millis(300);
 
 /// The addresses that were tried, in this order, and the errors of those that failed.
 type Tried = Vec<(SocketAddr, Option<io::Error>)>;
 
-/// Connects to `host`:`port` within `limit`, without delay of small segments. The next address of the host is tried while earlier ones do
-/// not answer (RFC 8305), because packets to one of them may vanish. The first connection wins, and the other attempts are dropped.
-/// `known`: an address of the host that answered before, which is tried first.
+/// Connects to `host`:`port` within `limit`, without delay of small segments. The next address of the host is
+/// tried while earlier ones do not answer (RFC 8305), because packets to one of them may vanish. The first
+/// connection wins, and the other attempts are dropped. `known`: an address of the host that answered before,
+/// which is tried first.
 ///
 /// # Errors
 /// The name does not resolve, or no address answers in time. The error names each address that was tried.
@@ -365,8 +373,8 @@ async fn connect(
     Err(if in_time { unreachable(&failed) } else { not_in_time(&authority, limit, &failed) })
 }
 
-/// Returns the addresses in the order in which they are tried: the families take turns (RFC 8305, section 4), and the family of the
-/// resolver's first address begins.
+/// Returns the addresses in the order in which they are tried: the families take turns (RFC 8305, section 4),
+/// and the family of the resolver's first address begins.
 fn in_order(addresses: impl Iterator<Item = SocketAddr>, known: Option<SocketAddr>) -> Vec<SocketAddr> {
     let addresses: Vec<_> = addresses.collect();
     let begins = addresses.first().is_some_and(SocketAddr::is_ipv6);
@@ -388,8 +396,8 @@ fn shortened(delay: Duration, limit: Duration, count: usize) -> Duration {
     delay.min(limit / u32::try_from(count.max(1)).unwrap_or(u32::MAX))
 }
 
-/// Returns the first connection, or `None` when all addresses have failed. An address begins `delay` after the one before it, and at once
-/// when an attempt fails.
+/// Returns the first connection, or `None` when all addresses have failed. An address begins `delay` after
+/// the one before it, and at once when an attempt fails.
 async fn first_to_answer(
     addresses: Vec<SocketAddr>,
     delay: Duration,

@@ -1,5 +1,5 @@
-//! Listening: one TCP port for RDMA peers and stock clients, and the server's side of a negotiation, which begins with the kind of the peer,
-//! by its first bytes.
+//! Listening: one TCP port for RDMA peers and stock clients, and the server's side of a negotiation, which
+//! begins with the kind of the peer, by its first bytes.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,9 +32,9 @@ use crate::wire::hello::{
 use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::memory::Budget;
 
-/// A stream of connections after their negotiation. Negotiations run at the same time, so that a slow or silent peer delays no
-/// other peer. If many clients say nothing, a new client takes the slot of the client that has been silent for longest, of the
-/// address with most slots. Dropping the listener closes the port.
+/// A stream of connections after their negotiation. Negotiations run at the same time, so that a slow or
+/// silent peer delays no other peer. If many clients say nothing, a new client takes the slot of the client
+/// that has been silent for longest, of the address with most slots. Dropping the listener closes the port.
 ///
 /// ```
 /// use tokio::net::TcpListener;
@@ -52,7 +52,8 @@ use tonic_rdma_verbs::memory::Budget;
 #[derive(Debug)]
 pub struct Listener {
     connections: mpsc::Receiver<Negotiated>,
-    /// Whether clients that ask for native calls get them; `None` until the listener's owner takes the first connection.
+    /// Whether clients that ask for native calls get them; `None` until the listener's owner takes the first
+    /// connection.
     native: watch::Sender<Option<bool>>,
     address: SocketAddr,
     /// It accepts connections.
@@ -60,10 +61,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Most negotiations at a time, and connections that wait for the stream. A new client takes the slot of a silent one. If
-    /// there is none, new clients wait in the port's backlog.
+    /// Most negotiations at a time, and connections that wait for the stream. A new client takes the slot of
+    /// a silent one. If there is none, new clients wait in the port's backlog.
     const NEGOTIATIONS: usize = 1024;
-    /// Most negotiations that hold a queue pair and receive memory at a time, before the client has proved that it has a device.
+    /// Most negotiations that hold a queue pair and receive memory at a time, before the client has proved
+    /// that it has a device.
     const PREPARATIONS: u64 = 64;
     /// Time that a client has to answer over RDMA before another client may take its slot.
     pub(super) const PROOF: Duration = Duration::from_millis(250);
@@ -88,8 +90,8 @@ impl Listener {
     /// ```
     ///
     /// # Errors
-    /// The configuration has a value that can't be used ([`RdmaError`](crate::RdmaError), inside the error), or the
-    /// socket has no local address.
+    /// The configuration has a value that can't be used ([`RdmaError`](crate::RdmaError), inside the error),
+    /// or the socket has no local address.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -107,9 +109,9 @@ impl Listener {
         self.address
     }
 
-    /// Sets whether native calls are taken from now on, too: then connections whose client asks for them carry messages. Others, also those
-    /// that were negotiated before this call, are byte streams. Clients that ask before the first connection is taken wait for this call a
-    /// moment.
+    /// Sets whether native calls are taken from now on, too: then connections whose client asks for them
+    /// carry messages. Others, also those that were negotiated before this call, are byte streams. Clients
+    /// that ask before the first connection is taken wait for this call a moment.
     pub(crate) fn take_native_calls(&self, native: bool) {
         self.native.send_replace(Some(native));
     }
@@ -130,7 +132,8 @@ impl Stream for Listener {
         loop {
             match ready!(self.connections.poll_recv(context)) {
                 Some(Negotiated::Stream(stream)) => return Poll::Ready(Some(stream)),
-                // Only a listener that accepts native calls makes such connections, and its owner does not use this stream.
+                // Only a listener that accepts native calls makes such connections, and its owner does not
+                // use this stream.
                 Some(Negotiated::Messages(_)) => {}
                 None => return Poll::Ready(None),
             }
@@ -184,8 +187,8 @@ async fn accept(
     }
 }
 
-/// Returns how many negotiations may hold a queue pair and receive memory at a time: so few that a quarter of the process's
-/// registered memory suffices.
+/// Returns how many negotiations may hold a queue pair and receive memory at a time: so few that a quarter of
+/// the process's registered memory suffices.
 fn preparations(config: &Config) -> usize {
     let each = u64::from(config.receive_slots) * u64::from(config.slot_size);
     let share = config.pinned_limit.unwrap_or(Budget::DEFAULT_LIMIT) / 4;
@@ -202,7 +205,7 @@ pub(super) struct AdmittedClient<'a> {
     pub(super) preparations: &'a Arc<ClientSlots>,
 }
 
-/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this side takes native
+/// Finds the kind of the peer, and continues over RDMA or TCP. `native`: whether this side accepts native
 /// calls, once that is known.
 pub(super) async fn negotiate(
     tcp: TcpStream,
@@ -212,7 +215,8 @@ pub(super) async fn negotiate(
     native: &watch::Receiver<Option<bool>>,
 ) -> Result<Negotiated, NegotiationError> {
     tcp.set_nodelay(true)?;
-    // One handshake timeout each for the client's first message, for this side's work, and for the client's answer.
+    // One handshake timeout each for the client's first message, for this side's work, and for the client's
+    // answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
     let control = ControlStream::new(tcp, config.handshake_timeout, journal);
     timeout(whole, Negotiation { config, client, native }.run(control))
@@ -246,7 +250,8 @@ impl Negotiation<'_> {
                 return self.answer(control, hello).await;
             }
             First::Version(seen) => {
-                // The rest of a hello of another version is unknown, so this connection ends. The client makes a new connection.
+                // The rest of a hello of another version is unknown, so this connection ends. The client
+                // makes a new connection.
                 let reason = format!("the client speaks version {seen}, this end {VERSION}");
                 decline(&mut control, &reason).await?;
                 return Err(HelloError::Version { seen }.into());
@@ -300,7 +305,7 @@ impl Negotiation<'_> {
         let accepted = tokio::select! {
             biased;
             accepted = self.accept(hello, control.answer_timeout) => accepted,
-            // The client gets an answer, because it would take a server that hangs up without one for a stock server.
+            // The client gets an answer, because without one it counts the server as a stock server.
             () = self.client.slot.lost() => Err(RdmaUnavailable::Crowded(self.client.preparations.limit())),
             () = control.hung_up() => return Err(NegotiationError::Closed),
         };
@@ -313,7 +318,8 @@ impl Negotiation<'_> {
         }
     }
 
-    /// Connects to the first offer that this side can accept, one after the other, within `limit`. The client waits no longer.
+    /// Connects to the first offer that this side can accept, one after the other, within `limit`. The client
+    /// waits no longer.
     async fn accept(self, hello: ClientHello, limit: Duration) -> Result<Accepted, RdmaUnavailable> {
         if self.config.policy == Policy::TcpOnly {
             return Err(RdmaUnavailable::TcpOnly);
@@ -372,13 +378,14 @@ impl Negotiation<'_> {
         blocking(move || {
             let connected =
                 Prepared::new(provider::open_device(provider, &config)?, &config)?.connect(&peer, native)?;
-            // The slot is held until here, because this work goes on if its negotiation ends.
+            // The slot is held until here, because this work continues if its negotiation ends.
             Ok((connected, slot))
         })
         .await
     }
 
-    /// Returns whether this side accepts native calls. A program listens before it serves, so this waits a moment until it serves.
+    /// Returns whether this side accepts native calls. A program listens before it serves, so this waits a
+    /// moment until it serves.
     async fn takes_native_calls(self, limit: Duration) -> bool {
         let mut known = self.native.clone();
         let known = timeout(limit, known.wait_for(Option::is_some)).await;
@@ -404,7 +411,8 @@ impl Negotiation<'_> {
             biased;
             read = control.receive_confirm(Established::CONNECTING) => read?,
             () = slot.lost() => {
-                // The offer is taken back, and the connection goes on over TCP once the client has answered the offer.
+                // The answer is withdrawn, and the connection continues over TCP once the client has
+                // confirmed it.
                 drop((established, slot));
                 self.client.slot.waits();
                 let read = tokio::select! {
@@ -425,14 +433,14 @@ impl Negotiation<'_> {
         }
     }
 
-    /// Goes on over TCP because of `reason`, after the client has said `read`.
+    /// Continues over TCP because of `reason`, after the client has sent `read`.
     async fn give_up(
         self,
         mut control: ControlStream,
         read: &Confirm,
         reason: RdmaUnavailable,
     ) -> Result<Negotiated, NegotiationError> {
-        // A client that has given up RDMA goes on over TCP without an answer.
+        // A client that has given up RDMA continues over TCP without an answer.
         if let Confirm::Connected { .. } = read {
             control.send(&Message::failed(&reason)).await?;
         }

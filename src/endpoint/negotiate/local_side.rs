@@ -1,4 +1,5 @@
-//! This side of an RDMA connection: prepared before the peer's end is known, and established when its queue pair is connected.
+//! This side of an RDMA connection: prepared before the peer's end is known, and established when its queue
+//! pair is connected.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -98,7 +99,8 @@ impl Prepared {
         }
     }
 
-    /// Connects to the peer's end. `native`: this side of the calls, if the connection carries native calls. May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
+    /// Connects to the peer's end. `native`: this side of the calls, if the connection carries native calls.
+    /// May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
     pub(super) fn connect(
         self,
         peer: &PeerQueuePair,
@@ -183,7 +185,8 @@ pub(super) struct PeerQueuePair {
 impl Established {
     /// Longest time for the peer's answer over the queue pair.
     const REACH_TIMEOUT: Duration = Duration::from_secs(2);
-    /// Longest time that a client needs to connect its queue pair ([`QueuePair::to_rtr`]) and to check that connection.
+    /// Longest time that a client needs to connect its queue pair ([`QueuePair::to_rtr`]) and to check that
+    /// connection.
     pub(super) const CONNECTING: Duration = Duration::from_secs(5);
 
     /// Returns the message with the value that this side read in the peer's memory.
@@ -195,7 +198,8 @@ impl Established {
         self.queue_pair.local().map(|local| local.probe()).unwrap_or_default()
     }
 
-    /// Checks that the peer read the value that this side wrote, which proves that both sides reach one another's memory.
+    /// Checks that the peer read the value that this side wrote, which proves that both sides reach one
+    /// another's memory.
     pub(super) fn check(&self, peer: &Confirm) -> Result<(), RdmaUnavailable> {
         match peer {
             Confirm::Failed { reason } => Err(RdmaUnavailable::PeerFailed(reason.clone())),
@@ -204,8 +208,8 @@ impl Established {
         }
     }
 
-    /// Checks that messages reach the peer and come back. Some problems of a path through a network show in no other way: a
-    /// firewall, a partition key, an MTU that a switch does not have.
+    /// Checks that messages reach the peer and come back. Some problems of a path through a network show in
+    /// no other way: a firewall, a partition key, an MTU that a switch does not have.
     pub(super) async fn check_reachable(&self) -> Result<(), RdmaUnavailable> {
         let device = || self.device().to_owned();
         match timeout(Self::REACH_TIMEOUT, self.member.connection.check_reachable()).await {

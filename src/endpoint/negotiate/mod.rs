@@ -1,8 +1,8 @@
-//! Negotiation: from a TCP connection to a byte stream over RDMA or over TCP. See [`wire::hello`](crate::wire::hello) for
-//! the messages.
+//! Negotiation: from a TCP connection to a byte stream over RDMA or over TCP. See
+//! [`wire::hello`](crate::wire::hello) for the messages.
 //!
-//! This module dials, listens, and lets both sides agree on a device. It does not move the connection's data. Each side can decide on
-//! TCP: the client in `dial.rs`, the server in `listen.rs`. The reason is an
+//! This module dials, listens, and lets both sides agree on a device. It does not move the connection's data.
+//! Each side can decide on TCP: the client in `dial.rs`, the server in `listen.rs`. The reason is an
 //! [`RdmaUnavailable`](super::RdmaUnavailable).
 
 mod client_slots;

@@ -1,5 +1,5 @@
-//! Whether two processes can share a software device, by their identities, and whether a client's queue pair waits at the client's device. A
-//! server finds both out before it spends a thread and memory on the client.
+//! Whether two processes can share a software device, by their identities, and whether a client's queue pair
+//! waits at the client's device. A server finds both out before it spends a thread and memory on the client.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -25,12 +25,13 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Waits until the client's device has said that the queue pair at `address` waits for its peer, and returns the owner of the device.
-    /// Returns `None` for other providers, because they connect queue pairs without asking the peer's device.
+    /// Waits until the client's device has confirmed that the queue pair at `address` waits for its peer, and
+    /// returns the owner of the device. Returns `None` for other providers, because they connect queue pairs
+    /// without asking the peer's device.
     ///
     /// # Errors
-    /// The device does not answer in time, can't be found, is of a user that this process does not let in, or has no such queue
-    /// pair. Each later call fails too then. The client has named another device before.
+    /// The device does not answer in time, can't be found, is of a user that this process does not let in, or
+    /// has no such queue pair. Each later call fails too then. The client has named another device before.
     pub async fn ask(
         &mut self,
         provider: Provider,
@@ -53,8 +54,8 @@ impl Devices {
     }
 }
 
-/// Returns the times between two tries to connect to a device that takes no connection. They double, because each try costs system
-/// calls on the runtime's thread, and very many clients can name such a device.
+/// Returns the times between two tries to connect to a device that takes no connection. They double, because
+/// each try costs system calls on the runtime's thread, and very many clients can name such a device.
 fn pauses() -> impl Iterator<Item = Duration> {
     (0..).map(|tries| Duration::from_millis(320.min(1 << tries.min(20))))
 }
@@ -81,7 +82,8 @@ async fn ask(queue_pair: &SoftQueuePair) -> Result<DeviceOwner, VerbsError> {
     })
 }
 
-/// Returns this process's identity, for its hello. A part that can't be read is zero. A boot id of zero equals no other.
+/// Returns this process's identity, for its hello. A part that can't be read is zero. A boot id of zero
+/// equals no other.
 pub(super) fn local() -> HostIdentity {
     HostIdentity {
         boot_id: boot_id().unwrap_or_default(),
@@ -107,8 +109,9 @@ impl Reach {
     }
 }
 
-/// Checks that two processes can share a software device, as far as the hello shows it. With a directory, only the device finds
-/// out whether it reaches the peer: namespaces do not matter, and a user namespace has its own numbers of users.
+/// Checks that two processes can share a software device, as far as the hello shows it. With a directory,
+/// only the device finds out whether it reaches the peer: namespaces do not matter, and a user namespace has
+/// its own numbers of users.
 pub(super) fn check(ours: &HostIdentity, theirs: &HostIdentity, reach: Reach) -> Result<(), RdmaUnavailable> {
     if ours.boot_id != theirs.boot_id || ours.boot_id == [0; 16] {
         return Err(RdmaUnavailable::OtherHost);
@@ -169,7 +172,8 @@ mod tests {
         QueuePairAddress::new(bytes).unwrap()
     }
 
-    /// The names of devices are public. So only a queue pair that waits for its peer, and its secret, say whose client it is.
+    /// The names of devices are public. So only a queue pair that waits for its peer, and its secret, say
+    /// whose client it is.
     #[test]
     fn a_device_that_a_client_merely_names_is_not_its_own() {
         Runtime::CurrentThread.run(async {
@@ -191,7 +195,8 @@ mod tests {
         });
     }
 
-    /// A process has one software device, so a client that names several ones doesn't make this side wait for each of them.
+    /// A process has one software device, so a client that names several ones doesn't make this side wait for
+    /// each of them.
     #[test]
     fn a_client_has_one_device() {
         Runtime::CurrentThread.run(async {

@@ -1,9 +1,11 @@
-//! Futures that poll a completion queue themselves while they wait for the answer to a call, and threads that poll the queues themselves.
+//! Futures that poll a completion queue themselves while they wait for the answer to a call, and threads that
+//! poll the queues themselves.
 //!
-//! One thread of a runtime does so at a time, so that the other workers serve tasks, timers and sockets. Meanwhile the poll task polls
-//! from time to time only, and the queues are not armed. When the caller stops although a future waits or other calls are in flight, the
-//! poll task takes over. When it stops because the answer to the only call has come, and nothing else can arrive, the queues stay as they are:
-//! the next call usually comes at once, and otherwise the poll task arms them within some milliseconds.
+//! One thread of a runtime does so at a time, so that the other workers serve tasks, timers and sockets.
+//! Meanwhile the poll task polls from time to time only, and the queues are not armed. When the caller stops
+//! although a future waits or other calls are in flight, the poll task takes over. When it stops because the
+//! answer to the only call has come, and nothing else can arrive, the queues stay as they are: the next call
+//! usually comes at once, and otherwise the poll task arms them within some milliseconds.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -75,7 +77,8 @@ impl Callers {
         self.own_polling.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns whether a caller has polled since the last call of this function, and left nothing to the poll task.
+    /// Returns whether a caller has polled since the last call of this function, and left nothing to the poll
+    /// task.
     pub(super) fn have_polled(&self) -> bool {
         self.polled.swap(false, Ordering::SeqCst) && !self.waiting.load(Ordering::SeqCst)
     }
@@ -85,8 +88,8 @@ impl Callers {
         self.waiting.store(true, Ordering::SeqCst);
     }
 
-    /// Ends a caller's turn, and returns whether the poll task has to take over: a future waits, or other calls are in flight.
-    /// `always`: something else may arrive, too.
+    /// Ends a caller's turn, and returns whether the poll task has to take over: a future waits, or other
+    /// calls are in flight. `always`: something else may arrive, too.
     pub(super) fn hand_over(&self, turn: Turn<'_>, always: bool) -> bool {
         drop(turn);
         let waiting = self.waiting.load(Ordering::SeqCst) && self.waiting.swap(false, Ordering::SeqCst);
@@ -122,17 +125,19 @@ impl Drop for CallInFlight {
     }
 }
 
-/// A thread polls the queues of a reactor itself, until this is dropped. Meanwhile the queues are not armed, so that arrivals and
-/// completions wake no other thread, and the poll task polls once in a millisecond only.
+/// A thread polls the queues of a reactor itself, until this is dropped. Meanwhile the queues are not armed,
+/// so that arrivals and completions wake no other thread, and the poll task polls once in a millisecond only.
 #[derive(Debug)]
 #[must_use = "the poll task takes over when this is dropped"]
 pub struct OwnPolling(Arc<Reactor>);
 
 impl OwnPolling {
-    /// Begins to poll on this thread, which polls until it drops the result. Otherwise there is one poll in each millisecond.
+    /// Begins to poll on this thread, which polls until it drops the result. Otherwise there is one poll in
+    /// each millisecond.
     pub fn of(reactor: &Arc<Reactor>) -> Self {
         reactor.callers.own_polling.fetch_add(1, Ordering::SeqCst);
-        // If the poll task is in a step, it may arm the queues once more. Then the first event wakes it, and it does not arm them again.
+        // If the poll task is in a step, it may arm the queues once more. Then the first event wakes it, and
+        // it does not arm them again.
         reactor.take_arming_back();
         Self(Arc::clone(reactor))
     }
@@ -159,9 +164,9 @@ impl Drop for Turn<'_> {
 
 /// Decides whether a future waits, and learns from the waits before.
 ///
-/// If the runtime's thread has nothing else to do, a future that waits for an answer spares the way through the scheduler: it polls the
-/// queue itself for some microseconds. Otherwise the future would return `Pending`, the runtime would ask the system for events, and its
-/// hook would poll the queue.
+/// If the runtime's thread has nothing else to do, a future that waits for an answer spares the way through
+/// the scheduler: it polls the queue itself for some microseconds. Otherwise the future would return
+/// `Pending`, the runtime would ask the system for events, and its hook would poll the queue.
 ///
 /// Only one thread uses this at a time, that of the runtime, so no operation has to be atomic with another.
 #[derive(Debug, Default)]
@@ -179,7 +184,8 @@ pub(super) struct ShortWaits {
 impl ShortWaits {
     /// Longest wait. Answers that take longer are not worth it: what a wait saves is less than a microsecond.
     const LONGEST: Duration = Duration::from_micros(20);
-    /// A call that began longer ago than this has let other tasks run before its first wait, so these tasks need the thread.
+    /// A call that began longer ago than this has let other tasks run before its first wait, so these tasks
+    /// need the thread.
     const ALONE: Duration = Duration::from_micros(10);
     /// After so many waits in a row without an answer, the number of futures that do not wait grows no more.
     const MOST_FAILED: u32 = 8;
@@ -204,8 +210,9 @@ impl ShortWaits {
         now.saturating_duration_since(begun) <= Self::ALONE
     }
 
-    /// Polls from `start` on until `is_done` (true). Returns false when the time is over, or when a poll has made other tasks ready. Calls
-    /// `is_done` after polls that found something, and with each reading of the clock: another thread may have polled, too.
+    /// Polls from `start` on until `is_done` (true). Returns false when the time is over, or when a poll has
+    /// made other tasks ready. Calls `is_done` after polls that found something, and with each reading of the
+    /// clock: another thread may have polled, too.
     pub(super) fn wait(
         &self,
         start: Instant,

@@ -1,7 +1,8 @@
 //! Polling: completion queues, and the threads and tasks that poll them.
 //!
-//! This module has the completion queues of each runtime (`Reactor`, `Queue`), and decides how long to spin before a sleep
-//! (`Pace`). It does not read messages: completions go to the `Participant` that posted the request.
+//! This module has the completion queues of each runtime (`Reactor`, `Queue`), and decides how long to spin
+//! before a sleep (`Pace`). It does not read messages: completions go to the `Participant` that posted the
+//! request.
 
 mod callers;
 mod pace;

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use crate::endpoint::polling::queue::Polled;
 
-/// Decides how long to spin before a sleep. Spinning pays if the next completion comes sooner than a sleep and a wake-up take
-/// together. A `Pace` follows the gap between arrivals: the budget is four gaps, at most the limit
-/// ([`Config::spin_limit`](crate::Config::spin_limit)), and zero if the gaps are longer than the limit.
+/// Decides how long to spin before a sleep. Spinning pays if the next completion comes sooner than a sleep
+/// and a wake-up take together. A `Pace` follows the gap between arrivals: the budget is four gaps, at most
+/// the limit ([`Config::spin_limit`](crate::Config::spin_limit)), and zero if the gaps are longer than the
+/// limit.
 #[derive(Debug)]
 pub struct Pace {
     /// Longest spin.
@@ -14,7 +15,8 @@ pub struct Pace {
     last_arrival: Option<Instant>,
     /// Moving average of the gap between arrivals.
     gap: Duration,
-    /// The shortest yield of the core so far: the cost of a yield when no other thread wants the core. Zero before the first.
+    /// The shortest yield of the core so far: the cost of a yield when no other thread wants the core. Zero
+    /// before the first.
     yield_cost: Duration,
     /// One bit for each of the last eight yields, set if another thread ran meanwhile.
     switched: u8,
@@ -42,11 +44,11 @@ pub enum Observation {
 impl Pace {
     /// Shortest spin. After a spin the queue has to be armed again, so a shorter spin is not worth its cost.
     const SHORTEST: Duration = Duration::from_micros(20);
-    /// A yield that takes longer than this shows a crowded core: another thread keeps the core for a time slice. Threads that
-    /// take turns, such as those of both sides, keep the core for a shorter time.
+    /// A yield that takes longer than this shows a crowded core: another thread keeps the core for a time
+    /// slice. Threads that take turns, such as those of both sides, keep the core for a shorter time.
     const CROWDED: Duration = Duration::from_micros(1000);
-    /// Shortest and longest time between two yields. Between these limits, yields take a fortieth of the time at most. On an
-    /// emulated machine a yield takes microseconds.
+    /// Shortest and longest time between two yields. Between these limits, yields take a fortieth of the time
+    /// at most. On an emulated machine a yield takes microseconds.
     const YIELD_EVERY: [Duration; 2] = [Duration::from_micros(10), Duration::from_micros(60)];
     /// Time between two yields, as a multiple of the cost of a yield.
     const YIELD_SHARE: u32 = 40;
@@ -54,13 +56,13 @@ impl Pace {
     const SHORTEST_SWITCH: Duration = Duration::from_micros(4);
     /// A yield that takes this many times as long as the shortest let another thread run.
     const SWITCH: u32 = 8;
-    /// Time between two yields while other threads use the core, too, as a multiple of the cost of a yield. The time is short,
-    /// because the spin waits for the work of these threads.
+    /// Time between two yields while other threads use the core, too, as a multiple of the cost of a yield.
+    /// The time is short, because the spin waits for the work of these threads.
     const SHARED: u32 = 4;
     /// Shortest time between two yields while other threads use the core, too.
     const SHARED_AT_LEAST: Duration = Duration::from_micros(1);
-    /// Time without spinning on a crowded core, at first and at most. The time doubles with each attempt on a crowded core,
-    /// because an attempt may cost a time slice of another thread, which is milliseconds.
+    /// Time without spinning on a crowded core, at first and at most. The time doubles with each attempt on a
+    /// crowded core, because an attempt may cost a time slice of another thread, which is milliseconds.
     const LEAVE_ALONE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(256)];
     /// After this many yields on a core that is not crowded, the time without spinning is short again.
     const CALM: u32 = 64;
@@ -91,14 +93,15 @@ impl Pace {
         self.missed = false;
     }
 
-    /// Notes that arrivals were found elsewhere meanwhile. The time since the last one that this pace knows is no gap between arrivals.
+    /// Notes that arrivals were found elsewhere meanwhile. The time since the last one that this pace knows
+    /// is no gap between arrivals.
     #[inline]
     pub fn resume(&mut self) {
         (self.last_arrival, self.missed) = (None, false);
     }
 
-    /// Calls `poll` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls `begin` before the
-    /// first poll, unless the budget is zero.
+    /// Calls `poll` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls
+    /// `begin` before the first poll, unless the budget is zero.
     #[inline]
     pub fn spin(&mut self, begin: impl FnOnce(), poll: impl FnMut() -> Observation) -> bool {
         self.spin_by(Instant::now, begin, poll)
@@ -227,9 +230,9 @@ pub(super) enum Spun {
 
 /// What one spin has found so far.
 ///
-/// A woken task ends the spin. Work that a poll ran may have made tasks ready, which this thread can't know. So the spin goes on for a short
-/// time only: the next work often comes at once. READs of a large transfer may complete with each poll, without a task to wake, and
-/// the tasks must not wait for its end either.
+/// A woken task ends the spin. Work that a poll ran may have made tasks ready, which this thread can't know.
+/// So the spin goes on for a short time only: the next work often comes at once. READs of a large transfer
+/// may complete with each poll, without a task to wake, and the tasks must not wait for its end either.
 #[derive(Debug, Default)]
 pub(super) struct Spin {
     /// The first arrival.

@@ -1,8 +1,9 @@
 //! What polls a reactor's queues, and the threads of callers.
 //!
-//! One task of a reactor polls its queues while the runtime is never idle; the event descriptors of the queues wake it. With
-//! [`PollMode::Busy`](crate::PollMode::Busy) a thread of its own spins on each queue. Another task takes the events of the device that
-//! belong to no request: port down, queue pair failed, device removed. Each thread knows its number, and whether it may begin calls.
+//! One task of a reactor polls its queues while the runtime is never idle; the event descriptors of the
+//! queues wake it. With [`PollMode::Busy`](crate::PollMode::Busy) a thread of its own spins on each queue.
+//! Another task takes the events of the device that belong to no request: port down, queue pair failed,
+//! device removed. Each thread knows its number, and whether it may begin calls.
 
 use std::cell::Cell;
 use std::future::{Future as _, poll_fn};
@@ -27,8 +28,8 @@ use super::reactor::Reactor;
 use crate::endpoint::deferred::OwnedTask;
 use tonic_rdma_verbs::{Context as Device, VerbsError};
 
-/// Counts the polling threads that sleep because other threads want their cores. While one sleeps, the poll task waits for the
-/// queues' events. That saves a second wake-up, from thread to task.
+/// Counts the polling threads that sleep because other threads want their cores. While one sleeps, the poll
+/// task waits for the queues' events. That saves a second wake-up, from thread to task.
 #[derive(Debug)]
 pub(super) struct SleepingThreads {
     threads: AtomicUsize,
@@ -53,7 +54,8 @@ impl SleepingThreads {
     }
 }
 
-/// A thread that polls one queue without pause, except while other threads want its core. Dropping stops and joins it.
+/// A thread that polls one queue without pause, except while other threads want its core. Dropping stops and
+/// joins it.
 #[derive(Debug)]
 pub(super) struct BusyThread {
     stop: Arc<AtomicBool>,
@@ -99,8 +101,8 @@ impl Drop for BusyThread {
     }
 }
 
-/// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: this thread may wait for
-/// messages of the very threads that its spinning keeps from running.
+/// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: this
+/// thread may wait for messages of the very threads that its spinning keeps from running.
 fn spin(queue: &Queue, stopped: &AtomicBool, sleeping_threads: &SleepingThreads) {
     const POLLS_PER_LOOK: usize = 16;
     let _accepting = Accepting::begin();
@@ -144,9 +146,10 @@ thread_local! {
 
 /// This thread begins calls, or it does not, until this is dropped.
 ///
-/// A handler must not begin within the poll of another future: it would see the task-locals, the span and the other context of that future, and would
-/// run under the locks that its caller holds. So calls begin where no code of the application is in flight: in the poll task, in the hook of
-/// an idle runtime, and in busy threads.
+/// A handler must not begin within the poll of another future: it would see the task-locals, the span and the
+/// other context of that future, and would run under the locks that its caller holds. So calls begin where no
+/// code of the application is in flight: in the poll task, in the hook of an idle runtime, and in busy
+/// threads.
 #[derive(Debug)]
 pub(crate) struct Accepting {
     before: bool,
@@ -243,8 +246,9 @@ pub(super) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, wake: Arc<
     }
 }
 
-/// Waits for an event or a wake-up. While words are watched, the sleep has a time limit. The reason: a device that places bytes
-/// late may bring a value after the peer has checked whether this side sleeps. Then no completion announces the value.
+/// Waits for an event or a wake-up. While words are watched, the sleep has a time limit. The reason: a device
+/// that places bytes late may bring a value after the peer has checked whether this side sleeps. Then no
+/// completion announces the value.
 async fn sleep(reactor: &Weak<Reactor>, waiters: &[Waiter], wake: &Notify) {
     let set_timed_sleep = |wanted| reactor.upgrade().is_some_and(|reactor| reactor.set_timed_sleep(wanted));
     let mut limit = set_timed_sleep(true).then_some(TIMED_SLEEP);
@@ -272,8 +276,8 @@ fn event(reactor: &Weak<Reactor>) {
     }
 }
 
-/// Lets every task that is runnable now run first. Unlike tokio's `yield_now` this needs no system call. In a multi-thread
-/// runtime, another worker may take this task over while other tasks keep this worker busy.
+/// Lets every task that is runnable now run first. Unlike tokio's `yield_now` this needs no system call. In a
+/// multi-thread runtime, another worker may take this task over while other tasks keep this worker busy.
 async fn run_again() {
     let mut yielded = false;
     poll_fn(|context| {
@@ -298,7 +302,8 @@ async fn event_or_wake(waiters: &[Waiter], wake: &Notify) -> bool {
     .await
 }
 
-/// Takes all pending events and returns whether there was one. Registers `context` with every queue, for the next event.
+/// Takes all pending events and returns whether there was one. Registers `context` with every queue, for the
+/// next event.
 fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
     let mut any = false;
     for waiter in waiters {
@@ -313,8 +318,8 @@ fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
     any
 }
 
-/// Starts a task that takes the device's events and ends the connections of `queues` that an event concerns. Returns `None`
-/// for a device without events.
+/// Starts a task that takes the device's events and ends the connections of `queues` that an event concerns.
+/// Returns `None` for a device without events.
 #[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
 pub(super) fn watch_device(
     context: &Arc<dyn Device>,
@@ -340,7 +345,8 @@ async fn take_device_events(
 ) {
     loop {
         match timeout(LOOK_EVERY, descriptor.readable()).await {
-            // The flag is cleared before the events are taken, so that an event that comes meanwhile is not missed.
+            // The flag is cleared before the events are taken, so that an event that comes meanwhile is not
+            // missed.
             Ok(Ok(mut ready)) => ready.clear_ready(),
             Ok(Err(_)) => return,
             Err(_) => {}

@@ -1,5 +1,5 @@
-//! One completion queue, and the participants whose queue pairs complete on it: connections, and ports of tensor links. With each poll it
-//! also polls the words in memory that peers write without a completion here.
+//! One completion queue, and the participants whose queue pairs complete on it: connections, and ports of
+//! tensor links. With each poll it also polls the words in memory that peers write without a completion here.
 
 #[cfg(test)]
 #[path = "queue_tests.rs"]
@@ -37,7 +37,8 @@ pub struct Queue {
     /// Completions that the queue has room for.
     capacity: u32,
     pub(super) watched: WatchList,
-    /// The poller sleeps, or is about to. Completions wake the poller. A watched word has none, unless the peer is asked for one.
+    /// The poller sleeps, or is about to. Completions wake the poller. A watched word has none, unless the
+    /// peer is asked for one.
     asleep: AtomicBool,
     /// The poller's sleep has a short time limit.
     timed_sleep: AtomicBool,
@@ -53,7 +54,8 @@ struct Participants {
     by_key: Slab<Entry>,
     /// Sum of the participants' completions.
     completions: u64,
-    /// Keys by queue pair, for completions of shared receives, which carry no key. Empty without shared receives.
+    /// Keys by queue pair, for completions of shared receives, which carry no key. Empty without shared
+    /// receives.
     by_number: HashMap<QueuePairNumber, u32>,
 }
 
@@ -153,9 +155,10 @@ impl Queue {
         self.shared.as_ref()
     }
 
-    /// Adds the participant that `make` builds. `make` gets the key that the participant's work requests have to carry. `completions`
-    /// is the number of requests that the participant may have posted at a time: each of them completes if the queue pair fails,
-    /// whether it was signaled or not. So a queue never overruns, which would end all its participants.
+    /// Adds the participant that `make` builds. `make` gets the key that the participant's work requests have
+    /// to carry. `completions` is the number of requests that the participant may have posted at a time: each
+    /// of them completes if the queue pair fails, whether it was signaled or not. So a queue never overruns,
+    /// which would end all its participants.
     ///
     /// # Errors
     /// The queue has no room for as many completions.
@@ -201,8 +204,8 @@ impl Queue {
         drop(removed);
     }
 
-    /// Checks `word` with every poll until its value has arrived or the word is gone. If the poller sleeps, the caller asks
-    /// the peer for a completion itself.
+    /// Checks `word` with every poll until its value has arrived or the word is gone. If the poller sleeps,
+    /// the caller asks the peer for a completion itself.
     pub fn watch(&self, word: Weak<dyn Watched>) {
         self.watched.add(word);
         if self.wants_timed_sleep() {
@@ -222,7 +225,8 @@ impl Queue {
         !self.watched.is_empty()
     }
 
-    /// Returns whether words that may change without an event are watched while the poller sleeps without a time limit.
+    /// Returns whether words that may change without an event are watched while the poller sleeps without a
+    /// time limit.
     pub(super) fn wants_timed_sleep(&self) -> bool {
         self.watched.has_silent() && self.is_asleep() && !self.timed_sleep.load(Ordering::SeqCst)
     }
@@ -251,8 +255,8 @@ impl Queue {
         self.used.load(Ordering::Relaxed) == 0
     }
 
-    /// Hands the completions that have come to their participants, then wakes tasks and runs the work that the participants found.
-    /// Does nothing if another thread is polling this queue.
+    /// Hands the completions that have come to their participants, then wakes tasks and runs the work that
+    /// the participants found. Does nothing if another thread is polling this queue.
     #[inline]
     pub fn poll(&self) -> Polled {
         match self.batch.try_lock() {
@@ -286,7 +290,8 @@ impl Queue {
         Polled { completions, woken, ran, moving }
     }
 
-    /// Takes completions and hands them to their participants. Returns their number, with the watched words that have arrived.
+    /// Takes completions and hands them to their participants. Returns their number, with the watched words
+    /// that have arrived.
     fn take_completions(&self, batch: &mut Batch) -> usize {
         self.polling.polls.add(1);
         let count = self.completions.poll(&mut batch.completions);
@@ -300,11 +305,11 @@ impl Queue {
             }
             rest = others;
         }
-        // The words are checked after the completions, because completions bring the values if the device does not place bytes in
-        // order.
-        // SYNC: a poll that stores a value may have no fence before this check, and then miss a word that a task adds at this moment,
-        // while that task misses the value. The next poll checks again. Before the poller sleeps, it arms the queues, which executes a
-        // fence, and polls once more.
+        // The words are checked after the completions, because completions bring the values if the device
+        // does not place bytes in order. SYNC: a poll that stores a value may have no fence before this
+        // check, and then miss a word that a task adds at this moment, while that task misses the value. The
+        // next poll checks again. Before the poller sleeps, it arms the queues, which executes a fence, and
+        // polls once more.
         let arrived = self.watched.check(&mut batch.after.wakers, &mut batch.checked);
         drop_all(batch.checked.drain(..));
         count + arrived
@@ -325,7 +330,8 @@ impl Queue {
         }
     }
 
-    /// Carries out what a poll found, without the lock. Returns how many tasks were woken, and how much work was run.
+    /// Carries out what a poll found, without the lock. Returns how many tasks were woken, and how much work
+    /// was run.
     fn carry_out(&self, mut batch: MutexGuard<'_, Batch>) -> (usize, usize) {
         if batch.after.is_empty() {
             return (0, 0);
@@ -334,7 +340,8 @@ impl Queue {
         drop(batch);
         let counts = (after.wakers.len(), after.runs.len());
         after.carry_out();
-        // The lists go back, so that the next poll allocates nothing. Another thread that polls has lists of its own.
+        // The lists go back, so that the next poll allocates nothing. Another thread that polls has lists of
+        // its own.
         if let Ok(mut batch) = self.batch.try_lock()
             && batch.after.is_empty()
         {
@@ -417,7 +424,8 @@ pub trait Participant: Send + Sync + Debug + 'static {
     /// Returns the number of the queue pair.
     fn queue_pair_number(&self) -> QueuePairNumber;
 
-    /// Takes completions of its requests, in order, and adds the tasks to wake and the work to run to `after`.
+    /// Takes completions of its requests, in order, and adds the tasks to wake and the work to run to
+    /// `after`.
     fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Deferred);
 
     /// Returns whether all that arrives answers calls of this process, so that a caller waits for it.
@@ -434,19 +442,19 @@ pub trait Participant: Send + Sync + Debug + 'static {
 
 /// A word in memory that a peer changes without a completion here.
 pub trait Watched: Send + Sync + Debug + 'static {
-    /// Returns whether the awaited value has arrived. If so, adds the waiting task to `wakers`, and the queue does not check this
-    /// word again.
+    /// Returns whether the awaited value has arrived. If so, adds the waiting task to `wakers`, and the queue
+    /// does not check this word again.
     fn check(&self, wakers: &mut Vec<Waker>) -> bool;
 
-    /// Returns a record of the arrived value, which shows later whether a completion has announced the value. `None` before the
-    /// value has arrived.
+    /// Returns a record of the arrived value, which shows later whether a completion has announced the value.
+    /// `None` before the value has arrived.
     fn unannounced(&self) -> Option<UnannouncedArrival>;
 
     /// Asks for a completion or an event with the next change, because the poller is about to sleep.
     fn ask_for_completion(&self);
 
-    /// Returns whether a change makes an event of the armed completion queue, so that a poller that sleeps needs no time limit
-    /// ([`LocalQueuePair::need_no_events`](tonic_rdma_verbs::LocalQueuePair::need_no_events)).
+    /// Returns whether a change makes an event of the armed completion queue, so that a poller that sleeps
+    /// needs no time limit ([`LocalQueuePair::need_no_events`](tonic_rdma_verbs::LocalQueuePair::need_no_events)).
     fn is_announced(&self) -> bool;
 }
 
@@ -513,8 +521,9 @@ impl WatchList {
         self.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Checks every word, and removes the words whose value has arrived. Returns the number of removed words. `checked` gets a
-    /// reference to each word. The caller drops these references without the lock, because one may be the last of its word.
+    /// Checks every word, and removes the words whose value has arrived. Returns the number of removed words.
+    /// `checked` gets a reference to each word. The caller drops these references without the lock, because
+    /// one may be the last of its word.
     pub(super) fn check(&self, wakers: &mut Vec<Waker>, checked: &mut Vec<Arc<dyn Watched>>) -> usize {
         if self.is_empty() {
             return 0;
@@ -550,8 +559,8 @@ impl WatchList {
         }
     }
 
-    /// Returns the words that still exist. The caller uses and drops them without the lock, because a returned reference may be
-    /// the last of its word.
+    /// Returns the words that still exist. The caller uses and drops them without the lock, because a
+    /// returned reference may be the last of its word.
     fn all(&self) -> Vec<Arc<dyn Watched>> {
         lock(&self.words).iter().filter_map(|entry| entry.word.upgrade()).collect()
     }
@@ -559,11 +568,12 @@ impl WatchList {
 
 /// The metric of values that only the time limit of a sleep found. Each of them was found up to 20 ms late.
 const METRIC: &str = "tonic_rdma_tensor_naps_total";
-/// Longest time between a value and the completion that announces the value. The peer may not get a core in between.
+/// Longest time between a value and the completion that announces the value. The peer may not get a core in
+/// between.
 const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Values that arrived while the poll task slept, and whose completion may still come: a peer may have been stopped
-/// between the value and the request for the completion.
+/// Values that arrived while the poll task slept, and whose completion may still come: a peer may have been
+/// stopped between the value and the request for the completion.
 #[derive(Debug, Default)]
 pub(super) struct LateArrivals(Mutex<Vec<(UnannouncedArrival, Instant)>>);
 

@@ -35,7 +35,8 @@ fn the_length_of_a_queue_follows_the_device() {
     assert_eq!(capacity(4_194_303, false), 4_194_303);
 }
 
-/// A participant's requests may all complete at once, if its queue pair fails. The queue of all participants has room for that.
+/// A participant's requests may all complete at once, if its queue pair fails. The queue of all participants
+/// has room for that.
 #[test]
 fn a_full_queue_takes_no_participant_until_one_leaves() {
     let queue = Queue::new(&*soft::open().unwrap(), None, &Arc::default()).unwrap();

@@ -1,7 +1,8 @@
 //! The completion queues of one runtime, and the thread or task that polls them.
 //!
-//! Each runtime has one reactor for each device and configuration in use. A reactor has one or more completion queues, over
-//! which connections are spread in turn. Polling a queue hands every completion to its connection, which wakes tasks.
+//! Each runtime has one reactor for each device and configuration in use. A reactor has one or more
+//! completion queues, over which connections are spread in turn. Polling a queue hands every completion to
+//! its connection, which wakes tasks.
 //!
 //! ```text
 //!  Adaptive, current-thread runtime built with `idle_polling`:  on_thread_park ── spins, then arms ──┐
@@ -10,8 +11,8 @@
 //!  Busy:                                                        a thread for each queue, forever        poll task
 //! ```
 //!
-//! The poll task polls while the runtime is never idle, and the event descriptors wake it. With `Busy` the poll task replaces a
-//! thread while other threads want the core of that thread.
+//! The poll task polls while the runtime is never idle, and the event descriptors wake it. With `Busy` the
+//! poll task replaces a thread while other threads want the core of that thread.
 
 #[cfg(test)]
 #[path = "reactor_tests.rs"]
@@ -85,8 +86,8 @@ struct Spinner {
 pub(super) static REACTORS: LazyLock<Registry> = LazyLock::new(Registry::default);
 
 impl Reactor {
-    /// Returns the current runtime's reactor for this device and configuration. The first call creates the reactor. The reactor
-    /// is dropped with its last user.
+    /// Returns the current runtime's reactor for this device and configuration. The first call creates the
+    /// reactor. The reactor is dropped with its last user.
     ///
     /// # Errors
     /// The device can't provide the queues, or the system can't provide a thread or an event descriptor.
@@ -152,7 +153,8 @@ impl Reactor {
         self.queues.iter().map(|queue| queue.poll()).fold(Polled::default(), Polled::plus)
     }
 
-    /// Spins for as long as that pays, then arms the queues. Called when a thread of the runtime is about to park.
+    /// Spins for as long as that pays, then arms the queues. Called when a thread of the runtime is about to
+    /// park.
     pub(super) fn idle(&self) {
         // While another thread polls, the poll task polls from time to time.
         if self.mode != PollMode::Adaptive || self.multi_thread || self.callers.is_own_polled() {
@@ -171,7 +173,8 @@ impl Reactor {
         }
         let _accepting = Accepting::begin();
         match self.spin(&mut spinner) {
-            // The queues are not armed any more, so nothing else would wake the poll task if this thread stays busy.
+            // The queues are not armed any more, so nothing else would wake the poll task if this thread
+            // stays busy.
             Spun::Woke if was_armed => self.wake_task.notify_one(),
             Spun::Woke => {}
             // If no task is ready, the runtime would sleep now, and the queues are not armed.
@@ -185,22 +188,24 @@ impl Reactor {
         }
     }
 
-    /// Returns how often the poll task polls in one step. In a multi-thread runtime each step may wake another worker.
+    /// Returns how often the poll task polls in one step. In a multi-thread runtime each step may wake
+    /// another worker.
     fn polls(&self, spinner: &Spinner) -> usize {
         const SPINNING: usize = 16;
         if self.multi_thread && spinner.spinning_since.is_some() { SPINNING } else { 1 }
     }
 
-    /// Returns a pace for futures that spin on a word before their thread sleeps; `None` if the configuration allows no such
-    /// spin. See [`may_spin`].
+    /// Returns a pace for futures that spin on a word before their thread sleeps; `None` if the configuration
+    /// allows no such spin. See [`may_spin`].
     pub fn pace_of_callers(&self) -> Option<Pace> {
         (self.mode == PollMode::Adaptive).then(|| Pace::new(self.spin_limit))
     }
 
-    /// Polls `queue` on behalf of a future until `is_done` returns true (true), or until polling does not pay any more (false):
-    /// then the future returns `Pending`, and the poll task polls. In a runtime with one worker this polls once, or for some microseconds if
-    /// nothing else needs the thread: `begun` is the time when a call began that waits for the first part of its answer. Once `is_done` has
-    /// returned true, it is not called again.
+    /// Polls `queue` on behalf of a future until `is_done` returns true (true), or until polling does not pay
+    /// any more (false): then the future returns `Pending`, and the poll task polls. In a runtime with one
+    /// worker this polls once, or for some microseconds if nothing else needs the thread: `begun` is the time
+    /// when a call began that waits for the first part of its answer. Once `is_done` has returned true, it is
+    /// not called again.
     pub(crate) fn wait_as_caller(
         &self,
         queue: &Queue,
@@ -239,7 +244,8 @@ impl Reactor {
                 true => Observation::Wanted,
                 // A task that this poll woke may wait for this thread, so that task goes first.
                 false if polled.woken + polled.ran > 0 => Observation::Wanted,
-                // Parts of a long message do not count: this future may not keep its thread until the message's end. The poll task does.
+                // Parts of a long message do not count: this future may not keep its thread until the
+                // message's end. The poll task does.
                 false if polled.completions > 0 => Observation::Arrival,
                 false => Observation::Nothing,
             }
@@ -249,8 +255,8 @@ impl Reactor {
             self.callers.wait();
         }
         let takes_over = self.callers.hand_over(turn, !self.serves_callers_only());
-        // A poll task that sleeps at armed queues is woken by an event. If this caller took the arming back, the poll task polls from
-        // time to time from now on.
+        // A poll task that sleeps at armed queues is woken by an event. If this caller took the arming back,
+        // the poll task polls from time to time from now on.
         if was_armed || (takes_over && !queue.is_asleep()) {
             self.wake_task.notify_one();
         }
@@ -259,7 +265,8 @@ impl Reactor {
 
     /// Waits as the only thread of a runtime: polls `queue` once, or for some microseconds.
     fn wait_shortly(&self, queue: &Queue, begun: Option<Instant>, mut is_done: impl FnMut() -> bool) -> bool {
-        // Elsewhere the poll task would have to take over, which costs what the wait saves. The thread of another runtime has tasks of its own.
+        // Elsewhere the poll task would have to take over, which costs what the wait saves. The thread of
+        // another runtime has tasks of its own.
         let is_home = self.home.load(Ordering::Relaxed) == this_thread();
         let is_alone = is_home && self.callers.is_single_call();
         let start = begun.filter(|_| is_alone).and_then(|begun| self.short_waits.begin(begun));
@@ -277,7 +284,8 @@ impl Reactor {
         lock(&self.unfinished.runs).push(run);
         self.unfinished.any.store(true, Ordering::Release);
         self.wake_task.notify_one();
-        // The task that a worker wakes last is run by this worker alone, when the present task waits. So another task comes last.
+        // The task that a worker wakes last is run by this worker alone, when the present task waits. So
+        // another task comes last.
         if self.multi_thread
             && let Ok(runtime) = Handle::try_current()
         {
@@ -285,7 +293,7 @@ impl Reactor {
         }
     }
 
-    /// Carries out what was left to the poll task.
+    /// Carries out the work of the poll task that other threads found.
     fn carry_out_left(&self) {
         if self.unfinished.any.load(Ordering::Relaxed) && self.unfinished.any.swap(false, Ordering::Acquire) {
             let runs = std::mem::take(&mut *lock(&self.unfinished.runs));
@@ -293,8 +301,8 @@ impl Reactor {
         }
     }
 
-    /// Disarms armed queues, because this thread polls them now. No event would wake the poll task if this thread stays busy, so
-    /// that task polls from time to time from now on.
+    /// Disarms armed queues, because this thread polls them now. No event would wake the poll task if this
+    /// thread stays busy, so that task polls from time to time from now on.
     pub(super) fn take_arming_back(&self) {
         if let Ok(mut spinner) = self.spinner.try_lock()
             && spinner.armed
@@ -304,7 +312,8 @@ impl Reactor {
         }
     }
 
-    /// Returns whether all connections of the reactor's queues belong to callers, so that nothing arrives that no caller waits for.
+    /// Returns whether all connections of the reactor's queues belong to callers, so that nothing arrives
+    /// that no caller waits for.
     fn serves_callers_only(&self) -> bool {
         self.queues.iter().all(|queue| queue.serves_callers_only())
     }
@@ -360,7 +369,8 @@ impl Reactor {
             // A peer sends a completion with the next change of a word.
             queue.watched.ask_for_completions();
         }
-        // Another thread that is polling may have polled before the queue was armed, so this thread polls too.
+        // Another thread that is polling may have polled before the queue was armed, so this thread polls
+        // too.
         let polled = self.queues.iter().map(|queue| queue.poll_now()).fold(Polled::default(), Polled::plus);
         if polled.has_arrivals() {
             spinner.pace.arrived(Instant::now());
@@ -376,8 +386,8 @@ impl Reactor {
         }
     }
 
-    /// Polls, and decides what the poll task does next. `watched`: the task has waited for the whole time of [`Step::Watch`] without
-    /// a wake-up.
+    /// Polls, and decides what the poll task does next. `watched`: the task has waited for the whole time of
+    /// [`Step::Watch`] without a wake-up.
     pub(super) fn step(&self, watched: bool) -> Step {
         let _accepting = Accepting::begin();
         self.carry_out_left();
@@ -385,8 +395,8 @@ impl Reactor {
             return Step::Sleep;
         }
         if self.callers.is_polling() {
-            // The caller, or a thread that polls itself, may be busy with something else, and wake-ups may keep this task from waiting for
-            // a whole time.
+            // The caller, or a thread that polls itself, may be busy with something else, and wake-ups may
+            // keep this task from waiting for a whole time.
             if watched || self.callers.is_own_polled() {
                 self.poll();
             }
@@ -410,8 +420,9 @@ impl Reactor {
         {
             return Step::Again;
         }
-        // Arming costs a system call on some devices, and then an event for every completion. So the flag is cleared only after
-        // a whole wait: a task that was woken shortly after its last poll can't know that the runtime is never idle.
+        // Arming costs a system call on some devices, and then an event for every completion. So the flag is
+        // cleared only after a whole wait: a task that was woken shortly after its last poll can't know that
+        // the runtime is never idle.
         let was_idle = match watched {
             true => self.was_idle.swap(false, Ordering::Relaxed),
             false => self.was_idle.load(Ordering::Relaxed),
@@ -422,8 +433,8 @@ impl Reactor {
         if self.arm(&mut spinner) { Step::Again } else { Step::Sleep }
     }
 
-    /// Notes that the poll task is about to sleep (`wanted` is true), or has slept (false). Returns whether the sleep needs a time
-    /// limit.
+    /// Notes that the poll task is about to sleep (`wanted` is true), or has slept (false). Returns whether
+    /// the sleep needs a time limit.
     pub(super) fn set_timed_sleep(&self, wanted: bool) -> bool {
         // The flags are cleared first, so that a word that is added from here on wakes the task.
         self.queues.iter().for_each(|queue| queue.set_timed_sleep(false));
@@ -433,7 +444,8 @@ impl Reactor {
         timed
     }
 
-    /// Wakes the tasks whose watched values arrived while nothing woke the poll task; returns whether there are any.
+    /// Wakes the tasks whose watched values arrived while nothing woke the poll task; returns whether there
+    /// are any.
     pub(super) fn wake_watched(&self) -> bool {
         self.late.add(self.queues.iter().flat_map(|queue| queue.watched.unannounced()).collect());
         self.queues.iter().map(|queue| queue.wake_watched()).sum::<usize>() > 0
@@ -447,9 +459,9 @@ impl Reactor {
     }
 }
 
-/// Returns whether a future may keep the current thread busy for a moment. Returns true in a runtime with several workers: a
-/// later wake-up of the thread would cost more, and another worker serves the other tasks meanwhile. The only worker of a
-/// runtime has to serve all tasks, so it may not spin.
+/// Returns whether a future may keep the current thread busy for a moment. Returns true in a runtime with
+/// several workers: a later wake-up of the thread would cost more, and another worker serves the other tasks
+/// meanwhile. The only worker of a runtime has to serve all tasks, so it may not spin.
 pub fn may_spin() -> bool {
     Handle::try_current().is_ok_and(|runtime| {
         runtime.runtime_flavor() == RuntimeFlavor::MultiThread && runtime.metrics().num_workers() > 1
@@ -535,12 +547,13 @@ impl Registry {
     }
 }
 
-/// Makes the runtime under construction poll the completion queues of its connections when it has nothing else to do. This
-/// gives the lowest latency, because no other thread and no wake-up is between a completion and the task.
+/// Makes the runtime under construction poll the completion queues of its connections when it has nothing
+/// else to do. This gives the lowest latency, because no other thread and no wake-up is between a completion
+/// and the task.
 ///
-/// This function sets the builder's [`on_thread_park`](Builder::on_thread_park), and so replaces a callback of your own there.
-/// It is made for current-thread runtimes; a multi-thread runtime polls from a task, with or without this function. It changes
-/// only [`PollMode::Adaptive`].
+/// This function sets the builder's [`on_thread_park`](Builder::on_thread_park), and so replaces a callback
+/// of your own there. It is made for current-thread runtimes; a multi-thread runtime polls from a task, with
+/// or without this function. It changes only [`PollMode::Adaptive`].
 ///
 /// ```
 /// let runtime = tonic_rdma::runtime::idle_polling(&mut tokio::runtime::Builder::new_current_thread())

@@ -21,7 +21,8 @@ async fn a_call_of_another_thread_looks_once() {
     let call = CallInFlight::begin(&reactor);
     assert_eq!(polls(), 1, "the runtime does not poll when it is idle");
     reactor.idle();
-    // A caller that other work keeps from its thread polls once, and so do those after a wait that brought nothing.
+    // A caller that other work keeps from its thread polls once, and so do those after a wait that brought
+    // nothing.
     assert!((0..10_000).any(|_| polls() > 1));
     let elsewhere = std::thread::scope(|scope| scope.spawn(polls).join().unwrap());
     assert_eq!(elsewhere, 1, "that thread may have tasks of another runtime");
@@ -69,8 +70,9 @@ async fn a_runtime_has_one_reactor_for_each_way_of_polling() {
     assert!(!Arc::ptr_eq(&adaptive, &reactor(Config::default().poll_mode(PollMode::Event))));
 }
 
-/// The software device's ring is full several times before all messages have arrived. The message that has no more room is sent in parts, and
-/// no completion says that a part has moved. If the poll task slept meanwhile, the rest would wait for the device's thread.
+/// The software device's ring is full several times before all messages have arrived. The message that has no
+/// more room is sent in parts, and no completion says that a part has moved. If the poll task slept
+/// meanwhile, the rest would wait for the device's thread.
 #[tokio::test]
 async fn the_poll_task_polls_again_while_parts_of_messages_move() {
     let context = soft::open().unwrap();
@@ -79,7 +81,8 @@ async fn the_poll_task_polls_again_while_parts_of_messages_move() {
     assert!((0..50).any(|_| polls_again(&*context, &reactor)), "each step said that the poll task may sleep");
 }
 
-/// Sends messages to a peer, which is polled too. Returns whether a step said that the poll task is to poll again.
+/// Sends messages to a peer, which is polled too. Returns whether a step said that the poll task is to poll
+/// again.
 fn polls_again(context: &dyn Context, reactor: &Reactor) -> bool {
     /// Bytes of all messages: many rings.
     const ALL: usize = 4 << 20;

@@ -1,8 +1,9 @@
-//! The result of a calibration, the choice of the threshold from the measured times, and calibrations on disk: a small text file for each
-//! device, in the user's cache directory.
+//! The result of a calibration, the choice of the threshold from the measured times, and calibrations on
+//! disk: a small text file for each device, in the user's cache directory.
 //!
-//! If a file can't be used, the device is measured again. Only files and directories of this user are read and written, and links
-//! are not followed. Other programs may have written a file, so a value that can't have been measured is refused, too.
+//! If a file can't be used, the device is measured again. Only files and directories of this user are read
+//! and written, and links are not followed. Other programs may have written a file, so a value that can't
+//! have been measured is refused, too.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -21,12 +22,13 @@ use tonic_rdma_verbs::unstable::units::size;
 /// Default length of a chunk, in bytes.
 pub(super) const DEFAULT_CHUNK: usize = 256 * 1024;
 
-/// The provider of the software device. It copies an eager message twice, in pieces that stay in the caches. It copies a rendezvous
-/// twice, too, and needs a message to the peer first. So no write goes by rendezvous there, and connections measure nothing.
+/// The provider of the software device. It copies an eager message twice, in pieces that stay in the caches.
+/// It copies a rendezvous twice, too, and needs a message to the peer first. So no write goes by rendezvous
+/// there, and connections measure nothing.
 pub(super) const SOFTWARE: &str = "soft";
 
-/// The conditions that a calibration holds for. A calibration of another device, driver, processor or version of this crate is not
-/// used.
+/// The conditions that a calibration holds for. A calibration of another device, driver, processor or version
+/// of this crate is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Key {
@@ -45,7 +47,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Makes the key for the device with these attributes in this process, with receive buffers of `slot_size` bytes.
+    /// Makes the key for the device with these attributes in this process, with receive buffers of
+    /// `slot_size` bytes.
     pub fn new(attributes: &DeviceAttributes, slot_size: u32) -> Self {
         let build = if cfg!(debug_assertions) { "debug" } else { "release" };
         let driver = if attributes.locks_memory { driver(&attributes.name) } else { String::new() };
@@ -94,7 +97,8 @@ fn line(text: &str) -> String {
     plain.trim().to_owned()
 }
 
-/// The times of both transfer modes on a device, size by size. They include the work of both sides, which are in one process.
+/// The times of both transfer modes on a device, size by size. They include the work of both sides, which are
+/// in one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Calibration {
@@ -118,7 +122,8 @@ pub struct Point {
     pub eager: Duration,
     /// Time by rendezvous, from the writer's memory into the reader's.
     pub rendezvous: Duration,
-    /// The part of `rendezvous` that copies into registered memory. A writer with registered memory saves this part.
+    /// The part of `rendezvous` that copies into registered memory. A writer with registered memory saves
+    /// this part.
     pub copying: Duration,
 }
 
@@ -142,16 +147,19 @@ pub struct ChunkPoint {
 }
 
 impl Calibration {
-    /// Factor by which rendezvous has to be faster, because it takes more registered memory than eager messages.
+    /// Factor by which rendezvous has to be faster, because it takes more registered memory than eager
+    /// messages.
     const MARGIN: f64 = 1.05;
-    /// Factor by which another chunk size has to be faster than the default. Repeated measurements of one device differ by 5 %.
+    /// Factor by which another chunk size has to be faster than the default. Repeated measurements of one
+    /// device differ by 5 %.
     const CLEARLY: f64 = 1.1;
 
     /// Returns the length from which on writes go by rendezvous, in bytes; `None` if no write does.
     ///
-    /// For each measured size, the gain is the time of eager messages divided by the time of a rendezvous plus 5 %. The
-    /// threshold is the size from which on the product of the gains is largest; `None` if no product is above 1. So one outlier
-    /// does not decide. The software device has no threshold, whatever was measured.
+    /// For each measured size, the gain is the time of eager messages divided by the time of a rendezvous
+    /// plus 5 %. The threshold is the size from which on the product of the gains is largest; `None` if no
+    /// product is above 1. So one outlier does not decide. The software device has no threshold, whatever was
+    /// measured.
     pub fn threshold(&self) -> Option<usize> {
         self.threshold_by(|point| point.rendezvous).filter(|_| self.key.provider != SOFTWARE)
     }

@@ -1,7 +1,9 @@
-//! Measuring a device: two queue pairs of this process, connected to one another, and the times of messages between them.
+//! Measuring a device: two queue pairs of this process, connected to one another, and the times of messages
+//! between them.
 //!
-//! The code that connections use ([`Link`]) does the work, one side after the other on one thread. So the measured time is the work
-//! of both sides together, and of the device. The protocol is left out, because its cost is equal in both transfer modes.
+//! The code that connections use ([`Link`]) does the work, one side after the other on one thread. So the
+//! measured time is the work of both sides together, and of the device. The protocol is left out, because its
+//! cost is equal in both transfer modes.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -34,8 +36,9 @@ fn failed(what: &str, error: &Failure) -> RdmaError {
     RdmaError::new(RdmaErrorKind::Device, format!("{what}: {error}"))
 }
 
-/// Measures a device by sending from the device to itself, with the receive buffers and path settings of `config`, in about
-/// `budget` of time. Blocks the thread for that time. A slow device is measured at fewer sizes.
+/// Measures a device by sending from the device to itself, with the receive buffers and path settings of
+/// `config`, in about `budget` of time. Blocks the thread for that time. A slow device is measured at fewer
+/// sizes.
 ///
 /// # Errors
 /// The configuration has a value that can't be used, or the device can't be connected to itself, or fails.
@@ -94,8 +97,8 @@ fn measure(loopback: &mut Loopback, key: Key, budget: Duration) -> Result<Calibr
     Ok(Calibration { key, points, chunks, steady })
 }
 
-/// Measures several times in turn, until the time or the number of samples is enough. The first turn does not count, because its
-/// memory is new. Returns the sorted samples of each time.
+/// Measures several times in turn, until the time or the number of samples is enough. The first turn does not
+/// count, because its memory is new. Returns the sorted samples of each time.
 fn repeat<const TIMES: usize>(
     until: Instant,
     mut turn: impl FnMut() -> Result<[Duration; TIMES], Failure>,
@@ -152,8 +155,8 @@ impl Loopback {
     /// Longest time without a completion. A thread that drives the device may not get a core for a second.
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// Connects the device to itself, with content for messages of `longest` bytes. Fails with some iWARP devices, and if there is
-    /// too little memory.
+    /// Connects the device to itself, with content for messages of `longest` bytes. Fails with some iWARP
+    /// devices, and if there is too little memory.
     fn new(context: &Arc<dyn Context>, config: &Config, longest: usize) -> Result<Self, Failure> {
         let (slot_size, attributes) = (config.slot_size as usize, context.attributes());
         let queue = context.create_completion_queue(1024)?;
@@ -203,9 +206,10 @@ impl Loopback {
         Ok(start.elapsed())
     }
 
-    /// Offers `length` bytes in chunks, and reads, copies out and acknowledges them at the peer. Returns the time until the
-    /// last byte was copied out, and the part of this time for copies into registered memory. The receiver finds the addresses in
-    /// `sources`, so offers and acknowledgements have the length of real ones, and no content.
+    /// Offers `length` bytes in chunks, and reads, copies out and acknowledges them at the peer. Returns the
+    /// time until the last byte was copied out, and the part of this time for copies into registered memory.
+    /// The receiver finds the addresses in `sources`, so offers and acknowledgements have the length of real
+    /// ones, and no content.
     fn rendezvous(&mut self, length: usize, chunk: usize) -> Result<(Duration, Duration), Failure> {
         let start = Instant::now();
         let mut sources = Vec::new();
@@ -331,7 +335,8 @@ mod tests {
     #[test]
     fn the_software_device_is_calibrated_at_every_size() {
         let context = tonic_rdma_verbs::soft::open().unwrap();
-        // Enough time for the most measurements of each size, even on a busy machine, which is measured at fewer sizes otherwise.
+        // Enough time for the most measurements of each size, even on a busy machine, which is measured at
+        // fewer sizes otherwise.
         let calibration = calibrate(&context, &Config::default(), Duration::from_secs(600)).unwrap();
         let sizes: Vec<usize> = calibration.points.iter().map(|point| point.bytes).collect();
         assert_eq!(sizes, SIZES.map(|exponent| 1 << exponent).collect::<Vec<usize>>());

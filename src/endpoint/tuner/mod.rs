@@ -7,8 +7,8 @@
 //!         file on disk, else a measurement ──────▶ Calibration  once for each process and device, in a thread
 //! ```
 //!
-//! All connections of a device follow its one measurement. [`Calibration::threshold`] chooses the length from the
-//! measured times. The book's page on the tuner describes each step.
+//! All connections of a device follow its one measurement. [`Calibration::threshold`] chooses the length from
+//! the measured times. The book's page on the tuner describes each step.
 
 mod calibration;
 mod measure;
@@ -28,15 +28,15 @@ use calibration::{DEFAULT_CHUNK, SOFTWARE};
 use tonic_rdma_verbs::Context;
 use tonic_rdma_verbs::unstable::{lock, units::size};
 
-/// The threshold of a device until it was measured, in bytes. A rendezvous copies as often as eager messages do there, and takes
-/// fewer messages.
+/// The threshold of a device until it was measured, in bytes. A rendezvous copies as often as eager messages
+/// do there, and takes fewer messages.
 const DEFAULT_THRESHOLD: usize = 64 * 1024;
 
 /// Time for a measurement in the background.
 const BACKGROUND: Duration = Duration::from_millis(120);
 
-/// Chooses the transfer mode of a connection's writes, and the length of the chunks. It explains the choice after the connection
-/// has ended, too.
+/// Chooses the transfer mode of a connection's writes, and the length of the chunks. It explains the choice
+/// after the connection has ended, too.
 #[derive(Clone, Debug)]
 pub(crate) struct Chooser {
     /// The choice until the device was measured, or for good.
@@ -137,8 +137,8 @@ impl Device {
         Self { name: name.into(), measured: OnceLock::new() }
     }
 
-    /// Returns this device. The first call in a process reads the file on disk, or starts a thread that measures the device; no
-    /// call waits for the thread.
+    /// Returns this device. The first call in a process reads the file on disk, or starts a thread that
+    /// measures the device; no call waits for the thread.
     fn of(context: &Arc<dyn Context>, config: &Config) -> Arc<Self> {
         let attributes = context.attributes();
         let key = (attributes.provider, attributes.name.clone(), config.slot_size, config.max_inline);
@@ -229,8 +229,8 @@ pub struct TransferDecision {
 }
 
 impl TransferDecision {
-    /// Returns whether the write goes by rendezvous: this side offers the bytes, and the peer reads them. Otherwise it goes eagerly,
-    /// into receive buffers that the peer has posted.
+    /// Returns whether the write goes by rendezvous: this side sends an RTS, and the peer reads the bytes.
+    /// Otherwise it goes eagerly, into receive buffers that the peer has posted.
     pub fn by_rendezvous(&self) -> bool {
         self.threshold.is_some_and(|threshold| self.size >= threshold)
     }
@@ -296,9 +296,9 @@ pub struct Tuned {
     pub kept: Result<PathBuf, RdmaError>,
 }
 
-/// Returns the calibration that connections with this configuration use on a device; they use none on the software device. Reads it
-/// from disk; if there is none, or if `fresh` is set, measures the device in about `budget` of time and keeps the result. Blocks
-/// the thread for that time.
+/// Returns the calibration that connections with this configuration use on a device; they use none on the
+/// software device. Reads it from disk; if there is none, or if `fresh` is set, measures the device in about
+/// `budget` of time and keeps the result. Blocks the thread for that time.
 ///
 /// ```no_run
 /// use std::time::Duration;

@@ -169,8 +169,8 @@ fn headers() -> impl Strategy<Value = (Header, Vec<u8>)> {
 }
 
 proptest! {
-    /// Messages of any kind in any order, mostly in sequence: the connection takes them or names the violation, and its answers stay
-    /// within its limits.
+    /// Messages of any kind in any order, mostly in sequence: the connection takes them or names the
+    /// violation, and its answers stay within its limits.
     #[test]
     fn any_messages_are_taken_or_refused(messages in prop::collection::vec((headers(), 0..10_u8), 1..40)) {
         let mut it = connection();

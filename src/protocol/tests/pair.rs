@@ -1,10 +1,11 @@
 //! A model of two queue pairs, which carries out the protocol's requests in any order that verbs allow.
 //!
-//! Events of one queue are in order: sends arrive, and sends and READs complete, in the order of posting. There is no order between queues:
-//! a message may arrive before or after the completion of its send, a READ may land before or after a later message, and a slot may be
-//! posted again late.
+//! Events of one queue are in order: sends arrive, and sends and READs complete, in the order of posting.
+//! There is no order between queues: a message may arrive before or after the completion of its send, a READ
+//! may land before or after a later message, and a slot may be posted again late.
 //!
-//! An end may leave its connection ([`Gone`]): its process hangs, or its device fails a request and with it the queue pair.
+//! An end may leave its connection ([`Gone`]): its process hangs, or its device fails a request and with it
+//! the queue pair.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -76,8 +77,8 @@ pub(super) struct PairEnd {
     unread: VecDeque<(usize, Option<ReadId>)>,
     chunks_seen: u32,
     pub(super) gone: Option<Gone>,
-    /// The time at which the timer of this side expires. As in the driver, the timer is set again when it expires, not when a message
-    /// arrives.
+    /// The time at which the timer of this side expires. As in the driver, the timer is set again when it
+    /// expires, not when a message arrives.
     timer: Option<Instant>,
     last_received: Instant,
     /// True if this side aborted, or received an abort.
@@ -91,8 +92,8 @@ pub(super) struct PairEnd {
 pub(super) enum Gone {
     /// The process hangs. Its device and its memory still work.
     Hangs,
-    /// The queue pair has failed: nothing arrives, nothing is sent, and the memory of this side can't be read. The application can still
-    /// read the data that had arrived.
+    /// The queue pair has failed: nothing arrives, nothing is sent, and the memory of this side can't be
+    /// read. The application can still read the data that had arrived.
     Failed,
 }
 
@@ -148,8 +149,8 @@ impl Pair {
         self.ends[end].gone = Some(Gone::Hangs);
     }
 
-    /// Fails a send or a READ of `end`, and all requests posted after it. A READ has no result. Of the messages on the wire only the first
-    /// `arriving` arrive.
+    /// Fails a send or a READ of `end`, and all requests posted after it. A READ has no result. Of the
+    /// messages on the wire only the first `arriving` arrive.
     pub(super) fn fail(&mut self, end: usize, arriving: usize) {
         self.ends[end].gone = Some(Gone::Failed);
         self.ends[end].reads.clear();
@@ -344,7 +345,8 @@ impl Pair {
     pub(super) fn settle_in_any_order(&mut self, read: bool, random: &mut Random) {
         const ACTIONS: usize = 2 * Action::ALL.len();
         self.drive_bounded(1_000_000, |pair| {
-            // Tries each event once, from a random start. The step and the number of events are coprime, so no event is left out.
+            // Tries each event once, from a random start. The step and the number of events are coprime, so
+            // no event is left out.
             let (start, step) =
                 (random.below(ACTIONS as u64) as usize, [1, 5, 7, 11][random.below(4) as usize]);
             (0..ACTIONS).any(|index| {
@@ -448,8 +450,8 @@ impl PairEnd {
         self.settings.ping_interval.unwrap() + self.settings.ping_timeout
     }
 
-    /// Checks that a silent peer was given up in time. The ping may be late by an interval, because the timer may have been set before the
-    /// peer's last message arrived.
+    /// Checks that a silent peer was given up in time. The ping may be late by an interval, because the timer
+    /// may have been set before the peer's last message arrived.
     fn check_silence(&self, now: Instant) {
         let waits = self.gone.is_none() && !self.gave_up;
         if let Some(interval) = self.settings.ping_interval
@@ -491,7 +493,8 @@ impl PairEnd {
         Chunk { address, rkey: 7, length: length as u64 }
     }
 
-    /// Gives slots to other connections if this side need not keep them any more. Such slots are posted, or about to be posted.
+    /// Gives slots to other connections if this side need not keep them any more. Such slots are posted, or
+    /// about to be posted.
     fn let_go(&mut self) -> bool {
         let window = self.connection.window();
         assert!(window >= self.settings.receive_slots && window <= self.kept, "the window of {}", self.index);
@@ -523,8 +526,8 @@ impl PairEnd {
         Some(request)
     }
 
-    /// Returns true if the window is the window at the start, plus at most the slots that were not announced to the peer (less than a
-    /// quarter of the window).
+    /// Returns true if the window is the window at the start, plus at most the slots that were not announced
+    /// to the peer (less than a quarter of the window).
     pub(super) fn has_least_window(&self) -> bool {
         3 * self.connection.window() <= 4 * self.settings.receive_slots
     }

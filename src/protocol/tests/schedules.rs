@@ -1,6 +1,6 @@
-//! Seeded schedules. In any order of events, bytes arrive as they were written, no side waits forever, no queue overflows, and both sides
-//! become silent. If an end hangs, or its device fails a send or a READ, the peer finds that by ping, neither early nor late, and its
-//! reader gets all data that had arrived.
+//! Seeded schedules. In any order of events, bytes arrive as they were written, no side waits forever, no
+//! queue overflows, and both sides become silent. If an end hangs, or its device fails a send or a READ, the
+//! peer finds that by ping, neither early nor late, and its reader gets all data that had arrived.
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules; `TONIC_RDMA_SEED` runs a single one.
 
@@ -54,7 +54,8 @@ impl Application {
     }
 }
 
-/// Returns the time that an end has to answer a ping. In some schedules this time is too short for the random steps.
+/// Returns the time that an end has to answer a ping. In some schedules this time is too short for the random
+/// steps.
 fn ping_timeout(random: &mut Random) -> Duration {
     [2 * INTERVAL, 10 * INTERVAL, 40 * INTERVAL][random.below(3) as usize]
 }
@@ -158,7 +159,8 @@ fn write(pair: &mut Pair, end: usize, application: &mut Application, random: &mu
     }
 }
 
-/// Lets both sides write everything, close and read. Checks that everything arrives, and that then no more messages are sent.
+/// Lets both sides write everything, close and read. Checks that everything arrives, and that then no more
+/// messages are sent.
 fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
     for application in applications.iter_mut() {
         application.read_percent = 100;
@@ -185,7 +187,8 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
     }
 }
 
-/// Lets both sides be idle, with pings only. Checks that each side returns the credits that it has beyond those at the start.
+/// Lets both sides be idle, with pings only. Checks that each side returns the credits that it has beyond
+/// those at the start.
 fn idle(pair: &mut Pair, random: &mut Random) {
     pair.widen(random.below(2) as usize, 1 + random.below(30) as u32);
     pair.settle_in_any_order(true, random);
@@ -210,7 +213,8 @@ fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
     assert_eq!(pair.write_eager(end, 10) + pair.write_eager(1 - end, 10), 0, "data after an abort");
 }
 
-/// Lets one side hang. Checks that the peer reads the data that had arrived, and then finds the failure by ping.
+/// Lets one side hang. Checks that the peer reads the data that had arrived, and then finds the failure by
+/// ping.
 fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
     let alive = 1 - hanging;
     pair.hang(hanging);
@@ -218,8 +222,8 @@ fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
     assert_eq!(pair.ends[alive].read, pair.ends[hanging].written, "bytes that end {alive} got");
 }
 
-/// Fails a send or a READ of one side. Checks that this side reads the data that has arrived, and that the peer finds the failure by
-/// ping.
+/// Fails a send or a READ of one side. Checks that this side reads the data that has arrived, and that the
+/// peer finds the failure by ping.
 fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
     let alive = 1 - failed;
     let arriving = random.below(1 + pair.on_the_way_to(alive) as u64) as usize;
@@ -231,7 +235,8 @@ fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
     assert_eq!(pair.log.len(), before, "messages of connections that are over");
 }
 
-/// Checks a side that has given up its peer: it sends no more messages, and the peer then gives up this side, too.
+/// Checks a side that has given up its peer: it sends no more messages, and the peer then gives up this side,
+/// too.
 fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
     check_silent(pair, end);
     pair.read(end, usize::MAX);
@@ -241,7 +246,8 @@ fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
     }
 }
 
-/// Lets the remaining end read and write until nothing moves. Checks that it gives up the peer, which does not answer a ping.
+/// Lets the remaining end read and write until nothing moves. Checks that it gives up the peer, which does
+/// not answer a ping.
 fn go_on_alone(pair: &mut Pair, alive: usize, random: &mut Random) {
     while pair.write_eager(alive, 50) + pair.write_rendezvous(alive, &[300]) > 0 {
         pair.settle_in_any_order(random.chance(50), random);

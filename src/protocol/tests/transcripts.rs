@@ -37,7 +37,8 @@ fn a_rendezvous_is_read_and_acknowledged() {
     let mut pair = Pair::alike(small());
     assert_eq!(pair.write_rendezvous(0, &[5000, 3000]), 2);
     pair.settle(true);
-    // Each chunk is acknowledged when it has landed. Two control messages need an acknowledgement of their own.
+    // Each chunk is acknowledged when it has landed. Two control messages need an acknowledgement of their
+    // own.
     transcript(&pair, &[(0, Rts), (1, Ack), (1, Ack), (0, Ack)]);
     assert_eq!(pair.ends[1].read, 8000);
     assert_eq!(pair.ends[0].events, [Event::SourcesDone { count: 1 }, Event::SourcesDone { count: 1 }]);

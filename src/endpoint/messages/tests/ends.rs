@@ -106,7 +106,8 @@ fn role_of_a_child() {
     });
 }
 
-/// The peer is killed while its memory is being read: the connection ends with a reason, and the memory of the fetches goes back.
+/// The peer is killed while its memory is being read: the connection ends with a reason, and the memory of
+/// the fetches goes back.
 #[tokio::test]
 async fn the_death_of_the_peer_ends_fetches() {
     let mut listener = Listener::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), patient()).unwrap();

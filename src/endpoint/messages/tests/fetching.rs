@@ -118,8 +118,8 @@ async fn without_memory_a_fetch_waits_until_there_is_some() {
     all_taken(&client).await;
 }
 
-/// Memory that comes back without a notice, such as that of another connection, is found soon, although nothing else happens on the
-/// connection.
+/// Memory that comes back without a notice, such as that of another connection, is found soon, although
+/// nothing else happens on the connection.
 #[tokio::test]
 async fn memory_that_comes_back_without_a_notice_is_found() {
     /// Much less than the time between pings, which would hide a wake-up that is missing.

@@ -103,7 +103,8 @@ async fn without_rdma_there_is_a_byte_stream_over_tcp() {
     }
 }
 
-/// A client may come between the moment when the port opens and the moment when the server takes its listener over.
+/// A client may come between the moment when the port opens and the moment when the server takes its listener
+/// over.
 #[tokio::test]
 async fn a_client_that_comes_early_gets_messages_too() {
     let mut listener = listener(patient()).await;

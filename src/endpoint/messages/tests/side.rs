@@ -289,7 +289,8 @@ pub(super) async fn pair(config: &Config, settings: &MessageSettings) -> (Side, 
     (Side::new(client, settings), Side::new(server, settings))
 }
 
-/// Returns the default settings. Each side waits for the other's part of the negotiation for as long as a busy machine may need.
+/// Returns the default settings. Each side waits for the other's part of the negotiation for as long as a
+/// busy machine may need.
 pub(super) fn patient() -> Config {
     Config::default().handshake_timeout(TIMEOUT)
 }
