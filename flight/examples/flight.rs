@@ -4,7 +4,8 @@
 //! cargo run -p tonic-rdma-flight --example flight
 //! ```
 //!
-//! The client says how the batches arrived: where the connection is a native call, every body is aligned and no byte was copied again.
+//! The client says how the batches arrived: where the connection is a native call, every body is aligned and
+//! no byte was copied again.
 #![allow(clippy::print_stdout, reason = "an example")]
 
 use std::collections::HashMap;

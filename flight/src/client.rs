@@ -19,10 +19,12 @@ use tonic_rdma::gather::{GatherBoth, GatherCodec};
 
 use crate::decode::{BatchStream, DEFAULT_LIMIT};
 
-/// A client of a Flight service, over an [`RdmaChannel`](tonic_rdma::RdmaChannel) or any other channel of tonic.
+/// A client of a Flight service, over an [`RdmaChannel`](tonic_rdma::RdmaChannel) or any other channel of
+/// tonic.
 ///
-/// The calls that carry record batches use [`GatherCodec`]: a device sends bodies from where they are, and native calls pass them to the
-/// program in the memory that they arrived in. The server may be any Flight server. [`control`](Self::control) has the other calls.
+/// The calls that carry record batches use [`GatherCodec`]: a device sends bodies from where they are, and
+/// native calls pass them to the program in the memory that they arrived in. The server may be any Flight
+/// server. [`control`](Self::control) has the other calls.
 ///
 /// ```no_run
 /// use arrow_flight::Ticket;
@@ -56,15 +58,17 @@ where
         Self { channel, limit: DEFAULT_LIMIT }
     }
 
-    /// Sets the longest message that the client accepts, in bytes. Default: 64 MiB. A longer one ends its call with OUT_OF_RANGE. The
-    /// server has a limit of its own: for stock servers it is 4 MiB, unless they set it.
+    /// Sets the longest message that the client accepts, in bytes. Default: 64 MiB. A longer one ends its
+    /// call with OUT_OF_RANGE. The server has a limit of its own: for stock servers it is 4 MiB, unless they
+    /// set it.
     #[must_use]
     pub fn max_message_size(mut self, limit: usize) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Returns a client for the calls without record batches: `list_flights`, `get_flight_info`, `do_action` and others.
+    /// Returns a client for the calls without record batches: `list_flights`, `get_flight_info`, `do_action`
+    /// and others.
     pub fn control(&self) -> FlightServiceClient<S> {
         FlightServiceClient::new(self.channel.clone()).max_decoding_message_size(self.limit)
     }
@@ -81,9 +85,10 @@ where
         Ok(BatchStream::new(response.into_inner()))
     }
 
-    /// Puts a stream of messages, such as those of [`BatchEncoder::stream`](crate::BatchEncoder::stream). The first message names the
-    /// flight ([`BatchEncoder::descriptor`](crate::BatchEncoder::descriptor)). An error in `messages` cancels the call, so that the server does not
-    /// mistake the stream for a complete one; the error comes back here or from [`PutResults`].
+    /// Puts a stream of messages, such as those of [`BatchEncoder::stream`](crate::BatchEncoder::stream). The
+    /// first message names the flight ([`BatchEncoder::descriptor`](crate::BatchEncoder::descriptor)). An
+    /// error in `messages` cancels the call, so that the server does not mistake the stream for a complete
+    /// one; the error comes back here or from [`PutResults`].
     ///
     /// # Errors
     /// The server refuses the call, or can't be reached, or `messages` has an error.
@@ -95,7 +100,8 @@ where
         Ok(PutResults { replies: self.both_ways(messages, path).await? })
     }
 
-    /// Sends a stream of messages, and receives one at the same time. [`do_put`](Self::do_put) says what an error in `messages` does.
+    /// Sends a stream of messages, and receives one at the same time. [`do_put`](Self::do_put) says what an
+    /// error in `messages` does.
     ///
     /// # Errors
     /// As for [`do_put`](Self::do_put).
@@ -146,8 +152,8 @@ where
     }
 }
 
-/// The replies to a put, from [`FlightClient::do_put`]. Dropping them cancels the call, so a program that wants to know that the server
-/// has everything reads them to their end.
+/// The replies to a put, from [`FlightClient::do_put`]. Dropping them cancels the call, so a program that
+/// wants to know that the server has everything reads them to their end.
 pub struct PutResults {
     replies: Replies<PutResult>,
 }
@@ -166,8 +172,8 @@ impl fmt::Debug for PutResults {
     }
 }
 
-/// The messages of a request until the first error, which goes to the call. After an error the stream neither ends nor yields anything,
-/// because its end would look like success to the server.
+/// The messages of a request until the first error, which goes to the call. After an error the stream neither
+/// ends nor yields anything, because its end would look like success to the server.
 struct MessagesUntilError<M> {
     messages: Pin<Box<M>>,
     report: Option<oneshot::Sender<FlightError>>,

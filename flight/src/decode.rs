@@ -17,13 +17,14 @@ use arrow_flight::error::FlightError;
 use arrow_schema::{DataType, SchemaRef};
 use tokio_stream::{Stream, StreamExt as _};
 
-/// The alignment that Arrow recommends for buffers, in bytes ("Buffer Alignment and Padding" in Arrow's columnar format).
+/// The alignment that Arrow recommends for buffers, in bytes ("Buffer Alignment and Padding" in Arrow's
+/// columnar format).
 pub const ALIGNMENT: usize = 64;
 
 /// The default of the longest message that clients and servers accept, in bytes.
 pub(crate) const DEFAULT_LIMIT: usize = 64 << 20;
 
-/// Where the bytes of the decoded batches lie.
+/// Where the bytes of the decoded batches are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// Record batches that were decoded.
@@ -36,15 +37,16 @@ pub struct Placement {
     pub realigned_bytes: u64,
     /// Buffers of the decoded batches, without empty ones and dictionaries.
     pub buffers: u64,
-    /// Buffers that lie in the message as it arrived. The others were copied, or decompressed.
+    /// Buffers that are in the message as it arrived. The others were copied, or decompressed.
     pub in_place: u64,
 }
 
-/// The record batches of a stream of Flight's messages: the result of a get, or what a service receives. After an error the stream ends.
+/// The record batches of a stream of Flight's messages: the result of a get, or what a service receives.
+/// After an error the stream ends.
 ///
-/// arrow-flight's decoder does the work. It uses a body at a multiple of [`ALIGNMENT`] as it is: the arrays are slices of the memory that
-/// the message arrived in, and this memory is given back when the last array is dropped. A body at another address is copied.
-/// [`placement`](Self::placement) counts both.
+/// arrow-flight's decoder does the work. It uses a body at a multiple of [`ALIGNMENT`] as it is: the arrays
+/// are slices of the memory that the message arrived in, and this memory is given back when the last array is
+/// dropped. A body at another address is copied. [`placement`](Self::placement) counts both.
 ///
 /// ```
 /// # use arrow_array::record_batch;
@@ -118,8 +120,8 @@ impl BatchStream {
         }
     }
 
-    /// Polls the decoder. It catches panics, because arrow's decoder panics at some malformed messages that [`check`] accepts, and a
-    /// peer must not end a task by a message.
+    /// Polls the decoder. It catches panics, because arrow's decoder panics at some malformed messages that
+    /// [`check`] accepts, and a peer must not end a task by a message.
     fn poll_decoder(
         &mut self,
         context: &mut Context<'_>,

@@ -1,4 +1,5 @@
-//! Encodes record batches into Flight's messages, with bodies in memory that a device sends without another copy.
+//! Encodes record batches into Flight's messages, with bodies in memory that a device sends without another
+//! copy.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,12 +18,14 @@ use tonic_rdma::memory::Pool;
 
 /// Encodes record batches of one schema.
 ///
-/// arrow's writer hands out the buffers of a batch by reference. The encoder copies them once, side by side, into a buffer of the
-/// [`Pool`], which is the body of the message. A connection sends this buffer from where it is. arrow-flight's own encoder copies once as well,
-/// into memory of the program's allocator, and tonic's codec copies that memory again.
+/// arrow's writer hands out the buffers of a batch by reference. The encoder copies them once, side by side,
+/// into a buffer of the [`Pool`], which is the body of the message. A connection sends this buffer from where
+/// it is. arrow-flight's own encoder copies once as well, into memory of the program's allocator, and tonic's
+/// codec copies that memory again.
 ///
-/// Dictionaries are sent as messages of their own when they change. One batch is one message, whatever its length: a program that
-/// also serves clients with a limit of 4 MiB, tonic's default, cuts its batches by [`RecordBatch::slice`], which copies nothing.
+/// Dictionaries are sent as messages of their own when they change. One batch is one message, whatever its
+/// length: a program that also serves clients with a limit of 4 MiB, tonic's default, cuts its batches by
+/// [`RecordBatch::slice`], which copies nothing.
 ///
 /// ```
 /// use arrow_array::record_batch;
@@ -48,7 +51,8 @@ pub struct BatchEncoder {
 }
 
 impl BatchEncoder {
-    /// Makes an encoder of batches with `schema`. Bodies are buffers of `pool`, which is a [`Pool::for_sending`].
+    /// Makes an encoder of batches with `schema`. Bodies are buffers of `pool`, which is a
+    /// [`Pool::for_sending`].
     ///
     /// # Errors
     /// Arrow's format for messages can't describe the schema.
@@ -58,8 +62,8 @@ impl BatchEncoder {
         Ok(Self { schema, encoder, pool, descriptor: None, is_begun: false, unpooled: 0 })
     }
 
-    /// Sets arrow's options. With an alignment of less than 64 bytes, or with compression, the receiver may have to copy
-    /// buffers. To be set before the first batch.
+    /// Sets arrow's options. With an alignment of less than 64 bytes, or with compression, the receiver may
+    /// have to copy buffers. To be set before the first batch.
     ///
     /// ```
     /// # use arrow_array::record_batch;
@@ -88,8 +92,8 @@ impl BatchEncoder {
         self
     }
 
-    /// Encodes `batch`. Returns its messages in the order in which they have to be sent: before the first batch the schema, then the
-    /// dictionaries that changed, then the batch.
+    /// Encodes `batch`. Returns its messages in the order in which they have to be sent: before the first
+    /// batch the schema, then the dictionaries that changed, then the batch.
     ///
     /// # Errors
     /// The batch has another schema, arrow can't encode it, or the stream has ended.
@@ -133,8 +137,8 @@ impl BatchEncoder {
         EncodedBatches { encoder: self, batches: Box::pin(batches), queue: VecDeque::new(), is_done: false }
     }
 
-    /// Returns the number of bodies for which the pool had no room. They are in memory of the allocator, and the connection copies
-    /// them once more.
+    /// Returns the number of bodies for which the pool had no room. They are in memory of the allocator, and
+    /// the connection copies them once more.
     pub fn unpooled(&self) -> u64 {
         self.unpooled
     }

@@ -21,11 +21,13 @@ use crate::decode::DEFAULT_LIMIT;
 
 type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
-/// Serves an arrow-flight [`FlightService`], for [`RdmaServer::add_service`](tonic_rdma::RdmaServer::add_service).
+/// Serves an arrow-flight [`FlightService`], for
+/// [`RdmaServer::add_service`](tonic_rdma::RdmaServer::add_service).
 ///
-/// In `do_get`, `do_put` and `do_exchange`, a device sends bodies from where they are, and native calls pass bodies to the service in the
-/// memory that they arrived in. All other calls, and stock clients, are served as arrow-flight's own server does. The service needs no
-/// change; it is fastest if it encodes by [`BatchEncoder`](crate::BatchEncoder).
+/// In `do_get`, `do_put` and `do_exchange`, a device sends bodies from where they are, and native calls pass
+/// bodies to the service in the memory that they arrived in. All other calls, and stock clients, are served
+/// as arrow-flight's own server does. The service needs no change; it is fastest if it encodes by
+/// [`BatchEncoder`](crate::BatchEncoder).
 ///
 /// ```no_run
 /// # async fn serve(service: impl arrow_flight::flight_service_server::FlightService) -> Result<(), Box<dyn std::error::Error>> {
@@ -53,7 +55,8 @@ impl<T: FlightService> FlightServer<T> {
         Self::with_limit(service, DEFAULT_LIMIT)
     }
 
-    /// Sets the longest message that the server accepts, in bytes. Default: 64 MiB. A longer one ends its call with OUT_OF_RANGE.
+    /// Sets the longest message that the server accepts, in bytes. Default: 64 MiB. A longer one ends its
+    /// call with OUT_OF_RANGE.
     #[must_use]
     pub fn max_message_size(self, limit: usize) -> Self {
         Self::with_limit(self.service, limit)

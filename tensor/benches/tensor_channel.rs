@@ -1,12 +1,13 @@
-//! Measures the tensor channel between two processes: the time to send a tensor and get the acknowledgement, for every kind of
-//! placement; and copies of bytes, with `memcpy` for comparison.
+//! Measures the tensor channel between two processes: the time to send a tensor and get the acknowledgement,
+//! for every kind of placement; and copies of bytes, with `memcpy` for comparison.
 //!
 //! ```sh
 //! cargo bench -p tonic-rdma-tensor --bench tensor_channel
 //! ```
 //!
-//! The other process is this binary again (`peer`). Where both spin, or have a runtime that polls when idle, each has a core if there
-//! are two. The benches by futures also run in tokio's own runtimes, as a program that pins nothing has them.
+//! The other process is this binary again (`peer`). Where both spin, or have a runtime that polls when idle,
+//! each has a core if there are two. The benches by futures also run in tokio's own runtimes, as a program
+//! that pins nothing has them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench stops at an error")]
 #![allow(clippy::panic, missing_docs, reason = "a bench stops at an error")]
 
@@ -56,7 +57,8 @@ fn cases() -> impl Iterator<Item = Case> {
     flavours.into_iter().flat_map(|flavour| LENGTHS.map(|length| Case(flavour, length)))
 }
 
-/// Sends a tensor into a static slot. Both ends look at memory, for the tensor and for its release, and never sleep.
+/// Sends a tensor into a static slot. Both sides look at memory, for the tensor and for its release, and
+/// never sleep.
 #[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
 fn static_slot(bencher: Bencher<'_, '_>, length: u64) {
     let peer = Peer::start(Role::Static, length, Flavour::IdlePolling);
@@ -91,7 +93,8 @@ fn static_slot_async(bencher: Bencher<'_, '_>, Case(flavour, length): Case) {
     });
 }
 
-/// Sends tensors into a static slot of two buffers by futures: a tensor may be under way while the receiver has another one.
+/// Sends tensors into a static slot of two buffers by futures: a tensor may be under way while the receiver
+/// has another one.
 #[divan::bench(args = cases(), sample_count = 300, max_time = 2)]
 fn static_slot_of_two(bencher: Bencher<'_, '_>, Case(flavour, length): Case) {
     let peer = Peer::start(Role::StaticOfTwo, length, flavour);
@@ -133,7 +136,8 @@ fn named(bencher: Bencher<'_, '_>, Case(flavour, length): Case) {
     });
 }
 
-/// Writes four blocks into a region of the peer with a notice, for which the peer waits, and waits for the peer's notice.
+/// Writes four blocks into a region of the peer with a notice, for which the peer waits, and waits for the
+/// peer's notice.
 #[divan::bench(args = cases(), sample_count = 300, max_time = 2)]
 fn notice(bencher: Bencher<'_, '_>, Case(flavour, length): Case) {
     let mut peer = Peer::start(Role::Notice, length, flavour);
@@ -287,7 +291,8 @@ fn relax() {
     std::hint::spin_loop();
 }
 
-/// Builds a runtime. One that polls when idle gets a core of its own, if there are two; the others run as in a program that pins nothing.
+/// Builds a runtime. One that polls when idle gets a core of its own, if there are two; the others run as in
+/// a program that pins nothing.
 fn runtime(flavour: Flavour, index: usize) -> Runtime {
     if flavour == Flavour::IdlePolling {
         let allowed = cores::allowed();

@@ -17,8 +17,8 @@ type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// The error of a device, a channel, a slot or a tensor. Clones share one error.
 ///
-/// A program decides by [`kind`](Self::kind), and people read [`reason`](Self::reason). The reason has the message of the
-/// [`source`](Error::source), which is there to be downcast.
+/// A program decides by [`kind`](Self::kind), and people read [`reason`](Self::reason). The reason has the
+/// message of the [`source`](Error::source), which is there to be downcast.
 ///
 /// ```
 /// use std::error::Error as _;
@@ -49,13 +49,15 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TensorErrorKind {
-    /// An argument of the call can't be used: a name, a range, a type, a shape, a length, or bytes that are no tensor.
+    /// An argument of the call can't be used: a name, a range, a type, a shape, a length, or bytes that are
+    /// no tensor.
     InvalidArgument,
-    /// A setting of [`DeviceBuilder`](super::DeviceBuilder), a variable of the environment, or the address to listen on can't
-    /// be used.
+    /// A setting of [`DeviceBuilder`](super::DeviceBuilder), a variable of the environment, or the address to
+    /// listen on can't be used.
     InvalidSetting,
     /// The elements are not aligned, or are not contiguous. A copy is:
-    /// [`Tensor::copy_from`](super::Tensor::copy_from), [`Tensor::to_contiguous`](super::Tensor::to_contiguous).
+    /// [`Tensor::copy_from`](super::Tensor::copy_from),
+    /// [`Tensor::to_contiguous`](super::Tensor::to_contiguous).
     Layout,
     /// The name is in use already.
     NameTaken,
@@ -63,8 +65,8 @@ pub enum TensorErrorKind {
     Busy,
     /// The peer did not answer in time.
     Timeout,
-    /// The peer's process ended, or its machine can't be reached any more. Data in transit is lost. The receiver never gets a
-    /// tensor that arrived in part.
+    /// The peer's process ended, or its machine can't be reached any more. Data in transit is lost. The
+    /// receiver never gets a tensor that arrived in part.
     PeerLost,
     /// This process closed the link to the peer.
     Closed,
@@ -100,7 +102,8 @@ impl TensorError {
         self.0.peer.as_deref()
     }
 
-    /// Returns the gRPC status code by which the peer refused, if the kind is [`Refused`](TensorErrorKind::Refused).
+    /// Returns the gRPC status code by which the peer refused, if the kind is
+    /// [`Refused`](TensorErrorKind::Refused).
     pub fn code(&self) -> Option<tonic::Code> {
         self.0.code
     }
@@ -253,7 +256,8 @@ impl Error for TensorError {
 
 /// The error of an operation that a region had moved into. The error gives the region back.
 ///
-/// It is not a [`TensorError`] because the region is worth more than the message. With `?` it becomes one, and the region is freed.
+/// It is not a [`TensorError`] because the region is worth more than the message. With `?` it becomes one,
+/// and the region is freed.
 ///
 /// ```
 /// use tonic_rdma_tensor::{MemRegion, StaticSender, TensorError};

@@ -1,8 +1,9 @@
 //! Tensors between processes by one-sided RDMA operations, for programs that speak gRPC.
 //!
-//! A process is a device with memory, and one RDMA operation moves a tensor from one process to another (Xue et al., *Fast
-//! Distributed Deep Learning over RDMA*, EuroSys 2019; § in these pages means a section of that paper). No call carries the
-//! tensor. gRPC remains for control: devices use gRPC to find one another's memory, on the port that also serves other calls.
+//! A process is a device with memory, and one RDMA operation moves a tensor from one process to another (Xue
+//! et al., *Fast Distributed Deep Learning over RDMA*, EuroSys 2019; § in these pages means a section of that
+//! paper). No call carries the tensor. gRPC remains for control: devices use gRPC to find one another's
+//! memory, on the port that also serves other calls.
 //!
 //! ```text
 //!  RdmaDevice ── listens, owns memory, knows what is on offer under which name
@@ -22,15 +23,15 @@
 //! tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
 //! ```
 //!
-//! The software device, which moves tensors between processes of one host, is always there. The [features](#features) add
-//! network cards, TLS, and conversions.
+//! The software device, which moves tensors between processes of one host, is always there. The
+//! [features](#features) add network cards, TLS, and conversions.
 //!
 //! # When to use it
 //!
-//! Use this crate if both ends are yours, tensors move again and again, and a call for each tensor costs too much. It needs
-//! RDMA between the two ends: the software device within a host, a network card between hosts. There is no fallback to TCP:
-//! [`RdmaDevice::channel`] fails with [`TensorErrorKind::NoRdma`]. For peers that may have no RDMA, send messages with
-//! [`gather`](tonic_rdma::gather).
+//! Use this crate if both sides are yours, tensors move again and again, and a call for each tensor costs too
+//! much. It needs RDMA between the two sides: the software device within a host, a network card between
+//! hosts. There is no fallback to TCP: [`RdmaDevice::channel`] fails with [`TensorErrorKind::NoRdma`]. For
+//! peers that may have no RDMA, send messages with [`gather`](tonic_rdma::gather).
 //!
 //! | | the sender knows | costs | the receiver learns of it by |
 //! |---|---|---|---|
@@ -38,13 +39,13 @@
 //! | dynamic slot: [`RdmaDevice::dynamic_receiver`], [`Channel::dynamic_sender`] | nothing | a WRITE of 168 bytes, and a READ by the receiver | a word in memory |
 //! | named tensor: [`RdmaDevice::put`], [`Channel::request`] | nothing | a message and a WRITE; one more message in the first step, and when the shape changes | a message |
 //! | region: [`RdmaDevice::export`], [`Channel::region`], [`Channel::write`], [`Channel::read`] | the offsets | one operation, also for thousands of blocks ([`RegionWrite::blocks_from`]) | a notice, or not at all |
-//! | published region: [`RdmaDevice::publish`], [`Channel::view`] | the offsets | stores to its own memory | a look at the sender's memory, on the software device |
+//! | published region: [`RdmaDevice::publish`], [`Channel::view`] | the offsets | stores to its own memory | a load from the sender's memory, on the software device |
 //!
 //! # Static slots
 //!
-//! A static slot is the fastest way. The receiver finds the tensor by a look at its own memory ([`StaticReceiver::try_recv`]),
-//! or sleeps until the tensor is there ([`StaticReceiver::recv`]). The future returns the region that was sent, also in its
-//! error.
+//! A static slot is the fastest way. The receiver finds the tensor by polling its own memory
+//! ([`StaticReceiver::try_recv`]), or sleeps until the tensor is there ([`StaticReceiver::recv`]). The future
+//! returns the region that was sent, also in its error.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -54,11 +55,11 @@
 //! let spec = TensorSpec::new(Dtype::F32, Shape::new(&[1024, 1000])?)?;
 //!
 //! // The parameter server: a slot with one buffer for worker 0's gradients.
-//! let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! let server = RdmaDevice::bind("127.0.0.1:0").await?;
 //! let mut gradients = server.static_receiver("worker0/fc8", &spec, 1)?;
 //!
 //! // The worker.
-//! let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! let worker = RdmaDevice::bind("127.0.0.1:0").await?;
 //! let channel = worker.channel(&server.endpoint(), 0).await?;
 //! let mut fc8 = channel.static_sender("worker0/fc8", &spec).await?;
 //! let mut region = worker.allocate(4 * 1024 * 1000)?;
@@ -75,19 +76,20 @@
 //! # }
 //! ```
 //!
-//! A thread that has a core of its own needs no futures: [`StaticReceiver::try_recv`] and [`StaticSender::is_ready`] look at
-//! memory, [`StaticSender::try_send_region`] begins to send, and [`Channel::poll`] takes completions.
+//! A thread that has a core of its own needs no futures: [`StaticReceiver::try_recv`] and
+//! [`StaticSender::is_ready`] look at memory, [`StaticSender::try_send_region`] begins to send, and
+//! [`Channel::poll`] takes completions.
 //!
 //! # Dynamic slots
 //!
-//! A dynamic slot takes tensors of any type and shape, also tensors of strings and transposed ones.
+//! A dynamic slot accepts tensors of any type and shape, also tensors of strings and transposed ones.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-//! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
 //! # let channel = worker.channel(&server.endpoint(), 0).await?;
 //! let mut slot = server.dynamic_receiver("tokens", 4)?;
 //! let mut sender = channel.dynamic_sender("tokens").await?;
@@ -101,15 +103,15 @@
 //!
 //! # Named tensors
 //!
-//! A named tensor needs no slot. Tensors are offered and requested by name and step, in either order, and an offer says for how
-//! many readers it is.
+//! A named tensor needs no slot. Tensors are offered and requested by name and step, in either order, and an
+//! offer says for how many readers it is.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use tonic_rdma_tensor::{Dtype, NamedOffer, RdmaDevice, NamedReply, Shape, Tensor, TensorSpec};
-//! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
 //! # let channel = worker.channel(&server.endpoint(), 0).await?;
 //! # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
 //! # let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
@@ -131,8 +133,8 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use tonic_rdma_tensor::{RdmaDevice, Rights};
-//! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
 //! # let channel = worker.channel(&server.endpoint(), 0).await?;
 //! let cache = server.export("cache", server.allocate(1 << 20)?, Rights::READ_WRITE)?;
 //! let remote = channel.region("cache").await?;
@@ -147,18 +149,19 @@
 //! # }
 //! ```
 //!
-//! [`RdmaDevice::publish`] offers a region for reading only, and its owner keeps it as a `&mut [u8]`. Where the software device
-//! maps memory of the peer (both processes belong to one user), [`Channel::view`] maps the peer's region into this process. A look
-//! then costs one load. A view is read like shared memory: the owner stores the bytes of a message, then a word with Release
-//! ordering; the reader polls the word, then copies the bytes. On other devices there is no view, and [`RegionWrite::bytes`] sends
-//! small messages inline.
+//! [`RdmaDevice::publish`] offers a region for reading only, and its owner keeps it as a `&mut [u8]`. Where
+//! the software device maps memory of the peer (both processes belong to one user), [`Channel::view`] maps
+//! the peer's region into this process. A load then costs one load. A view is read like shared memory: the
+//! owner stores the bytes of a message, then a word with Release ordering; the reader polls the word, then
+//! copies the bytes. On other devices there is no view, and [`RegionWrite::bytes`] sends small messages
+//! inline.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use tonic_rdma_tensor::{RdmaDevice, Rights};
-//! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
 //! # let channel = worker.channel(&server.endpoint(), 0).await?;
 //! let board = server.export("board", server.allocate(4096)?, Rights::READ)?;
 //! let remote = channel.region("board").await?;
@@ -177,36 +180,41 @@
 //!
 //! # Tensors
 //!
-//! [`TensorMut`] and [`Tensor`] are the tensors. They come from and go to arrays of ndarray, files of the safetensors format
-//! and DLPack, without a copy where their memory allows that: see [`convert`].
+//! [`TensorMut`] and [`Tensor`] are the tensors. They come from and go to arrays of ndarray, files of the
+//! safetensors format and DLPack, without a copy where their memory allows that: see [`convert`].
 //!
 //! # Safety, without `unsafe`
 //!
-//! Memory that a device may touch moves into the operation ([`MemRegion`]) and comes back with it. Dropping the future does
-//! not end the operation, so the memory stays with the device until the operation has ended. Memory that peers may touch
-//! ([`SharedRegion`]) is read by copying, or after the right of the peers was taken away. A right covers exactly the intended
-//! bytes, and belongs to one peer. This crate has no unsafe code; the crate tonic-rdma-verbs has.
+//! Memory that a device may touch moves into the operation ([`MemRegion`]) and comes back with it. Dropping
+//! the future does not end the operation, so the memory stays with the device until the operation has ended.
+//! Memory that peers may touch ([`SharedRegion`]) is read by copying, or after the right of the peers was
+//! revoked. A right covers exactly the intended bytes, and belongs to one peer. This crate has no unsafe
+//! code; the crate tonic-rdma-verbs has.
 //!
 //! # Costs
 //!
-//! - A link to a peer has a protection domain, as many queue pairs as [`DeviceBuilder::queue_pairs_per_peer`] says, and one
-//!   gRPC call that stays open as a sign of life. Memory that is used with several peers is registered for each peer.
+//! - A link to a peer has a protection domain, as many queue pairs as [`DeviceBuilder::queue_pairs_per_peer`]
+//!   says, and one gRPC call that stays open as a sign of life. Memory that is used with several peers is
+//!   registered for each peer.
 //! - Tensors outside registered memory are copied once before they are sent. [`RdmaDevice::allocate`] and
 //!   [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) return registered memory.
-//! - A receiver that reads a static slot copies the bytes through the first-level cache ([`Arrived::for_each_chunk`]), because
-//!   the peer could change them.
-//! - The software device copies on the processor that receives: in a poll, or in a look at a slot. If no thread does either, the
-//!   device's own thread copies after 4 to 8 ms. Requests are cut at [`DeviceBuilder::max_request_bytes`].
+//! - A receiver that reads a static slot copies the bytes through the first-level cache
+//!   ([`Arrived::for_each_chunk`]), because the peer could change them.
+//! - The software device copies on the processor that receives: in a poll of a queue or of a slot. If no
+//!   thread does either, the device's own thread copies after 4 to 8 ms. Requests are cut at
+//!   [`DeviceBuilder::max_request_bytes`].
 //!
 //! # Limits
 //!
-//! - A link serves 16 384 slots and regions in its life. A slot has one sender at a time, and at most 1024 buffers.
-//! - A link ends when the peer's process dies, breaks the protocol, or shuts its runtime down. Operations then return
-//!   [`TensorErrorKind::PeerLost`] or another error, and memory comes back with the error. A tensor that arrived in part is never
-//!   shown.
+//! - A link serves 16 384 slots and regions in its life. A slot has one sender at a time, and at most 1024
+//!   buffers.
+//! - A link ends when the peer's process dies, breaks the protocol, or shuts its runtime down. Operations
+//!   then return [`TensorErrorKind::PeerLost`] or another error, and memory comes back with the error. A
+//!   tensor that arrived in part is never shown.
 //! - No device encrypts tensors. A device refuses links to peers that are reached over TLS, until
 //!   [`DeviceBuilder::plaintext_tensors`] allows such links.
-//! - Memory of [`RdmaDevice::allocate`], of slots and of tensors that arrive counts against `RDMA_PINNED_LIMIT`.
+//! - Memory of [`RdmaDevice::allocate`], of slots and of tensors that arrive counts against
+//!   `RDMA_PINNED_LIMIT`.
 //!
 //! # Features
 //!
@@ -255,9 +263,10 @@ pub use types::{Dtype, Element, Metadata, MetadataLayout, Shape, Strides, Tensor
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 /// A region of a peer that this process has mapped for reading, from [`Channel::view`].
 ///
-/// A peer that stores the bytes of a message, and then a word with release semantics ([`SharedRegion::store_u64`]), shows the whole
-/// message to a reader that [loads](RegionView::load_u64) the new word. Regions begin at a multiple of 4096, if they are not parts of other
-/// regions. The memory counts against the peer's `RDMA_PINNED_LIMIT` until the last view of it is dropped.
+/// A peer that stores the bytes of a message, and then a word with release semantics
+/// ([`SharedRegion::store_u64`]), shows the whole message to a reader that [loads](RegionView::load_u64) the
+/// new word. Regions begin at a multiple of 4096, if they are not parts of other regions. The memory counts
+/// against the peer's `RDMA_PINNED_LIMIT` until the last view of it is dropped.
 #[doc(inline)]
 pub use tonic_rdma_verbs::RemoteView as RegionView;
 pub use tonic_rdma_verbs::{VerbsError, VerbsErrorKind};

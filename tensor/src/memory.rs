@@ -12,8 +12,8 @@ use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::unstable::{LocalMemory, lock};
 use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion};
 
-/// IdleRegions regions for tensors that arrive, by length. They are used again while they are in the cache, because fresh pages cost more than
-/// the bytes that are written to them.
+/// IdleRegions regions for tensors that arrive, by length. They are used again while they are in the cache,
+/// because fresh pages cost more than the bytes that are written to them.
 #[derive(Debug)]
 pub(crate) struct Landing {
     budget: Arc<Budget>,
@@ -61,7 +61,8 @@ impl Landing {
         }
         self.allocate_idle_freed(length).or_else(|_| {
             self.call_keepers();
-            // The software device charges a region until the peer has unmapped it, so a region that came back is the first choice.
+            // The software device charges a region until the peer has unmapped it, so a region that came back
+            // is the first choice.
             self.idle(length).map_or_else(|| self.allocate_idle_freed(length), Ok)
         })
     }
@@ -88,7 +89,8 @@ impl Landing {
         Some(region)
     }
 
-    /// Allocates a region. IdleRegions regions may use up the budget, so they are freed if there is not enough.
+    /// Allocates a region. IdleRegions regions may use up the budget, so they are freed if there is not
+    /// enough.
     fn allocate_idle_freed(&self, length: usize) -> Result<MemRegion, TensorError> {
         MemRegion::allocate(length, &self.budget).or_else(|_| {
             let idle = std::mem::take(&mut *lock(&self.idle));
@@ -120,7 +122,8 @@ impl Landing {
         }
     }
 
-    /// Returns the first `length` bytes of a region. The region comes back when the last reference to the bytes is dropped.
+    /// Returns the first `length` bytes of a region. The region comes back when the last reference to the
+    /// bytes is dropped.
     pub(crate) fn freeze(self: &Arc<Self>, region: MemRegion, length: u64) -> Bytes {
         Bytes::from_owner(LandedRegion { region: Some(region), landing: Arc::clone(self) })
             .slice(..length as usize)
@@ -163,7 +166,7 @@ pub(crate) enum Content {
 }
 
 impl Payload {
-    /// Returns the payload of `tensor`: the elements themselves if they lie one after the other and have a fixed size,
+    /// Returns the payload of `tensor`: the elements themselves if they are contiguous and have a fixed size,
     /// otherwise the serialised form.
     pub(crate) fn of(tensor: &Tensor) -> Result<Self, TensorError> {
         match (tensor.metadata(), tensor.registered()) {

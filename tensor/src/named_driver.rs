@@ -1,7 +1,9 @@
-//! Drives the state machine of [named tensors](crate::named): the device's offers, each link's requests, and the memory of both.
+//! Drives the state machine of [named tensors](crate::named): the device's offers, each link's requests, and
+//! the memory of both.
 //!
-//! The two state machines return their actions in order, under a lock. One thread at a time carries the actions out, without
-//! the lock ([`Outbox`]), because an action may end a link, and the state machines then have to learn of the end.
+//! The two state machines return their actions in order, under a lock. One thread at a time carries the
+//! actions out, without the lock ([`Outbox`]), because an action may end a link, and the state machines then
+//! have to learn of the end.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -95,8 +97,9 @@ impl NamedTensors {
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum NamedOffer {
-    /// A tensor. The device sends it from registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) without a
-    /// copy. It copies a tensor in other memory, and serialises a tensor of strings or one that is not contiguous.
+    /// A tensor. The device sends it from registered memory
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) without a copy. It copies a tensor in other
+    /// memory, and serialises a tensor of strings or one that is not contiguous.
     Tensor(Tensor),
     /// The tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead,
@@ -252,8 +255,8 @@ impl NamedProvider {
     }
 }
 
-/// Ends requests and offers whose deadline has passed, until the device is dropped. In intervals of `timeout`, the links free tensors that
-/// no request has taken.
+/// Ends requests and offers whose deadline has passed, until the device is dropped. In intervals of
+/// `timeout`, the links free tensors that no request has taken.
 async fn check_deadlines(offers: Weak<NamedProvider>, timeout: Duration) {
     let mut aged = Instant::now();
     loop {
@@ -294,7 +297,7 @@ enum RequestState {
     Waiting(RequestId, Arc<PendingAnswer>),
 }
 
-/// The cell that takes the answer to a request.
+/// The cell for the answer to a request.
 #[derive(Default)]
 struct PendingAnswer {
     state: Mutex<AnswerState>,
@@ -410,8 +413,8 @@ impl NamedRequester {
         wake_all(wakers);
     }
 
-    /// Carries out the actions and wakes the tasks whose requests have ended. For callers that don't poll a queue. The actions
-    /// may belong to other threads.
+    /// Carries out the actions and wakes the tasks whose requests have ended. For callers that don't poll a
+    /// queue. The actions may belong to other threads.
     fn run_and_wake(&self, link: &Arc<Link>) {
         let mut wakers = Vec::new();
         self.run(link, &mut wakers);
@@ -452,7 +455,7 @@ impl NamedRequester {
         Ok((SinkMemory { grant, memory }, placement))
     }
 
-    /// Makes the result for the program, which takes it.
+    /// Makes the result for the program.
     fn result(
         &self,
         link: &Link,
@@ -594,13 +597,14 @@ impl<A> Outbox<A> {
         Self { state: Mutex::new(ActionQueue { actions: VecDeque::new(), busy: false }) }
     }
 
-    /// Adds actions. The caller holds the lock of the state machine that made them, so that their order is right.
+    /// Adds actions. The caller holds the lock of the state machine that made them, so that their order is
+    /// right.
     fn add(&self, actions: impl IntoIterator<Item = A>) {
         lock(&self.state).actions.extend(actions);
     }
 
-    /// Carries out all actions, and the actions that these add. If another thread does so already, this call returns at once,
-    /// and the other thread carries these actions out.
+    /// Carries out all actions, and the actions that these add. If another thread does so already, this call
+    /// returns at once, and the other thread carries these actions out.
     fn run(&self, mut carry_out: impl FnMut(A)) {
         {
             let mut state = lock(&self.state);

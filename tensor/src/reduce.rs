@@ -2,16 +2,16 @@
 
 use super::Element;
 
-/// Number of independent accumulators, so that no maximum waits for the previous one. For `f32` this is half the vector
-/// registers that every x86-64 has.
+/// Number of independent accumulators, so that no maximum waits for the previous one. For `f32` this is half
+/// the vector registers that every x86-64 has.
 const ACCUMULATORS: usize = 32;
 
-/// Returns the largest of `values`, or negative infinity if `values` is empty. Ignores NaNs. Treats 0.0 and -0.0 as equal, and
-/// returns either of them.
+/// Returns the largest of `values`, or negative infinity if `values` is empty. Ignores NaNs. Treats 0.0 and
+/// -0.0 as equal, and returns either of them.
 ///
-/// The compiler vectorises the loop, so that most of the time goes into reading the memory (`cargo bench --bench tensor` also
-/// measures a plain read). Receivers in measurements apply this function to the tensors that arrive, as in *Fast Distributed
-/// Deep Learning over RDMA* (section 5.1).
+/// The compiler vectorises the loop, so that most of the time goes into reading the memory
+/// (`cargo bench --bench tensor` also measures a plain read). Receivers in measurements apply this function
+/// to the tensors that arrive, as in *Fast Distributed Deep Learning over RDMA* (section 5.1).
 ///
 /// ```
 /// use tonic_rdma_tensor::reduce_max_f32;

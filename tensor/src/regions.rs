@@ -24,7 +24,7 @@ use tonic_rdma_verbs::unstable::{Grant, LentRegion, RegionLoan, RemoteRange, loc
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 use tonic_rdma_verbs::{Access, RemoteSegment};
 
-/// A region on offer to peers. Dropping it withdraws the offer, and takes the rights of all peers away.
+/// A region on offer to peers. Dropping it withdraws the offer, and revokes the rights of all peers.
 #[derive(Debug)]
 pub struct ExportedRegion {
     /// The part that the service of the device has.
@@ -32,8 +32,8 @@ pub struct ExportedRegion {
     memory: SharedRegion,
 }
 
-/// The part of an exported region that the service and the links have. They may hold it for a moment longer than
-/// [`ExportedRegion`] lives, so it gives up the memory when [`ExportedRegion`] is dropped.
+/// The part of an exported region that the service and the links have. They may hold it for a moment longer
+/// than [`ExportedRegion`] lives, so it gives up the memory when [`ExportedRegion`] is dropped.
 #[derive(Debug)]
 pub(crate) struct Export {
     name: Arc<str>,
@@ -89,29 +89,30 @@ impl ExportedRegion {
         &self.memory
     }
 
-    /// Takes one notice of a peer ([`RegionWrite::notify`](crate::RegionWrite::notify)), and returns whether there was one. All
-    /// bytes that this peer wrote before the notice are there. This costs one load for each attached peer.
+    /// Takes one notice of a peer ([`RegionWrite::notify`](crate::RegionWrite::notify)), and returns whether
+    /// there was one. All bytes that this peer wrote before the notice are there. This costs one load for
+    /// each attached peer.
     pub fn try_notice(&self) -> bool {
         self.export.take_notice() || (self.export.poll() && self.export.take_notice())
     }
 
-    /// Waits for a notice of a peer ([`RegionWrite::notify`](crate::RegionWrite::notify)), and takes it. While no peer is
-    /// attached, it waits for one.
+    /// Waits for a notice of a peer ([`RegionWrite::notify`](crate::RegionWrite::notify)), and takes it.
+    /// While no peer is attached, it waits for one.
     ///
     /// # Errors
     /// The last attached peer is lost, and no other peer has attached since.
     pub async fn notice(&self) -> Result<(), TensorError> {
         consume_budget().await;
         loop {
-            // A peer may attach during the wait. The wait for a new peer begins before the look at the notices, so that no
-            // peer is missed.
+            // A peer may attach during the wait. The wait for a new peer begins before the check of the
+            // notices, so that no peer is missed.
             let mut changed = pin!(self.export.changed.notified());
             if self.try_notice() {
                 return Ok(());
             }
             let mut waits = match self.export.waits() {
                 Ok(waits) => waits,
-                // A notice that the last peer sent before it was lost may have come since.
+                // A notice that the last peer sent before it was lost may have arrived since.
                 Err(_) if self.try_notice() => return Ok(()),
                 Err(gone) => return Err(gone),
             };
@@ -159,11 +160,11 @@ impl Export {
         })
     }
 
-    /// Gives up the memory, and takes the rights of all peers away.
+    /// Gives up the memory, and revokes the rights of all peers.
     pub(crate) fn withdraw(&self) {
         let (memory, attached) = {
             let mut attached = lock(&self.attached);
-            // `attach` looks at the memory under this lock, so from here on no peer can attach.
+            // `attach` reads the memory under this lock, so from here on no peer can attach.
             (lock(&self.memory).take(), std::mem::take(&mut *attached))
         };
         drop(memory);
@@ -212,8 +213,8 @@ impl Export {
         true
     }
 
-    /// Carries out what the peers have asked, and takes completions that may bring notices. Returns false if no peer is attached.
-    /// Works outside the lock, because a link may end.
+    /// Carries out what the peers have asked, and takes completions that may bring notices. Returns false if
+    /// no peer is attached. Works outside the lock, because a link may end.
     fn poll(&self) -> bool {
         let links: Vec<_> = lock(&self.attached).values().filter_map(|it| it.link.upgrade()).collect();
         for link in &links {
@@ -288,23 +289,23 @@ impl PairOwner for Export {
         let ended = |it: &AttachedPeer| it.link.upgrade().is_none_or(|link| link.fault().is_some());
         let mut attached = lock(&self.attached);
         let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
-        // The peer writes its count, so the count may be anything. It is limited to the number of operations that a peer can
-        // have in flight.
+        // The peer writes its count, so the count may be anything. It is limited to the number of operations
+        // that a peer can have in flight.
         let left = gone.iter().map(|(_, it)| it.count().saturating_sub(it.taken).min(Port::WAITING as u64));
         let left = left.fold(self.left.load(Ordering::Relaxed), u64::saturating_add);
         self.left.store(left, Ordering::Relaxed);
         drop(attached);
-        // This ends the rights of the lost peers. It happens outside the lock, because it may wait for a peer, and before the
-        // end is reported, so that the owner can then get the region back.
+        // This ends the rights of the lost peers. It happens outside the lock, because it may wait for a
+        // peer, and before the end is reported, so that the owner can then get the region back.
         drop(gone);
         *lock(&self.lost) = Some(fault.clone());
         self.changed.notify_waiters();
     }
 }
 
-/// A region that peers may read, and that only its owner writes ([`RdmaDevice::publish`](crate::RdmaDevice::publish)). The owner
-/// uses it as a slice. A peer that reads while the owner writes may get old and new bytes. Dropping the region takes the rights of
-/// all peers away.
+/// A region that peers may read, and that only its owner writes
+/// ([`RdmaDevice::publish`](crate::RdmaDevice::publish)). The owner uses it as a slice. A peer that reads
+/// while the owner writes may get old and new bytes. Dropping the region takes the rights of all peers away.
 pub struct PublishedRegion {
     /// The part that the service of the device has.
     pub(crate) export: Arc<Export>,
@@ -326,7 +327,8 @@ impl PublishedRegion {
         &self.export.name
     }
 
-    /// Withdraws the offer, and takes the rights of all peers away. Returns the region, unless something else still holds the memory.
+    /// Withdraws the offer, and revokes the rights of all peers. Returns the region, unless something else
+    /// still holds the memory.
     pub fn withdraw(mut self) -> Option<MemRegion> {
         self.export.withdraw();
         self.memory.take()?.try_into_region().ok()
@@ -390,7 +392,7 @@ pub(crate) struct RemoteRegionState {
     pub(crate) rights: Rights,
     /// The pair of words of the region, here and at the peer.
     pub(crate) pair: Arc<WordPair>,
-    /// The number of notices that this end has sent to the peer.
+    /// The number of notices that this side has sent to the peer.
     pub(crate) notices: Mutex<u64>,
 }
 
@@ -410,12 +412,12 @@ impl RemoteRegion {
         self.len() == 0
     }
 
-    /// Returns the rights of this end.
+    /// Returns the rights of this side.
     pub fn rights(&self) -> Rights {
         self.shared.rights
     }
 
-    /// Returns the place of `length` bytes at `offset`.
+    /// Returns the segment of `length` bytes at `offset`.
     pub(crate) fn at(&self, offset: u64, length: u64) -> Result<RemoteSegment, TensorError> {
         let available = self.len();
         let out = TensorError::out_of_range("remote", offset, length, available);
@@ -467,7 +469,7 @@ mod exported_tests {
     /// A link that ends, or a call that attaches, holds the export for a moment longer.
     #[tokio::test]
     async fn a_withdrawn_region_comes_back_while_the_service_still_holds_its_export() {
-        let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+        let device = RdmaDevice::bind("127.0.0.1:0").await.unwrap();
         let region = device.allocate(4096).unwrap();
         let exported = device.export("region", region, Rights::READ_WRITE).unwrap();
         let elsewhere = Arc::clone(&exported.export);

@@ -13,8 +13,8 @@ use crate::device::state::Group;
 use crate::error::TensorError;
 use tonic_rdma_verbs::unstable::lock;
 
-/// Lets only the ranks of a group open links to `device` from now on: peers that know the group's `name`. Without a name, because the
-/// ranks have not met yet, no peer does.
+/// Lets only the ranks of a group open links to `device` from now on: peers that know the group's `name`.
+/// Without a name, because the ranks have not met yet, no peer does.
 pub fn admit_only_ranks(device: &RdmaDevice, name: Option<[u8; 16]>) {
     *lock(&device.shared.group) = name.map_or(Group::Joining, Group::Named);
 }
@@ -39,11 +39,13 @@ pub fn detail(error: &TensorError) -> &str {
     error.detail()
 }
 
-/// A thread polls slots and takes completions itself, until it drops this. Meanwhile, a tensor that arrives, or was sent, wakes no
-/// thread of the runtime, because a wake-up costs more than a small transfer. A thread of the runtime still polls once in a millisecond.
+/// A thread polls slots and takes completions itself, until it drops this. Meanwhile, a tensor that arrives,
+/// or was sent, wakes no thread of the runtime, because a wake-up costs more than a small transfer. A thread
+/// of the runtime still polls once in a millisecond.
 ///
-/// This holds for all links and native calls of this runtime on the same verbs device: their futures may wait a millisecond longer. A
-/// link that is opened later on another verbs device is not included. A thread drops this before it sleeps or computes for long.
+/// This holds for all links and native calls of this runtime on the same verbs device: their futures may wait
+/// a millisecond longer. A link that is opened later on another verbs device is not included. A thread drops
+/// this before it sleeps or computes for long.
 ///
 /// ```
 /// # #[tokio::main]
@@ -79,20 +81,15 @@ impl OwnPolling {
         Self { reactors: reactors.map(|reactor| tonic_rdma::unstable::OwnPolling::of(&reactor)).collect() }
     }
 
-    /// Takes the completions of the device that have come.
+    /// Polls the completion queues of the device's links.
     pub fn poll(&self) {
         self.reactors.iter().for_each(tonic_rdma::unstable::OwnPolling::poll);
     }
 }
 
-/// The bootstrap of the processes of a job, for groups and graphs.
+/// The bootstrap of a job, for groups and graphs: its processes find and watch one another.
 pub mod bootstrap {
     pub use crate::bootstrap::*;
-}
-
-/// The state machine of named tensors.
-pub mod named {
-    pub use crate::named::*;
 }
 
 /// The generated code of `proto/tensor_device.proto`.

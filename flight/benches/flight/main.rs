@@ -5,13 +5,15 @@
 //! cargo bench -p tonic-rdma-flight -- --sizes 8388608 --runtimes multi-thread --rounds 5 --json flight.json
 //! ```
 //!
-//! Each measurement has two new processes, a server and a client, which run this program with tokio's usual runtime and the system's
-//! allocator, and are not pinned. The paths are measured in turn, `--rounds` times, and the table shows medians. `ours` is a native call with
-//! `FlightClient`, `FlightServer` and `BatchEncoder`. `stock` is arrow-flight's client, server and encoder over TCP, with the windows and
-//! frames that `compare --http2 tuned` found best; each batch is one message. `stock-split` is the same with arrow-flight's own limit
-//! of 2 MiB for a message. All of them have no limit for what they decode.
+//! Each measurement has two new processes, a server and a client, which run this program with tokio's usual
+//! runtime and the system's allocator, and are not pinned. The paths are measured in turn, `--rounds` times,
+//! and the table shows medians. `ours` is a native call with `FlightClient`, `FlightServer` and
+//! `BatchEncoder`. `stock` is arrow-flight's client, server and encoder over TCP, with the windows and frames
+//! that `compare --http2 tuned` found best; each batch is one message. `stock-split` is the same with
+//! arrow-flight's own limit of 2 MiB for a message. All of them have no limit for what they decode.
 //!
-//! Receivers look at one number in each page of each batch. Before the clock starts, and always with `--check all`, they compare all numbers.
+//! Receivers look at one number in each page of each batch. Before the clock starts, and always with
+//! `--check all`, they compare all numbers.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, missing_docs, reason = "the same")]
 

@@ -1,4 +1,5 @@
-//! Tests of Flight over tonic-rdma: batches of many types, there and back, with stock peers, with errors and limits.
+//! Tests of Flight over tonic-rdma: batches of many types, there and back, with stock peers, with errors and
+//! limits.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
 mod batches;

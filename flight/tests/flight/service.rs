@@ -95,8 +95,8 @@ impl FlightService for Store {
     type DoActionStream = BoxStream<arrow_flight::Result>;
     type ListActionsStream = BoxStream<ActionType>;
 
-    /// The ticket is a name, and after a `+` the text of an error that ends the stream. After an `@` stands the number of bytes of metadata
-    /// beside each body.
+    /// The ticket is a name, and after a `+` the text of an error that ends the stream. After an `@` stands
+    /// the number of bytes of metadata beside each body.
     async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
         let ticket = String::from_utf8(request.into_inner().ticket.to_vec()).unwrap();
         let (name, error) =

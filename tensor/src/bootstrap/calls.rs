@@ -1,4 +1,5 @@
-//! The calls between members: the service of a member, the calls to that of another one, and the watch over it.
+//! The calls between members: the service of a member, the calls to that of another one, and the watch over
+//! it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ use tonic_rdma_verbs::unstable::{chain, with_causes};
 /// The longest time to make a connection, and for the answer to one call.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How often a quiet connection is checked, and how long the answer may take. A host that vanishes is found so.
+/// How often a quiet connection is checked, and how long the answer may take. This finds a host that has
+/// vanished.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_LIMIT: Duration = Duration::from_secs(20);
 
@@ -35,13 +37,13 @@ const MAX_ANSWER: usize = 4 << 20;
 /// The longest message of a watch in bytes. The texts in it are shortened.
 const MAX_STANDING: usize = 64 << 10;
 
-/// What a member says of itself to one that watches it.
+/// The states that a member reports to one that watches it.
 pub type MemberStateStream = Streaming<proto::MemberState>;
 
-/// What a member learns that joins another one.
+/// What a member gets when it has joined another one.
 #[derive(Debug)]
 pub struct Joined {
-    /// What all calls to that member carry.
+    /// The key, which all calls to that member carry.
     pub key: Key,
     /// All members, if the caller waited for them.
     pub members: Vec<Member>,
@@ -69,7 +71,8 @@ pub fn endpoint(scheme: &str, address: &str) -> Result<Endpoint, String> {
 }
 
 impl<D: Details> Bootstrap<D> {
-    /// Joins another member, again and again until it answers or the time is over. With `wait` the answer comes when all have joined it.
+    /// Joins another member. Tries again until it answers or the time is over. With `wait` it answers when
+    /// all have joined it.
     ///
     /// # Errors
     /// This member can't join.
@@ -89,11 +92,12 @@ impl<D: Details> Bootstrap<D> {
             match tokio::time::timeout_at(end, client.join(request)).await {
                 Ok(Ok(reply)) => match examine(reply.into_inner(), member) {
                     Ok((joined, absent)) if absent.is_empty() => return Ok(joined),
-                    // As a rule that member has waited before it answered. The pause is for one that does not.
+                    // As a rule that member has waited before it answered. The pause is for one that does
+                    // not.
                     Ok((_, absent)) => {
                         missing = Some(describe_missing(self.noun, &absent, self.me.size as usize));
                     }
-                    // The caller may have met the first member of another job, which ends soon.
+                    // The caller may have reached the first member of another job, which ends soon.
                     Err(JoinError::Differs(what)) if wait => {
                         trouble = format!("the one that answers differs in {what}");
                     }
@@ -106,7 +110,7 @@ impl<D: Details> Bootstrap<D> {
                     return Err(JoinError::Refused(shortened(status.message())));
                 }
                 Ok(Err(status)) => trouble = shortened(&with_causes(status.message(), &status)),
-                // A call that had no time left says less than an earlier one.
+                // The trouble of an earlier call says more than that of a call without time.
                 Err(_) if end == until => {}
                 Err(_) => {
                     trouble = shortened(&format!("no answer within {ANSWER:?}; before that: {trouble}"))
@@ -115,8 +119,8 @@ impl<D: Details> Bootstrap<D> {
             tokio::time::sleep_until(until.min(Instant::now() + pause)).await;
             pause = (pause * 2).min(MAX_PAUSE);
         }
-        // The other one may have called, have found that it differs, and have ended. Before the time is over, that is no reason to end: the
-        // caller may be a process of an earlier job, and the right one may come later.
+        // The other member may have called this one, been refused because it differs, and ended. That counts
+        // only now, because the caller may have been a process of an earlier job.
         Err(match self.table.borrow().refusal(member) {
             Some(reason @ (JoinError::Version(_) | JoinError::Differs(_))) => reason.clone(),
             _ => JoinError::Late { missing, trouble },
@@ -141,7 +145,8 @@ impl<D: Details> Bootstrap<D> {
         }
     }
 
-    /// Notes what a member says of itself, until it has left, has failed or is lost. Calls `said` after each change.
+    /// Notes the states that a member reports, until it has left, has failed or is lost. Calls `said` after
+    /// each change.
     pub async fn follow(&self, member: usize, mut stream: MemberStateStream, said: impl Fn()) -> WatchEnd {
         loop {
             let message = match stream.message().await {
@@ -189,23 +194,23 @@ const HOLD: Duration = Duration::from_secs(2);
 /// The longest request in bytes.
 const MAX_REQUEST: usize = 64 << 10;
 
-/// The service. Callers ask again while the cell is closed.
+/// The service. While the cell is empty, callers try again.
 #[derive(Debug)]
-pub struct Service<D>(BootstrapCell<D>);
+pub struct BootstrapService<D>(BootstrapCell<D>);
 
 /// Makes the service of a member.
-pub fn service<D: Details>(cell: BootstrapCell<D>) -> BootstrapServer<Service<D>> {
-    BootstrapServer::new(Service(cell)).max_decoding_message_size(MAX_REQUEST)
+pub fn service<D: Details>(cell: BootstrapCell<D>) -> BootstrapServer<BootstrapService<D>> {
+    BootstrapServer::new(BootstrapService(cell)).max_decoding_message_size(MAX_REQUEST)
 }
 
-impl<D> Service<D> {
+impl<D> BootstrapService<D> {
     fn bootstrap(&self) -> Result<&Arc<Bootstrap<D>>, Status> {
         self.0.get().ok_or_else(|| Status::unavailable("this process does not connect yet"))
     }
 }
 
 #[tonic::async_trait]
-impl<D: Details> bootstrap_server::Bootstrap for Service<D> {
+impl<D: Details> bootstrap_server::Bootstrap for BootstrapService<D> {
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
         let bootstrap = self.bootstrap()?;
         let (number, wait) = (request.get_ref().number as usize, request.get_ref().wait);
@@ -229,7 +234,8 @@ impl<D: Details> bootstrap_server::Bootstrap for Service<D> {
             }
             Err(JoinError::Refused(reason)) => return Err(Status::failed_precondition(reason)),
             Err(JoinError::Failed(reason)) => {
-                // A process of the next job may be told too, but the member of this job still has to hear.
+                // A process of the next job gets the reason too, but the member of this job still has to get
+                // it.
                 if !bootstrap.table.borrow().is_another_process(number, &process) {
                     bootstrap.has_heard(number);
                 }
@@ -268,7 +274,8 @@ impl<D: Details> bootstrap_server::Bootstrap for Service<D> {
     }
 }
 
-/// Sends the state of this member, and each change, until this member has left or failed or the caller is gone.
+/// Sends the state of this member, and each change, until this member has left or failed or the caller is
+/// gone.
 async fn follow<D: Details>(
     bootstrap: Arc<Bootstrap<D>>,
     caller: usize,
@@ -282,12 +289,12 @@ async fn follow<D: Details>(
             break;
         }
         tokio::select! {
-            // After the last message the caller ends its call.
+            // The caller ends its call after the last message.
             changed = standing.changed(), if !last => if changed.is_err() { break },
             () = send.closed() => break,
         }
     }
-    // The caller has heard how this member ended, or has ended itself.
+    // The caller knows how this member ended, or has ended itself.
     bootstrap.has_heard(caller);
 }
 
@@ -310,7 +317,7 @@ mod tests {
     use crate::bootstrap::proto::bootstrap_server::{self, BootstrapServer};
     use crate::bootstrap::state::MemberInfo;
 
-    /// A member that says at once, and for ever, that rank 2 is missing. It counts the calls.
+    /// A member that answers at once, each time, that rank 2 is missing. It counts the calls.
     #[derive(Clone, Default)]
     struct Hasty(Arc<AtomicUsize>);
 
@@ -382,14 +389,14 @@ mod service_tests {
     use crate::bootstrap::state::MemberInfo;
 
     /// Part 0 of two, with its service.
-    fn part_0() -> (Arc<Bootstrap<()>>, Service<()>) {
+    fn part_0() -> (Arc<Bootstrap<()>>, BootstrapService<()>) {
         let (noun, number, size) = ("part", 0, 2);
         let (common, about) = Default::default();
         let info = MemberInfo { noun, number, size, common, address: "127.0.0.1:1".into(), about };
         let bootstrap = Arc::new(Bootstrap::new(info, Some(vec![[7; 16]; size])).unwrap());
         let cell = BootstrapCell::default();
         cell.set(Arc::clone(&bootstrap)).unwrap();
-        (bootstrap, Service(cell))
+        (bootstrap, BootstrapService(cell))
     }
 
     /// The call of a process that says that it is part 1.
@@ -404,7 +411,7 @@ mod service_tests {
         }
     }
 
-    async fn refused(service: &Service<()>, request: JoinRequest) -> (Code, String) {
+    async fn refused(service: &BootstrapService<()>, request: JoinRequest) -> (Code, String) {
         match service.join(Request::new(request)).await {
             Ok(reply) => panic!("{reply:?}"),
             Err(status) => (status.code(), status.message().to_owned()),
@@ -428,7 +435,8 @@ mod service_tests {
         assert_eq!(code, Code::FailedPrecondition, "no part of this job");
     }
 
-    /// A part that has left says nothing of a job that is over: the next one may listen at the same address soon.
+    /// A part that has left says nothing of a job that is over: the next one may listen at the same address
+    /// soon.
     #[tokio::test]
     async fn a_member_that_has_left_lets_callers_ask_again() {
         let (bootstrap, service) = part_0();

@@ -1,4 +1,5 @@
-//! The table of members: which have joined, and which callers were refused. This module does no I/O and knows no time.
+//! The table of members: which have joined, and which callers were refused. This module does no I/O and knows
+//! no time.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,13 +17,14 @@ const MAX_TEXT: usize = 256;
 const MAX_COMMON: usize = 64;
 const MAX_COMMON_BYTES: usize = 4096;
 
-/// The number of refusals that are kept for each member and shown in an error, and the number for all members together.
+/// The number of refusals that are kept for each member and shown in an error, and the number for all members
+/// together.
 const MAX_REFUSALS: usize = 4;
 const MAX_ALL_REFUSALS: usize = 64;
 /// The longest text of a refusal that is kept, in characters. Callers write parts of it.
 const MAX_REFUSAL: usize = 512;
 
-/// The members that have come.
+/// The members that have joined.
 #[derive(Debug)]
 pub(super) struct MemberTable {
     /// `rank` or `part`.
@@ -48,8 +50,8 @@ struct Refused {
     /// The number that it gave itself. All that are no member's count as one.
     number: usize,
     reason: JoinError,
-    /// The reason with what only this member may know. Any process that reaches the port can call, so callers learn no address, and not
-    /// what the members have in common.
+    /// The reason with what only this member may know. Any process that reaches the port can call, so callers
+    /// learn no address, and not what the members have in common.
     text: String,
 }
 
@@ -86,8 +88,8 @@ impl MemberTable {
         Self { noun, me: me.number as usize, common: me.common.clone(), entries, refused: Vec::new() }
     }
 
-    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here. `failure` says why this
-    /// member has failed, if it has.
+    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here.
+    /// `failure` says why this member has failed, if it has.
     ///
     /// # Errors
     /// The reason why the caller may not join. For a caller that fits it is `failure`, which is no refusal.
@@ -193,18 +195,18 @@ impl MemberTable {
         self.entries.get(number).and_then(Option::as_ref).is_some_and(|entry| entry.attempt == attempt)
     }
 
-    /// Returns the members that have not come.
+    /// Returns the members that have not joined.
     pub(super) fn missing(&self) -> Vec<u32> {
         let entries = (0_u32..).zip(&self.entries);
         entries.filter(|(_, entry)| entry.is_none()).map(|(number, _)| number).collect()
     }
 
-    /// Returns whether all members have come.
+    /// Returns whether all members have joined.
     pub(super) fn is_full(&self) -> bool {
         self.entries.iter().all(Option::is_some)
     }
 
-    /// Returns the members that have come, in order.
+    /// Returns the members that have joined, in order.
     pub(super) fn members(&self) -> Vec<Member> {
         self.entries.iter().flatten().map(|entry| entry.member.clone()).collect()
     }
@@ -352,7 +354,8 @@ mod tests {
         );
     }
 
-    /// Any process can call, so a flood of bad calls must not fill the memory, nor hide why a member was refused.
+    /// Any process can call, so a flood of bad calls must not fill the memory, nor hide why a member was
+    /// refused.
     #[test]
     fn refusals_of_each_member_are_bounded() {
         let mut table = table();
@@ -375,7 +378,8 @@ mod tests {
         assert_eq!(texts, [super::MAX_REFUSAL; 2]);
     }
 
-    /// Only the own error of the member that holds the bootstrap names the first one's address. Any process can call.
+    /// Only the own error of the member that holds the bootstrap names the first one's address. Any process
+    /// can call.
     #[test]
     fn a_second_process_of_a_rank_does_not_learn_the_address_of_the_first() {
         let mut table = table();
@@ -387,8 +391,8 @@ mod tests {
         assert!(described.ends_with("is another process (the first is at 127.0.0.1:1)"), "{described}");
     }
 
-    /// A member never calls itself. A caller that says that it is this member must not get a key, nor change what the member says
-    /// about itself.
+    /// A member never calls itself. A caller that says that it is this member must not get a key, nor change
+    /// what the member says about itself.
     #[test]
     fn no_caller_gets_the_entry_of_rank_0() {
         let mut table = table();

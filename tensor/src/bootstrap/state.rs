@@ -1,4 +1,4 @@
-//! What a member knows of its bootstrap, shared by the service and the calls to other members.
+//! The state of a member's bootstrap, shared by the service and the calls to other members.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,13 +17,13 @@ use crate::bootstrap::proto::{self, JoinRequest, Member};
 /// A secret of the members of a bootstrap, or of two of them.
 pub type Key = [u8; 16];
 
-/// A bootstrap that the service of this process answers for, once it is open.
+/// The bootstrap that the service of this process serves, once it is set.
 pub type BootstrapCell<D> = Arc<OnceLock<Arc<Bootstrap<D>>>>;
 
 /// The longest text of another member that this one keeps or passes on, in bytes.
 const MAX_TEXT: usize = 4096;
 
-/// A process that comes to a bootstrap.
+/// A process that takes part in a bootstrap.
 #[derive(Debug)]
 pub struct MemberInfo {
     /// What the members are, for messages: `rank` or `part`.
@@ -40,49 +40,49 @@ pub struct MemberInfo {
     pub about: Bytes,
 }
 
-/// A bootstrap, as one member sees it. `D` is what members tell one another by the watch.
+/// A bootstrap, as one member sees it. `D` is what members report to one another by the watch.
 #[derive(Debug)]
 pub struct Bootstrap<D> {
     pub(super) noun: &'static str,
-    /// How this member calls others, and what it has in common with them.
+    /// The request by which this member joins others.
     pub(super) me: JoinRequest,
     /// The keys that this member gives to the others, by number.
     keys: OnceLock<Vec<Key>>,
     /// Whether others join this member.
     is_joined: bool,
     pub(super) table: watch::Sender<MemberTable>,
-    /// What this member tells the others of itself.
+    /// The state of this member, which the others follow.
     pub standing: watch::Sender<MemberState<D>>,
-    /// What the other members say of themselves.
+    /// The states of the other members, as they reported them.
     pub others: watch::Sender<Vec<MemberState<D>>>,
-    /// Which members have heard how this one ended, or have ended themselves.
+    /// Which members know how this one ended, or have ended themselves.
     heard: Mutex<Vec<bool>>,
 }
 
-/// What members tell one another by the watch.
+/// What members report to one another by the watch.
 pub trait Details: Message + Default + Clone + 'static {}
 
 impl<D: Message + Default + Clone + 'static> Details for D {}
 
-/// What a member tells the others of itself.
+/// The state of a member, which the others follow.
 #[derive(Clone, Debug, Default)]
 pub struct MemberState<D> {
     /// Whether it has all connections that it needs.
     pub ready: bool,
     /// Why it has failed.
     pub failure: Option<String>,
-    /// Whether it has left in good order.
+    /// Whether it has left without a failure.
     pub left: bool,
     /// Whether it is lost. Each member finds that out itself.
     pub lost: bool,
-    /// What else it has to say.
+    /// What else it reports.
     pub details: D,
 }
 
 /// How the watch over a member ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEnd {
-    /// It has left in good order.
+    /// It has left without a failure.
     Left,
     /// It has failed, for this reason.
     Failed(String),
@@ -91,7 +91,7 @@ pub enum WatchEnd {
 }
 
 impl<D: Details> Bootstrap<D> {
-    /// Comes to a bootstrap. `keys` are those that this member gives to the others, if others join it.
+    /// Takes part in a bootstrap. `keys` are those that this member gives to the others, if others join it.
     ///
     /// # Errors
     /// The system gives no random numbers.
@@ -135,7 +135,7 @@ impl<D: Details> Bootstrap<D> {
         self.keys.get()?.get(member).copied()
     }
 
-    /// Returns which member calls: the one that it says, if it has the key.
+    /// Returns the number of the calling member, if it has the key.
     ///
     /// # Errors
     /// The caller is no member.
@@ -150,8 +150,8 @@ impl<D: Details> Bootstrap<D> {
         }
     }
 
-    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here. A member that fits learns why
-    /// this one has failed, if it has.
+    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here.
+    /// A member that fits learns why this one has failed, if it has.
     pub(super) fn admit(&self, request: JoinRequest) -> Result<Option<u64>, JoinError> {
         if !self.is_joined {
             let (noun, me) = (self.noun, self.number());
@@ -191,34 +191,34 @@ impl<D: Details> Bootstrap<D> {
         waits_for(&self.others.borrow()).map_or(Ok(()), Err)
     }
 
-    /// Looks at what another member says of itself.
+    /// Reads the state that another member reported.
     pub fn of<T>(&self, member: usize, look: impl FnOnce(&MemberState<D>) -> T) -> Option<T> {
         self.others.borrow().get(member).map(look)
     }
 
-    /// Notes what another member says of itself.
+    /// Changes the state of another member.
     pub fn note(&self, member: usize, change: impl FnOnce(&mut MemberState<D>)) {
         self.others.send_modify(|others| _ = others.get_mut(member).map(change));
     }
 
-    /// Tells the others that this member has failed. Only the first reason counts.
+    /// Reports to the others that this member has failed. Only the first reason counts.
     pub fn fail(&self, reason: &str) {
         self.standing.send_modify(|standing| _ = standing.failure.get_or_insert_with(|| shortened(reason)));
     }
 
-    /// Tells the others that this member has left in good order, unless it has failed.
+    /// Reports to the others that this member has left, unless it has failed.
     pub fn leave(&self) {
         self.standing.send_modify(|standing| standing.left |= standing.failure.is_none());
     }
 
-    /// Notes that a member has heard how this one ended, or has ended itself.
+    /// Notes that a member knows how this one ended, or has ended itself.
     pub(super) fn has_heard(&self, member: usize) {
         if let Some(heard) = lock(&self.heard).get_mut(member) {
             *heard = true;
         }
     }
 
-    /// Returns whether this member has failed, and another one has not heard why.
+    /// Returns whether this member has failed, and another one does not know why.
     pub fn has_unread_failure(&self) -> bool {
         self.standing.borrow().failure.is_some() && lock(&self.heard).contains(&false)
     }

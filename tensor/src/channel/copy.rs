@@ -25,16 +25,16 @@ pub struct BlockCopy {
     pub length: u64,
 }
 
-/// A write to a region of the peer, from [`Channel::write`](crate::Channel::write): [`from`](Self::from) begins the RDMA
-/// WRITE.
+/// A write to a region of the peer, from [`Channel::write`](crate::Channel::write): [`from`](Self::from)
+/// begins the RDMA WRITE.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
 /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-/// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
 /// # let exported = server.export("cache", server.allocate(1 << 20)?, Rights::READ_WRITE)?;
-/// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
 /// # let channel = worker.channel(&server.endpoint(), 0).await?;
 /// let remote = channel.region("cache").await?;
 /// let mut block = worker.allocate(16 << 10)?;
@@ -52,17 +52,18 @@ pub struct RegionWrite<'a> {
     notify: bool,
 }
 
-/// A read from a region of the peer, from [`Channel::read`](crate::Channel::read): [`into`](Self::into) begins the RDMA READ.
+/// A read from a region of the peer, from [`Channel::read`](crate::Channel::read): [`into`](Self::into)
+/// begins the RDMA READ.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
 /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-/// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
 /// # let mut table = server.allocate(4096)?;
 /// # table.fill(3);
 /// # let exported = server.export("table", table, Rights::READ)?;
-/// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
 /// # let channel = worker.channel(&server.endpoint(), 0).await?;
 /// let remote = channel.region("table").await?;
 /// let region = worker.allocate(1024)?;
@@ -78,7 +79,7 @@ pub struct RegionRead<'a> {
     target: CopyTarget<'a>,
 }
 
-/// A place at the peer, and the channel to it.
+/// Memory of the peer, and the channel to it.
 #[derive(Clone, Copy, Debug)]
 struct CopyTarget<'a> {
     link: &'a Arc<Link>,
@@ -98,8 +99,8 @@ impl<'a> RegionWrite<'a> {
         self
     }
 
-    /// Sets whether the peer gets a notice ([`ExportedRegion::notice`](crate::ExportedRegion::notice)) when all bytes are there.
-    /// Default: no.
+    /// Sets whether the peer gets a notice ([`ExportedRegion::notice`](crate::ExportedRegion::notice)) when
+    /// all bytes are there. Default: no.
     ///
     /// ```no_run
     /// # async fn write(
@@ -117,12 +118,14 @@ impl<'a> RegionWrite<'a> {
         self
     }
 
-    /// Writes `range` of `region`. The operation has begun when this returns, and goes on if the future is dropped. The region
-    /// belongs to the operation until it ends, and comes back with the result of the future.
+    /// Writes `range` of `region`. The operation has begun when this returns, and continues if the future is
+    /// dropped. The region belongs to the operation until it ends, and comes back with the result of the
+    /// future.
     ///
     /// # Errors
-    /// The future yields a [`TransferError`](crate::TransferError), which has the region, if the bytes do not lie within both
-    /// regions, the peer gave no right to write, the remote region belongs to another link, or the link has failed.
+    /// The future yields a [`TransferError`](crate::TransferError), which has the region, if the bytes are
+    /// not within both regions, the peer gave no right to write, the remote region belongs to another link,
+    /// or the link has failed.
     pub fn from(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
         match one_block(&region, range) {
             Ok(block) => self.target.start(region, &[block], TransferKind::Write, self.notify),
@@ -130,16 +133,16 @@ impl<'a> RegionWrite<'a> {
         }
     }
 
-    /// Writes many blocks of `region` in one operation, such as thousands of pages of a cache. The blocks are written in the
-    /// order of the list. Blocks that follow one another at both ends become one request.
+    /// Writes many blocks of `region` in one operation, such as thousands of pages of a cache. The blocks are
+    /// written in the order of the list. Blocks that follow one another at both sides become one request.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// # use tonic_rdma_tensor::{BlockCopy, RdmaDevice, Rights};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let cache = server.export("cache", server.allocate(1 << 20)?, Rights::WRITE)?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let remote = channel.region("cache").await?;
     /// let pages = worker.allocate(2 * 4096)?;
@@ -159,18 +162,19 @@ impl<'a> RegionWrite<'a> {
         self.target.start(region, blocks, TransferKind::Write, self.notify)
     }
 
-    /// Writes `parts`, one after the other, inline: the device copies the bytes before this function returns, so they need no
-    /// region. Use it for small messages. All parts together have at most [`Channel::max_inline`](crate::Channel::max_inline) bytes.
-    /// Nothing reports the end of the write. Later operations of this channel on the peer's memory happen after it.
+    /// Writes `parts`, one after the other, inline: the device copies the bytes before this function returns,
+    /// so they need no region. Use it for small messages. All parts together have at most
+    /// [`Channel::max_inline`](crate::Channel::max_inline) bytes. Nothing reports the end of the write. Later
+    /// operations of this channel on the peer's memory happen after it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use std::io::IoSlice;
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let mailbox = server.export("mailbox", server.allocate(4096)?, Rights::WRITE)?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let remote = channel.region("mailbox").await?;
     /// let parts = [IoSlice::new(b"step "), IoSlice::new(b"17")];
@@ -185,13 +189,14 @@ impl<'a> RegionWrite<'a> {
     /// ```
     ///
     /// # Errors
-    /// Nothing was written, and no notice goes to the peer:
-    /// - [`Busy`](crate::TensorErrorKind::Busy) if the queue is full, or other operations wait for it. Try again after a
-    ///   [poll](crate::Channel::poll).
-    /// - [`InvalidArgument`](crate::TensorErrorKind::InvalidArgument), with the limit, if there are more bytes than the device takes inline.
-    /// - [`NotPermitted`](crate::TensorErrorKind::NotPermitted) without the right to write, [`InvalidArgument`](crate::TensorErrorKind::InvalidArgument) if the
-    ///   bytes do not lie within the peer's region, and other errors if the remote region belongs to another link, or the link has
-    ///   failed.
+    /// Nothing was written, and no notice is sent to the peer:
+    /// - [`Busy`](crate::TensorErrorKind::Busy) if the queue is full, or other operations wait for it. Try
+    ///   again after a [poll](crate::Channel::poll).
+    /// - [`InvalidArgument`](crate::TensorErrorKind::InvalidArgument), with the limit, if there are more
+    ///   bytes than the device accepts inline.
+    /// - [`NotPermitted`](crate::TensorErrorKind::NotPermitted) without the right to write,
+    ///   [`InvalidArgument`](crate::TensorErrorKind::InvalidArgument) if the bytes are not within the peer's
+    ///   region, and other errors if the remote region belongs to another link, or the link has failed.
     pub fn bytes(self, parts: &[IoSlice<'_>]) -> Result<(), TensorError> {
         let CopyTarget { link, port, remote, offset } = self.target;
         link.check()?;
@@ -227,12 +232,14 @@ impl<'a> RegionRead<'a> {
         self
     }
 
-    /// Reads into `range` of `region`. The operation has begun when this returns, and goes on if the future is dropped. The
-    /// region belongs to the operation until it ends, and comes back with the result of the future.
+    /// Reads into `range` of `region`. The operation has begun when this returns, and continues if the future
+    /// is dropped. The region belongs to the operation until it ends, and comes back with the result of the
+    /// future.
     ///
     /// # Errors
-    /// The future yields a [`TransferError`](crate::TransferError), which has the region, if the bytes do not lie within both
-    /// regions, the peer gave no right to read, the remote region belongs to another link, or the link has failed.
+    /// The future yields a [`TransferError`](crate::TransferError), which has the region, if the bytes are
+    /// not within both regions, the peer gave no right to read, the remote region belongs to another link, or
+    /// the link has failed.
     pub fn into(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
         match one_block(&region, range) {
             Ok(block) => self.target.start(region, &[block], TransferKind::Read, false),
@@ -240,7 +247,8 @@ impl<'a> RegionRead<'a> {
         }
     }
 
-    /// Reads many blocks into `region` in one operation. Blocks that follow one another at both ends become one request.
+    /// Reads many blocks into `region` in one operation. Blocks that follow one another at both sides become
+    /// one request.
     ///
     /// # Errors
     /// The errors of [`into`](Self::into).
@@ -278,8 +286,8 @@ impl CopyTarget<'_> {
         memcpy
     }
 
-    /// Returns the blocks with their offsets in the whole remote region, if the peer allows the operation and all bytes lie
-    /// within both regions.
+    /// Returns the blocks with their offsets in the whole remote region, if the peer allows the operation and
+    /// all bytes are within both regions.
     fn check(
         &self,
         region: &MemRegion,
@@ -318,14 +326,14 @@ impl CopyTarget<'_> {
         if local.checked_add(length).is_none_or(|end| end > available) {
             return Err(TensorError::out_of_range("local", local, length, available));
         }
-        // An offset beyond the address space lies outside every region.
+        // An offset beyond the address space is outside every region.
         let remote = remote.saturating_add(self.offset);
         self.remote.at(remote, length)?;
         Ok(unstable::CopyRange { local, remote, length })
     }
 }
 
-/// Returns `range` of `region` as a block. The check of the block finds an end beyond the region.
+/// Returns `range` of `region` as a block. The check of the block finds a range that exceeds the region.
 fn one_block(region: &MemRegion, range: impl RangeBounds<usize>) -> Result<BlockCopy, TensorError> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
@@ -343,12 +351,13 @@ fn one_block(region: &MemRegion, range: impl RangeBounds<usize>) -> Result<Block
     }
 }
 
-/// A copy between a region here and memory of the peer, which has begun: the paper's `Memcpy` (table 1). As a future it yields
-/// the region that had moved in. Dropping it cancels nothing: the device frees the memory when the copy has ended.
+/// A copy between a region here and memory of the peer, which has begun: the paper's `Memcpy` (table 1). As a
+/// future it yields the region that had moved in. Dropping it cancels nothing: the device frees the memory
+/// when the copy has ended.
 ///
 /// The methods that return it are [`RegionWrite::from`](crate::RegionWrite::from),
-/// [`RegionRead::into`](crate::RegionRead::into) and [`StaticSender::try_send_region`](crate::StaticSender::try_send_region), which
-/// have examples.
+/// [`RegionRead::into`](crate::RegionRead::into) and
+/// [`StaticSender::try_send_region`](crate::StaticSender::try_send_region), which have examples.
 #[derive(Debug)]
 #[must_use = "the region comes back with it"]
 pub struct Memcpy {
@@ -393,16 +402,16 @@ impl Memcpy {
         }
     }
 
-    /// Calls `then` with the result instead of waiting for it. The thread that polls the queue calls `then`, as a rule the
-    /// thread of the runtime, so `then` must not wait.
+    /// Calls `then` with the result instead of waiting for it. The thread that polls the queue calls `then`,
+    /// as a rule the thread of the runtime, so `then` must not wait.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let exported = server.export("log", server.allocate(4096)?, Rights::WRITE)?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let remote = channel.region("log").await?;
     /// let (sender, done) = tokio::sync::oneshot::channel();
@@ -434,7 +443,7 @@ impl Future for Memcpy {
         if let Some(result) = self.try_take() {
             return Poll::Ready(result);
         }
-        // A long copy goes on with each poll of the queue.
+        // A long copy continues with each poll of the queue.
         if let MemcpyState::Running { outcome, link, port } = &self.progress
             && link.spin(*port, || outcome.is_over())
             && let Some(result) = self.try_take()

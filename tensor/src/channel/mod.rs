@@ -22,8 +22,8 @@ use crate::slots::static_slot::StaticSender;
 use crate::types::{Metadata, TensorSpec};
 use tonic_rdma_verbs::{RemoteView as RegionView, VerbsErrorKind};
 
-/// A channel to a peer's device: the paper's `Channel` (table 1). Operations of one channel happen in order. Operations of
-/// different queue pairs happen side by side. All clones refer to one channel.
+/// A channel to a peer's device: the paper's `Channel` (table 1). Operations of one channel happen in order.
+/// Operations of different queue pairs happen side by side. All clones refer to one channel.
 #[derive(Clone)]
 pub struct Channel {
     link: Arc<Link>,
@@ -53,17 +53,17 @@ impl Channel {
         (self.link.provider, &self.link.device)
     }
 
-    /// Returns how each end learns of arrivals.
+    /// Returns how each side learns of arrivals.
     pub fn notification(&self) -> Notification {
         self.link.notification
     }
 
-    /// Returns the number of bytes that [`RegionWrite::bytes`] takes at most.
+    /// Returns the number of bytes that [`RegionWrite::bytes`] accepts at most.
     pub fn max_inline(&self) -> usize {
         self.link.port(self.port).inline
     }
 
-    /// Returns whether the link to the peer still stands, as far as this end knows.
+    /// Returns whether the link to the peer is open, as far as this side knows.
     pub fn is_open(&self) -> bool {
         self.link.fault().is_none()
     }
@@ -74,13 +74,14 @@ impl Channel {
         self.link.fault().cloned().unwrap_or_else(|| TensorError::closed(&self.link.peer))
     }
 
-    /// Takes completions from this channel's queue, so that futures of this channel become ready in the middle of other
-    /// work. The runtime does this by itself when it is idle.
+    /// Takes completions from this channel's queue, so that futures of this channel become ready in the
+    /// middle of other work. The runtime does this by itself when it is idle.
     pub fn poll(&self) {
         self.link.poll(self.port);
     }
 
-    /// Begins to describe a write to `remote`: the offset there, and the bytes here. [`RegionWrite`] has more.
+    /// Begins to describe a write to `remote`: the offset there, and the bytes here. [`RegionWrite`] has
+    /// more.
     ///
     /// ```no_run
     /// # async fn write(
@@ -97,8 +98,8 @@ impl Channel {
         RegionWrite::new(&self.link, self.port, remote)
     }
 
-    /// Begins to describe a read from `remote`: the offset there, and the place for the bytes here. [`RegionRead`] has
-    /// more.
+    /// Begins to describe a read from `remote`: the offset there, and the memory for the bytes here.
+    /// [`RegionRead`] has more.
     ///
     /// ```no_run
     /// # async fn read(
@@ -115,15 +116,15 @@ impl Channel {
         RegionRead::new(&self.link, self.port, remote)
     }
 
-    /// Finds the peer's region of this name, and takes a right to it (§3.2: address distribution).
+    /// Finds the peer's region of this name, and gets a right to it (§3.2: address distribution).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let exported = server.export("parameters", server.allocate(4096)?, Rights::READ)?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let remote = channel.region("parameters").await?;
     /// assert_eq!((remote.len(), remote.rights()), (4096, Rights::READ));
@@ -145,14 +146,15 @@ impl Channel {
         Ok(RemoteRegion { shared: Arc::new(RemoteRegionState { name, link, place, rights, pair, notices }) })
     }
 
-    /// Attaches to the peer's static slot of this name, for tensors of type and shape `spec`. A slot has one sender at a time.
+    /// Attaches to the peer's static slot of this name, for tensors of type and shape `spec`. A slot has one
+    /// sender at a time.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// let mut slot = server.static_receiver("loss", &spec, 1)?; // at the peer
@@ -165,7 +167,7 @@ impl Channel {
     /// ```
     ///
     /// # Errors
-    /// The peer has no such slot, the slot takes other tensors, or another sender is attached.
+    /// The peer has no such slot, the slot accepts other tensors, or another sender is attached.
     pub async fn static_sender(&self, name: &str, spec: &TensorSpec) -> Result<StaticSender, TensorError> {
         let metadata = Metadata::dense(*spec)?;
         let length = usize::try_from(metadata.bytes()).map_err(TensorError::local)?;
@@ -180,8 +182,8 @@ impl Channel {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let mut slot = server.dynamic_receiver("tokens", 4)?; // at the peer
     ///
@@ -200,20 +202,23 @@ impl Channel {
     }
 
     /// Asks the peer for the tensor `name` of `step`. The peer may offer the tensor before or after this call
-    /// ([`RdmaDevice::put`](crate::RdmaDevice::put)), and writes it straight into memory of this device. From the second step
-    /// on a request takes one message and one write, unless the tensor's type or shape has changed.
+    /// ([`RdmaDevice::put`](crate::RdmaDevice::put)), and writes it straight into memory of this device. From
+    /// the second step on a request costs one message and one write, unless the tensor's type or shape has
+    /// changed.
     ///
-    /// Dropping the future withdraws the request, and a later request gets the tensor. If the tensor has arrived meanwhile, it stays in
-    /// memory of this device for the later request, for [`DeviceBuilder::named_tensor_timeout`](crate::DeviceBuilder::named_tensor_timeout) at
-    /// least and twice as long at most. Each link keeps at most 1024 such tensors of 256 MiB together, and frees the oldest first. It keeps
-    /// the newest one whatever its length. If memory of the device is short, all links free these tensors.
+    /// Dropping the future withdraws the request, and a later request gets the tensor. If the tensor has
+    /// arrived meanwhile, it stays in memory of this device for the later request, for
+    /// [`DeviceBuilder::named_tensor_timeout`](crate::DeviceBuilder::named_tensor_timeout) at least and twice
+    /// as long at most. Each link keeps at most 1024 such tensors of 256 MiB together, and frees the oldest
+    /// first. It keeps the newest one whatever its length. If memory of the device is short, all links free
+    /// these tensors.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, NamedOffer, RdmaDevice, NamedReply, Shape, Tensor, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
     /// # server.put("loss", 17, NamedOffer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
@@ -225,8 +230,8 @@ impl Channel {
     /// ```
     ///
     /// # Errors
-    /// [`Refused`](crate::TensorErrorKind::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
-    /// was requested by this device before, and taken.
+    /// [`Refused`](crate::TensorErrorKind::Refused) with the peer's status: the tensor could not be computed,
+    /// was not offered in time, or was requested by this device before, and taken.
     pub fn request(&self, name: &str, step: u64) -> NamedRequest {
         self.requests.request(&self.link, name, step)
     }
@@ -244,17 +249,17 @@ impl Channel {
         Sender::new(name, &self.link, self.port, ours, &reply, payload)
     }
 
-    /// Returns a view of the peer's region, if this device maps memory of the peer: the software device, if both processes belong
-    /// to one user and share their memory. Returns `None` for a network card, for a peer of another user, and if the bounds on mapped
-    /// memory are reached. The first view of a region takes some milliseconds, and two seconds at most: a READ of a few bytes makes
-    /// the peer offer its memory.
+    /// Returns a view of the peer's region, if this device maps memory of the peer: the software device, if
+    /// both processes belong to one user and share their memory. Returns `None` for a network card, for a
+    /// peer of another user, and if the bounds on mapped memory are reached. The first view of a region takes
+    /// some milliseconds, and two seconds at most: a READ of a few bytes makes the peer offer its memory.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let board = server.export("board", server.allocate(4096)?, Rights::READ)?; // at the peer
     ///
@@ -268,9 +273,9 @@ impl Channel {
     /// ```
     ///
     /// # Errors
-    /// [`NotPermitted`](crate::TensorErrorKind::NotPermitted) without the right to read, [`Timeout`](crate::TensorErrorKind::Timeout) if the peer does not
-    /// serve the READ, and other errors if the peer has withdrawn the region, the region belongs to another link, or the link has
-    /// failed.
+    /// [`NotPermitted`](crate::TensorErrorKind::NotPermitted) without the right to read,
+    /// [`Timeout`](crate::TensorErrorKind::Timeout) if the peer does not serve the READ, and other errors if
+    /// the peer has withdrawn the region, the region belongs to another link, or the link has failed.
     pub async fn view(&self, remote: &RemoteRegion) -> Result<Option<RegionView>, TensorError> {
         let shared = &remote.shared;
         if !Arc::ptr_eq(&shared.link, &self.link) {
@@ -300,7 +305,7 @@ impl Channel {
             if Instant::now() >= deadline {
                 return Ok(None);
             }
-            if asked.is_none_or(|asked| asked.elapsed() >= AGAIN) {
+            if asked.is_none_or(|asked| asked.elapsed() >= READ_AGAIN_AFTER) {
                 asked = Some(Instant::now());
                 let late = |_| TensorError::timeout("a read of the peer's region", VIEW_TIMEOUT);
                 timeout_at(deadline, self.ask_for_memory(remote)).await.map_err(late)??;
@@ -310,7 +315,8 @@ impl Channel {
         }
     }
 
-    /// Reads a few bytes of the region. The peer's device serves this READ, and offers the memory to this device.
+    /// Reads a few bytes of the region. The peer's device serves this READ, and offers the memory to this
+    /// device.
     async fn ask_for_memory(&self, remote: &RemoteRegion) -> Result<(), TensorError> {
         let few = remote.len().min(8);
         let landing = &self.link.landing;
@@ -328,7 +334,7 @@ impl fmt::Debug for Channel {
 
 /// The longest wait for the peer's memory.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time after which memory that has not come is asked for again.
-const AGAIN: Duration = Duration::from_millis(600);
-/// The time between two looks.
+/// The time after which memory that has not arrived is asked for again.
+const READ_AGAIN_AFTER: Duration = Duration::from_millis(600);
+/// The time between two polls.
 const VIEW_POLL_INTERVAL: Duration = Duration::from_millis(1);

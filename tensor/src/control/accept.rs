@@ -27,15 +27,15 @@ use tonic_rdma::unstable::{ClientSlot, Devices, Source, TooManyWaiters};
 use tonic_rdma::{Provider, RdmaConnectInfo, RdmaRequestExt as _};
 use tonic_rdma_verbs::unstable::lock;
 
-/// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's
-/// connection ends, and that ends the link.
+/// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the
+/// stream when the peer's connection ends, and that ends the link.
 pub(crate) struct LinkStream {
     link: Weak<Link>,
     first: Option<OpenReply>,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// Creates this end of a link and connects it.
+/// Creates this side of a link and connects it.
 pub(crate) async fn open(
     shared: &Arc<DeviceState>,
     request: OpenRequest,
@@ -94,7 +94,7 @@ pub(crate) async fn open(
             device: prepared.device().to_owned(),
         };
         let link = prepared.connect(id, &peer, on_thread.named_tensors()).map_err(unfit)?;
-        // The places are held until here, because this work goes on if the peer gives up.
+        // The places are held until here, because this work continues if the peer gives up.
         Ok::<_, Status>((link, reply, unconfirmed, place))
     };
     let (link, reply, unconfirmed, place) = tokio::task::spawn_blocking(work).await.map_err(internal)??;
@@ -108,8 +108,9 @@ pub(crate) async fn open(
     Ok(LinkStream { link: weak, first: Some(reply), ended })
 }
 
-/// Waits until the device of `peer` has said that all queue pairs wait there for this end, and returns the source that the link counts
-/// for: the device's owner. Connecting the queue pairs blocks a thread for as long as that device lets it.
+/// Waits until the device of `peer` has said that all queue pairs wait there for this side, and returns the
+/// source that the link counts for: the device's owner. Connecting the queue pairs blocks a thread for as
+/// long as that device lets it.
 async fn source(
     shared: &DeviceState,
     provider: Provider,
@@ -143,10 +144,10 @@ fn unfit(error: impl std::fmt::Display) -> Status {
     Status::failed_precondition(format!("the two ends do not fit: {error}"))
 }
 
-/// The confirmation of a link, which is still to come.
+/// The confirmation of a link, which the peer still owes.
 struct Confirmation {
     confirmed: oneshot::Receiver<()>,
-    /// The longest time until it comes.
+    /// The longest time until it arrives.
     limit: Duration,
     place: ClientSlot,
 }
@@ -166,14 +167,14 @@ impl Confirmation {
                 TensorError::other("the peer did not confirm the link, and another peer got its place")
             }
         };
-        // From here on a confirmation fails, so that the peer learns that it came too late.
+        // From here on a confirmation fails, so that the peer learns that it was too late.
         confirmed.close();
         confirmed.try_recv().map_err(|_| given_up)
     }
 }
 
-/// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A separate task does this, because a
-/// peer that takes no answers would keep the stream of answers from being polled.
+/// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A separate task does
+/// this, because a peer that reads no answers would keep the stream of answers from being polled.
 async fn keep(link: Arc<Link>, shared: Weak<DeviceState>, confirmation: Confirmation, place: ClientSlot) {
     tokio::select! {
         () = link.ended() => {}
@@ -190,7 +191,8 @@ async fn keep(link: Arc<Link>, shared: Weak<DeviceState>, confirmation: Confirma
     drop((link, place));
 }
 
-/// Confirms a link: both ends have connected, and both have read the evidence in the memory of the other end.
+/// Confirms a link: both sides have connected, and both have read the evidence in the memory of the other
+/// side.
 pub(crate) fn confirm(
     shared: &DeviceState,
     request: &ConfirmRequest,
@@ -290,9 +292,9 @@ impl Drop for LinkStream {
     }
 }
 
-/// The caller of the service. A link belongs to the connection that it was opened over. Everything that the other end proved
-/// on this connection, such as a certificate in the TLS handshake, holds for the link too. The name of a link gives no access
-/// on another connection.
+/// The caller of the service. A link belongs to the connection that it was opened over. Everything that the
+/// other side proved on this connection, such as a certificate in the TLS handshake, holds for the link too.
+/// The name of a link gives no access on another connection.
 pub(crate) struct Caller {
     /// `None` if the call came by a listener other than `RdmaIncoming`.
     info: Option<RdmaConnectInfo>,
@@ -303,7 +305,8 @@ impl Caller {
         Self { info: extensions.connection().cloned() }
     }
 
-    /// Refuses a caller whose connection is encrypted, or may be, unless the settings allow unencrypted tensors.
+    /// Refuses a caller whose connection is encrypted, or may be, unless the settings allow unencrypted
+    /// tensors.
     pub(crate) fn admit(&self, settings: &Settings) -> Result<(), Status> {
         let obstacle = match &self.info {
             _ if settings.allows_plaintext() => return Ok(()),
@@ -326,8 +329,8 @@ impl Caller {
         self.info.as_ref().map_or(Source::UNKNOWN, |info| info.peer_addr().ip().into())
     }
 
-    /// Returns whether both calls came over one connection. For two calls by other listeners this is unknown, and the result
-    /// is true.
+    /// Returns whether both calls came over one connection. For two calls by other listeners this is unknown,
+    /// and the result is true.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (&self.info, &other.info) {
             (Some(one), Some(other)) => one.is_same_connection(other),

@@ -18,10 +18,11 @@ use crate::link::{Link, PeerParameters, Prepared};
 use tonic_rdma_verbs::unstable::{RemoteRange, with_causes};
 use tonic_rdma_verbs::{Probe, QueuePairAddress, RemoteSegment, Rkey};
 
-/// The version of the service that this end speaks. Since version 2, ranks of a group name the group in their calls.
+/// The version of the service that this side speaks. Since version 2, ranks of a group name the group in
+/// their calls.
 pub(crate) const VERSION: u32 = 2;
 
-/// A message of the peer describes no possible end of a link.
+/// A message of the peer describes no possible side of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadReply {
     #[error("it named no words")]
@@ -34,13 +35,13 @@ pub(crate) enum BadReply {
     Receives(u32),
 }
 
-/// Returns the queue pairs of this end, as messages describe them.
+/// Returns the queue pairs of this side, as messages describe them.
 pub(crate) fn queue_pairs(prepared: &Prepared) -> Vec<QueuePair> {
     let queue_pairs = prepared.queue_pairs().into_iter();
     queue_pairs.map(|(address, receives)| QueuePair { address: address.into(), receives }).collect()
 }
 
-/// Returns the place of this end's words, as messages describe it.
+/// Returns the memory of this side's words, as messages describe it.
 pub(crate) fn words(prepared: &Prepared) -> MemoryRange {
     memory_range(&prepared.words.memory_range())
 }
@@ -50,7 +51,7 @@ pub(crate) fn memory_range(place: &RemoteRange) -> MemoryRange {
     MemoryRange { address: place.start.address, rkey: place.start.rkey.0, length: place.length }
 }
 
-/// Returns the end of the peer that a message describes.
+/// Returns the peer's side that a message describes.
 pub(crate) fn peer_parameters(
     name: Arc<str>,
     queue_pairs: &[QueuePair],
@@ -83,7 +84,7 @@ pub(crate) fn is_seen(probes: &[Probe], read: &[u64]) -> bool {
     read.len() == probes.len() && probes.iter().zip(read).all(right)
 }
 
-/// Returns the memory that the peer gave this end a right to.
+/// Returns the memory that the peer gave this side a right to.
 pub(crate) fn granted_memory(reply: &AttachReply) -> Result<RemoteRange, BadReply> {
     let place = reply.memory.ok_or(BadReply::NoMemory)?;
     let start = RemoteSegment { address: place.address, rkey: Rkey(place.rkey) };
@@ -114,7 +115,7 @@ pub(crate) fn invalid(name: &str, error: impl std::fmt::Display) -> Status {
     Status::invalid_argument(format!("{name:?}: {error}"))
 }
 
-/// Returns the status of a failure at this end.
+/// Returns the status of a failure at this side.
 pub(crate) fn internal(error: impl std::fmt::Display) -> Status {
     Status::internal(error.to_string())
 }
@@ -128,8 +129,8 @@ pub(crate) struct PeerService {
 }
 
 impl PeerService {
-    /// Attaches to the region or slot `name` of the peer. Takes a pair of words here, and learns the peer's pair from the
-    /// answer.
+    /// Attaches to the region or slot `name` of the peer. Takes a pair of words here, and learns the peer's
+    /// pair from the answer.
     pub(crate) async fn attach(
         &self,
         link: &Arc<Link>,

@@ -72,7 +72,8 @@ impl LinkOpener {
         let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, named)).await;
         let link = match connected.map_err(TensorError::local)? {
             Ok(link) => link,
-            // The peer's queue pairs may be gone because it has given the link up. A confirmation without evidence asks for that.
+            // The peer's queue pairs may be gone because it has given the link up. A confirmation without
+            // evidence asks for that.
             Err(error) => match self.confirm(&mut client, id, &[]).await {
                 Ok(false) => return Ok(None),
                 _ => return Err(error),
@@ -130,7 +131,7 @@ impl LinkOpener {
         }
     }
 
-    /// Proves that both ends see one another's memory. Returns false if the peer has given the link up.
+    /// Proves that both sides see one another's memory. Returns false if the peer has given the link up.
     async fn confirm(
         &self,
         client: &mut TensorDeviceClient<tonic::transport::Channel>,
@@ -173,8 +174,8 @@ fn request(prepared: &Prepared, provider: Provider, shared: &DeviceState) -> Ope
     }
 }
 
-/// Ends the link when its call ends, and ends the call when the link has ended. A runtime that shuts down drops this future.
-/// That ends the link too, because nothing would poll for the link any more.
+/// Ends the link when its call ends, and ends the call when the link has ended. A runtime that shuts down
+/// drops this future. That ends the link too, because nothing would poll for the link any more.
 async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
     let ended = match link.upgrade() {
         Some(link) => link.ended(),

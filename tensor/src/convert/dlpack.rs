@@ -19,8 +19,8 @@ const TYPES: [(Dtype, u8, u8); 17] = [
 ];
 
 impl Tensor {
-    /// Makes a tensor from another library's tensor, in that library's memory. The memory goes back to the library with the last
-    /// reference to it.
+    /// Makes a tensor from another library's tensor, in that library's memory. The memory goes back to the
+    /// library with the last reference to it.
     ///
     /// ```
     /// use tonic_rdma::memory::dlpack::Imported;
@@ -37,8 +37,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The type is unknown, there are too many dimensions, or the memory is not aligned for its elements. On an error the memory
-    /// goes back to the library.
+    /// The type is unknown, there are too many dimensions, or the memory is not aligned for its elements. On
+    /// an error the memory goes back to the library.
     pub fn from_dlpack(imported: Imported) -> Result<Self, TensorError> {
         let Layout { dtype, shape, strides } = imported.layout().clone();
         let dtype = tensor_dtype(dtype)?;
@@ -47,7 +47,8 @@ impl Tensor {
         Self::from_strided(spec, strides, Bytes::from_owner(imported))
     }
 
-    /// Makes a DLPack tensor for another library. The library must not write to it, because the memory is shared.
+    /// Makes a DLPack tensor for another library. The library must not write to it, because the memory is
+    /// shared.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};

@@ -1,4 +1,5 @@
-//! Conversions from and to tensors of other libraries, without a copy where the memory's alignment and order allow it.
+//! Conversions from and to tensors of other libraries, without a copy where the memory's alignment and order
+//! allow it.
 //!
 //! | library | into a [`Tensor`](super::Tensor) | out of a tensor | cargo feature |
 //! |---|---|---|---|

@@ -26,8 +26,8 @@ impl Tensor {
         ArrayViewD::from_shape(IxDyn(&dims).strides(IxDyn(&steps)), span).map_err(foreign)
     }
 
-    /// Makes a tensor that takes over the memory of `array`. It copies an array with elements in descending order (negative
-    /// strides).
+    /// Makes a tensor that takes over the memory of `array`. It copies an array with elements in descending
+    /// order (negative strides).
     ///
     /// ```
     /// use ndarray::array;

@@ -12,8 +12,8 @@ use crate::{Dtype, Shape, Tensor, TensorError, TensorErrorKind, TensorSpec};
 pub struct Safetensors {
     /// The tensors with their names, in the order of their bytes in the file.
     pub tensors: Vec<(String, Tensor)>,
-    /// Number of bytes that were copied, because the file does not align them for their type. All other bytes stay in the memory
-    /// of the file.
+    /// Number of bytes that were copied, because the file does not align them for their type. All other bytes
+    /// stay in the memory of the file.
     pub copied: u64,
 }
 
@@ -35,7 +35,8 @@ impl Safetensors {
     /// ```
     ///
     /// # Errors
-    /// `file` does not have the format, or has a tensor with an unknown type or shape. The error names this tensor.
+    /// `file` does not have the format, or has a tensor with an unknown type or shape. The error names this
+    /// tensor.
     pub fn read(file: &Bytes) -> Result<Self, TensorError> {
         let parsed = SafeTensors::deserialize(file)
             .map_err(|error| foreign("the file does not have the format", error))?;
@@ -77,7 +78,7 @@ pub struct SafetensorsView {
 }
 
 impl SafetensorsView {
-    /// Makes the view of `tensor`. It copies a tensor whose elements don't lie one after the other.
+    /// Makes the view of `tensor`. It copies a tensor whose elements are not contiguous.
     ///
     /// ```
     /// use tonic_rdma_tensor::convert::SafetensorsView;

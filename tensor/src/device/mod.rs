@@ -35,19 +35,19 @@ use tonic_rdma::{Config, RdmaIncoming};
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::{Budget, MemRegion, SharedRegion};
 
-/// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that want to reach its
-/// memory, and opens channels to peers. All clones refer to one device. The links of the device end when the last clone is
-/// dropped.
+/// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that
+/// want to reach its memory, and opens channels to peers. All clones refer to one device. The links of the
+/// device end when the last clone is dropped.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
 /// use tonic_rdma_tensor::{RdmaDevice, Rights};
 ///
-/// let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// let server = RdmaDevice::bind("127.0.0.1:0").await?;
 /// let parameters = server.export("parameters", server.allocate(1 << 20)?, Rights::READ_WRITE)?;
 ///
-/// let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// let worker = RdmaDevice::bind("127.0.0.1:0").await?;
 /// let channel = worker.channel(&server.endpoint(), 0).await?;
 /// let remote = channel.region("parameters").await?;
 /// let mut gradients = worker.allocate(4096)?;
@@ -72,7 +72,8 @@ impl RdmaDevice {
         DeviceBuilder::default()
     }
 
-    /// Makes a device with the default settings that listens on `local_endpoint`. With port 0 the system chooses a free port.
+    /// Makes a device with the default settings that listens on `local_endpoint`. With port 0 the system
+    /// chooses a free port.
     ///
     /// # Errors
     /// The errors of [`DeviceBuilder::bind`].
@@ -135,8 +136,8 @@ impl RdmaDevice {
         Self { shared }
     }
 
-    /// Returns the gRPC service by which peers find the memory of this device, for a tonic server of your own.
-    /// [`DeviceBuilder::build`] has a whole example.
+    /// Returns the gRPC service by which peers find the memory of this device, for a tonic server of your
+    /// own. [`DeviceBuilder::build`] has a whole example.
     ///
     /// ```no_run
     /// # async fn serve(device: tonic_rdma_tensor::RdmaDevice) -> Result<(), Box<dyn std::error::Error>> {
@@ -150,8 +151,8 @@ impl RdmaDevice {
         TensorDeviceServer::new(Service::new(&self.shared))
     }
 
-    /// Returns the address that the device listens on, as peers write it: `host:port`, or `https://host:port` with TLS.
-    /// Returns an empty string if the device does not listen.
+    /// Returns the address that the device listens on, as peers write it: `host:port`, or `https://host:port`
+    /// with TLS. Returns an empty string if the device does not listen.
     pub fn endpoint(&self) -> String {
         self.shared.endpoint()
     }
@@ -161,13 +162,14 @@ impl RdmaDevice {
         self.shared.address
     }
 
-    /// Allocates memory that the device can read and write (table 1: `AllocateMemRegion`): `size` bytes, zeroed, in a mapping
-    /// of their own. Each link registers the memory when it uses the memory for the first time.
+    /// Allocates memory that the device can read and write (table 1: `AllocateMemRegion`): `size` bytes,
+    /// zeroed, in a mapping of their own. Each link registers the memory when it uses the memory for the
+    /// first time.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
-    /// # let device = tonic_rdma_tensor::RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let device = tonic_rdma_tensor::RdmaDevice::bind("127.0.0.1:0").await?;
     /// let mut region = device.allocate(1 << 20)?;
     /// region[..4].copy_from_slice(&1.5_f32.to_le_bytes()); // it is a `&mut [u8]`
     /// # assert_eq!(region.len(), 1 << 20);
@@ -181,17 +183,17 @@ impl RdmaDevice {
         self.shared.landing.allocate(size)
     }
 
-    /// Opens a channel to the device that listens on `remote`: `host:port`, `http://host:port` or `https://host:port` (table 1:
-    /// `GetChannel`). The channel uses queue pair `qp_index`, modulo their number. The first call for a peer connects, and
-    /// later calls find the link.
+    /// Opens a channel to the device that listens on `remote`: `host:port`, `http://host:port` or
+    /// `https://host:port` (table 1: `GetChannel`). The channel uses queue pair `qp_index`, modulo their
+    /// number. The first call for a peer connects, and later calls find the link.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
     /// use tonic_rdma_tensor::RdmaDevice;
     ///
-    /// let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// // Two queue pairs, over which operations happen side by side.
     /// let small = worker.channel(&server.endpoint(), 0).await?;
     /// let large = worker.channel(&server.endpoint(), 1).await?;
@@ -225,11 +227,11 @@ impl RdmaDevice {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-    /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let device = RdmaDevice::bind("127.0.0.1:0").await?;
     /// let mut parameters = device.allocate(1 << 20)?;
     /// parameters.fill(0);
     /// let exported = device.export("parameters", parameters, Rights::READ)?;
-    /// // Peers read it now. Dropping `exported`, or this, takes their rights away:
+    /// // Peers read it now. Dropping `exported`, or this, revokes their rights:
     /// let parameters = exported.withdraw().expect("nothing else has it");
     /// # drop(parameters);
     /// # Ok(())
@@ -247,13 +249,14 @@ impl RdmaDevice {
         self.export_shared(name, region.share(), rights)
     }
 
-    /// Offers shared memory to all peers. One memory may be on offer under several names, with different rights.
+    /// Offers shared memory to all peers. One memory may be on offer under several names, with different
+    /// rights.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-    /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let device = RdmaDevice::bind("127.0.0.1:0").await?;
     /// let memory = device.allocate(4096)?.share();
     /// let readers = device.export_shared("readers", memory.clone(), Rights::READ)?;
     /// let writer = device.export_shared("writer", memory, Rights::WRITE)?;
@@ -274,16 +277,16 @@ impl RdmaDevice {
         self.shared.register(check_name(name)?, Arc::downgrade(&exported.export) as Weak<dyn Attachable>)?;
         Ok(exported)
     }
-    /// Offers `region` to all peers of this device under `name`, for reading only. The owner keeps the region as a slice: peers never
-    /// write it. A peer attaches by [`Channel::region`](crate::Channel::region), and reads by [`Channel::read`](crate::Channel::read)
-    /// or by a [view](crate::Channel::view).
+    /// Offers `region` to all peers of this device under `name`, for reading only. The owner keeps the region
+    /// as a slice: peers never write it. A peer attaches by [`Channel::region`](crate::Channel::region), and
+    /// reads by [`Channel::read`](crate::Channel::read) or by a [view](crate::Channel::view).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::RdmaDevice;
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let mut gradients = server.publish("gradients", server.allocate(4096)?)?;
     /// gradients.fill(7); // it is a `&mut [u8]`
@@ -304,14 +307,15 @@ impl RdmaDevice {
     }
 
     /// Offers tensor (`name`, `step`) to the first `readers` peers that ask for it with
-    /// [`Channel::request`](crate::Channel::request), before or after this call. The offer stays until all readers have the
-    /// tensor, or until [`DeviceBuilder::named_tensor_timeout`](crate::DeviceBuilder::named_tensor_timeout) is over.
+    /// [`Channel::request`](crate::Channel::request), before or after this call. The offer stays until all
+    /// readers have the tensor, or until
+    /// [`DeviceBuilder::named_tensor_timeout`](crate::DeviceBuilder::named_tensor_timeout) is over.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, NamedOffer, RdmaDevice, Shape, Tensor, TensorSpec};
-    /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let device = RdmaDevice::bind("127.0.0.1:0").await?;
     /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
     /// let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
     /// device.put("loss", 17, NamedOffer::Tensor(tensor), 2)?; // two workers ask for it
@@ -322,32 +326,34 @@ impl RdmaDevice {
     /// ```
     ///
     /// # Errors
-    /// Name and step are on offer already, the limit on offers or on their bytes is reached, or the name is empty or too long.
+    /// Name and step are on offer already, the limit on offers or on their bytes is reached, or the name is
+    /// empty or too long.
     pub fn put(&self, name: &str, step: u64, offer: NamedOffer, readers: u32) -> Result<(), TensorError> {
         self.shared.offers.put(name, step, offer, readers)
     }
 
-    /// Withdraws an offer. Returns the number of readers that had not asked yet, or `None` if there was no such offer. A
-    /// reader that is being served still gets the tensor.
+    /// Withdraws an offer. Returns the number of readers that had not asked yet, or `None` if there was no
+    /// such offer. A reader that is being served still gets the tensor.
     pub fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
         self.shared.offers.withdraw(name, step)
     }
 
-    /// Returns the number of offers, the number of their bytes, and the number of requests that wait for an offer.
+    /// Returns the number of offers, the number of their bytes, and the number of requests that wait for an
+    /// offer.
     pub fn offer_counts(&self) -> OfferCounts {
         self.shared.offers.held()
     }
 
-    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: the peer can send `depth` tensors before the
-    /// receiver takes the first one. One peer at a time can attach to the slot by `name`, with
-    /// [`Channel::static_sender`](crate::Channel::static_sender).
+    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: the peer can send `depth`
+    /// tensors before the receiver takes the first one. One peer at a time can attach to the slot by `name`,
+    /// with [`Channel::static_sender`](crate::Channel::static_sender).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// let mut slot = server.static_receiver("loss", &spec, 2)?;
@@ -363,8 +369,8 @@ impl RdmaDevice {
     /// ```
     ///
     /// # Errors
-    /// The name is in use, empty or too long, there is no memory, `depth` is 0 or more than 1024, or tensors of that type have
-    /// no fixed length.
+    /// The name is in use, empty or too long, there is no memory, `depth` is 0 or more than 1024, or tensors
+    /// of that type have no fixed length.
     pub fn static_receiver(
         &self,
         name: &str,
@@ -381,16 +387,16 @@ impl RdmaDevice {
         Ok(StaticReceiver::new(receiver, *spec))
     }
 
-    /// Makes a slot for tensors of any type and shape, of which `depth` can wait. One peer at a time can attach to the slot by
-    /// `name`, with [`Channel::dynamic_sender`](crate::Channel::dynamic_sender). A tensor that arrives lies in memory of this
-    /// device, which is used again when the tensor is dropped.
+    /// Makes a slot for tensors of any type and shape, of which `depth` can wait. One peer at a time can
+    /// attach to the slot by `name`, with [`Channel::dynamic_sender`](crate::Channel::dynamic_sender). A
+    /// tensor that arrives is in memory of this device, which is used again when the tensor is dropped.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let mut slot = server.dynamic_receiver("tokens", 4)?;
     ///
@@ -461,16 +467,18 @@ pub struct DeviceBuilder {
 }
 
 impl DeviceBuilder {
-    /// Sets the RDMA device, its completion queues, the mode of polling, and the limit of pinned memory, by the configuration that
-    /// connections of tonic-rdma also have. The queue pairs of each link are spread over the completion queues in turn. Default: [`Config::from_env`], which is read when the device is made.
+    /// Sets the RDMA device, its completion queues, the mode of polling, and the limit of pinned memory, by
+    /// the configuration that connections of tonic-rdma also have. The queue pairs of each link are spread
+    /// over the completion queues in turn. Default: [`Config::from_env`], which is read when the device is
+    /// made.
     pub fn config(mut self, config: Config) -> Self {
         self.settings.config = config;
         self.has_config = true;
         self
     }
 
-    /// Sets the number of queue pairs to each peer, from 1 to 64. Operations of one queue pair happen in order. Operations of
-    /// different queue pairs happen side by side. Default: 1.
+    /// Sets the number of queue pairs to each peer, from 1 to 64. Operations of one queue pair happen in
+    /// order. Operations of different queue pairs happen side by side. Default: 1.
     pub fn queue_pairs_per_peer(mut self, pairs: u32) -> Self {
         self.settings.queue_pairs_per_peer = pairs;
         self
@@ -482,7 +490,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets the length of the longest request in bytes, from 4 KiB to 2 GiB; longer operations are cut. Default: 64 MiB.
+    /// Sets the length of the longest request in bytes, from 4 KiB to 2 GiB; longer operations are cut.
+    /// Default: 64 MiB.
     pub fn max_request_bytes(mut self, bytes: u64) -> Self {
         self.settings.max_request_bytes = bytes;
         self
@@ -495,37 +504,37 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets how long a peer may take to answer when a link or a slot is made, to confirm a link that the peer has opened, and
-    /// to finish a TLS handshake. Default: 10 s.
+    /// Sets how long a peer may take to answer when a link or a slot is made, to confirm a link that the peer
+    /// has opened, and to finish a TLS handshake. Default: 10 s.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.settings.answer_timeout = timeout;
         self
     }
 
-    /// Sets how many links the peers of one address of one user may open. All peers together may open 1.5 times as many, so
-    /// that no user and no address keeps the others out. Default: 1024.
+    /// Sets how many links the peers of one address of one user may open. All peers together may open 1.5
+    /// times as many, so that no user and no address keeps the others out. Default: 1024.
     pub fn max_links(mut self, links: usize) -> Self {
         self.settings.max_links = links;
         self
     }
 
-    /// Sets the length in bytes of the longest tensor that this device makes room for when a peer announces it. Default:
-    /// 64 GiB.
+    /// Sets the length in bytes of the longest tensor that this device makes room for when a peer announces
+    /// it. Default: 64 GiB.
     pub fn max_tensor_bytes(mut self, bytes: u64) -> Self {
         self.settings.max_tensor_bytes = bytes;
         self
     }
 
-    /// Sets whether each named tensor carries a checksum, which the receiver verifies. A checksum helps to find a
-    /// fault, but both ends read each tensor one more time. Default: no.
+    /// Sets whether each named tensor carries a checksum, which the receiver verifies. A checksum helps to
+    /// find a fault, but both sides read each tensor one more time. Default: no.
     pub fn checksums(mut self, checksums: bool) -> Self {
         self.settings.checksums = checksums;
         self
     }
 
-    /// Sets whether the device tells every caller the names of its regions and slots, in answer to the call `Describe`. If the
-    /// names are secrets, only peers that know a name can attach what has it: then set this to no. The device refuses
-    /// `Describe` with the status `PERMISSION_DENIED`. Default: yes.
+    /// Sets whether the device tells every caller the names of its regions and slots, in answer to the call
+    /// `Describe`. If the names are secrets, only peers that know a name can attach what has it: then set
+    /// this to no. The device refuses `Describe` with the status `PERMISSION_DENIED`. Default: yes.
     ///
     /// ```
     /// use tonic_rdma_tensor::RdmaDevice;
@@ -539,14 +548,16 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets how long an offered tensor waits for its readers, and how long a request waits for its tensor. Default: 60 s.
+    /// Sets how long an offered tensor waits for its readers, and how long a request waits for its tensor.
+    /// Default: 60 s.
     pub fn named_tensor_timeout(mut self, timeout: Duration) -> Self {
         self.settings.named_tensor_timeout = timeout;
         self
     }
 
-    /// Sets whether to make links over connections with TLS. By default each end refuses, on every RDMA device, because TLS
-    /// encrypts calls and no device encrypts tensors. This overrides [`Config::plaintext_tensors`].
+    /// Sets whether to make links over connections with TLS. By default each side refuses, on every RDMA
+    /// device, because TLS encrypts calls and no device encrypts tensors. This overrides
+    /// [`Config::plaintext_tensors`].
     ///
     /// ```
     /// use tonic_rdma_tensor::RdmaDevice;
@@ -560,8 +571,9 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets how to reach peers over TLS: the trusted authority, and the certificate of this end. A peer's `host:port` then
-    /// means `https://host:port`. Tensors stay unencrypted; see [`plaintext_tensors`](Self::plaintext_tensors).
+    /// Sets how to reach peers over TLS: the trusted authority, and the certificate of this side. A peer's
+    /// `host:port` then means `https://host:port`. Tensors stay unencrypted; see
+    /// [`plaintext_tensors`](Self::plaintext_tensors).
     ///
     /// ```no_run
     /// # fn builder() -> std::io::Result<tonic_rdma_tensor::DeviceBuilder> {
@@ -619,7 +631,8 @@ impl DeviceBuilder {
     ///
     /// # Errors
     /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): a number is out of range.
-    /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): no [`config`](Self::config) was given, and an environment variable has a bad value.
+    /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): no [`config`](Self::config) was given,
+    ///   and an environment variable has a bad value.
     /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): the device can't listen on the address.
     /// - [`InvalidArgument`](crate::TensorErrorKind::InvalidArgument): the TLS settings can't be used.
     ///
@@ -629,8 +642,9 @@ impl DeviceBuilder {
         RdmaDevice::listening(self.settings()?, local_endpoint).await
     }
 
-    /// Makes a device that does not listen by itself. Add its [`service`](RdmaDevice::service) to a server of your own, whose
-    /// port then serves your calls and tensors. A device that only opens channels needs no service.
+    /// Makes a device that does not listen by itself. Add its [`service`](RdmaDevice::service) to a server of
+    /// your own, whose port then serves your calls and tensors. A device that only opens channels needs no
+    /// service.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -654,7 +668,8 @@ impl DeviceBuilder {
     ///
     /// # Errors
     /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): a number is out of range.
-    /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): no [`config`](Self::config) was given, and an environment variable has a bad value.
+    /// - [`InvalidSetting`](crate::TensorErrorKind::InvalidSetting): no [`config`](Self::config) was given,
+    ///   and an environment variable has a bad value.
     ///
     /// # Panics
     /// Outside a tokio runtime.

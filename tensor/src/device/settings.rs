@@ -1,4 +1,5 @@
-//! The settings of a device, checked; and TLS for the calls by which devices find one another. Tensors don't go through TLS.
+//! The settings of a device, checked; and TLS for the calls by which devices find one another. Tensors don't
+//! go through TLS.
 
 use std::fmt;
 use std::time::Duration;
@@ -65,7 +66,8 @@ impl Settings {
     pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(250);
     /// The most calls that wait for such a place. One source has half of them.
     pub(crate) const WAITING: usize = 320;
-    /// The most peers whose device is asked at a time whether it answers. If there are more, the peer that was asked first loses.
+    /// The most peers whose device is asked at a time whether it answers. If there are more, the peer that
+    /// was asked first loses.
     pub(crate) const ASKING: usize = 1024;
 
     /// Returns an error that names the first number that is out of range.
@@ -150,8 +152,8 @@ impl Tls {
     }
 }
 
-/// The reason why TLS can't be used. Each message contains the messages of all sources, because the outermost message of tonic
-/// gives no reason.
+/// The reason why TLS can't be used. Each message contains the messages of all sources, because the outermost
+/// message of tonic gives no reason.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
     #[cfg(feature = "_tls-any")]

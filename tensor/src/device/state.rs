@@ -36,8 +36,8 @@ pub(crate) struct DeviceState {
     pub(crate) places: Arc<ClientSlots>,
     /// The places of peers whose device is asked whether it answers.
     pub(crate) asking: Arc<ClientSlots>,
-    /// The places of links that peers opened and have not confirmed. Each link has queue pairs and memory, and its peer has proved
-    /// nothing.
+    /// The places of links that peers opened and have not confirmed. Each link has queue pairs and memory,
+    /// and its peer has proved nothing.
     pub(crate) unconfirmed: Arc<ClientSlots>,
     /// The links that were opened here, by endpoint.
     pub(crate) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
@@ -95,8 +95,8 @@ pub(crate) struct AcceptedLink {
 }
 
 impl DeviceState {
-    /// Creates the queue pairs of a new link, on the device that `provider` opens. A thread that may block does this, because some calls
-    /// of devices take milliseconds.
+    /// Creates the queue pairs of a new link, on the device that `provider` opens. A thread that may block
+    /// does this, because some calls of devices take milliseconds.
     pub(crate) fn prepare(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, TensorError> {
         let prepared = Prepared::new(provider, queue_pairs, &self.settings, &self.budget, &self.landing)?;
         let mut reactors = lock(&self.reactors);

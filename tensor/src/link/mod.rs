@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   Link ─┬─ Port ×N       one queue pair each: transfers in flight, and frames beside them
-//!         ├─ Words         memory of this end that the peer writes: releases, and notes that the peer sleeps
-//!         └─ WordPair ×M   one for each slot and region: the words of both ends that belong to it
+//!         ├─ Words         memory of this side that the peer writes: releases, and notes that the peer sleeps
+//!         └─ WordPair ×M   one for each slot and region: the words of both sides that belong to it
 //! ```
 //!
-//! The two devices decide how an end learns of an arrival ([`Notification`]). The arrival itself is always a word in memory
-//! that reaches a value. Where the device does not place in order, this end writes that word itself, when a completion reports
-//! the arrival.
+//! The two devices decide how a side learns of an arrival ([`Notification`]). The arrival itself is always a
+//! word in memory that reaches a value. Where the device does not place in order, this side writes that word
+//! itself, when a completion reports the arrival.
 
 pub(crate) mod port;
 pub(crate) mod wait;
@@ -50,7 +50,7 @@ pub(crate) struct Link {
     pub(crate) provider: &'static str,
     pub(crate) device: Arc<str>,
     pub(crate) notification: Notification,
-    /// Whether every write of the peer makes an event of the armed queue, so that no end needs bells.
+    /// Whether every write of the peer makes an event of the armed queue, so that no side needs bells.
     pub(crate) announces_writes: bool,
     ports: Vec<PolledPort>,
     domain: Arc<dyn ProtectionDomain>,
@@ -111,20 +111,20 @@ impl Link {
         self.ports.iter().map(|polled| &polled.port)
     }
 
-    /// Takes the completions of the queue of a port.
+    /// Polls the completions of the queue of a port.
     pub(crate) fn poll(&self, port: u32) {
         self.ports[port as usize % self.ports.len()].queue.poll();
     }
 
-    /// Takes the completions of all queues.
+    /// Polls the completions of all queues.
     pub(crate) fn poll_all(&self) {
         for polled in &self.ports {
             polled.queue.poll();
         }
     }
 
-    /// Carries out what the peer has asked of the queue pair of a port, for a thread that looks at words and does not poll. On most
-    /// devices there is nothing to do.
+    /// Carries out what the peer has asked of the queue pair of a port, for a thread that polls words and
+    /// takes no completions. On most devices there is nothing to do.
     #[inline]
     pub(crate) fn progress(&self, port: u32) {
         self.ports[port as usize % self.ports.len()].progress();
@@ -152,8 +152,9 @@ impl Link {
         self.ports.iter().enumerate().filter(move |(index, _)| chosen(*index)).map(|(_, polled)| polled)
     }
 
-    /// Calls `has_arrived` again and again for as long as that pays, and takes the completions of the port's queue meanwhile.
-    /// Returns whether the word has come. Returns false at once if other tasks need the only thread of the runtime.
+    /// Calls `has_arrived` again and again for as long as that pays, and takes the completions of the port's
+    /// queue meanwhile. Returns whether the word has arrived. Returns false at once if other tasks need the
+    /// only thread of the runtime.
     pub(crate) fn spin(&self, port: u32, has_arrived: impl Fn() -> bool) -> bool {
         let polled = &self.ports[port as usize % self.ports.len()];
         let Some(mut pace) = polled.pace.as_ref().and_then(|pace| pace.try_lock().ok()) else { return false };
@@ -161,7 +162,7 @@ impl Link {
             return false;
         }
         let look = || {
-            // A task that this poll woke may wait for this thread, so that task goes first.
+            // A task that this poll woke may wait for this thread, so that task runs first.
             if has_arrived() || polled.queue.poll().woken > 0 {
                 Observation::Wanted
             } else {
@@ -171,7 +172,7 @@ impl Link {
         pace.spin(|| (), look) && has_arrived()
     }
 
-    /// Notes that a word has come to a future that slept. The pace of the next spin follows this.
+    /// Notes that a word has arrived to a future that slept. The pace of the next spin follows this.
     pub(crate) fn slept_for(&self, port: u32) {
         if let Some(pace) = &self.ports[port as usize % self.ports.len()].pace
             && let Ok(mut pace) = pace.try_lock()
@@ -180,7 +181,7 @@ impl Link {
         }
     }
 
-    /// Returns the queue of a port, which looks at watched words.
+    /// Returns the queue of a port, which checks watched words.
     pub(crate) fn queue(&self, port: u32) -> &Arc<Queue> {
         &self.ports[port as usize % self.ports.len()].queue
     }
@@ -195,7 +196,8 @@ impl Link {
         self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
-    /// Asks the devices whether a queue pair has ended. A thread that only looks at memory takes no completion that says so.
+    /// Asks the devices whether a queue pair has ended. A thread that only polls memory gets no completion
+    /// that says so.
     pub(crate) fn check_devices(&self) -> Result<(), TensorError> {
         self.check()?;
         let ended = |port: &Arc<Port>| {
@@ -208,10 +210,10 @@ impl Link {
         Ok(())
     }
 
-    /// Looks for the reason why a word has not come, after `misses` looks at it: carries out what the peer has asked, takes the
-    /// completions of the queue at each `poll_every`-th look, and asks the devices sometimes.
+    /// Finds out why a word has not arrived, after `misses` polls of it: carries out what the peer has asked,
+    /// takes the completions of the queue at each `poll_every`-th poll, and asks the devices sometimes.
     pub(crate) fn missed(&self, port: u32, misses: u32, poll_every: u32) -> Result<(), TensorError> {
-        /// The number of looks after which the devices are asked.
+        /// The number of polls after which the devices are asked.
         const CHECK_DEVICE_EVERY: u32 = 1 << 12;
         if self.notification != Notification::Word || misses.is_multiple_of(poll_every) {
             self.poll(port);
@@ -234,8 +236,8 @@ impl Link {
         lock(&self.kept).extend(grants);
     }
 
-    /// Ends the link because of `error`, unless it has ended. Returns why it ended. When this returns, nothing is in flight,
-    /// and all memory is back with its owner.
+    /// Ends the link because of `error`, unless it has ended. Returns why it ended. When this returns,
+    /// nothing is in flight, and all memory is back with its owner.
     pub(crate) fn fail(&self, error: TensorError) -> TensorError {
         let fault = self.end(error);
         // Futures that wait for a word of the peer find that the link has ended.
@@ -278,8 +280,8 @@ impl Link {
         TensorError::violation(&self.peer, error)
     }
 
-    /// Gives a slot or region a pair of words. A pair serves once in the life of the link, so that a late write for its last
-    /// owner does no harm to the next.
+    /// Gives a slot or region a pair of words. A pair serves once in the life of the link, so that a late
+    /// write for its last owner does no harm to the next.
     pub(crate) fn add_pair(&self, make: impl FnOnce(u32) -> WordPair) -> Result<Arc<WordPair>, TensorError> {
         let mut pairs = lock(&self.pairs);
         self.check()?;
@@ -318,7 +320,7 @@ impl Link {
         memory.load_u64(offset).unwrap_or(0)
     }
 
-    /// Returns the place of a pair's count at the peer, for a notice.
+    /// Returns the address of a pair's count at the peer, for a notice.
     pub(crate) fn peer_count(&self, pair: u32) -> Option<RemoteSegment> {
         self.peer_words.count(pair)
     }
@@ -341,8 +343,8 @@ impl Link {
         self.ring_sleeper(pair, epoch, port)
     }
 
-    /// Submits a write that brings `epoch` to `pair` of the peer. The peer learns of it from the word at `word`, from the
-    /// completion of the write, or from a frame behind the write.
+    /// Submits a write that brings `epoch` to `pair` of the peer. The peer learns of it from the word at
+    /// `word`, from the completion of the write, or from a frame behind the write.
     pub(crate) fn submit_noticed(
         &self,
         transfer: Transfer<Token>,
@@ -370,8 +372,8 @@ impl Link {
         }
     }
 
-    /// Writes `parts` to a place of the peer, inline, and brings `epoch` to `pair` of the peer behind them. The caller's memory is
-    /// free when this returns.
+    /// Writes `parts` to memory of the peer, inline, and brings `epoch` to `pair` of the peer behind them.
+    /// The caller's memory is free when this returns.
     ///
     /// # Errors
     /// There is no room, so nothing was written; or the link has failed.
@@ -402,7 +404,7 @@ impl Link {
         }
     }
 
-    /// Writes to the peer that this end sleeps until `epoch`.
+    /// Writes to the peer that this side sleeps until `epoch`.
     pub(crate) fn send_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), TensorError> {
         if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
@@ -415,8 +417,8 @@ impl Link {
         Ok(())
     }
 
-    /// Notes that the peer has written to the slot or region with this pair of words: `epoch`, or the next epoch if `epoch` is
-    /// `None`.
+    /// Notes that the peer has written to the slot or region with this pair of words: `epoch`, or the next
+    /// epoch if `epoch` is `None`.
     fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), TensorError> {
         let Some(found) = self.pair_of(pair) else {
             // The slot was given up here while the peer wrote.
@@ -456,12 +458,12 @@ impl Link {
 
     /// Rings the peer's bell if the peer sleeps until `epoch`, which has just been brought to `pair`.
     pub(crate) fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), TensorError> {
-        // Both ends have the same kind of device, so the peer's device announces writes, too.
+        // Both sides have the same kind of device, so the peer's device announces writes, too.
         if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
         }
-        // SYNC: this end brings the epoch and then reads the sleeper. The peer writes the sleeper and then looks for the epoch
-        // a last time. So at least one end sees the word of the other end.
+        // SYNC: this side brings the epoch and then reads the sleeper. The peer writes the sleeper and then
+        // checks for the epoch a last time. So at least one side sees the word of the other side.
         fence(Ordering::SeqCst);
         if self.words.sleeper(pair.number) == epoch {
             self.port(port).send_frame(&Frame::Bell { slot: pair.peer_number })?;
@@ -491,22 +493,24 @@ struct PolledPort {
     queue: Arc<Queue>,
     /// The work that the peer asks of the queue pair. `None` on devices that work without the CPU.
     work: Option<Arc<dyn LocalQueuePair>>,
-    /// The number of looks since the last one that found work, or the last wait. Threads may overwrite one another's counts.
+    /// The number of polls since the last one that found work, or the last wait. Threads may overwrite one
+    /// another's counts.
     idle_polls: AtomicU32,
     /// The number of the port in the queue.
     key: u32,
-    /// The time for which a future looks at a word itself before its thread sleeps. Only one future at a time does so.
+    /// The time for which a future polls a word itself before its thread sleeps. Only one future at a time
+    /// does so.
     pace: Option<Mutex<Pace>>,
     /// The queue is polled as long as this is held.
     _reactor: Arc<Reactor>,
 }
 
 impl PolledPort {
-    /// The number of looks in a row without work, after which a thread spins for work. A future looks once or twice before it
-    /// waits.
+    /// The number of polls in a row without work, after which a thread spins for work. A future polls once or
+    /// twice before it waits.
     const SPIN: u32 = 8;
 
-    /// Carries out what the peer has asked of the queue pair, for a thread that looks at words of its memory.
+    /// Carries out what the peer has asked of the queue pair, for a thread that polls words of its memory.
     #[inline]
     fn progress(&self) {
         let Some(work) = &self.work else { return };
@@ -519,19 +523,20 @@ impl PolledPort {
         }
     }
 
-    /// Notes that a future begins to wait, so that its looks are not taken for those of a thread that spins.
+    /// Notes that a future begins to wait, so that its polls are not mistaken for those of a thread that
+    /// spins.
     fn begin_wait(&self) {
         self.idle_polls.store(0, Ordering::Relaxed);
     }
 
     fn progressed(&self, work: &dyn LocalQueuePair, spins: bool) {
-        // SYNC: Dekker's algorithm with `Wait`: this thread has stored words, and `LocalQueuePair::progress` has executed a fence. The
-        // task that waits has added its word to the list, then looks at the word.
+        // SYNC: Dekker's algorithm with `Wait`: this thread has stored words, and `LocalQueuePair::progress` has
+        // executed a fence. The task that waits has added its word to the list, then checks the word.
         if self.queue.has_watched() {
             self.queue.wake_watched();
         } else if spins && work.need_no_events() {
-            // SYNC: a task that begins to wait asks for events after it has added its word to the list. Either this thread sees the
-            // word, or that task asks later.
+            // SYNC: a task that begins to wait asks for events after it has added its word to the list.
+            // Either this thread sees the word, or that task asks later.
             fence(Ordering::SeqCst);
             if self.queue.has_watched() {
                 self.need_events();
@@ -556,8 +561,8 @@ impl Drop for PolledPort {
     }
 }
 
-/// Queue pairs and their memory, not connected yet. A link is made in two steps: first the queue pairs here, then their connection to
-/// those of the peer.
+/// Queue pairs and their memory, not connected yet. A link is made in two steps: first the queue pairs here,
+/// then their connection to those of the peer.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     context: Arc<dyn Context>,
@@ -570,7 +575,7 @@ pub(crate) struct Prepared {
     landing: Arc<Landing>,
 }
 
-/// The end of the peer, as the peer describes it.
+/// The peer's side, as the peer describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerParameters {
     pub(crate) name: Arc<str>,
@@ -585,8 +590,8 @@ pub(crate) struct PeerParameters {
 const ACCESS: fn() -> Access = || Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
 
 impl Prepared {
-    /// The number of inline bytes to ask for. A network card takes some hundred at most. The software device copies all bytes
-    /// in any case.
+    /// The number of inline bytes to ask for. A network card takes some hundred at most. The software device
+    /// copies all bytes in any case.
     const INLINE: u32 = 4096 + 64;
 
     /// Creates queue pairs on the device that `provider` opens.
@@ -653,7 +658,7 @@ impl Prepared {
         &self.context.attributes().name
     }
 
-    /// Returns whether this end can learn of writes from memory alone.
+    /// Returns whether this side can learn of writes from memory alone.
     pub(crate) fn places_in_order(&self) -> bool {
         let in_order =
             |polled: &PolledPort| polled.port.with_queue_pair(|it| it.places_in_order()).unwrap_or(false);
@@ -667,8 +672,8 @@ impl Prepared {
         wanted != Some(Notification::Message) && self.context.attributes().immediate
     }
 
-    /// Connects to the end of the peer. This may block, as [`QueuePair::to_rtr`](tonic_rdma_verbs::QueuePair::to_rtr) does,
-    /// because it needs the peer's device.
+    /// Connects to the peer's side. This may block, as
+    /// [`QueuePair::to_rtr`](tonic_rdma_verbs::QueuePair::to_rtr) does, because it needs the peer's device.
     pub(crate) fn connect(
         self,
         id: LinkId,
@@ -718,7 +723,7 @@ impl Prepared {
         Ok(link)
     }
 
-    /// Returns how the ends of this link learn of arrivals.
+    /// Returns how the sides of this link learn of arrivals.
     fn agree(&self, peer: &PeerParameters) -> Result<Notification, TensorError> {
         let wanted = self.settings.notification;
         let found = if self.places_in_order() && peer.places_in_order {

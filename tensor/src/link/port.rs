@@ -38,13 +38,14 @@ pub(crate) struct Port {
     read: AtomicU64,
     /// The error of a full send queue, made once because callers of `write_now` may try again and again.
     busy: TensorError,
-    /// Whether completions must be taken before more is posted. A sender that only looks at memory polls no queue.
+    /// Whether completions must be taken before more is posted. A sender that only polls memory polls no
+    /// queue.
     completions_due: AtomicBool,
 }
 
 struct PortState {
-    /// `None` once the link has ended. Declared before `receives`, because the queue pair has to go before the memory that it
-    /// receives in.
+    /// `None` once the link has ended. Declared before `receives`, because the queue pair has to go before
+    /// the memory that it receives in.
     flights: Option<InFlight<Token>>,
     receives: Block,
     credits: Credits,
@@ -60,7 +61,8 @@ enum Arrival {
 }
 
 impl Port {
-    /// The number of receives that are posted: frames and notices that the peer may send before this end takes one.
+    /// The number of receives that are posted: frames and notices that the peer may send before this side
+    /// takes one.
     pub(crate) const RECEIVES: u32 = 256;
     /// The number of frames that may wait.
     const BACKLOG: usize = 1 << 16;
@@ -116,7 +118,7 @@ impl Port {
         lock(&self.state).flights.as_ref().map(|flights| then(flights.queue_pair()))
     }
 
-    /// Returns the evidence that both ends see one another's memory.
+    /// Returns the evidence that both sides see one another's memory.
     pub(crate) fn probe(&self) -> Probe {
         let probe = |queue_pair: &dyn QueuePair| queue_pair.local().map(|local| local.probe());
         self.with_queue_pair(probe).flatten().unwrap_or_default()
@@ -158,8 +160,8 @@ impl Port {
         lock(&self.state).flights.as_mut().is_none_or(|flights| flights.registers(lease))
     }
 
-    /// Writes `slices`, one after the other, to a place of the peer. For few bytes: the caller's memory is free when this
-    /// returns, and no token reports the end of the write.
+    /// Writes `slices`, one after the other, to memory of the peer. For few bytes: the caller's memory is
+    /// free when this returns, and no token reports the end of the write.
     pub(crate) fn write_small(
         &self,
         slices: &[IoSlice<'_>],
@@ -194,12 +196,12 @@ impl Port {
         }
     }
 
-    /// Writes `slices`, one after the other, to a place of the peer, if that needs no wait. The caller's memory is free when this
-    /// returns, and no token reports the end of the write.
+    /// Writes `slices`, one after the other, to memory of the peer, if that needs no wait. The caller's
+    /// memory is free when this returns, and no token reports the end of the write.
     ///
     /// # Errors
-    /// [`Busy`](crate::TensorErrorKind::Busy) if the queue has no room, other operations wait for it, or the peer has no receive for the
-    /// immediate data. Nothing was written.
+    /// [`Busy`](crate::TensorErrorKind::Busy) if the queue has no room, other operations wait for it, or the
+    /// peer has no receive for the immediate data. Nothing was written.
     pub(crate) fn write_now(
         &self,
         slices: &[IoSlice<'_>],
@@ -417,7 +419,7 @@ impl PortState {
     }
 }
 
-/// The remote place of a Send, which has none.
+/// The remote segment of a Send, which has none.
 const NO_REMOTE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
 
 /// Makes a transfer of a few bytes that have to wait.
@@ -511,8 +513,8 @@ impl fmt::Debug for Port {
     }
 }
 
-/// The credits of one queue pair: how many messages each end may send. Both counts are absolute and wrap, so a count that is repeated
-/// or late does no harm.
+/// The credits of one queue pair: how many messages each side may send. Both counts are absolute and wrap, so
+/// a count that is repeated or late does no harm.
 #[derive(Debug)]
 struct Credits {
     /// The number of receives that were ever posted here.
@@ -530,7 +532,7 @@ impl Credits {
     /// The number of the peer's receives that are kept for frames with credits only.
     const RESERVE: u32 = 4;
 
-    /// Makes the credits of an end that has posted `window` receives.
+    /// Makes the credits of a side that has posted `window` receives.
     fn new(window: u32) -> Self {
         Self { posted: window, reported: window, window, sent: 0, peer_posted: 0 }
     }
@@ -568,14 +570,14 @@ impl Credits {
         self.posted.wrapping_sub(self.reported) >= self.window / 2
     }
 
-    /// Returns the count for a frame that goes now.
+    /// Returns the count for a frame that is sent now.
     fn granted(&mut self) -> u32 {
         self.reported = self.posted;
         self.posted
     }
 }
 
-/// The end of a transfer.
+/// The result of a transfer.
 pub(crate) struct Outcome {
     /// The memory that had moved into the transfer.
     pub(crate) local: LocalMemory,
@@ -605,7 +607,7 @@ struct DeferredBell {
     port: u32,
 }
 
-/// The place where a future finds the outcome of its transfer.
+/// Where a future finds the outcome of its transfer.
 #[derive(Default)]
 pub(crate) struct OutcomeCell {
     state: Mutex<OutcomeState>,
@@ -712,7 +714,8 @@ impl OutcomeCell {
         lock(&self.state).outcome.is_some()
     }
 
-    /// Calls `function` with the outcome: now if the outcome is there, otherwise from the thread that polls the queue.
+    /// Calls `function` with the outcome: now if the outcome is there, otherwise from the thread that polls
+    /// the queue.
     pub(crate) fn call(&self, function: impl FnOnce(Outcome) + Send + 'static) {
         let mut state = lock(&self.state);
         match state.outcome.take() {
@@ -744,7 +747,7 @@ mod tests;
 mod credits_tests {
     use super::*;
 
-    /// Two ends that answer one another, over a wire that keeps what was sent.
+    /// Two sides that answer one another, over a wire that keeps what was sent.
     #[test]
     fn no_end_sends_more_than_there_are_receives_and_no_end_waits_for_ever() {
         let (mut here, mut there) = (Credits::new(16), Credits::new(16));

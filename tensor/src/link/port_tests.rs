@@ -1,4 +1,4 @@
-//! A port that takes no more transfers refuses, and the next transfer goes on as if nothing had been refused.
+//! A full port refuses transfers, and accepts them again later.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ struct Pair {
 
 impl Pair {
     async fn new() -> Self {
-        let server = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
-        let client = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+        let server = RdmaDevice::bind("127.0.0.1:0").await.unwrap();
+        let client = RdmaDevice::bind("127.0.0.1:0").await.unwrap();
         let exported = server.export("region", server.allocate(4096).unwrap(), Rights::WRITE).unwrap();
         let channel = client.channel(&server.endpoint(), 0).await.unwrap();
         let remote = channel.region("region").await.unwrap();
@@ -33,7 +33,7 @@ impl Pair {
         self.channel.write(&self.remote).notify(notify).from(region, ..)
     }
 
-    /// Begins as many writes as the port takes. Nothing polls the queue until the next await.
+    /// Begins as many writes as the port accepts. Nothing polls the queue until the next await.
     fn fill(&self) -> Vec<Memcpy> {
         (0..Port::WAITING).map(|_| self.write(false)).collect()
     }

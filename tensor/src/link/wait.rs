@@ -1,9 +1,9 @@
 //! Waiting for a word that the peer writes.
 //!
-//! The write of such a word makes no completion, so the poller of the queue looks at the word with every poll. On a device that
-//! announces writes, each write makes an event, which wakes a poller that sleeps. On other devices the poller asks the peer for
-//! a bell before it sleeps: a message, whose completion wakes the poller. A wait that begins while the poller sleeps asks for
-//! the event or the bell itself.
+//! The write of such a word makes no completion, so the poller of the queue checks the word with every poll.
+//! On a device that announces writes, each write makes an event, which wakes a poller that sleeps. On other
+//! devices the poller asks the peer for a bell before it sleeps: a message, whose completion wakes the
+//! poller. A wait that begins while the poller sleeps asks for the event or the bell itself.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -46,8 +46,8 @@ struct Word {
 }
 
 impl Wait {
-    /// Makes a wait until the word at `offset` of `memory` is at least `target`, or equals `target` if `exactly`. The peer writes
-    /// the word through `port`, or through any port.
+    /// Makes a wait until the word at `offset` of `memory` is at least `target`, or equals `target` if
+    /// `exactly`. The peer writes the word through `port`, or through any port.
     pub(crate) fn until(
         link: &Arc<Link>,
         pair: &Arc<WordPair>,
@@ -64,8 +64,8 @@ impl Wait {
         Self { word: Arc::new(word), watching: false, spins: true }
     }
 
-    /// Makes a wait that does not spin, for a task that waits for several words. A spin for one word would overlook the other
-    /// words.
+    /// Makes a wait that does not spin, for a task that waits for several words. A spin for one word would
+    /// overlook the other words.
     pub(crate) fn without_a_spin(self) -> Self {
         Self { spins: false, ..self }
     }
@@ -86,15 +86,16 @@ impl Future for Wait {
             return Poll::Ready(word.result());
         }
         let registered = lock(&word.waker).replace(context.waker().clone()).is_some();
-        // A poll of the queue that found the word has taken the waker, and does not look at the word any more.
+        // A poll of the queue that found the word has taken the waker, and does not check the word any more.
         if !*watching || !registered {
             *watching = true;
             for queue in word.queues() {
                 queue.watch(Arc::downgrade(word) as Weak<dyn Watched>);
             }
         }
-        // SYNC: the word is watched before these looks. A poller marks itself asleep before it asks for the bells of watched words.
-        // A thread that carries out a write of the peer stores the word before it looks for watched words.
+        // SYNC: the word is watched before these checks. A poller marks itself asleep before it asks for the
+        // bells of watched words. A thread that carries out a write of the peer stores the word before it
+        // checks the watched words.
         fence(Ordering::SeqCst);
         if word.queues().any(|queue| queue.is_asleep()) {
             word.ask_for_completion();
@@ -108,7 +109,8 @@ impl Word {
     fn queues(&self) -> impl Iterator<Item = &Arc<Queue>> {
         let ports = match self.port {
             Some(port) => port..port + 1,
-            // The poll that carries out a write is that of the queue pair's own queue. Other devices write the word themselves.
+            // The poll that carries out a write is that of the queue pair's own queue. Other devices write
+            // the word themselves.
             None if self.link.announces_writes => 0..self.link.ports().count() as u32,
             None => 0..1,
         };
@@ -167,8 +169,8 @@ impl Watched for Word {
         if self.link.announces_writes {
             self.link.need_events(self.port);
         } else if !self.asked.swap(true, Ordering::Relaxed) {
-            // If the request fails, the link fails too, and the wait finds that. A request that can't be made is replaced by the
-            // poller's time-out.
+            // If the request fails, the link fails too, and the wait finds that. A request that can't be made
+            // is replaced by the poller's time-out.
             let _ = self.link.send_sleeper(&self.pair, self.target, self.port.unwrap_or(0));
         }
     }

@@ -1,11 +1,13 @@
-//! Words that two ends write into one another's memory: releases, and notes that an end sleeps. And the other ways to learn of an arrival.
+//! Words that two sides write into one another's memory: releases, and notes that a side sleeps. And the
+//! other ways to learn of an arrival.
 //!
-//! Each end has a page of pairs, which the other end may write. A pair belongs to one slot or region, and has two words:
+//! Each side has a page of pairs, which the other side may write. A pair belongs to one slot or region, and
+//! has two words:
 //!
-//! - The **count**. At a sender: the epoch that the receiver has released last. At the owner of a region: the number of notices
-//!   that the peer has sent.
-//! - The **sleeper**: the epoch that the peer waits for while it sleeps. The end that brings this epoch rings a bell, which is
-//!   a frame whose completion wakes the peer.
+//! - The **count**. At a sender: the epoch that the receiver has released last. At the owner of a region: the
+//!   number of notices that the peer has sent.
+//! - The **sleeper**: the epoch that the peer waits for while it sleeps. The side that brings this epoch
+//!   rings a bell, which is a frame whose completion wakes the peer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,7 +17,7 @@ use tonic_rdma_verbs::unstable::{Grant, RemoteRange};
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
-/// The page of this end.
+/// The page of this side.
 #[derive(Debug)]
 pub(crate) struct Words {
     memory: SharedRegion,
@@ -37,7 +39,7 @@ impl Words {
         Ok(Self { memory, grant })
     }
 
-    /// Returns the place that the peer writes to.
+    /// Returns the memory that the peer writes to.
     pub(crate) fn memory_range(&self) -> RemoteRange {
         self.grant.range()
     }
@@ -73,12 +75,12 @@ impl PeerWords {
         (pair as usize) < Words::PAIRS
     }
 
-    /// Returns the place of a pair's count.
+    /// Returns the address of a pair's count.
     pub(crate) fn count(&self, pair: u32) -> Option<RemoteSegment> {
         self.0.at(u64::from(pair) * PAIR as u64, 8)
     }
 
-    /// Returns the place of a pair's sleeper.
+    /// Returns the address of a pair's sleeper.
     pub(crate) fn sleeper(&self, pair: u32) -> Option<RemoteSegment> {
         self.0.at(u64::from(pair) * PAIR as u64 + SLEEPER as u64, 8)
     }
@@ -92,7 +94,7 @@ pub(crate) struct WordPair {
     /// The number of the pair at the peer.
     pub(crate) peer_number: u32,
     pub(crate) arrivals: Arrivals,
-    /// `None` if the end of the link needs no report.
+    /// `None` if nobody needs to know when the link ends.
     owner: Option<Weak<dyn PairOwner>>,
     /// The number of bells that the peer rang for this pair.
     pub(crate) bells: Arc<AtomicU64>,
@@ -113,7 +115,8 @@ pub(crate) enum Arrivals {
     Count,
 }
 
-/// The buffers of a slot: `depth` of them, `stride` bytes apart. At offset `tail` each has the epoch of its content.
+/// The buffers of a slot: `depth` of them, `stride` bytes apart. At offset `tail` each has the epoch of its
+/// content.
 #[derive(Debug)]
 pub(crate) struct Tails {
     pub(crate) memory: SharedRegion,
@@ -150,7 +153,7 @@ impl WordPair {
         Self { number, peer_number, arrivals, owner, bells: Arc::default() }
     }
 
-    /// Returns the pair with its number at the peer, for an end that receives only counts.
+    /// Returns the pair with its number at the peer, for a side that receives only counts.
     pub(crate) fn towards(&self, peer_number: u32) -> Self {
         let bells = Arc::clone(&self.bells);
         Self { number: self.number, peer_number, arrivals: Arrivals::Count, owner: None, bells }
@@ -168,10 +171,10 @@ impl WordPair {
     }
 }
 
-/// The way in which an end learns that the peer has written to its memory.
+/// The way in which a side learns that the peer has written to its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notification {
-    /// The receiver looks at a word that is written last. Needs two devices that place in order.
+    /// The receiver polls a word that is written last. Needs two devices that place in order.
     Word,
     /// A completion with immediate data. Needs two devices that have immediate data.
     Immediate,

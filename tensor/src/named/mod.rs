@@ -1,10 +1,11 @@
-//! Named tensors: a requester asks for a tensor by name and step, before or after the provider offers the tensor, and the
-//! provider writes the tensor straight into the requester's memory.
+//! Named tensors: a requester asks for a tensor by name and step, before or after the provider offers the
+//! tensor, and the provider writes the tensor straight into the requester's memory.
 //!
-//! The messages flow as in TensorFlow's verbs transport (`tensorflow/contrib/verbs`, README). This module does no input or
-//! output. A [`Provider`] handles the offers of a process for all its peers, and a [`Requester`] handles the requests to one
-//! peer. Both take events, and return actions: frames to send, operations to post, results to pass on. Both own no memory,
-//! post nothing, and read no clock: the time is an argument.
+//! The messages flow as in TensorFlow's verbs transport (`tensorflow/contrib/verbs`, README). This module
+//! does no input or output. A [`Provider`] handles the offers of a process for all its peers, and a
+//! [`Requester`] handles the requests to one peer. Both take events, and return actions: frames to send,
+//! operations to post, results to pass on. Both own no memory, post nothing, and read no clock: the time is
+//! an argument.
 //!
 //! ```text
 //!  requester                                                            provider
@@ -21,10 +22,11 @@
 //!                                                                       Metadata, and on as above, with a new sink
 //! ```
 //!
-//! Answers in place of `Written`: `Dead` (the branch that would have computed the tensor was not taken) and `Status`
-//! (a gRPC code and a text). **Every request gets one last answer**, `Written`, `Dead` or `Status`, also when the request is
-//! cancelled. Until then, or until the link ends, the provider may write the sink, so the sink has to stay. For this reason
-//! the requester holds the sinks, and the provider answers a `Cancel`: with the answer that was under way, or with a status.
+//! Answers in place of `Written`: `Dead` (the branch that would have computed the tensor was not taken) and
+//! `Status` (a gRPC code and a text). **Every request gets one last answer**, `Written`, `Dead` or `Status`,
+//! also when the request is cancelled. Until then, or until the link ends, the provider may write the sink,
+//! so the sink has to stay. For this reason the requester holds the sinks, and the provider answers a
+//! `Cancel`: with the answer that was under way, or with a status.
 //!
 //! | request, at the requester | waits for | left by |
 //! |---|---|---|
@@ -38,32 +40,36 @@
 //! | awaiting a sink | the request again, with a sink | the sink fits: writing |
 //! | writing | the device | completion: `Written`, or a status if the request was cancelled meanwhile; over |
 //!
-//! **Each offer states its number of readers.** A request that matches an offer takes a share. The last answer uses the share
-//! up. The share comes back when the request fails, is cancelled or loses its peer. The provider releases the tensor with the
-//! last share, or when the readers did not come in time.
+//! **Each offer states its number of readers.** A request that matches an offer takes a share. The last
+//! answer uses the share up. The share comes back when the request fails, is cancelled or loses its peer. The
+//! provider releases the tensor with the last share, or when the readers did not come in time.
 //!
-//! **A reader that gives up may ask again.** A cancellation that reaches the provider during the write brings the share back when the
-//! write has ended, and a request that asks again waits for that. If `Written` was sent before, the share is used up, so the requester
-//! keeps the tensor and gives it to the request that asks again. It keeps as many tensors as it may have requests, as many bytes as
-//! [`RequesterSettings::max_untaken_bytes`] says, and for as long as the driver says ([`Requester::age_untaken`]).
+//! **A reader that gives up may ask again.** A cancellation that reaches the provider during the write brings
+//! the share back when the write has ended, and a request that asks again waits for that. If `Written` was
+//! sent before, the share is used up, so the requester keeps the tensor and gives it to the request that asks
+//! again. It keeps as many tensors as it may have requests, as many bytes as
+//! [`RequesterSettings::max_untaken_bytes`] says, and for as long as the driver says
+//! ([`Requester::age_untaken`]).
 //!
-//! **Bounds.** The number and the bytes of offers, the number of requests of each peer, the number of remembered requests, and
-//! the waiting time have bounds; see [`ProviderSettings`] and [`RequesterSettings`]. At most two frames answer one frame of a
-//! peer. The driver's queue of frames to a peer is bounded if the driver grants receives to this peer only while the queue is
-//! short.
+//! **Bounds.** The number and the bytes of offers, the number of requests of each peer, the number of
+//! remembered requests, and the waiting time have bounds; see [`ProviderSettings`] and [`RequesterSettings`].
+//! At most two frames answer one frame of a peer. The driver's queue of frames to a peer is bounded if the
+//! driver grants receives to this peer only while the queue is short.
 //!
-//! **Access.** Any peer of the provider may ask for any tensor, but each link gets at most one share of each offer, so a peer
-//! can't take the share of another peer. A process that comes back over another link is another peer. The provider keeps its right to
-//! write a sink from `Written` until the program takes the tensor: the driver revokes the grant before the program gets the bytes.
+//! **Access.** Any peer of the provider may ask for any tensor, but each link gets at most one share of each
+//! offer, so a peer can't take the share of another peer. A process that comes back over another link is
+//! another peer. The provider keeps its right to write a sink from `Written` until the program takes the
+//! tensor: the driver revokes the grant before the program gets the bytes.
 //!
-//! **Errors of a peer** concern that peer alone. A status answers a wrong request. A wrong answer is a [`Violation`], and the
-//! driver then ends the link to that peer.
+//! **Errors of a peer** concern that peer alone. A status answers a wrong request. A wrong answer is a
+//! [`Violation`], and the driver then ends the link to that peer.
 //!
 //! # Duties of a driver
 //!
-//! - Send the frames of one link in the order of the actions, in both directions, and `Written` after its write has completed.
-//! - Make a sink's grant exact and for one request. Revoke the grant, in the device too, before you read or free the sink
-//!   ([`RequestOutcome::Arrived`], [`Free`](RequesterAction::Free)).
+//! - Send the frames of one link in the order of the actions, in both directions, and `Written` after its
+//!   write has completed.
+//! - Make a sink's grant exact and for one request. Revoke the grant, in the device too, before you read or
+//!   free the sink ([`RequestOutcome::Arrived`], [`Free`](RequesterAction::Free)).
 //! - When a link has ended, close its queue pairs before [`Requester::peer_gone`] gives the sinks back.
 //! - Keep a tensor that is being written until the device is done with it, whatever the provider says.
 
@@ -83,33 +89,35 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::wire::tensor_frame::{Frame, MAX_NAME};
 use crate::wire::tensor_metadata::WireMetadata;
 
-pub use self::offer_table::{OfferError, OfferedTensor};
-pub use self::provider::{OfferCounts, Provider, ProviderAction};
-pub use self::requester::{
+pub(crate) use self::offer_table::{OfferError, OfferedTensor};
+pub use self::provider::OfferCounts;
+pub(crate) use self::provider::{Provider, ProviderAction};
+pub(crate) use self::requester::{
     Arrival, RequestError, RequestOutcome, Requester, RequesterAction, SinkLocation, Violation,
 };
-pub use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
+pub(crate) use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
 
 /// Bounds of a [`Provider`](Provider).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProviderSettings {
+pub(crate) struct ProviderSettings {
     /// Number of offers at a time.
-    pub max_offers: usize,
+    pub(crate) max_offers: usize,
     /// Bytes of all offered tensors together.
-    pub max_bytes: u64,
+    pub(crate) max_bytes: u64,
     /// Number of requests of one peer at a time.
-    pub max_requests_per_peer: usize,
-    /// Number of deliveries, and of finished requests, that the provider remembers of each peer, to recognise repetitions.
-    pub max_remembered: usize,
+    pub(crate) max_requests_per_peer: usize,
+    /// Number of deliveries, and of finished requests, that the provider remembers of each peer, to recognise
+    /// repetitions.
+    pub(crate) max_remembered: usize,
     /// Time that a request waits for an offer, and then for a sink. `None`: until its link ends.
-    pub request_timeout: Option<Duration>,
+    pub(crate) request_timeout: Option<Duration>,
     /// Time that an offer waits for its readers. `None`: without limit.
-    pub offer_timeout: Option<Duration>,
+    pub(crate) offer_timeout: Option<Duration>,
 }
 
 impl Default for ProviderSettings {
-    /// Returns the defaults: 16 384 offers of 16 GiB together, 1 024 requests of each peer, one minute for a request, and ten
-    /// minutes for an offer.
+    /// Returns the defaults: 16 384 offers of 16 GiB together, 1 024 requests of each peer, one minute for a
+    /// request, and ten minutes for an offer.
     fn default() -> Self {
         Self {
             max_offers: 16_384,
@@ -124,21 +132,25 @@ impl Default for ProviderSettings {
 
 /// Bounds of a [`Requester`](Requester).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequesterSettings {
-    /// Number of requests at a time, with cancelled requests that have no answer yet. Not more than the provider takes.
-    pub max_requests: usize,
-    /// Number of names whose metadata the requester remembers. It forgets the least recently used name. 0: none.
-    pub max_cached: usize,
+pub(crate) struct RequesterSettings {
+    /// Number of requests at a time, with cancelled requests that have no answer yet. Not more than the
+    /// provider accepts.
+    pub(crate) max_requests: usize,
+    /// Number of names whose metadata the requester remembers. It forgets the least recently used name. 0:
+    /// none.
+    pub(crate) max_cached: usize,
     /// Length of the longest tensor that the requester accepts, in bytes.
-    pub max_tensor_bytes: u64,
-    /// Bytes of all tensors together that the requester keeps for readers that gave up. It keeps the newest one also if that one is longer.
-    pub max_untaken_bytes: u64,
+    pub(crate) max_tensor_bytes: u64,
+    /// Bytes of all tensors together that the requester keeps for readers that gave up. It keeps the newest
+    /// one also if that one is longer.
+    pub(crate) max_untaken_bytes: u64,
     /// Whether each tensor has to come with a checksum.
-    pub validate: bool,
+    pub(crate) validate: bool,
 }
 
 impl Default for RequesterSettings {
-    /// Returns the defaults: 1 024 requests, 4 096 names, tensors of 64 GiB, 256 MiB of untaken tensors, no checksums.
+    /// Returns the defaults: 1 024 requests, 4 096 names, tensors of 64 GiB, 256 MiB of untaken tensors, no
+    /// checksums.
     fn default() -> Self {
         Self {
             max_requests: 1_024,
@@ -152,7 +164,7 @@ impl Default for RequesterSettings {
 
 /// Number of a link to a peer. The driver gives each number once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId(pub u64);
+pub(crate) struct PeerId(pub(crate) u64);
 
 /// Name and step of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -175,16 +187,16 @@ fn is_name(name: &str) -> bool {
 /// The reason why a request gets no tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
-pub struct Failure {
+pub(crate) struct Failure {
     /// Kind of failure.
-    pub code: Code,
+    pub(crate) code: Code,
     /// Description. A frame has room for some 2 000 bytes; a longer text is cut.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 impl Failure {
     /// Makes a failure.
-    pub fn new(code: Code, text: impl Into<String>) -> Self {
+    pub(crate) fn new(code: Code, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
     }
 
@@ -196,7 +208,7 @@ impl Failure {
 
 /// A frame before it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Message {
+pub(crate) enum Message {
     /// See [`Frame::Request`].
     Request {
         /// Number of the request.
@@ -245,7 +257,7 @@ pub enum Message {
 
 impl Message {
     /// Returns the frame to encode. Encoding does not fail, because names and codes were checked before.
-    pub fn frame(&self) -> Frame<'_> {
+    pub(crate) fn frame(&self) -> Frame<'_> {
         match *self {
             Self::Request { request_id, ref name, step, sink, checksum_wanted } => {
                 Frame::Request(TensorRequest { request_id, step, sink, checksum_wanted, name })
@@ -267,7 +279,7 @@ impl Message {
 }
 
 /// Returns the XXH3 of a tensor's bytes, which a `Written` frame carries. It reads all bytes.
-pub fn checksum(bytes: &[u8]) -> u64 {
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
 
@@ -276,22 +288,22 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 #[error(
     "{request_id}: {bytes} bytes with checksum {found:#018x} arrived, but the provider computed {expected:#018x}"
 )]
-pub struct ChecksumMismatch {
+pub(crate) struct ChecksumMismatch {
     /// The request.
-    pub request_id: RequestId,
+    pub(crate) request_id: RequestId,
     /// Number of bytes that arrived.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// The provider's checksum.
-    pub expected: u64,
+    pub(crate) expected: u64,
     /// The checksum of the bytes that arrived.
-    pub found: u64,
+    pub(crate) found: u64,
 }
 
 /// Checks that `bytes` have the checksum `expected`, which the provider computed.
 ///
 /// # Errors
 /// [`ChecksumMismatch`] if `bytes` have another checksum.
-pub fn verify(request_id: RequestId, bytes: &[u8], expected: u64) -> Result<(), ChecksumMismatch> {
+pub(crate) fn verify(request_id: RequestId, bytes: &[u8], expected: u64) -> Result<(), ChecksumMismatch> {
     let found = checksum(bytes);
     if found == expected {
         return Ok(());

@@ -10,7 +10,7 @@ use crate::wire::tensor_metadata::WireMetadata;
 
 /// An offer of a tensor, or of the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OfferedTensor<T> {
+pub(crate) enum OfferedTensor<T> {
     /// A handle of the tensor, and its metadata.
     Tensor(T, WireMetadata),
     /// The tensor is dead: the branch of the graph that would have computed it was not taken.
@@ -31,7 +31,7 @@ impl<T> OfferedTensor<T> {
 /// An offer that the provider did not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum OfferError {
+pub(crate) enum OfferError {
     /// No request can carry the name.
     #[error("the name of the tensor has {length} bytes, and 1 to {MAX_NAME} are allowed")]
     Name {
@@ -211,8 +211,8 @@ impl<T> OfferTable<T> {
         });
     }
 
-    /// Closes the offer: no further request gets a share, not even a share that comes back. Returns the number of shares that
-    /// no request has, or `None` if there is no such offer.
+    /// Closes the offer: no further request gets a share, not even a share that comes back. Returns the
+    /// number of shares that no request has, or `None` if there is no such offer.
     pub(super) fn close(&mut self, key: &TensorKey) -> Option<u32> {
         let kept = self.entries.get_mut(key)?.kept.as_mut()?;
         let free = kept.left - kept.taken;

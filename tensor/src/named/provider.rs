@@ -1,4 +1,4 @@
-//! The provider: the end that has the tensors. It keeps a record of each link.
+//! The provider: the side that has the tensors. It keeps a record of each link.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -16,7 +16,7 @@ use crate::wire::tensor_frame::MAX_NAME;
 
 /// An action for the driver of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProviderAction<T> {
+pub(crate) enum ProviderAction<T> {
     /// Send a message.
     Send {
         /// The link to send on.
@@ -24,8 +24,8 @@ pub enum ProviderAction<T> {
         /// The message.
         message: Message,
     },
-    /// Write the tensor's bytes to the start of the sink, then call [`Provider::written`]. The handle stays with the
-    /// operation until the device is done with the tensor, whatever happens to the request.
+    /// Write the tensor's bytes to the start of the sink, then call [`Provider::written`]. The handle stays
+    /// with the operation until the device is done with the tensor, whatever happens to the request.
     Write {
         /// The link to write on.
         peer: PeerId,
@@ -33,8 +33,8 @@ pub enum ProviderAction<T> {
         request_id: RequestId,
         /// The tensor.
         tensor: T,
-        /// The memory to write to. Its metadata equals the tensor's. The memory is at least as long as the tensor, and not
-        /// empty.
+        /// The memory to write to. Its metadata equals the tensor's. The memory is at least as long as the
+        /// tensor, and not empty.
         sink: Sink,
         /// Whether [`Provider::written`] needs a checksum.
         checksum_wanted: bool,
@@ -52,7 +52,7 @@ pub enum ProviderAction<T> {
 
 /// Matches the offers of this process with the requests of its peers.
 #[derive(Debug)]
-pub struct Provider<T> {
+pub(crate) struct Provider<T> {
     settings: ProviderSettings,
     table: OfferTable<T>,
     peers: HashMap<PeerId, PeerRecord>,
@@ -87,7 +87,7 @@ enum ShareEnd {
 
 impl<T: Clone> Provider<T> {
     /// Makes a provider without offers.
-    pub fn new(settings: ProviderSettings) -> Self {
+    pub(crate) fn new(settings: ProviderSettings) -> Self {
         let table = OfferTable::new(&settings);
         Self { settings, table, peers: HashMap::new(), deadlines: Deadlines::new(), actions: Vec::new() }
     }
@@ -96,7 +96,7 @@ impl<T: Clone> Provider<T> {
     ///
     /// # Errors
     /// [`OfferError`]. Nothing has changed then.
-    pub fn offer(
+    pub(crate) fn offer(
         &mut self,
         name: &str,
         step: u64,
@@ -114,16 +114,16 @@ impl<T: Clone> Provider<T> {
         Ok(self.take_actions())
     }
 
-    /// Withdraws an offer. Requests with a share keep the share. Returns the number of readers that the offer still waited
-    /// for, or `None` if there is no such offer.
-    pub fn withdraw(&mut self, name: &str, step: u64) -> Option<u32> {
+    /// Withdraws an offer. Requests with a share keep the share. Returns the number of readers that the offer
+    /// still waited for, or `None` if there is no such offer.
+    pub(crate) fn withdraw(&mut self, name: &str, step: u64) -> Option<u32> {
         let key = TensorKey { name: name.into(), step };
         self.deadlines.clear(&DeadlineKey::Offer(key.clone()));
         self.table.close(&key)
     }
 
     /// Handles a peer's request, the first one or the repeated one with a sink.
-    pub fn handle_request(
+    pub(crate) fn handle_request(
         &mut self,
         id: PeerId,
         request: &TensorRequest<'_>,
@@ -142,9 +142,10 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// Handles the cancellation of a request. A write that is under way goes on to its end, and the last answer then says that the
-    /// request was cancelled. A request with a last answer is over, so nothing happens: the requester keeps a tensor that arrives late.
-    pub fn handle_cancel(
+    /// Handles the cancellation of a request. A write that is under way continues to its end, and the last
+    /// answer then says that the request was cancelled. A request with a last answer is over, so nothing
+    /// happens: the requester keeps a tensor that arrives late.
+    pub(crate) fn handle_cancel(
         &mut self,
         peer: PeerId,
         request_id: RequestId,
@@ -168,9 +169,9 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// Notes that the device has done a [`ProviderAction::Write`]. `checksum` is the checksum of the tensor's bytes, if the
-    /// action asked for a checksum.
-    pub fn written(
+    /// Notes that the device has done a [`ProviderAction::Write`]. `checksum` is the checksum of the tensor's
+    /// bytes, if the action asked for a checksum.
+    pub(crate) fn written(
         &mut self,
         peer: PeerId,
         request_id: RequestId,
@@ -194,8 +195,9 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// Notes that a [`ProviderAction::Write`] failed while the link goes on. The tensor stays for other readers.
-    pub fn write_failed(
+    /// Notes that a [`ProviderAction::Write`] failed while the link is open. The tensor stays for other
+    /// readers.
+    pub(crate) fn write_failed(
         &mut self,
         peer: PeerId,
         request_id: RequestId,
@@ -216,7 +218,7 @@ impl<T: Clone> Provider<T> {
     }
 
     /// Ends the requests of a link that has ended. Their shares are for other peers.
-    pub fn peer_gone(&mut self, id: PeerId, now: Instant) -> Vec<ProviderAction<T>> {
+    pub(crate) fn peer_gone(&mut self, id: PeerId, now: Instant) -> Vec<ProviderAction<T>> {
         let Some(peer) = self.peers.get_mut(&id) else { return Vec::new() };
         // No request of this peer takes over a share.
         peer.requests.values_mut().for_each(|pending| pending.given_up = false);
@@ -228,12 +230,12 @@ impl<T: Clone> Provider<T> {
     }
 
     /// Returns the time at which to call [`handle_timeout`](Self::handle_timeout) next.
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.deadlines.next()
     }
 
     /// Ends the requests and offers that have waited for too long.
-    pub fn handle_timeout(&mut self, now: Instant) -> Vec<ProviderAction<T>> {
+    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Vec<ProviderAction<T>> {
         while let Some(due) = self.deadlines.pop(now) {
             match due {
                 DeadlineKey::Request(peer, request_id) => self.expire((peer, request_id), now),
@@ -250,13 +252,13 @@ impl<T: Clone> Provider<T> {
     }
 
     /// Returns the amount of offers and requests that the provider holds.
-    pub fn held(&self) -> OfferCounts {
+    pub(crate) fn held(&self) -> OfferCounts {
         let requests = self.peers.values().map(|peer| peer.requests.len()).sum();
         OfferCounts { offers: self.table.offers(), bytes: self.table.bytes(), requests }
     }
 
-    /// Accepts a request, unless its peer has had this offer. A reader that did not learn of a dead or failed tensor, because it gave up,
-    /// gets this answer again.
+    /// Accepts a request, unless its peer has had this offer. A reader that did not learn of a dead or failed
+    /// tensor, because it gave up, gets this answer again.
     fn begin(&mut self, reader: Reader, key: TensorKey, request: &TensorRequest<'_>, now: Instant) {
         let before = self.peers.get(&reader.0).and_then(|peer| peer.delivered.get(&key));
         // The offer remembers its readers longer than the peer's record does.
@@ -372,7 +374,8 @@ impl<T: Clone> Provider<T> {
         self.refuse(reader, Failure::new(Code::DeadlineExceeded, text), now);
     }
 
-    /// Answers with a status. It also ends a pending request of this number, because the peer can't tell the two apart.
+    /// Answers with a status. It also ends a pending request of this number, because the peer can't tell the
+    /// two apart.
     fn refuse(&mut self, reader: Reader, failure: Failure, now: Instant) {
         self.send(reader, Message::Status { request_id: reader.1, failure });
         match self.pending(reader) {
@@ -448,17 +451,18 @@ impl<T: Clone> Provider<T> {
 #[derive(Debug)]
 struct PeerRecord {
     requests: BTreeMap<RequestId, ReceivedRequest>,
-    /// Tensors that the requests are for, without the requests that were given up. A peer can't have two such requests for one tensor
-    /// at a time.
+    /// Tensors that the requests are for, without the requests that were given up. A peer can't have two such
+    /// requests for one tensor at a time.
     asked: HashSet<TensorKey>,
-    /// Tensors with a request that was given up while the device wrote the tensor. A later request for the tensor waits for the end of
-    /// the write, so a peer never has two shares of an offer.
+    /// Tensors with a request that was given up while the device wrote the tensor. A later request for the
+    /// tensor waits for the end of the write, so a peer never has two shares of an offer.
     given_up: HashSet<TensorKey>,
     /// Answers that used up a share. This serves tensors that are not on offer any more.
     delivered: RecentMap<TensorKey, Delivered>,
     /// Requests that have their last answer.
     finished: RecentSet<RequestId>,
-    /// Requests that ended here while they waited for a sink. The peer may have asked again before it learnt that.
+    /// Requests that ended here while they waited for a sink. The peer may have asked again before it learnt
+    /// that.
     lapsed: RecentSet<RequestId>,
 }
 
@@ -469,7 +473,8 @@ struct ReceivedRequest {
     sink: Option<Sink>,
     checksum_wanted: bool,
     state: ReceivedState,
-    /// The peer has cancelled the request while the device wrote the tensor. The share comes back when the write has ended.
+    /// The peer has cancelled the request while the device wrote the tensor. The share comes back when the
+    /// write has ended.
     given_up: bool,
 }
 
@@ -599,8 +604,8 @@ enum SinkFault {
     BeyondAddresses { length: u64, address: u64 },
 }
 
-/// Checks that the sink is at least as long as its metadata states, and does not end beyond the address space. The device
-/// checks the right to the memory.
+/// Checks that the sink is at least as long as its metadata states, and does not end beyond the address
+/// space. The device checks the right to the memory.
 fn check_sink(sink: &Sink) -> Result<(), SinkFault> {
     let Sink { metadata, address, length, .. } = *sink;
     if length < metadata.bytes {
@@ -664,8 +669,8 @@ impl<K: Clone + Ord + Hash> Deadlines<K> {
         Self { order: BTreeSet::new(), of: HashMap::new() }
     }
 
-    /// Sets the deadline of `key` to `timeout` from now, in place of an earlier deadline. Without a timeout `key` has no
-    /// deadline.
+    /// Sets the deadline of `key` to `timeout` from now, in place of an earlier deadline. Without a timeout
+    /// `key` has no deadline.
     fn set(&mut self, key: &K, now: Instant, timeout: Option<Duration>) {
         self.clear(key);
         let Some(at) = timeout.and_then(|timeout| now.checked_add(timeout)) else { return };

@@ -1,4 +1,4 @@
-//! The requester: the end that asks one peer for tensors.
+//! The requester: the side that asks one peer for tensors.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -13,26 +13,27 @@ use crate::wire::tensor_metadata::WireMetadata;
 
 /// Location of a sink, for the provider's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SinkLocation {
+pub(crate) struct SinkLocation {
     /// Virtual address.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Key of a region that covers the sink and nothing else. Only this peer may write the region.
-    pub rkey: u32,
+    pub(crate) rkey: u32,
     /// Length in bytes.
-    pub length: u64,
+    pub(crate) length: u64,
 }
 
 /// An action for the driver of a requester. `S` is a sink, which owns its memory.
 #[derive(Debug, PartialEq, Eq)]
-pub enum RequesterAction<S> {
+pub(crate) enum RequesterAction<S> {
     /// Send a message.
     Send(Message),
-    /// Make a sink for a tensor with this metadata and call [`Requester::sink_ready`]. Call [`Requester::sink_failed`] if
-    /// there is no memory, or if no tensor has such metadata.
+    /// Make a sink for a tensor with this metadata and call [`Requester::sink_ready`]. Call
+    /// [`Requester::sink_failed`] if there is no memory, or if no tensor has such metadata.
     Allocate {
         /// The request that needs the sink.
         request_id: RequestId,
-        /// The peer's description of the tensor, at most as long as [`RequesterSettings::max_tensor_bytes`] allows.
+        /// The peer's description of the tensor, at most as long as [`RequesterSettings::max_tensor_bytes`]
+        /// allows.
         metadata: WireMetadata,
     },
     /// Revoke the grant of a sink, then free the sink. The peer does not write to the sink any more.
@@ -48,9 +49,9 @@ pub enum RequesterAction<S> {
 
 /// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum RequestOutcome<S> {
-    /// The tensor is in the sink. The driver has to revoke the sink's grant before the program gets the tensor. If the program does not
-    /// take it, the driver passes the arrival to [`Requester::not_taken`].
+pub(crate) enum RequestOutcome<S> {
+    /// The tensor is in the sink. The driver has to revoke the sink's grant before the program gets the
+    /// tensor. If the program does not take it, the driver passes the arrival to [`Requester::not_taken`].
     Arrived(Arrival<S>),
     /// The tensor is dead.
     Dead,
@@ -60,28 +61,29 @@ pub enum RequestOutcome<S> {
 
 /// A tensor in a sink.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Arrival<S> {
+pub(crate) struct Arrival<S> {
     /// Name of the tensor.
-    pub name: Arc<str>,
+    pub(crate) name: Arc<str>,
     /// Step of the tensor.
-    pub step: u64,
+    pub(crate) step: u64,
     /// Type, shape and length of the tensor.
-    pub metadata: WireMetadata,
+    pub(crate) metadata: WireMetadata,
     /// The sink with the tensor.
-    pub sink: S,
+    pub(crate) sink: S,
     /// The checksum for [`verify`](super::verify), if [`RequesterSettings::validate`] is set.
-    pub checksum: Option<u64>,
+    pub(crate) checksum: Option<u64>,
 }
 
 /// Asks one peer for tensors. `S` is a sink.
 #[derive(Debug)]
-pub struct Requester<S> {
+pub(crate) struct Requester<S> {
     settings: RequesterSettings,
     /// The latest metadata of each tensor, by name.
     cache: Option<LruCache<Arc<str>, WireMetadata>>,
     requests: BTreeMap<RequestId, OwnRequest<S>>,
-    /// Tensors that arrived for requests that were given up. The provider counts them as delivered, so the next request gets them from
-    /// here. In the order of their arrival. With each, whether it was there at the last [`Requester::age_untaken`].
+    /// Tensors that arrived for requests that were given up. The provider counts them as delivered, so the
+    /// next request gets them from here. In the order of their arrival. With each, whether it was there at
+    /// the last [`Requester::age_untaken`].
     untaken: LruCache<TensorKey, (Arrival<S>, bool)>,
     next: u64,
     gone: Option<String>,
@@ -130,7 +132,7 @@ impl<S> OwnRequestState<S> {
 
 impl<S> Requester<S> {
     /// Makes a requester without cached metadata.
-    pub fn new(settings: RequesterSettings) -> Self {
+    pub(crate) fn new(settings: RequesterSettings) -> Self {
         let cache = NonZeroUsize::new(settings.max_cached).map(LruCache::new);
         Self {
             settings,
@@ -143,13 +145,13 @@ impl<S> Requester<S> {
         }
     }
 
-    /// Asks for (`name`, `step`). Without cached metadata of `name` the request goes out at once. With cached metadata it goes
-    /// out when there is a sink for a tensor like the last one. A tensor that has arrived for a request that was given up is the result
-    /// at once.
+    /// Asks for (`name`, `step`). Without cached metadata of `name` the request goes out at once. With cached
+    /// metadata it goes out when there is a sink for a tensor like the last one. A tensor that has arrived
+    /// for a request that was given up is the result at once.
     ///
     /// # Errors
     /// [`RequestError`]. Nothing has changed then.
-    pub fn request(
+    pub(crate) fn request(
         &mut self,
         name: &str,
         step: u64,
@@ -184,8 +186,9 @@ impl<S> Requester<S> {
         Ok((request_id, action))
     }
 
-    /// Takes the sink for a [`RequesterAction::Allocate`], which is at `place`. If the request is over, the sink is freed.
-    pub fn sink_ready(
+    /// Takes the sink for a [`RequesterAction::Allocate`], which is at `place`. If the request is over, the
+    /// sink is freed.
+    pub(crate) fn sink_ready(
         &mut self,
         request_id: RequestId,
         sink: S,
@@ -209,7 +212,7 @@ impl<S> Requester<S> {
     }
 
     /// Ends a request for which the driver could not make the sink of a [`RequesterAction::Allocate`].
-    pub fn sink_failed(&mut self, request_id: RequestId, failure: Failure) -> Vec<RequesterAction<S>> {
+    pub(crate) fn sink_failed(&mut self, request_id: RequestId, failure: Failure) -> Vec<RequesterAction<S>> {
         let Some((pending, _)) = self.requests.get_mut(&request_id).and_then(OwnRequest::allocating) else {
             return Vec::new();
         };
@@ -222,13 +225,14 @@ impl<S> Requester<S> {
     }
 
     /// Takes an arrival back that the program did not take, for the next request for this tensor.
-    pub fn not_taken(&mut self, arrival: Arrival<S>) -> Vec<RequesterAction<S>> {
+    pub(crate) fn not_taken(&mut self, arrival: Arrival<S>) -> Vec<RequesterAction<S>> {
         self.keep(arrival);
         self.take_actions()
     }
 
-    /// Frees the tensors for which no request has come since the last call. Call this in intervals for which a tensor is on offer.
-    pub fn age_untaken(&mut self) -> Vec<RequesterAction<S>> {
+    /// Frees the tensors for which no request has come since the last call. Call this in intervals for which
+    /// a tensor is on offer.
+    pub(crate) fn age_untaken(&mut self) -> Vec<RequesterAction<S>> {
         while self.untaken.peek_lru().is_some_and(|(_, (_, is_old))| *is_old) {
             self.free_oldest();
         }
@@ -237,13 +241,13 @@ impl<S> Requester<S> {
     }
 
     /// Frees all tensors for which no request has come, because the memory is needed.
-    pub fn free_untaken(&mut self) -> Vec<RequesterAction<S>> {
+    pub(crate) fn free_untaken(&mut self) -> Vec<RequesterAction<S>> {
         while self.free_oldest().is_some() {}
         self.take_actions()
     }
 
     /// Cancels a request. Its sink stays until the last answer of the peer.
-    pub fn cancel(&mut self, request_id: RequestId) -> Vec<RequesterAction<S>> {
+    pub(crate) fn cancel(&mut self, request_id: RequestId) -> Vec<RequesterAction<S>> {
         self.give_up(request_id);
         self.take_actions()
     }
@@ -252,7 +256,7 @@ impl<S> Requester<S> {
     ///
     /// # Errors
     /// [`Violation`]: there is no such request, or it has metadata already.
-    pub fn handle_metadata(
+    pub(crate) fn handle_metadata(
         &mut self,
         request_id: RequestId,
         metadata: WireMetadata,
@@ -291,7 +295,7 @@ impl<S> Requester<S> {
     /// # Errors
     /// [`Violation`]: there is no such request, the request has no sink, a checksum is missing, or there is a checksum without
     /// need.
-    pub fn handle_written(
+    pub(crate) fn handle_written(
         &mut self,
         request_id: RequestId,
         checksum: Option<u64>,
@@ -325,7 +329,7 @@ impl<S> Requester<S> {
     ///
     /// # Errors
     /// [`Violation`]: there is no such request.
-    pub fn handle_status(
+    pub(crate) fn handle_status(
         &mut self,
         request_id: RequestId,
         code: u32,
@@ -341,7 +345,10 @@ impl<S> Requester<S> {
     ///
     /// # Errors
     /// [`Violation`]: there is no such request, or the peer has sent the metadata of this tensor.
-    pub fn handle_dead(&mut self, request_id: RequestId) -> Result<Vec<RequesterAction<S>>, Violation> {
+    pub(crate) fn handle_dead(
+        &mut self,
+        request_id: RequestId,
+    ) -> Result<Vec<RequesterAction<S>>, Violation> {
         let pending = self.answered("dead", request_id)?;
         if pending.has_metadata {
             let state = "for a tensor whose metadata the peer sent";
@@ -351,9 +358,9 @@ impl<S> Requester<S> {
         Ok(self.take_actions())
     }
 
-    /// Ends all requests, because the link has ended. Its queue pairs are closed, so nothing writes a sink any more. Later
-    /// requests fail at once.
-    pub fn peer_gone(&mut self, why: &str) -> Vec<RequesterAction<S>> {
+    /// Ends all requests, because the link has ended. Its queue pairs are closed, so nothing writes a sink
+    /// any more. Later requests fail at once.
+    pub(crate) fn peer_gone(&mut self, why: &str) -> Vec<RequesterAction<S>> {
         self.gone = Some(why.to_owned());
         while let Some((&request_id, _)) = self.requests.first_key_value() {
             let failure = Failure::new(Code::Unavailable, format!("the link has ended: {why}"));
@@ -363,7 +370,8 @@ impl<S> Requester<S> {
     }
 
     /// Returns the number of requests without a last answer, with the cancelled ones.
-    pub fn pending(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn pending(&self) -> usize {
         self.requests.len()
     }
 
@@ -389,7 +397,7 @@ impl<S> Requester<S> {
         }
     }
 
-    /// Refuses a tensor that is longer than this end takes.
+    /// Refuses a tensor that is longer than this side accepts.
     fn refuse(&mut self, request_id: RequestId, name: &str, bytes: u64) -> Vec<RequesterAction<S>> {
         let limit = self.settings.max_tensor_bytes;
         let text = format!("tensor {name:?} has {bytes} bytes, and {limit} are allowed (max_tensor_bytes)");
@@ -411,7 +419,8 @@ impl<S> Requester<S> {
         }
     }
 
-    /// Gives a tensor that arrived for a request that was given up to the request that asks again. If there is none, keeps the tensor.
+    /// Gives a tensor that arrived for a request that was given up to the request that asks again. If there
+    /// is none, keeps the tensor.
     fn keep(&mut self, arrival: Arrival<S>) {
         let asks_again = |request: &OwnRequest<S>| {
             let is_open = !matches!(request.state, OwnRequestState::Cancelled(_));
@@ -471,7 +480,7 @@ impl<S> OwnRequest<S> {
 /// A request that was not sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RequestError {
+pub(crate) enum RequestError {
     /// No request can carry the name.
     #[error("the name of the tensor has {length} bytes, and 1 to {MAX_NAME} are allowed")]
     Name {
@@ -492,7 +501,7 @@ pub enum RequestError {
 /// An answer that breaks the protocol. It ends the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Violation {
+pub(crate) enum Violation {
     /// No request with this number waits for an answer.
     #[error("a {frame} frame answers {request_id}, which does not wait for an answer")]
     Unknown {

@@ -21,8 +21,9 @@ use tonic_rdma_verbs::unstable::{
 };
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
-/// The sending end of a dynamic slot (§3.3), from [`Channel::dynamic_sender`](crate::Channel::dynamic_sender). The peer reads
-/// each tensor from the sender's memory, and has the right to do so until it has read the tensor.
+/// The sending side of a dynamic slot (§3.3), from
+/// [`Channel::dynamic_sender`](crate::Channel::dynamic_sender). The peer reads each tensor from the sender's
+/// memory, and has the right to do so until it has read the tensor.
 #[derive(Debug)]
 pub struct DynamicSender {
     sender: Sender,
@@ -36,9 +37,9 @@ impl DynamicSender {
         Self { sender, lent: VecDeque::new(), sent: SentCounts::default() }
     }
 
-    /// Announces a tensor to the peer, once the slot has room. The peer reads the tensor from registered memory
-    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)). A tensor in other memory is copied first. A tensor that is not
-    /// contiguous, or has strings, is serialised.
+    /// Announces a tensor to the peer, once the slot has room. The peer reads the tensor from registered
+    /// memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)). A tensor in other memory is copied
+    /// first. A tensor that is not contiguous, or has strings, is serialised.
     ///
     /// This returns before the peer has read the tensor. [`flush`](Self::flush) waits for that.
     ///
@@ -46,8 +47,8 @@ impl DynamicSender {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let mut slot = server.dynamic_receiver("activations", 4)?;
     /// # let mut sender = channel.dynamic_sender("activations").await?;
@@ -72,21 +73,22 @@ impl DynamicSender {
     /// Announces a tensor as [`send`](Self::send) does, and returns at once.
     ///
     /// # Errors
-    /// The errors of [`send`](Self::send), and [`Busy`](crate::TensorErrorKind::Busy) if the slot has no room.
+    /// The errors of [`send`](Self::send), and [`Busy`](crate::TensorErrorKind::Busy) if the slot has no
+    /// room.
     pub fn try_send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.sender.check_ready()?;
         self.offer(tensor)
     }
 
-    /// Returns how many tensors this sender has announced without a copy, and with one. A tensor without elements counts as
-    /// inline.
+    /// Returns how many tensors this sender has announced without a copy, and with one. A tensor without
+    /// elements counts as inline.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorMut, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let _slot = server.dynamic_receiver("activations", 4)?;
     /// # let mut sender = channel.dynamic_sender("activations").await?;
@@ -175,14 +177,16 @@ impl DynamicSender {
 impl Drop for DynamicSender {
     fn drop(&mut self) {
         self.forget();
-        // Rights that the peer still uses stay until the link ends, because taking them away now would end the link.
+        // Rights that the peer still uses stay until the link ends, because revoking them now would end the
+        // link.
         let lent = self.lent.drain(..).filter_map(|(_, grant)| grant);
         self.sender.link.keep(lent);
     }
 }
 
-/// The receiving end of a dynamic slot (§3.3), from [`RdmaDevice::dynamic_receiver`](crate::RdmaDevice::dynamic_receiver). It
-/// learns the shape and the place of a tensor, allocates memory, and reads the tensor.
+/// The receiving side of a dynamic slot (§3.3), from
+/// [`RdmaDevice::dynamic_receiver`](crate::RdmaDevice::dynamic_receiver). It learns the shape and the address
+/// of a tensor, allocates memory, and reads the tensor.
 #[derive(Debug)]
 pub struct DynamicReceiver {
     receiver: Receiver,
@@ -210,8 +214,8 @@ impl DynamicReceiver {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let mut slot = server.dynamic_receiver("tokens", 4)?;
     /// # let mut sender = channel.dynamic_sender("tokens").await?;
@@ -251,8 +255,8 @@ impl DynamicReceiver {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let mut slot = server.dynamic_receiver("tokens", 4)?;
     /// # let mut sender = channel.dynamic_sender("tokens").await?;
@@ -274,15 +278,16 @@ impl DynamicReceiver {
         }
     }
 
-    /// Waits until the next tensor is here: the sender has announced it, and it has been read. The receiver keeps it. So one task may wait,
-    /// and another thread may then take the tensor by [`try_recv`](Self::try_recv). Dropping the future loses nothing.
+    /// Waits until the next tensor is here: the sender has announced it, and it has been read. The receiver
+    /// keeps it. So one task may wait, and another thread may then take the tensor by
+    /// [`try_recv`](Self::try_recv). Dropping the future loses nothing.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let mut slot = server.dynamic_receiver("tokens", 4)?;
     /// # let mut sender = channel.dynamic_sender("tokens").await?;
@@ -295,8 +300,8 @@ impl DynamicReceiver {
     /// ```
     ///
     /// # Errors
-    /// The sender is lost, or it announced an impossible tensor, which ends its link. A failure of the read is the error of the next
-    /// [`try_recv`](Self::try_recv).
+    /// The sender is lost, or it announced an impossible tensor, which ends its link. A failure of the read
+    /// is the error of the next [`try_recv`](Self::try_recv).
     pub async fn arrived(&mut self) -> Result<(), TensorError> {
         consume_budget().await;
         while !self.advance()? {
@@ -362,8 +367,8 @@ impl DynamicReceiver {
     }
 }
 
-/// The metadata of a tensor, and the place where it lies. A sender of a dynamic slot writes one for each tensor (§3.3). The length is
-/// fixed, so that the slot fits tensors of any shape.
+/// The metadata of a tensor, and its address. A sender of a dynamic slot writes one for each tensor (§3.3).
+/// The length is fixed, so that the slot fits tensors of any shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Announcement {
     pub(crate) metadata: WireMetadata,

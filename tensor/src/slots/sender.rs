@@ -1,4 +1,4 @@
-//! The sending end of a slot of either kind, and its counts.
+//! The sending side of a slot of either kind, and its counts.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use tonic_rdma_verbs::RemoteSegment;
 use tonic_rdma_verbs::unstable::{CopyRange, CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::Lease;
 
-/// The sending end of a slot.
+/// The sending side of a slot.
 #[derive(Debug)]
 pub(crate) struct Sender {
     pub(super) name: Arc<str>,
     pub(super) link: Arc<Link>,
     pair: Arc<WordPair>,
-    /// The pair of words at this end, as the link knows it. Removed when the sender is dropped.
+    /// The pair of words at this side, as the link knows it. Removed when the sender is dropped.
     ours: Arc<WordPair>,
     pub(super) port: u32,
     place: RemoteRange,
@@ -36,8 +36,8 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// The number of looks without a release, after which the queue is polled. A long transfer waits for the completions of
-    /// earlier ones.
+    /// The number of polls without a release, after which the queue is polled. A long transfer waits for the
+    /// completions of earlier ones.
     const POLL_EVERY: u32 = 1 << 4;
 
     /// Makes the sender of a slot, for payloads of `payload` bytes, from the peer's reply.
@@ -112,15 +112,15 @@ impl Sender {
         Ok(self.unreleased())
     }
 
-    /// Returns the number of payloads that are not released. The peer writes the count, so the result is limited to the number
-    /// of payloads that were sent.
+    /// Returns the number of payloads that are not released. The peer writes the count, so the result is
+    /// limited to the number of payloads that were sent.
     fn unreleased(&self) -> u64 {
         let all = self.next - self.first;
         self.next.saturating_sub(1).saturating_sub(self.released()).min(all)
     }
 
-    /// Looks for the reason why a release has not come: carries out what the receiver has asked, takes completions, and checks
-    /// that the receiver lives.
+    /// Finds out why a release has not arrived: carries out what the receiver has asked, takes completions,
+    /// and checks that the receiver lives.
     fn missed(&mut self) -> Result<(), TensorError> {
         self.misses = self.misses.wrapping_add(1);
         self.link.missed(self.port, self.misses, Self::POLL_EVERY)
@@ -207,13 +207,13 @@ impl Sender {
         Ok(())
     }
 
-    /// Returns whether the device can read the bytes of `lease`. It can't if there is no budget to register their slab; then they have
-    /// to be copied.
+    /// Returns whether the device can read the bytes of `lease`. It can't if there is no budget to register
+    /// their slab; then they have to be copied.
     pub(crate) fn registers(&self, lease: &Lease) -> bool {
         self.link.port(self.port).registers(lease)
     }
 
-    /// Returns the place of the next payload.
+    /// Returns the segment for the next payload.
     fn buffer(&self) -> RemoteSegment {
         let offset = self.layout.start(self.next) as u64;
         RemoteSegment { address: self.place.start.address + offset, ..self.place.start }
@@ -226,15 +226,15 @@ impl Drop for Sender {
     }
 }
 
-/// Numbers of the tensors that a sender has sent, by the way of their bytes at this end. A tensor that was refused does not
-/// count.
+/// Numbers of the tensors that a sender has sent, by the way of their bytes at this side. A tensor that was
+/// refused does not count.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
-/// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-/// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+/// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
 /// # let channel = worker.channel(&server.endpoint(), 0).await?;
 /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[1 << 20])?)?;
 /// # let _slot = server.static_receiver("activations", &spec, 1)?;
@@ -247,7 +247,8 @@ impl Drop for Sender {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SentCounts {
-    /// Tensors that the device read from the memory in which the program has them, without a copy at this end.
+    /// Tensors that the device read from the memory in which the program has them, without a copy at this
+    /// side.
     pub in_place: SentTensors,
     /// Tensors whose bytes were first copied to registered memory.
     pub copied: SentTensors,

@@ -31,7 +31,7 @@ const MAX_DEPTH: u32 = 1024;
 pub(crate) struct Slot {
     pub(crate) name: Arc<str>,
     kind: Kind,
-    /// The tensors that a static slot takes.
+    /// The tensors that a static slot accepts.
     spec: Option<TensorSpec>,
     pub(crate) layout: Layout,
     pub(crate) memory: SharedRegion,
@@ -42,7 +42,7 @@ pub(crate) struct Slot {
     /// The number of senders that have ever attached.
     pub(crate) senders: AtomicU64,
     attachment: Mutex<Attachment>,
-    /// Whether a sender was lost, so that the receiver looks for the reason.
+    /// Whether a sender was lost, so that the receiver finds out why.
     pub(crate) lost: AtomicBool,
     /// The number of tensors that have arrived.
     pub(crate) arrived: AtomicU64,
@@ -79,14 +79,14 @@ pub(crate) struct AttachedSender {
 pub(crate) enum Holder {
     /// No party holds the buffers.
     Free,
-    /// The receiver looks at a tensor that has arrived, so a new sender must not write there.
+    /// The receiver reads a tensor that has arrived, so a new sender must not write there.
     Receiver,
     /// A new sender is being attached, so the tensors of the last one are not taken any more.
     Attaching,
 }
 
-/// The distance from the epochs of one sender to those of the next one. It exceeds the number of epochs that a sender leaves
-/// unused.
+/// The distance from the epochs of one sender to those of the next one. It exceeds the number of epochs that
+/// a sender leaves unused.
 const LEAP: u64 = 1 << 32;
 
 impl Slot {
@@ -121,8 +121,8 @@ impl Slot {
         }
     }
 
-    /// Attaches a sender of the peer of `link`. No other sender may write from then on. Returns the number of its pair, its
-    /// memory, and its first epoch.
+    /// Attaches a sender of the peer of `link`. No other sender may write from then on. Returns the number of
+    /// its pair, its memory, and its first epoch.
     ///
     /// # Errors
     /// Another peer is attached or is still being removed, or the last tensor is still in use.
@@ -159,7 +159,8 @@ impl Slot {
             Attachment::Vacant => self.next.load(Ordering::SeqCst),
             _ => self.next.fetch_add(LEAP, Ordering::SeqCst) + LEAP,
         };
-        // The last sender of this peer loses its right, so a write that it still has in flight comes too late.
+        // The last sender of this peer loses its right, so a write that it still has in flight arrives too
+        // late.
         if let Attachment::Attached { by, .. } = std::mem::replace(attachment, Attachment::Vacant) {
             link.remove_pair(&by.pair);
         }
@@ -281,8 +282,8 @@ impl PairOwner for Slot {
         let before = std::mem::replace(&mut *attachment, Attachment::Leaving(fault.clone()));
         self.lost.store(true, Ordering::SeqCst);
         drop(attachment);
-        // This ends the peer's right, before another sender gets one. It happens outside the lock, because it may wait for the
-        // peer.
+        // This ends the peer's right, before another sender gets one. It happens outside the lock, because it
+        // may wait for the peer.
         drop(before);
         *lock(&self.attachment) = Attachment::Lost(fault.clone());
         self.changed.notify_waiters();
@@ -321,19 +322,20 @@ impl Layout {
     }
 }
 
-/// The receiving end of a slot.
+/// The receiving side of a slot.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(crate) slot: Arc<Slot>,
     /// The sender that was attached when the receiver last looked, and the number of that sender.
     attached: Option<AttachedSender>,
     sender: u64,
-    /// The number of looks that found nothing. After many of them the receiver asks whether the sender lives.
+    /// The number of polls that found nothing. After many of them the receiver asks whether the sender lives.
     misses: u32,
 }
 
 impl Receiver {
-    /// The number of looks that find nothing, after which the queue is polled. A release that waits for room goes on with a poll.
+    /// The number of polls that find nothing, after which the queue is polled. A release that waits for room
+    /// continues with a poll of the queue.
     const POLL_EVERY: u32 = 1 << 8;
 
     pub(crate) fn new(
@@ -357,21 +359,22 @@ impl Receiver {
         Ok(Self { slot, attached: None, sender: 0, misses: 0 })
     }
 
-    /// Returns whether the next tensor has come. Tensors that came before the sender was lost are still received.
+    /// Returns whether the next tensor has arrived. Tensors that arrived before the sender was lost are still
+    /// received.
     pub(crate) fn poll(&mut self) -> Result<bool, TensorError> {
         if self.slot.is_arrived() {
             return Ok(true);
         }
         let missed = self.missed();
-        // The sender's last tensor may have come since, before the sender was lost.
+        // The sender's last tensor may have arrived since, before the sender was lost.
         if self.slot.is_arrived() {
             return Ok(true);
         }
         missed.map(|()| false)
     }
 
-    /// Looks for a reason why nothing has come: carries out what the sender has asked, takes completions, and checks that the
-    /// sender lives.
+    /// Finds out why nothing has arrived: carries out what the sender has asked, takes completions, and
+    /// checks that the sender lives.
     #[inline(never)]
     fn missed(&mut self) -> Result<(), TensorError> {
         self.misses = self.misses.wrapping_add(1);
@@ -390,8 +393,8 @@ impl Receiver {
         // A peer that always has a tensor ready must not keep this task's thread from other tasks.
         consume_budget().await;
         while !self.poll()? {
-            // A new sender begins with another epoch. The wait for a new sender begins before the look at the slot, so that no
-            // sender is missed.
+            // A new sender begins with another epoch. The wait for a new sender begins before the check of
+            // the slot, so that no sender is missed.
             let mut changed = pin!(self.slot.changed.notified());
             let Some(attached) = self.slot.attached()? else {
                 changed.await;
@@ -402,7 +405,7 @@ impl Receiver {
             let word = (&self.slot.memory, tail);
             let AttachedSender { link, pair, port } = &attached;
             let mut come = Wait::until(link, pair, Some(*port), word, next, true);
-            // `poll` reports an error of the link, after the tensors that came before it.
+            // `poll` reports an error of the link, after the tensors that arrived before it.
             poll_fn(|context| match Pin::new(&mut come).poll(context) {
                 Poll::Ready(_) => Poll::Ready(()),
                 Poll::Pending => changed.as_mut().poll(context),
@@ -412,7 +415,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes the next tensor if it has come, and keeps a new sender from its buffer. Returns the buffer's offset in the memory.
+    /// Takes the next tensor if it has arrived, and keeps a new sender from its buffer. Returns the buffer's
+    /// offset in the memory.
     pub(crate) fn take(&mut self) -> Result<Option<usize>, TensorError> {
         if !self.poll()? || !self.slot.hold(Holder::Receiver) {
             return Ok(None);
@@ -439,7 +443,8 @@ impl Receiver {
     /// Gives the buffer back to the sender.
     pub(crate) fn release(&mut self) {
         let epoch = self.slot.next.fetch_add(1, Ordering::SeqCst);
-        // This happens before a new sender can attach, because the buffer belongs to the sender that filled it.
+        // This happens before a new sender can attach, because the buffer belongs to the sender that filled
+        // it.
         if self.look_up().is_err() {
             self.attached = None;
         }
@@ -451,7 +456,7 @@ impl Receiver {
         }
     }
 
-    /// Returns the link by which the tensor came.
+    /// Returns the link over which the tensor arrived.
     pub(crate) fn attached(&mut self) -> Result<AttachedSender, TensorError> {
         self.look_up()?;
         self.attached.clone().ok_or_else(|| TensorError::other("no sender is attached"))

@@ -12,8 +12,9 @@ use crate::types::{Tensor, TensorSpec};
 use tonic_rdma_verbs::unstable::LocalMemory;
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 
-/// The sending end of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender). The whole tensor
-/// is in the receiver's buffer when the receiver sees it. The receiver's processor copies nothing.
+/// The sending side of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender).
+/// The whole tensor is in the receiver's buffer when the receiver sees it. The receiver's processor copies
+/// nothing.
 ///
 /// | | waits for a free buffer | returns at once |
 /// |---|---|---|
@@ -37,12 +38,14 @@ impl StaticSender {
         &self.spec
     }
 
-    /// Returns how many tensors this sender has sent without a copy, and with one. [`SentCounts`] has an example.
+    /// Returns how many tensors this sender has sent without a copy, and with one. [`SentCounts`] has an
+    /// example.
     pub fn sent(&self) -> SentCounts {
         self.sent
     }
 
-    /// Returns whether a buffer is free for the next tensor. This costs one load, as [`StaticReceiver::try_recv`] does.
+    /// Returns whether a buffer is free for the next tensor. This costs one load, as
+    /// [`StaticReceiver::try_recv`] does.
     ///
     /// [`StaticReceiver::try_recv`]: crate::StaticReceiver::try_recv
     ///
@@ -60,8 +63,8 @@ impl StaticSender {
         self.sender.ready().await
     }
 
-    /// Returns how many of the sent tensors the receiver has not taken and released yet. This costs one load, so a thread that
-    /// polls may call it again and again, to learn that a tensor has been taken.
+    /// Returns how many of the sent tensors the receiver has not taken and released yet. This costs one load,
+    /// so a thread that polls may call it again and again, to learn that a tensor has been taken.
     ///
     /// # Errors
     /// The receiver is lost.
@@ -81,15 +84,15 @@ impl StaticSender {
         self.sender.wait_for(last).await
     }
 
-    /// Sends the first bytes of `region`, as many as the tensor has, once a buffer is free. The region comes back when the
-    /// bytes are in the receiver's buffer.
+    /// Sends the first bytes of `region`, as many as the tensor has, once a buffer is free. The region comes
+    /// back when the bytes are in the receiver's buffer.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
@@ -118,8 +121,8 @@ impl StaticSender {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
@@ -139,8 +142,8 @@ impl StaticSender {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`send_region`](Self::send_region), and [`Busy`](crate::TensorErrorKind::Busy) if no buffer is free. The future
-    /// yields the error, which has the region.
+    /// The errors of [`send_region`](Self::send_region), and [`Busy`](crate::TensorErrorKind::Busy) if no
+    /// buffer is free. The future yields the error, which has the region.
     pub fn try_send_region(&mut self, region: MemRegion) -> Memcpy {
         let length = self.payload();
         if let Err(error) = self.sender.check_ready().and_then(|()| self.check_length(region.len())) {
@@ -164,15 +167,15 @@ impl StaticSender {
     }
 
     /// Sends a tensor once a buffer is free. A tensor in registered memory
-    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) is sent without a copy. A tensor in other memory is copied to
-    /// registered memory first. The caller may drop the tensor at once.
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) is sent without a copy. A tensor in other
+    /// memory is copied to registered memory first. The caller may drop the tensor at once.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
@@ -223,8 +226,8 @@ impl StaticSender {
         self.send_copied(contiguous.bytes()?)
     }
 
-    /// Copies `bytes` to registered memory and sends them from there, once a buffer is free. A transport that does not allocate
-    /// its users' tensors has to do this (the paper's RDMA.cp).
+    /// Copies `bytes` to registered memory and sends them from there, once a buffer is free. A transport that
+    /// does not allocate its users' tensors has to do this (the paper's RDMA.cp).
     ///
     /// # Errors
     /// `bytes` has another length than the tensor, or the receiver is lost.
@@ -237,7 +240,8 @@ impl StaticSender {
     /// Begins to send bytes as [`send_bytes`](Self::send_bytes) does, and returns at once.
     ///
     /// # Errors
-    /// The errors of [`send_bytes`](Self::send_bytes), and [`Busy`](crate::TensorErrorKind::Busy) if no buffer is free.
+    /// The errors of [`send_bytes`](Self::send_bytes), and [`Busy`](crate::TensorErrorKind::Busy) if no
+    /// buffer is free.
     pub fn try_send_bytes(&mut self, bytes: &[u8]) -> Result<(), TensorError> {
         self.check_length_exactly(bytes.len())?;
         self.sender.check_ready()?;
@@ -269,25 +273,28 @@ impl StaticSender {
     }
 
     fn mismatch(&self, found: String) -> TensorError {
-        TensorError::mismatch(&self.sender.name, &self.spec, found)
+        TensorError::mismatch(&self.sender.name, self.spec, found)
     }
 }
 
-/// The receiving end of a static slot (§3.2), from [`RdmaDevice::static_receiver`](crate::RdmaDevice::static_receiver): buffers
-/// for one tensor each.
+/// The receiving side of a static slot (§3.2), from
+/// [`RdmaDevice::static_receiver`](crate::RdmaDevice::static_receiver): buffers for one tensor each.
 #[derive(Debug)]
 pub struct StaticReceiver {
     receiver: Receiver,
     spec: TensorSpec,
 }
 
-/// A tensor that has arrived. It lies where the sender put it. Dropping it gives the buffer back to the sender.
+/// A tensor that has arrived, in the buffer that the sender wrote. Dropping it releases the buffer to the
+/// sender.
 ///
-/// Its bytes are read by copying, because a hostile peer could change them meanwhile. [`copy_to`](Self::copy_to) copies all
-/// bytes at once, and [`for_each_chunk`](Self::for_each_chunk) copies them through the first-level cache. A program that trusts
-/// its peer may read them in place, by [`memory`](Self::memory) and [`SharedRegion::as_slice`].
+/// Its bytes are read by copying, because a hostile peer could change them meanwhile.
+/// [`copy_to`](Self::copy_to) copies all bytes at once, and [`for_each_chunk`](Self::for_each_chunk) copies
+/// them through the first-level cache. A program that trusts its peer may read them in place, by
+/// [`memory`](Self::memory) and [`SharedRegion::as_slice`].
 ///
-/// The buffer is given back before the receiver can take another tensor, and no reference to the buffer lives longer than
+/// The buffer is released before the receiver can take another tensor, and no reference to the buffer lives
+/// longer than
 /// [`Arrived`]:
 ///
 /// ```no_run
@@ -353,15 +360,15 @@ impl StaticReceiver {
         &self.spec
     }
 
-    /// Takes the next tensor if it has arrived. This costs one load of memory, which stays in the cache until the sender writes
-    /// to it. So a thread may call this again and again, between other work.
+    /// Takes the next tensor if it has arrived. This costs one load of memory, which stays in the cache until
+    /// the sender writes to it. So a thread may call this again and again, between other work.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
@@ -379,8 +386,8 @@ impl StaticReceiver {
     /// ```
     ///
     /// # Errors
-    /// The sender is lost, and all tensors that it had completed were taken. Once another sender has attached, its tensors
-    /// come.
+    /// The sender is lost, and all tensors that it had completed were taken. Once another sender has
+    /// attached, its tensors come.
     pub fn try_recv(&mut self) -> Result<Option<Arrived<'_>>, TensorError> {
         let start = self.receiver.take()?;
         Ok(start.map(|start| Arrived { receiver: self, start }))
@@ -392,8 +399,8 @@ impl StaticReceiver {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
@@ -419,15 +426,15 @@ impl StaticReceiver {
         Ok(Arrived { receiver: self, start })
     }
 
-    /// Waits until the next tensor has arrived, and leaves it in the slot. So one task may wait, and another thread may then take the
-    /// tensor by [`try_recv`](Self::try_recv). Dropping the future loses nothing.
+    /// Waits until the next tensor has arrived, and leaves it in the slot. So one task may wait, and another
+    /// thread may then take the tensor by [`try_recv`](Self::try_recv). Dropping the future loses nothing.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
@@ -482,11 +489,12 @@ impl Arrived<'_> {
         memory.copy_out(range.start, destination).map_err(TensorError::local)
     }
 
-    /// Calls `then` with the bytes, piece by piece, through a buffer that stays in the cache. The first byte of each piece is
-    /// aligned to 64 bytes. The length of every piece but the last is a multiple of 64 bytes.
+    /// Calls `then` with the bytes, chunk by chunk, through a buffer that stays in the cache. The first byte
+    /// of each chunk is aligned to 64 bytes. The length of every chunk but the last is a multiple of 64
+    /// bytes.
     pub fn for_each_chunk(&self, then: impl FnMut(&[u8])) {
         let (memory, range) = self.memory();
-        // The range is the slot's own, so it lies within the memory.
+        // The range is the slot's own, so it is within the memory.
         let _ = memory.for_each_chunk(range, then);
     }
 
@@ -497,7 +505,7 @@ impl Arrived<'_> {
     pub fn to_tensor(&self) -> Result<Tensor, TensorError> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(&mut bytes)?;
-        Ok(Tensor::from_bytes(self.receiver.spec, bytes.into())?)
+        Tensor::from_bytes(self.receiver.spec, bytes.into())
     }
 }
 

@@ -177,7 +177,8 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// A Rust type that is an element of a tensor. Complex numbers are `[f32; 2]` and `[f64; 2]`: real and imaginary part.
+/// A Rust type that is an element of a tensor. Complex numbers are `[f32; 2]` and `[f64; 2]`: real and
+/// imaginary part.
 pub trait Element: sealed::Sealed + CheckedBitPattern + NoUninit + Send + Sync + 'static {
     /// Type of tensors with such elements.
     const DTYPE: Dtype;

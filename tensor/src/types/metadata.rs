@@ -1,4 +1,5 @@
-//! Metadata of a tensor, which a peer needs before the tensor's bytes move, and the form in which the bytes move.
+//! Metadata of a tensor, which a peer needs before the tensor's bytes move, and the form in which the bytes
+//! move.
 //!
 //! The serialised form, in which tensors of strings and tensors that are not contiguous move.
 //!
@@ -42,7 +43,7 @@ pub enum MetadataLayout {
 }
 
 impl Metadata {
-    /// Makes the metadata of a tensor of `spec` whose elements lie one after the other.
+    /// Makes the metadata of a tensor of `spec` whose elements are contiguous.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Dtype, Metadata, Shape, TensorSpec};
@@ -53,7 +54,7 @@ impl Metadata {
     /// ```
     ///
     /// # Errors
-    /// [`ValueError::Variable`] if the elements have no fixed size.
+    /// The elements have no fixed size.
     pub fn dense(spec: TensorSpec) -> Result<Self, TensorError> {
         fixed_size(&spec)?;
         Ok(Self { spec, layout: MetadataLayout::Dense })
@@ -119,8 +120,8 @@ fn is_string_length(spec: &TensorSpec, bytes: u64) -> bool {
 }
 
 impl Tensor {
-    /// Returns the metadata, and the bytes that move for this tensor. It copies nothing if the elements have a fixed size and lie one
-    /// after the other.
+    /// Returns the metadata, and the bytes that move for this tensor. It copies nothing if the elements have
+    /// a fixed size and are contiguous.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Shape, Tensor};
@@ -159,8 +160,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The bytes are no tensor with this metadata, or the system has no memory. The function allocates memory in proportion to the
-    /// number of bytes.
+    /// The bytes are no tensor with this metadata, or the system has no memory. The function allocates memory
+    /// in proportion to the number of bytes.
     pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Self, TensorError> {
         let spec = metadata.spec;
         let expected = metadata.bytes();

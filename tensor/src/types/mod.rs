@@ -9,8 +9,8 @@
 //!                                      Bytes       for elements of variable length, or not contiguous
 //! ```
 //!
-//! Every tensor is valid: its constructor checks spec, strides and memory against each other. One check comes later: reading
-//! the elements of a `bool` tensor checks that its bytes are 0 or 1.
+//! Every tensor is valid: its constructor checks spec, strides and memory against each other. One check comes
+//! later: reading the elements of a `bool` tensor checks that its bytes are 0 or 1.
 
 mod dtype;
 mod metadata;
@@ -29,7 +29,8 @@ pub use tensor_mut::TensorMut;
 use crate::error::{TensorError, TensorErrorKind};
 use shape::MAX_ELEMENTS;
 
-/// A fault of a type, a shape or a tensor, or of an operation on a tensor. Specs are boxed because a shape is large and an error is rare.
+/// A fault of a type, a shape or a tensor, or of an operation on a tensor. Specs are boxed because a shape is
+/// large and an error is rare.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ValueError {
     #[error("unknown tensor type with code {0}")]

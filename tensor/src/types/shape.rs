@@ -1,4 +1,5 @@
-//! Shapes of tensors: the lengths of the dimensions, the distances between elements, and shape and type together.
+//! Shapes of tensors: the lengths of the dimensions, the distances between elements, and shape and type
+//! together.
 
 use std::fmt;
 
@@ -28,8 +29,8 @@ impl Shape {
     /// ```
     ///
     /// # Errors
-    /// There are more dimensions than [`MAX_RANK`](Self::MAX_RANK), or the product of the lengths that are not 0 does not fit
-    /// into `isize`.
+    /// There are more dimensions than [`MAX_RANK`](Self::MAX_RANK), or the product of the lengths that are
+    /// not 0 does not fit into `isize`.
     pub fn new(dims: &[u64]) -> Result<Self, TensorError> {
         let dims = WireShape::new(dims).map_err(|_| ValueError::Rank(dims.len()))?;
         Self::try_from(dims)
@@ -54,7 +55,7 @@ impl Shape {
     /// Returns the number of bytes of all elements, if each has `size` bytes.
     ///
     /// # Errors
-    /// [`ValueError::Bytes`] if that does not fit into `isize`.
+    /// That does not fit into `isize`.
     pub fn bytes(&self, size: usize) -> Result<u64, TensorError> {
         let elements = self.elements();
         match elements.checked_mul(size as u64) {
@@ -89,8 +90,8 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// Distance between neighbouring elements along each dimension, in elements. It is 0 where one element is repeated, and never
-/// negative.
+/// Distance between neighbouring elements along each dimension, in elements. It is 0 where one element is
+/// repeated, and never negative.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Strides {
     rank: usize,
@@ -98,7 +99,7 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// Makes the strides of elements that lie one after the other, the last dimension fastest.
+    /// Makes the strides of contiguous elements, the last dimension fastest.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Shape, Strides};
@@ -117,8 +118,8 @@ impl Strides {
         strides
     }
 
-    /// Makes strides with these steps, in elements, one for each dimension. Returns `None` if there are more than
-    /// [`Shape::MAX_RANK`].
+    /// Makes strides with these steps, in elements, one for each dimension. Returns `None` if there are more
+    /// than [`Shape::MAX_RANK`].
     ///
     /// ```
     /// use tonic_rdma_tensor::{Shape, Strides};
@@ -139,7 +140,7 @@ impl Strides {
         &self.steps[..self.rank]
     }
 
-    /// Returns whether the elements of `shape` lie one after the other, the last dimension fastest.
+    /// Returns whether the elements of `shape` are contiguous, the last dimension fastest.
     pub fn is_contiguous(&self, shape: &Shape) -> bool {
         if shape.elements() == 0 {
             return true;
@@ -155,7 +156,8 @@ impl Strides {
         true
     }
 
-    /// Returns the number of elements from the first to the last, both included, or `None` if that does not fit into `u64`.
+    /// Returns the number of elements from the first to the last, both included, or `None` if that does not
+    /// fit into `u64`.
     pub fn extent(&self, shape: &Shape) -> Option<u64> {
         if shape.elements() == 0 {
             return Some(0);
@@ -202,7 +204,7 @@ impl TensorSpec {
     /// ```
     ///
     /// # Errors
-    /// [`ValueError::Bytes`] if the length in bytes does not fit into `isize`.
+    /// The length in bytes does not fit into `isize`.
     pub fn new(dtype: Dtype, shape: Shape) -> Result<Self, TensorError> {
         shape.bytes(dtype.size().unwrap_or(1))?;
         Ok(Self { dtype, shape })

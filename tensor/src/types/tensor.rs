@@ -12,8 +12,8 @@ use crate::error::TensorError;
 use tonic_rdma_verbs::unstable::{find_sendable, find_traced};
 use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
 
-/// A tensor whose content never changes. Clones, slices and permutations share its memory, which is freed with the last of
-/// them.
+/// A tensor whose content never changes. Clones, slices and permutations share its memory, which is freed
+/// with the last of them.
 ///
 /// ```
 /// use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorMut, TensorSpec};
@@ -31,7 +31,8 @@ use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
 pub struct Tensor {
     pub(super) spec: TensorSpec,
     pub(super) strides: Strides,
-    /// Place of the first element, in elements of the storage. All elements lie in the storage, which is aligned for them.
+    /// Place of the first element, in elements of the storage. All elements lie in the storage, which is
+    /// aligned for them.
     pub(super) offset: usize,
     pub(super) storage: Storage,
 }
@@ -50,8 +51,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `bytes` has another length than `spec`, the elements have a variable length, or the memory is not aligned for
-    /// them. In the last case use [`copy_from`](Self::copy_from).
+    /// `bytes` has another length than `spec`, the elements have a variable length, or the memory is not
+    /// aligned for them. In the last case use [`copy_from`](Self::copy_from).
     pub fn from_bytes(spec: TensorSpec, bytes: Bytes) -> Result<Self, TensorError> {
         Self::dense(spec, Storage::Bytes(bytes))
     }
@@ -95,7 +96,8 @@ impl Tensor {
         Self::from_lease(spec, buffer.into_lease())
     }
 
-    /// Makes a tensor on the heap with a copy of `bytes`, which are its elements, row-major. They need no alignment.
+    /// Makes a tensor on the heap with a copy of `bytes`, which are its elements, row-major. They need no
+    /// alignment.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
@@ -107,7 +109,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `bytes` has another length than `spec`, the elements have a variable length, or the system has no memory.
+    /// `bytes` has another length than `spec`, the elements have a variable length, or the system has no
+    /// memory.
     pub fn copy_from(spec: TensorSpec, bytes: &[u8]) -> Result<Self, TensorError> {
         check_length(&spec, bytes)?;
         let mut heap = Heap::zeroed(bytes.len())?;
@@ -115,7 +118,8 @@ impl Tensor {
         Self::dense(spec, Storage::Heap(Arc::new(heap)))
     }
 
-    /// Makes a tensor whose elements lie in `bytes` at `strides`, which count elements. The first element is at the start.
+    /// Makes a tensor whose elements lie in `bytes` at `strides`, which count elements. The first element is
+    /// at the start.
     ///
     /// ```
     /// use bytes::Bytes;
@@ -130,8 +134,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The strides lead out of the bytes, their number is not the number of dimensions, the elements have a variable length, or
-    /// the memory is not aligned for them.
+    /// The strides lead out of the bytes, their number is not the number of dimensions, the elements have a
+    /// variable length, or the memory is not aligned for them.
     pub fn from_strided(spec: TensorSpec, strides: Strides, bytes: Bytes) -> Result<Self, TensorError> {
         let (_, size) = fixed_size(&spec)?;
         let available = (bytes.len() / size) as u64;
@@ -144,7 +148,8 @@ impl Tensor {
         Ok(Self { spec, strides, offset: 0, storage: Storage::Bytes(bytes) })
     }
 
-    /// Makes a tensor of elements of variable length ([`Dtype::String`]), one for each element of `shape`, row-major.
+    /// Makes a tensor of elements of variable length ([`Dtype::String`]), one for each element of `shape`,
+    /// row-major.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Shape, Tensor};
@@ -155,7 +160,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ValueError::Length`] if the number of strings is not the number of elements. It counts elements here.
+    /// The number of strings is not the number of elements.
     pub fn from_strings<S: Into<Bytes>>(
         shape: Shape,
         strings: impl IntoIterator<Item = S>,
@@ -201,13 +206,14 @@ impl Tensor {
         &self.strides
     }
 
-    /// Returns whether the elements lie one after the other, row-major.
+    /// Returns whether the elements are contiguous, row-major.
     pub fn is_contiguous(&self) -> bool {
         self.strides.is_contiguous(self.spec.shape())
     }
 
-    /// Returns the metadata for the tensor's [`bytes`](Self::bytes), or `None` if the tensor is not contiguous or its elements
-    /// have a variable length. Such tensors move in the form of [`serialize`](Self::serialize).
+    /// Returns the metadata for the tensor's [`bytes`](Self::bytes), or `None` if the tensor is not
+    /// contiguous or its elements have a variable length. Such tensors move in the form of
+    /// [`serialize`](Self::serialize).
     pub fn metadata(&self) -> Option<Metadata> {
         if self.is_contiguous() { Metadata::dense(self.spec).ok() } else { None }
     }
@@ -215,7 +221,7 @@ impl Tensor {
     /// Returns the elements, row-major.
     ///
     /// # Errors
-    /// The elements have another type, don't lie one after the other, or have values that their type does not have.
+    /// The elements have another type, are not contiguous, or have values that their type does not have.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], TensorError> {
         self.check_contiguous()?;
         self.span()
@@ -224,7 +230,7 @@ impl Tensor {
     /// Returns the elements' bytes, row-major.
     ///
     /// # Errors
-    /// The elements have a variable length, or don't lie one after the other.
+    /// The elements have a variable length, or are not contiguous.
     pub fn bytes(&self) -> Result<&[u8], TensorError> {
         Ok(&self.storage.bytes()[self.dense_range()?])
     }
@@ -237,12 +243,13 @@ impl Tensor {
         Ok(self.storage.share(self.dense_range()?))
     }
 
-    /// Returns the place of the tensor's bytes in a pool's memory: a lease, and a range of its bytes. A device can send the
-    /// bytes from there. Returns `None` if the bytes lie elsewhere, or the elements do not lie one after the other.
+    /// Returns where the tensor's bytes are in a pool's memory: a lease, and a range of its bytes. A device
+    /// can send the bytes from there. Returns `None` if the bytes lie elsewhere, or the elements are not
+    /// contiguous.
     ///
-    /// A tensor of [`from_bytes`](Self::from_bytes) may lie in a pool without the knowledge of the library that allocated it
-    /// ([`memory::trace`](tonic_rdma_verbs::memory::trace)). The lease then holds these `Bytes`, so that the library can neither
-    /// change nor free them while they are sent.
+    /// A tensor of [`from_bytes`](Self::from_bytes) may lie in a pool without the knowledge of the library
+    /// that allocated it ([`memory::trace`](tonic_rdma_verbs::memory::trace)). The lease then holds these
+    /// `Bytes`, so that the library can neither change nor free them while they are sent.
     pub fn registered(&self) -> Option<(Lease, Range<usize>)> {
         self.storage.registered(self.dense_range().ok()?)
     }
@@ -250,7 +257,7 @@ impl Tensor {
     /// Returns the elements of variable length, row-major.
     ///
     /// # Errors
-    /// [`ValueError::Variable`] if the elements have a fixed length.
+    /// The elements have a fixed length.
     pub fn strings(&self) -> Result<impl Iterator<Item = &Bytes> + '_, TensorError> {
         let Storage::Strings(strings) = &self.storage else {
             return Err(ValueError::Variable(self.dtype()).into());
@@ -260,7 +267,8 @@ impl Tensor {
         Ok(rows.flat_map(move |start| (0..length).map(move |place| &strings[start + place * step])))
     }
 
-    /// Copies the elements to `destination`, row-major. The destination can be registered memory to send from.
+    /// Copies the elements to `destination`, row-major. The destination can be registered memory to send
+    /// from.
     ///
     /// # Errors
     /// The elements have a variable length, or `destination` has another length.
@@ -272,8 +280,8 @@ impl Tensor {
         Ok(())
     }
 
-    /// Returns a tensor with these elements one after the other. It shares the memory if the elements lie one after the other
-    /// already. Otherwise the elements are copied to the heap.
+    /// Returns a tensor with these elements one after the other. It shares the memory if the elements lie one
+    /// after the other already. Otherwise the elements are copied to the heap.
     ///
     /// # Errors
     /// The system has no memory.
@@ -289,8 +297,9 @@ impl Tensor {
         Ok(copy.freeze())
     }
 
-    /// Makes the tensor writable again without a copy. The tensor has to be the last reference to its memory and fill it, and the
-    /// memory has to come from a pool ([`from_buffer`](Self::from_buffer)) or from [`TensorMut`].
+    /// Makes the tensor writable again without a copy. The tensor has to be the last reference to its memory
+    /// and fill it, and the memory has to come from a pool ([`from_buffer`](Self::from_buffer)) or from
+    /// [`TensorMut`].
     ///
     /// # Errors
     /// The tensor itself, if one of these conditions does not hold.
@@ -315,7 +324,8 @@ impl Tensor {
         Err(Self { spec, strides, offset, storage })
     }
 
-    /// Returns all elements of the memory from the tensor's first element to its last, with the elements between its steps.
+    /// Returns all elements of the memory from the tensor's first element to its last, with the elements
+    /// between its steps.
     pub(crate) fn span<T: Element>(&self) -> Result<&[T], TensorError> {
         check_dtype::<T>(self.dtype())?;
         cast(self.dtype(), &self.storage.bytes()[self.span_range()?])
@@ -357,17 +367,18 @@ impl Tensor {
         dims[..rank].copy_from_slice(self.shape().dims());
         dims[0] = end - start;
         let spec = TensorSpec::new(self.dtype(), Shape::new(&dims[..rank])?)?;
-        // A slice without elements starts at the tensor's start, because its first row may lie beyond the end.
+        // A slice without elements starts at the tensor's start, because its first row may lie beyond the
+        // end.
         let skipped = if spec.shape().elements() == 0 { 0 } else { start * self.strides.steps()[0] };
         let storage = self.storage.clone();
         Ok(Self { spec, strides: self.strides, offset: self.offset + skipped as usize, storage })
     }
 
-    /// Returns the tensor with its dimensions in another order: dimension `i` of the result is dimension `axes[i]` of this tensor.
-    /// The result shares the memory.
+    /// Returns the tensor with its dimensions in another order: dimension `i` of the result is dimension
+    /// `axes[i]` of this tensor. The result shares the memory.
     ///
     /// # Errors
-    /// [`ValueError::Axes`] if `axes` does not name each dimension once.
+    /// `axes` does not name each dimension once.
     pub fn permute(&self, axes: &[usize]) -> Result<Self, TensorError> {
         let rank = self.shape().rank();
         let mut seen = [false; Shape::MAX_RANK];
@@ -405,8 +416,8 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// The starts of a tensor's rows, in elements from the start of its storage, in row-major order. A row is the longest
-/// innermost run of elements with a constant step.
+/// The starts of a tensor's rows, in elements from the start of its storage, in row-major order. A row is the
+/// longest innermost run of elements with a constant step.
 #[derive(Debug)]
 pub(super) struct Rows {
     /// Length, step and current index of each dimension outside the row, the slowest first.
@@ -454,8 +465,8 @@ impl Iterator for Rows {
     }
 }
 
-/// Copies the elements of `rows`, each of `size` bytes, from `source` to `destination`, one after the other. All rows lie in
-/// the source, and fill the destination.
+/// Copies the elements of `rows`, each of `size` bytes, from `source` to `destination`, one after the other.
+/// All rows lie in the source, and fill the destination.
 fn pack(source: &[u8], size: usize, rows: Rows, destination: &mut [u8]) {
     match size {
         1 => pack_elements::<1>(source, rows, destination),
@@ -545,7 +556,7 @@ impl Heap {
     /// Allocates `length` bytes of zeros.
     ///
     /// # Errors
-    /// [`ValueError::Memory`] if the system has no memory.
+    /// The system has no memory.
     pub(super) fn zeroed(length: usize) -> Result<Self, TensorError> {
         let words = bytemuck::allocation::try_zeroed_slice_box(length.div_ceil(size_of::<u128>()))
             .map_err(|()| ValueError::Memory(length as u64))?;
@@ -579,7 +590,7 @@ impl AsRef<[u8]> for HeapOwner {
 /// Returns the number of bytes of all elements, and of one element.
 ///
 /// # Errors
-/// [`ValueError::Variable`] if the elements have no fixed size.
+/// The elements have no fixed size.
 pub(super) fn fixed_size(spec: &TensorSpec) -> Result<(usize, usize), TensorError> {
     let size = spec.dtype().size().ok_or(ValueError::Variable(spec.dtype()))?;
     Ok((spec.shape().elements() as usize * size, size))

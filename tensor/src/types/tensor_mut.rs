@@ -50,8 +50,8 @@ impl TensorMut {
         Ok(Self::from_heap(spec, Heap::zeroed(length)?))
     }
 
-    /// Makes a tensor in a pool's memory, which a device can send from there. Its content is arbitrary: zeros, or the last content
-    /// of the memory in this pool.
+    /// Makes a tensor in a pool's memory, which a device can send from there. Its content is arbitrary:
+    /// zeros, or the last content of the memory in this pool.
     ///
     /// ```
     /// use tonic_rdma::memory::Pool;
@@ -120,8 +120,8 @@ impl TensorMut {
     /// Returns the elements to write to, row-major.
     ///
     /// # Errors
-    /// The elements have another type, or values that their type does not have. Initialise bools in a pool's memory with
-    /// [`bytes_mut`](Self::bytes_mut) first.
+    /// The elements have another type, or values that their type does not have. Initialise bools in a pool's
+    /// memory with [`bytes_mut`](Self::bytes_mut) first.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], TensorError> {
         // The check by a shared reference comes first, because its error names the wrong element.
         self.as_slice::<T>()?;

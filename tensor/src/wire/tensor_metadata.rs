@@ -6,8 +6,8 @@
 //!  │ version │ layout │ rank │ zero │ dtype │ zero │ length in bytes │ dimension 0   │ … dimension 15    │
 //! ```
 //!
-//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` in `types` is the checked form:
-//! its types exist, and its length belongs to its shape.
+//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` in `types` is the
+//! checked form: its types exist, and its length belongs to its shape.
 
 use bytes::Buf as _;
 
@@ -32,7 +32,7 @@ pub struct WireMetadata {
 pub enum WireLayout {
     /// One element after the other, row-major, as they lie in memory.
     Dense = 1,
-    /// A serialised form, for elements of variable length and for elements that don't lie one after the other.
+    /// A serialised form, for elements of variable length and for elements that are not contiguous.
     Serialized = 2,
 }
 
@@ -50,7 +50,7 @@ pub enum MetadataError {
     /// The number of bytes is wrong.
     #[error("tensor metadata of {0} bytes, not {length}", length = WireMetadata::LENGTH)]
     Length(usize),
-    /// This end does not know the version.
+    /// This side does not know the version.
     #[error("tensor metadata of version {0}, not {version}", version = WireMetadata::VERSION)]
     Version(u8),
     /// There is no such layout.

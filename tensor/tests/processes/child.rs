@@ -138,8 +138,8 @@ async fn requests(channel: &Channel) {
     never.await.unwrap();
 }
 
-/// Attaches to the slot as soon as possible, and sends without a pause. The upper half of a seed is the number of the process, the
-/// lower half the number of the tensor.
+/// Attaches to the slot as soon as possible, and sends without a pause. The upper half of a seed is the
+/// number of the process, the lower half the number of the tensor.
 async fn rush(endpoint: &str, process: u64) {
     let length = 300_001;
     let device = device().await;

@@ -1,5 +1,5 @@
-//! This file is a test binary of its own, because these tests count the descriptors and mappings of the whole process. They
-//! run one after another. Each has devices in two processes, and kills one of the processes.
+//! This file is a test binary of its own, because these tests count the descriptors and mappings of the whole
+//! process. They run one after another. Each has devices in two processes, and kills one of the processes.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,8 @@ use tonic_rdma_tensor::{
     TensorErrorKind, TensorSpec,
 };
 
-/// Time within which a death must be noticed: only a death that is not noticed at all takes so long. The tests print the actual time.
+/// Time within which a death must be noticed: only a death that is not noticed at all takes so long. The
+/// tests print the actual time.
 const SOON: Duration = Duration::from_secs(60);
 /// Length of a large tensor in bytes: many requests of [`settings`].
 const LARGE: usize = 16 << 20;

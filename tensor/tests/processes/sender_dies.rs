@@ -1,4 +1,4 @@
-//! A process that writes, reads, offers or requests is killed. The device at the other end goes on.
+//! A process that writes, reads, offers or requests is killed. The device at the other side goes on.
 
 use std::time::{Duration, Instant};
 
@@ -127,8 +127,8 @@ fn a_process_that_lends_tensors() {
                     a_moment(1).await;
                 };
                 assert_eq!(seed_of(first.bytes().unwrap()), 1);
-                // In some rounds the kill comes before the announcement, in other rounds after an unread announcement or
-                // during the read.
+                // In some rounds the kill comes before the announcement, in other rounds after an unread
+                // announcement or during the read.
                 if round % 3 == 1 {
                     a_moment(20).await;
                 }

@@ -1,5 +1,5 @@
-//! Senders are killed one after another while they send, and the next sender takes the slot over at once. The receiver gets only
-//! complete and new tensors, in order. `TENSOR_KILLS` sets the number of kills.
+//! Senders are killed one after another while they send, and the next sender takes the slot over at once. The
+//! receiver gets only complete and new tensors, in order. `TENSOR_KILLS` sets the number of kills.
 
 use std::time::{Duration, Instant};
 

@@ -154,8 +154,8 @@ async fn a_link_without_a_confirmation_counts_and_has_no_rights() {
     served.check().await;
 }
 
-/// Tries again and again. On a busy machine a confirmation may come too late for a device that waits for a short time only, and the links
-/// that were late have places for a moment.
+/// Tries again and again. On a busy machine a confirmation may come too late for a device that waits for a
+/// short time only, and the links that were late have places for a moment.
 async fn in_time<T, E>(mut attempt: impl AsyncFnMut() -> Result<T, E>) -> T {
     let mut made = None;
     eventually("a link that is confirmed in time", async || {
@@ -215,8 +215,8 @@ async fn unconfirmed_links_are_few_and_keep_no_peer_out() {
     served.check().await;
 }
 
-/// A process has one software device. A peer that names a second one would count for the wrong user, and could make this end wait for
-/// many devices.
+/// A process has one software device. A peer that names a second one would count for the wrong user, and
+/// could make this side wait for many devices.
 #[tokio::test]
 async fn a_link_of_two_devices_is_refused() {
     let served = Served::new(pair().await).await;

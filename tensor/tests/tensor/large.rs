@@ -1,5 +1,5 @@
-//! Tensors above the limit of a request, and above 32 bits. These tests need gigabytes and some time. Run them with
-//! `cargo test --release -p tonic-rdma-tensor --test tensor -- --ignored large::`.
+//! Tensors above the limit of a request, and above 32 bits. These tests need gigabytes and some time. Run
+//! them with `cargo test --release -p tonic-rdma-tensor --test tensor -- --ignored large::`.
 
 use tonic_rdma_tensor::{Dtype, MemRegion, Rights, Shape, TensorSpec};
 

@@ -93,7 +93,8 @@ async fn poll_for(request: NamedRequest, most: usize) -> (usize, Option<Result<N
     (most, None)
 }
 
-/// The offer stays until the reader has the tensor, also if the reader gives up in the middle of the write or behind it.
+/// The offer stays until the reader has the tensor, also if the reader gives up in the middle of the write or
+/// behind it.
 #[tokio::test]
 async fn a_reader_that_gave_up_gets_the_tensor_when_it_asks_again() {
     for checksums in [false, true] {
@@ -136,7 +137,8 @@ async fn a_reader_that_gave_up_gets_the_tensor_when_it_asks_again() {
     }
 }
 
-/// The budget holds one tensor and not two, so each step needs the memory of the tensor that no request has taken.
+/// The budget holds one tensor and not two, so each step needs the memory of the tensor that no request has
+/// taken.
 #[tokio::test]
 async fn a_tensor_that_nobody_took_makes_room_for_the_whole_device() {
     const LENGTH: u64 = 40 << 20;

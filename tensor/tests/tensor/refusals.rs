@@ -127,7 +127,8 @@ async fn a_tensor_whose_slab_may_not_be_registered_is_copied() {
     assert_eq!((sender.sent().in_place.tensors, sender.sent().copied.tensors), (0, 3));
 }
 
-/// The service of a device, which gives up links: it answers the first confirmations as if the links were gone.
+/// The service of a device, which gives up links: it answers the first confirmations as if the links were
+/// gone.
 #[derive(Clone)]
 struct GivesUp<S> {
     service: S,

@@ -1,5 +1,6 @@
-//! All operations at one time: sizes from 0 to 4 MiB at odd offsets, over several queue pairs and completion queues, in both
-//! directions. The tests check every byte. `TENSOR_SOAK_MIB` sets the amount that each part moves.
+//! All operations at one time: sizes from 0 to 4 MiB at odd offsets, over several queue pairs and completion
+//! queues, in both directions. The tests check every byte. `TENSOR_SOAK_MIB` sets the amount that each part
+//! moves.
 
 use tonic_rdma::Config;
 use tonic_rdma::memory::Pool;

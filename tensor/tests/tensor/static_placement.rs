@@ -82,7 +82,8 @@ async fn a_new_sender_replaces_the_last_sender_of_its_peer() {
         assert!(error.to_string().contains("still in use"), "{error}");
         drop(arrived);
     }
-    // Tensors that were sent but not received are dropped with their sender, because they are older than the next ones.
+    // Tensors that were sent but not received are dropped with their sender, because they are older than the
+    // next ones.
     let mut sender = channel.static_sender("slot", &spec).await.unwrap();
     sender.send_bytes(&[1; 100]).await.unwrap();
     let mut sender = channel.static_sender("slot", &spec).await.unwrap();
@@ -119,8 +120,8 @@ async fn tensors_of_a_pool_and_of_the_heap_arrive() {
     let _: Tensor = Tensor::copy_from(bytes(3), &[1, 2, 3]).unwrap();
 }
 
-/// On the software device the receiver's processor carries out the writes of its peer. The first look after a write does so: it
-/// does not wait for a poll or for the device's thread.
+/// On the software device the receiver's processor carries out the writes of its peer. The first look after a
+/// write does so: it does not wait for a poll or for the device's thread.
 #[tokio::test]
 async fn the_first_look_after_a_write_finds_its_tensor() {
     let (server, client, channel) = pair().await;
@@ -149,8 +150,8 @@ async fn the_first_look_after_a_write_finds_its_tensor() {
     }
 }
 
-/// A thread that only looks at one slot carries out the writes for the others, too. It wakes the tasks that wait for them,
-/// although no write makes an event then.
+/// A thread that only looks at one slot carries out the writes for the others, too. It wakes the tasks that
+/// wait for them, although no write makes an event then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thread_that_looks_wakes_the_tasks_that_wait() {
     let (server, _client, channel) = pair().await;
@@ -186,7 +187,7 @@ async fn a_thread_that_looks_wakes_the_tasks_that_wait() {
     looking.join().unwrap();
 }
 
-/// Both ends send more than a send queue holds, and neither runtime gets to poll.
+/// Both sides send more than a send queue holds, and neither runtime gets to poll.
 #[test]
 fn ends_that_only_look_at_memory_never_get_stuck() {
     use std::sync::mpsc;
@@ -226,7 +227,7 @@ fn ends_that_only_look_at_memory_never_get_stuck() {
     serving.join().unwrap();
 }
 
-/// Both ends only look at memory, as a thread with its own core does. The runtime never polls.
+/// Both sides only look at memory, as a thread with its own core does. The runtime never polls.
 #[tokio::test]
 async fn thousands_of_tensors_arrive_without_futures() {
     for way in notifications().await {

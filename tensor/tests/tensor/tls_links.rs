@@ -1,4 +1,5 @@
-//! A link belongs to the connection that opened it. No client can use the link's identifier over another connection.
+//! A link belongs to the connection that opened it. No client can use the link's identifier over another
+//! connection.
 
 use tonic::transport::{ClientTlsConfig, Endpoint};
 use tonic::{Code, Status};

@@ -1,5 +1,5 @@
-//! Views of a peer's regions, and regions that peers only read. A device that maps no memory of the peer has no views; the tests of
-//! views then have nothing to check.
+//! Views of a peer's regions, and regions that peers only read. A device that maps no memory of the peer has
+//! no views; the tests of views then have nothing to check.
 
 use std::time::Duration;
 
@@ -50,7 +50,8 @@ async fn a_view_shows_what_the_owner_stores() {
     assert!(view.copy_out(65_000, &mut bytes).is_err());
 }
 
-/// The owner stores messages of several words, each followed by its number. The reader sees each message whole.
+/// The owner stores messages of several words, each followed by its number. The reader sees each message
+/// whole.
 #[test]
 fn a_thread_that_sees_the_number_sees_the_whole_message() {
     const MESSAGES: u64 = 2000;
@@ -103,7 +104,7 @@ fn two_devices_view_one_another() {
             let Some(view) = view else { return };
             board.memory().store_u64(8, mine).unwrap();
             eventually("the other's word", async || view.load_u64(8).unwrap() == 3 - mine).await;
-            // The other end looks, too, before this device goes.
+            // The other side looks, too, before this device goes.
             board.memory().store_u64(16, 1).unwrap();
             eventually("the other's look", async || view.load_u64(16).unwrap() == 1).await;
         });

@@ -1,7 +1,7 @@
 //! Futures that wait for a peer: the awaited event ends each wait, and a timer ends no wait.
 //!
-//! Two runtimes, as in two processes, in every combination of runtime and mode of polling. From time to time an end pauses until
-//! all pollers sleep, so that some waits begin before the pollers sleep and some after.
+//! Two runtimes, as in two processes, in every combination of runtime and mode of polling. From time to time
+//! an end pauses until all pollers sleep, so that some waits begin before the pollers sleep and some after.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -87,7 +87,8 @@ fn tensor(step: u64, length: usize) -> Tensor {
     Tensor::from_bytes(spec(length), pattern(step, length).into()).unwrap()
 }
 
-/// Pauses at some steps. Each place in the loop has another `offset`, so that both ends pause at different steps.
+/// Pauses at some steps. Each place in the loop has another `offset`, so that both sides pause at different
+/// steps.
 async fn rest(step: u64, offset: u64) {
     if (step + offset).is_multiple_of(REST_EVERY) {
         tokio::time::sleep(REST).await;

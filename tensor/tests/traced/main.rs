@@ -1,5 +1,5 @@
-//! Tensors of an engine that knows nothing of registered memory: the tracing allocator places them, and slots send them
-//! without a copy. These tests are a separate binary, because they set the global allocator.
+//! Tensors of an engine that knows nothing of registered memory: the tracing allocator places them, and slots
+//! send them without a copy. These tests are a separate binary, because they set the global allocator.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::alloc::System;

@@ -26,7 +26,8 @@ fn any_request(random: &mut Random) -> TensorRequest<'static> {
     }
 }
 
-/// Checks that another peer gets its share of each offer at any time, and that the hostile peer gets no more than its own share.
+/// Checks that another peer gets its share of each offer at any time, and that the hostile peer gets no more
+/// than its own share.
 #[test]
 fn a_hostile_requester_does_not_affect_other_peers() {
     for seed in 0..3_000 {
@@ -88,8 +89,8 @@ fn abuse(provider: &mut Provider<u64>, random: &mut Random, now: Instant) {
     }
 }
 
-/// Checks that with any answers of a peer each request gets one result, each sink is freed once, and no unwritten tensor
-/// arrives.
+/// Checks that with any answers of a peer each request gets one result, each sink is freed once, and no
+/// unwritten tensor arrives.
 #[test]
 fn each_request_gets_one_result_from_a_hostile_provider() {
     let mut violations = 0;

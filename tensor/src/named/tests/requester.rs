@@ -135,7 +135,8 @@ fn the_sink_of_a_cancelled_request_stays_until_the_last_answer() {
     }
 }
 
-/// The provider counts a tensor as delivered once it has written it, so this end keeps what arrives too late.
+/// The provider counts a tensor as delivered once it has written it, so this side keeps what arrives too
+/// late.
 #[test]
 fn a_tensor_that_arrives_for_nobody_is_for_the_next_request() {
     let mut requester = exposed();
@@ -166,7 +167,8 @@ fn a_tensor_that_arrives_late_is_for_the_request_that_asks_again() {
     assert_eq!(requester.handle_written(RequestId(0), None), Ok(vec![arrived(1, &[2, 3], "sink")]));
     assert_eq!(requester.sink_ready(RequestId(1), "late", place(24)), [RequesterAction::Free("late")]);
     assert_eq!(requester.pending(), 0);
-    // The peer refuses the second request, because it has written the tensor. Until then the second sink stays.
+    // The peer refuses the second request, because it has written the tensor. Until then the second sink
+    // stays.
     let mut requester = gave_up();
     assert_eq!(requester.sink_ready(RequestId(1), "second", place(24)), [asks(1, 1, Some(&[2, 3]))]);
     let actions = requester.handle_written(RequestId(0), None);

@@ -1,5 +1,6 @@
-//! Random schedules from seeds: in any order of events, each request gets one correct result in time, also if its reader gave up before,
-//! no memory is written without a grant, and in the end nothing is left, not even for a peer that hangs.
+//! Random schedules from seeds: in any order of events, each request gets one correct result in time, also if
+//! its reader gave up before, no memory is written without a grant, and in the end nothing is left, not even
+//! for a peer that hangs.
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules. `TONIC_RDMA_SEED` runs the one schedule of a seed.
 
@@ -202,7 +203,8 @@ impl Run {
         self.world.offer(name, step, offer, readers as u32);
     }
 
-    /// Ends a schedule without faults: each peer asks for each tensor, each tensor is offered, and all of them arrive.
+    /// Ends a schedule without faults: each peer asks for each tensor, each tensor is offered, and all of
+    /// them arrive.
     fn finish_without_faults(&mut self) {
         for name in NAMES {
             for step in 0..self.steps {
@@ -227,7 +229,8 @@ impl Run {
         assert_eq!(self.world.expired, 0);
     }
 
-    /// Ends a schedule with faults: requests and offers end at their deadlines, and a peer that hangs stops no other peer.
+    /// Ends a schedule with faults: requests and offers end at their deadlines, and a peer that hangs stops
+    /// no other peer.
     fn finish(&mut self) {
         self.world.settle(&mut self.random);
         // A share that a peer does not use in time goes to the next peer, which may hang too.

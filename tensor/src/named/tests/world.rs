@@ -1,5 +1,5 @@
-//! A provider and its peers over queues in memory: frames are bytes and stay in order, writes complete later, and a write
-//! without a grant is an error.
+//! A provider and its peers over queues in memory: frames are bytes and stay in order, writes complete later,
+//! and a write without a grant is an error.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -42,8 +42,8 @@ pub(super) struct SinkAddress(u64);
 pub(super) struct Asked {
     pub(super) name: &'static str,
     pub(super) step: u64,
-    /// Whether this peer asks for this tensor more than once, without having given up before. The order at the provider is open, because
-    /// some requests wait for a sink.
+    /// Whether this peer asks for this tensor more than once, without having given up before. The order at
+    /// the provider is open, because some requests wait for a sink.
     pub(super) repeated: bool,
     pub(super) cancelled: bool,
     pub(super) result: Option<Received>,
@@ -64,7 +64,8 @@ pub(super) struct Peer {
     pub(super) requester: Requester<SinkAddress>,
     pub(super) asked: HashMap<RequestId, Asked>,
     pub(super) alive: bool,
-    /// Whether its process does nothing. Its earlier frames still arrive, and the device still writes its memory.
+    /// Whether its process does nothing. Its earlier frames still arrive, and the device still writes its
+    /// memory.
     pub(super) hangs: bool,
     /// Requests for which there was no memory.
     pub(super) without_memory: HashSet<RequestId>,

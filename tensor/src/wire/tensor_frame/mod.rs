@@ -7,7 +7,8 @@
 //!  ├── magic ────┼─version─┼─kind─┼── zero ───┼── granted ──┼─ body length ─┼── body ──
 //! ```
 //!
-//! There is one way to write each frame: if bytes are decoded and encoded again, the result equals the first bytes.
+//! There is one way to write each frame: if bytes are decoded and encoded again, the result equals the first
+//! bytes.
 
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ pub const MAX_FRAME: usize = 2048;
 pub const MAX_NAME: usize = 1024;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 3] = *b"\xd5tf";
-/// Version of the frames that this end knows.
+/// Version of the frames that this side knows.
 pub const VERSION: u8 = 1;
 /// Length of a frame's header, in bytes.
 pub const HEADER: usize = 16;
@@ -44,7 +45,8 @@ impl std::fmt::Display for RequestId {
 pub enum Frame<'a> {
     /// Carries nothing but the header's count of credits.
     Credit,
-    /// Wakes a peer that sleeps until its word of `slot` changes: the slot was written or released, or a notice was sent.
+    /// Wakes a peer that sleeps until its word of `slot` changes: the slot was written or released, or a
+    /// notice was sent.
     Bell {
         /// Number of the slot on the link.
         slot: u32,
@@ -65,8 +67,8 @@ pub enum Frame<'a> {
     },
     /// Asks for a tensor.
     Request(TensorRequest<'a>),
-    /// Describes the tensor, because the request had no sink or the sink does not fit. The requester asks again with a sink
-    /// for this metadata.
+    /// Describes the tensor, because the request had no sink or the sink does not fit. The requester asks
+    /// again with a sink for this metadata.
     Metadata {
         /// The request that this frame answers.
         request_id: RequestId,
@@ -114,7 +116,8 @@ pub struct TensorRequest<'a> {
     pub sink: Option<Sink>,
     /// Whether [`Frame::Written`] has to carry a checksum.
     pub checksum_wanted: bool,
-    /// Name of the tensor. Encoding takes at most [`MAX_NAME`] bytes; decoding takes any name that fits into a frame.
+    /// Name of the tensor. Encoding takes at most [`MAX_NAME`] bytes; decoding takes any name that fits into
+    /// a frame.
     pub name: &'a str,
 }
 
@@ -134,7 +137,8 @@ pub struct Sink {
 /// A frame and the count of its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoded<'a> {
-    /// Number of receives that the sender has ever posted for frames, including the receives of the start. The number wraps.
+    /// Number of receives that the sender has ever posted for frames, including the receives of the start.
+    /// The number wraps.
     pub granted: u32,
     /// The frame.
     pub frame: Frame<'a>,
@@ -144,11 +148,12 @@ pub struct Decoded<'a> {
 const _: () = assert!(HEADER + 17 + Sink::LENGTH + MAX_NAME <= MAX_FRAME);
 
 impl<'a> Frame<'a> {
-    /// Writes the frame to the start of `buffer`, and returns its length. `granted` is the number of receives that this end
-    /// has ever posted for frames.
+    /// Writes the frame to the start of `buffer`, and returns its length. `granted` is the number of receives
+    /// that this side has ever posted for frames.
     ///
     /// # Errors
-    /// [`FrameError::Name`] for a name that is empty or too long, [`FrameError::Code`] for a status with a code that is no error.
+    /// [`FrameError::Name`] for a name that is empty or too long, [`FrameError::Code`] for a status with a
+    /// code that is no error.
     pub fn encode(&self, granted: u32, buffer: &mut [u8; MAX_FRAME]) -> Result<usize, FrameError> {
         let (header, mut body) = buffer.split_at_mut(HEADER);
         let room = body.len();
@@ -162,7 +167,8 @@ impl<'a> Frame<'a> {
         Ok(HEADER + length)
     }
 
-    /// Decodes a frame, which fills all of `bytes`. It does not check whether the frame makes sense at this time.
+    /// Decodes a frame, which fills all of `bytes`. It does not check whether the frame makes sense at this
+    /// time.
     ///
     /// # Errors
     /// [`FrameError`]: no frame of this version has these bytes.
@@ -416,7 +422,7 @@ pub enum FrameError {
     /// The frame does not begin with the magic bytes.
     #[error("not a frame of the tensor channel")]
     Magic,
-    /// This end does not know the version.
+    /// This side does not know the version.
     #[error("a frame of version {0}, but this end knows version {VERSION}")]
     Version(u8),
     /// There is no such kind of frame.

@@ -76,7 +76,8 @@ fn sink() -> Sink {
     Sink { metadata, address: 4096, rkey: 5, length: 24 }
 }
 
-/// Checks that bytes which can be decoded encode to equal bytes. A name that this end may not write is an exception.
+/// Checks that bytes which can be decoded encode to equal bytes. A name that this side may not write is an
+/// exception.
 fn is_a_frame_or_an_error(bytes: &[u8]) {
     let Ok(Decoded { granted, frame }) = Frame::decode(bytes) else { return };
     match frame {
