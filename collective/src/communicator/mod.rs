@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::operation::Lengths;
-use self::shared::{CommunicatorShared, EngineKind};
+use self::shared::{EngineKind, SharedState};
 use crate::engine::{Call, Engine, Kind, Request};
 use crate::error::{CollectiveError, CollectiveErrorKind, OperationStep, argument, setting};
 use crate::group::{Group, Launch, Settings};
@@ -49,14 +49,14 @@ pub use self::plans::PlanChoice;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Communicator {
-    shared: Arc<CommunicatorShared>,
+    shared: Arc<SharedState>,
     settings: CommunicatorBuilder,
     _stop: Arc<StopOnDrop>,
 }
 
 /// Ends the work of a group when the last clone of the communicator is dropped.
 #[derive(Debug)]
-struct StopOnDrop(Arc<CommunicatorShared>);
+struct StopOnDrop(Arc<SharedState>);
 
 /// What a communicator has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,7 +154,7 @@ impl Communicator {
             engine
         });
         let plans = settings.plans.clone().unwrap_or_default().table(size);
-        let shared = CommunicatorShared::new(group, pool, plans, settings.limit, engines)?;
+        let shared = SharedState::new(group, pool, plans, settings.limit, engines)?;
         let stop = Arc::new(StopOnDrop(Arc::clone(&shared)));
         Ok(Self { shared, settings, _stop: stop })
     }

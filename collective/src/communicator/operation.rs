@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::shared::{Backoff, CommunicatorShared, EngineKind, Polling};
+use super::shared::{Backoff, EngineKind, Polling, SharedState};
 use crate::engine::{Holding, Lent, OperationId, Request, ShortResult};
 use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
@@ -25,17 +25,17 @@ const POLLS: u32 = 400;
 /// says so.
 #[must_use = "an operation starts when it is awaited, or with `start` or `wait`"]
 pub struct Operation<X: Operand> {
-    shared: Arc<CommunicatorShared>,
+    shared: Arc<SharedState>,
     kind: EngineKind,
     request: Request,
     lengths: Lengths,
     operand: Option<X>,
-    state: OperationState,
+    state: Phase,
     /// The outcome of an operation that has ended in `start`.
     outcome: Option<Outcome<X>>,
 }
 
-enum OperationState {
+enum Phase {
     New,
     /// The arguments do not fit.
     Refused(CollectiveError),
@@ -90,28 +90,15 @@ impl<X> From<Failed<X>> for CollectiveError {
 type Outcome<X> = Result<X, Failed<<X as sealed::Operand>::Kept>>;
 
 impl<X: Operand> Operation<X> {
-    pub(super) fn new(
-        shared: &Arc<CommunicatorShared>,
-        kind: EngineKind,
-        request: Request,
-        operand: X,
-    ) -> Self {
+    pub(super) fn new(shared: &Arc<SharedState>, kind: EngineKind, request: Request, operand: X) -> Self {
         let lengths = operand.lengths();
         let shared = Arc::clone(shared);
-        Self {
-            shared,
-            kind,
-            request,
-            lengths,
-            operand: Some(operand),
-            state: OperationState::New,
-            outcome: None,
-        }
+        Self { shared, kind, request, lengths, operand: Some(operand), state: Phase::New, outcome: None }
     }
 
     pub(super) fn refused(mut self, error: Option<CollectiveError>) -> Self {
         if let Some(error) = error {
-            self.state = OperationState::Refused(error);
+            self.state = Phase::Refused(error);
         }
         self
     }
@@ -120,7 +107,7 @@ impl<X: Operand> Operation<X> {
     /// default is that of the communicator.
     pub fn deadline(mut self, limit: Duration) -> Self {
         self.request.limit = limit;
-        if let OperationState::UnderWay(id) = self.state {
+        if let Phase::UnderWay(id) = self.state {
             self.shared.engine(self.kind).set_limit(id, limit);
         }
         self
@@ -143,7 +130,7 @@ impl<X: Operand> Operation<X> {
     /// ```
     pub fn start(mut self) -> Self {
         self.outcome = self.begin(0);
-        if matches!(self.state, OperationState::UnderWay(_)) {
+        if matches!(self.state, Phase::UnderWay(_)) {
             // The progress thread carries it out: a caller that starts an operation has other work.
             self.shared.wake_thread();
         }
@@ -188,9 +175,9 @@ impl<X: Operand> Operation<X> {
     /// Starts the operation, if it has not started. Returns the outcome if it has ended already.
     #[inline]
     fn begin(&mut self, polls: u32) -> Option<Outcome<X>> {
-        match std::mem::replace(&mut self.state, OperationState::Done) {
-            OperationState::New => {}
-            OperationState::Refused(error) => {
+        match std::mem::replace(&mut self.state, Phase::Done) {
+            Phase::New => {}
+            Phase::Refused(error) => {
                 return Some(Err(failed(error, self.operand.take())));
             }
             other => {
@@ -211,7 +198,7 @@ impl<X: Operand> Operation<X> {
                         Ok(holding) => engine.adopt(id, holding),
                         Err(borrowed) => self.operand = Some(borrowed),
                     }
-                    self.state = OperationState::UnderWay(id);
+                    self.state = Phase::UnderWay(id);
                     return None;
                 }
                 None => {}
@@ -222,11 +209,11 @@ impl<X: Operand> Operation<X> {
             Holding::Borrowed
         });
         match engine.start(&self.request, holding) {
-            Ok(id) => self.state = OperationState::UnderWay(id),
+            Ok(id) => self.state = Phase::UnderWay(id),
             Err((error, holding)) => {
                 drop(engine);
                 self.give_back(holding);
-                self.state = OperationState::Refused(error);
+                self.state = Phase::Refused(error);
             }
         }
         None
@@ -235,13 +222,13 @@ impl<X: Operand> Operation<X> {
     /// Polls the links once.
     fn poll_once(&mut self, now: Option<Instant>, backoff: &mut Backoff) -> Option<Outcome<X>> {
         let id = match &self.state {
-            OperationState::UnderWay(id) => *id,
-            OperationState::Refused(error) => {
+            Phase::UnderWay(id) => *id,
+            Phase::Refused(error) => {
                 let error = error.clone();
-                self.state = OperationState::Done;
+                self.state = Phase::Done;
                 return Some(Err(failed(error, self.operand.take())));
             }
-            OperationState::New | OperationState::Done => {
+            Phase::New | Phase::Done => {
                 let error = argument("this operation has returned its result already");
                 return Some(Err(failed::<X>(error, None)));
             }
@@ -251,7 +238,7 @@ impl<X: Operand> Operation<X> {
             backoff.moved();
         }
         let (result, holding) = self.shared.engine(self.kind).take(id)?;
-        self.state = OperationState::Done;
+        self.state = Phase::Done;
         self.give_back(holding);
         Some(match (result, self.operand.take()) {
             (Ok(()), Some(operand)) => Ok(operand),
@@ -277,7 +264,7 @@ impl<X: Operand + Unpin> Future for Operation<X> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let polls = if this.shared.crowded { 1 } else { POLLS };
-        let fresh = matches!(this.state, OperationState::New);
+        let fresh = matches!(this.state, Phase::New);
         if let Some(outcome) = this.begin(polls) {
             return Poll::Ready(outcome);
         }
@@ -294,7 +281,7 @@ impl<X: Operand + Unpin> Future for Operation<X> {
             }
             std::hint::spin_loop();
         }
-        if let OperationState::UnderWay(id) = this.state {
+        if let Phase::UnderWay(id) = this.state {
             this.shared.engine(this.kind).wake(id, context.waker());
         }
         // It may have ended before the waker was there.
@@ -308,7 +295,7 @@ impl<X: Operand + Unpin> Future for Operation<X> {
 
 impl<X: Operand> Drop for Operation<X> {
     fn drop(&mut self) {
-        let OperationState::UnderWay(id) = self.state else { return };
+        let Phase::UnderWay(id) = self.state else { return };
         let failure = {
             let mut engine = self.shared.engine(self.kind);
             let before = engine.failure().is_some();

@@ -31,7 +31,7 @@ pub(crate) enum EngineKind {
     PointToPoint,
 }
 
-pub(crate) struct CommunicatorShared {
+pub(crate) struct SharedState {
     pub(crate) group: Group,
     pub(crate) pool: MemoryPool,
     pub(crate) plans: PlanTable,
@@ -50,7 +50,7 @@ pub(crate) struct CommunicatorShared {
     notification: Condvar,
 }
 
-impl CommunicatorShared {
+impl SharedState {
     pub(crate) fn new(
         group: Group,
         pool: MemoryPool,
@@ -227,7 +227,7 @@ impl CommunicatorShared {
     }
 }
 
-impl Drop for CommunicatorShared {
+impl Drop for SharedState {
     fn drop(&mut self) {
         for kind in [EngineKind::Group, EngineKind::PointToPoint] {
             for memory in &mut self.engine(kind).take_kept() {
@@ -238,20 +238,20 @@ impl Drop for CommunicatorShared {
     }
 }
 
-impl std::fmt::Debug for CommunicatorShared {
+impl std::fmt::Debug for SharedState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CommunicatorShared").field("group", &self.group).finish_non_exhaustive()
+        f.debug_struct("SharedState").field("group", &self.group).finish_non_exhaustive()
     }
 }
 
 /// A caller polls an engine, so the progress thread does not.
 pub(crate) struct Polling<'a> {
-    shared: &'a CommunicatorShared,
+    shared: &'a SharedState,
     kind: EngineKind,
 }
 
 impl<'a> Polling<'a> {
-    pub(crate) fn new(shared: &'a CommunicatorShared, kind: EngineKind) -> Self {
+    pub(crate) fn new(shared: &'a SharedState, kind: EngineKind) -> Self {
         shared.pollers[kind as usize].fetch_add(1, Ordering::SeqCst);
         Self { shared, kind }
     }
@@ -267,7 +267,7 @@ impl Drop for Polling<'_> {
 }
 
 /// Wakes the progress thread when the group fails, so that it ends the operations.
-struct FailureWaker(Weak<CommunicatorShared>);
+struct FailureWaker(Weak<SharedState>);
 
 impl Wake for FailureWaker {
     fn wake(self: Arc<Self>) {
@@ -278,7 +278,7 @@ impl Wake for FailureWaker {
 }
 
 /// The progress thread. It ends when the communicator and all its operations are dropped.
-fn run_progress_thread(shared: &Weak<CommunicatorShared>) {
+fn run_progress_thread(shared: &Weak<SharedState>) {
     let mut backoff = match shared.upgrade() {
         Some(shared) => Backoff::new(shared.crowded),
         None => return,

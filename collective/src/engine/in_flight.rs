@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::call::{Call, Packed};
-use super::program::{self, Copy, Home, Part, Program, Work};
+use super::program::{Address, Copy, Home, Part, Program, Work};
 use super::short::Short;
 use crate::error::{CollectiveError, OperationStep, argument};
 use crate::link::{LinkError, LinkFault, RankLinks, Tag};
@@ -498,11 +498,11 @@ impl<'a, M> Body<'a, M> {
 pub(super) struct Bodies<'a, M>(pub(super) [Body<'a, M>; 4]);
 
 impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
-    pub(super) fn bytes(&self, address: program::Address, length: usize) -> &[u8] {
+    pub(super) fn bytes(&self, address: Address, length: usize) -> &[u8] {
         &self.0[address.home as usize].bytes()[address.at..address.at + length]
     }
 
-    pub(super) fn bytes_mut(&mut self, address: program::Address, length: usize) -> &mut [u8] {
+    pub(super) fn bytes_mut(&mut self, address: Address, length: usize) -> &mut [u8] {
         &mut self.0[address.home as usize].bytes_mut()[address.at..address.at + length]
     }
 
@@ -534,11 +534,10 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
                 break;
             }
             let bytes = &chunk[start - offset..end - offset];
-            let into = program::Address { home: part.into.home, at: part.into.at + (start - part.offset) };
-            let reduce = part.reduce.map(|address| program::Address {
-                home: address.home,
-                at: address.at + (start - part.offset),
-            });
+            let into = Address { home: part.into.home, at: part.into.at + (start - part.offset) };
+            let reduce = part
+                .reduce
+                .map(|address| Address { home: address.home, at: address.at + (start - part.offset) });
             match (reduce, kernel) {
                 (Some(with), Some(kernel)) => self.reduce(kernel, into, with, bytes),
                 _ => self.bytes_mut(into, bytes.len()).copy_from_slice(bytes),
@@ -546,7 +545,7 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
         }
     }
 
-    fn reduce(&mut self, kernel: &Kernel, into: program::Address, with: program::Address, bytes: &[u8]) {
+    fn reduce(&mut self, kernel: &Kernel, into: Address, with: Address, bytes: &[u8]) {
         let length = bytes.len();
         if with == into {
             kernel.reduce(self.bytes_mut(into, length), bytes);
@@ -585,13 +584,7 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
     }
 
     /// Reduces between two addresses of one memory.
-    fn reduce_within(
-        &mut self,
-        kernel: &Kernel,
-        into: program::Address,
-        with: program::Address,
-        length: usize,
-    ) {
+    fn reduce_within(&mut self, kernel: &Kernel, into: Address, with: Address, length: usize) {
         let bytes = self.0[into.home as usize].bytes_mut();
         if into.at < with.at {
             let (low, high) = bytes.split_at_mut(with.at);

@@ -105,7 +105,7 @@ impl<T: Number> Fusion<T> {
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Fusion};
     /// # fn example(communicator: &Communicator) -> Result<(), CollectiveError> {
-    /// let fusion = Fusion::<f32>::new(communicator)?;
+    /// let fusion: Fusion<f32> = Fusion::new(communicator)?;
     /// # Ok(())
     /// # }
     /// ```

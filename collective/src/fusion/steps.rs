@@ -43,7 +43,7 @@ pub(super) struct Steps<T: Number, G: Group<T>> {
     /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
     bucket_bytes: usize,
     first: FirstStep<T>,
-    bucket_set: Option<BucketSet<T, G>>,
+    agreed: Option<AgreedBuckets<T, G>>,
     begun: Instant,
     /// Whether this step has started an operation.
     committed: bool,
@@ -52,7 +52,7 @@ pub(super) struct Steps<T: Number, G: Group<T>> {
 }
 
 /// The buckets, once the ranks have agreed on them.
-struct BucketSet<T: Number, G: Group<T>> {
+struct AgreedBuckets<T: Number, G: Group<T>> {
     layout: Layout,
     buckets: Vec<Bucket<T, G>>,
     given: Given,
@@ -74,7 +74,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             group,
             bucket_bytes,
             first: FirstStep::default(),
-            bucket_set: None,
+            agreed: None,
             begun: Instant::now(),
             committed: false,
             total: Overlap::default(),
@@ -100,8 +100,8 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             return Err(unfinished());
         }
         self.first = FirstStep::default();
-        if let Some(bucket_set) = &mut self.bucket_set {
-            bucket_set.given = Given::new(&bucket_set.layout);
+        if let Some(agreed) = &mut self.agreed {
+            agreed.given = Given::new(&agreed.layout);
         }
         self.begun = Instant::now();
         Ok(())
@@ -109,48 +109,48 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
 
     /// Returns the memory for a gradient, to be filled before [`ready`](Self::ready).
     pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
-        match &mut self.bucket_set {
+        match &mut self.agreed {
             None => self.first.slot(name, length),
-            Some(bucket_set) => bucket_set.slot(name, length),
+            Some(agreed) => agreed.slot(name, length),
         }
     }
 
     /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
     pub(super) fn elements(&self, index: usize) -> &[T] {
-        let elements = match &self.bucket_set {
+        let elements = match &self.agreed {
             None => self.first.elements(index),
-            Some(bucket_set) => bucket_set.elements(index),
+            Some(agreed) => agreed.elements(index),
         };
         elements.unwrap_or_default()
     }
 
     /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
     pub(super) fn elements_mut(&mut self, index: usize) -> &mut [T] {
-        let elements = match &mut self.bucket_set {
+        let elements = match &mut self.agreed {
             None => self.first.elements_mut(index),
-            Some(bucket_set) => bucket_set.elements_mut(index),
+            Some(agreed) => agreed.elements_mut(index),
         };
         elements.unwrap_or_default()
     }
 
     /// Takes a gradient as given, and starts the buckets that are full and next.
     pub(super) fn ready(&mut self, index: usize) -> Result<(), CollectiveError> {
-        let Some(bucket_set) = &mut self.bucket_set else {
+        let Some(agreed) = &mut self.agreed else {
             self.first.ready(index);
             return Ok(());
         };
-        for bucket in bucket_set.given.give(&bucket_set.layout, index) {
+        for bucket in agreed.given.give(&agreed.layout, index) {
             self.committed = true;
-            bucket_set.start(bucket, &self.group)?;
+            agreed.start(bucket, &self.group)?;
         }
         Ok(())
     }
 
     /// Returns the names of the gradients that this step still lacks.
     pub(super) fn check(&self) -> Result<(), CollectiveError> {
-        match &self.bucket_set {
+        match &self.agreed {
             None => self.first.complete(),
-            Some(bucket_set) => bucket_set.given.complete(&bucket_set.layout),
+            Some(agreed) => agreed.given.complete(&agreed.layout),
         }
     }
 
@@ -158,18 +158,18 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     pub(super) async fn finish(&mut self) -> Result<(), CollectiveError> {
         let asked = Instant::now();
         self.check()?;
-        let is_first = self.bucket_set.is_none();
+        let is_first = self.agreed.is_none();
         if is_first {
             self.committed = true;
             self.agree().await?;
         }
-        let Some(bucket_set) = &mut self.bucket_set else { return Err(unfinished()) };
-        bucket_set.wait_for_buckets().await?;
-        if bucket_set.has_failed() {
+        let Some(agreed) = &mut self.agreed else { return Err(unfinished()) };
+        agreed.wait_for_buckets().await?;
+        if agreed.has_failed() {
             return Err(unfinished());
         }
         let ended = Instant::now();
-        let mut step = bucket_set.overlap();
+        let mut step = agreed.overlap();
         step.step = ended.saturating_duration_since(self.begun);
         step.waited = ended.saturating_duration_since(asked);
         if is_first {
@@ -183,15 +183,15 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     }
 
     pub(super) fn mean(&self, name: &str) -> Option<&[T]> {
-        let bucket_set = self.bucket_set.as_ref()?;
-        bucket_set.elements(bucket_set.layout.index(name)?)
+        let agreed = self.agreed.as_ref()?;
+        agreed.elements(agreed.layout.index(name)?)
     }
 
     /// Returns all means with their names, in the order of the buckets.
     pub(super) fn means(&self) -> impl Iterator<Item = (&str, &[T])> {
-        self.bucket_set.iter().flat_map(|bucket_set| {
-            let gradients = bucket_set.layout.gradients().iter().enumerate();
-            gradients.filter_map(|(index, gradient)| Some((&*gradient.name, bucket_set.elements(index)?)))
+        self.agreed.iter().flat_map(|agreed| {
+            let gradients = agreed.layout.gradients().iter().enumerate();
+            gradients.filter_map(|(index, gradient)| Some((&*gradient.name, agreed.elements(index)?)))
         })
     }
 
@@ -218,22 +218,22 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             return Err(CollectiveError::new(CollectiveErrorKind::Mismatch, Some(rank), reason));
         }
         self.bucket_bytes = usize::try_from(list.bucket_bytes).unwrap_or(usize::MAX);
-        let mut bucket_set = BucketSet::new(&list, self.bucket_bytes, &self.group)?;
+        let mut agreed = AgreedBuckets::new(&list, self.bucket_bytes, &self.group)?;
         let first = std::mem::take(&mut self.first);
         for entry in &list.entries {
             let Some(values) = first.values(&entry.name) else { continue };
-            let (index, slot) = bucket_set.slot(&entry.name, values.len())?;
+            let (index, slot) = agreed.slot(&entry.name, values.len())?;
             slot.copy_from_slice(values);
-            for bucket in bucket_set.given.give(&bucket_set.layout, index) {
-                bucket_set.start(bucket, &self.group)?;
+            for bucket in agreed.given.give(&agreed.layout, index) {
+                agreed.start(bucket, &self.group)?;
             }
         }
-        self.bucket_set = Some(bucket_set);
+        self.agreed = Some(agreed);
         Ok(())
     }
 }
 
-impl<T: Number, G: Group<T>> BucketSet<T, G> {
+impl<T: Number, G: Group<T>> AgreedBuckets<T, G> {
     fn new(list: &List, bytes: usize, group: &G) -> Result<Self, CollectiveError> {
         let layout = Layout::new(list, bytes / size_of::<T>());
         let buckets = layout.buckets().iter().map(|&elements| Ok(Bucket::Idle(group.allocate(elements)?)));

@@ -18,6 +18,8 @@ use crate::group::state::{GroupId, SessionState};
 use tonic_rdma_tensor::unstable::bootstrap;
 
 #[cfg(feature = "_tls-any")]
+use crate::error::setting;
+#[cfg(feature = "_tls-any")]
 use tonic_rdma::unstable::chain;
 
 /// The service of another rank.

@@ -177,7 +177,9 @@ impl Group {
                 Some(true) | None => return first_suspect,
                 Some(asked) => *asked = true,
             }
-            let Ok(status) = other.peer.status(&self.session.group, self.session.answer_timeout).await else {
+            let Ok(status) =
+                other.peer.status(&self.session.group, self.session.settings.answer_timeout).await
+            else {
                 return suspect;
             };
             let next = status.waits_for.filter(|_| status.generation == self.epoch.generation);

@@ -51,8 +51,7 @@ pub(crate) struct Session {
     /// One for each rank, with `None` for this one.
     pub(crate) peers: Vec<Option<RemoteRank>>,
     pub(crate) members: Vec<Member>,
-    pub(crate) answer_timeout: Duration,
-    pub(crate) agreement_timeout: Duration,
+    pub(crate) settings: Settings,
     /// Dropped last.
     pub(crate) runtime: Arc<OwnRuntime>,
 }
@@ -107,21 +106,7 @@ async fn connect(
         Member::decode(member.about).map_err(bad)
     });
     let members = members.collect::<Result<_, _>>()?;
-    let (answer_timeout, agreement_timeout) = (settings.answer_timeout, settings.agreement_timeout);
-    Ok((
-        Arc::new(Session {
-            state,
-            bootstrap,
-            group,
-            device,
-            peers,
-            members,
-            answer_timeout,
-            agreement_timeout,
-            runtime,
-        }),
-        epoch,
-    ))
+    Ok((Arc::new(Session { state, bootstrap, group, device, peers, members, settings, runtime }), epoch))
 }
 
 /// Starts this rank's server, and returns its address.
@@ -333,7 +318,7 @@ fn host() -> String {
     read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| format!("unknown {:016x}", fastrand::u64(..)))
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// How connections are made, and which RDMA device they use. Without it, the environment says so.
     pub(crate) config: Option<Config>,

@@ -42,7 +42,7 @@ pub(super) async fn agree(session: &Session, epoch: &Epoch) -> Result<Arc<Epoch>
     let mut pause = FIRST_PAUSE;
     loop {
         let waited = begun.elapsed();
-        if waited >= session.agreement_timeout * MOST_TIMEOUTS {
+        if waited >= session.settings.agreement_timeout * MOST_TIMEOUTS {
             return Err(setup(format!(
                 "the survivors did not agree within {waited:?}: no proposal got the promise of all its members"
             )));
@@ -82,7 +82,7 @@ async fn ask_all(session: &Session, silent: &mut BTreeMap<usize, Instant>) -> BT
     let begun = Instant::now();
     for rank in standing.to_ask(state.me) {
         let Some(Some(other)) = session.peers.get(rank) else { continue };
-        let (peer, group, limit) = (other.peer.clone(), session.group, session.answer_timeout);
+        let (peer, group, limit) = (other.peer.clone(), session.group, session.settings.answer_timeout);
         asking.spawn(async move { (rank, peer.status(&group, limit).await) });
     }
     let mut answers = BTreeMap::new();
@@ -95,7 +95,7 @@ async fn ask_all(session: &Session, silent: &mut BTreeMap<usize, Instant>) -> BT
             Err(status) if status.code() == Code::Aborted => state.suspect(rank, status.message()),
             Err(_) => {
                 let since = *silent.entry(rank).or_insert(begun);
-                let limit = session.answer_timeout * SILENCE;
+                let limit = session.settings.answer_timeout * SILENCE;
                 if since.elapsed() >= limit {
                     state.suspect(rank, &format!("it did not answer for {limit:?}"));
                 }
@@ -115,7 +115,7 @@ async fn propose(session: &Session, proposal: &Proposal) -> bool {
     for rank in proposal.members.iter().copied().filter(|rank| *rank != state.me) {
         let Some(Some(other)) = session.peers.get(rank) else { return false };
         let (peer, group, proposal) = (other.peer.clone(), session.group, proposal.clone());
-        let limit = session.answer_timeout;
+        let limit = session.settings.answer_timeout;
         asking.spawn(async move { peer.propose(&group, &proposal, limit).await });
     }
     let mut all = true;
@@ -133,19 +133,19 @@ fn suspect_late_ranks(
     begun: Instant,
 ) -> Result<(), CollectiveError> {
     let waited = begun.elapsed();
-    if waited < session.agreement_timeout {
+    if waited < session.settings.agreement_timeout {
         return Ok(());
     }
     let state = &session.state;
     let (standing, _) = state.standing();
     if standing.coordinator(state.me) == state.me {
-        let limit = session.agreement_timeout;
+        let limit = session.settings.agreement_timeout;
         for (rank, _) in answers.iter().filter(|(_, answer)| !answer.agreeing) {
             state.suspect(*rank, &format!("it lives, and did not take part in the agreement for {limit:?}"));
         }
         return Ok(());
     }
-    if waited < session.agreement_timeout * 2 {
+    if waited < session.settings.agreement_timeout * 2 {
         return Ok(());
     }
     let coordinator = standing.coordinator(state.me);

@@ -15,9 +15,9 @@ const SLURM: &str = "Slurm";
 const TORCHRUN: &str = "torchrun";
 
 /// What a launcher's variables say.
-struct LauncherInfo {
+struct Launcher {
     /// The launcher's name, for messages.
-    launcher: &'static str,
+    name: &'static str,
     rank: usize,
     size: usize,
     /// The host of rank 0, or the reason why it is not known.
@@ -44,10 +44,10 @@ enum Starter {
     Standalone,
 }
 
-impl LauncherInfo {
+impl Launcher {
     /// Returns the rank by this launcher, for messages.
     fn describe(&self) -> String {
-        format!("{} says rank {} of {}", self.launcher, self.rank, self.size)
+        format!("{} says rank {} of {}", self.name, self.rank, self.size)
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) fn read(variables: &Variables<'_>) -> Result<Launch, CollectiveError>
         (Some(address), _) => address,
         (None, Ok(host)) => joined(&host, info.port),
         (None, Err(reason)) => {
-            let launcher = info.launcher;
+            let launcher = info.name;
             return Err(setting(format!(
                 "{launcher} does not tell where rank 0 runs: {reason}. Set {ADDRESS} to host:port of rank 0"
             )));
@@ -105,8 +105,8 @@ fn without_launcher(
 /// launcher that is there has started the first one, or was started by it. In the second case the numbers of
 /// the first would be wrong, so it is an error if the other launcher can't have started the first one. With
 /// `is_numbered` this library's variable numbers the process, so launchers may contradict each other.
-fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<LauncherInfo>, CollectiveError> {
-    type Read = fn(&Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError>;
+fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Launcher>, CollectiveError> {
+    type Read = fn(&Variables<'_>) -> Result<Option<Launcher>, CollectiveError>;
     let mut others = [torchrun as Read, open_mpi, hydra, slurm].into_iter();
     let Some(mut first) = others.by_ref().find_map(|read| read(variables).transpose()).transpose()? else {
         return Ok(None);
@@ -125,7 +125,7 @@ fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Launc
     // know.
     for name in ["PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"] {
         if let Some(rank) = variables.text(name)?
-            && first.launcher == SLURM
+            && first.name == SLURM
             && !is_numbered
             && rank != first.rank.to_string()
         {
@@ -139,10 +139,10 @@ fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Launc
 /// `inner`: there are as many of both, or `outer` has started one for each host, and not more than `inner`
 /// has processes. The mpirun of Open MPI and of Hydra may have started daemons also on hosts without
 /// processes.
-fn may_be_started_by(inner: &LauncherInfo, outer: &LauncherInfo) -> bool {
+fn may_be_started_by(inner: &Launcher, outer: &Launcher) -> bool {
     let Some(started) = outer.started else { return true };
     let agents = inner.local.filter(|local| *local > 0).map(|local| inner.size / local);
-    let is_mpirun_in_slurm = outer.launcher == SLURM && inner.launcher != TORCHRUN;
+    let is_mpirun_in_slurm = outer.name == SLURM && inner.name != TORCHRUN;
     let on_several_hosts = inner.local.is_some_and(|local| local < inner.size);
     let has_daemons = is_mpirun_in_slurm && (on_several_hosts || inner.starter == Starter::Daemon);
     started == 1
@@ -152,14 +152,14 @@ fn may_be_started_by(inner: &LauncherInfo, outer: &LauncherInfo) -> bool {
         || started <= inner.size && outer.local.is_none_or(|local| local == 1)
 }
 
-fn contradiction(first: &LauncherInfo, second: &str) -> CollectiveError {
+fn contradiction(first: &Launcher, second: &str) -> CollectiveError {
     let first = first.describe();
     setting(format!("{first}, and {second}: set {RANK}, {SIZE} and {ADDRESS}"))
 }
 
 /// Reads the variables of torchrun:
 /// <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
-fn torchrun(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
+fn torchrun(variables: &Variables<'_>) -> Result<Option<Launcher>, CollectiveError> {
     // Other programs have a RANK too.
     if variables.text("RANK")?.is_none() || variables.text("WORLD_SIZE")?.is_none() {
         return Ok(None);
@@ -179,17 +179,7 @@ fn torchrun(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, Collectiv
     let job = format!("torchrun {run} {number} {restart}");
     let port = of(&job, master);
     let starter = if local == Some(size) && is_uuid(&run) { Starter::Standalone } else { Starter::Unknown };
-    Ok(Some(LauncherInfo {
-        launcher: TORCHRUN,
-        rank,
-        size,
-        host,
-        port,
-        job,
-        local,
-        started: Some(size),
-        starter,
-    }))
+    Ok(Some(Launcher { name: TORCHRUN, rank, size, host, port, job, local, started: Some(size), starter }))
 }
 
 /// Returns whether `run` is such a name as `torchrun --standalone` draws. Without this option it is `none`,
@@ -201,7 +191,7 @@ fn is_uuid(run: &str) -> bool {
 
 /// Reads the variables of Open MPI:
 /// <https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables>.
-fn open_mpi(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
+fn open_mpi(variables: &Variables<'_>) -> Result<Option<Launcher>, CollectiveError> {
     let Some(rank) = variables.number("OMPI_COMM_WORLD_RANK")? else { return Ok(None) };
     let size = required(variables, "OMPI_COMM_WORLD_SIZE")?;
     let local = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE")?;
@@ -219,17 +209,7 @@ fn open_mpi(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, Collectiv
     let job = variables.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"])?.unwrap_or_default();
     let job = format!("Open MPI {job}");
     let port = of(&job, None);
-    Ok(Some(LauncherInfo {
-        launcher: "Open MPI",
-        rank,
-        size,
-        host,
-        port,
-        job,
-        local,
-        started: Some(size),
-        starter,
-    }))
+    Ok(Some(Launcher { name: "Open MPI", rank, size, host, port, job, local, started: Some(size), starter }))
 }
 
 /// Returns the first host of `1364852736.0;tcp://10.0.0.1,10.1.0.1:55597;tcp6://[fd00::1]:46003`.
@@ -244,7 +224,7 @@ fn host_of_uri(uri: &str) -> Option<String> {
 /// Reads the variables of Hydra, the mpirun of MPICH and Intel MPI:
 /// <https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md>. Slurm's srun sets some of them too, with
 /// `--mpi=pmi2`.
-fn hydra(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
+fn hydra(variables: &Variables<'_>) -> Result<Option<Launcher>, CollectiveError> {
     let Some(rank) = variables.number("PMI_RANK")? else { return Ok(None) };
     let Some(size) = variables.number("PMI_SIZE")? else { return Ok(None) };
     let local = variables.number("MPI_LOCALNRANKS")?;
@@ -260,13 +240,13 @@ fn hydra(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveEr
         job = format!("{job} {}", variables.text(name)?.unwrap_or_default());
     }
     let port = of(&job, None);
-    let launcher = "Hydra (the mpirun of MPICH or Intel MPI)";
+    let name = "Hydra (the mpirun of MPICH or Intel MPI)";
     let (started, starter) = (Some(size), Starter::Unknown);
-    Ok(Some(LauncherInfo { launcher, rank, size, host, port, job, local, started, starter }))
+    Ok(Some(Launcher { name, rank, size, host, port, job, local, started, starter }))
 }
 
 /// Reads the variables of Slurm: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
-fn slurm(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveError> {
+fn slurm(variables: &Variables<'_>) -> Result<Option<Launcher>, CollectiveError> {
     let Some(rank) = variables.number("SLURM_PROCID")? else { return Ok(None) };
     // Steps with the last numbers are the batch script and the shell of salloc.
     let step = variables.first(&["SLURM_STEP_ID", "SLURM_STEPID"])?;
@@ -299,7 +279,7 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<LauncherInfo>, CollectiveEr
     // With `--pty` srun starts task 0 as an interactive shell. The other tasks have no terminal.
     let is_shell = rank == 0 && variables.text("SLURM_PTY_PORT")?.is_some();
     let (started, starter) = (tasks.filter(|_| !is_shell), Starter::Unknown);
-    Ok(Some(LauncherInfo { launcher: SLURM, rank, size, host, port, job, local, started, starter }))
+    Ok(Some(Launcher { name: SLURM, rank, size, host, port, job, local, started, starter }))
 }
 
 /// Returns the first host of a list of Slurm's: `rack[01-04,7]n[1-2],login` gives `rack01n1`.

@@ -33,7 +33,7 @@ const STEP: u64 = (1 << 24) - 1;
 
 /// What a message begins with, as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MessageHeader {
+pub(super) struct Header {
     pub(super) word: u64,
     /// The operation and the step.
     pub(super) position: u64,
@@ -92,7 +92,7 @@ impl Layout {
     }
 }
 
-impl MessageHeader {
+impl Header {
     /// Makes the header of message `number`, whose payload has `length` bytes.
     #[inline]
     pub(super) fn inline(number: u64, tag: Tag, length: usize) -> Self {
@@ -274,12 +274,12 @@ mod tests {
     #[test]
     fn a_head_says_what_was_sent() {
         for length in [0, 1, 39, 40, 41, 8192, 32 << 10] {
-            let header = MessageHeader::inline(9, TAG, length);
+            let header = Header::inline(9, TAG, length);
             assert_eq!(slot_state(header.word, 9, 8), SlotState::Arrived);
             assert_eq!((header.tag(70), header.length()), (TAG, Some(length)));
-            assert_eq!(MessageHeader::from_bytes(header.to_bytes()), header);
+            assert_eq!(Header::from_bytes(header.to_bytes()), header);
         }
-        let header = MessageHeader::reference(0, TAG);
+        let header = Header::reference(0, TAG);
         assert_eq!(
             (header.tag(77), header.length(), slot_state(header.word, 0, 8)),
             (TAG, None, SlotState::Arrived)
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn only_the_message_of_the_lap_before_may_be_in_a_slot_that_waits() {
-        let word = |number| MessageHeader::inline(number, TAG, 0).word;
+        let word = |number| Header::inline(number, TAG, 0).word;
         assert_eq!(slot_state(0, 3, 8), SlotState::NotYet);
         assert_eq!(slot_state(0, 11, 8), SlotState::Wrong);
         assert_eq!(slot_state(word(3), 11, 8), SlotState::NotYet);

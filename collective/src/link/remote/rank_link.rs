@@ -6,7 +6,7 @@ use tonic_rdma_tensor::Channel;
 
 use crate::link::remote::element_read::{ElementRead, PeerRegion, PeerRegions, Scratch, Sink};
 use crate::link::remote::message::{
-    self, Content, ElementReference, HEADER, LINE, Layout, LinkCounters, MessageHeader, SHORT,
+    self, Content, ElementReference, HEADER, Header, LINE, Layout, LinkCounters, SHORT,
 };
 use crate::link::remote::wire::{MappedWire, WriteWire};
 use crate::link::{LinkFault, Tag, violation};
@@ -149,7 +149,7 @@ impl RankLink {
                 self.layout.inline
             )));
         }
-        if !self.put(MessageHeader::inline(self.sent, tag, payload.len()), payload)? {
+        if !self.put(Header::inline(self.sent, tag, payload.len()), payload)? {
             return Ok(false);
         }
         counters.sent += 1;
@@ -170,7 +170,7 @@ impl RankLink {
             return Ok(None);
         }
         let number = self.sent;
-        if !self.put(MessageHeader::reference(number, tag), &reference.to_bytes())? {
+        if !self.put(Header::reference(number, tag), &reference.to_bytes())? {
             return Ok(None);
         }
         counters.sent += 1;
@@ -297,7 +297,7 @@ impl RankLink {
     }
 
     #[inline]
-    fn put(&mut self, header: MessageHeader, payload: &[u8]) -> Result<bool, LinkFault> {
+    fn put(&mut self, header: Header, payload: &[u8]) -> Result<bool, LinkFault> {
         let slot = self.layout.slot(self.sent);
         match &mut self.wire {
             Wire::Mapped(wire) => {

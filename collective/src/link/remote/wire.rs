@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use crate::link::remote::message::{HEADER, LINE, Layout, MessageHeader, SHORT, SlotState, slot_state};
+use crate::link::remote::message::{HEADER, Header, LINE, Layout, SHORT, SlotState, slot_state};
 use crate::link::{LinkFault, violation};
 use tonic_rdma_tensor::{Channel, ExportedRegion, RegionView, RemoteRegion, SharedRegion, TensorErrorKind};
 
@@ -33,7 +33,7 @@ impl MappedWire {
     /// The first line is stored word by word: a store of a whole vector would have to wait for the words that
     /// it is made of.
     #[inline]
-    pub(super) fn put(&self, slot: usize, header: MessageHeader, payload: &[u8]) -> Result<(), LinkFault> {
+    pub(super) fn put(&self, slot: usize, header: Header, payload: &[u8]) -> Result<(), LinkFault> {
         let at = self.ours + slot;
         let (first, rest) = payload.split_at(payload.len().min(SHORT));
         if !rest.is_empty() {
@@ -71,17 +71,12 @@ impl MappedWire {
 
     /// Returns the header of message `number`, if the message is in the slot at `slot`.
     #[inline]
-    pub(super) fn poll(
-        &self,
-        slot: usize,
-        number: u64,
-        slots: u32,
-    ) -> Result<Option<MessageHeader>, LinkFault> {
+    pub(super) fn poll(&self, slot: usize, number: u64, slots: u32) -> Result<Option<Header>, LinkFault> {
         let word = self.word(slot)?;
         match slot_state(word, number, slots) {
             SlotState::Arrived => {
                 let (position, call) = (self.word(slot + 8)?, self.word(slot + 16)?);
-                Ok(Some(MessageHeader { word, position, call }))
+                Ok(Some(Header { word, position, call }))
             }
             SlotState::NotYet => Ok(None),
             SlotState::Wrong => Err(wrong_word(word, number)),
@@ -171,17 +166,12 @@ impl WriteWire {
     }
 
     /// Writes a message into the slot at `slot`. Returns false if the queue is full.
-    pub(super) fn put(&self, slot: usize, header: MessageHeader, payload: &[u8]) -> Result<bool, LinkFault> {
+    pub(super) fn put(&self, slot: usize, header: Header, payload: &[u8]) -> Result<bool, LinkFault> {
         self.write(slot, &[IoSlice::new(&header.to_bytes()), IoSlice::new(payload)], true)
     }
 
     /// Returns the header of message `number`, if the message has arrived.
-    pub(super) fn poll(
-        &mut self,
-        slot: usize,
-        number: u64,
-        slots: u32,
-    ) -> Result<Option<MessageHeader>, LinkFault> {
+    pub(super) fn poll(&mut self, slot: usize, number: u64, slots: u32) -> Result<Option<Header>, LinkFault> {
         if self.arrived <= number {
             self.take_notice(slots)?;
         }
@@ -190,7 +180,7 @@ impl WriteWire {
         }
         let mut bytes = [0; HEADER];
         self.copy_out(slot, &mut bytes)?;
-        let header = MessageHeader::from_bytes(bytes);
+        let header = Header::from_bytes(bytes);
         match slot_state(header.word, number, slots) {
             SlotState::Arrived => Ok(Some(header)),
             SlotState::NotYet | SlotState::Wrong => Err(wrong_word(header.word, number)),

@@ -6,7 +6,7 @@ use tonic_rdma_tensor::{ExportedRegion, RemoteRegion, Rights, SharedRegion};
 
 use super::*;
 use crate::link::LinkFault;
-use crate::link::remote::message::{ElementReference, Layout, MessageHeader};
+use crate::link::remote::message::{ElementReference, Header, Layout};
 
 /// A rank that speaks the set-up, and then puts any bytes where it likes.
 struct Hostile {
@@ -143,7 +143,7 @@ async fn a_reference_to_memory_that_is_not_there_is_a_violation() {
             let memory = memory.map(|bytes| hostile.pool.take(bytes).unwrap());
             let number = memory.as_ref().map_or(77, |memory| memory.number());
             let reference = ElementReference { number, offset, length }.to_bytes();
-            hostile.put(0, &[&MessageHeader::reference(0, tag(0)).to_bytes()[..], &reference].concat());
+            hostile.put(0, &[&Header::reference(0, tag(0)).to_bytes()[..], &reference].concat());
             let found = violation_of(&mut links);
             assert!(found.contains(expected), "{kind:?}: {found}");
         }
@@ -154,12 +154,12 @@ async fn a_reference_to_memory_that_is_not_there_is_a_violation() {
 async fn a_message_that_is_too_long_or_out_of_turn_is_a_violation() {
     for kind in KINDS {
         let (mut links, hostile, _device, _pool) = with_hostile(kind).await;
-        hostile.put(0, &MessageHeader::inline(0, tag(0), 5000).to_bytes());
+        hostile.put(0, &Header::inline(0, tag(0), 5000).to_bytes());
         let found = violation_of(&mut links);
         assert!(found.contains("an inline message of 5000 bytes; the limit is 4096"), "{found}");
 
         let (mut links, hostile, _device, _pool) = with_hostile(kind).await;
-        hostile.put(0, &MessageHeader::inline(3, tag(0), 0).to_bytes());
+        hostile.put(0, &Header::inline(3, tag(0), 0).to_bytes());
         let found = violation_of(&mut links);
         assert!(found.contains("the slot of message 0"), "{found}");
     }
@@ -182,7 +182,7 @@ async fn a_wrong_count_of_taken_messages_is_a_violation() {
 async fn messages_beyond_the_ring_are_a_violation() {
     let (mut links, hostile, _device, _pool) = with_hostile(WRITES).await;
     for number in 0..6 {
-        hostile.put(number, &MessageHeader::inline(number, tag(number), 0).to_bytes());
+        hostile.put(number, &Header::inline(number, tag(number), 0).to_bytes());
     }
     let error = until("a violation", || links.progress().err());
     assert!(
@@ -200,7 +200,7 @@ async fn random_lines_do_no_harm() {
             let mut line = content(seed, 64);
             if seed % 3 > 0 {
                 // The number fits, so that the rest is looked at.
-                line[..8].copy_from_slice(&MessageHeader::inline(0, tag(0), 0).to_bytes()[..8]);
+                line[..8].copy_from_slice(&Header::inline(0, tag(0), 0).to_bytes()[..8]);
                 let length = if seed % 3 == 1 { [0xff, 0xff] } else { [line[20], line[21] & 15] };
                 line[..2].copy_from_slice(&length);
             }
