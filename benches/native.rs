@@ -119,7 +119,7 @@ fn run<T>(core: Option<usize>, future: impl Future<Output = T>) -> T {
     Flavour::IdlePolling.build().unwrap().block_on(future)
 }
 
-/// Measures calls of this thread to itself. Nothing waits for another core, so these times are the work of both ends.
+/// Measures calls of this thread to itself. Nothing waits for another core, so these times are the work of both sides.
 async fn together(rounds: usize, length: Duration) {
     let (uri, server) = bind().await;
     tokio::spawn(server);

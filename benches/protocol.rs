@@ -1,7 +1,7 @@
 //! Measures the cost of the protocol core for each message: `cargo bench --bench protocol`. It uses no device and moves no bytes.
 //!
 //! Two connections exchange messages. The bench does the work of the devices, everything at once: messages arrive, sends complete,
-//! READs land. The measured time is the time of both ends together.
+//! READs land. The measured time is the time of both sides together.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a bench that can't run says so by stopping")]
 
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ fn main() {
 /// Sends an eager message and an eager reply. Each carries the credit for the message before it.
 #[divan::bench]
 fn eager_round_trip(bencher: Bencher<'_, '_>) {
-    let mut pair = Pair::new();
+    let mut pair = SidePair::new();
     bencher.counter(ItemsCount::new(2_usize)).bench_local(|| {
         pair.eager(0);
         pair.eager(1);
@@ -35,7 +35,7 @@ fn eager_round_trip(bencher: Bencher<'_, '_>) {
 /// Sends eager messages in one direction, with their acknowledgements.
 #[divan::bench(args = [1, 16, 256])]
 fn eager_one_way(bencher: Bencher<'_, '_>, messages: usize) {
-    let mut pair = Pair::new();
+    let mut pair = SidePair::new();
     bencher.counter(ItemsCount::new(messages)).bench_local(|| (0..messages).for_each(|_| pair.eager(0)));
     pair.check();
 }
@@ -43,7 +43,7 @@ fn eager_one_way(bencher: Bencher<'_, '_>, messages: usize) {
 /// Makes one rendezvous of several chunks: RTS, READs, delivery, ATS.
 #[divan::bench(args = [1, MAX_CHUNKS])]
 fn rendezvous(bencher: Bencher<'_, '_>, chunks: usize) {
-    let mut pair = Pair::new();
+    let mut pair = SidePair::new();
     bencher.counter(ItemsCount::new(chunks)).bench_local(|| pair.rendezvous(chunks));
     pair.check();
 }
@@ -51,9 +51,9 @@ fn rendezvous(bencher: Bencher<'_, '_>, chunks: usize) {
 /// Polls a connection without new events.
 #[divan::bench]
 fn nothing_to_do(bencher: Bencher<'_, '_>) {
-    let mut pair = Pair::new();
+    let mut pair = SidePair::new();
     bencher.bench_local(|| {
-        let connection = &mut pair.ends[0].connection;
+        let connection = &mut pair.sides[0].connection;
         let nothing = connection.poll_transmit().is_none()
             && connection.peek_read().is_none()
             && connection.front().is_none()
@@ -65,14 +65,14 @@ fn nothing_to_do(bencher: Bencher<'_, '_>) {
 /// Encodes and decodes a header.
 #[divan::bench]
 fn header(bencher: Bencher<'_, '_>) {
-    let mut pair = Pair::new();
-    let bytes = pair.ends[0].connection.send_eager(EAGER).unwrap();
+    let mut pair = SidePair::new();
+    let bytes = pair.sides[0].connection.send_eager(EAGER).unwrap();
     let header = Header::decode(&bytes).unwrap();
     bencher.bench_local(|| Header::decode(&black_box(header).encode()));
 }
 
 /// One end: its connection, and its receive slots in the order of their posts.
-struct PairEnd {
+struct Side {
     connection: Connection,
     posted: VecDeque<SlotIndex>,
     sources: u64,
@@ -80,7 +80,7 @@ struct PairEnd {
     delivered: u64,
 }
 
-impl PairEnd {
+impl Side {
     fn new(settings: &Settings, now: Instant) -> Self {
         Self {
             connection: Connection::new(settings.clone(), now).unwrap(),
@@ -125,21 +125,21 @@ impl PairEnd {
     }
 }
 
-struct Pair {
-    ends: [PairEnd; 2],
+struct SidePair {
+    sides: [Side; 2],
     now: Instant,
     sent: u64,
 }
 
-impl Pair {
+impl SidePair {
     fn new() -> Self {
         let (settings, now) = (Settings::default(), Instant::now());
-        Self { ends: [0, 1].map(|_| PairEnd::new(&settings, now)), now, sent: 0 }
+        Self { sides: [0, 1].map(|_| Side::new(&settings, now)), now, sent: 0 }
     }
 
     /// Sends an eager message from `from`.
     fn eager(&mut self, from: usize) {
-        let header = self.ends[from].connection.send_eager(EAGER).unwrap();
+        let header = self.sides[from].connection.send_eager(EAGER).unwrap();
         self.sent += EAGER as u64;
         self.deliver(from, &header, &[], EAGER);
     }
@@ -147,7 +147,7 @@ impl Pair {
     /// Starts a rendezvous from the first end.
     fn rendezvous(&mut self, chunks: usize) {
         let offered = [Chunk { address: 4096, rkey: 7, length: CHUNK }; MAX_CHUNKS];
-        let sender = &mut self.ends[0];
+        let sender = &mut self.sides[0];
         let message = sender.connection.send_rendezvous(&offered[..chunks]).unwrap();
         sender.sources += chunks as u64;
         self.sent += CHUNK * chunks as u64;
@@ -161,8 +161,8 @@ impl Pair {
 
     /// Moves a message from one end to the other, with everything that follows.
     fn deliver(&mut self, from: usize, header: &[u8; Header::LENGTH], body: &[u8], length: usize) {
-        self.ends[from].connection.handle_sends_completed(1);
-        let receiver = &mut self.ends[1 - from];
+        self.sides[from].connection.handle_sends_completed(1);
+        let receiver = &mut self.sides[1 - from];
         let slot = receiver.posted.pop_front().unwrap();
         let header = Header::decode(header).unwrap();
         let length = Header::LENGTH + length;
@@ -175,15 +175,15 @@ impl Pair {
 
     /// Sends the protocol's own messages.
     fn pump(&mut self, from: usize) {
-        while let Some(message) = self.ends[from].connection.poll_transmit() {
+        while let Some(message) = self.sides[from].connection.poll_transmit() {
             self.message(from, message.as_bytes());
         }
     }
 
     /// Checks that everything sent was delivered, and that only sources without a reported read are kept.
     fn check(&self) {
-        assert_eq!(self.ends.iter().map(|end| end.delivered).sum::<u64>(), self.sent);
-        let sender = &self.ends[0];
+        assert_eq!(self.sides.iter().map(|end| end.delivered).sum::<u64>(), self.sent);
+        let sender = &self.sides[0];
         assert!(sender.sources - sender.sources_done <= 2 * MAX_CHUNKS as u64, "sources pile up");
     }
 }

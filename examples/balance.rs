@@ -38,7 +38,7 @@ impl Greeter for Named {
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut servers = Vec::new();
     for name in ["anna", "berta", "clara"] {
-        servers.push(Running::start(name, "127.0.0.1:0").await?);
+        servers.push(RunningServer::start(name, "127.0.0.1:0").await?);
     }
     let endpoints: Result<Vec<Endpoint>, _> =
         servers.iter().map(|server| Endpoint::from_shared(format!("http://{}", server.address))).collect();
@@ -48,13 +48,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     wait_for(&channel, 3).await?;
     println!("three are up:   {:?} were called", names(&mut client).await?);
 
-    let Running { name, address, stop, server } = servers.remove(1);
+    let RunningServer { name, address, stop, server } = servers.remove(1);
     stop.send(()).map_err(|()| "the server has ended by itself")?;
     server.await??;
     wait_for(&channel, 2).await?;
     println!("berta is away:  {:?} were called", names(&mut client).await?);
 
-    servers.push(Running::start(name, &address).await?);
+    servers.push(RunningServer::start(name, &address).await?);
     wait_for(&channel, 3).await?;
     println!("berta is back:  {:?} were called", names(&mut client).await?);
     Ok(())
@@ -82,14 +82,14 @@ async fn wait_for(channel: &BalancedChannel, count: usize) -> Result<(), Box<dyn
     Err(format!("not {count} of these are up: {channel:?}").into())
 }
 
-struct Running {
+struct RunningServer {
     name: &'static str,
     address: String,
     stop: oneshot::Sender<()>,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
-impl Running {
+impl RunningServer {
     async fn start(name: &'static str, address: &str) -> Result<Self, Box<dyn Error>> {
         let incoming = RdmaIncoming::bind(address).await?;
         let address = incoming.local_addr().to_string();

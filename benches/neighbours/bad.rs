@@ -135,7 +135,7 @@ pub(crate) fn run(caller: &Caller) -> ! {
             other => panic!("{other} does nothing"),
         }
     });
-    unreachable!("a neighbour goes on for ever")
+    unreachable!("a neighbour goes on forever")
 }
 
 /// Connects and makes a call of 64 KiB, again and again, `count` times at once.

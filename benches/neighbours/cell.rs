@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::server::Held;
+use super::server::Resources;
 use tonic_rdma_commands::clap::{self, Parser, Subcommand, ValueEnum};
 use tonic_rdma_commands::{Flavour, ValueError};
 
@@ -117,8 +117,8 @@ impl Neighbour {
     }
 
     /// Returns the most that the server may hold because of this neighbour.
-    pub(crate) fn bound(self) -> Held {
-        Held { resident_kib: 256 << 10, descriptors: KINDS[self.0].descriptors, mappings: 2000 }
+    pub(crate) fn bound(self) -> Resources {
+        Resources { resident_kib: 256 << 10, descriptors: KINDS[self.0].descriptors, mappings: 2000 }
     }
 
     /// Returns whether there is such a neighbour of this level over `transport`. TCP has one level.

@@ -1,4 +1,4 @@
-//! The honest client: calls the server in a loop, while a thread keeps the bad neighbour going and looks at the server.
+//! The honest client: calls the server in a loop, while a thread keeps the bad neighbour going and watches the server.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,7 +16,7 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
 use super::bad::READY;
 use super::cell::{Caller, Cell, Level, Neighbour, Options, Transport};
-use super::server::{self, Held, payload, say, start};
+use super::server::{self, Resources, payload, say, start};
 use super::{hostile, system};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -24,8 +24,8 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Calls before the neighbour comes.
 const WARM: u64 = 50;
 /// Time after which a call has failed.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two looks at the server, and at the neighbour.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time between two readings of the server, and at the neighbour.
 const LOOK: Duration = Duration::from_millis(100);
 /// Time between two visits of another honest client.
 const VISITS: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ pub(crate) struct Measured {
     /// Microseconds of each call.
     pub(crate) micros: Vec<f64>,
     pub(crate) failed: u64,
-    pub(crate) held: Held,
+    pub(crate) held: Resources,
     /// Why the measurement shows a fault beside failed calls.
     pub(crate) fault: Option<String>,
     /// Calls of the neighbour that the server served, each second.
@@ -79,7 +79,7 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
         for seed in 0..WARM {
             call(&mut client, cell.bytes, seed).await.expect("a call without a neighbour");
         }
-        let before = Held::by(server_id);
+        let before = Resources::by(server_id);
         let mut bad = BadNeighbours::start(cell, options.runtime, &address, server_id);
         let ended = Arc::new(AtomicBool::new(false));
         let watched = Arc::clone(&ended);
@@ -87,7 +87,7 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
             let mut held = before;
             while !watched.load(SeqCst) {
                 std::thread::sleep(LOOK);
-                held = held.max(Held::by(server_id));
+                held = held.max(Resources::by(server_id));
                 bad.keep_going();
             }
             (held, bad.harmless)
@@ -122,7 +122,7 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
         (measured, begun.elapsed())
     });
     server.close();
-    let served: u64 = server.line(server::PATIENCE).unwrap().parse().expect("the number of calls served");
+    let served: u64 = server.line(server::TIMEOUT).unwrap().parse().expect("the number of calls served");
     let others = served.saturating_sub(measured.micros.len() as u64 + measured.failed + WARM);
     measured.others_each_second = others as f64 / elapsed.as_secs_f64();
     measured
@@ -162,7 +162,7 @@ pub(crate) async fn connect(transport: Transport, address: &str, policy: Policy)
 
 async fn call(client: &mut TransferClient<Channel>, bytes: usize, seed: u64) -> Result<(), Failure> {
     let request = PutRequest { seed, payload: payload(bytes, seed).into(), ..Default::default() };
-    let reply = tokio::time::timeout(PATIENCE, client.put(request)).await??;
+    let reply = tokio::time::timeout(TIMEOUT, client.put(request)).await??;
     if reply.into_inner().bytes == bytes as u64 { Ok(()) } else { Err("another number of bytes".into()) }
 }
 

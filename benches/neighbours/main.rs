@@ -33,7 +33,7 @@ use std::process::ExitCode;
 
 use crate::cell::{Cell, Level, Neighbour, Options, Role, Transport};
 use crate::honest::Measured;
-use crate::server::Held;
+use crate::server::Resources;
 use tonic_rdma_commands::output::{write_file, write_json};
 use tonic_rdma_commands::serde_json::{Value, json};
 use tonic_rdma_commands::statistics::median;
@@ -94,7 +94,7 @@ struct Summary {
     failed: u64,
     p50: f64,
     p99: f64,
-    held: Held,
+    held: Resources,
     others: f64,
 }
 
@@ -123,7 +123,7 @@ impl Results {
             p50: of(|round| round.quantile(0.5)),
             p99: of(|round| round.quantile(0.99)),
             others: of(|round| round.others_each_second),
-            held: rounds.iter().map(|round| round.held).fold(Held::default(), Held::max),
+            held: rounds.iter().map(|round| round.held).fold(Resources::default(), Resources::max),
         })
     }
 

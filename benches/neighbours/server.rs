@@ -90,26 +90,26 @@ impl Transfer for Takes {
 }
 
 /// The longest time for a process to say something.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts a process. Returns the process, and the first line that it prints, or why there is none.
 pub(crate) fn start(arguments: &[&str]) -> (Child, String) {
     let mut command = process::again().unwrap();
     command.args(arguments);
     let mut process = Child::with_lines(arguments[0], command).unwrap();
-    let line = process.line(PATIENCE).unwrap_or_else(|failure| failure.with_causes());
+    let line = process.line(TIMEOUT).unwrap_or_else(|failure| failure.with_causes());
     (process, line)
 }
 
 /// The most that a process held: memory in KiB, descriptors and mappings.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct Resources {
     pub(crate) resident_kib: u64,
     pub(crate) descriptors: u64,
     pub(crate) mappings: u64,
 }
 
-impl Held {
+impl Resources {
     /// Returns what the process `id` holds now; zeros if the process is gone.
     pub(crate) fn by(id: u32) -> Self {
         let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();

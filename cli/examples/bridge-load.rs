@@ -16,9 +16,9 @@ use tonic_rdma_commands::statistics::quantile;
 use tonic_rdma_commands::{Failure, status};
 
 /// Bytes of one write, and the most of one read.
-const PIECE: usize = 256 * 1024;
+const CHUNK: usize = 256 * 1024;
 /// Time that an end waits for a byte. A peer that takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const UP: u8 = 1;
 const DOWN: u8 = 2;
@@ -79,7 +79,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     prepare(&stream)?;
     let mut head = [0; 17];
     match stream.read_exact(&mut head) {
-        // A proxy that only looks for the server sends nothing.
+        // A proxy that only probes the server sends nothing.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         read => read?,
     }
@@ -151,8 +151,8 @@ fn connect(address: &str, kind: u8, bytes: u64, seed: u64) -> io::Result<TcpStre
 
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))
 }
 
 /// Sends and receives `bytes` of the content of these seeds at the same time.
@@ -167,7 +167,7 @@ fn transfer(stream: &TcpStream, sends: Option<u64>, receives: Option<u64>, bytes
 fn send(mut stream: &TcpStream, mut bytes: u64, seed: u64) -> io::Result<()> {
     let mut content = Content::new(seed);
     while bytes > 0 {
-        let count = bytes.min(PIECE as u64) as usize;
+        let count = bytes.min(CHUNK as u64) as usize;
         stream.write_all(&content.next()[..count])?;
         bytes -= count as u64;
     }
@@ -175,38 +175,38 @@ fn send(mut stream: &TcpStream, mut bytes: u64, seed: u64) -> io::Result<()> {
 }
 
 fn receive(mut stream: &TcpStream, mut bytes: u64, seed: u64) -> io::Result<()> {
-    let (mut content, mut piece) = (Content::new(seed), vec![0; PIECE]);
+    let (mut content, mut chunk) = (Content::new(seed), vec![0; CHUNK]);
     while bytes > 0 {
-        let piece = &mut piece[..bytes.min(PIECE as u64) as usize];
-        stream.read_exact(piece)?;
-        if *piece != content.next()[..piece.len()] {
+        let chunk = &mut chunk[..bytes.min(CHUNK as u64) as usize];
+        stream.read_exact(chunk)?;
+        if *chunk != content.next()[..chunk.len()] {
             return Err(bad("other bytes arrived than were sent"));
         }
-        bytes -= piece.len() as u64;
+        bytes -= chunk.len() as u64;
     }
     Ok(())
 }
 
 /// Random bytes, with a counter in each page, so that all pages differ.
 struct Content {
-    piece: Vec<u8>,
+    chunk: Vec<u8>,
     page: u64,
 }
 
 impl Content {
     fn new(seed: u64) -> Self {
-        let mut piece = vec![0; PIECE];
-        fastrand::Rng::with_seed(seed).fill(&mut piece);
-        Self { piece, page: seed }
+        let mut chunk = vec![0; CHUNK];
+        fastrand::Rng::with_seed(seed).fill(&mut chunk);
+        Self { chunk, page: seed }
     }
 
-    /// Returns the next piece.
+    /// Returns the next chunk.
     fn next(&mut self) -> &[u8] {
-        for page in self.piece.chunks_exact_mut(4096) {
+        for page in self.chunk.chunks_exact_mut(4096) {
             self.page = self.page.wrapping_add(1);
             page[..8].copy_from_slice(&self.page.to_le_bytes());
         }
-        &self.piece
+        &self.chunk
     }
 }
 

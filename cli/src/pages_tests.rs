@@ -195,7 +195,7 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     {
         return Some(format!("there is no feature {feature}"));
     }
-    for (option, places) in [
+    for (option, paths) in [
         ("--example", &["examples/NAME.rs"][..]),
         ("--test", &["tests/NAME.rs", "tests/NAME/main.rs"]),
         ("--bench", &["benches/NAME.rs", "benches/NAME/main.rs"]),
@@ -203,7 +203,7 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     ] {
         let Some(name) = value(option) else { continue };
         let base = root().join(folder.unwrap_or("."));
-        if !places.iter().any(|place| base.join(place.replace("NAME", name)).exists()) {
+        if !paths.iter().any(|path| base.join(path.replace("NAME", name)).exists()) {
             return Some(format!("there is no {name} for {option}"));
         }
     }
@@ -282,7 +282,7 @@ fn shell_lines(text: &str) -> Vec<String> {
     found
 }
 
-/// Returns the pieces of inline code of a page.
+/// Returns the inline code of a page.
 fn inline_code(text: &str) -> Vec<String> {
     let mut prose = String::new();
     let mut in_block = false;
@@ -294,6 +294,6 @@ fn inline_code(text: &str) -> Vec<String> {
             prose.push('\n');
         }
     }
-    let pieces = prose.split("\n\n").flat_map(|paragraph| paragraph.split('`').skip(1).step_by(2));
-    pieces.map(|piece| piece.replace('\n', " ")).collect()
+    let spans = prose.split("\n\n").flat_map(|paragraph| paragraph.split('`').skip(1).step_by(2));
+    spans.map(|span| span.replace('\n', " ")).collect()
 }

@@ -114,30 +114,30 @@ impl<T> Series<T> {
 
 impl Scale {
     /// Returns where a value is drawn. Logarithmic axes are linear axes of the logarithm, so that bars can stand on them.
-    fn place(self, value: f64) -> Option<f64> {
-        let place = match self {
+    fn position(self, value: f64) -> Option<f64> {
+        let position = match self {
             Self::Linear => value,
             Self::Log => value.log10(),
             Self::Sizes => value.log2(),
         };
-        place.is_finite().then_some(place)
+        position.is_finite().then_some(position)
     }
 
-    fn label(self, place: f64) -> String {
+    fn label(self, position: f64) -> String {
         match self {
-            Self::Linear => units::digits(place),
-            Self::Log => units::digits(10_f64.powf(place)),
-            // Other places have no size that people name.
-            Self::Sizes if place.fract() != 0.0 => String::new(),
-            Self::Sizes => units::size(place.exp2().round() as u64),
+            Self::Linear => units::digits(position),
+            Self::Log => units::digits(10_f64.powf(position)),
+            // Other positions have no size that people name.
+            Self::Sizes if position.fract() != 0.0 => String::new(),
+            Self::Sizes => units::size(position.exp2().round() as u64),
         }
     }
 
     /// Returns the ends of an axis that has room for all values, if there is any.
     fn ends(self, values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
-        let places = values.filter_map(|value| self.place(value));
-        let ends =
-            places.fold((f64::MAX, f64::MIN), |(least, most), place| (least.min(place), most.max(place)));
+        let positions = values.filter_map(|value| self.position(value));
+        let ends = positions
+            .fold((f64::MAX, f64::MIN), |(least, most), position| (least.min(position), most.max(position)));
         let (least, most) = if ends.0 > ends.1 { return None } else { ends };
         match self {
             Self::Linear => (most > 0.0).then_some((0.0, most * 1.08)),
@@ -248,24 +248,25 @@ fn draw_one(plot: &Plot<'_>, frame: &Frame<'_>, area: &DrawingArea<SVGBackend<'_
         .x_label_area_size(48)
         .y_label_area_size(72)
         .build_cartesian_2d(frame.x.0..frame.x.1, frame.y.0..frame.y.1)?;
-    let y_label = |place: &f64| scale.label(*place);
+    let y_label = |position: &f64| scale.label(*position);
     match &plot.content {
         Content::Lines { x, lines, marks } => {
-            let x_label = |place: &f64| x.scale.label(*place);
+            let x_label = |position: &f64| x.scale.label(*position);
             let mut mesh = chart.configure_mesh();
             mesh.x_labels(12).x_label_formatter(&x_label).y_label_formatter(&y_label);
             mesh.x_desc(x.name).y_desc(plot.y.name).draw()?;
             for line in lines {
-                let point = |(at, value): &(f64, f64)| Some((x.scale.place(*at)?, scale.place(*value)?));
+                let point =
+                    |(at, value): &(f64, f64)| Some((x.scale.position(*at)?, scale.position(*value)?));
                 let style = line.colour.stroke_width(2);
                 let points = LineSeries::new(line.values.iter().filter_map(point), style);
                 chart.draw_series(points.point_size(if *marks { 3 } else { 0 }))?;
             }
         }
         Content::Bars { x, groups, bars } => {
-            let x_label = |place: &f64| {
-                let group = groups.get(place.floor().max(0.0) as usize);
-                group.filter(|_| (place.fract() - 0.5).abs() < 1e-6).cloned().unwrap_or_default()
+            let x_label = |position: &f64| {
+                let group = groups.get(position.floor().max(0.0) as usize);
+                group.filter(|_| (position.fract() - 0.5).abs() < 1e-6).cloned().unwrap_or_default()
             };
             let mut mesh = chart.configure_mesh();
             mesh.disable_x_mesh().x_labels(groups.len() * 2 + 1).x_label_formatter(&x_label);
@@ -275,7 +276,7 @@ fn draw_one(plot: &Plot<'_>, frame: &Frame<'_>, area: &DrawingArea<SVGBackend<'_
             let margin = (1.0 - room * bars.len() as f64) / 2.0;
             for (index, series) in bars.iter().enumerate() {
                 let rectangles = series.values.iter().enumerate().filter_map(|(group, value)| {
-                    let top = scale.place(*value).filter(|_| *value > 0.0)?;
+                    let top = scale.position(*value).filter(|_| *value > 0.0)?;
                     let left = group as f64 + margin + room * (index as f64 + 0.04);
                     let corners = [(left, frame.y.0), (left + 0.92 * room, top)];
                     Some(Rectangle::new(corners, series.colour.filled()))

@@ -33,7 +33,7 @@ const UNREAD: usize = 1024;
 const KEPT: usize = 256 << 10;
 /// How long a process that has closed its output may take to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time between two looks at a process.
+/// Time between two checks of a process.
 const PERIOD: Duration = Duration::from_millis(2);
 
 /// What a child did.
@@ -500,7 +500,7 @@ mod tests {
     use super::*;
 
     /// A limit that only a test that hangs exceeds.
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -521,7 +521,7 @@ mod tests {
             Child::start(format!("child {number}"), shell(script), sink).unwrap()
         };
         let children = [start(0, "echo [1]; echo hello; exit 3"), start(1, "kill -9 $$")];
-        let mut seen: Vec<_> = (0..4).map(|_| events.recv_timeout(PATIENCE).unwrap()).collect();
+        let mut seen: Vec<_> = (0..4).map(|_| events.recv_timeout(TIMEOUT).unwrap()).collect();
         seen.sort_by_key(|(number, _)| *number);
         assert_eq!(seen[0], (0, Event::Report(vec![1])));
         assert_eq!(seen[1], (0, Event::Garbage("hello".to_owned())));
@@ -539,33 +539,33 @@ mod tests {
 
     #[test]
     fn a_child_answers_lines_and_ends_with_its_stdin() {
-        let (mut child, line) = Child::ready("cat", shell("echo ready; cat"), PATIENCE).unwrap();
+        let (mut child, line) = Child::ready("cat", shell("echo ready; cat"), TIMEOUT).unwrap();
         assert_eq!(line, "ready");
         child.send(&[1, 2]).unwrap();
-        assert_eq!(child.report::<Vec<u8>>(PATIENCE).unwrap(), [1, 2]);
+        assert_eq!(child.report::<Vec<u8>>(TIMEOUT).unwrap(), [1, 2]);
         child.send_line("x");
-        let error = child.report::<Vec<u8>>(PATIENCE).unwrap_err().with_causes();
+        let error = child.report::<Vec<u8>>(TIMEOUT).unwrap_err().with_causes();
         assert!(error.starts_with("cat wrote a line that is no report: x: "), "{error}");
-        assert!(child.end(PATIENCE).unwrap().success());
-        assert_eq!(child.line(PATIENCE).unwrap_err().to_string(), "cat ended (exit status: 0)");
+        assert!(child.end(TIMEOUT).unwrap().success());
+        assert_eq!(child.line(TIMEOUT).unwrap_err().to_string(), "cat ended (exit status: 0)");
     }
 
     #[test]
     fn a_child_that_is_not_ready_is_named_with_its_errors() {
         let mut command = shell("echo no such device >&2; exit 1");
         command.stderr(Stdio::piped());
-        let error = Child::ready("the server", command, PATIENCE).unwrap_err();
+        let error = Child::ready("the server", command, TIMEOUT).unwrap_err();
         assert_eq!(error.to_string(), "the server ended (exit status: 1): no such device");
         let error = Child::ready("it", shell("exec sleep 600"), Duration::from_millis(1)).unwrap_err();
         assert_eq!(error.to_string(), "it wrote nothing within 1ms");
-        let error = Child::ready("it", Command::new("/no/program"), PATIENCE).unwrap_err().with_causes();
+        let error = Child::ready("it", Command::new("/no/program"), TIMEOUT).unwrap_err().with_causes();
         assert!(error.starts_with("can't start it (/no/program): No such file"), "{error}");
     }
 
     #[test]
     fn lines_are_bounded() {
         let script = "head -c 70000000 /dev/zero | tr '\\0' x; echo; echo after";
-        let error = Child::ready("it", shell(script), PATIENCE).unwrap_err().to_string();
+        let error = Child::ready("it", shell(script), TIMEOUT).unwrap_err().to_string();
         assert!(error.starts_with("it wrote no line of text: xxx") && error.len() < 300, "{error}");
     }
 
@@ -575,7 +575,7 @@ mod tests {
         let mut children = [start("cat"), start("exec sleep 600")];
         let ids = children.each_ref().map(Child::id);
         assert_eq!(end_all(&mut children[1..], Duration::from_millis(1)), [0]);
-        assert_eq!(end_all(&mut children, PATIENCE), [0; 0]);
+        assert_eq!(end_all(&mut children, TIMEOUT), [0; 0]);
         let dropped = start("exec sleep 600");
         let id = dropped.id();
         drop(dropped);
@@ -584,11 +584,11 @@ mod tests {
 
     #[test]
     fn a_program_is_run_to_its_end() {
-        let ran = run("it", shell("echo out; echo err >&2; exit 2"), PATIENCE).unwrap();
+        let ran = run("it", shell("echo out; echo err >&2; exit 2"), TIMEOUT).unwrap();
         assert_eq!((ran.output.as_str(), ran.errors.as_str(), ran.succeeded()), ("out", "err", false));
         let ran = run("it", shell("exec sleep 600"), Duration::from_millis(1)).unwrap();
         assert_eq!(ran.status, None);
-        let much = run("it", shell("head -c 1000000 /dev/zero | tr '\\0' x; echo end"), PATIENCE).unwrap();
+        let much = run("it", shell("head -c 1000000 /dev/zero | tr '\\0' x; echo end"), TIMEOUT).unwrap();
         assert!(much.succeeded() && much.output.ends_with("xend") && much.output.len() <= KEPT);
     }
 }

@@ -43,7 +43,7 @@ struct Median {
     step: Duration,
     /// Nodes that ran while a receive was outstanding, in each step.
     ran_while_outstanding: f64,
-    /// Looks that found nothing, in each step.
+    /// Polls that found nothing, in each step.
     missed: f64,
 }
 
@@ -141,7 +141,7 @@ fn show(medians: &Medians) {
         "blocking / polling-async",
         "callback / polling-async",
         "nodes that ran while a receive was outstanding (polling-async, blocking, callback)",
-        "looks that found nothing",
+        "polls that found nothing",
     ];
     let milliseconds = |time: Duration| format!("{:.2} ms", time.as_secs_f64() * 1e3);
     let row = |outstanding| {

@@ -63,7 +63,7 @@ impl Fact {
         self.dtype == spec.dtype() && self.dims.len() == dims.len() && self.dims.iter().zip(dims).all(known)
     }
 
-    /// Returns the number of bytes, with `symbolic` in place of each dimension that is not known.
+    /// Returns the number of bytes, with `symbolic` in position of each dimension that is not known.
     pub fn bytes(&self, symbolic: u64) -> u64 {
         let elements = self.dims.iter().map(|dim| dim.known().unwrap_or(symbolic));
         elements.fold(self.dtype.size().unwrap_or(1) as u64, u64::saturating_mul)
@@ -127,7 +127,7 @@ pub trait Value: Clone + Send + Debug + 'static {
 
 /// The computation of a node.
 pub trait Kernel<V>: Send {
-    /// Computes the outputs of the node in a step. An input that is not used elsewhere may be changed in place. Several steps may be
+    /// Computes the outputs of the node in a step. An input that is not used elsewhere may be changed in position. Several steps may be
     /// under way. Each node sees them in ascending order.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ pub(crate) fn guarded<R>(who: &str, call: impl FnOnce() -> Result<R, KernelError
     })
 }
 
-/// The number of a node: its place in the order in which nodes were added, which is a topological order.
+/// The number of a node: its position in the order in which nodes were added, which is a topological order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub usize);
 

@@ -28,7 +28,7 @@ use crate::tls::{ClientTls, ServerTls};
 pub(crate) enum Transport {
     /// Our transport: RDMA if both ends have it, and TCP otherwise.
     Rdma,
-    /// Our channel and our server: native calls if both ends make them, HTTP/2 over RDMA or TCP otherwise.
+    /// Our channel and our server: native calls if both sides make them, HTTP/2 over RDMA or TCP otherwise.
     Native,
     /// tonic's own TCP.
     Tcp,

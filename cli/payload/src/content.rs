@@ -144,7 +144,7 @@ pub fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
 }
 
 /// Checks as [`check_all`] does, but reads at most 16 words: the first, the last, and one in each fourteenth of the
-/// content, at a place that `draw` determines. So the check always finds a wrong part as long as a seventh of the
+/// content, at an offset that `draw` determines. So the check always finds a wrong part as long as a seventh of the
 /// content. It finds a shorter part in some of many calls.
 pub fn check_stamps(seed: u64, content: &[u8], draw: u64) -> Option<u64> {
     check_stamps_of(seed, content.len(), draw, |start, word| {

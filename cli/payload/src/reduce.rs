@@ -15,7 +15,7 @@ const SUMS: usize = 16;
 
 const BLOCK: usize = LANES * ELEMENT;
 
-/// Bytes of a group. The digest weights the sums of a group by its place.
+/// Bytes of a group. The digest weights the sums of a group by its position.
 const GROUP: usize = 16 << 10;
 
 /// Payloads up to this many bytes have no digest, because the check by stamps reads every word of them.
@@ -30,7 +30,7 @@ pub struct Reduced {
     pub maximum: f32,
     /// Digest of every byte. Contents that differ in one element have different digests. A torn or partly stale payload
     /// has, almost surely, another digest than the right payload. The digest does not detect elements that change
-    /// places within a group of 16 KiB at a distance of a multiple of 64 bytes, because they are in one sum.
+    /// positions within a group of 16 KiB at a distance of a multiple of 64 bytes, because they are in one sum.
     pub digest: u64,
 }
 
@@ -50,7 +50,7 @@ impl Reduced {
     }
 }
 
-/// The reduction of a payload, piece by piece.
+/// The reduction of a payload, chunk by chunk.
 #[derive(Debug)]
 pub struct Reduction {
     maxima: [f32; LANES],
@@ -72,7 +72,7 @@ impl Reduction {
         Self { maxima: [f32::NEG_INFINITY; LANES], sums: [0; SUMS], length: 0, digest: 0 }
     }
 
-    /// Consumes the next `bytes`. Every piece but the last must be a multiple of 128 bytes.
+    /// Consumes the next `bytes`. Every chunk but the last must be a multiple of 128 bytes.
     pub fn take(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -94,13 +94,13 @@ impl Reduction {
         Reduced { maximum: largest(self.maxima), digest: self.digest }
     }
 
-    /// Adds a group's sums to the digest, weighted by the place of the group.
+    /// Adds a group's sums to the digest, weighted by the position of the group.
     fn fold(&mut self) {
         let weighted = self.sums.iter().zip(WEIGHTS).map(|(sum, weight)| u64::from(*sum) * u64::from(weight));
         let group = weighted.fold(0u64, u64::wrapping_add);
         // The factor is odd, so that no bit of the group is lost.
-        let place = mix((self.length.div_ceil(GROUP)) as u64) | 1;
-        self.digest = self.digest.wrapping_add(group.wrapping_mul(place));
+        let position = mix((self.length.div_ceil(GROUP)) as u64) | 1;
+        self.digest = self.digest.wrapping_add(group.wrapping_mul(position));
         self.sums = [0; SUMS];
     }
 }
@@ -237,7 +237,7 @@ mod tests {
             }
         }
         assert_eq!(reduce(&[1; ALL_STAMPED]).digest, 0);
-        // Two parts that change places change the digest, too.
+        // Two parts that are exchanged change the digest, too.
         let right: Vec<u8> = (0..3 * GROUP).map(|at| mix(at as u64) as u8).collect();
         let swapped = [&right[GROUP..2 * GROUP], &right[..GROUP], &right[2 * GROUP..]].concat();
         assert_ne!(reduce(&swapped).digest, reduce(&right).digest);
@@ -249,10 +249,10 @@ mod tests {
     #[test]
     fn pieces_give_the_result_of_the_whole() {
         let bytes: Vec<u8> = (0..5 * GROUP + 77).map(|at| mix(at as u64) as u8).collect();
-        for piece in [128, 8 << 10, GROUP, 3 * GROUP + 128] {
+        for chunk in [128, 8 << 10, GROUP, 3 * GROUP + 128] {
             let mut reduction = Reduction::new();
-            bytes.chunks(piece).for_each(|piece| reduction.take(piece));
-            assert_eq!(reduction.end(), reduce(&bytes), "{piece}");
+            bytes.chunks(chunk).for_each(|chunk| reduction.take(chunk));
+            assert_eq!(reduction.end(), reduce(&bytes), "{chunk}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Addresses on the command line: the transport and the place.
+//! Addresses on the command line: the transport, and the host with its port.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,15 +11,15 @@ pub(crate) const FORMS: &str =
 /// An address to listen on or to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    Tcp(Place),
+    Tcp(HostPort),
     /// RDMA, negotiated on a TCP port.
-    Rdma(Place),
+    Rdma(HostPort),
     Unix(UnixName),
 }
 
 /// A host and a TCP port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct HostPort {
     /// A name or an address, without the brackets of IPv6.
     pub(crate) host: String,
     pub(crate) port: u16,
@@ -45,7 +45,7 @@ impl Address {
 
     /// Returns whether clients can connect to this address. Port 0 is only for listening.
     pub(crate) fn can_be_connected_to(&self) -> bool {
-        !matches!(self, Self::Tcp(place) | Self::Rdma(place) if place.port == 0)
+        !matches!(self, Self::Tcp(host_port) | Self::Rdma(host_port) if host_port.port == 0)
     }
 }
 
@@ -72,7 +72,7 @@ impl FromStr for Address {
     }
 }
 
-fn authority(rest: &str) -> Result<Place, String> {
+fn authority(rest: &str) -> Result<HostPort, String> {
     let rest = rest.strip_prefix("//").ok_or("\"//\" is missing after the scheme")?;
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     let (host, port) = rest.rsplit_once(':').ok_or("the port is missing")?;
@@ -98,7 +98,7 @@ fn authority(rest: &str) -> Result<Place, String> {
     if host.len() > 253 || !host.chars().all(plain) {
         return Err(format!("bad host {host:?}"));
     }
-    Ok(Place { host: host.to_owned(), port })
+    Ok(HostPort { host: host.to_owned(), port })
 }
 
 fn unix(rest: &str) -> Result<UnixName, String> {
@@ -123,7 +123,9 @@ fn unix(rest: &str) -> Result<UnixName, String> {
 impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(place) | Self::Rdma(place) => write!(formatter, "{}://{place}", self.scheme()),
+            Self::Tcp(host_port) | Self::Rdma(host_port) => {
+                write!(formatter, "{}://{host_port}", self.scheme())
+            }
             // A parser takes the first two slashes after the scheme off, so a path that begins with two needs two more.
             Self::Unix(UnixName::Path(path)) => {
                 let slashes = if path.as_os_str().as_encoded_bytes().starts_with(b"//") { "//" } else { "" };
@@ -134,7 +136,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for HostPort {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
         if host.contains(':') {

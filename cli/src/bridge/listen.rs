@@ -14,7 +14,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use tokio_stream::{Stream as _, StreamExt as _};
 use tonic_rdma::{Config, Listener, StockClients};
 
-use super::address::{Address, Place, UnixName};
+use super::address::{Address, HostPort, UnixName};
 use super::stream::Stream;
 
 /// A bound socket.
@@ -43,7 +43,7 @@ impl Bound {
     pub(crate) fn new(address: &Address) -> io::Result<Self> {
         let (mut address, mut file) = (address.clone(), None);
         let socket = match &mut address {
-            Address::Tcp(place) | Address::Rdma(place) => BoundSocket::Tcp(bind_tcp(place)?),
+            Address::Tcp(host_port) | Address::Rdma(host_port) => BoundSocket::Tcp(bind_tcp(host_port)?),
             Address::Unix(name) => {
                 let socket = match name {
                     UnixName::Path(path) => {
@@ -115,13 +115,13 @@ impl Accepting {
     }
 }
 
-/// Binds the first address of `place` that can be bound, and sets the port that the kernel chose.
-fn bind_tcp(place: &mut Place) -> io::Result<TcpListener> {
+/// Binds the first address of `host_port` that can be bound, and sets the port that the kernel chose.
+fn bind_tcp(host_port: &mut HostPort) -> io::Result<TcpListener> {
     let mut last = io::Error::other("the name has no address");
-    for address in (place.host.as_str(), place.port).to_socket_addrs()? {
+    for address in (host_port.host.as_str(), host_port.port).to_socket_addrs()? {
         match bind_address(address) {
             Ok(socket) => {
-                place.port = socket.local_addr()?.port();
+                host_port.port = socket.local_addr()?.port();
                 return Ok(socket);
             }
             Err(error) => last = explain(error),
@@ -180,7 +180,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The file of a Unix socket. The drop removes the file if no other file has taken its place.
+/// The file of a Unix socket. The drop removes the file if no other file has its name now.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,

@@ -130,7 +130,7 @@ impl Drop for Open {
 /// Requests served at one time. Further clients wait for the accept.
 const REQUESTS: usize = 16;
 /// Time for one connection.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Answers requests until the task ends.
 pub(crate) async fn serve_metrics(
@@ -162,15 +162,15 @@ pub(crate) async fn serve_metrics(
                 async move { Ok::<_, Infallible>(answer) }
             });
             let mut http = hyper::server::conn::http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).keep_alive(false);
-            let served = timeout(PATIENCE, http.serve_connection(TokioIo::new(stream), service)).await;
+            http.timer(TokioTimer::new()).header_read_timeout(TIMEOUT).keep_alive(false);
+            let served = timeout(TIMEOUT, http.serve_connection(TokioIo::new(stream), service)).await;
             tracing::trace!(?served, "a request for metrics");
             drop(permit);
         });
     }
 }
 
-/// Runs the upkeep of histograms regularly. Without a scraper they would grow for ever.
+/// Runs the upkeep of histograms regularly. Without a scraper they would grow forever.
 pub(crate) async fn upkeep(handle: PrometheusHandle) {
     const EVERY: Duration = Duration::from_secs(5);
     loop {

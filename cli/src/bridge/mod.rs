@@ -40,7 +40,7 @@ use tonic_rdma_commands::{Context as _, Failure, Flavour};
 use self::address::Address;
 use self::listen::Bound;
 use self::route::Route;
-use self::serve::{Phase, Shared};
+use self::serve::{BridgeState, Phase};
 use crate::measure::process::{pinned, raise_open_files};
 
 pub(crate) const HELP: &str = "\
@@ -133,7 +133,7 @@ pub(crate) fn run(options: &BridgeOptions) -> Result<(), Failure> {
     let routes = runtime.block_on(open_routes(ends, &config, options))?;
 
     let (phase, watched) = watch::channel(Phase::Running);
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(BridgeState {
         room: Arc::new(Semaphore::new(connections as usize)),
         phase: watched.clone(),
         cut_off: AtomicU64::new(0),
@@ -219,11 +219,11 @@ fn config(options: &BridgeOptions, connections: u32) -> Result<Config, Failure> 
 }
 
 /// Binds the address for metrics, and installs the recorder.
-fn open_metrics(place: &str) -> Result<(std::net::TcpListener, PrometheusHandle), Failure> {
+fn open_metrics(address: &str) -> Result<(std::net::TcpListener, PrometheusHandle), Failure> {
     let refused = |why: &dyn std::fmt::Display| {
-        Failure::usage(format!("--metrics {place}: {why}; accepted: HOST:PORT, such as 127.0.0.1:9464"))
+        Failure::usage(format!("--metrics {address}: {why}; accepted: HOST:PORT, such as 127.0.0.1:9464"))
     };
-    let addresses: Vec<_> = place.to_socket_addrs().map_err(|error| refused(&error))?.collect();
+    let addresses: Vec<_> = address.to_socket_addrs().map_err(|error| refused(&error))?.collect();
     let listener = std::net::TcpListener::bind(&addresses[..]).map_err(|error| refused(&error))?;
     listener.set_nonblocking(true).map_err(|error| refused(&error))?;
     let recorder = PrometheusBuilder::new().build_recorder();
@@ -240,7 +240,7 @@ fn build_runtime() -> Result<Runtime, Failure> {
     Flavour::IdlePolling.build().context("can't start a runtime")
 }
 
-/// Binds all sockets, and looks for the targets.
+/// Binds all sockets, and checks the targets.
 async fn open_routes(
     ends: Vec<(Address, Address)>,
     config: &Config,
@@ -254,14 +254,14 @@ async fn open_routes(
         routes.push((bound, Arc::new(route)));
     }
     for (_, route) in &routes {
-        look_for_target(route, options.require_target).await?;
+        check_target(route, options.require_target).await?;
     }
     Ok(routes)
 }
 
-async fn look_for_target(route: &Route, required: bool) -> Result<(), Failure> {
-    /// Time to look for a target that is not required at the start.
-    const LOOK: Duration = Duration::from_secs(1);
+async fn check_target(route: &Route, required: bool) -> Result<(), Failure> {
+    /// Time for a connection to a target that is not required at the start.
+    const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
     let dialer = Dialer::new(route.config.clone());
     if required {
         let found = route::dial(route, &dialer, 0).await.map_err(|error| {
@@ -270,19 +270,19 @@ async fn look_for_target(route: &Route, required: bool) -> Result<(), Failure> {
         found.close();
         return Ok(());
     }
-    let patience = route.connect_timeout;
-    match route::attempt(&route.target, &dialer, patience.min(LOOK)).await {
+    let limit = route.connect_timeout;
+    match route::attempt(&route.target, &dialer, limit.min(FIRST_ATTEMPT)).await {
         Ok(found) => found.close(),
         Err(error) => tracing::warn!(
             route = route.name,
-            "the target is not there yet, clients wait {patience:?} for it: {error}"
+            "the target is not there yet, clients wait {limit:?} for it: {error}"
         ),
     }
     Ok(())
 }
 
 /// Starts a task for each route within the calling runtime.
-fn accept(routes: &[Listening], shared: &Arc<Shared>) -> io::Result<()> {
+fn accept(routes: &[Listening], shared: &Arc<BridgeState>) -> io::Result<()> {
     for (bound, route) in routes {
         let accepting = bound.accepting(&route.config)?;
         tokio::spawn(serve::serve(accepting, Arc::clone(route), Arc::clone(shared)));
@@ -293,7 +293,7 @@ fn accept(routes: &[Listening], shared: &Arc<Shared>) -> io::Result<()> {
 /// Starts a thread that accepts beside the main thread, until the last phase.
 fn start_thread(
     routes: &Arc<Vec<Listening>>,
-    shared: &Arc<Shared>,
+    shared: &Arc<BridgeState>,
 ) -> Result<std::thread::JoinHandle<()>, Failure> {
     let runtime = build_runtime()?;
     let (routes, shared) = (Arc::clone(routes), Arc::clone(shared));
@@ -333,7 +333,7 @@ fn notify(state: NotifyState<'_>) {
 /// Closes the sockets and waits for the connections, until --drain-timeout or the next signal.
 async fn drain(
     phase: &watch::Sender<Phase>,
-    shared: &Shared,
+    shared: &BridgeState,
     signals: &mut Signals,
     routes: Arc<Vec<Listening>>,
     connections: u32,

@@ -1,4 +1,4 @@
-//! A route: a place to listen, and the target of the connections that come there. Connects to the target, and tries again while it does not
+//! A route: an address to listen on, and the target of the connections that come there. Connects to the target, and tries again while it does not
 //! answer.
 
 use std::io;
@@ -182,13 +182,17 @@ pub(crate) async fn attempt(
     limit: Duration,
 ) -> Result<Stream, AttemptError> {
     match target {
-        Address::Tcp(place) => Ok(Stream::tcp(connect_tcp(&place.host, place.port, limit, None).await?)?),
+        Address::Tcp(host_port) => {
+            Ok(Stream::tcp(connect_tcp(&host_port.host, host_port.port, limit, None).await?)?)
+        }
         // Unix sockets connect at once, or not at all.
         Address::Unix(name) => unix(name).await,
-        Address::Rdma(place) => match timeout(limit, dialer.dial(&place.host, place.port)).await {
-            Ok(stream) => Ok(Stream::endpoint(stream?)?),
-            Err(_) => Err(AttemptError::NoAnswer),
-        },
+        Address::Rdma(host_port) => {
+            match timeout(limit, dialer.dial(&host_port.host, host_port.port)).await {
+                Ok(stream) => Ok(Stream::endpoint(stream?)?),
+                Err(_) => Err(AttemptError::NoAnswer),
+            }
+        }
     }
 }
 

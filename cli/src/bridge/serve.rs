@@ -28,7 +28,7 @@ pub(crate) enum Phase {
 
 /// The state that all threads share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct BridgeState {
     /// One permit for each allowed connection. A connection holds its permit until it ends.
     pub(crate) room: Arc<Semaphore>,
     pub(crate) phase: watch::Receiver<Phase>,
@@ -39,7 +39,7 @@ pub(crate) struct Shared {
 }
 
 /// Accepts clients of a route and starts carrying them, until draining begins.
-pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: Arc<Shared>) {
+pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: Arc<BridgeState>) {
     /// The pause after an error such as too many open files.
     const PAUSE: Duration = Duration::from_millis(50);
     let dialer = Dialer::new(route.config.clone());
@@ -75,7 +75,7 @@ pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: A
 }
 
 /// Carries one connection, unless it is cut off.
-async fn carry(client: Stream, route: &Route, dialer: &Dialer, shared: &Shared) {
+async fn carry(client: Stream, route: &Route, dialer: &Dialer, shared: &BridgeState) {
     let mut phase = shared.phase.clone();
     tokio::select! {
         _ = phase.wait_for(|phase| *phase >= Phase::CuttingOff) => {
@@ -86,7 +86,7 @@ async fn carry(client: Stream, route: &Route, dialer: &Dialer, shared: &Shared) 
     }
 }
 
-async fn connect_and_relay(client: Stream, route: &Route, dialer: &Dialer, shared: &Shared) {
+async fn connect_and_relay(client: Stream, route: &Route, dialer: &Dialer, shared: &BridgeState) {
     route.client.log(&route.name, &client);
     let seed = shared.accepted.fetch_add(1, Ordering::Relaxed);
     let target = match route::dial(route, dialer, seed).await {

@@ -1,6 +1,6 @@
 //! `--connections`: the cost of calls as connections grow, and what each connection occupies.
 //!
-//! One mode at a time has connections, because others would occupy memory too. Each number of connections has two turns:
+//! One mode at a time has connections, because others would occupy memory too. Each number of connections has two trials:
 //! one connection is busy and the others are idle, then all of them are busy.
 
 use std::fs;
@@ -20,7 +20,9 @@ use crate::compare::options::CompareOptions;
 use crate::compare::plan::{Cell, Plan};
 use crate::compare::results::{Checks, Connections, Row};
 use crate::compare::server::Addresses;
-use crate::compare::turns::{PATIENCE, Tally, TurnOutcome, closed_turn, cpu_time, patience, seed, within};
+use crate::compare::trials::{
+    ANSWER_LIMIT, Tally, TrialOutcome, answer_limit, closed_trial, cpu_time, seed, within,
+};
 use crate::measure::machine::kibibytes;
 use crate::measure::transport::{Rdma, RdmaConnection};
 
@@ -86,10 +88,10 @@ impl ConnectionMeter<'_> {
             if let Some(first) = first {
                 tokio::time::sleep(SETTLE).await;
                 let each = Footprint::measure(self.server)?.each(first, count - 1);
-                let row = self.turn(&crowd, 1).await?;
+                let row = self.trial(&crowd, 1).await?;
                 rows.push(with_connections(row, count, 1, Some(each)));
             }
-            let row = self.turn(&crowd, count).await?;
+            let row = self.trial(&crowd, count).await?;
             tokio::time::sleep(SETTLE).await;
             let now = Footprint::measure(self.server)?;
             let each = match first {
@@ -116,16 +118,16 @@ impl ConnectionMeter<'_> {
         Ok(())
     }
 
-    /// Makes a turn on the first `busy` connections, and returns its figures.
-    async fn turn(&mut self, crowd: &Crowd<'_>, busy: usize) -> Result<Row, Failure> {
+    /// Makes a trial on the first `busy` connections, and returns its figures.
+    async fn trial(&mut self, crowd: &Crowd<'_>, busy: usize) -> Result<Row, Failure> {
         let mut tally = Tally::new()?;
-        // The calls of the warm-up do not count. The turn afterwards shows any error.
-        crowd.turn(busy, self.plan.duration / 10).await;
+        // The calls of the warm-up do not count. The trial afterwards shows any error.
+        crowd.trial(busy, self.plan.duration / 10).await;
         let cpu = cpu_time(&mut self.control).await?;
-        let (turn, wall) = crowd.turn(busy, self.plan.duration).await;
+        let (trial, wall) = crowd.trial(busy, self.plan.duration).await;
         let cpu = cpu_time(&mut self.control).await?.saturating_sub(cpu);
-        let failed = turn.counts.errors > 0;
-        tally.add(turn, wall, cpu);
+        let failed = trial.counts.errors > 0;
+        tally.add(trial, wall, cpu);
         if !failed {
             match crowd.end().await {
                 Ok(messages) => tally.every_byte += messages,
@@ -164,53 +166,53 @@ impl Crowd<'_> {
         rdma: Option<&Rdma>,
     ) -> Result<Option<RdmaConnection>, CallError> {
         let connecting = GrpcCaller::connect(self.mode, addresses, options, rdma);
-        let (mut caller, verdict) = within(PATIENCE, connecting).await?;
+        let (mut caller, verdict) = within(ANSWER_LIMIT, connecting).await?;
         match self.callers.first() {
             Some(first) => caller.prepare_like(first),
             None => caller.prepare(self.operations)?,
         }
         let operation = self.operations.take(self.callers.len());
-        within(patience(self.cell, 1), caller.run(&operation, Check::All, 1)).await?;
+        within(answer_limit(self.cell, 1), caller.run(&operation, Check::All, 1)).await?;
         self.callers.push(caller);
         Ok(verdict)
     }
 
     /// Keeps the cell's number of calls in flight on each of the first `busy` connections until `length` is over.
     /// Returns the outcome, and the time that it took.
-    async fn turn(&self, busy: usize, length: Duration) -> (TurnOutcome, Duration) {
+    async fn trial(&self, busy: usize, length: Duration) -> (TrialOutcome, Duration) {
         let position = Position::default();
         let concurrency = self.cell.concurrency();
         let start = Instant::now();
-        let mut all = TurnOutcome::default();
-        let patience = length + patience(self.cell, concurrency.0 * busy);
+        let mut all = TrialOutcome::default();
+        let limit = length + answer_limit(self.cell, concurrency.0 * busy);
         if let [caller] = &self.callers[..busy] {
             // A single caller may stay in the future that `block_on` was given.
             let caller = Caller::Grpc(caller.clone());
-            all = closed_turn(&caller, self.operations, &position, concurrency, (length, patience)).await;
+            all = closed_trial(&caller, self.operations, &position, concurrency, (length, limit)).await;
             return (all, start.elapsed());
         }
-        let mut turns = JoinSet::new();
+        let mut trials = JoinSet::new();
         for caller in &self.callers[..busy] {
             let (caller, position) = (Caller::Grpc(caller.clone()), position.clone());
             let operations = self.operations.clone();
-            turns.spawn(async move {
-                closed_turn(&caller, &operations, &position, concurrency, (length, patience)).await
+            trials.spawn(async move {
+                closed_trial(&caller, &operations, &position, concurrency, (length, limit)).await
             });
         }
-        while let Some(ended) = turns.join_next().await {
+        while let Some(ended) = trials.join_next().await {
             match ended {
-                Ok(turn) => all.merge(turn),
+                Ok(trial) => all.merge(trial),
                 Err(crash) => all.counts.error(1, crash.to_string()),
             }
         }
         (all, start.elapsed())
     }
 
-    /// Ends a turn on all connections. Returns the number of messages whose every byte was checked now.
+    /// Ends a trial on all connections. Returns the number of messages whose every byte was checked now.
     async fn end(&self) -> Result<u64, CallError> {
         let mut checked = 0;
         for caller in &self.callers {
-            checked += within(PATIENCE, caller.clone().end()).await?;
+            checked += within(ANSWER_LIMIT, caller.clone().end()).await?;
         }
         Ok(checked)
     }

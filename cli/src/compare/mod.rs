@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   this process                                     the server process (this program once more)
-//!   plan → turns ── modes: grpc ─────────────────→  server: the services on TCP, Unix socket and RDMA
+//!   plan → trials ── modes: grpc ─────────────────→  server: the services on TCP, Unix socket and RDMA
 //!            │            placement ════════════════  placement: tensors, written into the server's memory
 //!            │            memcpy
-//!            ├→ connections: in place of turns in cells, the cost of many connections
+//!            ├→ connections: in place of trials in cells, the cost of many connections
 //!            └→ results: rows, facts → table, JSON
 //! ```
 //!
@@ -18,7 +18,7 @@ pub(crate) mod options;
 pub(crate) mod plan;
 pub(crate) mod results;
 pub(crate) mod server;
-mod turns;
+mod trials;
 
 use tonic_rdma_commands::cores::{self, Cores};
 use tonic_rdma_commands::{Context as _, Failure, output};
@@ -30,7 +30,7 @@ use crate::compare::options::{CompareOptions, Conditions, ServerJob, ServerOptio
 use crate::compare::plan::Plan;
 use crate::compare::results::{Checks, Facts, Row};
 use crate::compare::server::Addresses;
-use crate::compare::turns::{Meter, Participant};
+use crate::compare::trials::{Meter, Participant};
 use crate::measure::machine::Costs;
 use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::report::progress_bar;
@@ -84,7 +84,7 @@ async fn measure(
     };
     let (mut server, addresses) = server::start(&job).await?;
     let server_id = server.id(0);
-    let progress = progress_bar(plan.turns());
+    let progress = progress_bar(plan.trials());
     let work = async {
         let channel = client::tcp(addresses.tcp, Http2::Default).await?;
         let control = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());

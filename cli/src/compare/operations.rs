@@ -180,30 +180,30 @@ fn push(
     let mut seed = None;
     let mut buffer = |len: &u64| {
         // The buffer fits, because the content was made for the longest operation.
-        let mut place = content.at(offsets.next().unwrap_or(0) as usize);
-        seed.get_or_insert(place.seed());
-        place.cut(*len as usize)
+        let mut source = content.at(offsets.next().unwrap_or(0) as usize);
+        seed.get_or_insert(source.seed());
+        source.cut(*len as usize)
     };
     let buffers: Vec<Bytes> = message.iter().map(&mut buffer).collect();
     let reduced = consumed.then(|| reduce_all(buffers.iter().map(|buffer| &buffer[..])));
     Push { seed: seed.unwrap_or_else(|| content.seed()), buffers, reduced, pulls: None }
 }
 
-/// Seed of the places of blocks at the destination. It differs from the seeds of the source.
+/// Seed of the offsets of blocks at the destination. It differs from the seeds of the source.
 pub(crate) const DESTINATION_SEED: u64 = 0x0de5_71a7;
 
-/// Places of buffers, as offsets in bytes.
+/// Offsets of buffers, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Layout {
     /// One after the other, each on a cache line of its own.
     #[default]
     InOrder,
-    /// Each at a place of its own, found by the buffer's index in the operation.
+    /// Each at an offset of its own, found by the buffer's index in the operation.
     Scattered(Arc<[u64]>),
 }
 
 impl Layout {
-    /// Returns the layout of `load`'s operations. `seed` determines the places of scattered buffers.
+    /// Returns the layout of `load`'s operations. `seed` determines the offsets of scattered buffers.
     pub(crate) fn of(load: Workload, seed: u64) -> Self {
         match load {
             Workload::Blocks => Self::Scattered(workload::scattered(seed).into()),
@@ -220,8 +220,8 @@ impl Layout {
                 end += Content::room(len);
                 offset
             }
-            // All operations with this layout have as many blocks as `places`.
-            Self::Scattered(places) => places.get(index).copied().unwrap_or(0),
+            // All operations with this layout have as many blocks as `offsets`.
+            Self::Scattered(offsets) => offsets.get(index).copied().unwrap_or(0),
         })
     }
 }
@@ -232,13 +232,13 @@ pub(crate) fn room(load: Workload) -> u64 {
     let room = |messages: &Vec<Message>| messages.iter().flatten().map(|len| Content::room(*len)).sum();
     let largest: u64 = operations.iter().map(room).max().unwrap_or(0);
     match load {
-        // Half of the places for blocks are empty.
-        Workload::Blocks => largest / workload::BLOCKS as u64 * workload::PLACES as u64,
+        // Half of the slots for blocks are empty.
+        Workload::Blocks => largest / workload::BLOCKS as u64 * workload::SLOTS as u64,
         _ => largest,
     }
 }
 
-/// Index of the next operation. All callers of a mode share it during all turns in a cell, so all modes send equal
+/// Index of the next operation. All callers of a mode share it during all trials in a cell, so all modes send equal
 /// sequences.
 pub(crate) type Position = Arc<AtomicUsize>;
 
@@ -352,8 +352,8 @@ mod tests {
             let operations = Operations::new(load, 7, false).unwrap();
             let content = operations.content();
             let registered = registered_copy(content).unwrap();
-            for turn in 0..6 {
-                for (seed, buffer) in operations.take(turn).buffers() {
+            for trial in 0..6 {
+                for (seed, buffer) in operations.take(trial).buffers() {
                     assert_eq!(registered.buffer(seed, buffer.len()).as_ref(), Some(buffer));
                 }
             }

@@ -39,13 +39,13 @@ Examples:
 /// The options of `compare`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct CompareOptions {
-    /// Modes to compare. gRPC: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, at both ends; not with
+    /// Modes to compare. gRPC: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, on both sides; not with
     /// --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-tcp-shared (to the port
     /// that also offers RDMA), grpc-uds, grpc-rdma, grpc-rdma-gather
     /// (payloads by reference), grpc-native (generated code as it is, over RDMA without HTTP/2), grpc-native-gather
-    /// (likewise, payloads by reference at both ends, sent from registered memory). Tensors without RPC, written to the memory where the receiver expects them: rdma-cp
-    /// (copied to registered memory first), rdma-zerocp (sent from registered memory; both ends poll),
-    /// rdma-zerocp-await (likewise, but both ends wait by futures). No transport: memcpy (a copy within the client, as
+    /// (likewise, payloads by reference on both sides, sent from registered memory). Tensors without RPC, written to the memory where the receiver expects them: rdma-cp
+    /// (copied to registered memory first), rdma-zerocp (sent from registered memory; both sides poll),
+    /// rdma-zerocp-await (likewise, but both sides wait by futures). No transport: memcpy (a copy within the client, as
     /// the limit of the memory) [default: all but grpc-tcp-shared and memcpy; with --runtime multi-thread not grpc-tcp-busy; with
     /// --defaults neither grpc-tcp-busy nor grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = name_list::<Mode>("mode"))]
@@ -92,8 +92,8 @@ pub(crate) struct CompareOptions {
     /// tonic_rdma::gather, in all modes)
     #[arg(long, value_name = "copy|gather", hide_possible_values = true, default_value = "copy")]
     pub(crate) encode: Encode,
-    /// Use of a payload by the receiver, after its check and before its answer: auto (modes that carry tensors look for
-    /// the largest element, gRPC modes leave the bytes as they are), reduce-max (all modes look for the largest
+    /// Use of a payload by the receiver, after its check and before its answer: auto (modes that carry tensors find
+    /// the largest element, gRPC modes leave the bytes as they are), reduce-max (all modes find the largest
     /// element), none
     #[arg(long, value_name = "auto|reduce-max|none", hide_possible_values = true, default_value = "auto")]
     pub(crate) consume: Consume,

@@ -1,4 +1,4 @@
-//! The plan of a run: modes, cells (each is one combination of load, calls in flight, and rate), the order of turns, and the time of each
+//! The plan of a run: modes, cells (each is one combination of load, calls in flight, and rate), the order of trials, and the time of each
 //! mode in each cell, such that a run without `--duration` ends in time.
 
 use std::fmt;
@@ -38,7 +38,7 @@ fn preset(defaults: bool, quick: bool) -> Vec<Cell> {
     cells.map(|(bytes, inflight, _)| Cell::closed(*bytes, *inflight)).collect()
 }
 
-/// The largest number of operations of one turn of an open loop. The times of all of them are drawn before the turn begins.
+/// The largest number of operations of one trial of an open loop. The times of all of them are drawn before the trial begins.
 pub(crate) const MAX_ARRIVALS: f64 = 1e6;
 
 /// The payload of an open loop without `--sizes`. It is small, because a large payload at a high rate would be too
@@ -91,7 +91,7 @@ impl Plan {
         check_memory(&cells.iter().map(together).collect::<Vec<_>>(), &modes, direction)?;
         let usual = || match options.connections {
             None => mode_time(&cells, modes.len(), options.quick),
-            Some(_) => turn_time(2 * connections.len() * cells.len() * modes.len(), options.quick),
+            Some(_) => trial_time(2 * connections.len() * cells.len() * modes.len(), options.quick),
         };
         let duration = options.duration.unwrap_or_else(usual);
         Ok(Self { modes, cells, connections, direction, duration })
@@ -130,8 +130,8 @@ impl Plan {
         self.cells.iter().any(|cell| cell.rate.is_some())
     }
 
-    /// Returns the length of one mode's turn. It is short compared with the drift of a machine, and long compared with
-    /// the change of modes. Turns of an open loop are long, so that queues can build up, but not longer than their
+    /// Returns the length of one mode's trial. It is short compared with the drift of a machine, and long compared with
+    /// the change of modes. Trials of an open loop are long, so that queues can build up, but not longer than their
     /// schedule has room for.
     pub(crate) fn slice(&self, cell: Cell) -> Duration {
         match cell.rate {
@@ -144,16 +144,16 @@ impl Plan {
         }
     }
 
-    /// Returns the number of turns of each mode in a cell.
+    /// Returns the number of trials of each mode in a cell.
     pub(crate) fn rounds(&self, cell: Cell) -> u32 {
-        let turns = self.duration.as_secs_f64() / self.slice(cell).as_secs_f64();
-        (turns.ceil() as u32).max(MIN_ROUNDS)
+        let trials = self.duration.as_secs_f64() / self.slice(cell).as_secs_f64();
+        (trials.ceil() as u32).max(MIN_ROUNDS)
     }
 
-    /// Returns the number of turns of all modes in all cells.
-    pub(crate) fn turns(&self) -> u64 {
+    /// Returns the number of trials of all modes in all cells.
+    pub(crate) fn trials(&self) -> u64 {
         if let [_, several @ ..] = self.connections.as_slice() {
-            // One connection has one turn, and several have two.
+            // One connection has one trial, and several have two.
             return (1 + 2 * several.len() as u64) * (self.cells.len() * self.modes.len()) as u64;
         }
         let rounds: u64 = self.cells.iter().map(|cell| u64::from(self.rounds(*cell))).sum();
@@ -163,7 +163,7 @@ impl Plan {
     /// Returns the modes in the order of round `round`. Each round begins with another mode.
     pub(crate) fn order(&self, round: u32) -> impl Iterator<Item = usize> + use<> {
         let modes = self.modes.len();
-        (0..modes).map(move |turn| (turn + round as usize) % modes)
+        (0..modes).map(move |trial| (trial + round as usize) % modes)
     }
 }
 
@@ -362,7 +362,7 @@ fn counts(most: usize) -> Vec<usize> {
     powers.take_while(|count| *count < most).chain([most]).collect()
 }
 
-/// The least number of turns of every mode in every cell, even if the turns take long.
+/// The least number of trials of every mode in every cell, even if the trials take long.
 pub(crate) const MIN_ROUNDS: u32 = 3;
 
 /// Estimated seconds of a run: a default run then ends within 90 s and a quick one within 15 s, including start and
@@ -402,11 +402,11 @@ fn mode_time(cells: &[Cell], modes: usize, quick: bool) -> Duration {
     least
 }
 
-/// Returns the time of each of `turns` turns of `--connections`, such that a run ends within 90 s, or within 15 s if
+/// Returns the time of each of `trials` trials of `--connections`, such that a run ends within 90 s, or within 15 s if
 /// `quick`, unless it makes thousands of connections.
-fn turn_time(turns: usize, quick: bool) -> Duration {
+fn trial_time(trials: usize, quick: bool) -> Duration {
     let budget = if quick { QUICK } else { DEFAULT };
-    let each = budget / (1.0 + WARM_UP) / turns.max(1) as f64;
+    let each = budget / (1.0 + WARM_UP) / trials.max(1) as f64;
     Duration::from_secs_f64(each).clamp(LEAST, MOST)
 }
 
@@ -459,20 +459,20 @@ fn needed(cell: Cell, modes: &[Mode]) -> u64 {
     room(cell.load).saturating_add(kept).saturating_add(in_flight)
 }
 
-/// Returns the memory that `mode` keeps during the whole cell, including the turns of other modes.
+/// Returns the memory that `mode` keeps during the whole cell, including the trials of other modes.
 fn kept(cell: Cell, mode: Mode) -> u64 {
     match mode {
         // Registered memory to send from, a copy of the content; and the copy of memcpy.
         Mode::GrpcNativeGather | Mode::Memcpy => room(cell.load),
-        // The places at the receiver, and registered memory to send from: the content, or copies of it.
+        // The slots at the receiver, and registered memory to send from: the content, or copies of it.
         Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait => {
-            let places = room(cell.load).saturating_mul(cell.inflight as u64);
+            let slots = room(cell.load).saturating_mul(cell.inflight as u64);
             let sources = match cell.load {
                 // Payloads that are moved into an operation have memory of their own.
                 Workload::Size(_) if mode.awaits() => room(cell.load).saturating_mul(VARIANTS as u64),
                 _ => room(cell.load),
             };
-            places.saturating_add(sources)
+            slots.saturating_add(sources)
         }
         _ => 0,
     }
@@ -578,7 +578,7 @@ mod tests {
             (usual.modes.as_slice(), usual.cells.as_slice()),
             (&CONNECTION_MODES[..], &[Cell::closed(64, 1)][..])
         );
-        assert_eq!((usual.connections.len(), usual.turns()), (8, 3 * 15));
+        assert_eq!((usual.connections.len(), usual.trials()), (8, 3 * 15));
         assert!(usual.duration > Duration::from_millis(500) && usual.duration < Duration::from_secs(3));
         let quick = plan(&["--connections", "100", "--quick"]).unwrap();
         assert!(quick.duration < usual.duration);

@@ -177,7 +177,7 @@ pub(crate) struct Facts {
     http2: Http2Facts,
     direction: Direction,
     encode: Encode,
-    /// Use of payloads by receivers, and the modes in which receivers look for the largest element.
+    /// Use of payloads by receivers, and the modes in which receivers find the largest element.
     consume: Consume,
     reducing_modes: Vec<&'static str>,
     #[serde(flatten)]
@@ -281,7 +281,7 @@ impl Facts {
     }
 }
 
-/// Returns the names of the modes whose receivers look for the largest element.
+/// Returns the names of the modes whose receivers find the largest element.
 fn reducing(modes: &[Mode], consume: Consume) -> Vec<&'static str> {
     modes.iter().filter(|mode| mode.reduces(consume)).map(|mode| mode.name()).collect()
 }
@@ -317,13 +317,13 @@ calls that were never sent count with the time that they had waited.";
 
 /// The gRPC modes that need an explanation.
 const EXPLAINED: [(Mode, &str); 5] = [
-    (Mode::GrpcTcpBusy, "grpc-tcp in a runtime that never sleeps, at both ends."),
+    (Mode::GrpcTcpBusy, "grpc-tcp in a runtime that never sleeps, on both sides."),
     (Mode::GrpcTcpTuned, "grpc-tcp with the windows and frames of --http2 tuned."),
     (Mode::GrpcTcpShared, "grpc-tcp to the port that also offers RDMA."),
     (Mode::GrpcNative, "generated code as it is over native calls: RDMA without HTTP/2."),
     (
         Mode::GrpcNativeGather,
-        "native calls with payloads by reference at both ends, sent from registered memory.",
+        "native calls with payloads by reference on both sides, sent from registered memory.",
     ),
 ];
 

@@ -19,7 +19,7 @@ pub(crate) fn findings() -> Vec<Finding> {
     vec![memlock(), open_files(), huge_pages(), kernel_devices(), soft_place(), soft_peers(), identity()]
 }
 
-/// Looks at the limit on locked memory. Devices of the kernel lock the memory that they register.
+/// Checks the limit on locked memory. Devices of the kernel lock the memory that they register.
 fn memlock() -> Finding {
     const LITTLE: u64 = 64 << 20;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
@@ -32,7 +32,7 @@ fn memlock() -> Finding {
     Finding { what: "locked memory (RLIMIT_MEMLOCK)", found, advice }
 }
 
-/// Looks at the limit on open files. A connection holds two descriptors.
+/// Checks the limit on open files. A connection holds two descriptors.
 fn open_files() -> Finding {
     const FEW: u64 = 4096;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -46,7 +46,7 @@ fn open_files() -> Finding {
     Finding { what: "open files (RLIMIT_NOFILE)", found, advice }
 }
 
-/// Looks whether the kernel gives huge pages to registered memory.
+/// Checks whether the kernel gives huge pages to registered memory.
 fn huge_pages() -> Finding {
     let what = "huge pages for shared memory";
     let Ok(setting) = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled") else {
@@ -62,7 +62,7 @@ fn huge_pages() -> Finding {
     Finding { what, found: chosen.to_owned(), advice }
 }
 
-/// Looks whether this user may open the files of the kernel's RDMA devices.
+/// Checks whether this user may open the files of the kernel's RDMA devices.
 fn kernel_devices() -> Finding {
     let what = "/dev/infiniband";
     let Ok(entries) = std::fs::read_dir(what) else {
@@ -81,7 +81,7 @@ fn kernel_devices() -> Finding {
     Finding { what, found: format!("there, but closed to this user: {}", closed.join(", ")), advice }
 }
 
-/// Looks where the software device finds its peers. The two ends of a connection need one place.
+/// Checks where the software device finds its peers. Both sides of a connection need the same folder.
 fn soft_place() -> Finding {
     let what = "the software device finds peers in";
     match unstable::soft_location() {
@@ -89,7 +89,7 @@ fn soft_place() -> Finding {
         Err(error) => Finding {
             what,
             found: "no place".into(),
-            advice: Some(format!("{error}; give RDMA_SOFT_DIR a directory that both ends can write to")),
+            advice: Some(format!("{error}; give RDMA_SOFT_DIR a directory that both sides can write to")),
         },
     }
 }
@@ -105,7 +105,7 @@ fn soft_peers() -> Finding {
         Ok(()) => (found.to_owned(), None),
         Err(reason) => {
             let advice = "optional, for large messages, if you trust all programs of this user: RDMA_SOFT_PEERS=trusted-user at \
-                          both ends";
+                          both sides";
             // With trusted-user, other users could not come any more.
             let advice = (!admits_any).then(|| advice.to_owned());
             (
@@ -117,7 +117,7 @@ fn soft_peers() -> Finding {
     Finding { what: "the software device lets in", found, advice }
 }
 
-/// Looks at what decides whether two processes can share memory. The outputs at both ends show where the ends differ.
+/// Checks what decides whether two processes can share memory. The outputs on both sides show where they differ.
 fn identity() -> Finding {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot = boot.map_or("unknown".into(), |text| text.trim().to_owned());

@@ -15,7 +15,7 @@ use tonic_rdma_verbs::{
 /// Bytes that each operation moves: several packets of any MTU.
 const LENGTH: usize = 64 * 1024;
 /// Time for one operation. An emulated machine is slow.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An operation of the self-test: `SEND`, `WRITE` or `READ`, or the earlier steps `open` and `connect`. It has its time, or why it failed.
 #[derive(Debug, Serialize)]
@@ -118,11 +118,11 @@ impl Side {
     }
 
     fn wait(&self, opcode: CompletionOpcode) -> Result<(), Fault> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let mut completions = [WorkCompletion::EMPTY];
         while self.queue.poll(&mut completions) == 0 {
             if Instant::now() > until {
-                return Err(format!("no completion within {} s", PATIENCE.as_secs()).into());
+                return Err(format!("no completion within {} s", TIMEOUT.as_secs()).into());
             }
             std::thread::yield_now();
         }

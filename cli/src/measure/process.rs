@@ -173,13 +173,13 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
         self.running[children].iter_mut().try_for_each(|child| child.send(command))
     }
 
-    /// Waits until each of `children` has sent a report. The failure or the end of any child is an error. `patience` is
+    /// Waits until each of `children` has sent a report. The failure or the end of any child is an error. `grace` is
     /// the time to wait for the end of a child that explains the failure of another one.
     pub(crate) async fn hear(
         &mut self,
         children: Range<usize>,
         deadline: Instant,
-        patience: Duration,
+        grace: Duration,
     ) -> Result<Vec<R>, Failure> {
         let mut reports: Vec<Option<R>> = children.clone().map(|_| None).collect();
         while let Some(missing) = reports.iter().position(Option::is_none) {
@@ -191,14 +191,14 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
             match self.heed(from, event) {
                 Ok(None) => {}
                 Ok(Some(report)) => match reports.get_mut(from.wrapping_sub(children.start)) {
-                    Some(place) => *place = Some(report),
+                    Some(slot) => *slot = Some(report),
                     None => {
                         let name = self.name(from);
                         return Err(Failure::run(format!("{name} sent a report that nothing waits for")));
                     }
                 },
                 Err(failure) if self.failed.contains(&from) => {
-                    return self.explain(Err(failure), patience).await;
+                    return self.explain(Err(failure), grace).await;
                 }
                 Err(failure) => return Err(failure),
             }
@@ -240,16 +240,16 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
         None
     }
 
-    /// Returns `result`. If it is a failure and a child ends within `patience`, the end of the child is the failure,
+    /// Returns `result`. If it is a failure and a child ends within `grace`, the end of the child is the failure,
     /// because others fail when their peer ends, and may report it before the end can be seen.
     pub(crate) async fn explain<T>(
         &mut self,
         result: Result<T, Failure>,
-        patience: Duration,
+        grace: Duration,
     ) -> Result<T, Failure> {
         match result {
             Err(failure @ Failure::Run { .. }) => {
-                Err(tokio::time::timeout(patience, self.end()).await.ok().flatten().unwrap_or(failure))
+                Err(tokio::time::timeout(grace, self.end()).await.ok().flatten().unwrap_or(failure))
             }
             other => other,
         }

@@ -19,7 +19,7 @@ pub(crate) enum Http2 {
     Custom(Http2Sizes),
 }
 
-/// HTTP/2 settings of both ends, in bytes.
+/// HTTP/2 settings of both sides, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Http2Sizes {
     stream_window: u32,

@@ -52,7 +52,7 @@ fn usable(name: &str) -> Result<&str, Failure> {
     }
 }
 
-/// The connection that both ends agreed on.
+/// The connection that both sides agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RdmaConnection {
     /// The provider in use, such as `soft`.
@@ -88,7 +88,7 @@ impl Rdma {
     pub(crate) fn for_load(self, connections: u32, longest: u64) -> Self {
         /// Bytes of a message beside its payload, at most.
         const BESIDE: u64 = 1 << 20;
-        // A receiver may keep a message for a check after the turn, while the next one lands.
+        // A receiver may keep a message for a check after the trial, while the next one lands.
         let landing = longest.saturating_add(BESIDE).saturating_mul(2);
         let calls = if landing > LANDING_BUDGET { self.calls.landing_budget(landing) } else { self.calls };
         let is_usual = connections <= 1 && landing <= LANDING_BUDGET;
@@ -165,7 +165,7 @@ type AnyChannel = Either<Plain<Channel>, Either<Plain<RdmaChannel>, Plain<Gather
 #[derive(Clone, Debug)]
 pub(crate) struct CallChannel {
     inner: AnyChannel,
-    /// The channel once more if it makes native calls, for a look at its connection.
+    /// The channel once more if it makes native calls, to inspect its connection.
     native: Option<RdmaChannel>,
 }
 

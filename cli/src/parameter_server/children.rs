@@ -28,21 +28,21 @@ use crate::measure::process;
 use crate::parameter_server::options::{Load, ProcessJob};
 use crate::workload::{Shard, Workload};
 
-/// A command to a child. Each has one report as its answer; a server answers a turn when it is asked for the result.
+/// A command to a child. Each has one report as its answer; a server answers a trial when it is asked for the result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChildCommand {
     /// To a server: attach to the slots of the workers' devices, which listen at these addresses.
     Attach { workers: Vec<String> },
-    /// Carry out a turn.
-    Turn(TurnRequest),
-    /// To a server: the workers have ended the turn; report its result.
+    /// Carry out a trial.
+    Trial(TrialRequest),
+    /// To a server: the workers have ended the trial; report its result.
     Collect,
 }
 
-/// A turn: some mini-batches in one mode.
+/// A trial: some mini-batches in one mode.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct TurnRequest {
+pub(crate) struct TrialRequest {
     pub(crate) mode: Mode,
     /// The number of the first mini-batch.
     pub(crate) first: u64,
@@ -54,8 +54,8 @@ pub(crate) struct TurnRequest {
     pub(crate) load: Load,
 }
 
-impl TurnRequest {
-    /// Returns the indices of the turn's operations.
+impl TrialRequest {
+    /// Returns the indices of the trial's operations.
     fn indices(&self) -> std::ops::Range<usize> {
         let first = self.first as usize;
         first..first + self.steps as usize
@@ -77,13 +77,13 @@ pub(crate) struct Report {
     pub(crate) provider: Option<String>,
     /// Whether the process is pinned to the core that it was given.
     pub(crate) pinned: bool,
-    /// Time of each mini-batch of a turn, at a worker.
+    /// Time of each mini-batch of a trial, at a worker.
     pub(crate) times: Vec<Duration>,
-    /// User and system time that the process used in a turn.
+    /// User and system time that the process used in a trial.
     pub(crate) cpu: Duration,
-    /// Number of tensors that were checked in a turn.
+    /// Number of tensors that were checked in a trial.
     pub(crate) checked: u64,
-    /// What was sent and what has arrived in a turn by slots: from a worker for each server, from a server for each worker.
+    /// What was sent and what has arrived in a trial by slots: from a worker for each server, from a server for each worker.
     pub(crate) sent: Vec<Record>,
     pub(crate) received: Vec<Record>,
 }
@@ -127,7 +127,7 @@ struct Link {
     /// Known once the peer has slots to attach to. The channel must live as long as the sender.
     sender: Option<(TensorSender, Channel)>,
     sink: Sink,
-    /// The tensors that were sent in this turn.
+    /// The tensors that were sent in this trial.
     sent: Record,
     reduces: bool,
 }
@@ -149,7 +149,7 @@ impl Link {
         Ok(Self { server, worker, operations, sender: None, sink, sent: Record::default(), reduces })
     }
 
-    /// Attaches to the slots of the peer at `endpoint` for the tensors of `origin`, this end. Returns the provider.
+    /// Attaches to the slots of the peer at `endpoint` for the tensors of `origin`, this side. Returns the provider.
     async fn attach(
         &mut self,
         device: &RdmaDevice,
@@ -164,12 +164,12 @@ impl Link {
         Ok(provider)
     }
 
-    /// Begins a turn.
-    fn begin(&mut self, turn: &TurnRequest) {
+    /// Begins a trial.
+    fn begin(&mut self, trial: &TrialRequest) {
         self.sent = Record::default();
-        self.sink.begin(turn.every_byte);
+        self.sink.begin(trial.every_byte);
         if let Some((sender, _)) = &mut self.sender {
-            sender.in_place = turn.mode.sends_in_place();
+            sender.in_place = trial.mode.sends_in_place();
         }
     }
 
@@ -200,7 +200,7 @@ fn slot_failed(error: impl std::error::Error + Send + Sync + 'static) -> Failure
     Failure::run("a static slot failed").because(error)
 }
 
-/// Returns the report of a turn by slots.
+/// Returns the report of a trial by slots.
 fn report_of(links: &[Link]) -> Report {
     let records = links.iter().map(|link| (link.sent, link.sink.record, link.operations.take(0).messages()));
     let mut report = Report::default();
@@ -233,10 +233,10 @@ pub(crate) fn run(job: &ProcessJob, is_server: bool) -> Result<(), Failure> {
 struct Server {
     _servers: Servers,
     device: Option<RdmaDevice>,
-    /// The slots of each worker. They are absent during a turn by slots.
+    /// The slots of each worker. They are absent during a trial by slots.
     links: Vec<Link>,
-    /// The parts of a running turn by slots.
-    turn: JoinSet<Result<Link, Failure>>,
+    /// The parts of a running trial by slots.
+    trial: JoinSet<Result<Link, Failure>>,
 }
 
 impl Server {
@@ -266,7 +266,7 @@ impl Server {
         let tensors = device.as_ref().map(RdmaDevice::endpoint);
         let addresses = Addresses { tensors, ..addresses };
         let ready = Report { addresses: Some(addresses), ..Report::default() };
-        Ok((Self { _servers: servers, device, links, turn: JoinSet::new() }, ready))
+        Ok((Self { _servers: servers, device, links, trial: JoinSet::new() }, ready))
     }
 
     async fn run_commands(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
@@ -280,37 +280,38 @@ impl Server {
                     }
                     process::report(&Report::default())?;
                 }
-                ChildCommand::Turn(turn) => {
+                ChildCommand::Trial(trial) => {
                     let cpu = cores::cpu_time();
-                    self.begin(turn);
+                    self.begin(trial);
                     self.watch(commands).await?;
-                    while let Some(served) = self.turn.join_next().await {
+                    while let Some(served) = self.trial.join_next().await {
                         self.served(served)?;
                     }
                     self.links.sort_by_key(|link| link.worker);
-                    let report = if turn.mode.is_grpc() { Report::default() } else { report_of(&self.links) };
+                    let report =
+                        if trial.mode.is_grpc() { Report::default() } else { report_of(&self.links) };
                     process::report(&Report { cpu: cores::cpu_time().saturating_sub(cpu), ..report })?;
                 }
                 ChildCommand::Collect => {
-                    return Err(Failure::run("got the command to collect without a turn"));
+                    return Err(Failure::run("got the command to collect without a trial"));
                 }
             }
         }
         Ok(())
     }
 
-    /// Begins a turn. Calls need no begin. Through slots, a worker's variables are sent as soon as its last gradients
+    /// Begins a trial. Calls need no begin. Through slots, a worker's variables are sent as soon as its last gradients
     /// have arrived.
-    fn begin(&mut self, turn: TurnRequest) {
-        if turn.mode.is_grpc() {
+    fn begin(&mut self, trial: TrialRequest) {
+        if trial.mode.is_grpc() {
             return;
         }
         for mut link in self.links.drain(..) {
-            self.turn.spawn(async move {
+            self.trial.spawn(async move {
                 let worker = link.worker;
                 let served = async {
-                    link.begin(&turn);
-                    for index in turn.indices() {
+                    link.begin(&trial);
+                    for index in trial.indices() {
                         link.send(index).await?;
                         link.receive().await?;
                     }
@@ -322,25 +323,25 @@ impl Server {
         }
     }
 
-    /// Waits until the workers have ended the turn. If a part of the turn fails earlier, this failure ends the wait.
+    /// Waits until the workers have ended the trial. If a part of the trial fails earlier, this failure ends the wait.
     async fn watch(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
         loop {
             tokio::select! {
-                Some(served) = self.turn.join_next() => self.served(served)?,
+                Some(served) = self.trial.join_next() => self.served(served)?,
                 command = commands.recv() => return match command {
                     Some(ChildCommand::Collect) | None => Ok(()),
-                    Some(other) => Err(Failure::run(format!("got the command {other:?} in the middle of a turn"))),
+                    Some(other) => Err(Failure::run(format!("got the command {other:?} in the middle of a trial"))),
                 },
             }
         }
     }
 
-    /// Notes that a worker's part of the turn has ended.
+    /// Notes that a worker's part of the trial has ended.
     fn served(
         &mut self,
         served: Result<Result<Link, Failure>, tokio::task::JoinError>,
     ) -> Result<(), Failure> {
-        self.links.push(served.context("the turn crashed")??);
+        self.links.push(served.context("the trial crashed")??);
         Ok(())
     }
 }
@@ -416,30 +417,30 @@ impl Worker {
 
     async fn run_commands(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
         while let Some(command) = commands.recv().await {
-            let ChildCommand::Turn(turn) = command else {
+            let ChildCommand::Trial(trial) = command else {
                 return Err(Failure::run(format!("a worker can't {command:?}")));
             };
             let cpu = cores::cpu_time();
-            let report = match turn.mode.is_grpc() {
-                true => self.turn_by_calls(turn).await?,
-                false => self.turn_by_slots(turn).await?,
+            let report = match trial.mode.is_grpc() {
+                true => self.trial_by_calls(trial).await?,
+                false => self.trial_by_slots(trial).await?,
             };
             process::report(&Report { cpu: cores::cpu_time().saturating_sub(cpu), ..report })?;
         }
         Ok(())
     }
 
-    /// Makes a turn by slots. A server writes the variables without a request, as soon as it has the last gradients.
-    async fn turn_by_slots(&mut self, turn: TurnRequest) -> Result<Report, Failure> {
-        let mut times = Vec::with_capacity(turn.steps as usize);
-        self.links.iter_mut().for_each(|link| link.begin(&turn));
-        for index in turn.indices() {
+    /// Makes a trial by slots. A server writes the variables without a request, as soon as it has the last gradients.
+    async fn trial_by_slots(&mut self, trial: TrialRequest) -> Result<Report, Failure> {
+        let mut times = Vec::with_capacity(trial.steps as usize);
+        self.links.iter_mut().for_each(|link| link.begin(&trial));
+        for index in trial.indices() {
             let start = Instant::now();
-            for server in servers_in_turn(self.number, self.links.len()) {
+            for server in servers_in_trial(self.number, self.links.len()) {
                 self.links[server].receive().await?;
             }
-            turn.load.run().await?;
-            for server in servers_in_turn(self.number, self.links.len()) {
+            trial.load.run().await?;
+            for server in servers_in_trial(self.number, self.links.len()) {
                 self.links[server].send(index).await?;
             }
             for link in &mut self.links {
@@ -450,20 +451,20 @@ impl Worker {
         Ok(Report { times, ..report_of(&self.links) })
     }
 
-    async fn turn_by_calls(&mut self, turn: TurnRequest) -> Result<Report, Failure> {
+    async fn trial_by_calls(&mut self, trial: TrialRequest) -> Result<Report, Failure> {
         let failed =
-            |error: CallError| Failure::run(format!("a call in {} failed", turn.mode)).because(error);
-        let missing = || Failure::run(format!("no connection for {}", turn.mode));
-        let of_mode = self.callers.iter_mut().find(|(mode, _)| *mode == turn.mode);
+            |error: CallError| Failure::run(format!("a call in {} failed", trial.mode)).because(error);
+        let missing = || Failure::run(format!("no connection for {}", trial.mode));
+        let of_mode = self.callers.iter_mut().find(|(mode, _)| *mode == trial.mode);
         let (_, callers) = of_mode.ok_or_else(missing)?;
-        let mut times = Vec::with_capacity(turn.steps as usize);
+        let mut times = Vec::with_capacity(trial.steps as usize);
         let mut checked = 0;
-        for index in turn.indices() {
+        for index in trial.indices() {
             let (pulls, pushes) = (&self.pulls[index % VARIANTS], &self.pushes[index % VARIANTS]);
             let start = Instant::now();
-            run_set(callers, pulls, turn.check(), self.inflight).await.map_err(failed)?;
-            turn.load.run().await?;
-            run_set(callers, pushes, turn.check(), self.inflight).await.map_err(failed)?;
+            run_set(callers, pulls, trial.check(), self.inflight).await.map_err(failed)?;
+            trial.load.run().await?;
+            run_set(callers, pushes, trial.check(), self.inflight).await.map_err(failed)?;
             times.push(start.elapsed());
             checked += (pulls.len() + pushes.len()) as u64;
         }
@@ -476,12 +477,12 @@ impl Worker {
 
 /// Returns the order in which a worker turns to the servers. Each worker begins with another one, so that not all of them wait for the
 /// first server while the others are idle.
-fn servers_in_turn(worker: usize, servers: usize) -> impl Iterator<Item = usize> {
+fn servers_in_trial(worker: usize, servers: usize) -> impl Iterator<Item = usize> {
     (0..servers).map(move |step| (worker + step) % servers)
 }
 
 /// Returns the calls that pull the variables of one server, for each variant of their content. The content is made
-/// piece by piece, because a worker does not hold it.
+/// chunk by chunk, because a worker does not hold it.
 fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<Push>>, Failure> {
     let mut next = Content::follow(Origin::Server.seed(shard));
     let mut variants = vec![Vec::new(); VARIANTS];
@@ -513,8 +514,8 @@ mod tests {
 
     #[test]
     fn each_worker_begins_with_another_server_and_turns_to_all() {
-        let orders = [0, 1, 2, 3].map(|worker| servers_in_turn(worker, 3).collect::<Vec<_>>());
+        let orders = [0, 1, 2, 3].map(|worker| servers_in_trial(worker, 3).collect::<Vec<_>>());
         assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
-        assert_eq!(servers_in_turn(5, 0).count(), 0);
+        assert_eq!(servers_in_trial(5, 0).count(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The measuring: short turns of each mode, again and again, so that drift affects all modes alike. And the processes of a cell, from
+//! The measuring: short trials of each mode, again and again, so that drift affects all modes alike. And the processes of a cell, from
 //! their start to their end.
 
 use std::ops::Range;
@@ -12,11 +12,11 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::server::Addresses;
 use crate::measure::machine::{available, lacking};
 use crate::measure::process::{self, Children};
-use crate::parameter_server::children::{ChildCommand, Report, TurnRequest};
+use crate::parameter_server::children::{ChildCommand, Report, TrialRequest};
 use crate::parameter_server::options::{Load, MAX_STEPS, ParameterServerOptions, ProcessJob, TrainingCell};
 use crate::parameter_server::show::{TrainingRow, TrainingTally};
 
-/// Number of measured turns of each mode.
+/// Number of measured trials of each mode.
 pub(crate) const ROUNDS: u32 = 3;
 
 /// Measures cell after cell.
@@ -42,8 +42,8 @@ impl<'a> TrainingMeter<'a> {
     /// Measures every cell that has the memory for it, and returns a row for each mode.
     pub(crate) async fn run(&mut self, planned: &[Planned]) -> Result<Vec<TrainingRow>, Failure> {
         let measured = planned.iter().filter(|it| it.skipped.is_none());
-        let turns: u64 = measured.map(|it| u64::from(ROUNDS) * it.loads.len() as u64 + 2).sum();
-        self.progress.set_length(turns * self.options.modes().len() as u64);
+        let trials: u64 = measured.map(|it| u64::from(ROUNDS) * it.loads.len() as u64 + 2).sum();
+        self.progress.set_length(trials * self.options.modes().len() as u64);
         let mut rows = Vec::new();
         for Planned { cell, loads, skipped } in planned {
             match skipped {
@@ -92,11 +92,11 @@ impl<'a> TrainingMeter<'a> {
             tallies.push(TrainingTally::new(*mode, cell, load, steps));
         }
         for round in 0..ROUNDS as usize {
-            for turn in 0..modes.len() {
+            for trial in 0..modes.len() {
                 // Each round begins with another mode.
-                let tally = &mut tallies[(turn + round) % modes.len()];
+                let tally = &mut tallies[(trial + round) % modes.len()];
                 self.announce(tally.mode, cell, load);
-                let outcome = session.turn(tally.mode, tally.steps, false, load).await?;
+                let outcome = session.trial(tally.mode, tally.steps, false, load).await?;
                 self.stamps += outcome.checked;
                 tally.add(outcome);
             }
@@ -118,22 +118,22 @@ impl<'a> TrainingMeter<'a> {
         cell: TrainingCell,
     ) -> Result<(), Failure> {
         self.announce(mode, cell, Load::NONE);
-        self.every_byte += session.turn(mode, 1, true, Load::NONE).await?.checked;
+        self.every_byte += session.trial(mode, 1, true, Load::NONE).await?.checked;
         Ok(())
     }
 
-    /// Returns the number of mini-batches of a turn: the number of the command line, or as many as fit into the time.
+    /// Returns the number of mini-batches of a trial: the number of the command line, or as many as fit into the time.
     async fn steps(&mut self, session: &mut Session, mode: Mode, load: Load) -> Result<u32, Failure> {
         if let Some(steps) = self.options.steps {
             return Ok(steps);
         }
         // Variants of the content alternate. Two mini-batches warm two of them, and the measured one is not the first.
-        let outcome = session.turn(mode, 2, false, load).await?;
+        let outcome = session.trial(mode, 2, false, load).await?;
         self.stamps += outcome.checked;
         let longest = outcome.times.iter().filter_map(|times| times.last()).max().copied();
         let longest = longest.unwrap_or_default().max(Duration::from_nanos(1));
-        let turn = self.options.duration / ROUNDS;
-        Ok(((turn.as_secs_f64() / longest.as_secs_f64()).round() as u32).clamp(1, MAX_STEPS))
+        let trial = self.options.duration / ROUNDS;
+        Ok(((trial.as_secs_f64() / longest.as_secs_f64()).round() as u32).clamp(1, MAX_STEPS))
     }
 }
 
@@ -205,8 +205,8 @@ fn needed(cell: TrainingCell, modes: &[Mode]) -> u64 {
 const START: Duration = Duration::from_secs(30);
 /// Longest time to make one connection, on average: on a busy machine, in a debug build.
 const CONNECT: Duration = Duration::from_millis(250);
-/// Longest time of a turn, in addition to the time of its bytes at [`SLOWEST`] (bytes a second).
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time of a trial, in addition to the time of its bytes at [`SLOWEST`] (bytes a second).
+const TIMEOUT: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
 /// Time to wait for the end of another process after a failure. When a process ends, its peers may report their own
 /// failures before the end of this process is seen.
@@ -225,7 +225,7 @@ pub(crate) struct Session {
     pub(crate) provider: Option<String>,
 }
 
-/// The outcome of a turn of all workers.
+/// The outcome of a trial of all workers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     /// Times of the mini-batches, one list for each worker.
@@ -295,26 +295,26 @@ impl Session {
         self.children.hear(children, deadline, EXPLANATION).await
     }
 
-    /// Makes a turn: all workers make some mini-batches at the same time.
-    pub(crate) async fn turn(
+    /// Makes a trial: all workers make some mini-batches at the same time.
+    pub(crate) async fn trial(
         &mut self,
         mode: Mode,
         steps: u32,
         every_byte: bool,
         load: Load,
     ) -> Result<Outcome, Failure> {
-        let turn = TurnRequest { mode, first: self.next, steps, every_byte, load };
+        let trial = TrialRequest { mode, first: self.next, steps, every_byte, load };
         self.next += u64::from(steps);
         let bytes = 2 * self.cell.bytes() * self.cell.workers as u64;
         // Workers may share a core.
         let computing = load.time * (1 + self.cell.workers as u32);
-        let deadline = Instant::now() + PATIENCE + (slowest(bytes) + computing) * steps;
+        let deadline = Instant::now() + TIMEOUT + (slowest(bytes) + computing) * steps;
         let (servers, workers) = (self.servers(), self.workers());
-        self.children.send(0..workers.end, &ChildCommand::Turn(turn))?;
+        self.children.send(0..workers.end, &ChildCommand::Trial(trial))?;
         let workers = self.hear(workers, deadline).await?;
         self.children.send(servers.clone(), &ChildCommand::Collect)?;
         let servers = self.hear(servers, deadline).await?;
-        self.check(turn, &servers, &workers)?;
+        self.check(trial, &servers, &workers)?;
         let all = || workers.iter().chain(&servers);
         Ok(Outcome {
             cpu: all().map(|report| report.cpu).sum(),
@@ -325,7 +325,7 @@ impl Session {
 
     /// Checks that every process received through slots what was sent, and that all tensors were checked. Workers check
     /// every answer of their calls themselves.
-    fn check(&self, turn: TurnRequest, servers: &[Report], workers: &[Report]) -> Result<(), Failure> {
+    fn check(&self, trial: TrialRequest, servers: &[Report], workers: &[Report]) -> Result<(), Failure> {
         for (server, of_server) in servers.iter().enumerate() {
             for (worker, of_worker) in workers.iter().enumerate() {
                 for (to, sent, received) in [
@@ -337,19 +337,19 @@ impl Session {
                     if let Some((variable, offset)) = received.mismatch() {
                         let text = format!(
                             "{name}: byte {offset} of tensor {variable} arrived wrong in {}",
-                            turn.mode
+                            trial.mode
                         );
                         return Err(Failure::run(text));
                     }
-                    sent.compare(received).context(format!("{name}, {}", turn.mode))?;
+                    sent.compare(received).context(format!("{name}, {}", trial.mode))?;
                 }
             }
         }
         let tensors = self.cell.model.variables().len() * workers.len() * 2;
-        let expected = tensors as u64 * u64::from(turn.steps);
+        let expected = tensors as u64 * u64::from(trial.steps);
         let checked: u64 = servers.iter().chain(workers).map(|report| report.checked).sum();
         if checked != expected {
-            let text = format!("{checked} tensors and not {expected} were received in {}", turn.mode);
+            let text = format!("{checked} tensors and not {expected} were received in {}", trial.mode);
             return Err(Failure::run(text));
         }
         Ok(())

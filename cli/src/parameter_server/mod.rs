@@ -2,7 +2,7 @@
 //! Xue et al., "Fast Distributed Deep Learning over RDMA", EuroSys 2019).
 //!
 //! ```text
-//!                         this process: cells, turns, rows
+//!                         this process: cells, trials, rows
 //!                          │ commands and reports, JSON lines over pipes │
 //!                          ▼                                             ▼
 //!   server process: holds the variables ── pull: every variable ──▶ worker processes, 1 to 8
@@ -12,8 +12,8 @@
 //!
 //! In gRPC modes each variable is a call, with several calls in flight. In the other modes each variable has a static
 //! slot. The server writes into the slots without a request, as soon as the worker's last gradients have arrived. Every
-//! receiver checks and consumes, in all modes. The content differs from mini-batch to mini-batch, and from place to
-//! place.
+//! receiver checks and consumes, in all modes. The content differs from mini-batch to mini-batch, and from offset
+//! to offset.
 //!
 //! Several servers hold the variables in turn: variable i is on server i modulo their number, as in the paper.
 //!

@@ -21,7 +21,7 @@ use crate::workload::{Model, Shard, Variable};
 
 /// The largest number of worker processes.
 const MAX_WORKERS: u64 = 8;
-/// The largest number of mini-batches of a turn.
+/// The largest number of mini-batches of a trial.
 pub(crate) const MAX_STEPS: u32 = 10_000;
 /// The largest number of calls in flight.
 const MAX_INFLIGHT: u64 = 1024;
@@ -75,21 +75,21 @@ pub(crate) struct ParameterServerOptions {
     #[arg(long, value_name = "NUMBER|workers|NUMBER*workers", value_parser = OfWorkers::parse_scale, default_value = "1")]
     pub(crate) compute_scale: OfWorkers,
     /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), grpc-native (RDMA without
-    /// HTTP/2), grpc-native-gather (likewise, values and gradients by reference at both ends), rdma-cp (static slots,
+    /// HTTP/2), grpc-native-gather (likewise, values and gradients by reference on both sides), rdma-cp (static slots,
     /// copied to registered memory first), rdma-zerocp (static slots, from registered memory) [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
     /// Time to measure each mode with each model and number of workers, in seconds or with a unit (300ms, 2m)
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = units::parse_time, default_value = "2")]
     pub(crate) duration: Duration,
-    /// Mini-batches of each worker in each of the three turns of a mode, instead of a duration
+    /// Mini-batches of each worker in each of the three trials of a mode, instead of a duration
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STEPS)),
           conflicts_with = "duration")]
     pub(crate) steps: Option<u32>,
     /// Calls that a worker has in flight at once in gRPC modes
     #[arg(long, value_name = "NUMBER", value_parser = units::number::<usize>("number of calls in flight", 1..=MAX_INFLIGHT), default_value = "16")]
     pub(crate) inflight: usize,
-    /// Use of a variable or gradient by its receiver after the check: look for the largest element, or nothing
+    /// Use of a variable or gradient by its receiver after the check: find the largest element, or nothing
     #[arg(long, value_name = "reduce-max|none", value_parser = parse_consume, default_value = "reduce-max")]
     pub(crate) consume: Consume,
     /// HTTP/2 windows and frames of gRPC modes: tonic's defaults, the best ones for grpc-tcp, or
@@ -222,7 +222,7 @@ impl ProcessJob {
         Shard { model: self.cell.model, server, servers: self.cell.servers }
     }
 
-    /// Returns whether receivers look for the largest element.
+    /// Returns whether receivers find the largest element.
     pub(crate) fn reduces(&self) -> bool {
         self.options.consume == Consume::ReduceMax
     }

@@ -47,14 +47,16 @@ pub(crate) struct TrainingFacts {
     inflight: usize,
     consume: Consume,
     pinned: bool,
-    /// Mini-batches of each worker in each turn, if the command line gives the number.
+    /// Mini-batches of each worker in each trial, if the command line gives the number.
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<u32>,
     seconds_per_cell_and_mode: f64,
     /// The factor of the computing times, if workers compute.
     #[serde(skip_serializing_if = "Option::is_none")]
     compute_scale: Option<String>,
-    turns: u32,
+    /// The JSON keeps the key that stored results have.
+    #[serde(rename = "turns")]
+    trials: u32,
     checks: TensorChecks,
     #[serde(skip)]
     several_servers: bool,
@@ -82,7 +84,7 @@ impl TrainingFacts {
             seconds_per_cell_and_mode: options.duration.as_secs_f64(),
             compute_scale: options.computes().then(|| options.compute_scale.to_string()),
             several_servers: options.servers != OfWorkers::ONE,
-            turns: ROUNDS,
+            trials: ROUNDS,
             checks: TensorChecks { every_byte: meter.every_byte, stamps: meter.stamps },
             http2_description: options.http2.to_string(),
         }
@@ -115,7 +117,7 @@ impl TrainingFacts {
                     false => "not pinned (there are no two cores to pin to)".to_owned(),
                 },
             ),
-            ("time", format!("{} turns, {time}", self.turns)),
+            ("time", format!("{} trials, {time}", self.trials)),
             (
                 "content",
                 format!("all as sent (every byte of {every_byte} tensors, sampled words of {stamps})"),
@@ -172,7 +174,7 @@ fn measured(row: &TrainingRow, text: String) -> String {
 
 /// Explains the columns that need an explanation.
 fn legend(rows: &[TrainingRow]) -> String {
-    let mut legend = "mini-batches/s: of all workers together, median of the turns. p50: median time of a worker's mini-batch: all \
+    let mut legend = "mini-batches/s: of all workers together, median of the trials. p50: median time of a worker's mini-batch: all \
                       variables pulled, then all gradients pushed and consumed. GB/s: both directions together. CPU: user + system \
                       time of all processes."
         .to_owned();
@@ -208,7 +210,7 @@ pub(crate) struct TrainingRow {
     pub(crate) bytes: u64,
     /// Measured mini-batches of all workers.
     pub(crate) minibatches: u64,
-    /// Mini-batches a second of all workers together: the median of the turns.
+    /// Mini-batches a second of all workers together: the median of the trials.
     pub(crate) minibatches_per_s: f64,
     /// Median time of a worker's mini-batch.
     pub(crate) p50_ms: f64,
@@ -246,27 +248,27 @@ impl TrainingRow {
     }
 }
 
-/// The sum of one mode's turns in one cell.
+/// The sum of one mode's trials in one cell.
 #[derive(Debug)]
 pub(crate) struct TrainingTally {
     pub(crate) mode: Mode,
     cell: TrainingCell,
     load: Load,
-    /// Mini-batches of a turn.
+    /// Mini-batches of a trial.
     pub(crate) steps: u32,
     times: Vec<Duration>,
-    /// Mini-batches a second of all workers, for each turn.
+    /// Mini-batches a second of all workers, for each trial.
     rates: Vec<f64>,
     cpu_ms: f64,
 }
 
 impl TrainingTally {
-    /// Makes a tally of turns of `steps` mini-batches.
+    /// Makes a tally of trials of `steps` mini-batches.
     pub(crate) fn new(mode: Mode, cell: TrainingCell, load: Load, steps: u32) -> Self {
         Self { mode, cell, load, steps, times: Vec::new(), rates: Vec::new(), cpu_ms: 0.0 }
     }
 
-    /// Adds a turn. The slowest worker determines the duration of the turn.
+    /// Adds a trial. The slowest worker determines the duration of the trial.
     pub(crate) fn add(&mut self, outcome: Outcome) {
         let longest: Duration =
             outcome.times.iter().map(|times| times.iter().sum()).max().unwrap_or_default();
@@ -369,7 +371,7 @@ mod row_tests {
 
     fn row(mode: Mode, load: Load, milliseconds: u64) -> TrainingRow {
         let mut tally = TrainingTally::new(mode, CELL, load, 2);
-        // The median turn counts, and in it the slower worker.
+        // The median trial counts, and in it the slower worker.
         for factor in [1, 2, 9] {
             let times = |slower| vec![Duration::from_millis(milliseconds * factor * slower); 2];
             let cpu = Duration::from_millis(8);
@@ -379,7 +381,7 @@ mod row_tests {
     }
 
     #[test]
-    fn a_row_is_the_median_of_its_turns() {
+    fn a_row_is_the_median_of_its_trials() {
         let row = row(Mode::GrpcTcp, Load::NONE, 10);
         assert_eq!((row.minibatches, row.variables, row.bytes), (12, 11, 29_278_112));
         // Four mini-batches in 2 × 40 ms.

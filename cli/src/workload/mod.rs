@@ -35,7 +35,7 @@ pub(crate) enum Workload {
     Model(Model),
     /// Sets of the variables that one of several servers holds. It has no name on the command line.
     Shard(Shard),
-    /// Sets of blocks of one length, at any places in memory.
+    /// Sets of blocks of one length, anywhere in memory.
     Blocks,
 }
 
@@ -144,24 +144,24 @@ impl fmt::Display for Workload {
 pub(crate) const BLOCKS: usize = 4096;
 const BLOCK: u64 = 16 << 10;
 
-/// Number of places for blocks, each as long as a block: two for each block, so that half of them stay empty.
-pub(crate) const PLACES: usize = 2 * BLOCKS;
+/// Number of slots for blocks, each as long as a block: two for each block, so that half of them stay empty.
+pub(crate) const SLOTS: usize = 2 * BLOCKS;
 
 /// Returns the only operation: a message for each block.
 fn blocks() -> Vec<Message> {
     vec![vec![BLOCK]; BLOCKS]
 }
 
-/// Returns the place of each block of an operation, as an offset in memory of [`PLACES`] blocks. `seed` determines the
-/// places, which are distinct and in no order.
+/// Returns the slot of each block of an operation, as an offset in memory of [`SLOTS`] blocks. `seed` determines the
+/// slots, which are distinct and in no order.
 pub(crate) fn scattered(seed: u64) -> Vec<u64> {
-    let mut places: Vec<u64> = (0..PLACES as u64).collect();
+    let mut slots: Vec<u64> = (0..SLOTS as u64).collect();
     let mut draws = Draws::new(seed);
     for index in 0..BLOCKS {
-        places.swap(index, index + draws.choice(PLACES - index));
+        slots.swap(index, index + draws.choice(SLOTS - index));
     }
-    places.truncate(BLOCKS);
-    places.into_iter().map(|place| place * BLOCK).collect()
+    slots.truncate(BLOCKS);
+    slots.into_iter().map(|slot| slot * BLOCK).collect()
 }
 
 /// Number of buffers of a message.
@@ -300,7 +300,7 @@ mod blocks_tests {
         let offsets = scattered(1);
         assert_eq!(offsets, scattered(1));
         assert_ne!(offsets, scattered(2));
-        assert!(offsets.iter().all(|offset| offset % BLOCK == 0 && offset + BLOCK <= PLACES as u64 * BLOCK));
+        assert!(offsets.iter().all(|offset| offset % BLOCK == 0 && offset + BLOCK <= SLOTS as u64 * BLOCK));
         let neighbours = offsets.windows(2).filter(|pair| pair[1] == pair[0] + BLOCK).count();
         assert!(neighbours < BLOCKS / 100, "{neighbours}");
         let mut sorted = offsets;

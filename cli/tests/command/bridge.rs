@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::bridge_processes::{
-    self, Bridge, Busy, PATIENCE, Pair, content, eventually, first_that_sends, prepare, spawn_echo,
+    self, Bridge, BridgePair, Busy, TIMEOUT, content, eventually, first_that_sends, prepare, spawn_echo,
     spawn_sink, stopped,
 };
 
@@ -93,7 +93,7 @@ fn several_routes_carry_much_data_both_ways() {
 
 #[test]
 fn the_end_of_one_direction_does_not_end_the_other_direction() {
-    let pair = Pair::new();
+    let pair = BridgePair::new();
     // The client ends first. The server sees the end, and sends much data after it.
     let (mut client, mut server) = pair.connected();
     client.write_all(b"question").unwrap();
@@ -127,14 +127,14 @@ fn the_end_of_one_direction_does_not_end_the_other_direction() {
 
 #[test]
 fn a_reader_that_does_not_read_stops_the_writer() {
-    let pair = Pair::new();
+    let pair = BridgePair::new();
     let (mut client, mut server) = pair.connected();
     let before = pair.resident();
     client.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
-    let (piece, mut sent) = (content(1 << 20, 4), 0);
+    let (chunk, mut sent) = (content(1 << 20, 4), 0);
     // Writes until the bridge takes nothing for a second.
     let stopped = loop {
-        match client.write(&piece[sent % piece.len()..]) {
+        match client.write(&chunk[sent % chunk.len()..]) {
             Ok(count) => sent += count,
             Err(error) => break error,
         }
@@ -148,14 +148,14 @@ fn a_reader_that_does_not_read_stops_the_writer() {
     let mut got = Vec::new();
     server.read_to_end(&mut got).unwrap();
     assert_eq!(got.len(), sent);
-    assert!(got.chunks(piece.len()).all(|chunk| *chunk == piece[..chunk.len()]));
+    assert!(got.chunks(chunk.len()).all(|part| *part == chunk[..part.len()]));
 }
 
 #[test]
 fn a_thousand_connections_are_carried_at_once() {
     const COUNT: usize = 1000;
     let server = spawn_echo_all();
-    let pair = Pair::to(&server);
+    let pair = BridgePair::to(&server);
     let mut clients: Vec<TcpStream> = (0..COUNT).map(|_| pair.near.connect()).collect();
     for (index, client) in clients.iter_mut().enumerate() {
         client.write_all(&content(1000, index as u64)).unwrap();
@@ -204,7 +204,7 @@ fn spawn_echo_all() -> String {
 #[test]
 fn a_killed_bridge_resets_both_ends() {
     for victim in ["near", "far"] {
-        let mut pair = Pair::new();
+        let mut pair = BridgePair::new();
         let (mut client, mut server) = pair.connected();
         server.write_all(b"the beginning").unwrap();
         let mut got = [0; 13];
@@ -221,7 +221,7 @@ fn a_killed_bridge_resets_both_ends() {
 
 #[test]
 fn a_reset_is_passed_on_both_ways() {
-    let pair = Pair::new();
+    let pair = BridgePair::new();
     for from_client in [true, false] {
         let (mut client, mut server) = pair.connected();
         client.write_all(b"something").unwrap();
@@ -239,7 +239,7 @@ fn a_reset_is_passed_on_both_ways() {
 #[test]
 fn a_client_that_leaves_with_unread_data_is_no_failure() {
     const CLIENTS: f64 = 5.0;
-    let pair = Pair::new();
+    let pair = BridgePair::new();
     let failed = |reason: &str| {
         let label = format!("reason=\"{reason}\"");
         let count = |bridge: &Bridge| bridge.metric_of("connections_failed_total{", &label);
@@ -389,7 +389,7 @@ fn a_busy_target_delays_only_its_own_clients() {
 
 #[test]
 fn the_first_signal_drains_and_the_second_signal_resets() {
-    let mut pair = Pair::new();
+    let mut pair = BridgePair::new();
     let (mut client, mut server) = pair.connected();
     pair.near.signal("TERM");
     // Before this line the bridge still accepts clients, which would count as connections.
@@ -405,7 +405,7 @@ fn the_first_signal_drains_and_the_second_signal_resets() {
     drop(server);
     assert_eq!(pair.near.ended(), Some(0));
 
-    let mut pair = Pair::new();
+    let mut pair = BridgePair::new();
     let (mut client, _server) = pair.connected();
     pair.near.signal("TERM");
     // Before this line the bridge still accepts clients, which would count as connections.
@@ -437,7 +437,7 @@ fn the_service_manager_is_notified() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    manager.set_read_timeout(Some(TIMEOUT)).unwrap();
     let server = spawn_echo("127.0.0.1:0");
     let bridge = Bridge::start_with(
         "tcp://127.0.0.1:0",
@@ -508,7 +508,7 @@ fn health_and_unknown_pages_are_answered() {
 
 #[test]
 fn an_idle_bridge_uses_little_cpu_time() {
-    let pair = Pair::new();
+    let pair = BridgePair::new();
     let _idle = pair.connected();
     std::thread::sleep(Duration::from_millis(500));
     let (before, since) = (pair.near.cpu_ticks(), Instant::now());
@@ -564,7 +564,7 @@ fn no_byte_is_lost_or_moved() {
     let mib: usize =
         std::env::var("BRIDGE_SOAK_MIB").map_or(128, |text| text.parse().expect("BRIDGE_SOAK_MIB"));
     const CONNECTIONS: usize = 4;
-    let pair = Pair::new();
+    let pair = BridgePair::new();
     let begun = Instant::now();
     let threads: Vec<_> = (0..CONNECTIONS)
         .map(|index| {

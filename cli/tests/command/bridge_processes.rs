@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::process::tonic_rdma;
 
 /// Time for any step. A step that takes longer hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The variable that names the device of the bridges (feature `ibverbs`). Without it they use the software device.
 const DEVICE: &str = "RDMA_TEST_DEVICE";
@@ -50,7 +50,7 @@ impl Bridge {
 
     /// Returns the address that the next route listens on.
     pub(crate) fn another_route(&self) -> String {
-        let line = self.lines.recv_timeout(PATIENCE).unwrap_or_default();
+        let line = self.lines.recv_timeout(TIMEOUT).unwrap_or_default();
         listening(&line).unwrap_or_else(|| panic!("{line:?} {}", self.log()))
     }
 
@@ -160,7 +160,7 @@ fn command(arguments: &[&str]) -> Command {
 pub(crate) fn stopped(arguments: &[&str]) -> String {
     let mut command = command(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let (mut child, until) = (command.spawn().unwrap(), Instant::now() + PATIENCE);
+    let (mut child, until) = (command.spawn().unwrap(), Instant::now() + TIMEOUT);
     while Instant::now() < until && child.try_wait().unwrap().is_none() {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -191,13 +191,13 @@ fn collect(from: impl Read + Send + 'static) -> Arc<Mutex<String>> {
 }
 
 /// Two bridges with RDMA between them, and a server of the test behind the second.
-pub(crate) struct Pair {
+pub(crate) struct BridgePair {
     pub(crate) near: Bridge,
     pub(crate) far: Bridge,
     accepted: Option<mpsc::Receiver<TcpStream>>,
 }
 
-impl Pair {
+impl BridgePair {
     pub(crate) fn new() -> Self {
         let (server, accepted) = spawn_sink();
         Self { accepted: Some(accepted), ..Self::to(&server) }
@@ -211,7 +211,7 @@ impl Pair {
         Self { near, far, accepted: None }
     }
 
-    /// Makes a connection and returns both ends.
+    /// Makes a connection and returns both sides.
     pub(crate) fn connected(&self) -> (TcpStream, TcpStream) {
         let mut client = self.near.connect();
         client.write_all(b"!").unwrap();
@@ -245,7 +245,7 @@ pub(crate) fn spawn_sink() -> (String, mpsc::Receiver<TcpStream>) {
 /// to find out whether the target is reachable.
 pub(crate) fn first_that_sends(accepted: &mpsc::Receiver<TcpStream>) -> TcpStream {
     loop {
-        let mut server = accepted.recv_timeout(PATIENCE).unwrap();
+        let mut server = accepted.recv_timeout(TIMEOUT).unwrap();
         if server.read(&mut [0]).unwrap() == 1 {
             return server;
         }
@@ -283,7 +283,7 @@ impl Busy {
         let listener = socket();
         listener.bind(&address).unwrap();
         listener.listen(0).unwrap();
-        listener.set_read_timeout(Some(PATIENCE)).unwrap();
+        listener.set_read_timeout(Some(TIMEOUT)).unwrap();
         let clients = std::iter::repeat_with(socket).inspect(|client| client.set_nonblocking(true).unwrap());
         let waiting = clients.take_while(|client| client.connect(&address).is_ok()).collect();
         Self { listener, waiting }
@@ -295,15 +295,15 @@ impl Busy {
             self.listener.accept().unwrap();
         }
         let client = self.listener.accept().unwrap().0;
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
         OwnedFd::from(client).into()
     }
 }
 
 pub(crate) fn prepare(stream: &TcpStream) {
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
 }
 
 /// Returns random bytes of this seed.
@@ -315,15 +315,15 @@ pub(crate) fn content(length: usize, seed: u64) -> Vec<u8> {
 
 /// Sends `length` bytes and the end. Returns their digest.
 pub(crate) fn send(stream: &mut TcpStream, mut length: usize, seed: u64) -> u64 {
-    let (mut piece, mut digest, mut page) = (content(128 << 10, seed), Xxh3::new(), 0u64);
+    let (mut chunk, mut digest, mut page) = (content(128 << 10, seed), Xxh3::new(), 0u64);
     while length > 0 {
-        for stamped in piece.chunks_mut(4096) {
+        for stamped in chunk.chunks_mut(4096) {
             page += 1;
             stamped[..8].copy_from_slice(&page.to_le_bytes());
         }
-        let count = length.min(piece.len());
-        digest.update(&piece[..count]);
-        stream.write_all(&piece[..count]).unwrap();
+        let count = length.min(chunk.len());
+        digest.update(&chunk[..count]);
+        stream.write_all(&chunk[..count]).unwrap();
         length -= count;
     }
     stream.shutdown(Shutdown::Write).unwrap();
@@ -332,12 +332,12 @@ pub(crate) fn send(stream: &mut TcpStream, mut length: usize, seed: u64) -> u64 
 
 /// Receives to the end. Returns the number of bytes and their digest.
 pub(crate) fn receive(stream: &mut TcpStream) -> (usize, u64) {
-    let (mut piece, mut digest, mut total) = (vec![0; 128 << 10], Xxh3::new(), 0);
+    let (mut chunk, mut digest, mut total) = (vec![0; 128 << 10], Xxh3::new(), 0);
     loop {
-        match stream.read(&mut piece).unwrap() {
+        match stream.read(&mut chunk).unwrap() {
             0 => return (total, digest.digest()),
             count => {
-                digest.update(&piece[..count]);
+                digest.update(&chunk[..count]);
                 total += count;
             }
         }
@@ -346,9 +346,9 @@ pub(crate) fn receive(stream: &mut TcpStream) -> (usize, u64) {
 
 /// Waits until `condition` returns true.
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !condition() {
-        assert!(Instant::now() < until, "not within {PATIENCE:?}: {what}");
+        assert!(Instant::now() < until, "not within {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -223,7 +223,7 @@ fn an_open_loop_offers_its_rate_and_names_modes_that_fall_behind() {
     for row in rows {
         assert_eq!(row["errors"], 0, "{row}");
         assert!(row["saturated"].is_boolean() && row["unsent"].is_u64(), "{row}");
-        // Three turns. Each takes a third of the time, made longer until the number of calls is whole.
+        // Three trials. Each takes a third of the time, made longer until the number of calls is whole.
         let offered = row["ops"].as_u64().unwrap() + row["unsent"].as_u64().unwrap();
         assert_eq!(offered, if row["rate"] == 20.0 { 3 * 2 } else { 3 * 14 }, "{row}");
         assert_percentile(row, "p99_us", 100);

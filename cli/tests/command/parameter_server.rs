@@ -53,7 +53,7 @@ fn assert_measured(row: &Value) {
 fn all_modes_are_measured_checked_and_written() {
     let (written, printed) = measure(&["--models", "gru", "--steps", "2"]);
     assert_eq!((&written["provider"], &written["turns"]), (&"soft".into(), &3.into()));
-    // In each direction, of eleven variables: every byte of two mini-batches in each mode, and the stamps of three turns of two.
+    // In each direction, of eleven variables: every byte of two mini-batches in each mode, and the stamps of three trials of two.
     assert_eq!(written["checks"]["every_byte"], MODES.len() * 2 * 2 * 11);
     assert_eq!(written["checks"]["stamps"], MODES.len() * 3 * 2 * 2 * 11);
     let rows = written["rows"].as_array().unwrap();
@@ -139,7 +139,7 @@ fn workers_compute_for_each_batch_as_a_wait_and_as_work() {
 }
 
 #[test]
-fn several_servers_hold_the_variables_in_turn() {
+fn several_servers_hold_the_variables_in_trial() {
     let (written, printed) = measure(&[
         "--models",
         "gru",

@@ -333,8 +333,8 @@ impl FromStr for SymbolicDim {
         let wrong =
             || GraphError::from(Problem::Value(format!("{text:?} is no dimension of an input; {hint}")));
         // Names of ONNX may hold colons.
-        let (place, length) = text.rsplit_once('=').ok_or_else(wrong)?;
-        let (input, axis) = place.rsplit_once(':').ok_or_else(wrong)?;
+        let (dimension, length) = text.rsplit_once('=').ok_or_else(wrong)?;
+        let (input, axis) = dimension.rsplit_once(':').ok_or_else(wrong)?;
         let axis = axis.parse().map_err(|_| wrong())?;
         let symbol = |text: &str| {
             text.starts_with(|c: char| c.is_ascii_alphabetic())

@@ -230,7 +230,7 @@ fn node_called(graph: &Topology, name: &str) -> Result<NodeId, GraphError> {
     })
 }
 
-/// Returns the name that looks most like `name`, if one has it as a part or begins alike.
+/// Returns the name that is most like `name`, if one has it as a part or begins alike.
 fn near(graph: &Topology, name: &str) -> Option<String> {
     let wanted = name.to_lowercase();
     let same_letters =
@@ -247,7 +247,7 @@ fn near(graph: &Topology, name: &str) -> Option<String> {
 /// How much more work than necessary the part with the most work may have, in percent, so that fewer bytes cross.
 const SLACK_PERCENT: u32 = 10;
 
-/// The most beginnings that are looked at as a whole.
+/// The most beginnings that are searched completely.
 const BEGINNINGS: usize = 1000;
 
 /// The most beginnings of an order.
@@ -256,8 +256,8 @@ const OF_AN_ORDER: usize = 250;
 /// Searches for a partition with similar work in all parts, and few bytes between them.
 ///
 /// A part of a pipeline is the difference of two *beginnings*: sets of nodes that contain with each node all that it needs. The search
-/// looks at all beginnings if they are at most `all`. Otherwise it looks at those that begin one of four topological orders. Among the
-/// looked-at beginnings, dynamic programming finds the best chain, so the result is exact for small graphs, and for models that are nearly
+/// covers all beginnings if they are at most `all`. Otherwise it covers those that begin one of four topological orders. Among the
+/// covered beginnings, dynamic programming finds the best chain, so the result is exact for small graphs, and for models that are nearly
 /// chains.
 fn search(graph: &Topology, parts: usize, percent: u32, all: usize) -> Result<Partition, GraphError> {
     let groups = Groups::of(graph);
@@ -420,7 +420,7 @@ fn of_orders(groups: &Groups, most: usize) -> Vec<Beginning> {
     beginnings
 }
 
-/// Returns the ends of the parts of the best partition into `parts`: places in `beginnings`.
+/// Returns the ends of the parts of the best partition into `parts`: indices in `beginnings`.
 fn best_chain(groups: &Groups, beginnings: &[Beginning], parts: usize, percent: u32) -> Option<Vec<usize>> {
     let work = |from: usize, to: usize| beginnings[to].work - beginnings[from].work;
     // For each beginning, those that are contained in it.
@@ -573,10 +573,10 @@ impl Groups {
         let mut waiting: Vec<usize> = self.before.iter().map(Vec::len).collect();
         let mut ready: Vec<usize> = (0..self.len()).filter(|group| waiting[*group] == 0).collect();
         let mut order = Vec::with_capacity(self.len());
-        while let Some(place) =
-            (0..ready.len()).min_by_key(|place| (rank(ready[*place], &order), Reverse(*place)))
+        while let Some(index) =
+            (0..ready.len()).min_by_key(|index| (rank(ready[*index], &order), Reverse(*index)))
         {
-            let group = ready.remove(place);
+            let group = ready.remove(index);
             order.push(group);
             for next in &self.after[group] {
                 waiting[*next] -= 1;

@@ -197,7 +197,7 @@ impl Placements {
         &self.partition
     }
 
-    /// Returns all crossing tensors. Their numbers are their places in this list.
+    /// Returns all crossing tensors. Their numbers are their indices in this list.
     pub fn crossings(&self) -> &[Crossing] {
         &self.crossings
     }

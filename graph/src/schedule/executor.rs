@@ -147,7 +147,7 @@ impl<V: Value> Executor<V> {
     ///
     /// # Errors
     /// A kernel or the program failed, a peer is gone, has failed or runs other steps, nothing went on for longer than the deadline, or the run
-    /// was stopped. The peers are told. After such an error the executor runs no more.
+    /// was stopped. The peers are notified. After such an error the executor runs no more.
     pub fn run(&mut self, steps: Range<u64>, program: &mut dyn Program<V>) -> Result<RunReport, GraphError> {
         self.work(steps, Work::Compute, program)
     }
@@ -412,7 +412,7 @@ pub struct RunReport {
     pub ran_while_outstanding: u64,
     /// Tensors that were received.
     pub received: u64,
-    /// Looks for a receive that found nothing.
+    /// Polls of a receive that found nothing.
     pub missed: u64,
     /// Sends that had to be tried again because all buffers were in use.
     pub busy: u64,

@@ -1,7 +1,7 @@
 //! Transfers between executors of one process.
 //!
-//! A tensor waits in the lane of its crossing until the receiver takes it, and is copied then. With delays, a thread of its own (the
-//! courier) puts each tensor into its lane when its time has come: this simulates a network.
+//! A tensor waits in the queue of its crossing until the receiver takes it, and is copied then. With delays, a thread of its own (the
+//! courier) puts each tensor into its queue when its time has come: this simulates a network.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
@@ -215,12 +215,12 @@ struct Network {
 }
 
 struct NetworkState {
-    lanes: Vec<Lane>,
+    queues: Vec<CrossingQueue>,
     /// The parts that have failed, the first one first, and why.
     failed: Vec<(Part, String)>,
     /// Whether each part has dropped its transfers.
     left: Vec<bool>,
-    /// Tensors under way, by the time at which they are due and their number: the lane, the step and the tensor.
+    /// Tensors under way, by the time at which they are due and their number: the queue, the step and the tensor.
     parcels: BTreeMap<(Instant, u64), (usize, u64, Tensor)>,
     /// The number of the next parcel.
     number: u64,
@@ -229,7 +229,7 @@ struct NetworkState {
 /// The tensors of one crossing. Wakers are woken while the state is locked, so that a thread which a timer has woken does not see the change
 /// before its waker is woken. Such a thread would count a late wake ([`RunReport::late`](crate::schedule::RunReport::late)).
 #[derive(Default)]
-struct Lane {
+struct CrossingQueue {
     arrived: VecDeque<(u64, Tensor)>,
     /// Tensors that were sent and have not arrived.
     under_way: usize,
@@ -242,7 +242,7 @@ struct Lane {
 impl Network {
     fn new(parts: usize, crossings: usize, depth: usize, delay: Option<Delay>) -> Self {
         let state = NetworkState {
-            lanes: (0..crossings).map(|_| Lane::default()).collect(),
+            queues: (0..crossings).map(|_| CrossingQueue::default()).collect(),
             failed: Vec::new(),
             left: vec![false; parts],
             parcels: BTreeMap::new(),
@@ -251,7 +251,7 @@ impl Network {
         Self { state: Mutex::new(state), changed: Condvar::new(), depth, delay }
     }
 
-    /// Puts a tensor into a lane, or gives it to the courier.
+    /// Puts a tensor into a queue, or gives it to the courier.
     fn put(
         &self,
         part: Part,
@@ -262,19 +262,19 @@ impl Network {
     ) -> Result<Start, GraphError> {
         let mut state = lock(&self.state);
         state.check(part, Some(peer))?;
-        let lane = &mut state.lanes[crossing.0];
-        if lane.arrived.len() + lane.under_way >= self.depth {
+        let queue = &mut state.queues[crossing.0];
+        if queue.arrived.len() + queue.under_way >= self.depth {
             return Ok(Start::Busy);
         }
         let Some(delay) = &self.delay else {
-            lane.arrived.push_back((step, tensor.clone()));
-            wake_all(lane.receiver.take());
+            queue.arrived.push_back((step, tensor.clone()));
+            wake_all(queue.receiver.take());
             return Ok(Start::Begun);
         };
         let due = Instant::now() + delay(crossing, step);
-        let due = lane.last.map_or(due, |last| due.max(last));
-        lane.last = Some(due);
-        lane.under_way += 1;
+        let due = queue.last.map_or(due, |last| due.max(last));
+        queue.last = Some(due);
+        queue.under_way += 1;
         let number = state.number;
         state.number += 1;
         state.parcels.insert((due, number), (crossing.0, step, tensor.clone()));
@@ -295,7 +295,7 @@ impl Network {
         })
     }
 
-    /// Takes a tensor out of a lane, or keeps the waker.
+    /// Takes a tensor out of a queue, or keeps the waker.
     fn take(
         &self,
         part: Part,
@@ -305,21 +305,21 @@ impl Network {
         waker: Option<&Waker>,
     ) -> Result<Option<Tensor>, GraphError> {
         let mut state = lock(&self.state);
-        let lane = &mut state.lanes[crossing.0];
-        match lane.arrived.front() {
+        let queue = &mut state.queues[crossing.0];
+        match queue.arrived.front() {
             Some((arrived, _)) if *arrived != step => {
                 let source = format!("the tensor of step {arrived} came instead").into();
                 let crossing = crossing.0.to_string();
                 Err(Problem::Transfer { crossing, step, peer: peer.0, source }.into())
             }
             Some(_) => {
-                let tensor = lane.arrived.pop_front().map(|(_, tensor)| tensor);
-                wake_all(lane.sender.take());
+                let tensor = queue.arrived.pop_front().map(|(_, tensor)| tensor);
+                wake_all(queue.sender.take());
                 Ok(tensor)
             }
             None => {
-                lane.receiver = waker.cloned();
-                let peer = (lane.under_way == 0).then_some(peer);
+                queue.receiver = waker.cloned();
+                let peer = (queue.under_way == 0).then_some(peer);
                 state.check(part, peer)?;
                 Ok(None)
             }
@@ -329,8 +329,8 @@ impl Network {
     /// Returns the number of tensors of a crossing that were sent and are not taken.
     fn not_taken(&self, crossing: CrossingId) -> usize {
         let state = lock(&self.state);
-        let lane = &state.lanes[crossing.0];
-        lane.arrived.len() + lane.under_way
+        let queue = &state.queues[crossing.0];
+        queue.arrived.len() + queue.under_way
     }
 
     /// Waits until fewer than `below` tensors of a crossing are not taken, by default until there is room for another one.
@@ -343,11 +343,11 @@ impl Network {
         below: Option<usize>,
     ) -> Poll<Result<(), GraphError>> {
         let mut state = lock(&self.state);
-        let lane = &mut state.lanes[crossing.0];
-        if lane.arrived.len() + lane.under_way < below.unwrap_or(self.depth) {
+        let queue = &mut state.queues[crossing.0];
+        if queue.arrived.len() + queue.under_way < below.unwrap_or(self.depth) {
             return Poll::Ready(Ok(()));
         }
-        lane.sender = Some(waker.clone());
+        queue.sender = Some(waker.clone());
         state.check(part, Some(peer))?;
         Poll::Pending
     }
@@ -371,7 +371,7 @@ impl Network {
         wake_all(wakers);
     }
 
-    /// Puts tensors that are due into their lanes. Returns false when all parts have left.
+    /// Puts tensors that are due into their queues. Returns false when all parts have left.
     fn deliver(&self) -> bool {
         let mut state = lock(&self.state);
         if state.left.iter().all(|left| *left) {
@@ -380,11 +380,11 @@ impl Network {
         let now = Instant::now();
         let mut delivered = false;
         while let Some(parcel) = state.parcels.first_entry().filter(|parcel| parcel.key().0 <= now) {
-            let (lane, step, tensor) = parcel.remove();
-            let lane = &mut state.lanes[lane];
-            lane.under_way -= 1;
-            lane.arrived.push_back((step, tensor));
-            wake_all(lane.receiver.take());
+            let (queue, step, tensor) = parcel.remove();
+            let queue = &mut state.queues[queue];
+            queue.under_way -= 1;
+            queue.arrived.push_back((step, tensor));
+            wake_all(queue.receiver.take());
             delivered = true;
         }
         if delivered {
@@ -413,7 +413,7 @@ impl NetworkState {
     }
 
     fn wakers(&mut self) -> Vec<Waker> {
-        let wakers = self.lanes.iter_mut().flat_map(|lane| [lane.receiver.take(), lane.sender.take()]);
+        let wakers = self.queues.iter_mut().flat_map(|queue| [queue.receiver.take(), queue.sender.take()]);
         wakers.flatten().collect()
     }
 }

@@ -4,7 +4,7 @@
 //! queue. A tensor of another part is a *receive*, and what becomes of a receive that has not arrived is the [`ReceiveMode`]:
 //!
 //! ```text
-//!  polling-async   the receive is in the ready queue; a look that finds nothing puts it at the tail (§4)
+//!  polling-async   the receive is in the ready queue; a poll that finds nothing puts it at the tail (§4)
 //!  blocking        the thread waits when it gets to a node that needs the tensor
 //!  callback        the receive is not in the queue; its arrival puts it there
 //! ```

@@ -18,7 +18,7 @@ pub(super) struct Plan {
     pub(super) values: Vec<PlannedValue>,
     /// The constants that this part uses.
     pub(super) constants: Vec<NodeId>,
-    /// The results that are constants: their place in `constants`, and the output.
+    /// The results that are constants: their position in `constants`, and the output.
     pub(super) constant_results: Vec<(usize, Outlet)>,
     /// The number of sends in a step.
     pub(super) sends: usize,
@@ -54,9 +54,9 @@ pub(super) struct PlannedReceive {
 /// A value of a step.
 #[derive(Debug, Default)]
 pub(super) struct PlannedValue {
-    /// The node inputs that use it: a node that uses it twice stands here twice.
+    /// The node inputs that use it: a node that uses it twice is here twice.
     pub(super) consumers: Vec<usize>,
-    /// If it arrives: its place among the receives.
+    /// If it arrives: its position among the receives.
     pub(super) receive: Option<usize>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct PlannedValue {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     Value(usize),
-    /// A constant, by its place in [`Plan::constants`], and the output.
+    /// A constant, by its position in [`Plan::constants`], and the output.
     Constant(usize, usize),
 }
 
@@ -241,7 +241,7 @@ pub(super) struct Flights<V> {
 pub(super) struct Flight<V> {
     pub(super) step: u64,
     pub(super) began: Duration,
-    values: Vec<Held<V>>,
+    values: Vec<StepValue<V>>,
     /// The number of inputs that each node waits for.
     waits_for: Vec<usize>,
     nodes_left: usize,
@@ -250,7 +250,7 @@ pub(super) struct Flight<V> {
 }
 
 #[derive(Debug)]
-struct Held<V> {
+struct StepValue<V> {
     value: Option<V>,
     /// The number of inputs that are still to use it.
     uses: usize,
@@ -269,7 +269,7 @@ impl<V: Clone> Flights<V> {
     /// Adds the next step. Tells which nodes are ready, and which receives are now due.
     pub(super) fn admit(&mut self, plan: &Plan, step: u64, began: Duration) -> Due {
         let values =
-            plan.values.iter().map(|value| Held { value: None, uses: value.consumers.len() }).collect();
+            plan.values.iter().map(|value| StepValue { value: None, uses: value.consumers.len() }).collect();
         let waits_for: Vec<usize> = plan.nodes.iter().map(|node| node.waits_for).collect();
         let runs = |(node, waits_for): (usize, &usize)| *waits_for == 0 && self.node_steps[node] == step;
         let nodes =
@@ -288,7 +288,7 @@ impl<V: Clone> Flights<V> {
         Due { nodes, receives }
     }
 
-    /// Takes the inputs of a node. The last consumer of a value gets the value itself, so that an engine can change it in place.
+    /// Takes the inputs of a node. The last consumer of a value gets the value itself, so that an engine can change it in position.
     /// Constants are clones. Without values, as in a replay, there are none to take.
     pub(super) fn inputs(&mut self, plan: &Plan, step: u64, node: usize, constants: &[Vec<V>]) -> Vec<V> {
         let Some(flight) = self.flight(step) else { return Vec::new() };

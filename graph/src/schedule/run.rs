@@ -18,7 +18,7 @@ use crate::placement::CrossingId;
 use tonic_rdma_tensor::Tensor;
 use tonic_rdma_verbs::unstable::lock;
 
-/// The longest time that the thread sleeps without a look at the transfers and at the clock.
+/// The longest time that the thread sleeps without a poll of the transfers and a reading of the clock.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 pub(super) struct Run<'a, V> {
@@ -29,9 +29,9 @@ pub(super) struct Run<'a, V> {
     steps: Range<u64>,
     flights: Flights<V>,
     queue: Queue,
-    /// The number of looks without success since something went on.
+    /// The number of polls without success since something went on.
     misses: usize,
-    /// The receives of steps in flight that were looked for and not found.
+    /// The receives of steps in flight that were polled and had not arrived.
     missing: Vec<bool>,
     sends: Sends,
     alarm: Arc<Alarm>,
@@ -41,9 +41,9 @@ pub(super) struct Run<'a, V> {
     arrivals: Vec<Waker>,
     report: RunReport,
     began: Instant,
-    /// When the thread found that nothing goes on. `None` while something does, because a look at the clock for each node costs time.
+    /// When the thread found that nothing goes on. `None` while something does, because a reading of the clock for each node costs time.
     quiet_since: Option<Instant>,
-    /// How long the thread looks on before it sleeps.
+    /// How long the thread polls before it sleeps.
     spin: Duration,
     /// Whether the last sleep ended without a ring.
     timed_out: bool,
@@ -164,8 +164,8 @@ impl<'a, V: Value> Run<'a, V> {
     /// Notes that a receive belongs to a step in flight.
     fn due(&mut self, receive: usize) {
         match self.executor.settings.receive {
-            ReceiveMode::PollingAsync => self.queue.look_later(receive),
-            ReceiveMode::Callback => self.alarm.look_at(receive),
+            ReceiveMode::PollingAsync => self.queue.poll_later(receive),
+            ReceiveMode::Callback => self.alarm.note_arrival(receive),
             ReceiveMode::Blocking => {}
         }
     }
@@ -182,7 +182,7 @@ impl<'a, V: Value> Run<'a, V> {
             }
             Some(Entry::Receive(receive)) => {
                 if !self.take(receive, None)? {
-                    self.queue.look_later(receive);
+                    self.queue.poll_later(receive);
                     self.misses += 1;
                 }
                 Ok(self.queue.nodes > 0 || self.misses < self.queue.entries.len())
@@ -217,7 +217,7 @@ impl<'a, V: Value> Run<'a, V> {
         Ok(true)
     }
 
-    /// Looks for a receive. If it has not arrived, the waker is woken when it has.
+    /// Polls a receive. If it has not arrived, the waker is woken when it has.
     fn take(&mut self, receive: usize, waker: Option<&Waker>) -> Result<bool, GraphError> {
         let step = self.flights.receive_steps[receive];
         let Executor { transfers, sites, plan, .. } = &mut *self.executor;
@@ -240,7 +240,7 @@ impl<'a, V: Value> Run<'a, V> {
             return Ok(false);
         };
         if waker.is_some() {
-            // In the mode polling-async, the receive stands in the queue while the thread sleeps.
+            // In the mode polling-async, the receive is in the queue while the thread sleeps.
             self.queue.remove(receive);
         }
         self.arrived(receive, step, value).map(|()| true)
@@ -252,7 +252,7 @@ impl<'a, V: Value> Run<'a, V> {
         self.report.received += 1;
         self.missing[receive] = false;
         let planned = &self.executor.plan.receives[receive];
-        let (crossing, place) = (planned.crossing, planned.value);
+        let (crossing, index) = (planned.crossing, planned.value);
         let value = if self.work == Work::Replay {
             None
         } else {
@@ -261,7 +261,7 @@ impl<'a, V: Value> Run<'a, V> {
             Some(value)
         };
         let Self { flights, executor, queue, .. } = self;
-        flights.put(&executor.plan, step, place, value, |step, node| queue.ready(step, node));
+        flights.put(&executor.plan, step, index, value, |step, node| queue.ready(step, node));
         if self.flights.arrived(step, receive) {
             self.due(receive);
         }
@@ -364,7 +364,7 @@ impl<'a, V: Value> Run<'a, V> {
         self.misses = 0;
     }
 
-    /// Looks on for a moment, then sleeps until something arrives, a send can begin, or it is time to look at the clock.
+    /// Polls for a moment, then sleeps until something arrives, a send can begin, or it is time to read the clock.
     fn idle(&mut self) -> Result<(), GraphError> {
         self.misses = 0;
         let quiet = self.check_deadline()?;
@@ -468,7 +468,7 @@ impl<'a, V: Value> Run<'a, V> {
     }
 }
 
-/// What stands in the queue.
+/// An entry of the queue.
 #[derive(Clone, Copy, Debug)]
 enum Entry {
     /// A node whose inputs are there, in a step.
@@ -500,7 +500,7 @@ impl Queue {
     }
 
     /// Puts a receive at the tail.
-    fn look_later(&mut self, receive: usize) {
+    fn poll_later(&mut self, receive: usize) {
         self.entries.push_back(Entry::Receive(receive));
     }
 
@@ -643,12 +643,12 @@ impl Alarm {
         Arc::new(Self { thread: thread::current(), rung: AtomicBool::new(false), arrivals: Mutex::default() })
     }
 
-    /// Notes that one should look at a receive.
-    fn look_at(&self, receive: usize) {
+    /// Notes that a receive is to be polled.
+    fn note_arrival(&self, receive: usize) {
         lock(&self.arrivals).push(receive);
     }
 
-    /// Takes the receives that one should look at.
+    /// Takes the receives that are to be polled.
     fn arrivals(&self) -> Vec<usize> {
         mem::take(&mut *lock(&self.arrivals))
     }
@@ -702,7 +702,7 @@ impl Wake for Arrival {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.alarm.look_at(self.receive);
+        self.alarm.note_arrival(self.receive);
         self.alarm.ring();
     }
 }

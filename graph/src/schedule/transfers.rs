@@ -47,7 +47,7 @@ pub struct CrossingCounts {
     pub sent: u64,
     /// Bytes of these tensors.
     pub bytes: u64,
-    /// Tensors that this end copied before they were sent, or while they were sent.
+    /// Tensors that this side copied before they were sent, or while they were sent.
     pub copied: u64,
     /// Tensors so small that they went inline, in the request itself.
     pub inline: u64,
@@ -143,7 +143,7 @@ pub(crate) trait Transport<V>: Send {
     /// Returns how often and how a crossing tensor was sent. It is zero for those that this part receives.
     fn counts(&self, crossing: CrossingId) -> CrossingCounts;
 
-    /// Returns how long an executor that has nothing to do should look for arrivals before its thread sleeps. Transfers that other threads
+    /// Returns how long an executor that has nothing to do should poll for arrivals before its thread sleeps. Transfers that other threads
     /// carry on need these threads' cores, so the default is only 100 µs.
     fn spin(&self) -> Duration {
         Duration::from_micros(100)

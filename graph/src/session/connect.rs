@@ -17,12 +17,12 @@ use crate::session::settings::{
     CONNECTION_WINDOW, ListenerBuilder, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, OTHER_CALLS, Peering,
     STREAM_WINDOW, calls, setting,
 };
-use crate::session::state::{Mailboxes, State};
+use crate::session::state::{Mailboxes, SessionState};
 use crate::session::threads::{self, FAREWELL};
-use crate::session::{Addresses, Core, Ends, Listener, Session};
+use crate::session::{Addresses, Core, Listener, ModeEndpoints, Session};
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::{
-    self, CallEnds, Caller, Mailbox, Peers, SlotEnds, SlotReceiver, SlotSender, TransferMode,
+    CallEnds, Caller, Mailbox, PeerEnd, Peers, SlotEnds, SlotReceiver, SlotSender, TransferMode,
 };
 use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_tensor::unstable::bootstrap::{
@@ -38,7 +38,7 @@ const LONGEST_MESSAGE: u64 = u32::MAX as u64;
 struct Context {
     settings: ListenerBuilder,
     peering: Peering,
-    state: Arc<State>,
+    state: Arc<SessionState>,
     device: RdmaDevice,
     until: Instant,
 }
@@ -59,7 +59,7 @@ pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, G
     let info = MemberInfo { noun, number, size, common, address, about: Default::default() };
     let bootstrap = Arc::new(Bootstrap::new(info, Some(keys)).map_err(no_random)?);
     let (me, modes, window) = (peering.part, peering.modes.clone(), peering.window);
-    let state = State { me, parts, modes: modes.clone(), window, bootstrap, mailboxes, peers };
+    let state = SessionState { me, parts, modes: modes.clone(), window, bootstrap, mailboxes, peers };
     let state = Arc::new(state);
     // A listener connects once, because connecting takes it.
     _ = service.0.set(Arc::clone(&state));
@@ -77,12 +77,12 @@ pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, G
     for Sending { channel, calls, slots } in sending {
         channels.extend(channel);
         for (mode, sender) in calls {
-            if let Some(Ends::Calls(ends)) = ends.get_mut(&mode) {
+            if let Some(ModeEndpoints::Calls(ends)) = ends.get_mut(&mode) {
                 ends.senders.push(sender);
             }
         }
         for (mode, sender) in slots {
-            if let Some(Ends::Slots(ends)) = ends.get_mut(&mode) {
+            if let Some(ModeEndpoints::Slots(ends)) = ends.get_mut(&mode) {
                 ends.senders.push(sender);
             }
         }
@@ -131,14 +131,14 @@ fn receivers(
     peering: &Peering,
     keys: &[Key],
     peers: &Peers,
-) -> Result<(HashMap<TransferMode, Ends>, Mailboxes), GraphError> {
+) -> Result<(HashMap<TransferMode, ModeEndpoints>, Mailboxes), GraphError> {
     let (mut ends, mut mailboxes) = (HashMap::new(), HashMap::new());
     let window = peering.window;
     for mode in peering.modes.iter().copied() {
         let arriving = peering.placements.arriving(peering.part);
         let of_mode = if mode.uses_slots() {
             let slots = arriving.map(|crossing| slot(device, peering, keys, mode, crossing));
-            Ends::Slots(SlotEnds { senders: vec![], receivers: slots.collect::<Result<_, _>>()? })
+            ModeEndpoints::Slots(SlotEnds { senders: vec![], receivers: slots.collect::<Result<_, _>>()? })
         } else {
             let mut received = Vec::new();
             for crossing in arriving {
@@ -146,7 +146,7 @@ fn receivers(
                 received.push((crossing.clone(), Arc::clone(&mailbox)));
                 mailboxes.insert((mode, crossing.id.0), (crossing.clone(), mailbox));
             }
-            Ends::Calls(CallEnds { mode, window, senders: vec![], mailboxes: received })
+            ModeEndpoints::Calls(CallEnds { mode, window, senders: vec![], mailboxes: received })
         };
         ends.insert(mode, of_mode);
     }
@@ -191,8 +191,10 @@ async fn connect_all(context: Arc<Context>) -> Result<(Vec<Sending>, Addresses),
         async move {
             let Some(key) = keys.get(&peer) else { return Ok(Sending::default()) };
             let Context { settings, device, peering, .. } = &*context;
-            let opening =
-                tokio::time::timeout_at(context.until, open(Plan { settings, device, peering, peer, key }));
+            let opening = tokio::time::timeout_at(
+                context.until,
+                open(PeerContext { settings, device, peering, peer, key }),
+            );
             let late = |_| late(&context, peer, "its connections for tensors are not open".to_owned());
             or_trouble(&context.state, async { opening.await.map_err(late)? }).await
         }
@@ -235,15 +237,15 @@ async fn join(context: &Context, peer: Part) -> Result<(Key, MemberStateStream),
 }
 
 /// Follows the state of a part until the part has left, has failed or is lost.
-async fn follow(state: Arc<State>, peer: Part, stream: MemberStateStream) {
+async fn follow(state: Arc<SessionState>, peer: Part, stream: MemberStateStream) {
     let said = || {
         state.compare_runs(peer);
         state.peers.said_something();
     };
     match state.bootstrap.follow(peer.0, stream, said).await {
         WatchEnd::Left => state.peers.has_left(peer),
-        WatchEnd::Failed(reason) => state.peers.ended(peer, transfer::End::Failed(reason)),
-        WatchEnd::Lost(reason) => state.peers.ended(peer, transfer::End::Lost(reason)),
+        WatchEnd::Failed(reason) => state.peers.ended(peer, PeerEnd::Failed(reason)),
+        WatchEnd::Lost(reason) => state.peers.ended(peer, PeerEnd::Lost(reason)),
     }
 }
 
@@ -271,7 +273,7 @@ where
 
 /// Carries out `work`, until a part has failed or is lost.
 async fn or_trouble<T>(
-    state: &State,
+    state: &SessionState,
     work: impl Future<Output = Result<T, GraphError>>,
 ) -> Result<T, GraphError> {
     let mut changes = state.peers.changes();
@@ -339,7 +341,7 @@ fn not_joined(context: &Context, part: Part, reason: JoinError) -> GraphError {
 
 /// What is needed to connect to one part.
 #[derive(Clone, Copy)]
-pub(super) struct Plan<'a> {
+pub(super) struct PeerContext<'a> {
     pub(super) settings: &'a ListenerBuilder,
     pub(super) device: &'a RdmaDevice,
     pub(super) peering: &'a Peering,
@@ -379,7 +381,7 @@ pub(super) fn endpoint(peer: Part, address: &str) -> Result<Endpoint, GraphError
 }
 
 /// Opens the connections of all modes to a part to which this part sends.
-pub(super) async fn open(plan: Plan<'_>) -> Result<Sending, GraphError> {
+pub(super) async fn open(plan: PeerContext<'_>) -> Result<Sending, GraphError> {
     let mut sending = Sending::default();
     let peering = plan.peering;
     let leaving: Vec<&Crossing> =
@@ -408,7 +410,7 @@ pub(super) async fn open(plan: Plan<'_>) -> Result<Sending, GraphError> {
     Ok(sending)
 }
 
-impl Plan<'_> {
+impl PeerContext<'_> {
     fn no_rdma(&self, mode: TransferMode, source: Box<dyn Error + Send + Sync>) -> GraphError {
         GraphError::from(Problem::NoRdma {
             mode: mode.to_string(),
@@ -420,7 +422,7 @@ impl Plan<'_> {
 }
 
 /// Connects for calls in `mode`.
-async fn caller(plan: Plan<'_>, mode: TransferMode) -> Result<Caller, GraphError> {
+async fn caller(plan: PeerContext<'_>, mode: TransferMode) -> Result<Caller, GraphError> {
     let endpoint = endpoint(plan.peer, plan.peering.address(plan.peer))?;
     let config = plan.settings.with_policy(Policy::Require);
     let longest = usize::try_from(plan.settings.largest_tensor.saturating_add(MESSAGE_MARGIN));
@@ -461,7 +463,7 @@ fn no_connection(info: Option<&RdmaConnectInfo>) -> Box<dyn Error + Send + Sync>
 }
 
 /// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is busy, and is asked again.
-async fn channel(plan: Plan<'_>, mode: TransferMode) -> Result<Channel, GraphError> {
+async fn channel(plan: PeerContext<'_>, mode: TransferMode) -> Result<Channel, GraphError> {
     loop {
         match plan.device.channel(plan.peering.address(plan.peer), 0).await {
             Ok(channel) => return Ok(channel),
@@ -478,7 +480,7 @@ async fn channel(plan: Plan<'_>, mode: TransferMode) -> Result<Channel, GraphErr
 
 /// Learns the address of a slot.
 async fn attach(
-    plan: Plan<'_>,
+    plan: PeerContext<'_>,
     channel: &Channel,
     mode: TransferMode,
     crossing: &Crossing,

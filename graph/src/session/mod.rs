@@ -22,7 +22,7 @@
 //! to each receiver, with TCP_NODELAY, windows of 16 MiB for a call and 32 MiB for a connection, and frames of 512 KiB, which carried most
 //! in measurements. As many calls of each crossing tensor are in flight as the window has steps, and calls of different
 //! crossing tensors are in flight together. The thread of the executor only hands a tensor over: other threads encode and send it. A call ends
-//! when the tensor has a place at the receiver. The codec is tonic's own.
+//! when the receiver has room for the tensor. The codec is tonic's own.
 //!
 //! # Who may call
 //!
@@ -45,7 +45,7 @@ use std::time::Duration;
 use self::settings::{
     CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, STREAM_WINDOW, calls, setting,
 };
-use self::state::{Service, State};
+use self::state::{Service, SessionState};
 use self::threads::Threads;
 use crate::dataflow::Value;
 use crate::error::{GraphError, Problem};
@@ -94,7 +94,7 @@ pub use self::settings::{Fingerprint, ListenerBuilder, Peering};
 pub struct Session {
     core: Arc<Core>,
     modes: Vec<TransferMode>,
-    ends: Mutex<HashMap<TransferMode, Ends>>,
+    ends: Mutex<HashMap<TransferMode, ModeEndpoints>>,
     addresses: Addresses,
     /// The most registered memory for copies.
     copies: u64,
@@ -111,14 +111,14 @@ pub struct Addresses {
 
 /// What the transfers of one mode need.
 #[derive(Debug)]
-enum Ends {
+enum ModeEndpoints {
     Calls(CallEnds),
     Slots(SlotEnds),
 }
 
 /// What lives as long as the session or one of its transfers.
 struct Core {
-    state: Arc<State>,
+    state: Arc<SessionState>,
     /// Links to the other parts, for as long as the session lives.
     channels: Vec<Channel>,
     device: RdmaDevice,
@@ -170,8 +170,8 @@ impl Session {
             _session: Arc::clone(&self.core) as Arc<dyn Send + Sync>,
         };
         Ok(Transfers(match ends.ok_or_else(taken)? {
-            Ends::Calls(ends) => Box::new(CallTransfers::new(base, ends)),
-            Ends::Slots(ends) => {
+            ModeEndpoints::Calls(ends) => Box::new(CallTransfers::new(base, ends)),
+            ModeEndpoints::Slots(ends) => {
                 let copies = (mode == TransferMode::RdmaCp).then(|| Pool::for_sending(self.copies));
                 Box::new(SlotTransfers::new(base, self.core.device.clone(), mode, copies, ends))
             }

@@ -14,7 +14,7 @@ use crate::session::Listener;
 use crate::transfer::TransferMode;
 use tonic_rdma::{CallConfig, Config, Policy};
 
-/// HTTP/2 windows and frames in bytes, of both ends. The command `tonic-rdma compare` found them best for tensors of 64 KiB to 64 MiB over
+/// HTTP/2 windows and frames in bytes, of both sides. The command `tonic-rdma compare` found them best for tensors of 64 KiB to 64 MiB over
 /// TCP; larger windows carried no more (`cli/src/measure/settings.rs`).
 pub(super) const STREAM_WINDOW: u32 = 16 << 20;
 pub(super) const CONNECTION_WINDOW: u32 = 32 << 20;

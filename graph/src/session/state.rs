@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status};
 use crate::placement::{Crossing, Part};
 use crate::transfer::proto::parts_server::Parts;
 use crate::transfer::proto::{Details, PutReply, PutRequest, Run};
-use crate::transfer::{End, LONGEST_CALL, Mailbox, Parcel, Peers, RunsOfParts, TransferMode, refusal};
+use crate::transfer::{LONGEST_CALL, Mailbox, Parcel, PeerEnd, Peers, RunsOfParts, TransferMode, refusal};
 use tonic_rdma_tensor::unstable::bootstrap::Bootstrap;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
@@ -18,7 +18,7 @@ pub(super) type Mailboxes = HashMap<(TransferMode, usize), (Crossing, Arc<Mailbo
 
 /// A part that connects, or is connected.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct SessionState {
     pub(super) me: Part,
     pub(super) parts: usize,
     pub(super) modes: Vec<TransferMode>,
@@ -28,7 +28,7 @@ pub(super) struct State {
     pub(super) peers: Arc<Peers>,
 }
 
-impl State {
+impl SessionState {
     /// Checks a tensor that came by a call of `caller`.
     pub(super) fn check(&self, caller: Part, request: PutRequest) -> Result<(Arc<Mailbox>, Parcel), String> {
         let me = self.me;
@@ -64,16 +64,16 @@ impl State {
         };
         if let Some((ours, theirs)) = found {
             let mode = TransferMode::of_number(ours.mode).map(|mode| mode.to_string()).unwrap_or_default();
-            let end = End::OtherSteps(mode, ours.first..ours.end, theirs.first..theirs.end);
+            let end = PeerEnd::OtherSteps(mode, ours.first..ours.end, theirs.first..theirs.end);
             self.peers.ended(peer, end);
         }
     }
 }
 
 /// A slot has no room for the number of a step: its n-th tensor is the sender's n-th tensor. So all parts have to run the same steps. Each
-/// part tells the others the steps of each of its runs, and both ends compare. A part that takes tensors out of slots does not end a run
+/// part tells the others the steps of each of its runs, and both sides compare. A part that takes tensors out of slots does not end a run
 /// well before it knows that the senders run the same steps.
-impl RunsOfParts for State {
+impl RunsOfParts for SessionState {
     fn begin(&self, mode: TransferMode, steps: &Range<u64>) -> Option<u64> {
         if steps.is_empty() {
             return None;
@@ -120,10 +120,10 @@ fn difference(ours: &[Run], theirs: &[Run]) -> Option<(Run, Run)> {
 
 /// The service. Its content is empty while the part does not connect yet.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Service(pub(super) Arc<OnceLock<Arc<State>>>);
+pub(super) struct Service(pub(super) Arc<OnceLock<Arc<SessionState>>>);
 
 /// Puts a tensor of a part into its mailbox, once there is room.
-async fn take(state: &State, caller: Part, request: PutRequest) -> Result<(), Status> {
+async fn take(state: &SessionState, caller: Part, request: PutRequest) -> Result<(), Status> {
     let sequence = request.sequence;
     let (mailbox, parcel) = state.check(caller, request).map_err(Status::invalid_argument)?;
     match tokio::time::timeout(LONGEST_CALL, mailbox.put(sequence, parcel)).await {

@@ -107,7 +107,7 @@ async fn hello(address: SocketAddr, right: JoinRequest) -> (Client, JoinReply) {
     }
 }
 
-/// Ends the connecting: part 1 speaks a version that does not exist.
+/// ModeEndpoints the connecting: part 1 speaks a version that does not exist.
 async fn end(client: Client) {
     let reply = client.join(JoinRequest { version: 9, ..client.right.clone() }).await.unwrap();
     assert!(reply.key.is_empty());
@@ -169,8 +169,8 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
         let second = JoinRequest { process: Bytes::from_static(b"another one"), ..right };
         assert!(refused_join(second).await.starts_with("part 1 has come already"));
 
-        let stranger = WatchRequest { key: Bytes::from_static(&[0; 16]), number: 1 };
-        let status = client.bootstrap.clone().watch(stranger).await.unwrap_err();
+        let untrusted = WatchRequest { key: Bytes::from_static(&[0; 16]), number: 1 };
+        let status = client.bootstrap.clone().watch(untrusted).await.unwrap_err();
         assert_eq!(status.message(), "the caller is no part of this session");
         // A key is that of one part.
         let other = WatchRequest { key: token.clone(), number: 0 };

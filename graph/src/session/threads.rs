@@ -135,7 +135,7 @@ impl Drop for Farewell {
     }
 }
 
-/// Ends the farewells of this process at the port of `address`, `host:port`.
+/// ModeEndpoints the farewells of this process at the port of `address`, `host:port`.
 pub(super) fn make_room(address: &str) {
     let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
     let is_there = |open: &&(u16, Arc<AtomicBool>)| Some(open.0) == port;

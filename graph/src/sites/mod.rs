@@ -78,7 +78,7 @@ pub(crate) struct Entered {
 impl NodeSites {
     /// Makes the table of a process. `limit_bytes` is the number of bytes that may be in registered memory at a time. A program whose
     /// global allocator is no [`TracingAllocator`](tonic_rdma::memory::trace::TracingAllocator) gets a table that counts crossing
-    /// tensors, and knows no sites: each tensor is copied before it is sent. Look at [`is_traced`](Self::is_traced).
+    /// tensors, and knows no sites: each tensor is copied before it is sent. See [`is_traced`](Self::is_traced).
     ///
     /// ```
     /// use std::alloc::System;

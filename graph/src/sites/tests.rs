@@ -61,7 +61,7 @@ fn what_a_node_allocated_is_registered_from_the_second_step() {
 fn what_arrives_is_registered_if_it_is_passed_on() {
     let sites = NodeSites::new(&graph(), 1 << 20);
     for step in 0..3 {
-        // A look that finds nothing.
+        // A poll that finds nothing.
         drop(sites.begin(SiteOwner::Receive(7)));
         let scope = sites.begin(SiteOwner::Receive(7));
         let content = vec![step; LENGTH];

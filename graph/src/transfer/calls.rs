@@ -25,7 +25,7 @@ use tonic_rdma::RdmaChannel;
 use tonic_rdma_tensor::{Tensor, TensorSpec};
 use tonic_rdma_verbs::unstable::lock;
 
-/// The longest time that a call may wait for a place at the receiver. The peer's death ends a call much sooner.
+/// The longest time that a call may wait for room at the receiver. The peer's death ends a call much sooner.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(600);
 
 /// The entry in the metadata of a status that marks a refusal by the service of a part.
@@ -146,7 +146,7 @@ impl<V: Value> Transport<V> for CallTransfers {
         let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
             return Err(self.base.unknown(crossing, step));
         };
-        // Before the look: all that a part had sent when it ended is here.
+        // Before the check: all that a part had sent when it ended is here.
         let peer = self.base.peers.check(crossing.from);
         let Some(parcel) = mailbox.take() else { return peer.map(|()| None) };
         let failed = |source: KernelError| crossing.failed(crossing.from, step, source);
@@ -166,7 +166,7 @@ impl<V: Value> Transport<V> for CallTransfers {
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>> {
         if let Some((_, mailbox)) = self.incoming.get(&crossing) {
-            // Before the look, so that no arrival is missed.
+            // Before the check, so that no arrival is missed.
             mailbox.arrived().set(context.waker());
         }
         self.try_take(crossing, step, sites).transpose().map_or(Poll::Pending, Poll::Ready)
@@ -292,26 +292,26 @@ pub(crate) struct Parcel {
 
 /// The tensors of one crossing tensor in one mode. Calls that are in flight together may come in any order, so each parcel has a number.
 ///
-/// At most `window` parcels wait here. A call whose parcel comes too early waits until there is a place, so that a parcel that is needed
+/// At most `window` parcels wait here. A call whose parcel comes too early waits until there is room, so that a parcel that is needed
 /// sooner always has one. At most one call waits for each number, so at most `window` calls wait.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     name: String,
     window: u64,
-    state: Mutex<State>,
+    state: Mutex<MailboxState>,
     /// Notified when a parcel was taken.
     room: Notify,
     arrived: Arc<WakerCell>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MailboxState {
     /// The number of the next parcel that the executor takes.
     next: u64,
     /// The step of the last parcel that was taken.
     last_step: Option<u64>,
     parcels: BTreeMap<u64, Parcel>,
-    /// The numbers whose calls wait for a place.
+    /// The numbers whose calls wait for room.
     waiting: BTreeSet<u64>,
 }
 
@@ -337,12 +337,12 @@ impl Mailbox {
         Self { name: name.to_owned(), window, state: Mutex::default(), room: Notify::new(), arrived }
     }
 
-    /// Returns the place of the waker of the executor.
+    /// Returns the cell of the waker of the executor.
     pub(crate) fn arrived(&self) -> &WakerCell {
         &self.arrived
     }
 
-    /// Puts a parcel in, once there is a place.
+    /// Puts a parcel in, once there is room.
     ///
     /// # Errors
     /// The parcel came already, waits already, or could not be sent yet by a sender that keeps to the window.
@@ -372,14 +372,14 @@ impl Mailbox {
         }
     }
 
-    /// Puts the parcel in if there is a place.
+    /// Puts the parcel in if there is room.
     fn try_put(&self, sequence: u64, parcel: &mut Option<Parcel>) -> Result<bool, Refusal> {
         let mut state = lock(&self.state);
         let (name, window, next) = (self.name.clone(), self.window, state.next);
         if sequence < next || state.parcels.contains_key(&sequence) {
             return Err(Refusal::Twice { name, sequence });
         }
-        // The sender has at most `window` calls in flight, and each earlier call has found a place.
+        // The sender has at most `window` calls in flight, and each earlier call has found room.
         if sequence - next >= 2 * window {
             return Err(Refusal::Early { name, sequence, next, window });
         }
@@ -417,7 +417,7 @@ impl Mailbox {
     }
 }
 
-/// A call that waits for a place.
+/// A call that waits for room.
 #[derive(Debug)]
 struct Waiting<'a> {
     mailbox: &'a Mailbox,
@@ -475,7 +475,7 @@ mod mailbox_tests {
         let mailbox = Mailbox::new("relu", 2, Arc::default());
         assert_eq!(put(&mailbox, 1, 20), Some(Ok(())));
         assert!(mailbox.take().is_none(), "the first one is not here");
-        assert_eq!(put(&mailbox, 2, 30), None, "there is no place yet");
+        assert_eq!(put(&mailbox, 2, 30), None, "there is no room yet");
         assert_eq!(put(&mailbox, 0, 10), Some(Ok(())));
         assert_eq!(mailbox.take().unwrap().step, 10);
         assert_eq!(put(&mailbox, 2, 30), Some(Ok(())));
@@ -488,7 +488,7 @@ mod mailbox_tests {
         let mailbox = Mailbox::new("relu", 1, Arc::default());
         let mut context = Context::from_waker(Waker::noop());
         let mut first = Box::pin(mailbox.put(1, parcel(20)));
-        assert!(first.as_mut().poll(&mut context).is_pending(), "there is no place yet");
+        assert!(first.as_mut().poll(&mut context).is_pending(), "there is no room yet");
         let refusal = put(&mailbox, 1, 20).unwrap().unwrap_err().to_string();
         assert_eq!(refusal, "tensor 1 of \"relu\" waits already, in another call");
         // The caller gives up, and sends the tensor again.

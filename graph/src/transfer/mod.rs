@@ -9,7 +9,7 @@
 //!  rdma-zerocp   a WRITE into a slot                 a WRITE of metadata, and a READ by the receiver
 //! ```
 //!
-//! The thread of the executor looks at slots itself, which costs a load. Calls run on the threads of the session.
+//! The thread of the executor polls slots itself, which costs a load. Calls run on the threads of the session.
 //! In all modes the receiver copies the content once, out of the slot or the message, into the memory of its engine.
 //!
 //! This module never decides how a tensor is placed, and never connects: the [session](crate::session) hands it open connections.
@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{GraphError, Problem};
 
 pub(crate) use self::calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL, Mailbox, Parcel, refusal};
-pub(crate) use self::peers::{Base, End, Peers, RunsOfParts};
+pub(crate) use self::peers::{Base, PeerEnd, Peers, RunsOfParts};
 pub(crate) use self::slots::{SlotEnds, SlotReceiver, SlotSender, SlotTransfers};
 
 /// How the crossing tensors of a run move from part to part. The names are those of the command line.
@@ -75,7 +75,7 @@ impl TransferMode {
         self != Self::GrpcTcp
     }
 
-    /// Returns the number of the mode in messages between parts: its place in [`ALL`](Self::ALL), from 1.
+    /// Returns the number of the mode in messages between parts: its position in [`ALL`](Self::ALL), from 1.
     pub(crate) fn number(self) -> u32 {
         self as u32 + 1
     }

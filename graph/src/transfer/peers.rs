@@ -18,7 +18,7 @@ use tonic_rdma_verbs::unstable::{lock, wake_all};
 /// The state of the other parts, as this part knows it. All transfers of a session share it.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    /// Whether any part is not well, so that a look costs one load while all are.
+    /// Whether any part is not well, so that a check costs one load while all are.
     trouble: AtomicBool,
     health: Mutex<Health>,
     /// Counts the changes.
@@ -33,12 +33,12 @@ struct Health {
     /// Parts of which a connection has ended without a known reason.
     doubted: Vec<bool>,
     /// The first part that failed or was lost.
-    end: Option<(Part, End)>,
+    end: Option<(Part, PeerEnd)>,
 }
 
 /// How a part ended.
 #[derive(Clone, Debug)]
-pub(crate) enum End {
+pub(crate) enum PeerEnd {
     /// It has failed, and said why.
     Failed(String),
     /// It is gone without a word.
@@ -73,7 +73,7 @@ impl Peers {
     }
 
     /// Notes that a part has not ended in good order.
-    pub(crate) fn ended(&self, part: Part, end: End) {
+    pub(crate) fn ended(&self, part: Part, end: PeerEnd) {
         lock(&self.health).end.get_or_insert((part, end));
         self.changed();
     }
@@ -100,13 +100,13 @@ impl Peers {
     pub(crate) fn check_all(&self) -> Result<(), GraphError> {
         match &lock(&self.health).end {
             None => Ok(()),
-            Some((part, End::Failed(reason))) => {
+            Some((part, PeerEnd::Failed(reason))) => {
                 Err(Problem::PeerFailed { peer: part.0, reason: reason.clone() }.into())
             }
-            Some((part, End::Lost(reason))) => {
+            Some((part, PeerEnd::Lost(reason))) => {
                 Err(Problem::PeerLost { peer: part.0, source: reason.clone().into() }.into())
             }
-            Some((part, End::OtherSteps(mode, ours, theirs))) => {
+            Some((part, PeerEnd::OtherSteps(mode, ours, theirs))) => {
                 let (mode, ours, theirs) = (mode.clone(), ours.clone(), theirs.clone());
                 Err(Problem::OtherSteps { peer: part.0, mode, ours, theirs }.into())
             }
@@ -130,7 +130,7 @@ impl Peers {
         self.changes.subscribe()
     }
 
-    /// Makes a place for a waker, which is also woken by each change.
+    /// Makes a cell for a waker, which is also woken by each change.
     pub(crate) fn cell(&self) -> Arc<WakerCell> {
         let cell = Arc::new(WakerCell::default());
         let mut cells = lock(&self.cells);
@@ -140,7 +140,7 @@ impl Peers {
     }
 }
 
-/// A place for one waker.
+/// A cell for one waker.
 #[derive(Debug, Default)]
 pub(crate) struct WakerCell(Mutex<Option<Waker>>);
 
@@ -199,7 +199,7 @@ impl Base {
             self.runtime.spawn(async move {
                 tokio::time::sleep(REASON).await;
                 if !peers.left(peer) {
-                    peers.ended(peer, End::Lost(reason));
+                    peers.ended(peer, PeerEnd::Lost(reason));
                 }
             });
         }
@@ -250,9 +250,9 @@ impl Agreement {
     /// Returns whether all senders run the same steps. Wakes the waker of `context` when that may be known.
     pub(crate) fn poll(&self, base: &Base, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
         let Some(number) = self.number else { return Poll::Ready(Ok(())) };
-        // Before the look, so that nothing that is said later is missed.
+        // Before the check, so that nothing that is said later is missed.
         self.heard.set(context.waker());
-        // Before the look at the steps: a part whose steps differ is in trouble before it counts as heard.
+        // Before the steps are compared: a part whose steps differ is in trouble before it counts as heard.
         let all = self.senders.iter().all(|peer| self.has_heard(base, *peer, number));
         base.peers.check_all()?;
         if all { Poll::Ready(Ok(())) } else { Poll::Pending }
@@ -281,8 +281,8 @@ mod tests {
         peers.check(Part(1)).unwrap();
         let error = peers.check(Part(2)).unwrap_err();
         assert!(matches!(error.problem(), Problem::PeerLost { peer: 2, .. }), "{error}");
-        peers.ended(Part(1), End::Failed("out of ideas".to_owned()));
-        peers.ended(Part(0), End::Lost("reset".to_owned()));
+        peers.ended(Part(1), PeerEnd::Failed("out of ideas".to_owned()));
+        peers.ended(Part(0), PeerEnd::Lost("reset".to_owned()));
         for needed in 0..3 {
             let error = peers.check(Part(needed)).unwrap_err();
             assert_eq!(error.to_string(), "part 1 has failed: out of ideas");

@@ -27,7 +27,7 @@ use tonic_rdma_tensor::{
 /// How often a flush counts the sends of a crossing tensor that are left.
 const COUNT: Duration = Duration::from_millis(50);
 
-/// How long the executor's thread looks at slots before it sleeps. This thread moves the tensors itself. Once it sleeps, each arrival costs
+/// How long the executor's thread polls slots before it sleeps. This thread moves the tensors itself. Once it sleeps, each arrival costs
 /// two wake-ups, and another thread moves the tensor. The parts of a pipeline wait for one another longer than for 100 µs.
 const SPIN: Duration = Duration::from_micros(300);
 
@@ -56,7 +56,7 @@ pub(crate) struct SlotEnds {
 pub(crate) struct SlotTransfers {
     base: Base,
     device: RdmaDevice,
-    /// Here while the executor looks at slots itself, and not while it sleeps. Then what arrives, or was sent, wakes no other thread.
+    /// Here while the executor polls slots itself, and not while it sleeps. Then what arrives, or was sent, wakes no other thread.
     polling: Option<OwnPolling>,
     /// Registered memory for copies, if all tensors are copied (`rdma-cp`).
     copies: Option<Pool>,
@@ -67,18 +67,18 @@ pub(crate) struct SlotTransfers {
 
 struct Outgoing {
     crossing: Crossing,
-    sender: Held<SlotSender>,
+    sender: Lendable<SlotSender>,
     counts: CrossingCounts,
     /// Tensors that were copied here and not by the sender.
     copied: u64,
-    /// The sends that were not over at the last look of `poll_flushed`.
+    /// The sends that were not over at the last call of `poll_flushed`.
     pending: u64,
 }
 
 struct Incoming {
     crossing: Crossing,
     /// A task only waits for a tensor. The executor's thread takes it, so that what the engine allocates belongs to the receive.
-    receiver: Held<SlotReceiver>,
+    receiver: Lendable<SlotReceiver>,
 }
 
 /// The reason why a tensor did not go into a slot or come out of one.
@@ -100,17 +100,16 @@ impl SlotTransfers {
         let agreement = Agreement::new(&base, mode, senders);
         let outgoing = ends.senders.into_iter().map(|(crossing, sender)| {
             let counts = CrossingCounts::default();
-            (crossing.id, Outgoing { crossing, sender: Held::new(sender), counts, copied: 0, pending: 0 })
+            (crossing.id, Outgoing { crossing, sender: Lendable::new(sender), counts, copied: 0, pending: 0 })
         });
-        let incoming = ends
-            .receivers
-            .into_iter()
-            .map(|(crossing, receiver)| (crossing.id, Incoming { crossing, receiver: Held::new(receiver) }));
+        let incoming = ends.receivers.into_iter().map(|(crossing, receiver)| {
+            (crossing.id, Incoming { crossing, receiver: Lendable::new(receiver) })
+        });
         let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
         Self { base, device, polling: None, copies, outgoing, incoming, agreement }
     }
 
-    /// Notes that the executor looks at slots itself from now on.
+    /// Notes that the executor polls slots itself from now on.
     fn polls(&mut self) -> &OwnPolling {
         self.polling.get_or_insert_with(|| OwnPolling::new(&self.device))
     }
@@ -130,7 +129,7 @@ impl<V: Value> Transport<V> for SlotTransfers {
     }
 
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
-        // A part that receives something begins with its first look for it.
+        // A part that receives something begins with its first poll for it.
         if self.polling.is_some() || self.incoming.is_empty() {
             // Gives the memory of earlier tensors back.
             self.polls().poll();
@@ -159,7 +158,7 @@ impl<V: Value> Transport<V> for SlotTransfers {
         let receiver = incoming.receiver.here();
         let receiver = receiver.map_err(|error| incoming.crossing.failed(peer, step, error))?;
         let Some(receiver) = receiver else { return Ok(None) };
-        // Before the look: all that a part had sent when it ended is here.
+        // Before the check: all that a part had sent when it ended is here.
         let well = base.peers.check(peer);
         match receiver.try_take(&incoming.crossing, sites) {
             Ok(Some(value)) => Ok(Some(value)),
@@ -182,7 +181,7 @@ impl<V: Value> Transport<V> for SlotTransfers {
         };
         let peer = incoming.crossing.from;
         loop {
-            // Before the looks: the task ends with each change from here on.
+            // Before the checks: the task ends with each change from here on.
             let mut changes = base.peers.changes();
             let well = base.peers.check(peer);
             let receiver = match ready!(incoming.receiver.poll_here(context)) {
@@ -245,7 +244,7 @@ impl<V: Value> Transport<V> for SlotTransfers {
         base.peers.check_all()?;
         let mut flushed = true;
         for out in self.outgoing.values_mut() {
-            // All are looked at, so that `unfinished` sees each send that has ended.
+            // All are polled, so that `unfinished` sees each send that has ended.
             flushed &= out.poll_flushed(base, context)?.is_ready();
         }
         if flushed { Poll::Ready(Ok(())) } else { Poll::Pending }
@@ -337,7 +336,7 @@ impl Outgoing {
     }
 }
 
-/// Waits for `event`, if there is still one to wait for, or until another part has changed. A failure shows at the next look.
+/// Waits for `event`, if there is still one to wait for, or until another part has changed. A failure shows at the next poll.
 async fn wait<T>(goes_on: bool, event: impl Future<Output = T>, changes: &mut watch::Receiver<u64>) {
     tokio::select! {
         _ = event, if goes_on => {}
@@ -427,21 +426,16 @@ fn other(error: impl Into<KernelError>) -> SlotError {
 
 /// A thing that is here, or with a task.
 #[derive(Debug)]
-struct Held<T> {
-    place: Place<T>,
-}
-
-#[derive(Debug)]
-enum Place<T> {
+enum Lendable<T> {
     Here(T),
     Away(oneshot::Receiver<T>),
     /// The task ended without giving it back, because its runtime ended or it panicked.
     Lost,
 }
 
-impl<T: Send + 'static> Held<T> {
+impl<T: Send + 'static> Lendable<T> {
     fn new(thing: T) -> Self {
-        Self { place: Place::Here(thing) }
+        Self::Here(thing)
     }
 
     /// Returns the thing, or `None` if a task still has it.
@@ -449,33 +443,33 @@ impl<T: Send + 'static> Held<T> {
     /// # Errors
     /// The task ended without giving it back.
     fn here(&mut self) -> Result<Option<&mut T>, Lost> {
-        if let Place::Away(back) = &mut self.place {
-            self.place = match back.try_recv() {
-                Ok(thing) => Place::Here(thing),
+        if let Self::Away(back) = self {
+            *self = match back.try_recv() {
+                Ok(thing) => Self::Here(thing),
                 Err(oneshot::error::TryRecvError::Empty) => return Ok(None),
-                Err(oneshot::error::TryRecvError::Closed) => Place::Lost,
+                Err(oneshot::error::TryRecvError::Closed) => Self::Lost,
             };
         }
-        match &mut self.place {
-            Place::Here(thing) => Ok(Some(thing)),
-            Place::Away(_) => Ok(None),
-            Place::Lost => Err(Lost),
+        match self {
+            Self::Here(thing) => Ok(Some(thing)),
+            Self::Away(_) => Ok(None),
+            Self::Lost => Err(Lost),
         }
     }
 
     /// Returns the thing once it is here. Wakes the waker of `context` when a task gives it back.
     fn poll_here(&mut self, context: &mut Context<'_>) -> Poll<Result<&mut T, Lost>> {
-        if let Place::Away(back) = &mut self.place {
-            self.place = match Pin::new(back).poll(context) {
-                Poll::Ready(Ok(thing)) => Place::Here(thing),
-                Poll::Ready(Err(_)) => Place::Lost,
+        if let Self::Away(back) = self {
+            *self = match Pin::new(back).poll(context) {
+                Poll::Ready(Ok(thing)) => Self::Here(thing),
+                Poll::Ready(Err(_)) => Self::Lost,
                 Poll::Pending => return Poll::Pending,
             };
         }
-        match &mut self.place {
-            Place::Here(thing) => Poll::Ready(Ok(thing)),
-            Place::Away(_) => Poll::Pending,
-            Place::Lost => Poll::Ready(Err(Lost)),
+        match self {
+            Self::Here(thing) => Poll::Ready(Ok(thing)),
+            Self::Away(_) => Poll::Pending,
+            Self::Lost => Poll::Ready(Err(Lost)),
         }
     }
 
@@ -484,15 +478,15 @@ impl<T: Send + 'static> Held<T> {
     where
         F: Future<Output = T> + Send + 'static,
     {
-        match std::mem::replace(&mut self.place, Place::Lost) {
-            Place::Here(thing) => {
+        match std::mem::replace(self, Self::Lost) {
+            Self::Here(thing) => {
                 let (give, back) = oneshot::channel();
                 let waiting = wait(thing);
                 // A failed send means that the holder is gone, and with it the need for the thing.
                 runtime.spawn(async move { _ = give.send(waiting.await) });
-                self.place = Place::Away(back);
+                *self = Self::Away(back);
             }
-            other => self.place = other,
+            other => *self = other,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::processes::kill;
-use crate::{PATIENCE, command, file, onnx, run, stderr};
+use crate::{TIMEOUT, command, file, onnx, run, stderr};
 
 /// The hosts of a test: `ADDRESS=DEVICE` for each, separated by commas. Without it, both are this machine with any device.
 const HOSTS: &str = "RDMA_TEST_HOSTS";
@@ -49,7 +49,7 @@ fn hosts_serve_one_run_after_the_other() {
     let mut parent = command(&[model, "--hosts", &list, "--steps", "1000000"]).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     kill(hosts[1].0.id());
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while parent.try_wait().unwrap().is_none() {
         assert!(Instant::now() < end, "the command goes on without part 1");
         std::thread::sleep(Duration::from_millis(5));

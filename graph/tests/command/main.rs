@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A bound that only a hang reaches.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma-graph"));
@@ -32,7 +32,7 @@ fn command(arguments: &[&str]) -> Command {
 
 fn run(arguments: &[&str]) -> Output {
     let mut child = command(arguments).spawn().unwrap();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     // The output of these runs is smaller than a pipe.
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {

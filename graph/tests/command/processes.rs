@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use crate::{PATIENCE, command, file, onnx, run, stderr};
+use crate::{TIMEOUT, command, file, onnx, run, stderr};
 
 /// Waits until the command has this many parts, and returns their processes.
 fn parts(parent: &Child, count: usize) -> Vec<u32> {
-    let (parent, end) = (parent.id(), Instant::now() + PATIENCE);
+    let (parent, end) = (parent.id(), Instant::now() + TIMEOUT);
     loop {
         let path = format!("/proc/{parent}/task/{parent}/children");
         let children = std::fs::read_to_string(path).unwrap_or_default();
@@ -41,7 +41,7 @@ fn a_killed_part_ends_the_run_with_an_error_that_names_it() {
         let processes = parts(&parent, 3);
         std::thread::sleep(Duration::from_millis(pause));
         kill(processes[1]);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while parent.try_wait().unwrap().is_none() {
             assert!(Instant::now() < end, "the command goes on without part 1");
             std::thread::sleep(Duration::from_millis(5));
@@ -62,7 +62,7 @@ fn parts_end_with_the_command() {
     std::thread::sleep(Duration::from_millis(500));
     kill(parent.id());
     parent.wait().unwrap();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while processes.iter().any(runs) {
         assert!(Instant::now() < end, "a part has outlived the command");
         std::thread::sleep(Duration::from_millis(5));

@@ -102,7 +102,7 @@ impl Chain {
         (0..length).map(|_| random.u8(..)).collect()
     }
 
-    /// Returns the result of a step of the graph in one piece.
+    /// Returns the result of a step of the unsplit graph.
     pub(crate) fn expected(&self, step: u64) -> Vec<u8> {
         let first = self.content(0, step, &[]);
         let mut last = first.clone();

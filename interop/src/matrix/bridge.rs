@@ -8,7 +8,7 @@ use std::time::Duration;
 use tonic_rdma_commands::Failure;
 
 use crate::plan::Plan;
-use crate::process::{self, Running};
+use crate::process::{self, RunningProgram};
 
 /// The counter of connections. Its labels are the transports of the two ends.
 const CONNECTIONS: &str = "tonic_rdma_bridge_connections_total";
@@ -16,7 +16,7 @@ const CONNECTIONS: &str = "tonic_rdma_bridge_connections_total";
 /// A bridge. Dropping it ends the process.
 #[derive(Debug)]
 pub(crate) struct Bridge {
-    running: Running,
+    running: RunningProgram,
     /// Port that it listens on.
     pub(crate) port: u16,
     metrics: u16,
@@ -39,13 +39,13 @@ impl Bridge {
 
     fn start(plan: &Plan, listen: &str, connect: &str, rdma_end: &'static str) -> Result<Self, Failure> {
         let metrics = process::free_port()?;
-        let mut command = Command::new(&plan.places.command);
+        let mut command = Command::new(&plan.paths.command);
         command
             .args(["bridge", "--policy", "require", "--log", "info"])
             .args(["--listen", listen, "--connect", connect])
             .args(["--metrics", &format!("127.0.0.1:{metrics}")])
             .envs(plan.rdma());
-        let (running, line) = Running::start("the bridge", command)?;
+        let (running, line) = RunningProgram::start("the bridge", command)?;
         let port = line
             .strip_prefix("listening on ")
             .and_then(|rest| rest.split(',').next()?.rsplit(':').next()?.parse().ok())

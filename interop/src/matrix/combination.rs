@@ -10,7 +10,7 @@ use crate::direction::{Direction, Side};
 use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_OUTPUT, printable, read};
 use crate::peer::{CommandLine, Peer};
 use crate::plan::Plan;
-use crate::process::{self, Running};
+use crate::process::{self, RunningProgram};
 use crate::tls::{ClientFault, Tls};
 
 /// Time limit of one case. Most clients end a case after 30 s themselves. This limit ends all other clients.
@@ -28,7 +28,7 @@ struct Combination<'a> {
     direction: Direction,
     /// Certificates, if the direction has TLS.
     tls: Option<Tls>,
-    server: Running,
+    server: RunningProgram,
     bridges: Vec<Bridge>,
     /// Port that the client connects to.
     port: u16,
@@ -39,7 +39,7 @@ struct Combination<'a> {
 /// # Errors
 /// A program did not start, or a connection did not use RDMA although it had to. No case counts as passed then.
 pub(crate) fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outcomes, Failure> {
-    if let Some(reason) = peer.lacks_tls(&plan.places).filter(|_| direction.has_tls()) {
+    if let Some(reason) = peer.lacks_tls(&plan.paths).filter(|_| direction.has_tls()) {
         let cases = plan.cases(peer, direction).into_iter();
         return Ok(cases.map(|case| (case, Outcome::NotApplicable(reason.clone()))).collect());
     }
@@ -68,7 +68,7 @@ pub(crate) fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outco
 /// The client made no call, or sent no name.
 pub(crate) fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
     let (mut server, port) = our_server(plan, None, "tcp")?;
-    let called = process::finish("the client", peer.client(&plan.places, port, SINGLE_CALL), CASE)?;
+    let called = process::finish("the client", peer.client(&plan.paths, port, SINGLE_CALL), CASE)?;
     let log = server.log();
     let name = log.lines().find_map(|line| line.strip_prefix("called by "));
     match name {
@@ -81,7 +81,7 @@ pub(crate) fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
 impl<'a> Combination<'a> {
     fn start(plan: &'a Plan, peer: Peer, direction: Direction) -> Result<Self, Failure> {
         let certificates = plan.certificates.as_ref().filter(|_| direction.has_tls());
-        let tls = certificates.map(|certificates| Tls::new(&plan.places, certificates, peer));
+        let tls = certificates.map(|certificates| Tls::new(&plan.paths, certificates, peer));
         let (server, mut port) = match direction.without_tls() {
             Direction::TonicTcp | Direction::Bridges => our_server(plan, tls.as_ref(), "tcp")?,
             Direction::Direct | Direction::Bridge | Direction::Ours => {
@@ -155,7 +155,7 @@ impl<'a> Combination<'a> {
 
     fn client(&self, cases: &str, fault: Option<ClientFault>) -> Command {
         let mut command = match self.direction.side() {
-            Side::Client => self.peer.client(&self.plan.places, self.port, cases),
+            Side::Client => self.peer.client(&self.plan.paths, self.port, cases),
             Side::Server => self.our_client(cases),
         };
         if let Some(tls) = &self.tls {
@@ -165,7 +165,7 @@ impl<'a> Combination<'a> {
     }
 
     fn our_client(&self, cases: &str) -> Command {
-        let mut command = Command::new(&self.plan.places.interop);
+        let mut command = Command::new(&self.plan.paths.interop);
         command.arg("client").arg(format!("--server_port={}", self.port)).arg(format!("--test_case={cases}"));
         match self.direction.without_tls() {
             Direction::TcpTonic => command.arg("--transport=tcp"),
@@ -204,25 +204,25 @@ impl<'a> Combination<'a> {
     }
 }
 
-fn our_server(plan: &Plan, tls: Option<&Tls>, transport: &str) -> Result<(Running, u16), Failure> {
-    let mut command = Command::new(&plan.places.interop);
+fn our_server(plan: &Plan, tls: Option<&Tls>, transport: &str) -> Result<(RunningProgram, u16), Failure> {
+    let mut command = Command::new(&plan.paths.interop);
     command.args(["server", "--port=0"]).arg(format!("--transport={transport}")).envs(plan.rdma());
     command.args(tls.map(|tls| tls.server(CommandLine::Ours)).unwrap_or_default());
-    listening(Running::start("our server", command)?)
+    listening(RunningProgram::start("our server", command)?)
 }
 
-fn stock_server(plan: &Plan, tls: Option<&Tls>, peer: Peer) -> Result<(Running, u16), Failure> {
+fn stock_server(plan: &Plan, tls: Option<&Tls>, peer: Peer) -> Result<(RunningProgram, u16), Failure> {
     let name = format!("{peer}'s server");
     let port = if peer.command_line() == CommandLine::Official { process::free_port()? } else { 0 };
-    let mut command = peer.server(&plan.places, port);
+    let mut command = peer.server(&plan.paths, port);
     command.args(tls.map(|tls| tls.server(peer.command_line())).unwrap_or_default());
     match peer.command_line() {
-        CommandLine::Ours => listening(Running::start(&name, command)?),
-        CommandLine::Official => Ok((Running::start_silent(&name, command, port)?, port)),
+        CommandLine::Ours => listening(RunningProgram::start(&name, command)?),
+        CommandLine::Official => Ok((RunningProgram::start_silent(&name, command, port)?, port)),
     }
 }
 
-fn listening((running, line): (Running, String)) -> Result<(Running, u16), Failure> {
+fn listening((running, line): (RunningProgram, String)) -> Result<(RunningProgram, u16), Failure> {
     match line.parse() {
         Ok(port @ 1..) => Ok((running, port)),
         _ => Err(format!("a server began with {line:?}, which is no port").into()),

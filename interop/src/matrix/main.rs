@@ -108,7 +108,7 @@ fn run(options: Options) -> Result<bool, Failure> {
 fn combinations(plan: &Plan, report: &mut Report) -> Vec<(Peer, Direction)> {
     let mut combinations = Vec::new();
     for peer in &plan.peers {
-        if let Some(reason) = peer.unavailable(&plan.places) {
+        if let Some(reason) = peer.unavailable(&plan.paths) {
             report.skip(*peer, reason);
             continue;
         }

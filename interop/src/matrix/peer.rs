@@ -73,25 +73,25 @@ impl Peer {
     }
 
     /// Returns the reason why the peer can't run, or `None` if it can.
-    pub(crate) fn unavailable(self, places: &Places) -> Option<String> {
-        let installed = self.installed(places)?;
+    pub(crate) fn unavailable(self, paths: &Paths) -> Option<String> {
+        let installed = self.installed(paths)?;
         if installed.exists() {
             return None;
         }
         // The installer writes the reason to this file.
-        let reason = std::fs::read_to_string(places.stock.join(self.name()).join("unavailable")).ok();
+        let reason = std::fs::read_to_string(paths.stock.join(self.name()).join("unavailable")).ok();
         Some(reason.map_or(format!("{} is not there", installed.display()), |it| it.trim().to_owned()))
     }
 
     /// Returns a file or folder that has to exist, or `None` for a peer that cargo builds.
-    fn installed(self, places: &Places) -> Option<PathBuf> {
+    fn installed(self, paths: &Paths) -> Option<PathBuf> {
         match self {
             Self::Tonic => None,
-            Self::Python => Some(places.stock.join("python/bin/python")),
-            Self::Node => Some(places.stock.join("node/node_modules/@grpc/grpc-js")),
-            Self::Ruby => Some(places.stock.join("ruby/official/client.rb")),
-            Self::Go => Some(places.stock.join("go/peer")),
-            Self::CppOfficial => Some(places.stock.join("cpp-official/interop_client")),
+            Self::Python => Some(paths.stock.join("python/bin/python")),
+            Self::Node => Some(paths.stock.join("node/node_modules/@grpc/grpc-js")),
+            Self::Ruby => Some(paths.stock.join("ruby/official/client.rb")),
+            Self::Go => Some(paths.stock.join("go/peer")),
+            Self::CppOfficial => Some(paths.stock.join("cpp-official/interop_client")),
         }
     }
 
@@ -134,16 +134,16 @@ impl Peer {
     }
 
     /// Returns the folder with the certificates of the official programs, which take no others.
-    pub(crate) fn test_certificates(self, places: &Places) -> PathBuf {
+    pub(crate) fn test_certificates(self, paths: &Paths) -> PathBuf {
         match self {
-            Self::Ruby => self.official(places).join("../../spec/testdata"),
-            _ => places.stock.join(self.name()).join("certificates"),
+            Self::Ruby => self.official(paths).join("../../spec/testdata"),
+            _ => paths.stock.join(self.name()).join("certificates"),
         }
     }
 
     /// Returns the reason why the peer has no TLS here, or `None` if it has.
-    pub(crate) fn lacks_tls(self, places: &Places) -> Option<String> {
-        let needed = self.test_certificates(places).join("server1.key");
+    pub(crate) fn lacks_tls(self, paths: &Paths) -> Option<String> {
+        let needed = self.test_certificates(paths).join("server1.key");
         let lacking = self.command_line() == CommandLine::Official && !needed.exists();
         lacking.then(|| {
             format!("{}'s package has no certificates: {} is not there", self.name(), needed.display())
@@ -152,13 +152,13 @@ impl Peer {
 
     /// Returns the folder of the official programs. It resolves links, because the programs look for their messages beside their
     /// real location.
-    fn official(self, places: &Places) -> PathBuf {
-        let folder = places.stock.join(self.name()).join("official");
+    fn official(self, paths: &Paths) -> PathBuf {
+        let folder = paths.stock.join(self.name()).join("official");
         folder.canonicalize().unwrap_or(folder)
     }
 
-    pub(crate) fn client(self, places: &Places, port: u16, cases: &str) -> Command {
-        let mut command = self.program(places, Side::Client);
+    pub(crate) fn client(self, paths: &Paths, port: u16, cases: &str) -> Command {
+        let mut command = self.program(paths, Side::Client);
         command
             .arg("--server_host=127.0.0.1")
             .arg(format!("--server_port={port}"))
@@ -174,42 +174,42 @@ impl Peer {
         command
     }
 
-    pub(crate) fn server(self, places: &Places, port: u16) -> Command {
-        let mut command = self.program(places, Side::Server);
+    pub(crate) fn server(self, paths: &Paths, port: u16) -> Command {
+        let mut command = self.program(paths, Side::Server);
         command.arg(format!("--port={port}"));
         command
     }
 
-    fn program(self, places: &Places, side: Side) -> Command {
+    fn program(self, paths: &Paths, side: Side) -> Command {
         let side = side.to_string();
         let mut command;
         match self {
             Self::Tonic => {
-                command = Command::new(&places.interop);
+                command = Command::new(&paths.interop);
                 command.args([&side, "--transport=tcp"]);
             }
             Self::Python => {
-                command = Command::new(places.stock.join("python/bin/python"));
+                command = Command::new(paths.stock.join("python/bin/python"));
                 command.arg("interop/stock/python").arg(side).env("PYTHONDONTWRITEBYTECODE", "1");
             }
             Self::Node => {
                 command = Command::new("node");
                 command.arg("interop/stock/node/peer.js").arg(side);
-                command.env("NODE_PATH", places.stock.join("node/node_modules"));
+                command.env("NODE_PATH", paths.stock.join("node/node_modules"));
             }
             Self::Ruby => {
                 command = Command::new("ruby");
-                command.arg(self.official(places).join(format!("{side}.rb")));
+                command.arg(self.official(paths).join(format!("{side}.rb")));
             }
             Self::Go => {
-                command = Command::new(places.stock.join(self.name()).join("peer"));
+                command = Command::new(paths.stock.join(self.name()).join("peer"));
                 command.arg(side);
             }
             Self::CppOfficial => {
-                command = Command::new(places.stock.join(self.name()).join(format!("interop_{side}")));
+                command = Command::new(paths.stock.join(self.name()).join(format!("interop_{side}")));
             }
         }
-        command.current_dir(&places.root);
+        command.current_dir(&paths.root);
         command
     }
 }
@@ -222,7 +222,7 @@ impl std::fmt::Display for Peer {
 
 /// Paths of the programs that the matrix starts.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct Paths {
     /// The root of the repository.
     pub(crate) root: PathBuf,
     /// The folder with the installed peers.
@@ -233,7 +233,7 @@ pub(crate) struct Places {
     pub(crate) command: PathBuf,
 }
 
-impl Places {
+impl Paths {
     /// Finds our programs beside this one. `stock` is relative to the root of the repository.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use tonic_rdma_commands::units::number;
 
 use crate::certificates::Certificates;
 use crate::direction::Direction;
-use crate::peer::{Peer, Places};
+use crate::peer::{Paths, Peer};
 use crate::{process, tls};
 
 /// Runs stock gRPC peers against our transport, in all directions. `interop/matrix` installs the peers and starts this program
@@ -59,7 +59,7 @@ pub(crate) struct Plan {
     /// Certificates, if a direction has TLS.
     pub(crate) certificates: Option<Certificates>,
     pub(crate) provider: String,
-    pub(crate) places: Places,
+    pub(crate) paths: Paths,
 }
 
 fn json(text: &str) -> Result<PathBuf, Failure> {
@@ -75,8 +75,8 @@ impl Plan {
     /// # Errors
     /// A case is unknown, or one of our programs is not built.
     pub(crate) fn make(options: Options) -> Result<Self, Failure> {
-        let places = Places::find(&options.stock)?;
-        let mut list = Command::new(&places.interop);
+        let paths = Paths::find(&options.stock)?;
+        let mut list = Command::new(&paths.interop);
         list.args(["client", "--list"]);
         let known = process::lines(list)?;
         if let Some(unknown) = options.cases.iter().find(|case| !known.contains(case)) {
@@ -94,7 +94,7 @@ impl Plan {
             cases: or_all(options.cases, &known),
             certificates: with_tls.then(Certificates::make).transpose()?,
             provider: options.provider,
-            places,
+            paths,
         })
     }
 

@@ -14,7 +14,7 @@ use crate::outcome::printable;
 
 /// Time limit for a server to listen. Interpreters start slowly on a slow machine.
 const START: Duration = Duration::from_secs(60);
-/// Time between two looks at a process.
+/// Time between two checks of a process.
 const PERIOD: Duration = Duration::from_millis(20);
 /// How long the output of a program that has ended may take to end.
 const GRACE: Duration = Duration::from_secs(5);
@@ -36,13 +36,13 @@ pub(crate) fn go_on() -> Result<(), Failure> {
 
 /// A running program. Dropping it ends the program.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningProgram {
     child: Child,
     /// Whether this process has killed the program.
     killed: bool,
 }
 
-impl Running {
+impl RunningProgram {
     /// Starts a program that prints a line when it is ready. Returns the program and the line.
     pub(crate) fn start(name: &str, command: Command) -> Result<(Self, String), Failure> {
         let (mut running, events) = spawn(name, command)?;
@@ -133,24 +133,24 @@ pub(crate) fn lines(command: Command) -> Result<Vec<String>, Failure> {
 }
 
 /// Starts a program with an empty standard input. Returns what it prints line by line, as long as somebody wants to know.
-fn spawn(name: &str, mut command: Command) -> Result<(Running, Receiver<Event<String>>), Failure> {
+fn spawn(name: &str, mut command: Command) -> Result<(RunningProgram, Receiver<Event<String>>), Failure> {
     // The report shows the output without colours.
     command.env("NO_COLOR", "1").stderr(Stdio::piped());
     let (sender, events) = channel();
     let mut child = Child::start(name, command, move |event| sender.send(event).is_ok())?;
     child.close();
-    Ok((Running { child, killed: false }, events))
+    Ok((RunningProgram { child, killed: false }, events))
 }
 
-/// Looks until there is something to see, but at most for `limit`.
+/// Checks until there is a result, but at most for `limit`.
 ///
 /// # Errors
 /// This program was told to [`stop`].
-fn wait<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Result<Option<T>, Failure> {
+fn wait<T>(limit: Duration, mut check: impl FnMut() -> Option<T>) -> Result<Option<T>, Failure> {
     let end = Instant::now() + limit;
     loop {
         go_on()?;
-        match look() {
+        match check() {
             None if Instant::now() < end => {}
             seen => return Ok(seen),
         }

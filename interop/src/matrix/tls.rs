@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::certificates::{Certificates, SERVER};
 use crate::outcome::{NO_LINE, Outcome};
-use crate::peer::{CommandLine, Peer, Places};
+use crate::peer::{CommandLine, Paths, Peer};
 
 /// Default cases of directions with TLS. TLS changes the bytes, and the start and the end of connections, but not the calls.
 pub(crate) const CASES: [&str; 10] = [
@@ -84,7 +84,7 @@ pub(crate) struct Tls {
 impl Tls {
     /// Returns the certificates of this run. For the official programs it returns the ones in their package, because they take no
     /// others.
-    pub(crate) fn new(places: &Places, certificates: &Certificates, peer: Peer) -> Self {
+    pub(crate) fn new(paths: &Paths, certificates: &Certificates, peer: Peer) -> Self {
         let other_authority = certificates.file("other-ca.pem");
         match peer.command_line() {
             CommandLine::Ours => Self {
@@ -97,7 +97,7 @@ impl Tls {
                 host_is_fixed: false,
             },
             CommandLine::Official => {
-                let package = peer.test_certificates(places);
+                let package = peer.test_certificates(paths);
                 Self {
                     command_line: CommandLine::Official,
                     authority: package.join("ca.pem"),

@@ -16,7 +16,7 @@ import (
 	"interop/checked"
 )
 
-// checkedCases are those whose payloads are checked byte for byte by both ends (interop/proto/checked.proto).
+// checkedCases are those whose payloads are checked byte for byte by both sides (interop/proto/checked.proto).
 var checkedCases = []namedCase{
 	{"checked_unary", checkedUnary},
 	{"checked_client_streaming", checkedClientStreaming},

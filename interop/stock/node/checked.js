@@ -1,4 +1,4 @@
-// The cases whose payloads are checked byte for byte by both ends (interop/proto/checked.proto).
+// The cases whose payloads are checked byte for byte by both sides (interop/proto/checked.proto).
 const assert = require('assert/strict')
 const grpc = require('@grpc/grpc-js')
 const { Checked, TestService } = require('./protos')

@@ -44,7 +44,7 @@ pub struct EndRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndReply {
-    /// Operations of the turn.
+    /// Operations of the trial.
     #[prost(uint64, tag = "1")]
     pub operations: u64,
     /// Made of what each of them was, in their order; and of what consuming found of each, where tensors are consumed.
@@ -185,7 +185,7 @@ pub mod placement_client {
                 .insert(GrpcMethod::new("tonic_rdma.placement.v1.Placement", "Prepare"));
             self.inner.unary(req, path, codec).await
         }
-        /// Has the receiver look for tensors, without ever sleeping, until the turn ends.
+        /// Has the receiver poll for tensors, without ever sleeping, until the trial ends.
         pub async fn begin(
             &mut self,
             request: impl tonic::IntoRequest<super::BeginRequest>,
@@ -207,7 +207,7 @@ pub mod placement_client {
                 .insert(GrpcMethod::new("tonic_rdma.placement.v1.Placement", "Begin"));
             self.inner.unary(req, path, codec).await
         }
-        /// Ends the turn, and says what the receiver found in it.
+        /// Ends the trial, and says what the receiver found in it.
         pub async fn end(
             &mut self,
             request: impl tonic::IntoRequest<super::EndRequest>,
@@ -271,12 +271,12 @@ pub mod placement_server {
             &self,
             request: tonic::Request<super::PrepareRequest>,
         ) -> std::result::Result<tonic::Response<super::PrepareReply>, tonic::Status>;
-        /// Has the receiver look for tensors, without ever sleeping, until the turn ends.
+        /// Has the receiver poll for tensors, without ever sleeping, until the trial ends.
         async fn begin(
             &self,
             request: tonic::Request<super::BeginRequest>,
         ) -> std::result::Result<tonic::Response<super::BeginReply>, tonic::Status>;
-        /// Ends the turn, and says what the receiver found in it.
+        /// Ends the trial, and says what the receiver found in it.
         async fn end(
             &self,
             request: tonic::Request<super::EndRequest>,

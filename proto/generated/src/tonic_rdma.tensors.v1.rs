@@ -53,17 +53,17 @@ pub struct GetReply {
     pub payload: ::prost::bytes::Bytes,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct BeginTurnRequest {
-    /// Whether the server's runtime is to look for arrivals without ever sleeping until a turn ends.
+pub struct BeginTrialRequest {
+    /// Whether the server's runtime is to poll for arrivals without ever sleeping until a trial ends.
     #[prost(bool, tag = "1")]
     pub never_sleep: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct BeginTurnReply {}
+pub struct BeginTrialReply {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct EndTurnRequest {}
+pub struct EndTrialRequest {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct EndTurnReply {
+pub struct EndTrialReply {
     /// Messages that were looked at.
     #[prost(uint64, tag = "1")]
     pub messages: u64,
@@ -206,11 +206,14 @@ pub mod exchange_client {
                 .insert(GrpcMethod::new("tonic_rdma.tensors.v1.Exchange", "Get"));
             self.inner.unary(req, path, codec).await
         }
-        /// Begins a mode's turn.
+        /// Begins a mode's trial.
         pub async fn begin(
             &mut self,
-            request: impl tonic::IntoRequest<super::BeginTurnRequest>,
-        ) -> std::result::Result<tonic::Response<super::BeginTurnReply>, tonic::Status> {
+            request: impl tonic::IntoRequest<super::BeginTrialRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::BeginTrialReply>,
+            tonic::Status,
+        > {
             self.inner
                 .ready()
                 .await
@@ -231,8 +234,8 @@ pub mod exchange_client {
         /// Ends it: every byte of some of its messages is looked at, of which stamps alone were seen so far.
         pub async fn end(
             &mut self,
-            request: impl tonic::IntoRequest<super::EndTurnRequest>,
-        ) -> std::result::Result<tonic::Response<super::EndTurnReply>, tonic::Status> {
+            request: impl tonic::IntoRequest<super::EndTrialRequest>,
+        ) -> std::result::Result<tonic::Response<super::EndTrialReply>, tonic::Status> {
             self.inner
                 .ready()
                 .await
@@ -275,16 +278,16 @@ pub mod exchange_server {
             &self,
             request: tonic::Request<super::GetRequest>,
         ) -> std::result::Result<tonic::Response<super::GetReply>, tonic::Status>;
-        /// Begins a mode's turn.
+        /// Begins a mode's trial.
         async fn begin(
             &self,
-            request: tonic::Request<super::BeginTurnRequest>,
-        ) -> std::result::Result<tonic::Response<super::BeginTurnReply>, tonic::Status>;
+            request: tonic::Request<super::BeginTrialRequest>,
+        ) -> std::result::Result<tonic::Response<super::BeginTrialReply>, tonic::Status>;
         /// Ends it: every byte of some of its messages is looked at, of which stamps alone were seen so far.
         async fn end(
             &self,
-            request: tonic::Request<super::EndTurnRequest>,
-        ) -> std::result::Result<tonic::Response<super::EndTurnReply>, tonic::Status>;
+            request: tonic::Request<super::EndTrialRequest>,
+        ) -> std::result::Result<tonic::Response<super::EndTrialReply>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct ExchangeServer<T> {
@@ -453,16 +456,16 @@ pub mod exchange_server {
                     struct BeginSvc<T: Exchange>(pub Arc<T>);
                     impl<
                         T: Exchange,
-                    > tonic::server::UnaryService<super::BeginTurnRequest>
+                    > tonic::server::UnaryService<super::BeginTrialRequest>
                     for BeginSvc<T> {
-                        type Response = super::BeginTurnReply;
+                        type Response = super::BeginTrialReply;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::BeginTurnRequest>,
+                            request: tonic::Request<super::BeginTrialRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
@@ -496,16 +499,16 @@ pub mod exchange_server {
                 "/tonic_rdma.tensors.v1.Exchange/End" => {
                     #[allow(non_camel_case_types)]
                     struct EndSvc<T: Exchange>(pub Arc<T>);
-                    impl<T: Exchange> tonic::server::UnaryService<super::EndTurnRequest>
+                    impl<T: Exchange> tonic::server::UnaryService<super::EndTrialRequest>
                     for EndSvc<T> {
-                        type Response = super::EndTurnReply;
+                        type Response = super::EndTrialReply;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::EndTurnRequest>,
+                            request: tonic::Request<super::EndTrialRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {

@@ -90,9 +90,9 @@ impl Destination {
         let Self { memory, layout, .. } = self;
         let lengths = operation.buffers().map(|(_, buffer)| buffer.len() as u64);
         for ((_, buffer), offset) in operation.buffers().zip(layout.offsets(lengths)) {
-            let place = memory.get_mut(offset as usize..).and_then(|rest| rest.get_mut(..buffer.len()));
+            let target = memory.get_mut(offset as usize..).and_then(|rest| rest.get_mut(..buffer.len()));
             // The memory was made for the largest operation, so this operation belongs to another cell.
-            place.ok_or(CallError::Memory(buffer.len() as u64))?.copy_from_slice(buffer);
+            target.ok_or(CallError::Memory(buffer.len() as u64))?.copy_from_slice(buffer);
         }
         Ok(())
     }
@@ -122,8 +122,8 @@ impl Destination {
     /// Returns the copied buffers of `operation`, which must be the last that was copied.
     fn arrived(&self, operation: &Operation) -> impl Iterator<Item = &[u8]> {
         let lengths = operation.buffers().map(|(_, buffer)| buffer.len() as u64);
-        let places = self.layout.offsets(lengths).zip(operation.buffers());
-        places.map(|(offset, (_, buffer))| &self.memory[offset as usize..][..buffer.len()])
+        let targets = self.layout.offsets(lengths).zip(operation.buffers());
+        targets.map(|(offset, (_, buffer))| &self.memory[offset as usize..][..buffer.len()])
     }
 }
 
@@ -143,9 +143,9 @@ mod tests {
         for load in LOADS {
             let operations = Operations::new(load, 3, true).unwrap();
             caller.prepare(&operations).await.unwrap();
-            for turn in 0..5 {
+            for trial in 0..5 {
                 for check in [Check::All, Check::Stamps] {
-                    caller.run(&operations.take(turn), check).await.unwrap();
+                    caller.run(&operations.take(trial), check).await.unwrap();
                 }
             }
             let destination = caller.destination.lock().await;
@@ -181,8 +181,8 @@ mod tests {
             let mut caller = MemcpyCaller::new(reduces);
             caller.prepare(&operations).await.unwrap();
             let mut error = None;
-            for turn in 0..within {
-                error = error.or(caller.run(&operations.take(turn as usize), Check::Stamps).await.err());
+            for trial in 0..within {
+                error = error.or(caller.run(&operations.take(trial as usize), Check::Stamps).await.err());
             }
             assert!(error.unwrap().is_mismatch());
         }

@@ -1,7 +1,7 @@
 //! The modes: how each carries the payloads of a cell.
 //!
 //! [`Caller`] is the client half of every mode. The server halves are in `grpc` and `placement`; `memcpy` has
-//! none. This folder never decides when an operation begins: `turns` does.
+//! none. This folder never decides when an operation begins: `trials` does.
 
 pub(crate) mod call_error;
 pub(crate) mod grpc;
@@ -49,7 +49,7 @@ impl Caller {
         }
     }
 
-    /// Begins the mode's turn. `check` selects how the receiver checks everything that arrives in the turn.
+    /// Begins the mode's trial. `check` selects how the receiver checks everything that arrives in the trial.
     pub(crate) async fn begin(&mut self, check: Check) -> Result<(), CallError> {
         match self {
             // Each message carries its own kind of check.
@@ -59,8 +59,8 @@ impl Caller {
         }
     }
 
-    /// Ends the mode's turn, so that other modes have the core. Returns the number of messages of the turn whose every
-    /// byte was checked now. An error is about the content that arrived in the turn.
+    /// Ends the mode's trial, so that other modes have the core. Returns the number of messages of the trial whose every
+    /// byte was checked now. An error is about the content that arrived in the trial.
     pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
         match self {
             Self::Grpc(caller) => caller.end().await,

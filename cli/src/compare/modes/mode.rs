@@ -15,7 +15,7 @@ use crate::measure::transport::Encode;
 pub(crate) enum Mode {
     /// tonic over a TCP connection on the loopback interface: the baseline of all other modes.
     GrpcTcp,
-    /// As `GrpcTcp`, in a runtime that looks for arrivals without ever sleeping, at both ends. It shows TCP without its
+    /// As `GrpcTcp`, in a runtime that polls for arrivals without ever sleeping, on both sides. It shows TCP without its
     /// wake-ups.
     GrpcTcpBusy,
     /// As `GrpcTcp`, with the HTTP/2 windows and frames that suit it best. The other modes keep theirs.
@@ -30,7 +30,7 @@ pub(crate) enum Mode {
     GrpcRdmaGather,
     /// tonic's generated code as it is over native calls: RDMA without HTTP/2.
     GrpcNative,
-    /// As `GrpcNative`, with payloads by reference at both ends: sent from registered memory, and landed where the
+    /// As `GrpcNative`, with payloads by reference on both sides: sent from registered memory, and landed where the
     /// decoder uses them.
     GrpcNativeGather,
     /// Tensors by static placement, copied from ordinary memory to registered memory first: RDMA.cp of Xue et al.,
@@ -38,7 +38,7 @@ pub(crate) enum Mode {
     RdmaCp,
     /// As `RdmaCp`, from registered memory, without that copy (RDMA.zerocp).
     RdmaZerocp,
-    /// As `RdmaZerocp`, without polling: both ends wait by futures, as an ordinary service does.
+    /// As `RdmaZerocp`, without polling: both sides wait by futures, as an ordinary service does.
     RdmaZerocpAwait,
     /// No transport: a copy within the client. It shows the limit of the machine's memory.
     Memcpy,
@@ -121,7 +121,7 @@ impl Mode {
         !self.carries_tensors() && !matches!(self, Self::Memcpy)
     }
 
-    /// Returns whether both ends look for arrivals without ever sleeping, in a mode that sleeps otherwise.
+    /// Returns whether both sides poll for arrivals without ever sleeping, in a mode that sleeps otherwise.
     pub(crate) const fn never_sleeps(self) -> bool {
         matches!(self, Self::GrpcTcpBusy)
     }
@@ -136,7 +136,7 @@ impl Mode {
         matches!(self, Self::RdmaZerocp | Self::RdmaZerocpAwait)
     }
 
-    /// Returns whether both ends wait for tensors by futures, without polling.
+    /// Returns whether both sides wait for tensors by futures, without polling.
     pub(crate) const fn awaits(self) -> bool {
         matches!(self, Self::RdmaZerocpAwait)
     }

@@ -87,7 +87,7 @@ pub(crate) struct RunOptions {
     /// Measured steps of each mode
     #[arg(long, value_name = "S", value_parser = number::<1_000_000>, default_value = "6")]
     pub(crate) steps: u64,
-    /// Rounds, in each of which all modes take a turn of steps and one of replays; more if the steps of a round take long. With fewer
+    /// Rounds, in each of which all modes take a trial of steps and one of replays; more if the steps of a round take long. With fewer
     /// steps than rounds, some rounds have replays alone [default: 3]
     #[arg(long, value_name = "R", value_parser = number::<10_000>)]
     pub(crate) rounds: Option<u64>,
@@ -97,7 +97,7 @@ pub(crate) struct RunOptions {
     /// The seed of weights and inputs
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     pub(crate) seed: u64,
-    /// Longest wait for a part that loads, connects or runs a turn, in seconds or with a unit (300ms, 2m)
+    /// Longest wait for a part that loads, connects or runs a trial, in seconds or with a unit (300ms, 2m)
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = seconds, default_value = "300")]
     pub(crate) timeout: Duration,
     /// Prints for each crossing tensor: producer, consumers, shape, placement and why, allocation site, bytes, copies

@@ -102,7 +102,7 @@ impl Results {
 const LEGEND: &str = "step: all micro-batches of a step, with the making of inputs and without the check, median. transfer: the same \
                       with kernels that do not run, so that only tensors cross. In brackets: the least and the largest of the \
                       rounds. × : grpc-tcp over this mode. copies: tensors that \
-                      the sender copied / tensors sent, after the first micro-batch and without the transfer turns. errors: \
+                      the sender copied / tensors sent, after the first micro-batch and without the transfer trials. errors: \
                       tensors that differ from the unsplit model.";
 
 /// Renders everything that the terminal shows.

@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::control::proto::part_server::{self, PartServer};
 use crate::control::{
-    Checked, Described, Differs, Done, Expected, Job, Order, Report, SentCounts, Turn, digest, lengths,
+    Checked, Described, Differs, Done, Expected, Job, Order, Report, SentCounts, Trial, digest, lengths,
     loader, proto, read, text,
 };
 use crate::options::ServeOptions;
@@ -36,7 +36,7 @@ use tonic_rdma_graph::transfer::TransferMode;
 
 /// The first words of the line in which a part says where it listens.
 pub(crate) const LISTENING: &str = "listening on ";
-/// The largest message of a coordinator: a piece of a model, or the digests of all crossing tensors.
+/// The largest message of a coordinator: a chunk of a model, or the digests of all crossing tensors.
 const LARGEST: usize = 64 << 20;
 
 /// Serves coordinators, one at a time, until the process is ended.
@@ -141,7 +141,7 @@ async fn pass(
     Ok(())
 }
 
-/// The work of a part for one coordinator, from the model to the last turn.
+/// The work of a part for one coordinator, from the model to the last trial.
 #[derive(Debug)]
 struct Worker {
     address: IpAddr,
@@ -176,7 +176,7 @@ impl Worker {
                 None => return Ok(()),
             }
         };
-        let running = Running::start(job, &model, self.address, |port| {
+        let running = RunningPart::start(job, &model, self.address, |port| {
             self.report(&Report::Loaded { port }, Bytes::new())?;
             match self.orders.blocking_recv() {
                 Some((Order::Connect { peers }, _)) => Ok(Some(peers)),
@@ -195,8 +195,8 @@ impl Worker {
                     running.expect(expected);
                     self.report(&Report::Ready, Bytes::new())?;
                 }
-                Order::Run(turn) => {
-                    let (done, difference) = running.run(&turn)?;
+                Order::Run(trial) => {
+                    let (done, difference) = running.run(&trial)?;
                     if let Some((differs, content)) = difference {
                         self.report(&Report::Differs(differs), content)?;
                     }
@@ -223,7 +223,7 @@ fn misplaced(when: &str, order: &Order) -> Failure {
 const REGISTERED: u64 = 1 << 30;
 
 /// A part that is connected to the other parts.
-struct Running {
+struct RunningPart {
     part: Part,
     placements: Arc<Placements>,
     checks: Checks,
@@ -233,13 +233,13 @@ struct Running {
     current: TransferMode,
     modes: Vec<TransferMode>,
     sites: Arc<NodeSites>,
-    /// How each mode sent tensors in turns that compute.
+    /// How each mode sent tensors in trials that compute.
     tallies: HashMap<TransferMode, Tally>,
     /// Keeps the connections.
     session: Session,
 }
 
-impl Running {
+impl RunningPart {
     /// Loads the model of a job, and connects to the other parts. `meet` gets the port at which they find this part, and returns the
     /// addresses at which they listen, or `None` if there is no more to do.
     fn start(
@@ -315,21 +315,21 @@ impl Running {
         self.checks.expect(expected);
     }
 
-    /// Runs a turn. Returns the first tensor that differs from the unsplit model too.
-    fn run(&mut self, turn: &Turn) -> Result<(Done, Option<(Differs, Bytes)>), Failure> {
-        let mode = turn.mode;
+    /// Runs a trial. Returns the first tensor that differs from the unsplit model too.
+    fn run(&mut self, trial: &Trial) -> Result<(Done, Option<(Differs, Bytes)>), Failure> {
+        let mode = trial.mode;
         self.change(mode)?;
-        let end = turn.first + turn.count;
+        let end = trial.first + trial.count;
         let before = self.counts();
-        let mut checking = self.checks.begin(turn);
-        let report = match turn.replay {
-            true => self.executor.replay(turn.first..end),
-            false => self.executor.run_and_keep(turn.first..end, &mut checking),
+        let mut checking = self.checks.begin(trial);
+        let report = match trial.replay {
+            true => self.executor.replay(trial.first..end),
+            false => self.executor.run_and_keep(trial.first..end, &mut checking),
         };
         let report = report.map_err(|error| Failure::run(mode.to_string()).because(error))?;
         let (mut done, difference) = (checking.done, checking.difference);
         done.nanos = report.elapsed.as_nanos().try_into().unwrap_or(u64::MAX);
-        if !turn.replay {
+        if !trial.replay {
             let after = self.counts();
             self.tallies.entry(mode).or_default().add(&before, &after);
         }
@@ -385,13 +385,13 @@ struct Checks {
     digests: HashMap<Checked, Vec<u64>>,
 }
 
-/// A turn of a part.
+/// A trial of a part.
 #[derive(Debug)]
 struct Checking<'a> {
     checks: &'a Checks,
-    turn: &'a Turn,
+    trial: &'a Trial,
     done: Done,
-    /// The first tensor of the turn that differs.
+    /// The first tensor of the trial that differs.
     difference: Option<(Differs, Bytes)>,
 }
 
@@ -405,7 +405,8 @@ impl Checks {
     fn expect(&mut self, expected: Expected) {
         let crossings =
             expected.crossings.into_iter().map(|(number, digests)| (Checked::Crossing(number), digests));
-        let results = expected.results.into_iter().map(|(place, digests)| (Checked::Result(place), digests));
+        let results =
+            expected.results.into_iter().map(|(position, digests)| (Checked::Result(position), digests));
         self.digests = crossings.chain(results).collect();
     }
 
@@ -414,15 +415,15 @@ impl Checks {
         micro_batch % (self.inputs.len() as u64).max(1)
     }
 
-    /// Begins a turn.
-    fn begin<'a>(&'a self, turn: &'a Turn) -> Checking<'a> {
-        Checking { checks: self, turn, done: Done::default(), difference: None }
+    /// Begins a trial.
+    fn begin<'a>(&'a self, trial: &'a Trial) -> Checking<'a> {
+        Checking { checks: self, trial, done: Done::default(), difference: None }
     }
 }
 
 impl Checking<'_> {
     fn compare(&mut self, what: Checked, micro_batch: u64, value: &ModelValue) -> Result<(), KernelError> {
-        if !self.turn.check {
+        if !self.trial.check {
             return Ok(());
         }
         let set = self.checks.set_of(micro_batch);
@@ -432,7 +433,7 @@ impl Checking<'_> {
         if digest(value)? != expected {
             self.done.errors += 1;
             if self.difference.is_none() {
-                let (mode, spec) = (self.turn.mode, value.spec()?.to_string());
+                let (mode, spec) = (self.trial.mode, value.spec()?.to_string());
                 let differs = Differs { what, mode, micro_batch, set, spec };
                 self.difference = Some((differs, Bytes::copy_from_slice(value.bytes())));
             }
@@ -455,9 +456,10 @@ impl Program<ModelValue> for Checking<'_> {
 
     fn result(&mut self, step: u64, outlet: Outlet, value: ModelValue) -> Result<(), KernelError> {
         // A model may name an output twice.
-        let places: Vec<usize> =
-            (0..self.checks.results.len()).filter(|place| self.checks.results[*place] == outlet).collect();
-        places.into_iter().try_for_each(|place| self.compare(Checked::Result(place), step, &value))
+        let positions: Vec<usize> = (0..self.checks.results.len())
+            .filter(|position| self.checks.results[*position] == outlet)
+            .collect();
+        positions.into_iter().try_for_each(|position| self.compare(Checked::Result(position), step, &value))
     }
 
     fn crossed(
@@ -474,17 +476,17 @@ impl Program<ModelValue> for Checking<'_> {
     }
 }
 
-/// How a mode sent tensors in turns that compute: the counts of each crossing tensor, by number. Replays send the same tensors again, and
+/// How a mode sent tensors in trials that compute: the counts of each crossing tensor, by number. Replays send the same tensors again, and
 /// are not counted.
 #[derive(Clone, Debug, Default)]
 struct Tally {
-    turns: u64,
+    trials: u64,
     first: Vec<CrossingCounts>,
     all: Vec<CrossingCounts>,
 }
 
 impl Tally {
-    /// Adds a turn that computed, by the counters before and after it.
+    /// Adds a trial that computed, by the counters before and after it.
     fn add(&mut self, before: &[CrossingCounts], after: &[CrossingCounts]) {
         self.all.resize(self.all.len().max(after.len()), CrossingCounts::default());
         for ((all, before), after) in self.all.iter_mut().zip(before).zip(after) {
@@ -493,13 +495,13 @@ impl Tally {
             all.copied += after.copied.saturating_sub(before.copied);
             all.inline += after.inline.saturating_sub(before.inline);
         }
-        if self.turns == 0 {
+        if self.trials == 0 {
             self.first.clone_from(&self.all);
         }
-        self.turns += 1;
+        self.trials += 1;
     }
 
-    /// Returns the counts of a crossing tensor in the first turn, and in all turns.
+    /// Returns the counts of a crossing tensor in the first trial, and in all trials.
     fn of(&self, crossing: CrossingId) -> (CrossingCounts, CrossingCounts) {
         let of = |counts: &[CrossingCounts]| counts.get(crossing.0).copied().unwrap_or_default();
         (of(&self.first), of(&self.all))
@@ -530,8 +532,8 @@ mod checks_tests {
         let mut checks = Checks::new(inputs, Vec::new());
         let digests = vec![digest(&value(0)).unwrap(), digest(&value(1)).unwrap()];
         checks.expect(Expected { crossings: vec![(4, digests)], results: Vec::new() });
-        let turn = Turn { mode: TransferMode::RdmaCp, first: 0, count: 4, replay: false, check: true };
-        let mut checking = checks.begin(&turn);
+        let trial = Trial { mode: TransferMode::RdmaCp, first: 0, count: 4, replay: false, check: true };
+        let mut checking = checks.begin(&trial);
         assert_eq!(checking.feed(3, NodeId(0)).unwrap().bytes(), [1, 7]);
         for (micro_batch, content) in [(0, 0), (1, 1), (2, 0), (3, 0)] {
             checking.crossed(Direction::Received, CrossingId(4), micro_batch, &value(content)).unwrap();
@@ -539,11 +541,11 @@ mod checks_tests {
         assert_eq!((checking.done.checked, checking.done.errors), (4, 1));
         let (differs, content) = checking.difference.unwrap();
         assert_eq!((differs.micro_batch, differs.set, &content[..]), (3, 1, &[0, 7][..]));
-        let mut checking = checks.begin(&turn);
+        let mut checking = checks.begin(&trial);
         assert!(checking.crossed(Direction::Received, CrossingId(5), 4, &value(1)).is_err());
 
-        // A turn that is measured compares nothing.
-        let measured = Turn { check: false, ..turn.clone() };
+        // A trial that is measured compares nothing.
+        let measured = Trial { check: false, ..trial.clone() };
         let mut checking = checks.begin(&measured);
         checking.crossed(Direction::Received, CrossingId(4), 0, &value(9)).unwrap();
         assert_eq!((checking.done.checked, checking.done.errors), (0, 0));
@@ -559,7 +561,7 @@ mod tally_tests {
     }
 
     #[test]
-    fn a_copy_in_a_turn_that_computes_is_counted_and_replays_are_not() {
+    fn a_copy_in_a_trial_that_computes_is_counted_and_replays_are_not() {
         let mut tally = Tally::default();
         assert_eq!(tally.of(CrossingId(1)), Default::default());
         tally.add(&counts(0, 0), &counts(1, 1));

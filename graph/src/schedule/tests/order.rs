@@ -202,7 +202,7 @@ fn a_thread_with_nothing_to_do_sleeps() {
         let report = reports.find(|report| report.slept >= 1);
         let report = report.unwrap_or_else(|| panic!("{mode}: no thread slept"));
         assert_eq!(report.late, 0, "{mode}: {report:?}");
-        // A thread that does not sleep looks thousands of times in 150 ms.
+        // A thread that does not sleep polls thousands of times in 150 ms.
         assert!(report.missed <= 10 * (1 + report.slept), "{mode}: {report:?}");
     }
 }

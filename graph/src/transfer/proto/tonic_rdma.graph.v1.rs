@@ -143,7 +143,7 @@ pub mod parts_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Brings a crossing tensor. The answer comes when the tensor has a place at the server.
+        /// Brings a crossing tensor. The answer comes when the server has room for the tensor.
         pub async fn put(
             &mut self,
             request: impl tonic::IntoRequest<super::PutRequest>,
@@ -180,7 +180,7 @@ pub mod parts_server {
     /// Generated trait containing gRPC methods that should be implemented for use with PartsServer.
     #[async_trait]
     pub trait Parts: std::marker::Send + std::marker::Sync + 'static {
-        /// Brings a crossing tensor. The answer comes when the tensor has a place at the server.
+        /// Brings a crossing tensor. The answer comes when the server has room for the tensor.
         async fn put(
             &self,
             request: tonic::Request<super::PutRequest>,

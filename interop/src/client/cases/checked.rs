@@ -1,4 +1,4 @@
-//! Our cases: all kinds of calls, compression and status details, with content that both ends check.
+//! Our cases: all kinds of calls, compression and status details, with content that both sides check.
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;

@@ -14,7 +14,7 @@ use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_payload::content::{Content, check_all, check_stamps};
 use tonic_rdma_payload::reduce::{Reduced, reduce};
 use tonic_rdma_proto::tensors::exchange_client::ExchangeClient;
-use tonic_rdma_proto::tensors::{BeginTurnRequest, EndTurnRequest, GetRequest, Mismatch, PushRequest};
+use tonic_rdma_proto::tensors::{BeginTrialRequest, EndTrialRequest, GetRequest, Mismatch, PushRequest};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
 
@@ -45,7 +45,7 @@ pub(crate) struct CallSettings {
 pub(crate) struct GrpcCaller {
     transfer: TransferClient<EncodingChannel>,
     exchange: ExchangeClient<EncodingChannel>,
-    /// The channel of both clients, for a look at its connection.
+    /// The channel of both clients, to inspect its connection.
     channel: Box<CallChannel>,
     pub(crate) settings: CallSettings,
     /// Whether payloads are sent from registered memory, and the cell's content in such memory.
@@ -53,7 +53,7 @@ pub(crate) struct GrpcCaller {
     registered: Option<Content>,
     /// Number of requests so far. The check derives the sampled offsets from it.
     draws: Arc<AtomicU64>,
-    /// A sample of the payloads that came down in this turn.
+    /// A sample of the payloads that came down in this trial.
     sample: Sample,
     /// Keeps the runtime awake in a mode that never sleeps.
     awake: Option<KeepAwake>,
@@ -142,23 +142,23 @@ impl GrpcCaller {
         }
     }
 
-    /// Begins a turn.
+    /// Begins a trial.
     pub(crate) async fn begin(&mut self) -> Result<(), CallError> {
         if let Some(awake) = &self.awake {
-            self.exchange.begin(BeginTurnRequest { never_sleep: true }).await?;
+            self.exchange.begin(BeginTrialRequest { never_sleep: true }).await?;
             awake.begin();
         }
         Ok(())
     }
 
-    /// Ends a turn. The receivers check every byte of some messages of the turn. Returns the number of these messages.
+    /// Ends a trial. The receivers check every byte of some messages of the trial. Returns the number of these messages.
     pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
         if let Some(awake) = &self.awake {
             awake.end();
         }
-        let reply = self.exchange.end(EndTurnRequest {}).await?.into_inner();
+        let reply = self.exchange.end(EndTrialRequest {}).await?.into_inner();
         self.channel.check_native()?;
-        // The server has the sample of what went up, and this end that of what came down.
+        // The server has the sample of what went up, and this side that of what came down.
         let down = self.sample.check();
         match reply.wrong.or(down.wrong) {
             Some(Mismatch { buffer, offset }) => Err(CallError::BufferContent { buffer, offset }),

@@ -12,7 +12,7 @@ use tonic_rdma_payload::reduce::{reduce, reduce_all};
 use tonic_rdma_payload::seeded::Draws;
 use tonic_rdma_proto::tensors::exchange_server::{Exchange, ExchangeServer};
 use tonic_rdma_proto::tensors::{
-    BeginTurnReply, BeginTurnRequest, EndTurnReply, EndTurnRequest, GetReply, GetRequest, Mismatch,
+    BeginTrialReply, BeginTrialRequest, EndTrialReply, EndTrialRequest, GetReply, GetRequest, Mismatch,
     PushReply, PushRequest,
 };
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
@@ -29,9 +29,9 @@ pub(crate) struct TransferService {
     calls: Arc<AtomicU64>,
     /// Whether each answer has the result of consuming the payload.
     reduces: bool,
-    /// A sample of the messages of this turn, if nothing else checks every byte of them.
+    /// A sample of the messages of this trial, if nothing else checks every byte of them.
     sample: Sample,
-    /// Keeps the runtime awake in turns that ask for it.
+    /// Keeps the runtime awake in trials that ask for it.
     awake: KeepAwake,
     /// The payloads of answers.
     source: Source,
@@ -122,14 +122,14 @@ impl Exchange for TransferService {
         Ok(Response::new(GetReply { payload: self.source.payload(origin, seed, bytes)? }))
     }
 
-    async fn begin(&self, request: Request<BeginTurnRequest>) -> Result<Response<BeginTurnReply>, Status> {
+    async fn begin(&self, request: Request<BeginTrialRequest>) -> Result<Response<BeginTrialReply>, Status> {
         if request.into_inner().never_sleep {
             self.awake.begin();
         }
-        Ok(Response::new(BeginTurnReply {}))
+        Ok(Response::new(BeginTrialReply {}))
     }
 
-    async fn end(&self, _: Request<EndTurnRequest>) -> Result<Response<EndTurnReply>, Status> {
+    async fn end(&self, _: Request<EndTrialRequest>) -> Result<Response<EndTrialReply>, Status> {
         self.awake.end();
         Ok(Response::new(self.sample.check()))
     }
@@ -179,8 +179,8 @@ impl Source {
     }
 }
 
-/// Number of looks after which the thread yields to other processes, for machines with more processes than cores.
-const LOOKS: u32 = 16;
+/// Number of polls after which the thread yields to other processes, for machines with more processes than cores.
+const POLLS: u32 = 16;
 
 /// Keeps the runtime awake from [`begin`](Self::begin) to [`end`](Self::end). Clones share the state.
 #[derive(Clone, Debug, Default)]
@@ -193,11 +193,11 @@ impl KeepAwake {
     /// threads still sleep.
     pub(crate) fn begin(&self) {
         let task = tokio::spawn(async {
-            // A task that yields is polled last: tokio looks for arrivals, without waiting for any, before it polls the
+            // A task that yields is polled last: tokio polls for arrivals, without waiting for any, before it polls the
             // task again.
-            for look in 1u32.. {
+            for poll in 1u32.. {
                 tokio::task::yield_now().await;
-                if look.is_multiple_of(LOOKS) {
+                if poll.is_multiple_of(POLLS) {
                     std::thread::yield_now();
                 }
             }
@@ -211,8 +211,8 @@ impl KeepAwake {
     }
 
     fn replace(&self, task: Option<AbortHandle>) {
-        let mut place = lock(&self.task);
-        if let Some(other) = std::mem::replace(&mut *place, task) {
+        let mut kept = lock(&self.task);
+        if let Some(other) = std::mem::replace(&mut *kept, task) {
             other.abort();
         }
     }
@@ -221,11 +221,11 @@ impl KeepAwake {
 /// The largest number of kept messages, and of bytes in them. A single message may be larger.
 const MESSAGES: usize = 64;
 const BYTES: u64 = 1 << 20;
-/// Larger messages are not kept: a turn has few of them, and the allocation of memory for the next one would be much of
+/// Larger messages are not kept: a trial has few of them, and the allocation of memory for the next one would be much of
 /// the measured time.
 const LARGEST: u64 = 256 << 20;
 
-/// A fair sample: each message of a turn is in the sample with equal probability. Clones share it.
+/// A fair sample: each message of a trial is in the sample with equal probability. Clones share it.
 ///
 /// A kept message costs a reference count, and its memory is not free for the next message. So the sample keeps no more
 /// than fits into a cache, and replaces messages more seldom the larger they are.
@@ -236,7 +236,7 @@ pub(crate) struct Sample {
 
 #[derive(Debug)]
 struct SampleState {
-    /// Number of messages of the turn so far.
+    /// Number of messages of the trial so far.
     seen: u64,
     draws: Draws,
     /// Seed and buffers of each.
@@ -259,14 +259,14 @@ impl Sample {
         let capacity = (BYTES / bytes.max(1)).clamp(1, MESSAGES as u64) as usize;
         let mut kept = lock(&self.kept);
         kept.seen += 1;
-        let place = match kept.messages.len() {
+        let index = match kept.messages.len() {
             room if room < capacity => room,
             // The nth message stays with probability capacity / n.
             _ => (kept.draws.bits() % kept.seen) as usize,
         };
-        if place < capacity {
+        if index < capacity {
             let message = (seed, buffers.to_vec());
-            match kept.messages.get_mut(place) {
+            match kept.messages.get_mut(index) {
                 Some(other) => *other = message,
                 None => kept.messages.push(message),
             }
@@ -274,7 +274,7 @@ impl Sample {
     }
 
     /// Checks every byte of the kept messages, and drops them.
-    pub(crate) fn check(&self) -> EndTurnReply {
+    pub(crate) fn check(&self) -> EndTrialReply {
         let messages = {
             let mut kept = lock(&self.kept);
             kept.seen = 0;
@@ -282,7 +282,7 @@ impl Sample {
         };
         let wrong = messages.iter().find_map(|(seed, buffers)| check_buffers(*seed, buffers, None));
         let wrong = wrong.map(|(buffer, offset)| Mismatch { buffer, offset });
-        EndTurnReply { messages: messages.len() as u64, wrong }
+        EndTrialReply { messages: messages.len() as u64, wrong }
     }
 }
 
@@ -326,12 +326,12 @@ mod tests {
             Ok(Response::new(GetReply { payload: payload.into() }))
         }
 
-        async fn begin(&self, _: Request<BeginTurnRequest>) -> Result<Response<BeginTurnReply>, Status> {
-            Ok(Response::new(BeginTurnReply {}))
+        async fn begin(&self, _: Request<BeginTrialRequest>) -> Result<Response<BeginTrialReply>, Status> {
+            Ok(Response::new(BeginTrialReply {}))
         }
 
-        async fn end(&self, _: Request<EndTurnRequest>) -> Result<Response<EndTurnReply>, Status> {
-            Ok(Response::new(EndTurnReply::default()))
+        async fn end(&self, _: Request<EndTrialRequest>) -> Result<Response<EndTrialReply>, Status> {
+            Ok(Response::new(EndTrialReply::default()))
         }
     }
 
@@ -350,9 +350,9 @@ mod tests {
     async fn the_client_finds_wrong_payloads() {
         let operations = Operations::new(Workload::Size(100_000), 3, true).unwrap();
         let mut right = caller(TransferService::default().exchange(), &operations).await;
-        for turn in 0..6 {
+        for trial in 0..6 {
             for check in [Check::All, Check::Stamps] {
-                right.run(&operations.take(turn), check, 1).await.unwrap();
+                right.run(&operations.take(trial), check, 1).await.unwrap();
             }
         }
         let other = operations.take(0).changed(|put| put.reduced = None);
@@ -372,12 +372,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn torn_payloads_are_found_at_the_end_of_the_turn() {
+    async fn torn_payloads_are_found_at_the_end_of_the_trial() {
         let operations = Operations::new(Workload::Size(1 << 20), 3, true).unwrap();
         let mut wrong = caller(ExchangeServer::new(FaultySource::Wrong(500_000)), &operations).await;
         wrong.settings.reduces = false;
-        for turn in 0..4 {
-            wrong.run(&operations.take(turn), Check::Stamps, 1).await.unwrap();
+        for trial in 0..4 {
+            wrong.run(&operations.take(trial), Check::Stamps, 1).await.unwrap();
         }
         let error = wrong.end().await.unwrap_err();
         assert!(matches!(error, CallError::BufferContent { offset: 500_000, .. }), "{error}");
@@ -436,7 +436,7 @@ mod keep_awake_tests {
                 stream.set_nodelay(true).unwrap();
                 let mut byte = [0];
                 while stream.read(&mut byte).unwrap() == 1 {
-                    // On a busy machine an immediate answer may arrive before the runtime looks for it.
+                    // On a busy machine an immediate answer may arrive before the runtime polls for it.
                     std::thread::sleep(std::time::Duration::from_millis(1));
                     stream.write_all(&byte).unwrap();
                 }
@@ -490,7 +490,7 @@ mod sample_tests {
     use tonic_rdma_payload::content::Content;
 
     #[test]
-    fn every_message_of_a_turn_is_kept_with_the_same_probability() {
+    fn every_message_of_a_trial_is_kept_with_the_same_probability() {
         let sample = Sample::default();
         let payload = Bytes::from(vec![0; BYTES as usize]);
         let mut kept = [0u32; 10];
@@ -510,29 +510,29 @@ mod sample_tests {
     #[test]
     fn many_small_messages_are_kept_and_every_byte_of_them_is_checked() {
         let sample = Sample::default();
-        assert_eq!(sample.check(), EndTurnReply::default());
+        assert_eq!(sample.check(), EndTrialReply::default());
         let right = Content::new(10_000, 7).unwrap().cut(10_000);
         for _ in 0..1000 {
             sample.arrived(7, std::slice::from_ref(&right));
         }
-        assert_eq!(sample.check(), EndTurnReply { messages: 64, wrong: None });
+        assert_eq!(sample.check(), EndTrialReply { messages: 64, wrong: None });
         let mut wrong = right.to_vec();
         wrong[5001] ^= 1;
         sample.arrived(7, &[wrong.into()]);
         assert_eq!(
             sample.check(),
-            EndTurnReply { messages: 1, wrong: Some(Mismatch { buffer: 0, offset: 5001 }) }
+            EndTrialReply { messages: 1, wrong: Some(Mismatch { buffer: 0, offset: 5001 }) }
         );
-        assert_eq!(sample.check(), EndTurnReply::default());
+        assert_eq!(sample.check(), EndTrialReply::default());
     }
 
     #[test]
     fn the_largest_messages_are_not_kept() {
         let sample = Sample::default();
-        let piece = Content::new(1 << 20, 7).unwrap().cut(1 << 20);
-        sample.arrived(7, &vec![piece.clone(); 257]);
+        let chunk = Content::new(1 << 20, 7).unwrap().cut(1 << 20);
+        sample.arrived(7, &vec![chunk.clone(); 257]);
         assert_eq!(sample.check().messages, 0);
-        sample.arrived(7, &vec![piece; 256]);
+        sample.arrived(7, &vec![chunk; 256]);
         assert_eq!(sample.check().messages, 1);
     }
 }

@@ -95,7 +95,7 @@ async fn the_largest_element_that_the_server_found_is_compared() {
 }
 
 #[tokio::test]
-async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_turn() {
+async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_trial() {
     let right = Operations::new(Workload::Size(1 << 20), 3, true).unwrap();
     let torn = right.torn(500_032..500_096);
     let channel = tcp(serve(), Http2::Default).await.unwrap();
@@ -121,7 +121,7 @@ async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_turn() {
 }
 
 #[tokio::test]
-async fn a_torn_buffer_of_several_is_found_at_the_end_of_the_turn() {
+async fn a_torn_buffer_of_several_is_found_at_the_end_of_the_trial() {
     let channel = tcp(serve(), Http2::Default).await.unwrap();
     let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());
     let mut torn = message(&mut Content::new(200_000, 9).unwrap(), &[10, 100_000, 3]);

@@ -1,4 +1,4 @@
-//! The places of an operation's buffers, as both ends know them.
+//! The offsets of an operation's buffers, as both sides know them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::workload::Workload;
 /// The largest number of operations in flight: a slot has no more buffers.
 pub(crate) const MAX_DEPTH: usize = 1024;
 
-/// The kind of places that a load's operations have.
+/// The kind of slots that a load's operations have.
 #[derive(Clone, Debug)]
 pub(crate) enum Geometry {
     /// A static slot for each buffer. It is used if all operations are alike and have few buffers.
@@ -25,7 +25,7 @@ pub(crate) enum Geometry {
     Batch(Batch),
 }
 
-/// The places of [`Geometry::Batch`].
+/// The slots of [`Geometry::Batch`].
 #[derive(Clone, Debug)]
 pub(crate) struct Batch {
     /// Bytes of an operation, at either end.
@@ -77,7 +77,7 @@ impl Batch {
     }
 
     /// Returns the offset of each buffer at the destination.
-    pub(crate) fn places(&self, lengths: &[u64]) -> impl Iterator<Item = u64> {
+    pub(crate) fn offsets(&self, lengths: &[u64]) -> impl Iterator<Item = u64> {
         self.destination.offsets(lengths.to_vec())
     }
 
@@ -112,7 +112,7 @@ pub(crate) fn spec(bytes: u64) -> Result<TensorSpec, TensorError> {
     TensorSpec::new(Dtype::U8, Shape::new(&[bytes])?)
 }
 
-/// The operations of a turn: their number, identity and order, and the result of consuming them.
+/// The operations of a trial: their number, identity and order, and the result of consuming them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     operations: u64,
@@ -121,7 +121,7 @@ pub(crate) struct Record {
     mismatch: Option<(u64, u64)>,
 }
 
-/// The reason why the records of both ends differ.
+/// The reason why the records of both sides differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Discrepancy {
     /// The number of operations differs.
@@ -195,17 +195,17 @@ impl From<EndReply> for Record {
 /// Longest time between two yields.
 const MAX_HOLD: Duration = Duration::from_micros(100);
 
-/// Number of looks without a result between two readings of the clock.
-const LOOKS: u32 = 256;
+/// Number of polls without a result between two readings of the clock.
+const POLLS: u32 = 256;
 
-/// Time without a result after which nothing is expected soon. The thread sleeps between looks from then on.
+/// Time without a result after which nothing is expected soon. The thread sleeps between polls from then on.
 const IDLE: Duration = Duration::from_secs(1);
 const IDLE_SLEEP: Duration = Duration::from_millis(1);
 
-/// Counts looks without a result, and decides when the thread yields.
+/// Counts polls without a result, and decides when the thread yields.
 #[derive(Debug)]
 pub(crate) struct YieldTimer {
-    looks: u32,
+    polls: u32,
     yielded: Instant,
     found: Instant,
 }
@@ -213,26 +213,26 @@ pub(crate) struct YieldTimer {
 impl YieldTimer {
     pub(crate) fn new() -> Self {
         let now = Instant::now();
-        Self { looks: 0, yielded: now, found: now }
+        Self { polls: 0, yielded: now, found: now }
     }
 
     /// Notes a result at `now`.
     pub(crate) fn found(&mut self, now: Instant) {
-        (self.looks, self.found) = (0, now);
+        (self.polls, self.found) = (0, now);
     }
 
-    /// Notes a look without a result.
+    /// Notes a poll without a result.
     pub(crate) fn missed(&mut self) {
-        self.looks += 1;
+        self.polls += 1;
         std::hint::spin_loop();
     }
 
     /// Returns whether it is time to yield.
     pub(crate) fn is_due(&mut self) -> bool {
-        if self.looks == 0 {
+        if self.polls == 0 {
             return self.found - self.yielded > MAX_HOLD;
         }
-        self.looks.is_multiple_of(LOOKS) && self.yielded.elapsed() > MAX_HOLD
+        self.polls.is_multiple_of(POLLS) && self.yielded.elapsed() > MAX_HOLD
     }
 
     /// Yields to other tasks of this runtime, and to other processes where there are more of them than cores.
@@ -266,8 +266,8 @@ mod tests {
         ] {
             let load = workload;
             let operations = Operations::new(load, seed, false).unwrap();
-            for turn in 0..5 {
-                let operation = operations.take(turn);
+            for trial in 0..5 {
+                let operation = operations.take(trial);
                 let sent: Vec<u64> = operation.buffers().map(|(seed, _)| seed).collect();
                 let lengths: Vec<u64> = operation.buffers().map(|(_, buffer)| buffer.len() as u64).collect();
                 match Geometry::of(load, seed) {
@@ -279,7 +279,7 @@ mod tests {
                         let words: Vec<u64> = [sent[0]].into_iter().chain(lengths.iter().copied()).collect();
                         assert_eq!(*batch.lengths(&words[..batch.words()]).unwrap(), lengths[..]);
                         assert!(batch.seeds(sent[0], &lengths).eq(sent.iter().copied()));
-                        let ends = batch.places(&lengths).zip(&lengths).map(|(place, len)| place + len);
+                        let ends = batch.offsets(&lengths).zip(&lengths).map(|(offset, len)| offset + len);
                         assert!(ends.max().unwrap() <= batch.room);
                     }
                 }
@@ -308,8 +308,8 @@ mod tests {
     #[test]
     fn an_operation_is_identified_by_its_first_bytes() {
         let operations = Operations::new(Workload::Size(100), 5, false).unwrap();
-        for turn in 0..8 {
-            let operation = operations.take(turn);
+        for trial in 0..8 {
+            let operation = operations.take(trial);
             let (seed, buffer) = operation.buffers().next().unwrap();
             assert_eq!(identify(5, &buffer[..8]), Some(seed));
         }
@@ -374,10 +374,10 @@ mod yield_timer_tests {
         yield_timer.found(start + 2 * MAX_HOLD);
         assert!(yield_timer.is_due());
         std::thread::sleep(2 * MAX_HOLD);
-        let looks = (1..=LOOKS).map(|_| {
+        let polls = (1..=POLLS).map(|_| {
             yield_timer.missed();
             yield_timer.is_due()
         });
-        assert_eq!(looks.filter(|due| *due).count(), 1);
+        assert_eq!(polls.filter(|due| *due).count(), 1);
     }
 }

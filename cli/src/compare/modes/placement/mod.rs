@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   client                                                     server
-//!   control ── Prepare, Begin, End (gRPC, outside the time) ─▶ service ── a task for each turn
-//!   caller ── sender ══ payload and tail, one WRITE ══════════▶ sink: looks at the tail; checks, consumes,
-//!          looks at the count ◀═══════════════════ release ═══       releases (the acknowledgement)
+//!   control ── Prepare, Begin, End (gRPC, outside the time) ─▶ service ── a task for each trial
+//!   caller ── sender ══ payload and tail, one WRITE ══════════▶ sink: polls the tail;  checks, consumes,
+//!          polls the count ◀═════════════════════ release ═══       releases (the acknowledgement)
 //! ```
 //!
-//! Both ends poll memory during a turn of the mode, and only then: otherwise the server would starve the services of
+//! Both ends poll memory during a trial of the mode, and only then: otherwise the server would starve the services of
 //! other modes. While they poll they yield to their runtime now and then (`yield_timer`). In `rdma-zerocp-await`
-//! both ends wait by futures, without polling. The receiver reports its findings at the end of the turn, for all operations at
+//! both sides wait by futures, without polling. The receiver reports its findings at the end of the trial, for all operations at
 //! once (`record`).
 
 pub(crate) mod geometry;

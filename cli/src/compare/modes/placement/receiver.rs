@@ -1,4 +1,4 @@
-//! The receiver of the modes that place tensors: the service that controls it, and a task for each turn, which takes and checks tensors.
+//! The receiver of the modes that place tensors: the service that controls it, and a task for each trial, which takes and checks tensors.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -30,7 +30,7 @@ use crate::compare::modes::placement::geometry::{
 use crate::measure::settings::Consume;
 use crate::workload::Workload;
 
-/// Receives the tensors of a turn until `end` is dropped or nothing more can arrive, by polling or by futures. Returns the sink.
+/// Receives the tensors of a trial until `end` is dropped or nothing more can arrive, by polling or by futures. Returns the sink.
 async fn receive(
     mut sink: Sink,
     awaits: bool,
@@ -55,14 +55,14 @@ pub(crate) struct PlacementService {
 /// The receiver of a mode.
 #[derive(Debug)]
 struct Receiver {
-    /// Absent during a turn, whose task has it.
+    /// Absent during a trial, whose task has it.
     sink: Option<Sink>,
-    turn: Option<Turn>,
+    trial: Option<Trial>,
 }
 
-/// A turn: it ends when `end` is dropped.
+/// A trial: it ends when `end` is dropped.
 #[derive(Debug)]
-struct Turn {
+struct Trial {
     end: oneshot::Sender<()>,
     task: JoinHandle<(Sink, Result<(), TensorError>)>,
 }
@@ -75,9 +75,9 @@ impl PlacementService {
 
     /// Ends the mode's receiver, so that its names are free.
     async fn give_up(receivers: &mut HashMap<&'static str, Receiver>, mode: Mode) {
-        if let Some(Receiver { turn: Some(turn), .. }) = receivers.remove(mode.name()) {
-            drop(turn.end);
-            let _ = turn.task.await;
+        if let Some(Receiver { trial: Some(trial), .. }) = receivers.remove(mode.name()) {
+            drop(trial.end);
+            let _ = trial.task.await;
         }
     }
 }
@@ -105,7 +105,7 @@ impl Placement for PlacementService {
         let reduces = mode.reduces(self.consume);
         let sink = Sink::new(&self.device, mode.name(), (load, seed), depth, reduces)
             .map_err(|error| refusal(&error))?;
-        receivers.insert(mode.name(), Receiver { sink: Some(sink), turn: None });
+        receivers.insert(mode.name(), Receiver { sink: Some(sink), trial: None });
         Ok(Response::new(PrepareReply {}))
     }
 
@@ -113,12 +113,12 @@ impl Placement for PlacementService {
         let BeginRequest { mode, every_byte } = request.into_inner();
         let mut receivers = self.receivers.lock().await;
         let (mode, receiver) = prepared(&mut receivers, &mode)?;
-        let in_turn = || Status::aborted(format!("the receiver of {mode} is in another turn"));
-        let mut sink = receiver.sink.take().ok_or_else(in_turn)?;
+        let in_trial = || Status::aborted(format!("the receiver of {mode} is in another trial"));
+        let mut sink = receiver.sink.take().ok_or_else(in_trial)?;
         sink.begin(every_byte);
         let (end, ended) = oneshot::channel();
         let task = tokio::spawn(receive(sink, mode.awaits(), ended));
-        receiver.turn = Some(Turn { end, task });
+        receiver.trial = Some(Trial { end, task });
         Ok(Response::new(BeginReply {}))
     }
 
@@ -126,8 +126,8 @@ impl Placement for PlacementService {
         let mode = request.into_inner().mode;
         let mut receivers = self.receivers.lock().await;
         let (mode, receiver) = prepared(&mut receivers, &mode)?;
-        let in_none = || Status::aborted(format!("the receiver of {mode} is in no turn"));
-        let Turn { end, task } = receiver.turn.take().ok_or_else(in_none)?;
+        let in_none = || Status::aborted(format!("the receiver of {mode} is in no trial"));
+        let Trial { end, task } = receiver.trial.take().ok_or_else(in_none)?;
         drop(end);
         let (sink, result) = task.await.map_err(|crash| refusal(&crash.into()))?;
         let record = sink.record;
@@ -169,16 +169,16 @@ fn refusal(error: &CallError) -> Status {
 /// Receives the tensors of a cell.
 #[derive(Debug)]
 pub(crate) struct Sink {
-    places: Places,
+    targets: Targets,
     inspector: Inspector,
-    /// The record of the turn.
+    /// The record of the trial.
     pub(crate) record: Record,
     seed: u64,
     yield_timer: YieldTimer,
 }
 
 #[derive(Debug)]
-enum Places {
+enum Targets {
     Slots { slots: Vec<StaticReceiver>, operation: SlotOperation },
     Batch(BatchSlot),
 }
@@ -195,7 +195,7 @@ struct SlotOperation {
     seeds: Vec<u64>,
 }
 
-/// The places of [`Geometry::Batch`].
+/// The slots of [`Geometry::Batch`].
 #[derive(Debug)]
 struct BatchSlot {
     batch: Batch,
@@ -206,7 +206,7 @@ struct BatchSlot {
 }
 
 impl Sink {
-    /// Makes places called `name` for the operations of `load`, of which the content of the first has the seed `seed`. Up to `depth` of them
+    /// Makes slots called `name` for the operations of `load`, of which the content of the first has the seed `seed`. Up to `depth` of them
     /// may be in flight at once. The receiver consumes payloads if it `reduces`.
     pub(crate) fn new(
         device: &RdmaDevice,
@@ -219,26 +219,26 @@ impl Sink {
             let spec = geometry::spec(bytes)?;
             Ok(device.static_receiver(&name, &spec, depth)?)
         };
-        let places = match Geometry::of(load, seed) {
+        let targets = match Geometry::of(load, seed) {
             Geometry::Slots(lengths) => {
                 let slots = lengths.iter().enumerate();
                 let slots = slots.map(|(index, bytes)| receiver(format!("{name} {index}"), *bytes, depth));
                 let slots = slots.collect::<Result<_, CallError>>()?;
-                Places::Slots { slots, operation: SlotOperation::new(lengths) }
+                Targets::Slots { slots, operation: SlotOperation::new(lengths) }
             }
             Geometry::Batch(batch) => {
                 let bytes = usize::try_from(batch.room.saturating_mul(depth.into())).unwrap_or(usize::MAX);
                 let region =
                     device.export(&format!("{name} region"), device.allocate(bytes)?, Rights::WRITE)?;
                 let header = receiver(format!("{name} header"), 8 * batch.words() as u64, depth)?;
-                Places::Batch(BatchSlot { batch, header, region, depth: depth.into(), taken: 0 })
+                Targets::Batch(BatchSlot { batch, header, region, depth: depth.into(), taken: 0 })
             }
         };
         let inspector = Inspector::new(reduces);
-        Ok(Self { places, inspector, record: Record::default(), seed, yield_timer: YieldTimer::new() })
+        Ok(Self { targets, inspector, record: Record::default(), seed, yield_timer: YieldTimer::new() })
     }
 
-    /// Begins a turn.
+    /// Begins a trial.
     pub(crate) fn begin(&mut self, every_byte: bool) {
         self.inspector.every_byte = every_byte;
         self.record = Record::default();
@@ -261,13 +261,13 @@ impl Sink {
 
     /// Takes the next tensor, if it has arrived.
     fn poll(&mut self) -> Result<(), TensorError> {
-        let Self { places, inspector, record, seed, yield_timer } = self;
-        let found = match places {
-            Places::Slots { slots, operation } => {
+        let Self { targets, inspector, record, seed, yield_timer } = self;
+        let found = match targets {
+            Targets::Slots { slots, operation } => {
                 let arrived = slots[operation.next].try_recv()?;
                 arrived.map(|arrived| operation.take(arrived, *seed, inspector, record)).is_some()
             }
-            Places::Batch(BatchSlot { batch, header, region, depth, taken }) => {
+            Targets::Batch(BatchSlot { batch, header, region, depth, taken }) => {
                 let start = (*taken % *depth) * batch.room;
                 let arrived = header.try_recv()?;
                 *taken += u64::from(arrived.is_some());
@@ -294,13 +294,13 @@ impl Sink {
 
     /// Waits for the next tensor and takes it. A dropped future loses nothing.
     async fn recv(&mut self) -> Result<(), TensorError> {
-        let Self { places, inspector, record, seed, .. } = self;
-        match places {
-            Places::Slots { slots, operation } => {
+        let Self { targets, inspector, record, seed, .. } = self;
+        match targets {
+            Targets::Slots { slots, operation } => {
                 let arrived = slots[operation.next].recv().await?;
                 operation.take(arrived, *seed, inspector, record);
             }
-            Places::Batch(BatchSlot { batch, header, region, depth, taken }) => {
+            Targets::Batch(BatchSlot { batch, header, region, depth, taken }) => {
                 let start = (*taken % *depth) * batch.room;
                 let arrived = header.recv().await?;
                 *taken += 1;
@@ -427,15 +427,15 @@ impl Inspector {
             return (wrong, None);
         }
         let (mut done, mut reduction) = (0, Reduction::new());
-        // All pieces but the last have whole words.
-        let read = memory.for_each_chunk(range, |piece| {
+        // All chunks but the last have whole words.
+        let read = memory.for_each_chunk(range, |chunk| {
             if every_byte && wrong.is_none() {
-                wrong = check_all(seed.wrapping_add(done / 8), piece).map(|offset| done + offset);
+                wrong = check_all(seed.wrapping_add(done / 8), chunk).map(|offset| done + offset);
             }
             if self.reduces {
-                reduction.take(piece);
+                reduction.take(chunk);
             }
-            done += piece.len() as u64;
+            done += chunk.len() as u64;
         });
         if read.is_err() {
             wrong = Some(0);
@@ -461,17 +461,17 @@ impl Inspector {
         record: &mut Record,
     ) {
         let mut words = Vec::with_capacity(batch.words());
-        header.for_each_chunk(|piece| {
-            words.extend(piece.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
+        header.for_each_chunk(|chunk| {
+            words.extend(chunk.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
         });
         let (Some(&first), Some(lengths)) = (words.first(), batch.lengths(&words)) else {
             record.wrong(0, 0);
             return record.add(None, None);
         };
         let mut found = None;
-        let buffers = batch.places(&lengths).zip(&*lengths).zip(batch.seeds(first, &lengths));
-        for (index, ((place, length), seed)) in (0..).zip(buffers) {
-            let begin = (start + place) as usize;
+        let buffers = batch.offsets(&lengths).zip(&*lengths).zip(batch.seeds(first, &lengths));
+        for (index, ((offset, length), seed)) in (0..).zip(buffers) {
+            let begin = (start + offset) as usize;
             let reduced = self.check(memory, begin..begin + *length as usize, seed, index, record);
             found = both(found, reduced);
         }

@@ -71,7 +71,7 @@ struct BatchSender {
 }
 
 impl TensorSender {
-    /// Attaches to the places called `name` that the peer has made for `operations`, and fills registered memory if the
+    /// Attaches to the slots called `name` that the peer has made for `operations`, and fills registered memory if the
     /// mode copies nothing.
     pub(crate) async fn new(
         mode: Mode,
@@ -205,11 +205,11 @@ impl TensorSender {
         let variant = variant_of(self.seed, operation);
         match &mut self.to {
             Target::Slots { slots, from: TensorSource::Regions(regions) } => {
-                let place = regions.get_mut(variant).ok_or(CallError::Unprepared)?;
-                let (Some(slot), Some(region)) = (slots.first_mut(), place.take()) else {
+                let kept = regions.get_mut(variant).ok_or(CallError::Unprepared)?;
+                let (Some(slot), Some(region)) = (slots.first_mut(), kept.take()) else {
                     return Err(CallError::Unprepared);
                 };
-                Ok(keep(place, slot.send_region(region).await)?)
+                Ok(keep(kept, slot.send_region(region).await)?)
             }
             Target::Slots { slots, from: TensorSource::Registered(tensors) } if self.in_place => {
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
@@ -265,16 +265,16 @@ impl BatchSender {
         let Some(mut region) = self.region.take() else { return Err(CallError::Unprepared) };
         let lengths: Vec<u64> = operation.buffers().map(|(_, buffer)| buffer.len() as u64).collect();
         let start = (self.sent % self.depth) * self.batch.room;
-        let places = self.batch.places(&lengths).map(|place| start + place);
+        let offsets = self.batch.offsets(&lengths).map(|offset| start + offset);
         let blocks: Vec<BlockCopy> = if self.holds_content {
             let from = operation.buffers().map(|(seed, _)| offset_of(seed, origin));
-            blocks(from, places, &lengths)
+            blocks(from, offsets, &lengths)
         } else {
             let from: Vec<u64> = Layout::InOrder.offsets(lengths.iter().copied()).collect();
             for ((_, buffer), from) in operation.buffers().zip(&from) {
                 region[*from as usize..][..buffer.len()].copy_from_slice(buffer);
             }
-            blocks(from, places, &lengths)
+            blocks(from, offsets, &lengths)
         };
         let moving = self.channel.write(&self.remote).blocks_from(region, &blocks);
         self.sent += 1;
@@ -291,8 +291,8 @@ impl BatchSender {
     }
 }
 
-/// Puts the region of an operation into `place`, whether the operation succeeded or not.
-fn keep(place: &mut Option<MemRegion>, result: Result<MemRegion, TransferError>) -> Result<(), TensorError> {
+/// Puts the region of an operation into `kept`, whether the operation succeeded or not.
+fn keep(kept: &mut Option<MemRegion>, result: Result<MemRegion, TransferError>) -> Result<(), TensorError> {
     let (region, result) = match result {
         Ok(region) => (region, Ok(())),
         Err(failed) => {
@@ -300,7 +300,7 @@ fn keep(place: &mut Option<MemRegion>, result: Result<MemRegion, TransferError>)
             (region, Err(error))
         }
     };
-    *place = Some(region);
+    *kept = Some(region);
     result
 }
 
@@ -393,7 +393,7 @@ impl PlacementCaller {
         Ok((Self { mode, control, device, channel, reduces, state: Arc::default() }, verdict))
     }
 
-    /// Makes places for `operations` at both ends, up to `inflight` of them at once.
+    /// Makes slots for `operations` on both sides, up to `inflight` of them at once.
     pub(crate) async fn prepare(
         &mut self,
         operations: &Operations,
@@ -415,7 +415,7 @@ impl PlacementCaller {
         Ok(())
     }
 
-    /// Begins a turn: from now on the receiver looks for tensors.
+    /// Begins a trial: from now on the receiver polls for tensors.
     pub(crate) async fn begin(&mut self, check: Check) -> Result<(), CallError> {
         let mut state = self.state.lock().await;
         (state.record, state.failed) = (Record::default(), false);
@@ -424,7 +424,7 @@ impl PlacementCaller {
         Ok(())
     }
 
-    /// Ends the turn, and compares the operations that arrived with those that were sent.
+    /// Ends the trial, and compares the operations that arrived with those that were sent.
     pub(crate) async fn end(&mut self) -> Result<(), CallError> {
         let mode = self.mode.name().to_owned();
         let arrived = Record::from(self.control.end(EndRequest { mode }).await?.into_inner());
@@ -456,7 +456,7 @@ impl PlacementCaller {
     ) -> (Vec<Done>, Option<CallError>) {
         let next = || operations.take(position.fetch_add(1, Ordering::Relaxed));
         let mut stream = OperationStream::new(next, callers, end, self.reduces);
-        // Room for the results of a turn, so that none is moved in the measured time.
+        // Room for the results of a trial, so that none is moved in the measured time.
         stream.done.reserve(1 << 12);
         self.drive(stream).await
     }
@@ -484,11 +484,11 @@ impl PlacementCaller {
         self.mode.awaits()
     }
 
-    /// Releases the places of both ends.
+    /// Releases the slots of both sides.
     pub(crate) async fn release(&mut self) {
         *self.state.lock().await = SendState::default();
         let mode = self.mode.name().to_owned();
-        // The request fails only if the server has ended. Its places are free then.
+        // The request fails only if the server has ended. Its slots are free then.
         let _ = self.control.release(ReleaseRequest { mode }).await;
     }
 }

@@ -42,8 +42,8 @@ async fn caller(mode: Mode) -> PlacementCaller {
     caller
 }
 
-/// Makes a turn of one operation.
-async fn turn(caller: &mut PlacementCaller, operation: &Operation, check: Check) -> Result<(), CallError> {
+/// Makes a trial of one operation.
+async fn trial(caller: &mut PlacementCaller, operation: &Operation, check: Check) -> Result<(), CallError> {
     caller.begin(check).await?;
     let run = caller.run(operation).await;
     let end = caller.end().await;
@@ -66,7 +66,7 @@ async fn operations_arrive_unchanged_for_every_load() {
             caller.prepare(&operations, 3).await.unwrap();
             for number in 0..5 {
                 for check in [Check::All, Check::Stamps] {
-                    turn(&mut caller, &operations.take(number), check).await.unwrap();
+                    trial(&mut caller, &operations.take(number), check).await.unwrap();
                 }
             }
             caller.release().await;
@@ -87,18 +87,18 @@ async fn wrong_content_another_operation_and_a_wrong_maximum_are_found() {
             put.buffers = vec![payload.into()];
         })
     };
-    let error = turn(&mut caller, &with(70_001), Check::All).await.unwrap_err();
+    let error = trial(&mut caller, &with(70_001), Check::All).await.unwrap_err();
     assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 70_001 }), "{error}");
-    let error = turn(&mut caller, &with(99_999), Check::Stamps).await.unwrap_err();
+    let error = trial(&mut caller, &with(99_999), Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 99_999 }), "{error}");
     // A seed of no operation.
-    let error = turn(&mut caller, &with(0), Check::Stamps).await.unwrap_err();
+    let error = trial(&mut caller, &with(0), Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
     let other = right.reduced().map(|reduced| Reduced { maximum: -1.0, ..reduced });
     let wrong = right.changed(|put| put.reduced = other);
-    let error = turn(&mut caller, &wrong, Check::Stamps).await.unwrap_err();
+    let error = trial(&mut caller, &wrong, Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::Discrepancy(Discrepancy::Consumed)) && error.is_mismatch(), "{error}");
-    turn(&mut caller, &right, Check::All).await.unwrap();
+    trial(&mut caller, &right, Check::All).await.unwrap();
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn a_torn_middle_is_found_in_every_operation() {
         let mut caller = caller(mode).await;
         caller.prepare(&operations, 1).await.unwrap();
         for number in 0..4 {
-            let error = turn(&mut caller, &operations.take(number), Check::Stamps).await.unwrap_err();
+            let error = trial(&mut caller, &operations.take(number), Check::Stamps).await.unwrap_err();
             let seen_by_digest = matches!(error, CallError::Discrepancy(Discrepancy::Consumed));
             assert!(seen_by_digest && error.is_mismatch(), "{mode}: {error}");
         }
@@ -151,12 +151,12 @@ async fn unprepared_and_invalid_requests_are_errors() {
 }
 
 #[tokio::test]
-async fn a_turn_that_is_given_up_does_not_affect_the_next() {
+async fn a_trial_that_is_given_up_does_not_affect_the_next() {
     let operations = Operations::new(Workload::Size(64), 3, true).unwrap();
     for mode in [Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
         let mut sender = caller(mode).await;
         sender.prepare(&operations, 1).await.unwrap();
-        // No turn was begun, so no task looks at the slots. Then the slots are released.
+        // No trial was begun, so no task polls the slots. Then the slots are released.
         let mut second = sender.clone();
         let operation = operations.take(0);
         let run = tokio::spawn(async move { second.run(&operation).await });
@@ -166,7 +166,7 @@ async fn a_turn_that_is_given_up_does_not_affect_the_next() {
         assert!(run.await.unwrap_err().is_cancelled());
         sender.release().await;
         sender.prepare(&operations, 1).await.unwrap();
-        turn(&mut sender, &operations.take(1), Check::All).await.unwrap();
+        trial(&mut sender, &operations.take(1), Check::All).await.unwrap();
     }
 }
 

@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// An order of the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// A piece of the model's file, in the content.
+    /// A chunk of the model's file, in the content.
     Model,
     /// The model is complete: load it, and listen for the other parts.
     Load(Job),
@@ -29,7 +29,7 @@ pub(crate) enum Order {
     /// What this part checks against.
     Expect(Expected),
     /// Run micro-batches.
-    Run(Turn),
+    Run(Trial),
     /// Report what is known of the tensors that this part sends.
     Describe,
 }
@@ -62,15 +62,15 @@ pub(crate) struct Job {
 pub(crate) struct Expected {
     /// For each crossing tensor that the part receives: its number, and the digest for each set of inputs.
     pub(crate) crossings: Vec<(usize, Vec<u64>)>,
-    /// The same for each result that the part computes, by the place of the result.
+    /// The same for each result that the part computes, by the position of the result.
     pub(crate) results: Vec<(usize, Vec<u64>)>,
 }
 
 /// Some micro-batches in one mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Turn {
+pub(crate) struct Trial {
     pub(crate) mode: TransferMode,
-    /// The number of the first micro-batch of this turn. All turns of a mode count on.
+    /// The number of the first micro-batch of this trial. All trials of a mode count on.
     pub(crate) first: u64,
     pub(crate) count: u64,
     /// Whether kernels return what they returned before instead of computing.
@@ -88,7 +88,7 @@ pub(crate) enum Report {
     Connected { static_addresses: usize },
     /// The digests are there.
     Ready,
-    /// A turn is done.
+    /// A trial is done.
     Done(Done),
     /// A tensor is not what the unsplit model gives. The content has its bytes.
     Differs(Differs),
@@ -98,7 +98,7 @@ pub(crate) enum Report {
     Failed { reason: String, usage: bool },
 }
 
-/// The result of a turn.
+/// The result of a trial.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub(crate) nanos: u64,
@@ -124,7 +124,7 @@ pub(crate) struct Differs {
 pub(crate) enum Checked {
     /// A crossing tensor, by its number.
     Crossing(usize),
-    /// A result of the model, by its place.
+    /// A result of the model, by its position.
     Result(usize),
 }
 
@@ -136,7 +136,7 @@ pub(crate) struct Described {
     pub(crate) modes: Vec<SentCounts>,
 }
 
-/// How a part sent its tensors in a mode, after the first micro-batch, in turns that compute.
+/// How a part sent its tensors in a mode, after the first micro-batch, in trials that compute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentCounts {
     pub(crate) mode: TransferMode,
@@ -168,11 +168,13 @@ pub(crate) fn loader(symbols: &[String], seed: u64) -> Result<ModelBuilder, Fail
     Ok(Model::builder().weights(Weights::Seeded(seed)).dims(dims))
 }
 
-/// Returns the lengths of the symbolic dimensions in a set of inputs. Each symbol begins at another place of the list.
+/// Returns the lengths of the symbolic dimensions in a set of inputs. Each symbol begins at another position of the list.
 pub(crate) fn lengths(symbols: &[String], lengths: &[u64], set: u64) -> BTreeMap<String, u64> {
-    let places = symbols.iter().zip(set as usize..);
-    places
-        .filter_map(|(symbol, place)| Some((symbol.clone(), *lengths.get(place % lengths.len().max(1))?)))
+    let positions = symbols.iter().zip(set as usize..);
+    positions
+        .filter_map(|(symbol, position)| {
+            Some((symbol.clone(), *lengths.get(position % lengths.len().max(1))?))
+        })
         .collect()
 }
 
@@ -194,9 +196,9 @@ mod tests {
 
     #[test]
     fn messages_are_read_back() {
-        let turn = Turn { mode: TransferMode::RdmaCp, first: 4, count: 2, replay: true, check: false };
+        let trial = Trial { mode: TransferMode::RdmaCp, first: 4, count: 2, replay: true, check: false };
         let expected = Expected { crossings: vec![(0, vec![u64::MAX, 1])], results: vec![] };
-        for sent in [Order::Model, Order::Run(turn), Order::Expect(expected)] {
+        for sent in [Order::Model, Order::Run(trial), Order::Expect(expected)] {
             assert_eq!(read::<Order>(&text(&sent).unwrap(), "a test").unwrap(), sent);
         }
         let failed = Report::Failed { reason: "two\nlines".to_owned(), usage: true };
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn symbols_take_the_lengths_in_turn() {
+    fn symbols_take_the_lengths_in_trial() {
         let symbols = ["a".to_owned(), "b".to_owned()];
         let found = |set| lengths(&symbols, &[5, 6, 7], set).into_values().collect::<Vec<_>>();
         assert_eq!([found(0), found(1), found(2), found(3)], [[5, 6], [6, 7], [7, 5], [5, 6]]);

@@ -1,4 +1,4 @@
-//! The coordinator: it starts or reaches the parts, has them run turns in each mode, and compares everything with the unsplit model.
+//! The coordinator: it starts or reaches the parts, has them run trials in each mode, and compares everything with the unsplit model.
 
 mod parts;
 
@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use self::parts::{Parts, only};
 use crate::control::{
-    Checked, Described, Differs, Expected, Job, Order, Report, Turn, digest, lengths as lengths_of, loader,
+    Checked, Described, Differs, Expected, Job, Order, Report, Trial, digest, lengths as lengths_of, loader,
 };
 use crate::options::RunOptions;
 use crate::output::{ModeRow, Results};
@@ -26,8 +26,8 @@ use tonic_rdma_graph::{GraphError, GraphErrorKind};
 
 /// The number of parts if the command line has none.
 const DEFAULT_PARTS: usize = 2;
-/// The size of the pieces in which a model goes to the parts.
-const PIECE: usize = 1 << 20;
+/// The size of the chunks in which a model goes to the parts.
+const CHUNK: usize = 1 << 20;
 
 /// Runs a model in parts, shows what was found, and fails if a check did not hold.
 pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
@@ -93,9 +93,9 @@ async fn coordinate(
 ) -> Result<(Results, Vec<String>), Failure> {
     let mut parts = Parts::open(children, addresses, options.timeout).await?;
     for part in 0..parts.len() {
-        for start in (0..plan.file.len()).step_by(PIECE) {
-            let piece = plan.file.slice(start..plan.file.len().min(start + PIECE));
-            parts.send(part, &Order::Model, piece).await?;
+        for start in (0..plan.file.len()).step_by(CHUNK) {
+            let chunk = plan.file.slice(start..plan.file.len().min(start + CHUNK));
+            parts.send(part, &Order::Model, chunk).await?;
         }
         parts.send(part, &Order::Load(plan.job(options, part)), Bytes::new()).await?;
     }
@@ -255,14 +255,14 @@ fn split(options: &RunOptions, parts: usize, model: &Model) -> Result<Partition,
 
 /// The least number of rounds that are measured, if there are as many steps.
 const ROUNDS: u64 = 3;
-/// The time that a turn of steps should take at most, in nanoseconds. The parts report after each turn, so a turn must end in time.
-const TURN: u64 = 5_000_000_000;
-/// The time that a turn of replays should take, in nanoseconds, so that the difference between the starts of two parts does not count.
+/// The time that a trial of steps should take at most, in nanoseconds. The parts report after each trial, so a trial must end in time.
+const TRIAL: u64 = 5_000_000_000;
+/// The time that a trial of replays should take, in nanoseconds, so that the difference between the starts of two parts does not count.
 const REPLAY: u64 = 250_000_000;
-/// The least and the largest number of steps of a turn of replays.
+/// The least and the largest number of steps of a trial of replays.
 const REPLAYS: (u64, u64) = (4, 20_000);
 
-/// The turns, and what they showed. All modes take turns, so that what else the machine does concerns all of them.
+/// The trials, and what they showed. All modes take turns, so that what else the machine does concerns all of them.
 #[derive(Debug)]
 pub(crate) struct Rounds<'a> {
     plan: &'a Plan,
@@ -272,12 +272,12 @@ pub(crate) struct Rounds<'a> {
     steps: u64,
     /// The number of rounds, if the user chose it.
     asked: Option<u64>,
-    /// The micro-batches of a turn that is checked: a step at least, and each set of inputs at least once.
+    /// The micro-batches of a trial that is checked: a step at least, and each set of inputs at least once.
     checked: u64,
     /// The number of the next micro-batch.
     next: u64,
     modes: Vec<Measured>,
-    /// The first tensor that differs in each turn with errors.
+    /// The first tensor that differs in each trial with errors.
     pub(crate) differences: Vec<String>,
 }
 
@@ -287,7 +287,7 @@ struct Measured {
     mode: TransferMode,
     /// Time of the first step, in nanoseconds.
     first: u64,
-    /// The steps of a turn of replays.
+    /// The steps of a trial of replays.
     replays: u64,
     /// Time of a step in each round, in nanoseconds.
     steps: Vec<f64>,
@@ -322,7 +322,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Has the parts carry out all turns.
+    /// Has the parts carry out all trials.
     pub(crate) async fn run(&mut self, parts: &mut Parts) -> Result<(), Failure> {
         // The mode that copies nothing is first, so that its first micro-batch is the one in which allocation sites are traced.
         let mut order: Vec<usize> = (0..self.modes.len()).collect();
@@ -337,8 +337,8 @@ impl<'a> Rounds<'a> {
             for mode in 0..self.modes.len() {
                 if steps > 0 {
                     // What is measured is not checked at the same time, because the check takes time of the step.
-                    self.turn(parts, mode, self.checked, false, true).await?;
-                    let nanos = self.turn(parts, mode, steps * self.batches, false, false).await?;
+                    self.trial(parts, mode, self.checked, false, true).await?;
+                    let nanos = self.trial(parts, mode, steps * self.batches, false, false).await?;
                     self.modes[mode].steps.push(nanos as f64 / steps as f64);
                 }
                 let replay = self.replay(parts, mode, self.modes[mode].replays).await?;
@@ -351,13 +351,13 @@ impl<'a> Rounds<'a> {
     /// Returns the number of rounds over which the steps are spread.
     fn rounds(&self) -> u64 {
         let slowest = self.modes.iter().map(|mode| mode.first).max().unwrap_or(0).max(1);
-        self.steps.div_ceil((TURN / slowest).max(1)).max(self.asked.unwrap_or(ROUNDS.min(self.steps)))
+        self.steps.div_ceil((TRIAL / slowest).max(1)).max(self.asked.unwrap_or(ROUNDS.min(self.steps)))
     }
 
     /// Runs the first micro-batches of a mode, which are compared, and replays, which are not.
     async fn warm_up(&mut self, parts: &mut Parts, mode: usize) -> Result<(), Failure> {
-        self.turn(parts, mode, 1, false, true).await?;
-        self.modes[mode].first = self.turn(parts, mode, self.batches, false, true).await?;
+        self.trial(parts, mode, 1, false, true).await?;
+        self.modes[mode].first = self.trial(parts, mode, self.batches, false, true).await?;
         // The first replay is slower than later ones.
         let mut steps = REPLAYS.0;
         for _ in 0..2 {
@@ -372,12 +372,12 @@ impl<'a> Rounds<'a> {
 
     /// Sends the tensors of the last micro-batch again, for this number of steps. Returns the time of a step, in nanoseconds.
     async fn replay(&mut self, parts: &mut Parts, mode: usize, steps: u64) -> Result<f64, Failure> {
-        let nanos = self.turn(parts, mode, steps * self.batches, true, false).await?;
+        let nanos = self.trial(parts, mode, steps * self.batches, true, false).await?;
         Ok(nanos as f64 / steps as f64)
     }
 
     /// Has all parts run micro-batches, and returns the time of the slowest part.
-    async fn turn(
+    async fn trial(
         &mut self,
         parts: &mut Parts,
         mode: usize,
@@ -385,9 +385,9 @@ impl<'a> Rounds<'a> {
         replay: bool,
         check: bool,
     ) -> Result<u64, Failure> {
-        let turn = Turn { mode: self.modes[mode].mode, first: self.next, count, replay, check };
+        let trial = Trial { mode: self.modes[mode].mode, first: self.next, count, replay, check };
         self.next += count;
-        parts.send_all(&Order::Run(turn)).await?;
+        parts.send_all(&Order::Run(trial)).await?;
         let done = parts.gather("run its micro-batches", only!(Report::Done(done) => done)).await?;
         let measured = &mut self.modes[mode];
         measured.checked += done.iter().map(|done| done.checked).sum::<u64>();
@@ -458,9 +458,9 @@ impl Reference {
         for crossing in plan.placements.crossings().iter().filter(|crossing| crossing.to.0 == part) {
             expected.crossings.push((crossing.id.0, digests(crossing.outlet)?));
         }
-        for (place, outlet) in plan.model.topology().results().iter().enumerate() {
+        for (position, outlet) in plan.model.topology().results().iter().enumerate() {
             if partition.part_of(outlet.node).is_some_and(|owner| owner.0 == part) {
-                expected.results.push((place, digests(*outlet)?));
+                expected.results.push((position, digests(*outlet)?));
             }
         }
         Ok(expected)
@@ -480,9 +480,9 @@ impl Reference {
                 Some(crossing) => (format!("crossing tensor {}", crossing.name), crossing.outlet),
                 None => return format!("crossing tensor {number} is not in the model"),
             },
-            Checked::Result(place) => match graph.results().get(place) {
+            Checked::Result(position) => match graph.results().get(position) {
                 Some(outlet) => (format!("result {}", graph.outlet_name(*outlet)), *outlet),
-                None => return format!("result {place} is not in the model"),
+                None => return format!("result {position} is not in the model"),
             },
         };
         let begin = format!(

@@ -21,7 +21,7 @@ const START: Duration = Duration::from_secs(30);
 const END: Duration = Duration::from_secs(1);
 /// How long the other parts may take to report after one has failed. The first to report is not always the one that failed first.
 const GRACE: Duration = Duration::from_secs(2);
-/// The number of orders that may wait for a part. The pieces of a model are orders too.
+/// The number of orders that may wait for a part. The chunks of a model are orders too.
 const ORDERS: usize = 8;
 /// How often the peer is asked whether it lives, and how long it may take to answer. Parts that compute leave little time to others.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@ pub struct Order {
     /// The order, as JSON.
     #[prost(string, tag = "1")]
     pub json: ::prost::alloc::string::String,
-    /// Bytes that belong to the order, such as a piece of the model's file.
+    /// Bytes that belong to the order, such as a chunk of the model's file.
     #[prost(bytes = "bytes", tag = "2")]
     pub content: ::prost::bytes::Bytes,
 }

@@ -19,7 +19,7 @@ use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::operations::{Operation, Operations};
 use crate::compare::plan::MAX_ARRIVALS;
-use crate::compare::turns::TurnOutcome;
+use crate::compare::trials::TrialOutcome;
 
 /// In a gap from this length on, the generator sleeps, except at the end of the gap, because the timer may be a tick
 /// late.
@@ -29,10 +29,10 @@ const WAKE_EARLY: Duration = Duration::from_millis(2);
 /// Longest spin, while no answer is expected.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// The load that is offered in a turn.
+/// The load that is offered in a trial.
 #[derive(Debug)]
 pub(crate) struct OfferedLoad {
-    /// The time when each operation is due, from the start of the turn, in order.
+    /// The time when each operation is due, from the start of the trial, in order.
     pub(crate) schedule: Vec<Duration>,
     pub(crate) length: Duration,
     /// Index of the first operation, equal for all modes.
@@ -45,41 +45,40 @@ pub(crate) struct OfferedLoad {
     pub(crate) yields: bool,
 }
 
-/// Makes a turn in which operations begin at the times of `offer`. Operations without an answer after `patience` count as errors.
-pub(crate) async fn open_turn(
+/// Makes a trial in which operations begin at the times of `offer`. Operations without an answer after `limit` count as errors.
+pub(crate) async fn open_trial(
     caller: &Caller,
     operations: &Operations,
     offer: &OfferedLoad,
-    patience: Duration,
-) -> TurnOutcome {
-    let mut turn = TurnOutcome::default();
-    if tokio::time::timeout(patience, run(caller, operations, offer, &mut turn)).await.is_err() {
-        let missing = turn.counts.sent - turn.counts.ops - turn.counts.errors;
-        turn.stuck(missing, patience);
+    limit: Duration,
+) -> TrialOutcome {
+    let mut trial = TrialOutcome::default();
+    if tokio::time::timeout(limit, run(caller, operations, offer, &mut trial)).await.is_err() {
+        let missing = trial.counts.sent - trial.counts.ops - trial.counts.errors;
+        trial.stuck(missing, limit);
     }
-    turn
+    trial
 }
 
 /// Sends each operation when it is due, until `offer.length` is over and all answers have arrived. An error ends the
 /// sending. Operations that can't be sent within twice the length, because too many are in flight, are given up. If
-/// this future is dropped, `turn` has the results so far.
-async fn run(caller: &Caller, operations: &Operations, offer: &OfferedLoad, turn: &mut TurnOutcome) {
+/// this future is dropped, `trial` has the results so far.
+async fn run(caller: &Caller, operations: &Operations, offer: &OfferedLoad, trial: &mut TrialOutcome) {
     let OfferedLoad { schedule, length, first, bound, width, yields } = offer;
-    let mut generator = Generator::new(turn, *yields);
+    let mut generator = Generator::new(trial, *yields);
     let start = Instant::now();
     let give_up = start + 2 * *length;
-    for (index, place) in schedule.iter().enumerate() {
-        generator.wait_until(start + *place).await;
-        if generator.turn.counts.errors > 0 {
+    for (index, due) in schedule.iter().enumerate() {
+        generator.wait_until(start + *due).await;
+        if generator.trial.counts.errors > 0 {
             break;
         }
         if !generator.room(*bound, give_up).await {
-            let waits =
-                schedule[index..].iter().map(|place| give_up.saturating_duration_since(start + *place));
-            generator.turn.unsent.extend(waits);
+            let waits = schedule[index..].iter().map(|due| give_up.saturating_duration_since(start + *due));
+            generator.trial.unsent.extend(waits);
             break;
         }
-        generator.send(caller, operations.take(first + index), *width, (start, *place));
+        generator.send(caller, operations.take(first + index), *width, (start, *due));
     }
     generator.wait_until(start + *length).await;
     generator.finish(*length).await;
@@ -88,8 +87,8 @@ async fn run(caller: &Caller, operations: &Operations, offer: &OfferedLoad, turn
 /// The outcome of one operation.
 #[derive(Debug)]
 struct Ended {
-    /// Time when the operation was due, from the start of the turn.
-    place: Duration,
+    /// Time when the operation was due, from the start of the trial.
+    due: Duration,
     latency: Duration,
     bytes: u64,
     messages: u64,
@@ -99,8 +98,8 @@ struct Ended {
 #[derive(Debug)]
 struct Generator<'a> {
     under_way: JoinSet<Ended>,
-    turn: &'a mut TurnOutcome,
-    /// Time of each answer, from the start of the turn.
+    trial: &'a mut TrialOutcome,
+    /// Time of each answer, from the start of the trial.
     ends: Vec<Duration>,
     yields: bool,
     /// CPU time of a yield without work for other tasks: an estimate of the median.
@@ -108,25 +107,25 @@ struct Generator<'a> {
 }
 
 impl<'a> Generator<'a> {
-    fn new(turn: &'a mut TurnOutcome, yields: bool) -> Self {
-        Self { under_way: JoinSet::new(), turn, ends: Vec::new(), yields, empty_pass: None }
+    fn new(trial: &'a mut TrialOutcome, yields: bool) -> Self {
+        Self { under_way: JoinSet::new(), trial, ends: Vec::new(), yields, empty_pass: None }
     }
 
-    /// Starts an operation that is due at `place` after `start`.
+    /// Starts an operation that is due `due` after `start`.
     fn send(
         &mut self,
         caller: &Caller,
         operation: Operation,
         width: usize,
-        (start, place): (Instant, Duration),
+        (start, due): (Instant, Duration),
     ) {
         let mut caller = caller.clone();
-        self.turn.counts.sent += 1;
+        self.trial.counts.sent += 1;
         self.under_way.spawn(async move {
             let outcome = caller.run(&operation, Check::Stamps, width).await;
-            let latency = start.elapsed().saturating_sub(place);
+            let latency = start.elapsed().saturating_sub(due);
             let (bytes, messages) = (operation.bytes(), operation.messages());
-            Ended { place, latency, bytes, messages, outcome }
+            Ended { due, latency, bytes, messages, outcome }
         });
     }
 
@@ -156,9 +155,9 @@ impl<'a> Generator<'a> {
             let idle = self.under_way.is_empty();
             if idle {
                 spin(left.min(SPIN));
-                self.turn.waiting += since_last();
+                self.trial.waiting += since_last();
             }
-            // Lets the runtime look for arrivals once.
+            // Lets the runtime poll for arrivals once.
             tokio::task::yield_now().await;
             self.count_pass(since_last(), idle);
         }
@@ -173,7 +172,7 @@ impl<'a> Generator<'a> {
             *empty =
                 empty.mul_f64(if took > *empty { 1.05 } else { 1.0 / 1.05 }).max(Duration::from_nanos(50));
         }
-        self.turn.waiting += if took <= 2 * *empty { took } else { *empty };
+        self.trial.waiting += if took <= 2 * *empty { took } else { *empty };
     }
 
     /// Waits until fewer than `bound` operations are in flight. Returns false if the time `give_up` comes first.
@@ -204,12 +203,12 @@ impl<'a> Generator<'a> {
         match ended {
             Ok(ended) => match ended.outcome {
                 Ok(_) => {
-                    self.ends.push(ended.place + ended.latency);
-                    self.turn.success(ended.latency, ended.bytes, ended.messages);
+                    self.ends.push(ended.due + ended.latency);
+                    self.trial.success(ended.latency, ended.bytes, ended.messages);
                 }
-                Err(error) => self.turn.counts.fail(&error),
+                Err(error) => self.trial.counts.fail(&error),
             },
-            Err(crash) => self.turn.counts.error(1, crash.to_string()),
+            Err(crash) => self.trial.counts.error(1, crash.to_string()),
         }
     }
 
@@ -219,7 +218,7 @@ impl<'a> Generator<'a> {
             self.count(ended);
         }
         let late = self.ends.iter().filter(|end| **end > length).count();
-        self.turn.counts.backlog = (late + self.turn.unsent.len()) as u64;
+        self.trial.counts.backlog = (late + self.trial.unsent.len()) as u64;
     }
 }
 
@@ -236,7 +235,7 @@ pub(crate) fn poisson_arrivals(rate: f64, length: Duration, seed: u64) -> Vec<Du
     let count = (rate * length.as_secs_f64()).round().clamp(1.0, MAX_ARRIVALS) as usize;
     let mut draws = Draws::new(seed);
     let mut at = 0.0;
-    let places: Vec<f64> = (0..count)
+    let times: Vec<f64> = (0..count)
         .map(|_| {
             at += draws.gap();
             at
@@ -244,7 +243,7 @@ pub(crate) fn poisson_arrivals(rate: f64, length: Duration, seed: u64) -> Vec<Du
         .collect();
     // A Poisson process with a known number of arrivals is a Poisson process scaled to its length.
     let end = at + draws.gap();
-    places.iter().map(|place| length.mul_f64(place / end)).collect()
+    times.iter().map(|due| length.mul_f64(due / end)).collect()
 }
 
 #[cfg(test)]
@@ -266,19 +265,19 @@ mod tests {
     #[test]
     fn yields_with_work_of_other_tasks_count_as_empty_ones() {
         let micros = Duration::from_micros;
-        let mut turn = TurnOutcome::default();
-        let mut generator = Generator::new(&mut turn, false);
+        let mut trial = TrialOutcome::default();
+        let mut generator = Generator::new(&mut trial, false);
         for pass in 0..1000 {
             // One pass in ten is long, even while nothing is in flight.
             generator.count_pass(micros(if pass % 10 == 0 { 50 } else { 1 }), true);
         }
-        let before = generator.turn.waiting;
+        let before = generator.trial.waiting;
         assert!((micros(950)..micros(1300)).contains(&before), "{before:?}");
         for _ in 0..100 {
             generator.count_pass(micros(1), false);
             generator.count_pass(micros(30), false);
         }
-        let counted = generator.turn.waiting - before;
+        let counted = generator.trial.waiting - before;
         assert!((micros(180)..micros(230)).contains(&counted), "{counted:?}");
     }
 
@@ -311,7 +310,7 @@ mod tests {
     }
 
     /// Offers ten operations at once, with one at a time in flight.
-    async fn offer_ten(length: Duration) -> TurnOutcome {
+    async fn offer_ten(length: Duration) -> TrialOutcome {
         let incoming = tcp_listener().unwrap();
         let address = incoming.local_addr().unwrap();
         let server = Server::builder().add_service(TransferServer::new(Slow));
@@ -321,16 +320,16 @@ mod tests {
         let operations = Operations::new(Workload::Size(64), 1, false).unwrap();
         let schedule = vec![Duration::ZERO; 10];
         let offer = OfferedLoad { schedule, length, first: 0, bound: 1, width: 1, yields: true };
-        open_turn(&caller, &operations, &offer, Duration::from_secs(3600)).await
+        open_trial(&caller, &operations, &offer, Duration::from_secs(3600)).await
     }
 
     #[tokio::test]
     async fn latency_counts_from_the_due_time() {
-        let turn = offer_ten(Duration::from_secs(1)).await;
+        let trial = offer_ten(Duration::from_secs(1)).await;
         // A busy machine may not send all of them.
-        assert_eq!((turn.latencies.len() as u64, turn.counts.errors), (turn.counts.sent, 0));
-        assert!(turn.counts.sent > 1);
-        for (before, latency) in turn.latencies.iter().enumerate() {
+        assert_eq!((trial.latencies.len() as u64, trial.counts.errors), (trial.counts.sent, 0));
+        assert!(trial.counts.sent > 1);
+        for (before, latency) in trial.latencies.iter().enumerate() {
             assert!(*latency >= SLOW * (before as u32 + 1), "{before}: {latency:?}");
         }
     }
@@ -338,12 +337,12 @@ mod tests {
     #[tokio::test]
     async fn operations_that_are_given_up_count_by_their_wait() {
         let length = Duration::from_millis(15);
-        let turn = offer_ten(length).await;
+        let trial = offer_ten(length).await;
         // At most three operations of ten milliseconds each fit into thirty milliseconds, one after the other.
-        assert!(turn.counts.sent <= 3 && turn.counts.errors == 0, "{turn:?}");
-        assert_eq!(turn.counts.sent, turn.latencies.len() as u64);
-        assert_eq!(turn.unsent, vec![length * 2; 10 - turn.counts.sent as usize]);
-        assert!(turn.counts.backlog >= 9, "{turn:?}");
+        assert!(trial.counts.sent <= 3 && trial.counts.errors == 0, "{trial:?}");
+        assert_eq!(trial.counts.sent, trial.latencies.len() as u64);
+        assert_eq!(trial.unsent, vec![length * 2; 10 - trial.counts.sent as usize]);
+        assert!(trial.counts.backlog >= 9, "{trial:?}");
     }
 }
 
@@ -352,12 +351,12 @@ mod arrivals_tests {
     use super::*;
 
     #[test]
-    fn arrivals_match_the_rate_and_are_in_order_within_the_turn() {
+    fn arrivals_match_the_rate_and_are_in_order_within_the_trial() {
         let length = Duration::from_millis(500);
         for (rate, count) in [(1000.0, 500), (0.1, 1), (2e6, 1_000_000)] {
             let arrivals = poisson_arrivals(rate, length, 3);
             assert_eq!(arrivals.len(), count);
-            assert!(arrivals.is_sorted() && arrivals.iter().all(|place| *place <= length));
+            assert!(arrivals.is_sorted() && arrivals.iter().all(|due| *due <= length));
         }
     }
 

@@ -1,10 +1,10 @@
-//! The measuring: short turns of each mode in each cell, again and again, so that drift affects all modes alike. The outcomes of their
-//! turns are added up. The plan has the number and the order of the turns (`Plan::rounds`, `Plan::order`).
+//! The measuring: short trials of each mode in each cell, again and again, so that drift affects all modes alike. The outcomes of their
+//! trials are added up. The plan has the number and the order of the trials (`Plan::rounds`, `Plan::order`).
 //!
 //! ```text
 //!  meter ─→ participant (a mode and its connection)
 //!    │ a closed loop: operations begin when one has ended; open_loop (with its arrivals): when they are due
-//!    └─→ outcome of a turn ─→ tally of a mode in a cell ─→ row
+//!    └─→ outcome of a trial ─→ tally of a mode in a cell ─→ row
 //! ```
 
 pub(crate) mod open_loop;
@@ -28,7 +28,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Done, Operations, Position};
 use crate::compare::plan::{Cell, Direction, MIN_ROUNDS, Plan};
 use crate::compare::results::{Checks, Row};
-use crate::compare::turns::open_loop::{OfferedLoad, poisson_arrivals};
+use crate::compare::trials::open_loop::{OfferedLoad, poisson_arrivals};
 
 /// Measures cell after cell.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl Meter<'_> {
                 // A mode with long operations uses its time up in fewer rounds, and skips the remaining rounds.
                 if round < MIN_ROUNDS || participant.tally.wall < self.plan.duration {
                     announce(&self.progress, participant);
-                    participant.timed_turn(&of, round, &mut self.control).await?;
+                    participant.timed_trial(&of, round, &mut self.control).await?;
                 }
                 self.progress.inc(1);
             }
@@ -91,17 +91,17 @@ impl Meter<'_> {
     }
 }
 
-/// A turn that takes longer than this plus the time of its bytes at [`SLOWEST`] (bytes a second) is stuck.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// A trial that takes longer than this plus the time of its bytes at [`SLOWEST`] (bytes a second) is stuck.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
 
-/// The largest operation for which an uncounted operation precedes each turn. Without this operation, a mode that had
+/// The largest operation for which an uncounted operation precedes each trial. Without this operation, a mode that had
 /// slept would count its wake-up.
 const LEAD_IN: u64 = 4 << 20;
 
 /// Returns the time to wait for operations before they count as lost.
-pub(crate) fn patience(cell: Cell, operations: usize) -> Duration {
-    PATIENCE + Duration::from_secs_f64(cell.load.bytes() as f64 * operations as f64 / SLOWEST)
+pub(crate) fn answer_limit(cell: Cell, operations: usize) -> Duration {
+    ANSWER_LIMIT + Duration::from_secs_f64(cell.load.bytes() as f64 * operations as f64 / SLOWEST)
 }
 
 /// Returns the result of `work` if it comes within `limit`.
@@ -147,8 +147,8 @@ pub(crate) struct Participant {
     position: Position,
     /// Whether a call got no answer, or all calls have failed for a while. The connection is not used again.
     given_up: bool,
-    /// Number of consecutive turns in which every call failed.
-    failed_turns: u32,
+    /// Number of consecutive trials in which every call failed.
+    failed_trials: u32,
     /// Whether the mode can't take part in this cell.
     skips: bool,
 }
@@ -156,7 +156,7 @@ pub(crate) struct Participant {
 impl Participant {
     pub(crate) fn new(mode: Mode, caller: Caller) -> Result<Self, Failure> {
         let (tally, position) = (Tally::new()?, Position::default());
-        Ok(Self { mode, caller, tally, position, given_up: false, failed_turns: 0, skips: false })
+        Ok(Self { mode, caller, tally, position, given_up: false, failed_trials: 0, skips: false })
     }
 
     /// Returns whether the mode sends nothing in this cell.
@@ -174,7 +174,7 @@ impl Participant {
         }
         let inflight = if of.cell.rate.is_some() { 1 } else { of.cell.concurrency().0 };
         let preparing = self.caller.prepare(&of.operations, inflight);
-        if let Err(error) = within(patience(of.cell, inflight), preparing).await {
+        if let Err(error) = within(answer_limit(of.cell, inflight), preparing).await {
             self.skips = true;
             self.tally.counts.fail(&error);
         }
@@ -183,15 +183,15 @@ impl Participant {
 
     /// Releases everything that was prepared. A mode whose release takes too long is not used again.
     pub(crate) async fn release(&mut self, cell: Cell) {
-        self.given_up |= tokio::time::timeout(patience(cell, 1), self.caller.release()).await.is_err();
+        self.given_up |= tokio::time::timeout(answer_limit(cell, 1), self.caller.release()).await.is_err();
     }
 
-    /// Begins a turn, unless the mode is idle. Returns false after a failure; the caller must not end the turn then.
+    /// Begins a trial, unless the mode is idle. Returns false after a failure; the caller must not end the trial then.
     async fn begin(&mut self, check: Check) -> bool {
         if self.is_idle() {
             return false;
         }
-        let begun = within(PATIENCE, self.caller.begin(check)).await;
+        let begun = within(ANSWER_LIMIT, self.caller.begin(check)).await;
         if let Err(error) = &begun {
             self.count(true);
             self.tally.counts.fail(error);
@@ -199,20 +199,20 @@ impl Participant {
         begun.is_ok()
     }
 
-    /// Ends the turn, so that other modes have theirs.
+    /// Ends the trial, so that other modes have theirs.
     async fn end(&mut self) {
-        match within(PATIENCE, self.caller.end()).await {
+        match within(ANSWER_LIMIT, self.caller.end()).await {
             Ok(messages) => self.tally.every_byte += messages,
             Err(error) => self.tally.counts.fail(&error),
         }
     }
 
-    /// Makes a turn that does not count. In an open loop one caller makes it, because the bound may be thousands.
+    /// Makes a trial that does not count. In an open loop one caller makes it, because the bound may be thousands.
     pub(crate) async fn warm_up(&mut self, of: &Measured<'_>) {
         let length = (of.plan.duration / 10).min(Duration::from_millis(100));
         let concurrency = if of.cell.rate.is_some() { (1, 1) } else { of.cell.concurrency() };
         if self.begin(Check::Stamps).await {
-            self.uncounted_turn(of, concurrency, length).await;
+            self.uncounted_trial(of, concurrency, length).await;
             self.end().await;
         }
         // The warm-up does not count in the sequence of operations.
@@ -220,22 +220,22 @@ impl Participant {
     }
 
     /// Makes one operation outside the measured time. The receiver checks every byte of it.
-    pub(crate) async fn check_every_byte(&mut self, of: &Measured<'_>, turn: usize) {
+    pub(crate) async fn check_every_byte(&mut self, of: &Measured<'_>, trial: usize) {
         if !self.begin(Check::All).await {
             return;
         }
-        let operation = of.operations.take(turn);
+        let operation = of.operations.take(trial);
         self.tally.every_byte += operation.messages();
         let running = self.caller.run(&operation, Check::All, 1);
-        if let Err(error) = within(patience(of.cell, 1), running).await {
+        if let Err(error) = within(answer_limit(of.cell, 1), running).await {
             self.given_up |= matches!(error, CallError::NoAnswer(_));
             self.tally.counts.fail(&error);
         }
         self.end().await;
     }
 
-    /// Makes a turn whose calls, wall time and CPU time count. `control` is a connection of its own.
-    pub(crate) async fn timed_turn(
+    /// Makes a trial whose calls, wall time and CPU time count. `control` is a connection of its own.
+    pub(crate) async fn timed_trial(
         &mut self,
         of: &Measured<'_>,
         round: u32,
@@ -245,54 +245,54 @@ impl Participant {
             return Ok(());
         }
         if of.cell.load.bytes() <= LEAD_IN {
-            self.uncounted_turn(of, (1, 1), Duration::ZERO).await;
+            self.uncounted_trial(of, (1, 1), Duration::ZERO).await;
         }
         let offer = of.cell.rate.map(|rate| of.offer(rate, round));
         let cpu = cpu_time(control).await?;
         let start = Instant::now();
-        let turn = match &offer {
+        let trial = match &offer {
             Some(offer) => {
-                let patience = offer.length * 2 + patience(of.cell, offer.bound);
-                open_loop::open_turn(&self.caller, &of.operations, offer, patience).await
+                let limit = offer.length * 2 + answer_limit(of.cell, offer.bound);
+                open_loop::open_trial(&self.caller, &of.operations, offer, limit).await
             }
-            None => self.closed_turn(of, of.cell.concurrency(), of.plan.slice(of.cell)).await,
+            None => self.closed_trial(of, of.cell.concurrency(), of.plan.slice(of.cell)).await,
         };
         let wall = start.elapsed();
         let cpu = cpu_time(control).await?.saturating_sub(cpu);
         self.end().await;
-        self.given_up |= turn.is_stuck;
-        self.count(turn.failed());
-        self.tally.add(turn, wall, cpu);
+        self.given_up |= trial.is_stuck;
+        self.count(trial.failed());
+        self.tally.add(trial, wall, cpu);
         Ok(())
     }
 
-    /// Makes a turn of which only the errors count.
-    async fn uncounted_turn(&mut self, of: &Measured<'_>, concurrency: (usize, usize), length: Duration) {
-        let turn = self.closed_turn(of, concurrency, length).await;
-        self.given_up |= turn.is_stuck;
-        self.tally.counts.add_errors(turn.counts);
+    /// Makes a trial of which only the errors count.
+    async fn uncounted_trial(&mut self, of: &Measured<'_>, concurrency: (usize, usize), length: Duration) {
+        let trial = self.closed_trial(of, concurrency, length).await;
+        self.given_up |= trial.is_stuck;
+        self.tally.counts.add_errors(trial.counts);
     }
 
-    /// Makes a turn with `concurrency.0` callers, each with `concurrency.1` calls at once.
-    async fn closed_turn(
+    /// Makes a trial with `concurrency.0` callers, each with `concurrency.1` calls at once.
+    async fn closed_trial(
         &self,
         of: &Measured<'_>,
         concurrency: (usize, usize),
         length: Duration,
-    ) -> TurnOutcome {
+    ) -> TrialOutcome {
         if self.is_idle() {
-            return TurnOutcome::default();
+            return TrialOutcome::default();
         }
-        let times = (length, length + patience(of.cell, concurrency.0));
-        closed_turn(&self.caller, &of.operations, &self.position, concurrency, times).await
+        let times = (length, length + answer_limit(of.cell, concurrency.0));
+        closed_trial(&self.caller, &of.operations, &self.position, concurrency, times).await
     }
 
-    /// Counts consecutive turns in which all calls failed, for example after the loss of the device. The mode is given
-    /// up after three such turns.
+    /// Counts consecutive trials in which all calls failed, for example after the loss of the device. The mode is given
+    /// up after three such trials.
     fn count(&mut self, failed: bool) {
-        const TURNS: u32 = 3;
-        self.failed_turns = if failed { self.failed_turns + 1 } else { 0 };
-        self.given_up |= self.failed_turns >= TURNS;
+        const TRIALS: u32 = 3;
+        self.failed_trials = if failed { self.failed_trials + 1 } else { 0 };
+        self.given_up |= self.failed_trials >= TRIALS;
     }
 }
 
@@ -342,9 +342,9 @@ impl Counts {
     }
 }
 
-/// The outcome of one turn.
+/// The outcome of one trial.
 #[derive(Debug, Default)]
-pub(crate) struct TurnOutcome {
+pub(crate) struct TrialOutcome {
     pub(crate) counts: Counts,
     /// The latency of each operation that succeeded.
     pub(crate) latencies: Vec<Duration>,
@@ -356,7 +356,7 @@ pub(crate) struct TurnOutcome {
     is_stuck: bool,
 }
 
-impl TurnOutcome {
+impl TrialOutcome {
     pub(crate) fn success(&mut self, latency: Duration, bytes: u64, messages: u64) {
         self.latencies.push(latency);
         self.counts.ops += 1;
@@ -364,10 +364,10 @@ impl TurnOutcome {
         self.counts.messages += messages;
     }
 
-    /// Counts operations that got no answer within `patience`.
-    pub(crate) fn stuck(&mut self, missing: u64, patience: Duration) {
+    /// Counts operations that got no answer within `limit`.
+    pub(crate) fn stuck(&mut self, missing: u64, limit: Duration) {
         self.is_stuck = true;
-        self.counts.error(missing, CallError::NoAnswer(patience).to_string());
+        self.counts.error(missing, CallError::NoAnswer(limit).to_string());
     }
 
     /// Adds the calls of `other`, which were made at the same time.
@@ -385,19 +385,19 @@ impl TurnOutcome {
 /// The longest latency that is recorded, in nanoseconds. A longer latency counts as this value.
 const MAX_LATENCY: u64 = 600_000_000_000;
 
-/// The sum of one mode's turns in one cell.
+/// The sum of one mode's trials in one cell.
 #[derive(Debug)]
 pub(crate) struct Tally {
     pub(crate) counts: Counts,
     latencies: Histogram<u64>,
     /// Operations of an open loop that were given up before they were sent.
     unsent: u64,
-    /// Time of all timed turns, and CPU time that both processes used in it.
+    /// Time of all timed trials, and CPU time that both processes used in it.
     pub(crate) wall: Duration,
     cpu: Duration,
     /// The reason why the mode could not take part.
     pub(crate) skipped: Option<String>,
-    turns: u64,
+    trials: u64,
     /// Messages whose every byte was checked, and messages whose stamps were.
     pub(crate) every_byte: u64,
     stamps: u64,
@@ -413,25 +413,25 @@ impl Tally {
             wall: Duration::ZERO,
             cpu: Duration::ZERO,
             skipped: None,
-            turns: 0,
+            trials: 0,
             every_byte: 0,
             stamps: 0,
         })
     }
 
-    /// Adds a timed turn.
-    pub(crate) fn add(&mut self, turn: TurnOutcome, wall: Duration, cpu: Duration) {
+    /// Adds a timed trial.
+    pub(crate) fn add(&mut self, trial: TrialOutcome, wall: Duration, cpu: Duration) {
         // Operations that were never sent would have taken longer than they had waited. Figures without them would be
         // too good.
-        for latency in turn.latencies.iter().chain(&turn.unsent) {
+        for latency in trial.latencies.iter().chain(&trial.unsent) {
             self.latencies.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(MAX_LATENCY));
         }
-        self.unsent += turn.unsent.len() as u64;
+        self.unsent += trial.unsent.len() as u64;
         self.wall += wall;
-        self.cpu += cpu.saturating_sub(turn.waiting);
-        self.turns += 1;
-        self.stamps += turn.counts.messages + turn.counts.errors;
-        self.counts.add(turn.counts);
+        self.cpu += cpu.saturating_sub(trial.waiting);
+        self.trials += 1;
+        self.stamps += trial.counts.messages + trial.counts.errors;
+        self.counts.add(trial.counts);
     }
 
     /// Returns the number of checks of content.
@@ -441,14 +441,14 @@ impl Tally {
     }
 
     /// Returns whether the mode fell behind the offered rate: an operation was not sent at all, more than one in twenty
-    /// had no answer when the offering ended (up to four in each turn are no sign of it), or the turns took twice as
+    /// had no answer when the offering ended (up to four in each trial are no sign of it), or the trials took twice as
     /// long.
     fn saturated(&self, rate: f64) -> bool {
         const HANDFUL: u64 = 4;
         let Counts { ops, sent, backlog, .. } = self.counts;
         let achieved = ops as f64 / self.wall.as_secs_f64().max(1e-9);
         self.unsent > 0
-            || backlog > ((sent + self.unsent) / 20).max(HANDFUL * self.turns)
+            || backlog > ((sent + self.unsent) / 20).max(HANDFUL * self.trials)
             || achieved < rate / 2.0
     }
 
@@ -488,7 +488,7 @@ impl Tally {
 
 /// Returns the CPU time of both processes since they started. `control` is a connection of its own.
 pub(crate) async fn cpu_time(control: &mut GrpcCaller) -> Result<Duration, Failure> {
-    let server = within(PATIENCE, control.usage()).await;
+    let server = within(ANSWER_LIMIT, control.usage()).await;
     Ok(server.context("can't ask the server process for its CPU time")? + cores::cpu_time())
 }
 
@@ -499,23 +499,23 @@ pub(crate) fn seed(cell: Cell) -> u64 {
 }
 
 /// Keeps `concurrency.0` operations in flight until `length` is over, each with `concurrency.1` calls at once. Every caller makes at
-/// least one operation. Operations without an answer after `patience` count as errors.
-pub(crate) async fn closed_turn(
+/// least one operation. Operations without an answer after `limit` count as errors.
+pub(crate) async fn closed_trial(
     caller: &Caller,
     operations: &Operations,
     position: &Position,
     concurrency: (usize, usize),
-    (length, patience): (Duration, Duration),
-) -> TurnOutcome {
-    let (mut turn, mut missing) = (TurnOutcome::default(), 0);
-    let running = run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
-    if tokio::time::timeout(patience, running).await.is_err() {
-        turn.stuck(missing, patience);
+    (length, limit): (Duration, Duration),
+) -> TrialOutcome {
+    let (mut trial, mut missing) = (TrialOutcome::default(), 0);
+    let running = run(caller, operations, position, concurrency, length, &mut trial, &mut missing);
+    if tokio::time::timeout(limit, running).await.is_err() {
+        trial.stuck(missing, limit);
     }
-    turn
+    trial
 }
 
-/// Makes the operations of a turn. If this future is dropped, `turn` has the results so far. `missing` counts the callers that
+/// Makes the operations of a trial. If this future is dropped, `trial` has the results so far. `missing` counts the callers that
 /// have not ended.
 async fn run(
     caller: &Caller,
@@ -523,7 +523,7 @@ async fn run(
     position: &Position,
     (callers, width): (usize, usize),
     length: Duration,
-    turn: &mut TurnOutcome,
+    trial: &mut TrialOutcome,
     missing: &mut u64,
 ) {
     let end = Instant::now() + length;
@@ -535,7 +535,7 @@ async fn run(
             caller => keep_calling(caller, operations, position, width, end).await,
         };
         *missing = 0;
-        return count(ended, turn);
+        return count(ended, trial);
     }
     let mut under_way = JoinSet::new();
     if let Caller::Placement(caller) = caller {
@@ -550,8 +550,8 @@ async fn run(
     while let Some(ended) = under_way.join_next().await {
         *missing -= 1;
         match ended {
-            Ok(ended) => count(ended, turn),
-            Err(crash) => turn.counts.error(1, crash.to_string()),
+            Ok(ended) => count(ended, trial),
+            Err(crash) => trial.counts.error(1, crash.to_string()),
         }
     }
 }
@@ -567,12 +567,12 @@ fn stays_in_block_on(caller: &Caller) -> bool {
     !polls && Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
 }
 
-fn count((done, error): (Vec<Done>, Option<CallError>), turn: &mut TurnOutcome) {
+fn count((done, error): (Vec<Done>, Option<CallError>), trial: &mut TrialOutcome) {
     for (latency, bytes, messages) in done {
-        turn.success(latency, bytes, messages);
+        trial.success(latency, bytes, messages);
     }
     if let Some(error) = error {
-        turn.counts.fail(&error);
+        trial.counts.fail(&error);
     }
 }
 
@@ -629,13 +629,13 @@ mod participant_tests {
     #[tokio::test]
     async fn a_mode_whose_calls_all_fail_is_given_up() {
         let mut participant = participant();
-        let turn = |ops, errors| TurnOutcome {
+        let trial = |ops, errors| TrialOutcome {
             counts: Counts { ops, errors, ..Counts::default() },
-            ..TurnOutcome::default()
+            ..TrialOutcome::default()
         };
-        let (failed, mixed, empty) = (turn(0, 1), turn(1, 5), turn(0, 0));
-        for turn in [&failed, &failed, &mixed, &failed, &failed, &empty, &failed, &failed] {
-            participant.count(turn.failed());
+        let (failed, mixed, empty) = (trial(0, 1), trial(1, 5), trial(0, 0));
+        for trial in [&failed, &failed, &mixed, &failed, &failed, &empty, &failed, &failed] {
+            participant.count(trial.failed());
             assert!(!participant.given_up);
         }
         participant.count(failed.failed());
@@ -657,12 +657,12 @@ mod tally_tests {
     #[test]
     fn a_row_counts_what_was_tallied() {
         let mut tally = Tally::new().unwrap();
-        let mut turn = TurnOutcome::default();
+        let mut trial = TrialOutcome::default();
         for micros in [1, 2, 3, 50] {
-            turn.success(Duration::from_micros(micros), 1000, 1);
+            trial.success(Duration::from_micros(micros), 1000, 1);
         }
-        turn.waiting = Duration::from_micros(10);
-        tally.add(turn, millis(2), Duration::from_micros(50));
+        trial.waiting = Duration::from_micros(10);
+        tally.add(trial, millis(2), Duration::from_micros(50));
         tally.counts.error(2, "first".to_owned());
         tally.counts.error(1, "second".to_owned());
         let row = tally.row(Mode::GrpcUds, Cell::closed(1000, 2), Direction::Up);
@@ -682,9 +682,9 @@ mod tally_tests {
     #[test]
     fn percentiles_of_too_few_operations_are_absent() {
         let row = |operations: u64| {
-            let (mut tally, mut turn) = (Tally::new().unwrap(), TurnOutcome::default());
-            (1..=operations).for_each(|micros| turn.success(Duration::from_micros(micros), 64, 1));
-            tally.add(turn, millis(1), millis(1));
+            let (mut tally, mut trial) = (Tally::new().unwrap(), TrialOutcome::default());
+            (1..=operations).for_each(|micros| trial.success(Duration::from_micros(micros), 64, 1));
+            tally.add(trial, millis(1), millis(1));
             tally.row(Mode::GrpcTcp, Cell::closed(64, 1), Direction::Up)
         };
         assert_eq!((row(99).p99_us, row(99).p999_us, row(999).p999_us), (None, None, None));
@@ -699,10 +699,10 @@ mod tally_tests {
         let cell = Cell { load: Workload::Size(64), inflight: 8, rate: Some(10.0) };
         let row = |wall| {
             let mut tally = Tally::new().unwrap();
-            let mut turn = TurnOutcome::default();
-            (turn.counts.sent, turn.counts.backlog) = (1, 1);
-            turn.success(wall, 64, 1);
-            tally.add(turn, wall, wall);
+            let mut trial = TrialOutcome::default();
+            (trial.counts.sent, trial.counts.backlog) = (1, 1);
+            trial.success(wall, 64, 1);
+            tally.add(trial, wall, wall);
             tally.row(Mode::GrpcTcp, cell, Direction::Up)
         };
         assert_eq!(row(millis(120)).saturated, Some(false));
@@ -715,12 +715,12 @@ mod tally_tests {
         let row = |backlog, unsent: Vec<Duration>| {
             let mut tally = Tally::new().unwrap();
             let sent = 1000 - unsent.len() as u64;
-            let mut turn = TurnOutcome { unsent, ..TurnOutcome::default() };
-            (turn.counts.sent, turn.counts.backlog) = (sent, backlog);
+            let mut trial = TrialOutcome { unsent, ..TrialOutcome::default() };
+            (trial.counts.sent, trial.counts.backlog) = (sent, backlog);
             for _ in 0..900 {
-                turn.success(millis(1), 64, 1);
+                trial.success(millis(1), 64, 1);
             }
-            tally.add(turn, millis(1000), millis(10));
+            tally.add(trial, millis(1000), millis(10));
             tally.row(Mode::GrpcTcp, cell, Direction::Up)
         };
         assert_eq!(row(50, Vec::new()).saturated, Some(false));
