@@ -14,7 +14,7 @@ use std::fmt::{self, Debug};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::error::{GraphError, Problem};
+use crate::error::GraphError;
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 
 /// The length of a dimension.
@@ -238,9 +238,7 @@ impl Topology {
     /// Another node has this name, or an input is no output of a node of the graph.
     pub fn add(&mut self, node: Node) -> Result<NodeId, GraphError> {
         let id = NodeId(self.nodes.len());
-        let wrong = |reason: &str| {
-            GraphError::from(Problem::Node { node: node.name.clone(), reason: reason.to_owned() })
-        };
+        let wrong = |reason: &str| GraphError::of_node(&node.name, reason);
         if self.names.contains_key(&node.name) {
             return Err(wrong("another node has this name"));
         }
@@ -262,7 +260,7 @@ impl Topology {
     pub fn result(&mut self, outlet: Outlet) -> Result<(), GraphError> {
         if self.fact(outlet).is_none() {
             let node = format!("{}", outlet.node.0);
-            return Err(Problem::Node { node, reason: format!("has no output {}", outlet.output) }.into());
+            return Err(GraphError::of_node(node, format!("has no output {}", outlet.output)));
         }
         self.results.push(outlet);
         Ok(())

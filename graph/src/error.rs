@@ -91,6 +91,16 @@ impl GraphError {
         }
     }
 
+    /// Makes the error of a node.
+    pub(crate) fn of_node(node: impl Into<String>, reason: impl Into<String>) -> Self {
+        Problem::Node { node: node.into(), reason: reason.into() }.into()
+    }
+
+    /// Makes the error of a setting.
+    pub(crate) fn of_setting(setting: &'static str, reason: impl Into<String>) -> Self {
+        Problem::Setting { setting, reason: reason.into() }.into()
+    }
+
     /// Returns the variant, for tests.
     #[cfg(test)]
     pub(crate) fn problem(&self) -> &Problem {
@@ -192,3 +202,26 @@ pub(crate) enum Problem {
 fn suggestion(near: &Option<String>) -> String {
     near.as_ref().map(|near| format!("; a node with a similar name: {near}")).unwrap_or_default()
 }
+
+/// Reads and writes the names that serde gives the values of a type. An error says what a name is of, and which names there are.
+macro_rules! named {
+    ($type:ty, $what:literal, $names:literal) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                serde::Serialize::serialize(self, f)
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = $crate::GraphError;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                let name = serde::de::IntoDeserializer::<serde::de::value::Error>::into_deserializer(text);
+                let unknown = |_| format!(concat!("{:?} is no ", $what, "; use ", $names), text);
+                serde::Deserialize::deserialize(name)
+                    .map_err(|error| $crate::error::Problem::Value(unknown(error)).into())
+            }
+        }
+    };
+}
+pub(crate) use named;

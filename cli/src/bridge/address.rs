@@ -45,7 +45,7 @@ impl Address {
 
     /// Returns whether clients can connect to this address. Port 0 is only for listening.
     pub(crate) fn can_be_connected_to(&self) -> bool {
-        !matches!(self, Self::Tcp(host_port) | Self::Rdma(host_port) if host_port.port == 0)
+        !matches!(self, Self::Tcp(at) | Self::Rdma(at) if at.port == 0)
     }
 }
 
@@ -123,9 +123,7 @@ fn unix(rest: &str) -> Result<UnixName, String> {
 impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(host_port) | Self::Rdma(host_port) => {
-                write!(formatter, "{}://{host_port}", self.scheme())
-            }
+            Self::Tcp(at) | Self::Rdma(at) => write!(formatter, "{}://{at}", self.scheme()),
             // A parser takes the first two slashes after the scheme off, so a path that begins with two needs two more.
             Self::Unix(UnixName::Path(path)) => {
                 let slashes = if path.as_os_str().as_encoded_bytes().starts_with(b"//") { "//" } else { "" };

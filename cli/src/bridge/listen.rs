@@ -43,7 +43,7 @@ impl Bound {
     pub(crate) fn new(address: &Address) -> io::Result<Self> {
         let (mut address, mut file) = (address.clone(), None);
         let socket = match &mut address {
-            Address::Tcp(host_port) | Address::Rdma(host_port) => BoundSocket::Tcp(bind_tcp(host_port)?),
+            Address::Tcp(at) | Address::Rdma(at) => BoundSocket::Tcp(bind_tcp(at)?),
             Address::Unix(name) => {
                 let socket = match name {
                     UnixName::Path(path) => {
@@ -115,13 +115,13 @@ impl Accepting {
     }
 }
 
-/// Binds the first address of `host_port` that can be bound, and sets the port that the kernel chose.
-fn bind_tcp(host_port: &mut HostPort) -> io::Result<TcpListener> {
+/// Binds the first address of `at` that can be bound, and sets the port that the kernel chose.
+fn bind_tcp(at: &mut HostPort) -> io::Result<TcpListener> {
     let mut last = io::Error::other("the name has no address");
-    for address in (host_port.host.as_str(), host_port.port).to_socket_addrs()? {
+    for address in (at.host.as_str(), at.port).to_socket_addrs()? {
         match bind_address(address) {
             Ok(socket) => {
-                host_port.port = socket.local_addr()?.port();
+                at.port = socket.local_addr()?.port();
                 return Ok(socket);
             }
             Err(error) => last = explain(error),

@@ -182,17 +182,13 @@ pub(crate) async fn attempt(
     limit: Duration,
 ) -> Result<Stream, AttemptError> {
     match target {
-        Address::Tcp(host_port) => {
-            Ok(Stream::tcp(connect_tcp(&host_port.host, host_port.port, limit, None).await?)?)
-        }
+        Address::Tcp(at) => Ok(Stream::tcp(connect_tcp(&at.host, at.port, limit, None).await?)?),
         // Unix sockets connect at once, or not at all.
         Address::Unix(name) => unix(name).await,
-        Address::Rdma(host_port) => {
-            match timeout(limit, dialer.dial(&host_port.host, host_port.port)).await {
-                Ok(stream) => Ok(Stream::endpoint(stream?)?),
-                Err(_) => Err(AttemptError::NoAnswer),
-            }
-        }
+        Address::Rdma(at) => match timeout(limit, dialer.dial(&at.host, at.port)).await {
+            Ok(stream) => Ok(Stream::endpoint(stream?)?),
+            Err(_) => Err(AttemptError::NoAnswer),
+        },
     }
 }
 

@@ -59,7 +59,7 @@ pub struct ExplainedTensor {
 }
 
 /// How many of the sent tensors the sender copied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copies {
     /// All tensors.
     pub tensors: u64,
@@ -118,7 +118,7 @@ fn explain(
         Placement::Dynamic { why, .. } => ("dynamic", why.clone(), None),
     };
     let seen = report.map(|report| report.seen).filter(|seen| seen.tensors > 0);
-    let later = report.map(|report| Copies::from(report.later));
+    let later = report.map(|report| report.later);
     ExplainedTensor {
         name: crossing.name.clone(),
         producer: node(graph, crossing.outlet.node),
@@ -130,7 +130,7 @@ fn explain(
         placement,
         why,
         site: report.map(|report| site(graph, placements, report)),
-        first_step: report.map(|report| Copies::from(report.first_step)),
+        first_step: report.map(|report| report.first_step),
         later_steps: later,
         sender_copies: later.filter(|later| later.tensors > 0).map(|later| later.copied),
     }
@@ -162,24 +162,6 @@ fn site(graph: &Topology, placements: &Placements, report: &SenderReport) -> Str
     }
 }
 
-impl From<Sent> for Copies {
-    fn from(sent: Sent) -> Self {
-        let tensors = sent.in_place + sent.copied + sent.inline;
-        Self { tensors, copied: sent.copied, inline: sent.inline }
-    }
-}
-
-/// How a sender has sent its tensors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sent {
-    /// The number of tensors that the device took from their own memory.
-    pub in_place: u64,
-    /// The number of tensors that were copied into registered memory first, or into a message.
-    pub copied: u64,
-    /// The number of tensors that travelled within the request itself, because they are small.
-    pub inline: u64,
-}
-
 /// What a process counted for a crossing tensor that it sends. It travels to the process that explains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SenderReport {
@@ -190,9 +172,9 @@ pub struct SenderReport {
     /// The memory of the tensors.
     pub seen: CrossingMemory,
     /// How they were sent in the first step.
-    pub first_step: Sent,
+    pub first_step: Copies,
     /// How they were sent in all later steps.
-    pub later: Sent,
+    pub later: Copies,
 }
 
 impl SenderReport {
@@ -200,35 +182,29 @@ impl SenderReport {
     ///
     /// ```
     /// use tonic_rdma_graph::dataflow::Topology;
-    /// use tonic_rdma_graph::explain::{SenderReport, Sent};
+    /// use tonic_rdma_graph::explain::{Copies, SenderReport};
     /// use tonic_rdma_graph::placement::CrossingId;
     /// use tonic_rdma_graph::sites::NodeSites;
     ///
     /// let sites = NodeSites::untraced(&Topology::new());
-    /// let (first, all) = (Sent { copied: 1, ..Sent::default() }, Sent { copied: 1, in_place: 9, inline: 0 });
+    /// let (first, all) = (Copies { tensors: 1, copied: 1, inline: 0 }, Copies { tensors: 10, copied: 1, inline: 0 });
     /// let report = SenderReport::new(CrossingId(0), &sites, first, all);
-    /// assert_eq!(report.later, Sent { in_place: 9, ..Sent::default() });
+    /// assert_eq!(report.later, Copies { tensors: 9, ..Copies::default() });
     /// ```
-    pub fn new(crossing: CrossingId, sites: &NodeSites, first_step: Sent, all: Sent) -> Self {
-        let later = Sent {
-            in_place: all.in_place.saturating_sub(first_step.in_place),
+    pub fn new(crossing: CrossingId, sites: &NodeSites, first_step: Copies, all: Copies) -> Self {
+        let later = Copies {
+            tensors: all.tensors.saturating_sub(first_step.tensors),
             copied: all.copied.saturating_sub(first_step.copied),
             inline: all.inline.saturating_sub(first_step.inline),
         };
-        Self {
-            crossing: crossing.0,
-            traced: sites.is_traced(),
-            seen: sites.seen(crossing),
-            first_step,
-            later,
-        }
+        let (traced, seen) = (sites.is_traced(), sites.seen(crossing));
+        Self { crossing: crossing.0, traced, seen, first_step, later }
     }
 }
 
-impl From<CrossingCounts> for Sent {
+impl From<CrossingCounts> for Copies {
     fn from(counts: CrossingCounts) -> Self {
-        let CrossingCounts { sent, copied, inline, .. } = counts;
-        Self { in_place: sent.saturating_sub(copied).saturating_sub(inline), copied, inline }
+        Self { tensors: counts.sent, copied: counts.copied, inline: counts.inline }
     }
 }
 

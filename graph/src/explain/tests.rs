@@ -63,7 +63,7 @@ fn an_explanation_before_the_first_step_says_what_is_known() {
 fn the_rows_have_what_was_counted() {
     let (graph, placements) = graph(Dim::Known(LENGTH as u64));
     let sites = NodeSites::untraced(&graph);
-    let sent = |in_place, copied, inline| Sent { in_place, copied, inline };
+    let sent = |in_place, copied, inline| Copies { tensors: in_place + copied + inline, copied, inline };
     let mut report = SenderReport::new(CrossingId(1), &sites, sent(0, 1, 0), sent(8, 2, 1));
     report.traced = true;
     let site = Some(AllocationSite { owner: SiteOwner::Receive(0), ordinal: 2 });
@@ -98,8 +98,12 @@ fn the_rows_have_what_was_counted() {
 fn a_missing_site_has_a_reason() {
     let (graph, placements) = graph(Dim::Known(1));
     let site = |traced, tensors, registered| {
-        let mut report =
-            SenderReport::new(CrossingId(0), &NodeSites::untraced(&graph), Sent::default(), Sent::default());
+        let mut report = SenderReport::new(
+            CrossingId(0),
+            &NodeSites::untraced(&graph),
+            Copies::default(),
+            Copies::default(),
+        );
         report.traced = traced;
         report.seen = CrossingMemory { site: None, tensors, registered, bytes: 1 };
         Explanation::new(&graph, &placements, &[report]).tensors[0].site.clone().unwrap()
@@ -146,7 +150,7 @@ fn run(feed: fn(u64) -> Data) -> Explanation {
             let leaving: Vec<CrossingId> = placements.leaving(part).map(|crossing| crossing.id).collect();
             let executor = Executor::new(graph, placements, part, kernels, transfers).unwrap();
             executor.sites(Arc::clone(&sites)).run(0..3, &mut |step, _| Ok(feed(step))).unwrap();
-            let report = |id| SenderReport::new(id, &sites, Sent::default(), Sent::default());
+            let report = |id| SenderReport::new(id, &sites, Copies::default(), Copies::default());
             leaving.into_iter().map(report).collect::<Vec<_>>()
         })
     });

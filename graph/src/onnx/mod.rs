@@ -69,11 +69,6 @@ impl Model {
         ModelBuilder::default()
     }
 
-    /// Returns the file of the model.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Returns the nodes of the optimised model.
     pub fn topology(&self) -> &Arc<Topology> {
         &self.topology
@@ -137,7 +132,7 @@ impl Model {
         }
         let mut inputs = Vec::new();
         for (id, node) in self.topology.nodes().filter(|(_, node)| node.role == Role::Input) {
-            let wrong = |reason: String| GraphError::from(Problem::Node { node: node.name.clone(), reason });
+            let wrong = |reason: String| GraphError::of_node(&node.name, reason);
             let fact = self
                 .engine
                 .outlet_fact(OutletId::new(self.nodes[id.0], 0))

@@ -2,14 +2,12 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 use std::{fmt, mem};
 
-use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
@@ -184,11 +182,11 @@ impl<V: Value> Executor<V> {
         }
         if steps.start < self.next {
             let reason = format!("{steps:?}: this executor has run all steps before {}", self.next);
-            return Err(Problem::Setting { setting: "steps", reason }.into());
+            return Err(GraphError::of_setting("steps", reason));
         }
         if self.settings.window == 0 {
             let reason = "it is 0; at least 1 step must be in flight".to_owned();
-            return Err(Problem::Setting { setting: "window", reason }.into());
+            return Err(GraphError::of_setting("window", reason));
         }
         self.next = self.next.max(steps.end);
         self.transfers.begin(&steps);
@@ -236,7 +234,7 @@ impl<V> fmt::Debug for Executor<V> {
 
 fn missing(graph: &Topology, node: NodeId, part: Part) -> GraphError {
     let name = graph.node(node).map_or_else(|| node.0.to_string(), |node| node.name.clone());
-    GraphError::from(Problem::Node { node: name, reason: format!("it has no kernel in part {}", part.0) })
+    GraphError::of_node(name, format!("it has no kernel in part {}", part.0))
 }
 
 /// What becomes of a receive that has not arrived.
@@ -258,22 +256,7 @@ impl ReceiveMode {
     pub const ALL: [Self; 3] = [Self::PollingAsync, Self::Blocking, Self::Callback];
 }
 
-impl fmt::Display for ReceiveMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
-}
-
-impl FromStr for ReceiveMode {
-    type Err = GraphError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::deserialize(text.into_deserializer()).map_err(|_: serde::de::value::Error| {
-            Problem::Value(format!("{text:?} is no receive mode; use polling-async, blocking or callback"))
-                .into()
-        })
-    }
-}
+crate::error::named!(ReceiveMode, "receive mode", "polling-async, blocking or callback");
 
 /// What the nodes of a run do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -84,7 +84,7 @@ impl<V: Value> Transfers<V> {
     ) -> Result<Vec<Self>, GraphError> {
         if depth == 0 {
             let reason = "it is 0; at least 1 tensor of each crossing must be under way".to_owned();
-            return Err(Problem::Setting { setting: "depth", reason }.into());
+            return Err(GraphError::of_setting("depth", reason));
         }
         let parts = placements.partition().count();
         let crossings = placements.crossings().len();
@@ -107,12 +107,8 @@ impl<V: Value> Transfers<V> {
 
 impl InMemory {
     fn crossing(&self, id: CrossingId) -> Result<&Crossing, GraphError> {
-        self.placements.crossing(id).ok_or_else(|| {
-            GraphError::from(Problem::Setting {
-                setting: "crossing",
-                reason: format!("the graph has no crossing tensor {}", id.0),
-            })
-        })
+        let reason = || format!("the graph has no crossing tensor {}", id.0);
+        self.placements.crossing(id).ok_or_else(|| GraphError::of_setting("crossing", reason()))
     }
 
     fn take<V: Value>(
@@ -288,10 +284,8 @@ impl Network {
         let spawned =
             thread::Builder::new().name("courier".to_owned()).spawn(move || while network.deliver() {});
         spawned.map(drop).map_err(|error| {
-            GraphError::from(Problem::Setting {
-                setting: "delay",
-                reason: format!("delayed transfers need a thread, and the system gave none: {error}"),
-            })
+            let reason = format!("delayed transfers need a thread, and the system gave none: {error}");
+            GraphError::of_setting("delay", reason)
         })
     }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use crate::dataflow::{Node, NodeId, Outlet, Role, Topology};
-use crate::error::{GraphError, Problem};
+use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part, Placements};
 
 /// The work of one part in a step.
@@ -74,7 +74,7 @@ impl Plan {
         if parts.len() != graph.len() {
             let reason =
                 format!("are those of a graph of {} nodes, and this graph has {}", parts.len(), graph.len());
-            return Err(Problem::Setting { setting: "placements", reason }.into());
+            return Err(GraphError::of_setting("placements", reason));
         }
         let mut planner = Planner::new(graph, crossings, part)?;
         for (id, node) in graph.nodes().filter(|(_, node)| node.role != Role::Constant) {
@@ -119,7 +119,7 @@ impl<'a> Planner<'a> {
                 let node = self.graph.outlet_name(crossing.outlet);
                 let reason =
                     format!("crosses more than once to part {}, or from this part to itself", self.part.0);
-                return Err(Problem::Node { node, reason }.into());
+                return Err(GraphError::of_node(node, reason));
             }
             self.plan.values.push(PlannedValue { consumers: Vec::new(), receive: Some(receive) });
             self.plan.receives.push(PlannedReceive { crossing: crossing.id, value });
@@ -168,14 +168,11 @@ impl<'a> Planner<'a> {
             return Ok(Source::Constant(self.constant(input.node), input.output));
         }
         self.values.get(&input).map(|value| Source::Value(*value)).ok_or_else(|| {
-            GraphError::from(Problem::Node {
-                node: node.name.clone(),
-                reason: format!(
-                    "its input {} is computed in another part, and no crossing tensor brings it to part {}",
-                    self.graph.outlet_name(input),
-                    self.part.0
-                ),
-            })
+            let (name, part) = (self.graph.outlet_name(input), self.part);
+            let reason = format!(
+                "its input {name} is computed in another part, and no crossing tensor brings it to part {part}"
+            );
+            GraphError::of_node(&node.name, reason)
         })
     }
 
@@ -207,18 +204,14 @@ impl<'a> Planner<'a> {
             let node = self.graph.outlet_name(*outlet);
             let reason =
                 format!("crosses from part {}, and is no output of a node of that part", self.part.0);
-            return Err(Problem::Node { node, reason }.into());
+            return Err(GraphError::of_node(node, reason));
         }
         let unused = |receive: &&PlannedReceive| self.plan.values[receive.value].consumers.is_empty();
         match self.plan.receives.iter().find(unused) {
             None => Ok(()),
             Some(receive) => {
-                let node = self.crossings[receive.crossing.0].name.clone();
-                Err(Problem::Node {
-                    node,
-                    reason: format!("crosses to part {}, which does not use it", self.part.0),
-                }
-                .into())
+                let reason = format!("crosses to part {}, which does not use it", self.part.0);
+                Err(GraphError::of_node(&self.crossings[receive.crossing.0].name, reason))
             }
         }
     }

@@ -334,7 +334,7 @@ impl<'a, V: Value> Run<'a, V> {
             let (_, crossing) = self.executor.plan.nodes[node].sends[send];
             let Some(tensor) = self.executor.kept[crossing.0].clone() else {
                 let reason = "`replay` needs a call of `run_and_keep` before it".to_owned();
-                return Err(Problem::Setting { setting: "work", reason }.into());
+                return Err(GraphError::of_setting("work", reason));
             };
             self.begin(crossing, step, tensor)?;
         }

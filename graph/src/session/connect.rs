@@ -15,7 +15,7 @@ use crate::error::{GraphError, Problem};
 use crate::placement::{Crossing, Part, Placement};
 use crate::session::settings::{
     CONNECTION_WINDOW, ListenerBuilder, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, OTHER_CALLS, Peering,
-    STREAM_WINDOW, calls, setting,
+    STREAM_WINDOW, calls,
 };
 use crate::session::state::{Mailboxes, SessionState};
 use crate::session::threads::{self, FAREWELL};
@@ -49,7 +49,8 @@ pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, G
     check(&settings, &peering)?;
     let parts = peering.peers.len();
     let keys: Result<Vec<Key>, _> = (0..parts).map(|_| fresh_key()).collect();
-    let no_random = |error| setting("key", format!("the system gives no random bytes: {error}"));
+    let no_random =
+        |error| GraphError::of_setting("key", format!("the system gives no random bytes: {error}"));
     let keys = keys.map_err(no_random)?;
     let peers = Arc::new(Peers::new(parts));
     // Slots and mailboxes are there before another part hears of this one.
@@ -105,7 +106,7 @@ fn check(settings: &ListenerBuilder, peering: &Peering) -> Result<(), GraphError
                     "{sent} crossing tensors go to part {peer}, and {} of each may be under way; mode {mode} carries {most} tensors at a time to a part",
                     peering.window
                 );
-                return Err(setting("window", reason));
+                return Err(GraphError::of_setting("window", reason));
             }
         }
     }
@@ -118,7 +119,7 @@ fn check(settings: &ListenerBuilder, peering: &Peering) -> Result<(), GraphError
                 let reason = format!(
                     "crossing tensor {name:?} has {bytes} bytes, and a message of {mode} takes {longest}"
                 );
-                return Err(setting("largest_tensor", reason));
+                return Err(GraphError::of_setting("largest_tensor", reason));
             }
         }
     }
@@ -168,7 +169,7 @@ fn slot(
         Placement::Dynamic { .. } => device.dynamic_receiver(&name, depth).map(SlotReceiver::Dynamic),
     };
     let receiver = receiver.map_err(|error| {
-        setting(
+        GraphError::of_setting(
             "window",
             format!("no slot with {depth} buffers for crossing tensor {:?}: {error}", crossing.name),
         )
@@ -265,7 +266,8 @@ where
     }
     let mut all = Vec::new();
     while let Some(done) = tasks.join_next().await {
-        let ended = |error| setting("threads", format!("a task of the session has ended: {error}"));
+        let ended =
+            |error| GraphError::of_setting("threads", format!("a task of the session has ended: {error}"));
         all.push(done.map_err(ended)??);
     }
     Ok(all)
@@ -328,11 +330,12 @@ fn not_joined(context: &Context, part: Part, reason: JoinError) -> GraphError {
             GraphError::from(Problem::Version { peer, address, ours: VERSION, theirs })
         }
         JoinError::Differs(what) => GraphError::from(Problem::Differs { peer, address, what }),
-        JoinError::Other(other) => {
-            setting("peers", format!("part {other} answers at {address}, the address of part {part}"))
-        }
+        JoinError::Other(other) => GraphError::of_setting(
+            "peers",
+            format!("part {other} answers at {address}, the address of part {part}"),
+        ),
         JoinError::Refused(reason) => {
-            setting("part", format!("part {part} at {address} refused this part: {reason}"))
+            GraphError::of_setting("part", format!("part {part} at {address} refused this part: {reason}"))
         }
         JoinError::Failed(reason) => GraphError::from(Problem::PeerFailed { peer, reason }),
         JoinError::Late { trouble, .. } => late(context, part, trouble),
@@ -372,8 +375,8 @@ fn slot_name(key: &Key, mode: TransferMode, crossing: &Crossing) -> String {
 /// Makes the description of a connection to `address`: windows and frames for tensors.
 pub(super) fn endpoint(peer: Part, address: &str) -> Result<Endpoint, GraphError> {
     let endpoint = bootstrap::endpoint("http", address);
-    let endpoint =
-        endpoint.map_err(|reason| setting("peers", format!("the address of part {peer}: {reason}")))?;
+    let endpoint = endpoint
+        .map_err(|reason| GraphError::of_setting("peers", format!("the address of part {peer}: {reason}")))?;
     Ok(endpoint
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)

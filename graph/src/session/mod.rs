@@ -42,9 +42,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::settings::{
-    CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, STREAM_WINDOW, calls, setting,
-};
+use self::settings::{CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, STREAM_WINDOW, calls};
 use self::state::{Service, SessionState};
 use self::threads::Threads;
 use crate::dataflow::Value;
@@ -142,11 +140,6 @@ impl Session {
         self.addresses
     }
 
-    /// Returns provider and name of the RDMA device of the slots, such as `soft` and `soft0`, if this part sends through slots.
-    pub fn device(&self) -> Option<(&'static str, &str)> {
-        self.core.channels.first().map(Channel::device)
-    }
-
     /// Returns the transfers of a mode, for one executor. The transfers of several modes may be used in turn, and each of them counts
     /// for itself.
     ///
@@ -155,13 +148,13 @@ impl Session {
     pub fn transfers<V: Value>(&self, mode: TransferMode) -> Result<Transfers<V>, GraphError> {
         if !self.modes.contains(&mode) {
             let names: Vec<String> = self.modes.iter().map(TransferMode::to_string).collect();
-            return Err(setting(
+            return Err(GraphError::of_setting(
                 "mode",
                 format!("{mode}: this session was made for {}", names.join(" and ")),
             ));
         }
         let ends = lock(&self.ends).remove(&mode);
-        let taken = || setting("mode", format!("{mode}: its transfers were taken already"));
+        let taken = || GraphError::of_setting("mode", format!("{mode}: its transfers were taken already"));
         let Core { state, threads, .. } = &*self.core;
         let base = Base {
             peers: Arc::clone(&state.peers),
@@ -246,8 +239,8 @@ impl Listener {
 
     fn listen(address: &str, settings: ListenerBuilder) -> Result<Self, GraphError> {
         let runtime = OwnRuntime::new("graph-session", settings.threads);
-        let runtime =
-            runtime.map_err(|error| setting("threads", format!("the system gives none: {error}")))?;
+        let runtime = runtime
+            .map_err(|error| GraphError::of_setting("threads", format!("the system gives none: {error}")))?;
         let (cell, service) = (BootstrapCell::default(), Service::default());
         let listening = listen(address.to_owned(), settings.clone(), Arc::clone(&cell), service.clone());
         // This process may still tell the parts of an earlier session why it has failed.
@@ -291,7 +284,7 @@ async fn listen(
         // The names of slots contain secrets, so that only parts of the session can attach.
         .listed(false)
         .build()
-        .map_err(|error| setting("config", error.to_string()))?;
+        .map_err(|error| GraphError::of_setting("config", error.to_string()))?;
     let incoming = RdmaIncoming::builder()
         .config(config.clone())
         .bind(&*address)

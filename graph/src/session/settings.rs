@@ -8,7 +8,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::dataflow::{Node, Topology};
-use crate::error::{GraphError, Problem};
+use crate::error::GraphError;
 use crate::placement::{Crossing, Part, Placements};
 use crate::session::Listener;
 use crate::transfer::TransferMode;
@@ -86,7 +86,8 @@ impl ListenerBuilder {
     /// # Errors
     /// The address can't be listened on, a variable or a setting has a bad value, or the system gives no threads.
     pub fn bind(self, address: &str) -> Result<Listener, GraphError> {
-        let from_env = || Config::from_env().map_err(|error| setting("RDMA_*", error.to_string()));
+        let from_env =
+            || Config::from_env().map_err(|error| GraphError::of_setting("RDMA_*", error.to_string()));
         let config = self.config.clone().map_or_else(from_env, Ok)?;
         Listener::listen(address, self.config(config))
     }
@@ -101,11 +102,6 @@ impl ListenerBuilder {
 pub(super) fn calls(settings: &ListenerBuilder) -> CallConfig {
     let budget = settings.largest_tensor.saturating_mul(2).clamp(256 << 20, 1 << 50);
     CallConfig::default().landing_budget(budget)
-}
-
-/// Makes the error of a setting.
-pub(super) fn setting(setting: &'static str, reason: String) -> GraphError {
-    GraphError::from(Problem::Setting { setting, reason })
 }
 
 /// With whom a part connects, and for what.
@@ -197,16 +193,19 @@ impl Peering {
         if self.peers.len() != parts {
             let reason =
                 format!("{} addresses for {parts} parts; there must be one for each", self.peers.len());
-            return Err(setting("peers", reason));
+            return Err(GraphError::of_setting("peers", reason));
         }
         if part.0 >= parts {
-            return Err(setting("part", format!("{part} of {parts}: the first part is 0")));
+            return Err(GraphError::of_setting("part", format!("{part} of {parts}: the first part is 0")));
         }
         if !(1..=MOST_BUFFERS).contains(&self.window) {
-            return Err(setting("window", format!("{}; it takes 1 to {MOST_BUFFERS}", self.window)));
+            return Err(GraphError::of_setting(
+                "window",
+                format!("{}; it takes 1 to {MOST_BUFFERS}", self.window),
+            ));
         }
         if self.modes.is_empty() {
-            return Err(setting("modes", "none is given".to_owned()));
+            return Err(GraphError::of_setting("modes", "none is given".to_owned()));
         }
         Ok(())
     }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 use crate::error::GraphError;
-use crate::session::settings::setting;
 use crate::transfer::proto::Details;
 use tonic_rdma_tensor::unstable::bootstrap::{BootstrapCell, OwnRuntime};
 use tonic_rdma_verbs::unstable::lock;
@@ -55,7 +54,8 @@ pub(super) fn run<T: Send + 'static>(
     let (send, receive) = mpsc::sync_channel(1);
     // A failed send means that the caller is gone, which can't be, because it waits.
     handle.spawn(async move { _ = send.send(future.await) });
-    let ended = |_| setting("threads", "a task of the session has ended without a result".to_owned());
+    let ended =
+        |_| GraphError::of_setting("threads", "a task of the session has ended without a result".to_owned());
     receive.recv().map_err(ended)?
 }
 

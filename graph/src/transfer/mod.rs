@@ -21,13 +21,7 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-use std::str::FromStr;
-
-use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
-
-use crate::error::{GraphError, Problem};
 
 pub(crate) use self::calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL, Mailbox, Parcel, refusal};
 pub(crate) use self::peers::{Base, PeerEnd, Peers, RunsOfParts};
@@ -86,19 +80,4 @@ impl TransferMode {
     }
 }
 
-impl fmt::Display for TransferMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
-}
-
-impl FromStr for TransferMode {
-    type Err = GraphError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::deserialize(text.into_deserializer()).map_err(|_: serde::de::value::Error| {
-            let names = "grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp";
-            Problem::Value(format!("{text:?} is no mode; use {names}")).into()
-        })
-    }
-}
+crate::error::named!(TransferMode, "mode", "grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp");

@@ -180,7 +180,7 @@ impl Base {
     pub(crate) fn unknown(&self, crossing: CrossingId, step: u64) -> GraphError {
         let reason =
             format!("crossing tensor {} (step {step}) is none of this part in this direction", crossing.0);
-        GraphError::from(Problem::Setting { setting: "crossing", reason })
+        GraphError::of_setting("crossing", reason)
     }
 
     /// Notes that a connection to a part has ended. The reason comes by the watch over that part, a moment earlier or later: the part has
