@@ -1,4 +1,5 @@
-//! What a small native call costs: rung by rung, beside a stream without a reader, and beside a large transfer.
+//! What a small native call costs: rung by rung, beside a stream without a reader, and beside a large
+//! transfer.
 //!
 //! ```sh
 //! cargo bench --bench native                              # all
@@ -8,8 +9,9 @@
 //! cargo bench --bench native -- beside                    # one caller, alone and beside transfers of 64 MiB
 //! ```
 //!
-//! All calls of a measurement go over one connection. The bench starts itself once more as the server process. Each process has a core of its
-//! own, and a runtime that polls when it is idle. The rung below a call, a message of the device and its answer, is
+//! All calls of a measurement go over one connection. The bench starts itself once more as the server
+//! process. Each process has a core of its own, and a runtime that polls when it is idle. The rung below a
+//! call, a message of the device and its answer, is
 //! `cargo bench -p tonic-rdma-verbs --bench soft_device -- perf send 64`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
@@ -111,7 +113,8 @@ fn main() {
     });
 }
 
-/// Runs `future` on a core, in a runtime that polls when it is idle. On a machine with one core both processes stay there.
+/// Runs `future` on a core, in a runtime that polls when it is idle. On a machine with one core both
+/// processes stay there.
 fn run<T>(core: Option<usize>, future: impl Future<Output = T>) -> T {
     if let Some(core) = core {
         cores::pin(core).unwrap();
@@ -119,7 +122,8 @@ fn run<T>(core: Option<usize>, future: impl Future<Output = T>) -> T {
     Flavour::IdlePolling.build().unwrap().block_on(future)
 }
 
-/// Measures calls of this thread to itself. Nothing waits for another core, so these times are the work of both sides.
+/// Measures calls of this thread to itself. Nothing waits for another core, so these times are the work of
+/// both sides.
 async fn together(rounds: usize, length: Duration) {
     let (uri, server) = bind().await;
     tokio::spawn(server);
@@ -277,7 +281,8 @@ impl Client {
         stream
     }
 
-    /// Sends `bytes` again and again from registered memory, as long as `goes_on`. Returns the number of transfers.
+    /// Sends `bytes` again and again from registered memory, as long as `goes_on`. Returns the number of
+    /// transfers.
     pub(crate) async fn transfer(self, bytes: usize, goes_on: Arc<AtomicBool>) -> u64 {
         let mut buffer = Pool::for_sending(2 * bytes as u64).allocate(bytes).unwrap();
         buffer.fill(1);

@@ -1,7 +1,8 @@
-//! Measures the cost of the protocol core for each message: `cargo bench --bench protocol`. It uses no device and moves no bytes.
+//! Measures the cost of the protocol core for each message: `cargo bench --bench protocol`. It uses no device
+//! and moves no bytes.
 //!
-//! Two connections exchange messages. The bench does the work of the devices, everything at once: messages arrive, sends complete,
-//! READs land. The measured time is the time of both sides together.
+//! Two connections exchange messages. The bench does the work of the devices, everything at once: messages
+//! arrive, sends complete, READs land. The measured time is the time of both sides together.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a bench that can't run says so by stopping")]
 
 use std::collections::VecDeque;

@@ -5,8 +5,8 @@
 //! RDMA_DEVICE=rxe0 cargo bench --features ibverbs --bench stream        # another device
 //! ```
 //!
-//! Client and server each have a thread with a runtime that polls when idle, and a core if there are two. The bench checks the
-//! answers.
+//! Client and server each have a thread with a runtime that polls when idle, and a core if there are two. The
+//! bench checks the answers.
 #![allow(clippy::unwrap_used, reason = "a bench that can't run says so by stopping")]
 
 use std::net::SocketAddr;
@@ -74,8 +74,8 @@ impl Transport for Rdma {
     }
 }
 
-/// Round trips of one measurement. They run in one task, because to enter and leave the runtime for each round trip would cost more
-/// than the round trip.
+/// Round trips of one measurement. They run in one task, because to enter and leave the runtime for each
+/// round trip would cost more than the round trip.
 const TRIPS: usize = 10;
 
 /// Sends a message of this length and waits for its return, ten times.

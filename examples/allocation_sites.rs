@@ -1,8 +1,8 @@
 //! Buffers of a training loop in registered memory: the allocator learns which buffers are sent.
 //!
-//! `cargo run --example allocation_sites` runs a worker and a parameter server in one process. The worker allocates from a `SiteAllocator`
-//! and marks the end of each step. The buffers that the first step sent by reference (as the example `gather` does) are in registered
-//! memory in the next steps.
+//! `cargo run --example allocation_sites` runs a worker and a parameter server in one process. The worker
+//! allocates from a `SiteAllocator` and marks the end of each step. The buffers that the first step sent by
+//! reference (as the example `gather` does) are in registered memory in the next steps.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use tonic::transport::{Channel, Endpoint, Server};

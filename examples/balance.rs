@@ -1,5 +1,5 @@
-//! One channel over three servers. One of them shuts down, gets no calls, starts again, and gets calls again. No call fails,
-//! although the program does not tell the channel of the shutdown.
+//! One channel over three servers. One of them shuts down, gets no calls, starts again, and gets calls again.
+//! No call fails, although the program does not tell the channel of the shutdown.
 //!
 //! `cargo run --example balance` runs client and servers in one process.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]

@@ -1,5 +1,5 @@
-//! Fallback to TCP: a stock client calls a server with this transport, and a client with this transport calls a stock server. Both
-//! connections use TCP, and report the reason.
+//! Fallback to TCP: a stock client calls a server with this transport, and a client with this transport calls
+//! a stock server. Both connections use TCP, and report the reason.
 //!
 //! `cargo run --example fallback` runs clients and servers in one process.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]

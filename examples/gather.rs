@@ -1,7 +1,7 @@
 //! A large message without the copy of encoding: the transport takes the payload from its own memory.
 //!
-//! `cargo run --example gather` runs both sides in one process. The generated code uses `gather::GatherCodec`;
-//! `proto/generate/src/main.rs` names that codec.
+//! `cargo run --example gather` runs both sides in one process. The generated code uses
+//! `gather::GatherCodec`; `proto/generate/src/main.rs` names that codec.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use bytes::Bytes;

@@ -1,6 +1,7 @@
 //! A tonic client over RDMA, and over TCP if the server has no RDMA. One line differs from plain tonic.
 //!
-//! `cargo run --example greeter-client -- 127.0.0.1:50051 1000` makes a thousand calls and prints the time of a call.
+//! `cargo run --example greeter-client -- 127.0.0.1:50051 1000` makes a thousand calls and prints the time of
+//! a call.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::time::Instant;

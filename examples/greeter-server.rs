@@ -1,6 +1,8 @@
-//! A tonic service that RDMA peers and stock gRPC clients reach on one port. Two lines differ from plain tonic.
+//! A tonic service that RDMA peers and stock gRPC clients reach on one port. Two lines differ from plain
+//! tonic.
 //!
-//! Start `cargo run --example greeter-server`, and then `cargo run --example greeter-client` in another terminal.
+//! Start `cargo run --example greeter-server`, and then `cargo run --example greeter-client` in another
+//! terminal.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use tonic::transport::Server;

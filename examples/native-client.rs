@@ -1,6 +1,8 @@
-//! A client of native calls: gRPC without HTTP/2 to a server that knows them, such as `native-server`, and with HTTP/2 to all others.
+//! A client of native calls: gRPC without HTTP/2 to a server that knows them, such as `native-server`, and
+//! with HTTP/2 to all others.
 //!
-//! `cargo run --example native-client -- 127.0.0.1:50051 1000` makes a thousand calls and prints the time of a call.
+//! `cargo run --example native-client -- 127.0.0.1:50051 1000` makes a thousand calls and prints the time of
+//! a call.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::time::Instant;

@@ -1,6 +1,8 @@
-//! A server of native calls: gRPC without HTTP/2, to `native-client`. HTTP/2 peers over RDMA and stock gRPC clients arrive on the same port.
+//! A server of native calls: gRPC without HTTP/2, to `native-client`. HTTP/2 peers over RDMA and stock gRPC
+//! clients arrive on the same port.
 //!
-//! Start `cargo run --example native-server`, and then `cargo run --example native-client` in another terminal.
+//! Start `cargo run --example native-server`, and then `cargo run --example native-client` in another
+//! terminal.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use tonic_rdma::{RdmaIncoming, RdmaServer};

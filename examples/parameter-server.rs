@@ -1,6 +1,6 @@
-//! A parameter server that trains. The server holds the weights of a linear regression. Each worker is a process with its own
-//! data: it pulls the weights, computes a gradient, and pushes the gradient. Weights and gradients move through static slots:
-//! one RDMA write each, and no RPC.
+//! A parameter server that trains. The server holds the weights of a linear regression. Each worker is a
+//! process with its own data: it pulls the weights, computes a gradient, and pushes the gradient. Weights and
+//! gradients move through static slots: one RDMA write each, and no RPC.
 //!
 //! `cargo run --example parameter-server` runs the server, which starts the workers.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
@@ -30,7 +30,8 @@ async fn main() -> Result<()> {
     }
 }
 
-/// Runs the server. In each step it sends the weights to all workers, and moves the weights along the mean of the gradients.
+/// Runs the server. In each step it sends the weights to all workers, and moves the weights along the mean of
+/// the gradients.
 async fn serve() -> Result<()> {
     let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     let (mut children, mut weights_to, mut gradients_from) = (Vec::new(), Vec::new(), Vec::new());
@@ -116,8 +117,8 @@ async fn receive(receiver: &mut StaticReceiver) -> Result<Vec<f32>> {
     Ok(tensor.as_slice::<f32>()?.to_vec())
 }
 
-/// Returns the spec of `elements` floats. The weights are one for each feature, and a bias. A gradient is one slope for each
-/// weight, and the loss.
+/// Returns the spec of `elements` floats. The weights are one for each feature, and a bias. A gradient is one
+/// slope for each weight, and the loss.
 fn spec(elements: usize) -> Result<TensorSpec> {
     Ok(TensorSpec::new(Dtype::F32, Shape::new(&[elements as u64])?)?)
 }

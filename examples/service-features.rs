@@ -1,5 +1,5 @@
-//! The usual parts of a tonic service, unchanged: health, reflection, an interceptor, a layer, limits, keepalive, a channel that connects
-//! with its first call, and a shutdown that lets calls finish.
+//! The usual parts of a tonic service, unchanged: health, reflection, an interceptor, a layer, limits,
+//! keepalive, a channel that connects with its first call, and a shutdown that lets calls finish.
 //!
 //! `cargo run --example service-features` runs both sides in one process.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]

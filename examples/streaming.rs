@@ -1,4 +1,5 @@
-//! Streams in both directions at once over one RDMA connection: the client sends names while the server sends greetings.
+//! Streams in both directions at once over one RDMA connection: the client sends names while the server sends
+//! greetings.
 //!
 //! `cargo run --example streaming` runs server and client in one process.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]

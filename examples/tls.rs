@@ -1,6 +1,7 @@
 //! Mutual TLS over RDMA: server and client check the certificate of the other end.
 //!
-//! `cargo run --example tls` runs both sides in one process. The example makes the certificates itself; a real program loads its own.
+//! `cargo run --example tls` runs both sides in one process. The example makes the certificates itself; a
+//! real program loads its own.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;

@@ -25,15 +25,19 @@ use super::system;
 const HALF_OPEN: usize = 1000;
 /// Calls that a flooding neighbour has in flight.
 const CALLS: usize = 64;
-/// Loops of a paced neighbour, and the time from the begin of a call to the next one of its loop: 800 calls a second.
+/// Loops of a paced neighbour, and the time from the begin of a call to the next one of its loop: 800 calls a
+/// second.
 const PACED: usize = 8;
 const PAUSE: Duration = Duration::from_millis(10);
-/// Time from the begin of a call to the next one of its loop, of a busy neighbour with [`CALLS`] loops: 16 000 calls a second.
+/// Time from the begin of a call to the next one of its loop, of a busy neighbour with [`CALLS`] loops: 16
+/// 000 calls a second.
 const BUSY_PAUSE: Duration = Duration::from_millis(4);
-/// Loops of a stopped neighbour, and the time from the begin of a call to the next one of its loop: 200 calls a second.
+/// Loops of a stopped neighbour, and the time from the begin of a call to the next one of its loop: 200 calls
+/// a second.
 const STOPPED: usize = 4;
 const STOPPED_PAUSE: Duration = Duration::from_millis(20);
-/// How long a neighbour makes calls before it is stopped: until a moment after all its loops have begun a call.
+/// How long a neighbour makes calls before it is stopped: until a moment after all its loops have begun a
+/// call.
 const LIFE: Duration = Duration::from_micros(61_000);
 /// Bytes of a large call.
 const LARGE: usize = 4 << 20;
@@ -163,7 +167,8 @@ async fn dial(transport: Transport, address: &str, count: usize, begun: fn()) {
     }
 }
 
-/// Connects to the server. Returns the connection, and the address of the server's queue pair, which it tells in the negotiation.
+/// Connects to the server. Returns the connection, and the address of the server's queue pair, which it tells
+/// in the negotiation.
 async fn queue_pair_of(address: &str) -> (Channel, Vec<u8>) {
     let relay = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let here = relay.local_addr().unwrap().to_string();
@@ -191,8 +196,9 @@ async fn message(tcp: &mut tokio::net::TcpStream) -> (Vec<u8>, Message) {
     }
 }
 
-/// Keeps `count` calls in flight, of 64 bytes and of `bytes` bytes; with a `pause`, each of them begins that long after the last, and
-/// their begins are spread over the pause. Connects again when the connection has ended. Calls `begun` with the first calls.
+/// Keeps `count` calls in flight, of 64 bytes and of `bytes` bytes; with a `pause`, each of them begins that
+/// long after the last, and their begins are spread over the pause. Connects again when the connection has
+/// ended. Calls `begun` with the first calls.
 async fn calls(
     transport: Transport,
     address: &str,

@@ -1,4 +1,5 @@
-//! The honest client: calls the server in a loop, while a thread keeps the bad neighbour going and watches the server.
+//! The honest client: calls the server in a loop, while a thread keeps the bad neighbour going and watches
+//! the server.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -6,11 +6,12 @@
 //! cargo bench --bench neighbours -- --neighbours none,flooding --levels user --sizes 64 --seconds 5 --json neighbours.json
 //! ```
 //!
-//! Each cell starts a server process and an honest client, which calls the server in a loop and checks each answer. Beside them runs a
-//! bad neighbour, of this user or of another one: `--list` names the kinds. Half-way, or every 5 s, one more honest client connects;
-//! beside a stranger, it belongs to a third user. The table has the failed honest calls, the latencies, and what the server held at most. `× TCP` is
-//! the 99th percentile divided by that over TCP beside the same kind of neighbour. The bench fails if an honest call failed, if the server
-//! held more than its bounds, or if a neighbour did no harm.
+//! Each cell starts a server process and an honest client, which calls the server in a loop and checks each
+//! answer. Beside them runs a bad neighbour, of this user or of another one: `--list` names the kinds.
+//! Half-way, or every 5 s, one more honest client connects; beside a stranger, it belongs to a third user.
+//! The table has the failed honest calls, the latencies, and what the server held at most. `× TCP` is the
+//! 99th percentile divided by that over TCP beside the same kind of neighbour. The bench fails if an honest
+//! call failed, if the server held more than its bounds, or if a neighbour did no harm.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, clippy::print_stderr, missing_docs, reason = "the same")]
@@ -42,7 +43,8 @@ use tonic_rdma_commands::{Failure, Named as _, bench_options};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    // All processes let in all users, whatever the variable says. Where the kernel has Yama, all peers are strangers then.
+    // All processes let in all users, whatever the variable says. Where the kernel has Yama, all peers are
+    // strangers then.
     if std::env::var_os("RDMA_SOFT_PEERS").is_none_or(|value| value != "any") {
         let mut again = tonic_rdma_commands::process::again().unwrap();
         panic!("{}", again.args(&arguments).env("RDMA_SOFT_PEERS", "any").exec());

@@ -1,4 +1,5 @@
-//! The server process: a service that takes payloads, and checks them. How processes of a cell are started, and what they hold.
+//! The server process: a service that takes payloads, and checks them. How processes of a cell are started,
+//! and what they hold.
 
 use std::fmt::Display;
 use std::sync::atomic::AtomicU64;
@@ -56,7 +57,8 @@ pub(crate) fn payload(bytes: usize, seed: u64) -> Vec<u8> {
     payload
 }
 
-/// Returns whether these are the bytes of [`payload`]. It takes much less time than a transfer, so that the bench measures transfers.
+/// Returns whether these are the bytes of [`payload`]. It takes much less time than a transfer, so that the
+/// bench measures transfers.
 fn is_payload(bytes: &[u8], seed: u64) -> bool {
     let (words, rest) = bytes.as_chunks();
     let differences =

@@ -1,5 +1,5 @@
-//! Loads a proxy between a TCP client and a TCP server with streams, and checks every byte. `benches/bridge` measures proxies
-//! with it.
+//! Loads a proxy between a TCP client and a TCP server with streams, and checks every byte. `benches/bridge`
+//! measures proxies with it.
 //!
 //! A receiver makes the sender's content anew, from its seed, and compares every byte.
 #![forbid(unsafe_code)]

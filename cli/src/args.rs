@@ -30,8 +30,8 @@ pub(crate) enum Command {
     /// The server process of `compare`, which starts it
     #[command(hide = true)]
     CompareServer(ServerOptions),
-    /// Measure the traffic of training: workers pull a model's variables and push gradients, by gRPC and by the tensor
-    /// channel
+    /// Measure the traffic of training: workers pull a model's variables and push gradients, by gRPC and by
+    /// the tensor channel
     #[command(after_help = parameter_server::HELP)]
     ParameterServer(ParameterServerOptions),
     /// The server process of `parameter-server`, which starts it
@@ -40,7 +40,8 @@ pub(crate) enum Command {
     /// A worker process of `parameter-server`, which starts it
     #[command(hide = true)]
     ParameterServerWorker(ProcessOptions),
-    /// Carry byte streams between TCP or Unix sockets and RDMA, for clients and servers that have no RDMA of their own
+    /// Carry byte streams between TCP or Unix sockets and RDMA, for clients and servers that have no RDMA of
+    /// their own
     #[command(after_help = bridge::HELP)]
     Bridge(BridgeOptions),
     /// List RDMA devices, their limits, and why a device can't be used; with --check, test them

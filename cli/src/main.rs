@@ -1,5 +1,5 @@
-//! The `tonic-rdma` command. It compares transports, measures the traffic of a parameter server, carries the byte
-//! streams of other programs over RDMA, lists RDMA devices, and tunes them.
+//! The `tonic-rdma` command. It compares transports, measures the traffic of a parameter server, carries the
+//! byte streams of other programs over RDMA, lists RDMA devices, and tunes them.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -17,9 +17,9 @@ use std::process::ExitCode;
 
 use tonic_rdma_commands::Failure;
 
-/// The allocator of the process, for all modes. Reports name it because it has more influence on large messages than
-/// the transport has. It is mimalloc unless the environment asks for the system's allocator, as `compare --allocator`
-/// does.
+/// The allocator of the process, for all modes. Reports name it because it has more influence on large
+/// messages than the transport has. It is mimalloc unless the environment asks for the system's allocator, as
+/// `compare --allocator` does.
 #[global_allocator]
 static ALLOCATOR: tonic_rdma_verbs::unstable::allocator::Chosen = tonic_rdma_verbs::unstable::allocator::Chosen;
 

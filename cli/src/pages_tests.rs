@@ -1,5 +1,5 @@
-//! Tries every command line of README and the book: the parser must accept the commands of a page, and the names in a
-//! page must exist.
+//! Tries every command line of README and the book: the parser must accept the commands of a page, and the
+//! names in a page must exist.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::collections::BTreeSet;
@@ -220,7 +220,8 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     }
 }
 
-/// Returns whether the package in `folder` has this feature. The features of the command's package are the library's.
+/// Returns whether the package in `folder` has this feature. The features of the command's package are the
+/// library's.
 fn has_feature(folder: &str, feature: &str) -> bool {
     let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
     manifest.lines().any(|line| line.starts_with(&format!("{feature} = [")))

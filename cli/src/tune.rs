@@ -19,8 +19,8 @@ kept in RDMA_TUNE_CACHE, or else in the user's cache directory. RDMA_EAGER_THRES
 
 /// Time for the measurement. Connections measure in the background, in less time.
 const BUDGET: Duration = Duration::from_millis(1500);
-/// Relative difference below which two times count as equal: about the difference between two measurements on one
-/// machine.
+/// Relative difference below which two times count as equal: about the difference between two measurements on
+/// one machine.
 const EQUAL: f64 = 0.05;
 
 /// The options of `tune`.

@@ -15,8 +15,8 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Chooses two of the cores that this process may run on. If possible, the second is not a hardware thread of the
-    /// first.
+    /// Chooses two of the cores that this process may run on. If possible, the second is not a hardware
+    /// thread of the first.
     pub fn choose() -> Option<Self> {
         let allowed = allowed();
         pick(&allowed, siblings(*allowed.first()?))

@@ -127,7 +127,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Returns `text` without line breaks and other control characters, which a value of the command line may contain.
+/// Returns `text` without line breaks and other control characters, which a value of the command line may
+/// contain.
 pub fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.trim().chars() {

@@ -1,5 +1,6 @@
-//! What the commands of this repository, their benches and their tests share: how values of options are parsed and figures are written
-//! for people, the failures with their exit status, log messages, files, child processes, cores, statistics, tables and plots.
+//! What the commands of this repository, their benches and their tests share: how values of options are
+//! parsed and figures are written for people, the failures with their exit status, log messages, files, child
+//! processes, cores, statistics, tables and plots.
 //!
 //! It is a part of the commands, not of the library: nothing here is published.
 #![forbid(unsafe_code)]

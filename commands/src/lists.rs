@@ -50,7 +50,8 @@ pub fn parse_set<T: PartialEq>(
     Ok(List(values))
 }
 
-/// Returns the parser of a list of whole numbers within `accepted`, each once. `kind` names one of them in an error.
+/// Returns the parser of a list of whole numbers within `accepted`, each once. `kind` names one of them in an
+/// error.
 pub fn number_list<T: TryFrom<u64> + PartialEq>(
     kind: &'static str,
     accepted: RangeInclusive<u64>,

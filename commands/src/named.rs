@@ -28,7 +28,8 @@ impl<T: ValueEnum> Named for T {
     }
 }
 
-/// Returns the choice with the name `text`. It is for items of lists; clap itself parses an option with one value.
+/// Returns the choice with the name `text`. It is for items of lists; clap itself parses an option with one
+/// value.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! The results of a command: text for people, and files. The file `-` of `--json` is stdout; the text goes to stderr then.
+//! The results of a command: text for people, and files. The file `-` of `--json` is stdout; the text goes to
+//! stderr then.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -13,7 +14,8 @@ fn is_stdout(json: &Path) -> bool {
     json.as_os_str() == "-"
 }
 
-/// Checks that the files of these options can be written. This precedes the work, so that no run is lost. Only `--json` takes `-`.
+/// Checks that the files of these options can be written. This precedes the work, so that no run is lost.
+/// Only `--json` takes `-`.
 ///
 /// # Errors
 ///

@@ -113,7 +113,8 @@ impl<T> Series<T> {
 }
 
 impl Scale {
-    /// Returns where a value is drawn. Logarithmic axes are linear axes of the logarithm, so that bars can stand on them.
+    /// Returns where a value is drawn. Logarithmic axes are linear axes of the logarithm, so that bars can
+    /// stand on them.
     fn position(self, value: f64) -> Option<f64> {
         let position = match self {
             Self::Linear => value,
@@ -149,7 +150,8 @@ impl Scale {
 
 type Drawn = Result<(), Box<dyn Error + Send + Sync>>;
 
-/// Draws plots, one below the other. A plot without any value that its axes can show is left out; the result is empty if all are.
+/// Draws plots, one below the other. A plot without any value that its axes can show is left out; the result
+/// is empty if all are.
 ///
 /// # Errors
 ///

@@ -1,8 +1,9 @@
-//! Child processes: start, reports, commands, end. And the child's own side: its commands, and its end with its parent.
+//! Child processes: start, reports, commands, end. And the child's own side: its commands, and its end with
+//! its parent.
 //!
-//! A child reports in lines on its stdout, and gets commands in lines on its stdin, which closes when its parent ends. A thread for each
-//! child reads the reports and hands them to a closure, so that they may go to a channel of std or of tokio, which several children may
-//! share.
+//! A child reports in lines on its stdout, and gets commands in lines on its stdin, which closes when its
+//! parent ends. A thread for each child reads the reports and hands them to a closure, so that they may go to
+//! a channel of std or of tokio, which several children may share.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -76,8 +77,9 @@ pub fn again() -> Result<Command, Failure> {
     program.map(Command::new).map_err(|error| Failure::run("can't find the program to start").because(error))
 }
 
-/// Starts this program again in place of this process, with the same arguments and with `value` for an environment variable, which a
-/// process can only set for a program that it starts. It returns only if that fails. Call it before any other work, which is lost.
+/// Starts this program again in place of this process, with the same arguments and with `value` for an
+/// environment variable, which a process can only set for a program that it starts. It returns only if that
+/// fails. Call it before any other work, which is lost.
 pub fn exec_with(variable: &str, value: &str) -> Failure {
     let failed = Failure::run(format!("can't start again with {variable}={value}"));
     match again() {
@@ -88,7 +90,8 @@ pub fn exec_with(variable: &str, value: &str) -> Failure {
     }
 }
 
-/// A running process. The drop of this value kills it. A process that heeds the end of its stdin also ends with this process.
+/// A running process. The drop of this value kills it. A process that heeds the end of its stdin also ends
+/// with this process.
 #[derive(Debug)]
 pub struct Child {
     name: String,
@@ -101,8 +104,9 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts `command`. Each event goes to `sink`, whose result says whether it wants more. The child's stdin and stdout are pipes. The
-    /// end of its stderr is kept if the command has a pipe for that; otherwise it goes where this process's stderr goes.
+    /// Starts `command`. Each event goes to `sink`, whose result says whether it wants more. The child's
+    /// stdin and stdout are pipes. The end of its stderr is kept if the command has a pipe for that;
+    /// otherwise it goes where this process's stderr goes.
     ///
     /// # Errors
     ///
@@ -160,7 +164,8 @@ impl Child {
     ///
     /// # Errors
     ///
-    /// Fails if the child writes no line within `limit`, or ends. The error has the end of its stderr, if that is kept.
+    /// Fails if the child writes no line within `limit`, or ends. The error has the end of its stderr, if
+    /// that is kept.
     pub fn line(&mut self, limit: Duration) -> Result<String, Failure> {
         let event = self
             .lines
@@ -247,7 +252,8 @@ impl Child {
         self.stdin = None;
     }
 
-    /// Closes the child's stdin, and waits until it has ended, at most this long. Returns its status, or kills it and returns nothing.
+    /// Closes the child's stdin, and waits until it has ended, at most this long. Returns its status, or
+    /// kills it and returns nothing.
     pub fn end(&mut self, limit: Duration) -> Option<ExitStatus> {
         self.close();
         let status = self.wait(limit);
@@ -282,8 +288,8 @@ impl Drop for Child {
     }
 }
 
-/// Closes the stdin of all children, and waits until they have ended, at most this long for all of them. Kills the others, before it
-/// waits for any of those, and returns their indices.
+/// Closes the stdin of all children, and waits until they have ended, at most this long for all of them.
+/// Kills the others, before it waits for any of those, and returns their indices.
 pub fn end_all(children: &mut [Child], limit: Duration) -> Vec<usize> {
     children.iter_mut().for_each(Child::close);
     let end = Instant::now() + limit;
@@ -343,8 +349,8 @@ pub fn run(name: &str, mut command: Command, limit: Duration) -> Result<Finished
     Ok(Finished { status, output: text_of(&output), errors: text_of(&errors) })
 }
 
-/// Makes this process end with the thread that started it, of the process `parent`, even if it is stuck. The parent therefore starts
-/// such children from a thread that lives as long as itself.
+/// Makes this process end with the thread that started it, of the process `parent`, even if it is stuck. The
+/// parent therefore starts such children from a thread that lives as long as itself.
 ///
 /// # Errors
 ///
@@ -389,8 +395,8 @@ pub fn end_with_stdin(last: impl FnOnce() + Send + 'static) -> Result<(), Failur
     })
 }
 
-/// Hands each command of the parent to `sink`: a line of JSON. This process ends when the parent closes its stdin or ends, and on a line
-/// that is no command.
+/// Hands each command of the parent to `sink`: a line of JSON. This process ends when the parent closes its
+/// stdin or ends, and on a line that is no command.
 ///
 /// # Errors
 ///

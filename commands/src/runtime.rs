@@ -19,14 +19,14 @@ pub enum Flavour {
     IdlePolling,
     /// Everything runs on the process's main thread, as tokio builds it.
     CurrentThread,
-    /// Tasks run on this many worker threads, as tokio builds it. The future that `block_on` gets stays on the main
-    /// thread, which is not a worker.
+    /// Tasks run on this many worker threads, as tokio builds it. The future that `block_on` gets stays on
+    /// the main thread, which is not a worker.
     MultiThread(usize),
 }
 
 impl Flavour {
-    /// Parses `idle-polling`, `current-thread`, `multi-thread:WORKERS`, or `multi-thread` with as many workers as there
-    /// are cores.
+    /// Parses `idle-polling`, `current-thread`, `multi-thread:WORKERS`, or `multi-thread` with as many
+    /// workers as there are cores.
     ///
     /// # Errors
     ///
@@ -70,8 +70,8 @@ impl Flavour {
         }
     }
 
-    /// Builds the runtime without polling when idle, for a load generator that yields until the next request is due.
-    /// Such a runtime is never idle, and a separate task polls completions.
+    /// Builds the runtime without polling when idle, for a load generator that yields until the next request
+    /// is due. Such a runtime is never idle, and a separate task polls completions.
     ///
     /// # Errors
     ///

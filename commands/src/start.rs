@@ -11,8 +11,8 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::failure::{Failure, one_line};
 
-/// Sends log messages to stderr. The filter is `option`, the value of `--log`, else the variable `RUST_LOG`, else `usual`. An empty
-/// variable counts as none.
+/// Sends log messages to stderr. The filter is `option`, the value of `--log`, else the variable `RUST_LOG`,
+/// else `usual`. An empty variable counts as none.
 ///
 /// # Errors
 ///
@@ -37,7 +37,8 @@ pub fn log(option: Option<&str>, usual: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Parses a filter, in which each target needs a level. Otherwise a misspelt level would be a target, and hide all messages.
+/// Parses a filter, in which each target needs a level. Otherwise a misspelt level would be a target, and
+/// hide all messages.
 fn parse_filter(filter: &str) -> Result<Targets, String> {
     let mut parts = Vec::new();
     for part in filter.split(',') {
@@ -53,13 +54,14 @@ fn parse_filter(filter: &str) -> Result<Targets, String> {
     parts.join(",").parse().map_err(|error| format!("{error}"))
 }
 
-/// Parses the options of a bench, or ends the process as clap does. cargo adds the flag `--bench` to the command line of a bench, which is no
-/// option of it.
+/// Parses the options of a bench, or ends the process as clap does. cargo adds the flag `--bench` to the
+/// command line of a bench, which is no option of it.
 pub fn bench_options<T: clap::Parser>() -> T {
     T::parse_from(std::env::args_os().filter(|argument| argument != "--bench"))
 }
 
-/// Shows help or version, if `error` is such a request. Otherwise returns clap's message as a failure of one line.
+/// Shows help or version, if `error` is such a request. Otherwise returns clap's message as a failure of one
+/// line.
 ///
 /// # Errors
 ///

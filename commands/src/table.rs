@@ -3,8 +3,8 @@
 use comfy_table::presets::{ASCII_MARKDOWN, NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{CellAlignment, Table};
 
-/// Makes a table of `headings` and rows in groups, with an empty line between groups. The first column is aligned to the left, and all
-/// others to the right.
+/// Makes a table of `headings` and rows in groups, with an empty line between groups. The first column is
+/// aligned to the left, and all others to the right.
 pub fn grid(headings: &[&str], groups: impl IntoIterator<Item = Vec<Vec<String>>>) -> Table {
     let mut table = with_headings(headings, UTF8_FULL_CONDENSED, 1);
     for (index, group) in groups.into_iter().enumerate() {
@@ -16,7 +16,8 @@ pub fn grid(headings: &[&str], groups: impl IntoIterator<Item = Vec<Vec<String>>
     table
 }
 
-/// Makes a table without lines, for logs: columns with blanks between. The first `texts` columns are aligned to the left.
+/// Makes a table without lines, for logs: columns with blanks between. The first `texts` columns are aligned
+/// to the left.
 pub fn columns(headings: &[&str], texts: usize, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = with_headings(headings, NOTHING, texts);
     table.add_rows(rows);

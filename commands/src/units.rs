@@ -51,7 +51,8 @@ pub fn digits(value: f64) -> String {
     }
 }
 
-/// Parses a time from a millisecond to an hour: `0.2` and `5` are seconds, `300ms` and `2m` have their own unit.
+/// Parses a time from a millisecond to an hour: `0.2` and `5` are seconds, `300ms` and `2m` have their own
+/// unit.
 ///
 /// # Errors
 ///
@@ -98,7 +99,8 @@ pub fn parse_number(
     }
 }
 
-/// Returns the parser of a whole number within `accepted`, as [`parse_number`] does it, for an option of type `T`.
+/// Returns the parser of a whole number within `accepted`, as [`parse_number`] does it, for an option of type
+/// `T`.
 pub fn number<T: TryFrom<u64>>(
     kind: &'static str,
     accepted: RangeInclusive<u64>,

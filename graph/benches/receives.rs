@@ -5,11 +5,12 @@
 //! cargo bench -p tonic-rdma-graph --bench receives -- --steps 50 --nodes wait --svg receives.svg
 //! ```
 //!
-//! Part 0 sends a number of tensors in each step, and a simulated network delivers one after the other, in an order that differs from
-//! step to step and from the order of their consumers. Part 1 has a consumer for each tensor, and as many nodes that need no tensor.
-//! Each of these nodes computes for as long as the network takes for a tensor, or, with `--nodes wait`, waits without a core, as for an
-//! accelerator. All modes run in turns in one process, and the table shows
-//! medians of the time of a step of part 1. `computing` is the sum of the times of its nodes: no mode is faster.
+//! Part 0 sends a number of tensors in each step, and a simulated network delivers one after the other, in an
+//! order that differs from step to step and from the order of their consumers. Part 1 has a consumer for each
+//! tensor, and as many nodes that need no tensor. Each of these nodes computes for as long as the network
+//! takes for a tensor, or, with `--nodes wait`, waits without a core, as for an accelerator. All modes run in
+//! turns in one process, and the table shows medians of the time of a step of part 1. `computing` is the sum
+//! of the times of its nodes: no mode is faster.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, missing_docs, reason = "the same")]
 
@@ -205,8 +206,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// Makes a graph in which `outstanding` tensors go from part 0 to part 1. Each node of part 1 computes, or waits
-    /// without a core, for as long as `each`.
+    /// Makes a graph in which `outstanding` tensors go from part 0 to part 1. Each node of part 1 computes,
+    /// or waits without a core, for as long as `each`.
     fn new(outstanding: usize, each: Duration, is_wait: bool) -> Self {
         let mut graph = Topology::new();
         let mut kernels = [Kernels::new(), Kernels::new()];

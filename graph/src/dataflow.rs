@@ -1,4 +1,5 @@
-//! Data-flow graphs: nodes, the tensors between them, and what is known of their shapes before the first step.
+//! Data-flow graphs: nodes, the tensors between them, and what is known of their shapes before the first
+//! step.
 //!
 //! ```text
 //!  Topology   names, edges, facts, work       plain data: the same in all processes
@@ -108,14 +109,15 @@ pub type KernelError = Box<dyn Error + Send + Sync>;
 
 /// A tensor of an engine. Clones share its content.
 pub trait Value: Clone + Send + Debug + 'static {
-    /// Returns the tensor in the form in which it crosses. The result shares the content, and keeps it unchanged while it lives. An
-    /// engine whose tensor is not row-major may copy it.
+    /// Returns the tensor in the form in which it crosses. The result shares the content, and keeps it
+    /// unchanged while it lives. An engine whose tensor is not row-major may copy it.
     ///
     /// # Errors
     /// The type of the elements can't cross.
     fn share(&self) -> Result<Tensor, KernelError>;
 
-    /// Makes a tensor of `spec` in the memory of the engine. `fill` writes its content, row-major, and writes every byte.
+    /// Makes a tensor of `spec` in the memory of the engine. `fill` writes its content, row-major, and writes
+    /// every byte.
     ///
     /// # Errors
     /// The engine has no tensor of this type, or `fill` failed.
@@ -127,8 +129,8 @@ pub trait Value: Clone + Send + Debug + 'static {
 
 /// The computation of a node.
 pub trait Kernel<V>: Send {
-    /// Computes the outputs of the node in a step. An input that is not used elsewhere may be changed in position. Several steps may be
-    /// under way. Each node sees them in ascending order.
+    /// Computes the outputs of the node in a step. An input that is not used elsewhere may be changed in
+    /// position. Several steps may be under way. Each node sees them in ascending order.
     ///
     /// # Errors
     /// The inputs have a wrong type or shape, or the engine failed.
@@ -173,7 +175,8 @@ pub enum Role {
     Compute,
     /// Has no inputs: the program feeds its output in each step.
     Input,
-    /// Has no inputs: its output is the same in each step. It is part of each part that uses it, so it never crosses.
+    /// Has no inputs: its output is the same in each step. It is part of each part that uses it, so it never
+    /// crosses.
     Constant,
 }
 
@@ -192,8 +195,8 @@ pub struct Node {
     pub outputs: Vec<Fact>,
     /// An estimate of the work of a step, in multiply-adds.
     pub work: u64,
-    /// Whether all consumers of the outputs must be in the part of this node, because the outputs can't cross. Such an output may be
-    /// in a form that is private to the engine.
+    /// Whether all consumers of the outputs must be in the part of this node, because the outputs can't
+    /// cross. Such an output may be in a form that is private to the engine.
     pub stays: bool,
 }
 

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GraphErrorKind {
-    /// A graph contradicts itself, or a file is no model that can run. An operator that the engine does not know is such an error.
+    /// A graph contradicts itself, or a file is no model that can run. An operator that the engine does not
+    /// know is such an error.
     InvalidGraph,
     /// A partition is written wrongly, or the graph can't be split so.
     InvalidPartition,
@@ -35,7 +36,8 @@ pub enum GraphErrorKind {
     Stopped,
 }
 
-/// An error about a graph, a part of it, or a run of it. Its text is one line; [`source`](Error::source) has the cause.
+/// An error about a graph, a part of it, or a run of it. Its text is one line; [`source`](Error::source) has
+/// the cause.
 #[derive(Debug)]
 pub struct GraphError {
     problem: Problem,
@@ -203,7 +205,8 @@ fn suggestion(near: &Option<String>) -> String {
     near.as_ref().map(|near| format!("; a node with a similar name: {near}")).unwrap_or_default()
 }
 
-/// Reads and writes the names that serde gives the values of a type. An error says what a name is of, and which names there are.
+/// Reads and writes the names that serde gives the values of a type. An error says what a name is of, and
+/// which names there are.
 macro_rules! named {
     ($type:ty, $what:literal, $names:literal) => {
         impl std::fmt::Display for $type {

@@ -1,9 +1,9 @@
 //! Data-flow graphs that are split over processes, and whose tensors cross by RDMA.
 //!
-//! The runtime of a graph knows, before the first step, which tensors cross from process to process, and the shapes of most of them
-//! (Xue et al., *Fast Distributed Deep Learning over RDMA*, EuroSys 2019; § in these pages means a section of that paper). This crate is
-//! that runtime. An engine that exists computes the nodes: `tract-onnx` for ONNX models, and any framework whose values implement
-//! [`Value`](dataflow::Value).
+//! The runtime of a graph knows, before the first step, which tensors cross from process to process, and the
+//! shapes of most of them (Xue et al., *Fast Distributed Deep Learning over RDMA*, EuroSys 2019; § in these
+//! pages means a section of that paper). This crate is that runtime. An engine that exists computes the
+//! nodes: `tract-onnx` for ONNX models, and any framework whose values implement [`Value`](dataflow::Value).
 //!
 //! ```text
 //!  session    the processes of a split graph: they find one another, distribute addresses (§3.4), and run

@@ -1,5 +1,5 @@
-//! Compression of single messages. tonic compresses all messages of a call or none, and returns them decompressed. The official
-//! cases need more, so the services here read the flag before each message.
+//! Compression of single messages. tonic compresses all messages of a call or none, and returns them
+//! decompressed. The official cases need more, so the services here read the flag before each message.
 //!
 //! They do not change the content of a message, or the result of a call.
 
@@ -16,7 +16,8 @@ use tonic_rdma_verbs::unstable::lock;
 type Request = http::Request<Body>;
 type Response = http::Response<Body>;
 
-/// Flags of the received messages: in a request's extensions on a server, in a response's extensions on a client.
+/// Flags of the received messages: in a request's extensions on a server, in a response's extensions on a
+/// client.
 #[derive(Clone, Debug)]
 pub(crate) struct Received(pub(crate) Flags);
 
@@ -24,12 +25,13 @@ pub(crate) struct Received(pub(crate) Flags);
 #[derive(Clone, Debug)]
 pub(crate) struct Sent(pub(crate) Flags);
 
-/// Flags for the messages to send, in order, if compression is on. A client puts them into the extensions of a request, a server
-/// into those of a response. Messages without a flag are sent in tonic's way.
+/// Flags for the messages to send, in order, if compression is on. A client puts them into the extensions of
+/// a request, a server into those of a response. Messages without a flag are sent in tonic's way.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted(pub(crate) Flags);
 
-/// Makes a call of a client. The request may have [`Wanted`] among its extensions, and the response has [`Received`] and [`Sent`].
+/// Makes a call of a client. The request may have [`Wanted`] among its extensions, and the response has
+/// [`Received`] and [`Sent`].
 pub(crate) async fn at_client<E>(
     mut request: Request,
     call: impl AsyncFnOnce(Request) -> Result<Response, E>,
@@ -45,7 +47,8 @@ pub(crate) async fn at_client<E>(
     Ok(response.map(|body| observed(body, received)))
 }
 
-/// Answers a call at a server. The request has [`Received`] among its extensions, and the response may have [`Wanted`].
+/// Answers a call at a server. The request has [`Received`] among its extensions, and the response may have
+/// [`Wanted`].
 pub(crate) async fn at_server<E>(
     mut request: Request,
     answer: impl AsyncFnOnce(Request) -> Result<Response, E>,
@@ -158,9 +161,9 @@ fn parse([flag, length @ ..]: [u8; PREFIX]) -> (bool, usize) {
 
 /// Returns `data` after decompression of the messages whose flag in `wanted` is false.
 ///
-/// tonic's encoder puts whole messages into a frame, and the services that send some messages plain use gzip. Other data stay
-/// unchanged, and the peer, which checks the flags, reports a failure. The messages can be trusted, because tonic has compressed them
-/// in this process.
+/// tonic's encoder puts whole messages into a frame, and the services that send some messages plain use gzip.
+/// Other data stay unchanged, and the peer, which checks the flags, reports a failure. The messages can be
+/// trusted, because tonic has compressed them in this process.
 fn without_unwanted(data: Bytes, wanted: &Flags) -> Bytes {
     let Some(messages) = messages(&data) else { return data };
     let mut result = BytesMut::with_capacity(data.len());

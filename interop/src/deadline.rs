@@ -1,5 +1,6 @@
-//! Deadlines of gRPC calls. tonic's channel applies `grpc-timeout` to the head of a response only, and then reports CANCELLED; it
-//! waits without limit for the rest. The official case expects DEADLINE_EXCEEDED, and its server sends the head at once.
+//! Deadlines of gRPC calls. tonic's channel applies `grpc-timeout` to the head of a response only, and then
+//! reports CANCELLED; it waits without limit for the rest. The official case expects DEADLINE_EXCEEDED, and
+//! its server sends the head at once.
 
 use std::error::Error;
 use std::future::Future;
@@ -14,7 +15,8 @@ use tonic::codegen::StdError;
 use tonic::{Status, TimeoutExpired};
 use tonic_rdma::unstable::grpc_timeout;
 
-/// Applies the `grpc-timeout` in the headers of a request to the call: it ends with DEADLINE_EXCEEDED when the time has passed.
+/// Applies the `grpc-timeout` in the headers of a request to the call: it ends with DEADLINE_EXCEEDED when
+/// the time has passed.
 pub(crate) async fn limited(
     headers: &http::HeaderMap,
     response: impl Future<Output = Result<http::Response<Body>, Status>>,

@@ -1,5 +1,5 @@
-//! gRPC's interoperability tests over our transport. `interop server` and `interop client` take the flags of the official
-//! programs, and have the official cases and some more.
+//! gRPC's interoperability tests over our transport. `interop server` and `interop client` take the flags of
+//! the official programs, and have the official cases and some more.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -65,7 +65,8 @@ fn on_all_cores<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, 
     runtime.context("can't start a runtime")?.block_on(work)
 }
 
-/// Serves a device with a region and two slots, one of which has received a tensor. Prints the port, and runs without end.
+/// Serves a device with a region and two slots, one of which has received a tensor. Prints the port, and runs
+/// without end.
 async fn serve_tensors() -> Result<(), Box<dyn std::error::Error>> {
     let settings = RdmaDevice::builder().queue_pairs_per_peer(2).config(Config::from_env()?);
     let device = settings.clone().bind("127.0.0.1:0").await?;

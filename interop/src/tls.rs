@@ -1,5 +1,5 @@
-//! TLS: the official programs' flags, and tonic's configuration from them. Keys and certificates are read and checked first, so
-//! that an error names a flag and a file, in place of a failed handshake.
+//! TLS: the official programs' flags, and tonic's configuration from them. Keys and certificates are read and
+//! checked first, so that an error names a flag and a file, in place of a failed handshake.
 
 use std::fmt;
 use std::fs::File;

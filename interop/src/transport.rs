@@ -1,6 +1,6 @@
-//! The transport of the calls: ours, with HTTP/2 or with native calls, or tonic's own TCP, which shows whether a failed case is a
-//! fault of our transport.
-//! [`Target::connect`] makes all connections of a client, and [`Listener`] all connections of a server.
+//! The transport of the calls: ours, with HTTP/2 or with native calls, or tonic's own TCP, which shows
+//! whether a failed case is a fault of our transport. [`Target::connect`] makes all connections of a client,
+//! and [`Listener`] all connections of a server.
 
 use std::fmt;
 use std::future::Future;
@@ -93,7 +93,8 @@ impl Listener {
                 server.add_routes(routes).serve_with_incoming_shutdown(incoming, ended).await
             }
             Self::Native(incoming) => {
-                // These routes may be one service for all paths, their fallback, which `add_routes` leaves out.
+                // These routes may be one service for all paths, their fallback, which `add_routes` leaves
+                // out.
                 let all = layer_fn(move |_: RdmaRoutes| routes.clone());
                 let server = RdmaServer::new().http2(server).layer(all);
                 let served = server.serve_with_incoming_shutdown(incoming, ended).await;

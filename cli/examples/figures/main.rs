@@ -7,9 +7,9 @@
 //! figures check FOLDER                                                  fails if a page differs from its runs
 //! ```
 //!
-//! `NAME.json` has the commands, the columns, the selected rows, the date, and the JSON of each run. `NAME.md` is made only from
-//! this file. `headline.json` also gives `latency.svg`. The figures of `benches/paper` also give a picture each, and together
-//! `paper-summary.md`.
+//! `NAME.json` has the commands, the columns, the selected rows, the date, and the JSON of each run.
+//! `NAME.md` is made only from this file. `headline.json` also gives `latency.svg`. The figures of
+//! `benches/paper` also give a picture each, and together `paper-summary.md`.
 #![forbid(unsafe_code)]
 
 mod page;

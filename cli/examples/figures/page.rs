@@ -1,4 +1,5 @@
-//! A stored figure, and the page made from it. A column of its table shows a figure of one row, or of the rows of one cell.
+//! A stored figure, and the page made from it. A column of its table shows a figure of one row, or of the
+//! rows of one cell.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,8 +11,8 @@ use tonic_rdma_commands::{Failure, units};
 pub(crate) struct Figure {
     /// The columns, in the form that [`parse`] accepts.
     pub(crate) columns: String,
-    /// The cells on the page, such as `64/1 64KiB/32` (payload and calls in flight), or the values that a field of theirs
-    /// may have, such as `batch=1,32`. Empty means all.
+    /// The cells on the page, such as `64/1 64KiB/32` (payload and calls in flight), or the values that a
+    /// field of theirs may have, such as `batch=1,32`. Empty means all.
     pub(crate) rows: String,
     pub(crate) date: String,
     pub(crate) runs: Vec<Run>,
@@ -213,8 +214,8 @@ const FIGURES: [(&str, Shown); 27] = [
 /// The figures that compare two rows of a cell.
 const RATIOS: [&str; 2] = ["latency", "throughput"];
 
-/// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE` (of one
-/// mode compared with the mode BASE). The default of BASE is grpc-tcp.
+/// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE`
+/// (of one mode compared with the mode BASE). The default of BASE is grpc-tcp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column<'a> {
     pub(crate) heading: &'a str,

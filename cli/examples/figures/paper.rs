@@ -1,6 +1,7 @@
-//! The figures of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019), beside ours. `benches/paper`
-//! stores ours as `paper-8` to `paper-12`, with the numbers of the paper's figures. Of the result of `tonic-rdma-training`, which has
-//! all steps of each mode, a stored figure keeps a row for each mode.
+//! The figures of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019), beside ours.
+//! `benches/paper` stores ours as `paper-8` to `paper-12`, with the numbers of the paper's figures. Of the
+//! result of `tonic-rdma-training`, which has all steps of each mode, a stored figure keeps a row for each
+//! mode.
 
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../../src/workload/models.rs"]

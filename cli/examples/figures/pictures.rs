@@ -128,7 +128,8 @@ fn subject(name: &str) -> Option<Subject> {
     })
 }
 
-/// Draws for each run how good the model is, by the time of the training. Returns the names and contents of the files.
+/// Draws for each run how good the model is, by the time of the training. Returns the names and contents of
+/// the files.
 fn curves(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure> {
     let mut drawn = Vec::new();
     for cell in figure.cells()? {

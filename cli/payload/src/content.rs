@@ -1,8 +1,8 @@
 //! Payloads whose every byte depends on a seed and on its own position, and the checks of such payloads.
 //!
-//! Word `i` (8 bytes, little-endian) of the payload of seed `s` is `mix(s + i)`. So a check finds a stale, shifted,
-//! zeroed or torn buffer, and one buffer holds the payloads of many seeds: the payload of `s + 8` begins 64 bytes
-//! further on.
+//! Word `i` (8 bytes, little-endian) of the payload of seed `s` is `mix(s + i)`. So a check finds a stale,
+//! shifted, zeroed or torn buffer, and one buffer holds the payloads of many seeds: the payload of `s + 8`
+//! begins 64 bytes further on.
 
 use std::collections::TryReserveError;
 
@@ -16,19 +16,19 @@ pub const WORD: usize = 8;
 /// Words from one variant to the next: a cache line, so that all variants have the same alignment.
 const VARIANT_STRIDE: usize = 8;
 
-/// Number of variants of a content. Callers use them one after the other, so that remains of an earlier message never
-/// pass a check.
+/// Number of variants of a content. Callers use them one after the other, so that remains of an earlier
+/// message never pass a check.
 pub const VARIANTS: usize = 4;
 
 /// The largest number of words that the check by stamps reads.
 pub const STAMPS: u64 = 16;
 
-/// If nothing else checks every byte in the measured time, one buffer in `SHARE` is checked fully. This is so seldom
-/// that it changes only the very last percentiles.
+/// If nothing else checks every byte in the measured time, one buffer in `SHARE` is checked fully. This is so
+/// seldom that it changes only the very last percentiles.
 pub const SHARE: u64 = 256;
 
-/// Content from which buffers are cut one after the other. Each buffer begins on a cache line and has a seed of its
-/// own.
+/// Content from which buffers are cut one after the other. Each buffer begins on a cache line and has a seed
+/// of its own.
 #[derive(Clone, Debug)]
 pub struct Content {
     seed: u64,
@@ -42,12 +42,14 @@ impl Content {
         Ok(Self { seed, rest })
     }
 
-    /// Returns the content of `seed` that lies in `memory`, with all its variants. [`fill`] must have written it.
+    /// Returns the content of `seed` that lies in `memory`, with all its variants. [`fill`] must have written
+    /// it.
     pub fn over(memory: Bytes, seed: u64) -> Self {
         Self { seed, rest: memory }
     }
 
-    /// Returns the bytes that the content needs, with all its variants, for buffers that take `room` bytes together.
+    /// Returns the bytes that the content needs, with all its variants, for buffers that take `room` bytes
+    /// together.
     pub const fn with_variants(room: u64) -> u64 {
         room.saturating_add(((VARIANTS - 1) * VARIANT_STRIDE * WORD) as u64)
     }
@@ -57,7 +59,8 @@ impl Content {
         len.next_multiple_of((VARIANT_STRIDE * WORD) as u64)
     }
 
-    /// Returns a function from the lengths of successive buffers to their seeds. The first buffer has the seed `seed`.
+    /// Returns a function from the lengths of successive buffers to their seeds. The first buffer has the
+    /// seed `seed`.
     pub fn follow(seed: u64) -> impl FnMut(u64) -> u64 {
         let mut next = seed;
         move |len| {
@@ -110,8 +113,8 @@ impl Content {
     }
 }
 
-/// Returns index and offset of the first wrong byte in buffers that were cut from [`Content`] of `seed`. The check
-/// reads every byte, or, with a draw, stamps in each buffer.
+/// Returns index and offset of the first wrong byte in buffers that were cut from [`Content`] of `seed`. The
+/// check reads every byte, or, with a draw, stamps in each buffer.
 pub fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -> Option<(u64, u64)> {
     let mut next = Content::follow(seed);
     for (index, buffer) in buffers.iter().enumerate() {
@@ -127,8 +130,8 @@ pub fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -> Optio
     None
 }
 
-/// Returns the offset of the first byte of `content` that differs from the content of `seed`. The check reads every
-/// byte.
+/// Returns the offset of the first byte of `content` that differs from the content of `seed`. The check reads
+/// every byte.
 pub fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
     let mut words = content.chunks_exact(WORD);
     let mut index = 0u64;
@@ -143,16 +146,17 @@ pub fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
     differs.then(|| first_difference(seed, index, tail))
 }
 
-/// Checks as [`check_all`] does, but reads at most 16 words: the first, the last, and one in each fourteenth of the
-/// content, at an offset that `draw` determines. So the check always finds a wrong part as long as a seventh of the
-/// content. It finds a shorter part in some of many calls.
+/// Checks as [`check_all`] does, but reads at most 16 words: the first, the last, and one in each fourteenth
+/// of the content, at an offset that `draw` determines. So the check always finds a wrong part as long as a
+/// seventh of the content. It finds a shorter part in some of many calls.
 pub fn check_stamps(seed: u64, content: &[u8], draw: u64) -> Option<u64> {
     check_stamps_of(seed, content.len(), draw, |start, word| {
         word.copy_from_slice(&content[start..start + word.len()]);
     })
 }
 
-/// Checks as [`check_stamps`] does, for `len` bytes of memory that is no slice. `read` copies bytes from an offset on.
+/// Checks as [`check_stamps`] does, for `len` bytes of memory that is no slice. `read` copies bytes from an
+/// offset on.
 pub fn check_stamps_of(
     seed: u64,
     len: usize,

@@ -5,12 +5,12 @@ use crate::seeded::mix;
 
 const ELEMENT: usize = size_of::<f32>();
 
-/// Number of running maxima, independent of one another: enough for the widest vectors, and for as many of them as a
-/// core processes at once.
+/// Number of running maxima, independent of one another: enough for the widest vectors, and for as many of
+/// them as a core processes at once.
 const LANES: usize = 32;
 
-/// Number of running sums. An addition takes a fourth of the time of a comparison, so fewer are enough. Together with
-/// the maxima they just fit into a core's vector registers.
+/// Number of running sums. An addition takes a fourth of the time of a comparison, so fewer are enough.
+/// Together with the maxima they just fit into a core's vector registers.
 const SUMS: usize = 16;
 
 const BLOCK: usize = LANES * ELEMENT;
@@ -25,12 +25,13 @@ const _: () = assert!(ALL_STAMPED <= LANES * ELEMENT, "one element for each lane
 /// The result of consuming a payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduced {
-    /// The largest element, little-endian `f32`. Fewer than four bytes at the end count as an element whose other bytes
-    /// are zero. NaN does not count. Without any number the result is −∞, and never NaN.
+    /// The largest element, little-endian `f32`. Fewer than four bytes at the end count as an element whose
+    /// other bytes are zero. NaN does not count. Without any number the result is −∞, and never NaN.
     pub maximum: f32,
-    /// Digest of every byte. Contents that differ in one element have different digests. A torn or partly stale payload
-    /// has, almost surely, another digest than the right payload. The digest does not detect elements that change
-    /// positions within a group of 16 KiB at a distance of a multiple of 64 bytes, because they are in one sum.
+    /// Digest of every byte. Contents that differ in one element have different digests. A torn or partly
+    /// stale payload has, almost surely, another digest than the right payload. The digest does not detect
+    /// elements that change positions within a group of 16 KiB at a distance of a multiple of 64 bytes,
+    /// because they are in one sum.
     pub digest: u64,
 }
 
@@ -127,8 +128,8 @@ fn reduce_group(maxima: &mut [f32; LANES], sums: &mut [u32; SUMS], bytes: &[u8])
     }
 }
 
-// The compiler makes vector instructions of this loop only in a separate function, of arrays that nothing else points
-// to. Otherwise the loop takes 30 times as long.
+// The compiler makes vector instructions of this loop only in a separate function, of arrays that nothing
+// else points to. Otherwise the loop takes 30 times as long.
 #[inline(never)]
 fn reduce_blocks(maxima: &mut [f32; LANES], sums: &mut [u32; SUMS], blocks: &[[u8; BLOCK]]) {
     let (mut tops, mut totals) = (*maxima, *sums);
@@ -165,7 +166,8 @@ pub fn reduce_all<'a>(buffers: impl IntoIterator<Item = &'a [u8]>) -> Reduced {
     buffers.into_iter().map(reduce).fold(Reduced::NOTHING, Reduced::and)
 }
 
-/// Returns the larger number in one instruction, where `f32::max` takes several. A `value` that is NaN is never larger.
+/// Returns the larger number in one instruction, where `f32::max` takes several. A `value` that is NaN is
+/// never larger.
 fn larger(value: f32, maximum: f32) -> f32 {
     if value > maximum { value } else { maximum }
 }

@@ -28,13 +28,14 @@ impl Draws {
         mix(self.seed.wrapping_add(self.drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// Draws one of `0..choices`, each with the same probability: the bias of the remainder is below 2⁻⁶⁰ for the few
-    /// choices here.
+    /// Draws one of `0..choices`, each with the same probability: the bias of the remainder is below 2⁻⁶⁰ for
+    /// the few choices here.
     pub fn choice(&mut self, choices: usize) -> usize {
         (self.bits() % choices.max(1) as u64) as usize
     }
 
-    /// Draws from the exponential distribution of mean 1: the gap between two arrivals of a Poisson process of rate 1.
+    /// Draws from the exponential distribution of mean 1: the gap between two arrivals of a Poisson process
+    /// of rate 1.
     pub fn gap(&mut self) -> f64 {
         // 53 bits, and never zero, so that the logarithm is finite.
         let uniform = ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64;

@@ -54,7 +54,8 @@ impl Address {
 #[error("{0}; accepted: {FORMS}")]
 pub(crate) struct AddressError(String);
 
-/// Bytes that the kernel's address has for a path or an abstract name. One more byte ends the path or begins the name.
+/// Bytes that the kernel's address has for a path or an abstract name. One more byte ends the path or begins
+/// the name.
 const LONGEST_PATH: usize = 107;
 
 impl FromStr for Address {
@@ -124,7 +125,8 @@ impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(at) | Self::Rdma(at) => write!(formatter, "{}://{at}", self.scheme()),
-            // A parser takes the first two slashes after the scheme off, so a path that begins with two needs two more.
+            // A parser takes the first two slashes after the scheme off, so a path that begins with two needs
+            // two more.
             Self::Unix(UnixName::Path(path)) => {
                 let slashes = if path.as_os_str().as_encoded_bytes().starts_with(b"//") { "//" } else { "" };
                 write!(formatter, "unix:{slashes}{}", path.display())

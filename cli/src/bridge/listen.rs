@@ -92,8 +92,9 @@ pub(crate) enum Accepting {
 }
 
 impl Accepting {
-    /// Closes the socket, and resets the clients that were negotiated but not accepted. After an orderly end, such a
-    /// client would believe that the server had accepted it. (The system resets the clients in the backlog.)
+    /// Closes the socket, and resets the clients that were negotiated but not accepted. After an orderly end,
+    /// such a client would believe that the server had accepted it. (The system resets the clients in the
+    /// backlog.)
     pub(crate) fn close(self) {
         let Self::Rdma(mut listener) = self else { return };
         let mut context = Context::from_waker(Waker::noop());

@@ -50,8 +50,8 @@ pub(crate) struct Meters {
 pub(crate) enum Failed {
     /// The target could not be connected to.
     Dial,
-    /// The client reset the connection, or the target reset it after the client's end of data. Clients that leave
-    /// without reading to the end cause both kinds of reset.
+    /// The client reset the connection, or the target reset it after the client's end of data. Clients that
+    /// leave without reading to the end cause both kinds of reset.
     Reset,
     /// One end of the connection failed.
     Broken,

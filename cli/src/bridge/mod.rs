@@ -1,5 +1,5 @@
-//! `tonic-rdma bridge`: carries byte streams unchanged between TCP or Unix sockets on one side and RDMA on the other, so
-//! that programs without RDMA can use it.
+//! `tonic-rdma bridge`: carries byte streams unchanged between TCP or Unix sockets on one side and RDMA on
+//! the other, so that programs without RDMA can use it.
 //!
 //! ```text
 //!   client ──tcp──▶ bridge ══rdma══▶ bridge ──unix──▶ server        serve   accepts, a task for each connection
@@ -7,8 +7,8 @@
 //!                   relay            relay                          relay   two pumps, one for each direction
 //! ```
 //!
-//! Each thread has its own runtime, which polls completion queues before it would go to sleep. All threads accept from the same
-//! sockets. A connection stays on the thread that accepted it.
+//! Each thread has its own runtime, which polls completion queues before it would go to sleep. All threads
+//! accept from the same sockets. A connection stays on the thread that accepted it.
 
 mod address;
 mod listen;
@@ -77,8 +77,8 @@ pub(crate) struct BridgeOptions {
     /// Connections at one time, over all routes; further clients wait for the accept
     #[arg(long, value_name = "NUMBER", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_connections: u32,
-    /// Time to connect to the target, in seconds or with a unit (300ms, 2m), without the client's wait while the target answers others;
-    /// then the client is reset
+    /// Time to connect to the target, in seconds or with a unit (300ms, 2m), without the client's wait while
+    /// the target answers others; then the client is reset
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10", value_parser = parse_time)]
     pub(crate) connect_timeout: Duration,
     /// Time for connections to end after a signal, in seconds or with a unit
@@ -93,8 +93,8 @@ pub(crate) struct BridgeOptions {
     /// Serve /metrics (Prometheus), /healthz and /ready over HTTP here, such as 127.0.0.1:9464
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) metrics: Option<String>,
-    /// Log level for stderr: error, warn, info, debug, trace, or a filter in the form of RUST_LOG [default: RUST_LOG, or else
-    /// warnings and the transport of connections]
+    /// Log level for stderr: error, warn, info, debug, trace, or a filter in the form of RUST_LOG
+    /// [default: RUST_LOG, or else warnings and the transport of connections]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 }
@@ -178,8 +178,8 @@ fn pairs(options: &BridgeOptions) -> Result<Vec<(Address, Address)>, Failure> {
     Ok(listen.iter().cloned().zip(connect.iter().cloned()).collect())
 }
 
-/// Raises the limit on open files as far as this process may. Returns the number of connections that fit, at most
-/// `wanted`.
+/// Raises the limit on open files as far as this process may. Returns the number of connections that fit, at
+/// most `wanted`.
 fn fitting_connections(wanted: u32, ends: &[(Address, Address)]) -> u32 {
     if let Err(error) = raise_open_files() {
         tracing::warn!(%error, "the limit on open files can't be raised");

@@ -39,8 +39,8 @@ pub(crate) struct Cut {
 }
 
 impl RelayError {
-    /// Returns [`Failed::Reset`] for a client that left, and [`Failed::Broken`] for a failure. `client_ended` says that
-    /// the client had sent its end of data before.
+    /// Returns [`Failed::Reset`] for a client that left, and [`Failed::Broken`] for a failure. `client_ended`
+    /// says that the client had sent its end of data before.
     fn reason(&self, client_ended: bool) -> Failed {
         let (error, ordinary) = match self {
             Self::Up(Broken::Reading(error)) | Self::Down(Broken::Writing(error)) | Self::Client(error) => {
@@ -57,7 +57,8 @@ impl RelayError {
 /// Returns whether the other end reset the connection, according to the system or the device.
 fn is_reset(error: &io::Error) -> bool {
     match error.get_ref().and_then(|source| source.downcast_ref()).map(RdmaError::kind) {
-        // The peer's process ended, or the device failed. The kind of the `io::Error` does not show this difference.
+        // The peer's process ended, or the device failed. The kind of the `io::Error` does not show this
+        // difference.
         Some(kind) => kind == RdmaErrorKind::Reset,
         None => matches!(
             error.kind(),
@@ -66,7 +67,8 @@ fn is_reset(error: &io::Error) -> bool {
     }
 }
 
-/// Carries bytes both ways until both directions have ended. Resets both streams after an error and when dropped.
+/// Carries bytes both ways until both directions have ended. Resets both streams after an error and when
+/// dropped.
 pub(crate) async fn relay(mut client: Stream, mut target: Stream, meters: &Meters) -> Result<(), Cut> {
     let open = meters.opened(client.carried_by(), target.carried_by());
     let mut up = Pump::new(meters.up.clone());
@@ -126,13 +128,15 @@ const LENGTH: usize = 256 * 1024;
 const KEPT: usize = 64;
 
 thread_local! {
-    /// Buffers without a connection. A connection has a buffer for each direction only while bytes are in it. So idle connections cost no
-    /// memory, and busy ones reuse buffers that are still in the processor's cache.
+    /// Buffers without a connection. A connection has a buffer for each direction only while bytes are in it.
+    /// So idle connections cost no memory, and busy ones reuse buffers that are still in the processor's
+    /// cache.
     static FREE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One direction: reads from one stream, writes to the other, and passes the end on. The direction holds a buffer only while bytes are in it. While the writer takes nothing, the pump
-/// reads nothing, so that the sender is blocked too.
+/// One direction: reads from one stream, writes to the other, and passes the end on. The direction holds a
+/// buffer only while bytes are in it. While the writer takes nothing, the pump reads nothing, so that the
+/// sender is blocked too.
 #[derive(Debug)]
 pub(crate) struct Pump {
     buffer: Option<Box<[u8]>>,

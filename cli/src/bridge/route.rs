@@ -1,5 +1,5 @@
-//! A route: an address to listen on, and the target of the connections that come there. Connects to the target, and tries again while it does not
-//! answer.
+//! A route: an address to listen on, and the target of the connections that come there. Connects to the
+//! target, and tries again while it does not answer.
 
 use std::io;
 use std::path::PathBuf;
@@ -52,8 +52,9 @@ pub(crate) struct TransportLog {
 }
 
 impl Route {
-    /// Clients that the bridge connects to an `rdma://` target at a time. A listener of this library prepares 64 connections at a time, 43
-    /// of one user and address, and declines some of a larger crowd; so there is room for the clients of another bridge.
+    /// Clients that the bridge connects to an `rdma://` target at a time. A listener of this library prepares
+    /// 64 connections at a time, 43 of one user and address, and declines some of a larger crowd; so there is
+    /// room for the clients of another bridge.
     pub(crate) const DIALS: usize = 32;
 
     /// Creates a route from `listen` to `target`.
@@ -122,8 +123,8 @@ pub(crate) enum AttemptError {
 const SHORTEST: Duration = Duration::from_millis(25);
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Connects to the route's target within its connect timeout. The time that a client waits for its turn while the target answers others
-/// does not count. Only clients of an `rdma://` target take turns.
+/// Connects to the route's target within its connect timeout. The time that a client waits for its turn while
+/// the target answers others does not count. Only clients of an `rdma://` target take turns.
 pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<Stream, Unreachable> {
     let (arrived, within) = (Instant::now(), route.connect_timeout);
     let mut attempts = 0;
@@ -157,9 +158,10 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
     }
 }
 
-/// Waits for the turn of a client that came at `arrived`: if the clients of a crowd all dialed at once, they would slow one another
-/// down, and a target that works would look as if it did not answer. Returns the time from which the connect timeout counts: that of the
-/// arrival, or of the target's last answer to another client. Returns `None` when it is over.
+/// Waits for the turn of a client that came at `arrived`: if the clients of a crowd all dialed at once, they
+/// would slow one another down, and a target that works would look as if it did not answer. Returns the time
+/// from which the connect timeout counts: that of the arrival, or of the target's last answer to another
+/// client. Returns `None` when it is over.
 async fn turn(route: &Route, arrived: Instant) -> Option<(Instant, SemaphorePermit<'_>)> {
     let begun = || reached(route).map_or(arrived, |reached| reached.max(arrived));
     let mut turn = pin!(route.dials.acquire());
@@ -192,7 +194,8 @@ pub(crate) async fn attempt(
     }
 }
 
-/// Connects to a Unix socket. A blocking call would wait until the target takes clients, and stop this thread meanwhile.
+/// Connects to a Unix socket. A blocking call would wait until the target takes clients, and stop this thread
+/// meanwhile.
 async fn unix(name: &UnixName) -> Result<Stream, AttemptError> {
     let path = match name {
         UnixName::Path(path) => path.clone(),
@@ -244,7 +247,8 @@ mod tests {
         *reached(&route) = Some(early);
         assert!(turn(&route, early).await.is_none(), "the target reached somebody too long ago");
 
-        // The target was reached now, so a client that came long ago goes on waiting, and has its whole time when its turn comes.
+        // The target was reached now, so a client that came long ago goes on waiting, and has its whole time
+        // when its turn comes.
         *reached(&route) = Some(now);
         let mut waiting = pin!(turn(&route, early));
         let waits = std::future::poll_fn(|context| {

@@ -33,8 +33,8 @@ pub(crate) struct BridgeState {
     pub(crate) room: Arc<Semaphore>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) cut_off: AtomicU64,
-    /// The number of accepted connections. The number seeds the pauses between attempts to connect, so that these
-    /// pauses differ from connection to connection.
+    /// The number of accepted connections. The number seeds the pauses between attempts to connect, so that
+    /// these pauses differ from connection to connection.
     pub(crate) accepted: AtomicU64,
 }
 
@@ -52,7 +52,8 @@ pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: A
         };
         match accepted {
             Ok(client) => {
-                // At the limit this client waits here, and later clients wait in the backlog, where they cost nothing.
+                // At the limit this client waits here, and later clients wait in the backlog, where they cost
+                // nothing.
                 let room = tokio::select! {
                     biased;
                     _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return accepting.close(),

@@ -10,9 +10,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tonic_rdma::{EndpointStream, RdmaConnectInfo};
 
-/// A stream that ends in order only by [`close`](Self::close). A drop ends the stream with a reset, because a stream
-/// that was cut short must never look complete. On TCP a kill of the process also ends the stream with a reset. (A Unix
-/// socket has no reset: the peer sees the end, or an error if it had written bytes that were not read.)
+/// A stream that ends in order only by [`close`](Self::close). A drop ends the stream with a reset, because a
+/// stream that was cut short must never look complete. On TCP a kill of the process also ends the stream with
+/// a reset. (A Unix socket has no reset: the peer sees the end, or an error if it had written bytes that were
+/// not read.)
 #[derive(Debug)]
 pub(crate) struct Stream {
     /// `None` only during a drop or a close.
@@ -69,8 +70,8 @@ impl Stream {
         }
     }
 
-    /// Waits until the peer has received everything, after both directions were shut down. Before the shutdown, this
-    /// function only reports failures.
+    /// Waits until the peer has received everything, after both directions were shut down. Before the
+    /// shutdown, this function only reports failures.
     pub(crate) fn poll_delivered(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.carrier {
             Some(Carrier::Endpoint(stream)) => stream.poll_delivered(context),

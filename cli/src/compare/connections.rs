@@ -1,7 +1,7 @@
 //! `--connections`: the cost of calls as connections grow, and what each connection occupies.
 //!
-//! One mode at a time has connections, because others would occupy memory too. Each number of connections has two trials:
-//! one connection is busy and the others are idle, then all of them are busy.
+//! One mode at a time has connections, because others would occupy memory too. Each number of connections has
+//! two trials: one connection is busy and the others are idle, then all of them are busy.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -177,8 +177,8 @@ impl Crowd<'_> {
         Ok(verdict)
     }
 
-    /// Keeps the cell's number of calls in flight on each of the first `busy` connections until `length` is over.
-    /// Returns the outcome, and the time that it took.
+    /// Keeps the cell's number of calls in flight on each of the first `busy` connections until `length` is
+    /// over. Returns the outcome, and the time that it took.
     async fn trial(&self, busy: usize, length: Duration) -> (TrialOutcome, Duration) {
         let position = Position::default();
         let concurrency = self.cell.concurrency();
@@ -248,8 +248,8 @@ impl Footprint {
     }
 }
 
-/// Returns the proportional set size of a process in bytes: the kernel divides a shared page by the number of processes
-/// that map it.
+/// Returns the proportional set size of a process in bytes: the kernel divides a shared page by the number of
+/// processes that map it.
 fn memory(process: &str) -> Result<u64, Failure> {
     let path = format!("/proc/{process}/smaps_rollup");
     let text = fs::read_to_string(&path).context(format!("can't read {path}"))?;

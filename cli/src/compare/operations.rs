@@ -44,9 +44,9 @@ pub(crate) struct Operation {
 
 /// The operations of a cell, which callers take one after the other. Taking one costs reference counts.
 ///
-/// All buffers of all operations lie in one stretch of memory. The distance of a buffer from the first one in bytes is
-/// eight times the difference of their seeds. So the content takes the size of one operation, whatever the number of
-/// operations.
+/// All buffers of all operations lie in one stretch of memory. The distance of a buffer from the first one in
+/// bytes is eight times the difference of their seeds. So the content takes the size of one operation,
+/// whatever the number of operations.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
     load: Workload,
@@ -91,8 +91,8 @@ impl Push {
 }
 
 impl Operations {
-    /// Makes the operations of `load`, with content that begins with `seed`, and the results of consuming them if
-    /// `consumed`.
+    /// Makes the operations of `load`, with content that begins with `seed`, and the results of consuming
+    /// them if `consumed`.
     pub(crate) fn new(load: Workload, seed: u64, consumed: bool) -> Result<Self, Failure> {
         let no_memory = || Failure::usage(format!("{}: there is no memory for it", load));
         let bytes = usize::try_from(room(load)).map_err(|error| no_memory().because(error))?;
@@ -150,8 +150,8 @@ impl Operations {
     }
 }
 
-/// Makes `bytes` of the content of `seed` in registered memory, from which a device sends without a copy: as many as
-/// [`Content::with_variants`] returns, or [`Content::all`] has.
+/// Makes `bytes` of the content of `seed` in registered memory, from which a device sends without a copy: as
+/// many as [`Content::with_variants`] returns, or [`Content::all`] has.
 pub(crate) fn registered(bytes: usize, seed: u64) -> Result<Content, VerbsError> {
     in_pool(bytes, seed, |memory| content::fill(seed, memory))
 }
@@ -238,8 +238,8 @@ pub(crate) fn room(load: Workload) -> u64 {
     }
 }
 
-/// Index of the next operation. All callers of a mode share it during all trials in a cell, so all modes send equal
-/// sequences.
+/// Index of the next operation. All callers of a mode share it during all trials in a cell, so all modes send
+/// equal sequences.
 pub(crate) type Position = Arc<AtomicUsize>;
 
 /// Latency, bytes and messages of an operation that is done.
@@ -263,9 +263,9 @@ mod tests {
     }
 
     impl Operations {
-        /// Returns a copy of these operations, which must have single payloads. In the range `torn` the copy has content of
-        /// another variant. Stamps seldom read this range, and the largest element lies elsewhere. The expected results
-        /// stay those of the right content.
+        /// Returns a copy of these operations, which must have single payloads. In the range `torn` the copy
+        /// has content of another variant. Stamps seldom read this range, and the largest element lies
+        /// elsewhere. The expected results stay those of the right content.
         pub(crate) fn torn(&self, torn: std::ops::Range<usize>) -> Self {
             let mut memory = self.content.all().to_vec();
             memory.copy_within(torn.start + 64..torn.end + 64, torn.start);

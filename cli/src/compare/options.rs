@@ -39,43 +39,46 @@ Examples:
 /// The options of `compare`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct CompareOptions {
-    /// Modes to compare. gRPC: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, on both sides; not with
-    /// --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-tcp-shared (to the port
-    /// that also offers RDMA), grpc-uds, grpc-rdma, grpc-rdma-gather
-    /// (payloads by reference), grpc-native (generated code as it is, over RDMA without HTTP/2), grpc-native-gather
-    /// (likewise, payloads by reference on both sides, sent from registered memory). Tensors without RPC, written to the memory where the receiver expects them: rdma-cp
-    /// (copied to registered memory first), rdma-zerocp (sent from registered memory; both sides poll),
-    /// rdma-zerocp-await (likewise, but both sides wait by futures). No transport: memcpy (a copy within the client, as
-    /// the limit of the memory) [default: all but grpc-tcp-shared and memcpy; with --runtime multi-thread not grpc-tcp-busy; with
-    /// --defaults neither grpc-tcp-busy nor grpc-tcp-tuned]
+    /// Modes to compare. gRPC: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, on both sides; not
+    /// with --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-tcp-shared (to the port
+    /// that also offers RDMA), grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference), grpc-native
+    /// (generated code as it is, over RDMA without HTTP/2), grpc-native-gather (likewise, payloads by
+    /// reference on both sides, sent from registered memory). Tensors without RPC, written to the memory
+    /// where the receiver expects them: rdma-cp (copied to registered memory first), rdma-zerocp (sent from
+    /// registered memory; both sides poll), rdma-zerocp-await (likewise, but both sides wait by futures). No
+    /// transport: memcpy (a copy within the client, as the limit of the memory)
+    /// [default: all but grpc-tcp-shared and memcpy; with --runtime multi-thread not grpc-tcp-busy; with --defaults neither grpc-tcp-busy nor grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = name_list::<Mode>("mode"))]
     pub(crate) modes: Option<List<Mode>>,
-    /// Payload sizes, such as 64,4k,1MiB,1GiB (units are binary); gRPC modes take less than 2GiB [default: 64 to 64MiB]
+    /// Payload sizes, such as 64,4k,1MiB,1GiB (units are binary); gRPC modes take less than 2GiB
+    /// [default: 64 to 64MiB]
     #[arg(long, value_name = "LIST", value_parser = parse_sizes)]
     pub(crate) sizes: Option<List<u64>>,
-    /// Traffic of deep learning, beside or in place of sizes: uniform, random, skew (a message of ten buffers);
-    /// resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5 (one operation sends a message for each of the model's
-    /// variables); blocks (one operation sends 4096 blocks of 16 KiB that are scattered in memory)
+    /// Traffic of deep learning, beside or in place of sizes: uniform, random, skew (a message of ten
+    /// buffers); resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5 (one operation sends a message for
+    /// each of the model's variables); blocks (one operation sends 4096 blocks of 16 KiB that are scattered
+    /// in memory)
     #[arg(long, value_name = "LIST", value_parser = parse_workloads)]
     pub(crate) workload: Option<List<Workload>>,
-    /// Direction of payloads: up (in the request; the server checks them) or down (in the reply; the client checks them
-    /// just as thoroughly). Modes of tensors without RPC have no direction down
+    /// Direction of payloads: up (in the request; the server checks them) or down (in the reply; the client
+    /// checks them just as thoroughly). Modes of tensors without RPC have no direction down
     #[arg(long, value_name = "up|down", hide_possible_values = true, default_value = "up")]
     pub(crate) direction: Direction,
-    /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]; with --rate, the largest number
-    /// of them
+    /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]; with --rate, the
+    /// largest number of them
     #[arg(long, value_name = "LIST", value_parser = number_list::<usize>("number of calls in flight", 1..=MAX_INFLIGHT))]
     pub(crate) inflight: Option<List<usize>>,
-    /// Open loop: operations offered each second, such as 1000,20000, even if answers are late; latency counts from the
-    /// time when each was due [default size: 64]
+    /// Open loop: operations offered each second, such as 1000,20000, even if answers are late; latency
+    /// counts from the time when each was due [default size: 64]
     #[arg(long, value_name = "LIST", value_parser = parse_rates)]
     pub(crate) rate: Option<List<f64>>,
-    /// Cost of connections, in place of the comparison of sizes: latency with 1, 2, 4 to N connections, all of them busy
-    /// or all but one idle, and the memory of each connection. --inflight is for each busy connection [default modes:
-    /// grpc-tcp, grpc-rdma, grpc-native; default size: 64]
+    /// Cost of connections, in place of the comparison of sizes: latency with 1, 2, 4 to N connections, all
+    /// of them busy or all but one idle, and the memory of each connection. --inflight is for each busy
+    /// connection [default modes: grpc-tcp, grpc-rdma, grpc-native; default size: 64]
     #[arg(long, value_name = "N", value_parser = number::<usize>("number of connections", 1..=MAX_CONNECTIONS), conflicts_with_all = ["workload", "rate", "at_least"])]
     pub(crate) connections: Option<usize>,
-    /// Time to measure each cell in each mode, in seconds or with a unit (300ms, 2m) [default: such that the run ends within 90 s]
+    /// Time to measure each cell in each mode, in seconds or with a unit (300ms, 2m)
+    /// [default: such that the run ends within 90 s]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = units::parse_time)]
     pub(crate) duration: Option<Duration>,
     /// RDMA provider: auto, soft, ibverbs, or the name of a device
@@ -88,37 +91,38 @@ pub(crate) struct CompareOptions {
     /// STREAM/CONNECTION/FRAME sizes of your own
     #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]
     pub(crate) http2: Http2,
-    /// Encoding of messages with payloads: copy (into one buffer, as generated code does), or gather (by reference with
-    /// tonic_rdma::gather, in all modes)
+    /// Encoding of messages with payloads: copy (into one buffer, as generated code does), or gather (by
+    /// reference with tonic_rdma::gather, in all modes)
     #[arg(long, value_name = "copy|gather", hide_possible_values = true, default_value = "copy")]
     pub(crate) encode: Encode,
-    /// Use of a payload by the receiver, after its check and before its answer: auto (modes that carry tensors find
-    /// the largest element, gRPC modes leave the bytes as they are), reduce-max (all modes find the largest
-    /// element), none
+    /// Use of a payload by the receiver, after its check and before its answer: auto (modes that carry
+    /// tensors find the largest element, gRPC modes leave the bytes as they are), reduce-max (all modes find
+    /// the largest element), none
     #[arg(long, value_name = "auto|reduce-max|none", hide_possible_values = true, default_value = "auto")]
     pub(crate) consume: Consume,
-    /// Tokio runtime of both processes: idle-polling (current-thread, built with tonic_rdma::runtime::idle_polling),
-    /// current-thread and multi-thread as tokio builds them; without WORKERS there are as many workers as cores
-    /// [default: idle-polling]
+    /// Tokio runtime of both processes: idle-polling (current-thread, built with
+    /// tonic_rdma::runtime::idle_polling), current-thread and multi-thread as tokio builds them; without
+    /// WORKERS there are as many workers as cores [default: idle-polling]
     #[arg(long, value_name = "idle-polling|current-thread|multi-thread[:WORKERS]", value_parser = Flavour::parse)]
     pub(crate) runtime: Option<Flavour>,
     /// Keep each process on a core of its own, if both have one thread and there are two cores [default: yes]
     #[arg(long, value_name = "yes|no", value_parser = parse_yes_or_no)]
     pub(crate) pin: Option<bool>,
-    /// Allocator of both processes: mimalloc, or the system's, which a Rust program has by default [default: mimalloc]
+    /// Allocator of both processes: mimalloc, or the system's, which a Rust program has by default
+    /// [default: mimalloc]
     #[arg(long, value_name = "system|mimalloc", hide_possible_values = true)]
     pub(crate) allocator: Option<Allocator>,
-    /// Start the server in a container of its own: another user, pid, ipc and mount namespace, as another pod of the
-    /// same node has. The software device then copies bytes through a ring, as between processes that don't trust one
-    /// another. Needs unshare (util-linux)
+    /// Start the server in a container of its own: another user, pid, ipc and mount namespace, as another pod
+    /// of the same node has. The software device then copies bytes through a ring, as between processes that
+    /// don't trust one another. Needs unshare (util-linux)
     #[arg(long, conflicts_with = "connections")]
     pub(crate) container: bool,
-    /// Settings of a program that chooses nothing: --runtime multi-thread --pin no --allocator system, and cells of its
-    /// own. Each of the three options takes precedence if it is given too
+    /// Settings of a program that chooses nothing: --runtime multi-thread --pin no --allocator system, and
+    /// cells of its own. Each of the three options takes precedence if it is given too
     #[arg(long, alias = "newcomer")]
     pub(crate) defaults: bool,
-    /// End with exit status 1 if a mode that uses RDMA, or grpc-tcp-shared, has less than RATIO times the throughput (operations a second)
-    /// of grpc-tcp in any cell, and name mode, cell and ratio
+    /// End with exit status 1 if a mode that uses RDMA, or grpc-tcp-shared, has less than RATIO times the
+    /// throughput (operations a second) of grpc-tcp in any cell, and name mode, cell and ratio
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
     pub(crate) at_least: Option<f64>,
     /// Write the rows as JSON to this file; - is stdout
@@ -205,7 +209,8 @@ pub(crate) struct Conditions {
     /// The JSON has the allocator that the process really has.
     #[serde(skip)]
     pub(crate) allocator: Allocator,
-    /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given options.
+    /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given
+    /// options.
     pub(crate) defaults: bool,
 }
 
@@ -214,8 +219,8 @@ fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, 
 }
 
 impl Conditions {
-    /// Returns the conditions that `options` ask for. `--defaults` sets the conditions of a program that chooses
-    /// nothing. Options that are given beside `--defaults` take precedence.
+    /// Returns the conditions that `options` ask for. `--defaults` sets the conditions of a program that
+    /// chooses nothing. Options that are given beside `--defaults` take precedence.
     pub(crate) fn of(options: &CompareOptions) -> Self {
         let defaults = options.defaults;
         let (runtime, allocator) = match defaults {
@@ -230,8 +235,8 @@ impl Conditions {
         }
     }
 
-    /// Returns a core for each of the two processes, if they are kept on one core each. A multi-thread runtime gets no
-    /// core, because its threads need more than one.
+    /// Returns a core for each of the two processes, if they are kept on one core each. A multi-thread
+    /// runtime gets no core, because its threads need more than one.
     pub(crate) fn cores(&self) -> Option<Cores> {
         (self.pin && self.runtime.is_one_thread()).then(Cores::choose).flatten()
     }

@@ -1,5 +1,5 @@
-//! The plan of a run: modes, cells (each is one combination of load, calls in flight, and rate), the order of trials, and the time of each
-//! mode in each cell, such that a run without `--duration` ends in time.
+//! The plan of a run: modes, cells (each is one combination of load, calls in flight, and rate), the order of
+//! trials, and the time of each mode in each cell, such that a run without `--duration` ends in time.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,9 +15,10 @@ use crate::compare::options::{CompareOptions, Conditions};
 use crate::measure::machine::{available, lacking};
 use crate::workload::Workload;
 
-/// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
-/// time. Each is a payload, calls in flight, and whether the cell is in a usual run, in one with `--quick`, with `--defaults`, and with
-/// both. README has the figures of a program that chooses nothing for the cells of `--defaults`.
+/// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large
+/// call at a time. Each is a payload, calls in flight, and whether the cell is in a usual run, in one with
+/// `--quick`, with `--defaults`, and with both. README has the figures of a program that chooses nothing for
+/// the cells of `--defaults`.
 const PRESETS: [(u64, usize, [bool; 4]); 10] = [
     (64, 1, [true; 4]),
     (64, 32, [true, true, false, false]),
@@ -38,11 +39,12 @@ fn preset(defaults: bool, quick: bool) -> Vec<Cell> {
     cells.map(|(bytes, inflight, _)| Cell::closed(*bytes, *inflight)).collect()
 }
 
-/// The largest number of operations of one trial of an open loop. The times of all of them are drawn before the trial begins.
+/// The largest number of operations of one trial of an open loop. The times of all of them are drawn before
+/// the trial begins.
 pub(crate) const MAX_ARRIVALS: f64 = 1e6;
 
-/// The payload of an open loop without `--sizes`. It is small, because a large payload at a high rate would be too
-/// much.
+/// The payload of an open loop without `--sizes`. It is small, because a large payload at a high rate would
+/// be too much.
 const OPEN_LOOP_LOAD: Workload = Workload::Size(64);
 
 /// The modes of `--connections` without `--modes`, and the payload without `--sizes`.
@@ -130,9 +132,9 @@ impl Plan {
         self.cells.iter().any(|cell| cell.rate.is_some())
     }
 
-    /// Returns the length of one mode's trial. It is short compared with the drift of a machine, and long compared with
-    /// the change of modes. Trials of an open loop are long, so that queues can build up, but not longer than their
-    /// schedule has room for.
+    /// Returns the length of one mode's trial. It is short compared with the drift of a machine, and long
+    /// compared with the change of modes. Trials of an open loop are long, so that queues can build up, but
+    /// not longer than their schedule has room for.
     pub(crate) fn slice(&self, cell: Cell) -> Duration {
         match cell.rate {
             None => (self.duration / 8).clamp(Duration::from_millis(20), Duration::from_millis(200)),
@@ -204,8 +206,8 @@ fn names(able: impl Fn(Mode) -> bool) -> String {
     able.map(|mode| mode.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Refuses cells that none of `modes` can carry. If some modes can, the rows of the others give the reason why they are
-/// empty.
+/// Refuses cells that none of `modes` can carry. If some modes can, the rows of the others give the reason
+/// why they are empty.
 fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
     for cell in cells {
         let reasons: Option<Vec<_>> =
@@ -265,8 +267,9 @@ pub(crate) const MAX_BYTES: u64 = 1 << 40;
 /// The largest number of calls in flight on the command line.
 pub(crate) const MAX_INFLIGHT: u64 = 16_384;
 
-/// The largest number of calls in flight in an open loop without `--inflight`, and of bytes in them. With some
-/// thousands of small calls at once h2 takes a peer for hostile and ends the connection (`too_many_data_frames`).
+/// The largest number of calls in flight in an open loop without `--inflight`, and of bytes in them. With
+/// some thousands of small calls at once h2 takes a peer for hostile and ends the connection
+/// (`too_many_data_frames`).
 const OPEN_LOOP_CALLS: usize = 1024;
 const OPEN_LOOP_BYTES: u64 = 256 << 20;
 
@@ -274,15 +277,16 @@ const OPEN_LOOP_BYTES: u64 = 256 << 20;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cell {
     pub(crate) load: Workload,
-    /// Calls in flight at once, on one connection: exactly as many in a closed loop, at most as many in an open loop.
+    /// Calls in flight at once, on one connection: exactly as many in a closed loop, at most as many in an
+    /// open loop.
     pub(crate) inflight: usize,
-    /// Operations offered each second, even if answers are late (open loop). Without a rate each operation begins when
-    /// one has ended (closed loop).
+    /// Operations offered each second, even if answers are late (open loop). Without a rate each operation
+    /// begins when one has ended (closed loop).
     pub(crate) rate: Option<f64>,
 }
 
-/// Returns the largest number of calls in flight of `load` in an open loop without `--inflight`. Sets have one call at a time, as
-/// in a closed loop.
+/// Returns the largest number of calls in flight of `load` in an open loop without `--inflight`. Sets have
+/// one call at a time, as in a closed loop.
 fn open_loop_inflight(load: Workload) -> usize {
     if load.is_set() {
         return 1;
@@ -303,8 +307,8 @@ impl Cell {
         format!("{} × {}{rate}", self.load, self.inflight)
     }
 
-    /// Returns the number of operations at once, and of calls at once in each. Sets follow one another, as mini-batches
-    /// do, and the calls of a set are concurrent.
+    /// Returns the number of operations at once, and of calls at once in each. Sets follow one another, as
+    /// mini-batches do, and the calls of a set are concurrent.
     pub(crate) const fn concurrency(self) -> (usize, usize) {
         if self.load.is_set() { (1, self.inflight) } else { (self.inflight, 1) }
     }
@@ -321,10 +325,12 @@ impl Cell {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Direction {
-    /// From the client to the server, which checks the payload: requests carry payloads, and replies are small.
+    /// From the client to the server, which checks the payload: requests carry payloads, and replies are
+    /// small.
     #[default]
     Up,
-    /// From the server to the client, which checks the payload: requests are small, and replies carry payloads.
+    /// From the server to the client, which checks the payload: requests are small, and replies carry
+    /// payloads.
     Down,
 }
 
@@ -365,8 +371,8 @@ fn counts(most: usize) -> Vec<usize> {
 /// The least number of trials of every mode in every cell, even if the trials take long.
 pub(crate) const MIN_ROUNDS: u32 = 3;
 
-/// Estimated seconds of a run: a default run then ends within 90 s and a quick one within 15 s, including start and
-/// delays.
+/// Estimated seconds of a run: a default run then ends within 90 s and a quick one within 15 s, including
+/// start and delays.
 const DEFAULT: f64 = 66.0;
 const QUICK: f64 = 10.5;
 
@@ -381,12 +387,13 @@ const WARM_UP: f64 = 0.1;
 const MESSAGE: f64 = 100e-6;
 const BYTE: f64 = 1e-9;
 
-/// Operations outside the measured time: the first one, and two with a check of every byte, which take twice as long.
+/// Operations outside the measured time: the first one, and two with a check of every byte, which take twice
+/// as long.
 const OUTSIDE: f64 = 5.0;
 
-/// Returns the time for each of `modes` modes in each of `cells`, such that a run ends within 90 s, or within 15 s if
-/// `quick`. With very large payloads or very many cells a run takes longer; the time is then the shortest that makes
-/// sense.
+/// Returns the time for each of `modes` modes in each of `cells`, such that a run ends within 90 s, or within
+/// 15 s if `quick`. With very large payloads or very many cells a run takes longer; the time is then the
+/// shortest that makes sense.
 fn mode_time(cells: &[Cell], modes: usize, quick: bool) -> Duration {
     let budget = if quick { QUICK } else { DEFAULT };
     let fits = |duration: Duration| run_seconds(cells, modes, duration) <= budget;
@@ -402,8 +409,8 @@ fn mode_time(cells: &[Cell], modes: usize, quick: bool) -> Duration {
     least
 }
 
-/// Returns the time of each of `trials` trials of `--connections`, such that a run ends within 90 s, or within 15 s if
-/// `quick`, unless it makes thousands of connections.
+/// Returns the time of each of `trials` trials of `--connections`, such that a run ends within 90 s, or
+/// within 15 s if `quick`, unless it makes thousands of connections.
 fn trial_time(trials: usize, quick: bool) -> Duration {
     let budget = if quick { QUICK } else { DEFAULT };
     let each = budget / (1.0 + WARM_UP) / trials.max(1) as f64;
@@ -450,8 +457,8 @@ fn fits(cells: &[Cell], modes: &[Mode], direction: Direction, available: Option<
     }
 }
 
-/// Returns the memory that both processes need for `cell` at most. The modes share the content, and only one mode at a
-/// time has messages in flight.
+/// Returns the memory that both processes need for `cell` at most. The modes share the content, and only one
+/// mode at a time has messages in flight.
 fn needed(cell: Cell, modes: &[Mode]) -> u64 {
     let taking_part = || modes.iter().filter(|mode| cell.beyond(**mode).is_none());
     let kept = taking_part().map(|mode| kept(cell, *mode)).fold(0, u64::saturating_add);
@@ -485,8 +492,8 @@ fn in_flight(cell: Cell, mode: Mode) -> u64 {
     match mode {
         // Messages are sent from where they lie. They land in blocks, which may be larger than the messages.
         Mode::GrpcNativeGather => calls.saturating_mul(2).saturating_add(cell.load.largest_message()),
-        // The encoded message, and the receiver's buffer, which may have to grow; and one message that is kept for a
-        // check of every byte.
+        // The encoded message, and the receiver's buffer, which may have to grow; and one message that is
+        // kept for a check of every byte.
         mode if mode.is_grpc() => calls.saturating_mul(3).saturating_add(cell.load.largest_message()),
         _ => 0,
     }
@@ -699,7 +706,8 @@ mod budget_tests {
                 (mode_time(&default_cells, modes, false), mode_time(&quick_cells, modes, true));
             assert!(run_seconds(&default_cells, modes, default) <= DEFAULT, "{modes}: {default:?}");
             assert!(run_seconds(&quick_cells, modes, quick) <= QUICK, "{modes}: {quick:?}");
-            // The time is enough for some hundred operations of the slowest mode, except with the largest payloads.
+            // The time is enough for some hundred operations of the slowest mode, except with the largest
+            // payloads.
             assert!(default > Duration::from_millis(450) && quick > Duration::from_millis(100), "{modes}");
         }
     }

@@ -1,5 +1,6 @@
-//! The results of a run: rows with the figures of each mode in each cell, and the facts about the run, without which its figures mean
-//! nothing. They are shown as a table, with an explanation of its columns, and as JSON.
+//! The results of a run: rows with the figures of each mode in each cell, and the facts about the run,
+//! without which its figures mean nothing. They are shown as a table, with an explanation of its columns, and
+//! as JSON.
 
 use serde::Serialize;
 use tonic_rdma_commands::cores::Cores;
@@ -59,18 +60,20 @@ pub(crate) struct Row {
 /// The connections of a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Connections {
-    /// Open connections, and how many of them make calls: `inflight` is the number of calls in flight on each of these.
-    /// The others are idle.
+    /// Open connections, and how many of them make calls: `inflight` is the number of calls in flight on each
+    /// of these. The others are idle.
     pub(crate) connections: usize,
     pub(crate) busy: usize,
     /// Memory and descriptors of both processes for each connection, beyond those of the first one. With one
-    /// connection: everything that came with it. Absent if it could not be measured, because the connections failed.
+    /// connection: everything that came with it. Absent if it could not be measured, because the connections
+    /// failed.
     pub(crate) memory_bytes_each: Option<u64>,
     pub(crate) descriptors_each: Option<u64>,
 }
 
 impl Row {
-    /// Returns whether both rows are compared with each other: modes in the same cell, with as many connections.
+    /// Returns whether both rows are compared with each other: modes in the same cell, with as many
+    /// connections.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         let numbers = |row: &Self| row.connections.map(|of| (of.connections, of.busy));
         self.cell == other.cell && numbers(self) == numbers(other)
@@ -125,7 +128,8 @@ impl Checks {
     }
 }
 
-/// A row compared with `grpc-tcp` in the same cell: how many times better. `None` if there is nothing to compare with.
+/// A row compared with `grpc-tcp` in the same cell: how many times better. `None` if there is nothing to
+/// compare with.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Ratio {
     /// p50 of grpc-tcp divided by p50 of this row.
@@ -151,8 +155,9 @@ impl Ratio {
     }
 }
 
-/// Fails if a mode that uses RDMA, or `grpc-tcp-shared`, has less than `least` times the throughput of grpc-tcp in the same cell, and names
-/// each such mode. Cells that one of the two modes can't carry are not compared.
+/// Fails if a mode that uses RDMA, or `grpc-tcp-shared`, has less than `least` times the throughput of
+/// grpc-tcp in the same cell, and names each such mode. Cells that one of the two modes can't carry are not
+/// compared.
 pub(crate) fn check_ratios(least: f64, rows: &[Row]) -> Result<(), Failure> {
     let short = |row: &Row| {
         let ratio = Ratio::of(row, rows).throughput.filter(|ratio| *ratio < least)?;
@@ -327,7 +332,8 @@ const EXPLAINED: [(Mode, &str); 5] = [
     ),
 ];
 
-/// Writes all outputs that `options` ask for. Errors in rows, and a ratio below that of `--at-least`, are failures.
+/// Writes all outputs that `options` ask for. Errors in rows, and a ratio below that of `--at-least`, are
+/// failures.
 pub(crate) fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
     report(facts, facts.lines(), rows).show(options.json.as_deref())?;
     let errors: Vec<String> = rows.iter().filter(|row| row.errors > 0).map(Row::describe_errors).collect();

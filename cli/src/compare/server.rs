@@ -126,8 +126,8 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Listens on TCP and a Unix socket, and for RDMA peers if `rdma` is there. Only one connection, outside the
-    /// measured time, uses `placement`.
+    /// Listens on TCP and a Unix socket, and for RDMA peers if `rdma` is there. Only one connection, outside
+    /// the measured time, uses `placement`.
     pub(crate) async fn listen(
         self,
         rdma: Option<&Rdma>,
@@ -234,8 +234,8 @@ fn uds_listener() -> io::Result<(UnixListenerStream, String)> {
 
 /// Longest time until the server process has started.
 const START: Duration = Duration::from_secs(20);
-/// Time to wait for the end of the server after a failure. Connections break before the end of the process can be seen.
-/// On a busy machine that may take seconds.
+/// Time to wait for the end of the server after a failure. Connections break before the end of the process
+/// can be seen. On a busy machine that may take seconds.
 pub(crate) const EXPLANATION: Duration = Duration::from_secs(5);
 
 /// Starts this program again as the server, and waits until the server has started.

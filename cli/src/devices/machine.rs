@@ -94,7 +94,8 @@ fn soft_place() -> Finding {
     }
 }
 
-/// Finds out which processes the software device lets in, and whether those of this user may read the memory of others.
+/// Finds out which processes the software device lets in, and whether those of this user may read the memory
+/// of others.
 fn soft_peers() -> Finding {
     let admits_any = unstable::soft_admits_any_user();
     let found = match admits_any {
@@ -117,7 +118,8 @@ fn soft_peers() -> Finding {
     Finding { what: "the software device lets in", found, advice }
 }
 
-/// Checks what decides whether two processes can share memory. The outputs on both sides show where they differ.
+/// Checks what decides whether two processes can share memory. The outputs on both sides show where they
+/// differ.
 fn identity() -> Finding {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot = boot.map_or("unknown".into(), |text| text.trim().to_owned());

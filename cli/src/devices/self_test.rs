@@ -17,7 +17,8 @@ const LENGTH: usize = 64 * 1024;
 /// Time for one operation. An emulated machine is slow.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An operation of the self-test: `SEND`, `WRITE` or `READ`, or the earlier steps `open` and `connect`. It has its time, or why it failed.
+/// An operation of the self-test: `SEND`, `WRITE` or `READ`, or the earlier steps `open` and `connect`. It
+/// has its time, or why it failed.
 #[derive(Debug, Serialize)]
 pub(crate) struct Test {
     pub(crate) operation: &'static str,
@@ -39,7 +40,8 @@ impl Test {
     }
 }
 
-/// Opens the device, connects two queue pairs, and then runs every operation once. Stops at the first failure, which is the last entry.
+/// Opens the device, connects two queue pairs, and then runs every operation once. Stops at the first
+/// failure, which is the last entry.
 pub(crate) fn self_test(name: &str, settings: &PathSettings) -> Vec<Test> {
     match tonic_rdma_verbs::open(name) {
         Ok(context) => test_all(&context, settings),
@@ -138,7 +140,8 @@ impl Side {
     }
 }
 
-/// Moves the content of `seed` from one end to the other: a READ from `to` to `from`, all others from `from` to `to`.
+/// Moves the content of `seed` from one end to the other: a READ from `to` to `from`, all others from `from`
+/// to `to`.
 fn carry_out(opcode: CompletionOpcode, from: &Side, to: &Side, seed: u8) -> Result<(), Fault> {
     let (sender, receiver) = if opcode == CompletionOpcode::Read { (to, from) } else { (from, to) };
     let (source, target) = (sender.block(seed)?, receiver.block(0)?);

@@ -1,6 +1,7 @@
-//! The machine that a run is made on: its name, its free memory, and the costs of its basic operations: a round trip between two
-//! threads, a system call, and a copy. The figures of two machines can't be compared without these costs: a small call over TCP is
-//! mostly wake-ups and system calls, a small call over RDMA has none of them at best, and a large call is mostly copies.
+//! The machine that a run is made on: its name, its free memory, and the costs of its basic operations: a
+//! round trip between two threads, a system call, and a copy. The figures of two machines can't be compared
+//! without these costs: a small call over TCP is mostly wake-ups and system calls, a small call over RDMA has
+//! none of them at best, and a large call is mostly copies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -26,9 +27,11 @@ const COPY: usize = 16 << 20;
 /// Round trips between two threads, each on a core of its own if there are two, and other costs: medians.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Costs {
-    /// A round trip of two threads that poll a word of memory without ever sleeping; absent if they share one core.
+    /// A round trip of two threads that poll a word of memory without ever sleeping; absent if they share one
+    /// core.
     pub(crate) spin_us: Option<f64>,
-    /// A round trip of two threads that sleep and wake one another by eventfd; absent if it could not be measured.
+    /// A round trip of two threads that sleep and wake one another by eventfd; absent if it could not be
+    /// measured.
     pub(crate) wake_us: Option<f64>,
     /// A system call that does next to nothing.
     pub(crate) syscall_us: Option<f64>,
@@ -132,8 +135,8 @@ fn wake(cores: Option<Cores>) -> Option<Duration> {
     })
 }
 
-/// Returns the median time of `ask`, on a thread of its own. Meanwhile another thread answers, until `end` is called. Each thread is on a
-/// core of its own, if there are `cores`.
+/// Returns the median time of `ask`, on a thread of its own. Meanwhile another thread answers, until `end` is
+/// called. Each thread is on a core of its own, if there are `cores`.
 fn round_trips(
     cores: Option<Cores>,
     answer: impl FnOnce() + Send,
@@ -234,8 +237,8 @@ impl Environment {
         }
     }
 
-    /// Returns the facts as pairs of name and value, for people, with `lines` of the command after them. `where_in`:
-    /// the processes that have the allocator.
+    /// Returns the facts as pairs of name and value, for people, with `lines` of the command after them.
+    /// `where_in`: the processes that have the allocator.
     pub(crate) fn with(
         &self,
         where_in: &str,

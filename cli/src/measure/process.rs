@@ -1,6 +1,6 @@
-//! The processes of a run: their allocator, a container for the server, and limits of a process with many connections. And child
-//! processes that run this program again: a child gets commands on its stdin and writes reports to its stdout, a line of JSON each, and
-//! ends by itself when its parent ends.
+//! The processes of a run: their allocator, a container for the server, and limits of a process with many
+//! connections. And child processes that run this program again: a child gets commands on its stdin and
+//! writes reports to its stdout, a line of JSON each, and ends by itself when its parent ends.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -36,9 +36,9 @@ impl Allocator {
         }
     }
 
-    /// Ensures that this process has the allocator. If it has another, the program starts again, in this process and
-    /// with the same arguments; this returns only if that fails. Callers must call this before any other work, which
-    /// would be lost.
+    /// Ensures that this process has the allocator. If it has another, the program starts again, in this
+    /// process and with the same arguments; this returns only if that fails. Callers must call this before
+    /// any other work, which would be lost.
     pub(crate) fn ensure(self) -> Result<(), Failure> {
         // One restart is enough: a program that was started for this allocator and has another is broken.
         let restarted = std::env::var_os(VARIABLE).is_some_and(|value| value == self.name());
@@ -76,7 +76,8 @@ const UNSHARE: &str = "unshare";
 const NAMESPACES: [&str; 7] =
     ["--user", "--map-root-user", "--pid", "--ipc", "--mount", "--fork", "--kill-child"];
 
-/// Returns a command that starts `inner` in a container of its own. If the command is killed, so is the program.
+/// Returns a command that starts `inner` in a container of its own. If the command is killed, so is the
+/// program.
 pub(crate) fn container(inner: &Command) -> Command {
     let mut command = Command::new(UNSHARE);
     command.args(NAMESPACES).arg(inner.get_program()).args(inner.get_args());
@@ -101,8 +102,9 @@ pub(crate) fn raise_open_files() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the bytes that the process may register: enough for `connections` busy connections, on each of which `landing` bytes of
-/// messages may land, but at most half of the machine's memory. A page takes memory only after its first use.
+/// Returns the bytes that the process may register: enough for `connections` busy connections, on each of
+/// which `landing` bytes of messages may land, but at most half of the machine's memory. A page takes memory
+/// only after its first use.
 pub(crate) fn pinned(connections: u32, landing: u64) -> u64 {
     /// Receive buffers, and memory for rendezvous in both directions.
     const EACH: u64 = 8 << 20;
@@ -133,7 +135,8 @@ pub(crate) struct Children<R> {
     running: Vec<Child>,
     sender: UnboundedSender<(usize, Event<Line<R>>)>,
     events: UnboundedReceiver<(usize, Event<Line<R>>)>,
-    /// The children that have reported a failure. They end by themselves, and their end explains nothing more.
+    /// The children that have reported a failure. They end by themselves, and their end explains nothing
+    /// more.
     failed: BTreeSet<usize>,
     /// Number of children that have ended.
     ended: usize,
@@ -149,8 +152,8 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
     pub(crate) fn start(&mut self, name: &str, mut command: Command) -> Result<(), Failure> {
         use std::os::unix::process::CommandExt as _;
 
-        // The child gets a process group of its own. So ctrl-c reaches this process alone, which then ends its
-        // children.
+        // The child gets a process group of its own. So ctrl-c reaches this process alone, which then ends
+        // its children.
         command.process_group(0);
         let (number, events) = (self.running.len(), self.sender.clone());
         let child = Child::start(name, command, move |event| events.send((number, event.parse())).is_ok())?;
@@ -173,8 +176,8 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
         self.running[children].iter_mut().try_for_each(|child| child.send(command))
     }
 
-    /// Waits until each of `children` has sent a report. The failure or the end of any child is an error. `grace` is
-    /// the time to wait for the end of a child that explains the failure of another one.
+    /// Waits until each of `children` has sent a report. The failure or the end of any child is an error.
+    /// `grace` is the time to wait for the end of a child that explains the failure of another one.
     pub(crate) async fn hear(
         &mut self,
         children: Range<usize>,
@@ -206,7 +209,8 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
         Ok(reports.into_iter().flatten().collect())
     }
 
-    /// Returns the report that `event` has. A child that fails or ends is an error, unless it reported a failure before.
+    /// Returns the report that `event` has. A child that fails or ends is an error, unless it reported a
+    /// failure before.
     fn heed(&mut self, from: usize, event: Event<Line<R>>) -> Result<Option<R>, Failure> {
         let is_first = self.failed.is_empty();
         self.ended += usize::from(matches!(event, Event::Ended(_)));
@@ -229,7 +233,8 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
         Err(Failure::run(format!("{} {text}", self.name(from))))
     }
 
-    /// Waits for the failure or the end of a child, and returns the failure to report, or nothing when all children have ended.
+    /// Waits for the failure or the end of a child, and returns the failure to report, or nothing when all
+    /// children have ended.
     pub(crate) async fn end(&mut self) -> Option<Failure> {
         while self.ended < self.running.len() {
             let (from, event) = self.events.recv().await?;
@@ -240,8 +245,8 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
         None
     }
 
-    /// Returns `result`. If it is a failure and a child ends within `grace`, the end of the child is the failure,
-    /// because others fail when their peer ends, and may report it before the end can be seen.
+    /// Returns `result`. If it is a failure and a child ends within `grace`, the end of the child is the
+    /// failure, because others fail when their peer ends, and may report it before the end can be seen.
     pub(crate) async fn explain<T>(
         &mut self,
         result: Result<T, Failure>,
@@ -261,7 +266,8 @@ pub(crate) fn parse_job<J: DeserializeOwned>(text: &str) -> Result<J, serde_json
     serde_json::from_str(text)
 }
 
-/// Returns the command that starts this program again as a child, with a job as the argument of the subcommand `kind`.
+/// Returns the command that starts this program again as a child, with a job as the argument of the
+/// subcommand `kind`.
 pub(crate) fn command(kind: &str, job: &impl Serialize) -> Result<Command, Failure> {
     let job = serde_json::to_string(job).context("can't make JSON of a job")?;
     let mut command = kit::again()?;

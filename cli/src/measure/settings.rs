@@ -27,9 +27,9 @@ pub(crate) struct Http2Sizes {
     max_frame: u32,
 }
 
-/// The tuned sizes. They were found by measuring grpc-tcp at 64 KiB to 64 MiB with windows from 2 to 64 MiB and frames
-/// from 16 KiB to 1 MiB (`--modes grpc-tcp --http2 STREAM/CONNECTION/FRAME`): frames of 512 KiB carried most from 1 MiB
-/// on, and larger windows carried no more.
+/// The tuned sizes. They were found by measuring grpc-tcp at 64 KiB to 64 MiB with windows from 2 to 64 MiB
+/// and frames from 16 KiB to 1 MiB (`--modes grpc-tcp --http2 STREAM/CONNECTION/FRAME`): frames of 512 KiB
+/// carried most from 1 MiB on, and larger windows carried no more.
 const TUNED: Http2Sizes =
     Http2Sizes { stream_window: 16 << 20, connection_window: 32 << 20, max_frame: 512 << 10 };
 
@@ -127,12 +127,12 @@ impl fmt::Display for Http2 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Consume {
-    /// The usual behaviour in each mode: a gRPC service leaves the bytes as they are, and a receiver of tensors
-    /// computes with them.
+    /// The usual behaviour in each mode: a gRPC service leaves the bytes as they are, and a receiver of
+    /// tensors computes with them.
     #[default]
     Auto,
-    /// The largest element in every mode, as in §5.1 of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys
-    /// 2019).
+    /// The largest element in every mode, as in §5.1 of Xue et al., "Fast Distributed Deep Learning over
+    /// RDMA" (EuroSys 2019).
     ReduceMax,
     /// Nothing in any mode.
     None,

@@ -1,5 +1,5 @@
-//! The connections of `compare` and `parameter-server`: over RDMA, which no other file of these two commands makes, the channel of all
-//! gRPC modes, the encoding of messages, and TCP listeners.
+//! The connections of `compare` and `parameter-server`: over RDMA, which no other file of these two commands
+//! makes, the channel of all gRPC modes, the encoding of messages, and TCP listeners.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -69,8 +69,8 @@ impl RdmaConnection {
 }
 
 impl Rdma {
-    /// Makes the configuration for `provider` (`auto`, `soft`, `ibverbs`, or a device). It fails if a variable or the
-    /// provider is bad.
+    /// Makes the configuration for `provider` (`auto`, `soft`, `ibverbs`, or a device). It fails if a
+    /// variable or the provider is bad.
     pub(crate) fn new(provider: &str) -> Result<Self, Failure> {
         let config = Config::from_env()
             .map_err(|error| Failure::usage("an RDMA_* variable is not accepted").because(error))?;
@@ -83,8 +83,8 @@ impl Rdma {
         Ok(Self { config: config.policy(Policy::Require), calls: CallConfig::default() })
     }
 
-    /// Returns the settings with enough memory for so many connections, each with native calls that carry up to `longest` bytes. What the
-    /// user has set, and defaults that are enough, stay as they are.
+    /// Returns the settings with enough memory for so many connections, each with native calls that carry up
+    /// to `longest` bytes. What the user has set, and defaults that are enough, stay as they are.
     pub(crate) fn for_load(self, connections: u32, longest: u64) -> Self {
         /// Bytes of a message beside its payload, at most.
         const BESIDE: u64 = 1 << 20;
@@ -104,7 +104,8 @@ impl Rdma {
         RdmaDevice::builder().config(self.config.clone())
     }
 
-    /// Listens for RDMA peers on a free port of the loopback interface, and with [`Policy::Prefer`] for stock clients too.
+    /// Listens for RDMA peers on a free port of the loopback interface, and with [`Policy::Prefer`] for stock
+    /// clients too.
     pub(crate) async fn bind(&self, policy: Policy) -> Result<(RdmaIncoming, SocketAddr), Failure> {
         let config = self.config.clone().policy(policy);
         let incoming = RdmaIncoming::builder()

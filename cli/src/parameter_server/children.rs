@@ -1,5 +1,5 @@
-//! The child processes of a cell: servers, which hold variables and take their gradients, and workers, which pull the variables,
-//! compute if asked, and push gradients, mini-batch after mini-batch.
+//! The child processes of a cell: servers, which hold variables and take their gradients, and workers, which
+//! pull the variables, compute if asked, and push gradients, mini-batch after mini-batch.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +28,8 @@ use crate::measure::process;
 use crate::parameter_server::options::{Load, ProcessJob};
 use crate::workload::{Shard, Workload};
 
-/// A command to a child. Each has one report as its answer; a server answers a trial when it is asked for the result.
+/// A command to a child. Each has one report as its answer; a server answers a trial when it is asked for the
+/// result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChildCommand {
@@ -83,7 +84,8 @@ pub(crate) struct Report {
     pub(crate) cpu: Duration,
     /// Number of tensors that were checked in a trial.
     pub(crate) checked: u64,
-    /// What was sent and what has arrived in a trial by slots: from a worker for each server, from a server for each worker.
+    /// What was sent and what has arrived in a trial by slots: from a worker for each server, from a server
+    /// for each worker.
     pub(crate) sent: Vec<Record>,
     pub(crate) received: Vec<Record>,
 }
@@ -117,7 +119,8 @@ impl Origin {
     }
 }
 
-/// One end of the slots between a server and a worker, in both directions: one for each variable and each gradient.
+/// One end of the slots between a server and a worker, in both directions: one for each variable and each
+/// gradient.
 #[derive(Debug)]
 struct Link {
     server: usize,
@@ -149,7 +152,8 @@ impl Link {
         Ok(Self { server, worker, operations, sender: None, sink, sent: Record::default(), reduces })
     }
 
-    /// Attaches to the slots of the peer at `endpoint` for the tensors of `origin`, this side. Returns the provider.
+    /// Attaches to the slots of the peer at `endpoint` for the tensors of `origin`, this side. Returns the
+    /// provider.
     async fn attach(
         &mut self,
         device: &RdmaDevice,
@@ -300,8 +304,8 @@ impl Server {
         Ok(())
     }
 
-    /// Begins a trial. Calls need no begin. Through slots, a worker's variables are sent as soon as its last gradients
-    /// have arrived.
+    /// Begins a trial. Calls need no begin. Through slots, a worker's variables are sent as soon as its last
+    /// gradients have arrived.
     fn begin(&mut self, trial: TrialRequest) {
         if trial.mode.is_grpc() {
             return;
@@ -323,7 +327,8 @@ impl Server {
         }
     }
 
-    /// Waits until the workers have ended the trial. If a part of the trial fails earlier, this failure ends the wait.
+    /// Waits until the workers have ended the trial. If a part of the trial fails earlier, this failure ends
+    /// the wait.
     async fn watch(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
         loop {
             tokio::select! {
@@ -346,7 +351,8 @@ impl Server {
     }
 }
 
-/// All calls of a mini-batch in one direction, in the order of the model's variables, which the servers hold in turn.
+/// All calls of a mini-batch in one direction, in the order of the model's variables, which the servers hold
+/// in turn.
 type Calls = Arc<[Push]>;
 
 struct Worker {
@@ -430,17 +436,18 @@ impl Worker {
         Ok(())
     }
 
-    /// Makes a trial by slots. A server writes the variables without a request, as soon as it has the last gradients.
+    /// Makes a trial by slots. A server writes the variables without a request, as soon as it has the last
+    /// gradients.
     async fn trial_by_slots(&mut self, trial: TrialRequest) -> Result<Report, Failure> {
         let mut times = Vec::with_capacity(trial.steps as usize);
         self.links.iter_mut().for_each(|link| link.begin(&trial));
         for index in trial.indices() {
             let start = Instant::now();
-            for server in servers_in_trial(self.number, self.links.len()) {
+            for server in servers_in_turn(self.number, self.links.len()) {
                 self.links[server].receive().await?;
             }
             trial.load.run().await?;
-            for server in servers_in_trial(self.number, self.links.len()) {
+            for server in servers_in_turn(self.number, self.links.len()) {
                 self.links[server].send(index).await?;
             }
             for link in &mut self.links {
@@ -475,14 +482,14 @@ impl Worker {
     }
 }
 
-/// Returns the order in which a worker turns to the servers. Each worker begins with another one, so that not all of them wait for the
-/// first server while the others are idle.
-fn servers_in_trial(worker: usize, servers: usize) -> impl Iterator<Item = usize> {
+/// Returns the order in which a worker turns to the servers. Each worker begins with another one, so that not
+/// all of them wait for the first server while the others are idle.
+fn servers_in_turn(worker: usize, servers: usize) -> impl Iterator<Item = usize> {
     (0..servers).map(move |step| (worker + step) % servers)
 }
 
-/// Returns the calls that pull the variables of one server, for each variant of their content. The content is made
-/// chunk by chunk, because a worker does not hold it.
+/// Returns the calls that pull the variables of one server, for each variant of their content. The content is
+/// made chunk by chunk, because a worker does not hold it.
 fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<Push>>, Failure> {
     let mut next = Content::follow(Origin::Server.seed(shard));
     let mut variants = vec![Vec::new(); VARIANTS];
@@ -514,8 +521,8 @@ mod tests {
 
     #[test]
     fn each_worker_begins_with_another_server_and_turns_to_all() {
-        let orders = [0, 1, 2, 3].map(|worker| servers_in_trial(worker, 3).collect::<Vec<_>>());
+        let orders = [0, 1, 2, 3].map(|worker| servers_in_turn(worker, 3).collect::<Vec<_>>());
         assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
-        assert_eq!(servers_in_trial(5, 0).count(), 0);
+        assert_eq!(servers_in_turn(5, 0).count(), 0);
     }
 }

@@ -1,5 +1,5 @@
-//! The measuring: short trials of each mode, again and again, so that drift affects all modes alike. And the processes of a cell, from
-//! their start to their end.
+//! The measuring: short trials of each mode, again and again, so that drift affects all modes alike. And the
+//! processes of a cell, from their start to their end.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -110,7 +110,8 @@ impl<'a> TrainingMeter<'a> {
         self.progress.inc(1);
     }
 
-    /// Makes a mini-batch outside the measured time. Receivers check every byte of it. It also warms the memory.
+    /// Makes a mini-batch outside the measured time. Receivers check every byte of it. It also warms the
+    /// memory.
     async fn check_every_byte(
         &mut self,
         session: &mut Session,
@@ -122,12 +123,14 @@ impl<'a> TrainingMeter<'a> {
         Ok(())
     }
 
-    /// Returns the number of mini-batches of a trial: the number of the command line, or as many as fit into the time.
+    /// Returns the number of mini-batches of a trial: the number of the command line, or as many as fit into
+    /// the time.
     async fn steps(&mut self, session: &mut Session, mode: Mode, load: Load) -> Result<u32, Failure> {
         if let Some(steps) = self.options.steps {
             return Ok(steps);
         }
-        // Variants of the content alternate. Two mini-batches warm two of them, and the measured one is not the first.
+        // Variants of the content alternate. Two mini-batches warm two of them, and the measured one is not
+        // the first.
         let outcome = session.trial(mode, 2, false, load).await?;
         self.stamps += outcome.checked;
         let longest = outcome.times.iter().filter_map(|times| times.last()).max().copied();
@@ -147,7 +150,8 @@ pub(crate) struct Planned {
     pub(crate) skipped: Option<String>,
 }
 
-/// Returns the cells that `options` ask for. Cells beyond the memory are skipped. It is an error if all cells are.
+/// Returns the cells that `options` ask for. Cells beyond the memory are skipped. It is an error if all cells
+/// are.
 pub(crate) fn cells(options: &ParameterServerOptions) -> Result<Vec<Planned>, Failure> {
     let mut wanted = Vec::new();
     for model in options.models() {
@@ -183,10 +187,9 @@ fn plan(
     }
 }
 
-/// Returns the memory that all processes of a cell need together at most. Workers hold their own tensors, and servers
-/// hold the variables once. Slots
-/// exist twice, one set for each direction. The mode that needs most memory for messages in flight adds to this, in one
-/// direction at a time.
+/// Returns the memory that all processes of a cell need together at most. Workers hold their own tensors, and
+/// servers hold the variables once. Slots exist twice, one set for each direction. The mode that needs most
+/// memory for messages in flight adds to this, in one direction at a time.
 fn needed(cell: TrainingCell, modes: &[Mode]) -> u64 {
     let (bytes, workers) = (cell.bytes(), cell.workers as u64);
     let held = bytes * (1 + workers);
@@ -208,8 +211,8 @@ const CONNECT: Duration = Duration::from_millis(250);
 /// Longest time of a trial, in addition to the time of its bytes at [`SLOWEST`] (bytes a second).
 const TIMEOUT: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
-/// Time to wait for the end of another process after a failure. When a process ends, its peers may report their own
-/// failures before the end of this process is seen.
+/// Time to wait for the end of another process after a failure. When a process ends, its peers may report
+/// their own failures before the end of this process is seen.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
 /// The servers and workers of a cell: servers come first.
@@ -323,8 +326,8 @@ impl Session {
         })
     }
 
-    /// Checks that every process received through slots what was sent, and that all tensors were checked. Workers check
-    /// every answer of their calls themselves.
+    /// Checks that every process received through slots what was sent, and that all tensors were checked.
+    /// Workers check every answer of their calls themselves.
     fn check(&self, trial: TrialRequest, servers: &[Report], workers: &[Report]) -> Result<(), Failure> {
         for (server, of_server) in servers.iter().enumerate() {
             for (worker, of_worker) in workers.iter().enumerate() {
@@ -356,8 +359,8 @@ impl Session {
     }
 }
 
-/// Returns the core of a process. Servers come first. A single server has the first core to itself, and workers share
-/// the others. Several servers share half of the cores, and workers share the other half.
+/// Returns the core of a process. Servers come first. A single server has the first core to itself, and
+/// workers share the others. Several servers share half of the cores, and workers share the other half.
 fn core(cores: &[usize], servers: usize, position: usize) -> Option<usize> {
     let (for_servers, for_workers) = cores.split_at(servers.min(cores.len() / 2));
     match position.checked_sub(servers) {

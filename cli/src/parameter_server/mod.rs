@@ -1,5 +1,5 @@
-//! `parameter-server`: the traffic of a training job, mini-batch after mini-batch, in every mode (§5.2 and figure 9 of
-//! Xue et al., "Fast Distributed Deep Learning over RDMA", EuroSys 2019).
+//! `parameter-server`: the traffic of a training job, mini-batch after mini-batch, in every mode (§5.2 and
+//! figure 9 of Xue et al., "Fast Distributed Deep Learning over RDMA", EuroSys 2019).
 //!
 //! ```text
 //!                         this process: cells, trials, rows
@@ -10,14 +10,16 @@
 //!                                                                   then the next mini-batch
 //! ```
 //!
-//! In gRPC modes each variable is a call, with several calls in flight. In the other modes each variable has a static
-//! slot. The server writes into the slots without a request, as soon as the worker's last gradients have arrived. Every
-//! receiver checks and consumes, in all modes. The content differs from mini-batch to mini-batch, and from offset
-//! to offset.
+//! In gRPC modes each variable is a call, with several calls in flight. In the other modes each variable has
+//! a static slot. The server writes into the slots without a request, as soon as the worker's last gradients
+//! have arrived. Every receiver checks and consumes, in all modes. The content differs from mini-batch to
+//! mini-batch, and from offset to offset.
 //!
-//! Several servers hold the variables in turn: variable i is on server i modulo their number, as in the paper.
+//! Several servers hold the variables in turn: variable i is on server i modulo their number, as in the
+//! paper.
 //!
-//! This module owns the processes and the measuring. The modes, with their services and checks, are those of `compare`.
+//! This module owns the processes and the measuring. The modes, with their services and checks, are those of
+//! `compare`.
 
 mod children;
 mod meter;

@@ -1,4 +1,5 @@
-//! The options of `parameter-server` and of the processes that it starts, the help text, and the computing that options ask for.
+//! The options of `parameter-server` and of the processes that it starts, the help text, and the computing
+//! that options ask for.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -56,16 +57,19 @@ Examples:
 /// The options of `parameter-server`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct ParameterServerOptions {
-    /// Models: resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5 [default: all; with --compute all but resnet50]
+    /// Models: resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5
+    /// [default: all; with --compute all but resnet50]
     #[arg(long, value_name = "LIST", value_parser = name_list::<Model>("model"))]
     pub(crate) models: Option<List<Model>>,
     /// Numbers of worker processes, from 1 to 8
     #[arg(long, value_name = "LIST", value_parser = number_list::<usize>("number of workers", 1..=MAX_WORKERS), default_value = "1")]
     pub(crate) workers: List<usize>,
-    /// Number of server processes, from 1 to 8, or "workers" for as many as workers; servers hold the variables in turn
+    /// Number of server processes, from 1 to 8, or "workers" for as many as workers; servers hold the
+    /// variables in turn
     #[arg(long, value_name = "NUMBER|workers", value_parser = OfWorkers::parse_servers, default_value = "1")]
     pub(crate) servers: OfWorkers,
-    /// Computing between pull and push: none, wait (which takes no core, as an accelerator), work (on the same cores)
+    /// Computing between pull and push: none, wait (which takes no core, as an accelerator), work (on the
+    /// same cores)
     #[arg(long, value_name = "LIST", value_parser = name_list::<Compute>("way to compute"), default_value = "none")]
     pub(crate) compute: List<Compute>,
     /// Samples of a worker's mini-batch, from 1 to 64; they decide the computing time [default: 32]
@@ -74,9 +78,10 @@ pub(crate) struct ParameterServerOptions {
     /// Factor of the computing times: a number from 0.001 to 100, "workers" (their number), or both
     #[arg(long, value_name = "NUMBER|workers|NUMBER*workers", value_parser = OfWorkers::parse_scale, default_value = "1")]
     pub(crate) compute_scale: OfWorkers,
-    /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), grpc-native (RDMA without
-    /// HTTP/2), grpc-native-gather (likewise, values and gradients by reference on both sides), rdma-cp (static slots,
-    /// copied to registered memory first), rdma-zerocp (static slots, from registered memory) [default: all]
+    /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), grpc-native (RDMA
+    /// without HTTP/2), grpc-native-gather (likewise, values and gradients by reference on both sides),
+    /// rdma-cp (static slots, copied to registered memory first), rdma-zerocp (static slots, from registered
+    /// memory) [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
     /// Time to measure each mode with each model and number of workers, in seconds or with a unit (300ms, 2m)
@@ -120,7 +125,8 @@ impl ParameterServerOptions {
         self.compute.0.iter().any(|compute| *compute != Compute::None)
     }
 
-    /// Returns the loads to measure with each `model` and number of workers, in the order of the command line.
+    /// Returns the loads to measure with each `model` and number of workers, in the order of the command
+    /// line.
     pub(crate) fn loads(&self, model: Model, workers: usize) -> Result<Vec<Load>, Failure> {
         if !self.computes() && self.batch.is_some() {
             return Err(Failure::usage(
@@ -203,9 +209,9 @@ impl ProcessJob {
         self.options.modes().iter().any(|mode| mode.carries_tensors())
     }
 
-    /// Returns the settings of RDMA connections if any mode needs them, with memory for the connections of all peers and
-    /// for the model's largest variable. All connections of a process share its memory to register, so all of them have
-    /// these settings.
+    /// Returns the settings of RDMA connections if any mode needs them, with memory for the connections of
+    /// all peers and for the model's largest variable. All connections of a process share its memory to
+    /// register, so all of them have these settings.
     pub(crate) fn rdma(&self) -> Result<Option<Rdma>, Failure> {
         if !self.options.modes().iter().any(|mode| mode.uses_rdma()) {
             return Ok(None);
@@ -337,7 +343,8 @@ impl OfWorkers {
         }
     }
 
-    /// Parses a number of servers, or `workers` for as many as workers: a machine of the paper runs one of each.
+    /// Parses a number of servers, or `workers` for as many as workers: a machine of the paper runs one of
+    /// each.
     pub(crate) fn parse_servers(text: &str) -> Result<Self, ValueError> {
         match parse_number("number of servers", text, 1..=MAX_SERVERS) {
             Ok(number) => Ok(Self { factor: number as f64, by_workers: false }),

@@ -202,7 +202,8 @@ pub(crate) struct TrainingRow {
     pub(crate) batch: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) compute_ms: Option<f64>,
-    /// Mini-batches a second of all workers, divided by those of a single process that computes and transfers nothing.
+    /// Mini-batches a second of all workers, divided by those of a single process that computes and transfers
+    /// nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) times_local: Option<f64>,
     /// Number of the model's variables, and their bytes. A mini-batch moves these bytes in each direction.
@@ -240,8 +241,8 @@ impl TrainingRow {
         (self.cell, self.load) == (other.cell, other.load)
     }
 
-    /// Returns the mini-batches a second of this row divided by those of `mode` beside it, or `None` without a
-    /// row to compare with.
+    /// Returns the mini-batches a second of this row divided by those of `mode` beside it, or `None` without
+    /// a row to compare with.
     pub(crate) fn times(&self, mode: Mode, rows: &[Self]) -> Option<f64> {
         let base = rows.iter().find(|row| row.mode == mode && row.is_beside(self))?.minibatches_per_s;
         (base > 0.0 && self.minibatches_per_s > 0.0).then(|| self.minibatches_per_s / base)

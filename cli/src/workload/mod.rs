@@ -152,8 +152,8 @@ fn blocks() -> Vec<Message> {
     vec![vec![BLOCK]; BLOCKS]
 }
 
-/// Returns the slot of each block of an operation, as an offset in memory of [`SLOTS`] blocks. `seed` determines the
-/// slots, which are distinct and in no order.
+/// Returns the slot of each block of an operation, as an offset in memory of [`SLOTS`] blocks. `seed`
+/// determines the slots, which are distinct and in no order.
 pub(crate) fn scattered(seed: u64) -> Vec<u64> {
     let mut slots: Vec<u64> = (0..SLOTS as u64).collect();
     let mut draws = Draws::new(seed);
@@ -181,7 +181,8 @@ const RANDOM_SEED: u64 = 10;
 pub(crate) enum Mix {
     /// Small, medium and large alternate: shares as equal as ten buffers allow.
     Uniform,
-    /// Each length is drawn with the same probability, so messages differ. The sequence is equal in every run.
+    /// Each length is drawn with the same probability, so messages differ. The sequence is equal in every
+    /// run.
     Random,
     /// Six large, three medium, one small.
     Skew,
@@ -219,8 +220,8 @@ impl Mix {
 const ONE_SAMPLE_UP_TO: u32 = 32;
 
 impl Model {
-    /// Returns the computing time of a mini-batch of `batch` samples, or `None` for a model that the table does not
-    /// have.
+    /// Returns the computing time of a mini-batch of `batch` samples, or `None` for a model that the table
+    /// does not have.
     pub(crate) fn compute_time(self, batch: u32) -> Option<Duration> {
         let sample = self.sample_time()?;
         Some(match self {

@@ -1,10 +1,10 @@
 //! The trainable variables of seven models, f32.
 //!
-//! ResNet-50 is the standard one (He et al., 2015). The other six are the benchmarks of Xue et al., "Fast Distributed
-//! Deep Learning over RDMA" (EuroSys 2019). Its table gives only each model's size and number of variables. The public
-//! architectures, with ten classes in the convolutional networks and a thousand in the recurrent networks, have exactly
-//! these sizes and numbers, to the table's last digit. So this module takes these architectures for the measured
-//! models. MB is MiB in that table.
+//! ResNet-50 is the standard one (He et al., 2015). The other six are the benchmarks of Xue et al., "Fast
+//! Distributed Deep Learning over RDMA" (EuroSys 2019). Its table gives only each model's size and number of
+//! variables. The public architectures, with ten classes in the convolutional networks and a thousand in the
+//! recurrent networks, have exactly these sizes and numbers, to the table's last digit. So this module takes
+//! these architectures for the measured models. MB is MiB in that table.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -17,8 +17,8 @@ pub(crate) enum Model {
     Resnet50,
     /// The one-tower AlexNet of TensorFlow-Slim ("One weird trick", Krizhevsky 2014).
     Alexnet,
-    /// Inception v3 of TensorFlow-Slim, including the auxiliary head. Its batch normalisation has an offset and no
-    /// scale.
+    /// Inception v3 of TensorFlow-Slim, including the auxiliary head. Its batch normalisation has an offset
+    /// and no scale.
     InceptionV3,
     /// Configuration D of Simonyan and Zisserman (2014).
     Vgg16,

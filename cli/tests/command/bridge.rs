@@ -1,4 +1,5 @@
-//! `tonic-rdma bridge` between clients and servers without RDMA: the bytes, the ends of streams, and the death of each process.
+//! `tonic-rdma bridge` between clients and servers without RDMA: the bytes, the ends of streams, and the
+//! death of each process.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -558,7 +559,8 @@ fn bad_input_is_named() {
     }
 }
 
-/// Sends `BRIDGE_SOAK_MIB` in each direction over several connections. The run in CI is short; `BRIDGE_SOAK_MIB=10240` is 10 GiB.
+/// Sends `BRIDGE_SOAK_MIB` in each direction over several connections. The run in CI is short;
+/// `BRIDGE_SOAK_MIB=10240` is 10 GiB.
 #[test]
 fn no_byte_is_lost_or_moved() {
     let mib: usize =

@@ -16,7 +16,8 @@ use super::process::tonic_rdma;
 /// Time for any step. A step that takes longer hangs.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The variable that names the device of the bridges (feature `ibverbs`). Without it they use the software device.
+/// The variable that names the device of the bridges (feature `ibverbs`). Without it they use the software
+/// device.
 const DEVICE: &str = "RDMA_TEST_DEVICE";
 
 /// A running bridge, ended on drop.
@@ -241,8 +242,8 @@ pub(crate) fn spawn_sink() -> (String, mpsc::Receiver<TcpStream>) {
     (address, accepted)
 }
 
-/// Waits for the next connection that sends a byte, and reads this byte. Bridges also make connections without a byte,
-/// to find out whether the target is reachable.
+/// Waits for the next connection that sends a byte, and reads this byte. Bridges also make connections
+/// without a byte, to find out whether the target is reachable.
 pub(crate) fn first_that_sends(accepted: &mpsc::Receiver<TcpStream>) -> TcpStream {
     loop {
         let mut server = accepted.recv_timeout(TIMEOUT).unwrap();

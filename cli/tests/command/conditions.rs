@@ -158,7 +158,8 @@ fn a_mode_below_the_ratio_is_named_and_the_command_fails() {
 #[test]
 fn a_tcp_client_uses_the_port_that_also_offers_rdma() {
     let arguments = ["--modes", "grpc-tcp,grpc-tcp-shared", "--sizes", "64,1MiB", "--inflight", "1,8"];
-    // The mode counts as one that uses RDMA, so that its ratio is checked. It is not a thousand times as fast.
+    // The mode counts as one that uses RDMA, so that its ratio is checked. It is not a thousand times as
+    // fast.
     for (ratio, status) in [(&[][..], Some(0)), (&["--at-least", "1000"], Some(1))] {
         let arguments = [&["compare"][..], &arguments, &["--duration", "0.05"], ratio].concat();
         let output = run(&arguments);

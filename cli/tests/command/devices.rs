@@ -56,7 +56,8 @@ fn a_device_is_tuned() {
     assert!(written["chunk_bytes"].as_u64().unwrap() >= 65_536);
     assert!(written["threshold_bytes"].is_null(), "no write of the software device goes by rendezvous");
 
-    // A kept calibration is shown again. On a busy machine a calibration is not kept, and the next call measures again.
+    // A kept calibration is shown again. On a busy machine a calibration is not kept, and the next call
+    // measures again.
     if written["kept"].is_string() {
         assert!(tune(&["tune"]).contains("measured before"));
     }

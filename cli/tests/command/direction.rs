@@ -16,8 +16,8 @@ fn modes_without_a_direction_down_are_refused() {
     }
 }
 
-/// Native calls have a budget for messages that land. One payload of this run is longer than the default. The other is longer than half of
-/// it, and the receiver keeps one for a check while the next lands.
+/// Native calls have a budget for messages that land. One payload of this run is longer than the default. The
+/// other is longer than half of it, and the receiver keeps one for a check while the next lands.
 #[test]
 fn native_calls_carry_payloads_beyond_the_landing_budget_in_both_directions() {
     for direction in ["up", "down"] {

@@ -32,7 +32,8 @@ fn measure(arguments: &[&str]) -> (Value, String) {
     (written, String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The largest variable of this model, of 392 MiB, is longer than the default of native calls' budget for messages that land.
+/// The largest variable of this model, of 392 MiB, is longer than the default of native calls' budget for
+/// messages that land.
 #[test]
 fn native_calls_carry_the_largest_variable_of_all_models() {
     let modes = ["--modes", "grpc-native-gather", "--models", "vgg16", "--steps", "1"];
@@ -53,7 +54,8 @@ fn assert_measured(row: &Value) {
 fn all_modes_are_measured_checked_and_written() {
     let (written, printed) = measure(&["--models", "gru", "--steps", "2"]);
     assert_eq!((&written["provider"], &written["turns"]), (&"soft".into(), &3.into()));
-    // In each direction, of eleven variables: every byte of two mini-batches in each mode, and the stamps of three trials of two.
+    // In each direction, of eleven variables: every byte of two mini-batches in each mode, and the stamps of
+    // three trials of two.
     assert_eq!(written["checks"]["every_byte"], MODES.len() * 2 * 2 * 11);
     assert_eq!(written["checks"]["stamps"], MODES.len() * 3 * 2 * 2 * 11);
     let rows = written["rows"].as_array().unwrap();

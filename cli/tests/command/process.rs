@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Prepares the command with these arguments, without the caller's `RDMA_` variables and without a tuning cache.
+/// Prepares the command with these arguments, without the caller's `RDMA_` variables and without a tuning
+/// cache.
 pub(crate) fn tonic_rdma(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma"));
     command.args(arguments);

@@ -1,4 +1,5 @@
-//! What becomes of each crossing tensor: where it comes from, how it is placed and why, what allocated it, and how often it was copied.
+//! What becomes of each crossing tensor: where it comes from, how it is placed and why, what allocated it,
+//! and how often it was copied.
 //!
 //! ```text
 //!  Topology, Placements           producer, consumers, shape, static or dynamic and why   known before the first step
@@ -53,8 +54,8 @@ pub struct ExplainedTensor {
     pub first_step: Option<Copies>,
     /// The same for all later steps together.
     pub later_steps: Option<Copies>,
-    /// How many tensors the sender copied after the first step. `None` if there were no later steps, or the process of the sender has not
-    /// reported.
+    /// How many tensors the sender copied after the first step. `None` if there were no later steps, or the
+    /// process of the sender has not reported.
     pub sender_copies: Option<u64>,
 }
 
@@ -70,8 +71,8 @@ pub struct Copies {
 }
 
 impl Explanation {
-    /// Explains the crossing tensors of a split graph. A tensor without a report of its sender is explained as far as it is known before
-    /// the first step. If a tensor has several reports, the last one counts.
+    /// Explains the crossing tensors of a split graph. A tensor without a report of its sender is explained
+    /// as far as it is known before the first step. If a tensor has several reports, the last one counts.
     ///
     /// ```
     /// use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
@@ -178,7 +179,8 @@ pub struct SenderReport {
 }
 
 impl SenderReport {
-    /// Makes the report of a crossing tensor from the counts of its sender after the first step and at the end.
+    /// Makes the report of a crossing tensor from the counts of its sender after the first step and at the
+    /// end.
     ///
     /// ```
     /// use tonic_rdma_graph::dataflow::Topology;

@@ -134,7 +134,8 @@ impl Value for Data {
     }
 }
 
-/// Runs three steps in three threads, with kernels that pass their input on, and explains. The fed tensors come from `feed`.
+/// Runs three steps in three threads, with kernels that pass their input on, and explains. The fed tensors
+/// come from `feed`.
 fn run(feed: fn(u64) -> Data) -> Explanation {
     let (graph, placements) = graph(Dim::Known(LENGTH as u64));
     let (graph, placements) = (Arc::new(graph), Arc::new(placements));

@@ -17,8 +17,9 @@ use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 
 /// Makes the topology of the engine's graph, and returns it with the engine's number of each node.
 ///
-/// The order of the nodes follows from the edges alone: the inputs of the model, then each node after its inputs, first input first.
-/// So it does not depend on the numbers of the engine, which numbers nodes as its optimiser made them.
+/// The order of the nodes follows from the edges alone: the inputs of the model, then each node after its
+/// inputs, first input first. So it does not depend on the numbers of the engine, which numbers nodes as its
+/// optimiser made them.
 pub(super) fn convert(model: &TypedModel) -> TractResult<(Topology, Vec<usize>)> {
     let order = order(model)?;
     let mut topology = Topology::new();
@@ -61,8 +62,9 @@ pub(super) fn convert(model: &TypedModel) -> TractResult<(Topology, Vec<usize>)>
     Ok((topology, order))
 }
 
-/// Returns outputs of other nodes that a node needs besides its inputs: they determine symbols in its outputs that its inputs do not
-/// determine. Such a node is, for example, one that repeats a constant once for each picture of a batch.
+/// Returns outputs of other nodes that a node needs besides its inputs: they determine symbols in its outputs
+/// that its inputs do not determine. Such a node is, for example, one that repeats a constant once for each
+/// picture of a batch.
 pub(super) fn needs(model: &TypedModel, number: usize) -> Vec<OutletId> {
     let node = &model.nodes[number];
     if node.op_is::<Const>()
@@ -122,7 +124,8 @@ fn order(model: &TypedModel) -> TractResult<Vec<usize>> {
         }
     }
     for result in &model.outputs {
-        // Nodes on the way to a result, each with the number of its next input. A deep model would fill the stack of a recursion.
+        // Nodes on the way to a result, each with the number of its next input. A deep model would fill the
+        // stack of a recursion.
         let mut way = vec![(result.node, 0)];
         while let Some((node, next)) = way.pop() {
             if next == 0 && std::mem::replace(&mut seen[node], true) {
@@ -148,7 +151,8 @@ fn outlet(ids: &HashMap<usize, NodeId>, outlet: OutletId) -> TractResult<Outlet>
     Ok(Outlet { node: *node, output: outlet.slot })
 }
 
-/// Tells what the engine knows of a tensor. A type that is private to the engine becomes a string of bytes: it never crosses.
+/// Tells what the engine knows of a tensor. A type that is private to the engine becomes a string of bytes:
+/// it never crosses.
 fn fact(fact: &TypedFact) -> dataflow::Fact {
     let dim = |dim: &TDim| match dim.to_i64() {
         Ok(length) => Dim::Known(length.max(0) as u64),
@@ -160,8 +164,8 @@ fn fact(fact: &TypedFact) -> dataflow::Fact {
     }
 }
 
-/// Estimates the work of a node: multiply-adds as the engine counts them, and one for each element of the outputs. Each symbol counts
-/// as 1.
+/// Estimates the work of a node: multiply-adds as the engine counts them, and one for each element of the
+/// outputs. Each symbol counts as 1.
 fn work(model: &TypedModel, node: &TypedNode) -> u64 {
     let one = |dim: &TDim| {
         let ones =
@@ -208,7 +212,8 @@ impl Kernel<ModelValue> for NodeKernel {
         if inputs.len() != self.facts.len() {
             return Err(format!("{} inputs came, the node has {}", inputs.len(), self.facts.len()).into());
         }
-        // The state of a node lasts for one step only, as in the engine's own executor. So steps can't disturb one another.
+        // The state of a node lasts for one step only, as in the engine's own executor. So steps can't
+        // disturb one another.
         let mut session = SessionState::default();
         resolve(&mut session.resolved_symbols, &self.facts, &inputs)?;
         for (index, (fact, input)) in self.facts.iter().zip(&inputs).enumerate() {
@@ -251,8 +256,8 @@ fn resolve(
     Ok(())
 }
 
-/// Checks the shapes of a node's outputs. The engine does not: where a picture is smaller than the filter, it computes with addresses
-/// outside the picture.
+/// Checks the shapes of a node's outputs. The engine does not: where a picture is smaller than the filter, it
+/// computes with addresses outside the picture.
 pub(super) fn lengths(symbols: &SymbolValues, node: &TypedNode) -> TractResult<()> {
     for dim in node.outputs.iter().flat_map(|output| output.fact.shape.iter()) {
         if matches!(dim, TDim::Val(_)) {

@@ -1,4 +1,5 @@
-//! From a file to the engine's graph: the file is checked, dimensions get other lengths, and weights seeded random values.
+//! From a file to the engine's graph: the file is checked, dimensions get other lengths, and weights seeded
+//! random values.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -103,8 +104,8 @@ fn no_model(reason: impl fmt::Display) -> String {
     format!("it is no ONNX model: {reason}; name a file that a framework has exported as ONNX")
 }
 
-/// Checks names, types and lengths, and that the engine knows all operators, before the engine parses the model: it panics on some
-/// models that are wrong.
+/// Checks names, types and lengths, and that the engine knows all operators, before the engine parses the
+/// model: it panics on some models that are wrong.
 pub(super) fn check(engine: &Onnx, model: &ModelProto) -> Result<(), Wrong> {
     let Some(graph) = &model.graph else {
         return Err(no_model("it has no graph").into());
@@ -241,7 +242,8 @@ fn check_tensor(tensor: &TensorProto) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// Changes a dimension of an input. If it is the first one, the batch, then it changes nodes that reshape with the old batch as well.
+/// Changes a dimension of an input. If it is the first one, the batch, then it changes nodes that reshape
+/// with the old batch as well.
 ///
 /// # Errors
 /// The model has no such input, or the input has no such dimension.
@@ -283,7 +285,8 @@ pub(super) fn set(graph: &mut GraphProto, asked: &SymbolicDim) -> Result<(), Str
     Ok(())
 }
 
-/// Changes nodes that reshape a batch of pictures to a constant shape, `[1, 2048]`. The batch becomes `0`, which means: as it is.
+/// Changes nodes that reshape a batch of pictures to a constant shape, `[1, 2048]`. The batch becomes `0`,
+/// which means: as it is.
 fn keep_batch(graph: &mut GraphProto, input: &str, old: i64) {
     let mut depend = HashSet::from([input.to_owned()]);
     let mut shapes = Vec::new();
@@ -348,8 +351,8 @@ enum Use {
     Variance,
 }
 
-/// Puts random values in place of all weights, and returns how many weights there are. The values of a weight depend on the seed and
-/// on its name alone.
+/// Puts random values in place of all weights, and returns how many weights there are. The values of a weight
+/// depend on the seed and on its name alone.
 ///
 /// # Errors
 /// A weight has a shape that is not possible.
@@ -408,7 +411,8 @@ fn shapes(graph: &GraphProto) -> HashMap<String, Vec<i64>> {
     shapes
 }
 
-/// Tells what a constant is for, by the first node that uses it as a weight. Nodes that only change its shape are followed.
+/// Tells what a constant is for, by the first node that uses it as a weight. Nodes that only change its shape
+/// are followed.
 fn find_use(graph: &GraphProto, name: &str, dims: &[i64], depth: usize) -> Option<Use> {
     // A chain of nodes that only change the shape is short.
     if depth > 4 {
@@ -449,8 +453,9 @@ fn find_use(graph: &GraphProto, name: &str, dims: &[i64], depth: usize) -> Optio
     })
 }
 
-/// Returns what a node's weights must be multiplied by, so that a sum that its output goes into is not much larger than the output.
-/// Without this, activations grow by half with each block of a residual network, and its results become 0 or 1 for any input.
+/// Returns what a node's weights must be multiplied by, so that a sum that its output goes into is not much
+/// larger than the output. Without this, activations grow by half with each block of a residual network, and
+/// its results become 0 or 1 for any input.
 fn share(graph: &GraphProto, node: &NodeProto) -> f32 {
     let Some(output) = node.output.first() else { return 1.0 };
     let sums = |sum: &&NodeProto| {
@@ -496,8 +501,8 @@ fn flag(node: &NodeProto, name: &str) -> bool {
     node.attribute.iter().any(|attribute| attribute.name == name && attribute.i != 0)
 }
 
-/// Makes random numbers, in binary form. Products keep the variance of their inputs where every other input is 0, as it is after a
-/// rectifier (He et al., *Delving Deep into Rectifiers*, 2015, §2.2).
+/// Makes random numbers, in binary form. Products keep the variance of their inputs where every other input
+/// is 0, as it is after a rectifier (He et al., *Delving Deep into Rectifiers*, 2015, §2.2).
 fn random(of: Use, bytes: usize, mut random: Rng) -> Vec<u8> {
     let (middle, spread) = match of {
         // The variance of evenly distributed numbers from -a to a is a²/3.

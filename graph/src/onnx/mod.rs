@@ -7,7 +7,8 @@
 //!              a tensor of the engine                                 → Value, without a copy
 //! ```
 //!
-//! The whole model also runs in one process, by the engine's own executor. This module never splits a graph, and never moves a tensor between processes.
+//! The whole model also runs in one process, by the engine's own executor. This module never splits a graph,
+//! and never moves a tensor between processes.
 
 mod convert;
 mod load;
@@ -47,7 +48,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Reads a model from a file as it is, and optimises it. The same file gives the same topology in all processes of a kind of machine.
+    /// Reads a model from a file as it is, and optimises it. The same file gives the same topology in all
+    /// processes of a kind of machine.
     ///
     /// ```
     /// use std::path::Path;
@@ -58,8 +60,8 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// [`InvalidGraph`](crate::GraphErrorKind::InvalidGraph): there is no such file, it is no ONNX, its shapes are not determined, the engine
-    /// refuses it, or the engine does not know an operator.
+    /// [`InvalidGraph`](crate::GraphErrorKind::InvalidGraph): there is no such file, it is no ONNX, its
+    /// shapes are not determined, the engine refuses it, or the engine does not know an operator.
     pub fn load(path: &Path) -> Result<Self, GraphError> {
         Self::builder().load(path)
     }
@@ -89,8 +91,8 @@ impl Model {
         symbols.into_iter().collect()
     }
 
-    /// Returns the kernels of `nodes`. They hold the weights of these nodes and no others, so a process that drops the model has
-    /// only these in memory.
+    /// Returns the kernels of `nodes`. They hold the weights of these nodes and no others, so a process that
+    /// drops the model has only these in memory.
     ///
     /// # Errors
     /// The model has no such node.
@@ -113,8 +115,8 @@ impl Model {
         Some(OutletId::new(*self.nodes.get(outlet.node.0)?, outlet.output))
     }
 
-    /// Makes random inputs of a step: numbers from -1 to 1, or small whole numbers. They depend on `seed`, on `step` and on the name
-    /// of the input. `lengths` gives the length of each symbol.
+    /// Makes random inputs of a step: numbers from -1 to 1, or small whole numbers. They depend on `seed`, on
+    /// `step` and on the name of the input. `lengths` gives the length of each symbol.
     ///
     /// # Errors
     /// `lengths` lacks a symbol, or the engine has no random numbers for the type of an input.
@@ -208,7 +210,8 @@ impl Model {
             let outputs = plan::eval(session, state, node, inputs)?;
             for (slot, output) in outputs.iter().enumerate() {
                 if let Some(outlet) = wanted.get(&OutletId::new(node.id, slot)) {
-                    // A copy, so that the engine may change the original in place as it would without this run's question.
+                    // A copy, so that the engine may change the original in place as it would without this
+                    // run's question.
                     values.insert(*outlet, TValue::from(Tensor::clone(output)));
                 }
             }
@@ -241,8 +244,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Reads a model from a file, puts seeded weights in if they were asked for, and optimises the model. The same file and the same
-    /// settings give the same topology in all processes of a kind of machine.
+    /// Reads a model from a file, puts seeded weights in if they were asked for, and optimises the model. The
+    /// same file and the same settings give the same topology in all processes of a kind of machine.
     ///
     /// ```
     /// use std::path::Path;
@@ -259,8 +262,8 @@ impl ModelBuilder {
         self.read(path, &load::read(path)?)
     }
 
-    /// Makes a model of the content of a file. `path` is for messages, and its folder for tensors that the content leaves to other
-    /// files.
+    /// Makes a model of the content of a file. `path` is for messages, and its folder for tensors that the
+    /// content leaves to other files.
     ///
     /// ```
     /// use std::path::Path;
@@ -293,10 +296,11 @@ pub enum Weights {
     /// From the file.
     #[default]
     File,
-    /// From a generator with this seed. Weights of convolutions, matrix products, normalisations and recurrent layers get random
-    /// values of a scale that keeps activations finite and different from zero. All other constants stay as they are in the file. The
-    /// model is then good for comparing results, and for nothing else. It makes a check worth something where all weights in the file
-    /// are equal, as in the `light` models of ONNX.
+    /// From a generator with this seed. Weights of convolutions, matrix products, normalisations and
+    /// recurrent layers get random values of a scale that keeps activations finite and different from zero.
+    /// All other constants stay as they are in the file. The model is then good for comparing results, and
+    /// for nothing else. It makes a check worth something where all weights in the file are equal, as in the
+    /// `light` models of ONNX.
     Seeded(u64),
 }
 
@@ -363,7 +367,8 @@ fn random_value(dtype: Dtype, dims: &[u64], mut random: Rng) -> Result<ModelValu
                 Dtype::F64 => element.copy_from_slice(&(2.0 * random.f64() - 1.0).to_ne_bytes()),
                 Dtype::F16 => element.copy_from_slice(&half(&mut random).to_ne_bytes()),
                 Dtype::Bool => element.fill(random.u8(0..2)),
-                // Whole numbers from 0 to 7. This works as long as the machine is little-endian, which the engine's kernels are for.
+                // Whole numbers from 0 to 7. This works as long as the machine is little-endian, which the
+                // engine's kernels are for.
                 _ => {
                     element.fill(0);
                     let low = if cfg!(target_endian = "little") { 0 } else { size - 1 };

@@ -8,7 +8,8 @@
 //!
 //! A [`Partition`] may also be made from a list of parts, for graphs whose tensors go in any direction.
 //!
-//! This module never runs a node, and has no randomness: all processes get the same partition from the same graph.
+//! This module never runs a node, and has no randomness: all processes get the same partition from the same
+//! graph.
 
 #[cfg(test)]
 mod tests;
@@ -21,8 +22,9 @@ use crate::error::{GraphError, Problem};
 use crate::placement::{Part, Partition};
 
 impl Partition {
-    /// Makes a partition into one part more than there are cuts. Part 0 is the first cut's node and all that it needs. Each further part is the
-    /// node of its cut and what it needs, without the earlier parts. The last part is the rest. Tensors go from lower to higher parts only.
+    /// Makes a partition into one part more than there are cuts. Part 0 is the first cut's node and all that
+    /// it needs. Each further part is the node of its cut and what it needs, without the earlier parts. The
+    /// last part is the rest. Tensors go from lower to higher parts only.
     ///
     /// ```
     /// use tonic_rdma_graph::placement::Partition;
@@ -50,8 +52,8 @@ impl Partition {
     /// ```
     ///
     /// # Errors
-    /// The graph has no such node, a cut adds no node to the earlier ones, nothing is left for the last part, or a cut separates a node from
-    /// its consumer although the output can't cross.
+    /// The graph has no such node, a cut adds no node to the earlier ones, nothing is left for the last part,
+    /// or a cut separates a node from its consumer although the output can't cross.
     pub fn at_cuts(graph: &Topology, cuts: &[&str]) -> Result<Self, GraphError> {
         let mut parts: Vec<Option<Part>> = vec![None; graph.len()];
         for (index, name) in cuts.iter().enumerate() {
@@ -87,9 +89,10 @@ impl Partition {
         Self::new(graph, cuts.len() + 1, parts.into_iter().map(|part| part.unwrap_or(last)).collect())
     }
 
-    /// Makes a partition into `count` parts from a list of `node=part`, separated by commas or lines. A node that the list does not name
-    /// belongs to the highest part of its producers. An input or a constant belongs to the lowest part of its consumers. So a list of the first
-    /// nodes of each part is enough for most models. Lines that begin with `#` are comments. Edges may have any direction.
+    /// Makes a partition into `count` parts from a list of `node=part`, separated by commas or lines. A node
+    /// that the list does not name belongs to the highest part of its producers. An input or a constant
+    /// belongs to the lowest part of its consumers. So a list of the first nodes of each part is enough for
+    /// most models. Lines that begin with `#` are comments. Edges may have any direction.
     ///
     /// ```
     /// use tonic_rdma_graph::placement::Partition;
@@ -117,8 +120,8 @@ impl Partition {
     /// ```
     ///
     /// # Errors
-    /// The list is written wrongly, names a node twice or a node that the graph does not have, names a part of `count` or above, or separates
-    /// a node from its consumer although the output can't cross.
+    /// The list is written wrongly, names a node twice or a node that the graph does not have, names a part
+    /// of `count` or above, or separates a node from its consumer although the output can't cross.
     pub fn named(graph: &Topology, count: usize, list: &str) -> Result<Self, GraphError> {
         let mut parts: Vec<Option<Part>> = vec![None; graph.len()];
         let lines = list.lines().filter(|line| !line.trim_start().starts_with('#'));
@@ -151,9 +154,9 @@ impl Partition {
         Self::new(graph, count, parts.into_iter().map(|part| part.unwrap_or(last)).collect())
     }
 
-    /// Makes a partition for a pipeline: tensors go from lower to higher parts only, and each part computes something. The part with the
-    /// most work has as little work as possible, and at most 10 % more, if fewer bytes cross by that. A dimension whose length
-    /// is not known counts as 1.
+    /// Makes a partition for a pipeline: tensors go from lower to higher parts only, and each part computes
+    /// something. The part with the most work has as little work as possible, and at most 10 % more, if fewer
+    /// bytes cross by that. A dimension whose length is not known counts as 1.
     ///
     /// ```
     /// use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
@@ -244,7 +247,8 @@ fn near(graph: &Topology, name: &str) -> Option<String> {
     (contains(name) || same_letters(name) >= 2).then(|| name.clone())
 }
 
-/// How much more work than necessary the part with the most work may have, in percent, so that fewer bytes cross.
+/// How much more work than necessary the part with the most work may have, in percent, so that fewer bytes
+/// cross.
 const SLACK_PERCENT: u32 = 10;
 
 /// The most beginnings that are searched completely.
@@ -255,10 +259,10 @@ const OF_AN_ORDER: usize = 250;
 
 /// Searches for a partition with similar work in all parts, and few bytes between them.
 ///
-/// A part of a pipeline is the difference of two *beginnings*: sets of nodes that contain with each node all that it needs. The search
-/// covers all beginnings if they are at most `all`. Otherwise it covers those that begin one of four topological orders. Among the
-/// covered beginnings, dynamic programming finds the best chain, so the result is exact for small graphs, and for models that are nearly
-/// chains.
+/// A part of a pipeline is the difference of two *beginnings*: sets of nodes that contain with each node all
+/// that it needs. The search covers all beginnings if they are at most `all`. Otherwise it covers those that
+/// begin one of four topological orders. Among the covered beginnings, dynamic programming finds the best
+/// chain, so the result is exact for small graphs, and for models that are nearly chains.
 fn search(graph: &Topology, parts: usize, percent: u32, all: usize) -> Result<Partition, GraphError> {
     let groups = Groups::of(graph);
     let most = groups.len().max(1);
@@ -377,8 +381,8 @@ fn all_beginnings(groups: &Groups, most: usize) -> Option<Vec<Beginning>> {
     Some(found.into_iter().map(|set| Beginning::new(groups, set)).collect())
 }
 
-/// Returns the beginnings of four topological orders, the smaller first. If an order has more than `most`, some are left out: those with
-/// the fewest bytes across remain.
+/// Returns the beginnings of four topological orders, the smaller first. If an order has more than `most`,
+/// some are left out: those with the fewest bytes across remain.
 fn of_orders(groups: &Groups, most: usize) -> Vec<Beginning> {
     let live_after = |group: usize, before: &[usize]| {
         let mut set = vec![0; words(groups)];
@@ -388,7 +392,8 @@ fn of_orders(groups: &Groups, most: usize) -> Vec<Beginning> {
         Beginning::new(groups, set).live_bytes(groups)
     };
     let mut orders = vec![
-        // That of the graph; then the latest group that became ready, which follows a branch to its end; then its mirror image.
+        // That of the graph; then the latest group that became ready, which follows a branch to its end; then
+        // its mirror image.
         (0..groups.len()).collect(),
         groups.order(|_, _| 0),
         groups.order(|group, _| std::cmp::Reverse(group)),
@@ -442,8 +447,8 @@ struct Chain {
     most_work: u64,
 }
 
-/// Returns the chain of `parts` parts with at most `limit` work in each that has the lowest sum of costs, and among those the one
-/// whose largest part has the least work.
+/// Returns the chain of `parts` parts with at most `limit` work in each that has the lowest sum of costs, and
+/// among those the one whose largest part has the least work.
 fn cheapest(
     contained: &[Vec<usize>],
     parts: usize,
@@ -451,7 +456,8 @@ fn cheapest(
     work: &dyn Fn(usize, usize) -> u64,
     cost: &dyn Fn(usize, usize) -> u64,
 ) -> Option<Chain> {
-    // For each beginning as the end of the parts so far: their cost, their largest work, and the beginning of the last one.
+    // For each beginning as the end of the parts so far: their cost, their largest work, and the beginning of
+    // the last one.
     let mut best: Vec<Option<(u64, u64, usize)>> = vec![None; contained.len()];
     best[0] = Some((0, 0, 0));
     let mut history = Vec::with_capacity(parts);
@@ -482,12 +488,14 @@ fn cheapest(
     Some(Chain { ends, most_work })
 }
 
-/// A graph of groups. Each group is a node, or several nodes that must be in one part because the output of a node can't cross.
+/// A graph of groups. Each group is a node, or several nodes that must be in one part because the output of a
+/// node can't cross.
 #[derive(Debug)]
 struct Groups {
     /// The nodes of each group. Groups are in a topological order.
     members: Vec<Vec<NodeId>>,
-    /// The work of each group, at least 1 for each of its nodes that computes. Inputs of the graph are fed, and have no work.
+    /// The work of each group, at least 1 for each of its nodes that computes. Inputs of the graph are fed,
+    /// and have no work.
     work: Vec<u64>,
     /// The groups that must come before each group.
     before: Vec<Vec<usize>>,
@@ -501,8 +509,8 @@ struct Groups {
 #[derive(Debug)]
 struct Tensor {
     bytes: u64,
-    /// The groups that have the tensor without a transfer: that of the producer. For an input of the graph these are the consumers,
-    /// because an input is fed to the first part that needs it.
+    /// The groups that have the tensor without a transfer: that of the producer. For an input of the graph
+    /// these are the consumers, because an input is fed to the first part that needs it.
     sources: Vec<usize>,
     consumers: Vec<usize>,
 }
@@ -567,8 +575,9 @@ impl Groups {
         self.members.len()
     }
 
-    /// Returns the groups in a topological order. Among the groups that may come next, the one with the lowest `rank` does. `rank`
-    /// gets the group, the number of groups so far, and for how many groups the group could have come already.
+    /// Returns the groups in a topological order. Among the groups that may come next, the one with the
+    /// lowest `rank` does. `rank` gets the group, the number of groups so far, and for how many groups the
+    /// group could have come already.
     fn order<K: Ord>(&self, mut rank: impl FnMut(usize, &[usize]) -> K) -> Vec<usize> {
         let mut waiting: Vec<usize> = self.before.iter().map(Vec::len).collect();
         let mut ready: Vec<usize> = (0..self.len()).filter(|group| waiting[*group] == 0).collect();
@@ -589,11 +598,13 @@ impl Groups {
     }
 }
 
-/// The edges between nodes. An edge whose tensor can't cross leads in both directions, so its nodes are strongly connected.
+/// The edges between nodes. An edge whose tensor can't cross leads in both directions, so its nodes are
+/// strongly connected.
 struct Edges {
     forward: Vec<Vec<usize>>,
     backward: Vec<Vec<usize>>,
-    /// Whether a node takes part. Constants are in each part that needs them, and inputs are fed to the first part that needs them.
+    /// Whether a node takes part. Constants are in each part that needs them, and inputs are fed to the first
+    /// part that needs them.
     taking_part: Vec<bool>,
 }
 
@@ -646,7 +657,8 @@ impl Edges {
     }
 }
 
-/// Visits all that can be reached from `start` and was not seen, without recursion, and adds each node when all after it are done.
+/// Visits all that can be reached from `start` and was not seen, without recursion, and adds each node when
+/// all after it are done.
 fn visit(edges: &[Vec<usize>], start: usize, seen: &mut [bool], finished: &mut Vec<usize>) {
     if std::mem::replace(&mut seen[start], true) {
         return;

@@ -7,7 +7,8 @@ use super::{search, *};
 use crate::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
 use crate::placement::{Part, Partition, Placements};
 
-/// A node of a random graph: role, inputs (by a number that is taken modulo the nodes before), length of the output, work, stays.
+/// A node of a random graph: role, inputs (by a number that is taken modulo the nodes before), length of the
+/// output, work, stays.
 type Drawn = (u8, Vec<usize>, u64, u64, bool);
 
 fn graph(drawn: &[Drawn]) -> Topology {
@@ -218,7 +219,8 @@ fn an_input_that_stays_with_its_consumers_has_no_work() {
         (2, vec![1, 2], 1, 4, false),
         (2, vec![1], 1, 1, false),
     ]);
-    // The first three nodes stay together. The least that the largest part can have is 7, and 45 % more is 10.
+    // The first three nodes stay together. The least that the largest part can have is 7, and 45 % more is
+    // 10.
     let found = Partition::balanced_within(&graph, 2, 45).unwrap();
     assert_eq!(parts(&found)[4], 1, "{found:?}");
     assert!(works(&graph, &found).iter().all(|work| *work <= 10), "{found:?}");

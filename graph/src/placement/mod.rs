@@ -1,7 +1,8 @@
-//! The parts of a split graph, the tensors that cross from part to part, and how each of them is placed (§3.4).
+//! The parts of a split graph, the tensors that cross from part to part, and how each of them is placed
+//! (§3.4).
 //!
-//! A tensor whose shape is known gets a buffer at the receiver before the first step (static placement, §3.2). Any other tensor is read
-//! by the receiver once its shape is known (dynamic allocation, §3.3).
+//! A tensor whose shape is known gets a buffer at the receiver before the first step (static placement,
+//! §3.2). Any other tensor is read by the receiver once its shape is known (dynamic allocation, §3.3).
 //!
 //! ```text
 //!  Topology ─┐
@@ -29,7 +30,8 @@ pub struct Part(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CrossingId(pub usize);
 
-/// A tensor that crosses from one part to another. A tensor with consumers in several other parts crosses once to each of these parts.
+/// A tensor that crosses from one part to another. A tensor with consumers in several other parts crosses
+/// once to each of these parts.
 #[derive(Clone, Debug)]
 pub struct Crossing {
     /// The number of this crossing tensor.
@@ -49,7 +51,8 @@ pub struct Crossing {
 }
 
 impl Crossing {
-    /// Makes the error of a tensor that could not be sent, received or made a value. `peer` is the other part.
+    /// Makes the error of a tensor that could not be sent, received or made a value. `peer` is the other
+    /// part.
     pub(crate) fn failed(&self, peer: Part, step: u64, source: impl Into<KernelError>) -> GraphError {
         Problem::Transfer { crossing: self.name.clone(), step, peer: peer.0, source: source.into() }.into()
     }
@@ -58,7 +61,8 @@ impl Crossing {
 /// How a crossing tensor is placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// The shape is known: a slot at the receiver, whose address the sender learns before the first step; one WRITE (§3.2).
+    /// The shape is known: a slot at the receiver, whose address the sender learns before the first step; one
+    /// WRITE (§3.2).
     Static(TensorSpec),
     /// The shape is not known: metadata, and a READ by the receiver (§3.3).
     Dynamic {
@@ -81,7 +85,8 @@ impl Placement {
         matches!(self, Self::Static(_))
     }
 
-    /// Checks that a tensor has the type and the shape of this placement, as far as they are known before the first step.
+    /// Checks that a tensor has the type and the shape of this placement, as far as they are known before the
+    /// first step.
     ///
     /// ```
     /// use tonic_rdma_graph::dataflow::{Dim, Fact};
@@ -98,7 +103,8 @@ impl Placement {
     /// ```
     ///
     /// # Errors
-    /// The type, the number of dimensions or a known length differs. The error has what was found and what the graph says.
+    /// The type, the number of dimensions or a known length differs. The error has what was found and what
+    /// the graph says.
     pub fn check(&self, spec: &TensorSpec) -> Result<(), KernelError> {
         let (fits, says) = match self {
             Self::Static(expected) => (expected == spec, expected.to_string()),
@@ -117,10 +123,11 @@ pub struct Placements {
 }
 
 impl Placements {
-    /// Finds the crossing tensors of a split graph, and places each of them (§3.4, "preallocate data buffers").
+    /// Finds the crossing tensors of a split graph, and places each of them (§3.4, "preallocate data
+    /// buffers").
     ///
-    /// Crossing tensors are numbered by producer, output and destination. So all processes with this graph and this partition number them
-    /// alike.
+    /// Crossing tensors are numbered by producer, output and destination. So all processes with this graph
+    /// and this partition number them alike.
     ///
     /// ```
     /// use tonic_rdma_graph::placement::{Partition, Placements};
@@ -217,8 +224,8 @@ impl Placements {
         self.crossings.iter().filter(move |crossing| crossing.to == part)
     }
 
-    /// Returns the nodes of a part, in topological order: the nodes that the partition puts there, and the constants that these
-    /// nodes use.
+    /// Returns the nodes of a part, in topological order: the nodes that the partition puts there, and the
+    /// constants that these nodes use.
     pub fn nodes_of(&self, part: Part) -> &[NodeId] {
         self.nodes.get(part.0).map_or(&[], Vec::as_slice)
     }
@@ -303,8 +310,8 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Makes a partition into `count` parts. `parts` has the part of each node, in the order of the nodes. Edges may have any
-    /// direction. A part may have no nodes.
+    /// Makes a partition into `count` parts. `parts` has the part of each node, in the order of the nodes.
+    /// Edges may have any direction. A part may have no nodes.
     ///
     /// ```
     /// use tonic_rdma_graph::dataflow::{Fact, Node, Outlet, Role, Topology};
@@ -333,8 +340,8 @@ impl Partition {
     /// ```
     ///
     /// # Errors
-    /// The list has another length than the graph, names a part that does not exist, or separates a node from its consumer although
-    /// the output can't cross ([`Node::stays`](crate::dataflow::Node::stays)).
+    /// The list has another length than the graph, names a part that does not exist, or separates a node from
+    /// its consumer although the output can't cross ([`Node::stays`](crate::dataflow::Node::stays)).
     pub fn new(graph: &Topology, count: usize, parts: Vec<Part>) -> Result<Self, GraphError> {
         if parts.len() != graph.len() {
             let reason = format!("it has {} nodes, and the graph has {}", parts.len(), graph.len());
@@ -361,7 +368,8 @@ impl Partition {
         self.count
     }
 
-    /// Returns the part of a node, or `None` if the graph has no such node. A constant is also in each other part that uses it.
+    /// Returns the part of a node, or `None` if the graph has no such node. A constant is also in each other
+    /// part that uses it.
     pub fn part_of(&self, node: NodeId) -> Option<Part> {
         self.parts.get(node.0).copied()
     }

@@ -42,8 +42,9 @@ pub struct Executor<V> {
 }
 
 impl<V: Value> Executor<V> {
-    /// Makes the executor of a part, with the default settings. `kernels` has a kernel for each node of this part, and for each constant
-    /// that this part uses, but none for inputs. Kernels of other nodes are dropped. Constants are computed here, once.
+    /// Makes the executor of a part, with the default settings. `kernels` has a kernel for each node of this
+    /// part, and for each constant that this part uses, but none for inputs. Kernels of other nodes are
+    /// dropped. Constants are computed here, once.
     ///
     /// ```
     /// use std::collections::HashMap;
@@ -108,7 +109,8 @@ impl<V: Value> Executor<V> {
         })
     }
 
-    /// Sets the table of allocation sites. By default the executor counts crossing tensors, and knows no sites.
+    /// Sets the table of allocation sites. By default the executor counts crossing tensors, and knows no
+    /// sites.
     pub fn sites(mut self, sites: Arc<NodeSites>) -> Self {
         self.sites = sites;
         self
@@ -126,31 +128,34 @@ impl<V: Value> Executor<V> {
         self
     }
 
-    /// Sets the longest time without any progress of this part: no node runs, nothing arrives, and no send begins. The default is 60 s.
+    /// Sets the longest time without any progress of this part: no node runs, nothing arrives, and no send
+    /// begins. The default is 60 s.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         self
     }
 
-    /// Sets how long an executor that has nothing to do polls for arrivals before its thread sleeps. It gives its core to other threads
-    /// between polls. The default is 300 µs if tensors move through slots, whose content this thread moves itself, and otherwise 100 µs,
-    /// because other threads need the core.
+    /// Sets how long an executor that has nothing to do polls for arrivals before its thread sleeps. It gives
+    /// its core to other threads between polls. The default is 300 µs if tensors move through slots, whose
+    /// content this thread moves itself, and otherwise 100 µs, because other threads need the core.
     pub fn spin(mut self, spin: Duration) -> Self {
         self.settings.spin = Some(spin);
         self
     }
 
-    /// Runs steps. Steps of later calls are higher. Returns when all nodes of this part have run in all steps, and all sends are over.
-    /// All parts call this with the same steps.
+    /// Runs steps. Steps of later calls are higher. Returns when all nodes of this part have run in all
+    /// steps, and all sends are over. All parts call this with the same steps.
     ///
     /// # Errors
-    /// A kernel or the program failed, a peer is gone, has failed or runs other steps, nothing went on for longer than the deadline, or the run
-    /// was stopped. The peers are notified. After such an error the executor runs no more.
+    /// A kernel or the program failed, a peer is gone, has failed or runs other steps, nothing went on for
+    /// longer than the deadline, or the run was stopped. The peers are notified. After such an error the
+    /// executor runs no more.
     pub fn run(&mut self, steps: Range<u64>, program: &mut dyn Program<V>) -> Result<RunReport, GraphError> {
         self.work(steps, Work::Compute, program)
     }
 
-    /// Runs steps as [`run`](Self::run) does, and keeps the values that this part sends in the last step, for [`replay`](Self::replay).
+    /// Runs steps as [`run`](Self::run) does, and keeps the values that this part sends in the last step, for
+    /// [`replay`](Self::replay).
     ///
     /// # Errors
     /// As for [`run`](Self::run).
@@ -162,8 +167,9 @@ impl<V: Value> Executor<V> {
         self.work(steps, Work::ComputeAndKeep, program)
     }
 
-    /// Runs steps whose nodes don't compute: the values that [`run_and_keep`](Self::run_and_keep) kept are sent again, so that only the
-    /// transfers and the scheduling take time. No inputs are fed, and no results come out. All parts call this with the same steps.
+    /// Runs steps whose nodes don't compute: the values that [`run_and_keep`](Self::run_and_keep) kept are
+    /// sent again, so that only the transfers and the scheduling take time. No inputs are fed, and no results
+    /// come out. All parts call this with the same steps.
     ///
     /// # Errors
     /// As for [`run`](Self::run), or nothing was kept.
@@ -213,7 +219,8 @@ impl<V: Value> Executor<V> {
         self.transfers.counts(crossing)
     }
 
-    /// Runs the next steps with other transfers, and returns those of the last ones. All parts do so at the same step.
+    /// Runs the next steps with other transfers, and returns those of the last ones. All parts do so at the
+    /// same step.
     pub fn replace_transfers(&mut self, transfers: Transfers<V>) -> Transfers<V> {
         Transfers(mem::replace(&mut self.transfers, transfers.0))
     }
@@ -244,8 +251,8 @@ pub enum ReceiveMode {
     /// It goes to the tail of the ready queue (§4).
     #[default]
     PollingAsync,
-    /// The thread waits for it when it gets to a node that needs it. Nodes run in topological order, so that parts that wait for one
-    /// another always go on.
+    /// The thread waits for it when it gets to a node that needs it. Nodes run in topological order, so that
+    /// parts that wait for one another always go on.
     Blocking,
     /// Its arrival puts it into the ready queue.
     Callback,
@@ -294,8 +301,8 @@ struct StopState {
 }
 
 impl StopHandle {
-    /// Stops the run, which returns an error of kind [`Stopped`](crate::GraphErrorKind::Stopped) once the kernel that runs now has ended. Later
-    /// runs return it at once.
+    /// Stops the run, which returns an error of kind [`Stopped`](crate::GraphErrorKind::Stopped) once the
+    /// kernel that runs now has ended. Later runs return it at once.
     pub fn stop(&self) {
         self.state.stopped.store(true, Ordering::SeqCst);
         let waker = lock(&self.state.waker).take();
@@ -324,15 +331,17 @@ pub enum Direction {
     Received,
 }
 
-/// Feeds inputs into a run, and sees what comes out. Only [`feed`](Self::feed) is required. A closure `FnMut(u64, NodeId) -> Result<V,
-/// KernelError>` is a program that only feeds.
+/// Feeds inputs into a run, and sees what comes out. Only [`feed`](Self::feed) is required. A closure
+/// `FnMut(u64, NodeId) -> Result<V, KernelError>` is a program that only feeds.
 ///
 /// The thread of the executor calls these methods. The time that they take is part of the step.
 pub trait Program<V> {
-    /// Returns the value of an input of this part in a step. Each input is asked for once in each step, in ascending order.
+    /// Returns the value of an input of this part in a step. Each input is asked for once in each step, in
+    /// ascending order.
     ///
     /// # Errors
-    /// There is no such value. The run ends with an error of kind [`Kernel`](crate::GraphErrorKind::Kernel), which names the input.
+    /// There is no such value. The run ends with an error of kind [`Kernel`](crate::GraphErrorKind::Kernel),
+    /// which names the input.
     fn feed(&mut self, step: u64, input: NodeId) -> Result<V, KernelError>;
 
     /// Takes a result of a step, if the node of the result belongs to this part.
@@ -344,8 +353,8 @@ pub trait Program<V> {
         Ok(())
     }
 
-    /// Sees each value that crosses, at both sides: before it is sent, and after it was received. A clone that is kept makes an engine
-    /// copy the tensor where it would otherwise work in place.
+    /// Sees each value that crosses, at both sides: before it is sent, and after it was received. A clone
+    /// that is kept makes an engine copy the tensor where it would otherwise work in place.
     ///
     /// # Errors
     /// Ends the run with an error that names the crossing tensor.
@@ -387,7 +396,8 @@ pub struct StepTime {
 pub struct RunReport {
     /// The steps, in the order in which they ended.
     pub steps: Vec<StepTime>,
-    /// The time from the beginning of the run until the last send has ended, and the parts have agreed on the steps.
+    /// The time from the beginning of the run until the last send has ended, and the parts have agreed on the
+    /// steps.
     pub elapsed: Duration,
     /// Nodes that ran, fed inputs included.
     pub ran: u64,
@@ -401,7 +411,7 @@ pub struct RunReport {
     pub busy: u64,
     /// How often the thread slept because nothing was ready.
     pub slept: u64,
-    /// How often a timer ended such a sleep although something had arrived, or a send could begin. It is 0 if the transfers wake their
-    /// wakers.
+    /// How often a timer ended such a sleep although something had arrived, or a send could begin. It is 0 if
+    /// the transfers wake their wakers.
     pub late: u64,
 }

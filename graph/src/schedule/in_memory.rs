@@ -1,7 +1,8 @@
 //! Transfers between executors of one process.
 //!
-//! A tensor waits in the queue of its crossing until the receiver takes it, and is copied then. With delays, a thread of its own (the
-//! courier) puts each tensor into its queue when its time has come: this simulates a network.
+//! A tensor waits in the queue of its crossing until the receiver takes it, and is copied then. With delays,
+//! a thread of its own (the courier) puts each tensor into its queue when its time has come: this simulates a
+//! network.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
@@ -26,8 +27,9 @@ struct InMemory {
 }
 
 impl<V: Value> Transfers<V> {
-    /// Makes the transfers between executors of one process, for tests and for graphs that are not split: those of all parts, in the
-    /// order of the parts. `depth` is the number of tensors of each crossing that may be under way.
+    /// Makes the transfers between executors of one process, for tests and for graphs that are not split:
+    /// those of all parts, in the order of the parts. `depth` is the number of tensors of each crossing that
+    /// may be under way.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -49,8 +51,8 @@ impl<V: Value> Transfers<V> {
         Self::of_network(placements, depth, None)
     }
 
-    /// Makes transfers as [`in_memory`](Self::in_memory) does. Each tensor arrives when the delay of its crossing tensor and step
-    /// is over, but not before earlier tensors of this crossing.
+    /// Makes transfers as [`in_memory`](Self::in_memory) does. Each tensor arrives when the delay of its
+    /// crossing tensor and step is over, but not before earlier tensors of this crossing.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -216,14 +218,16 @@ struct NetworkState {
     failed: Vec<(Part, String)>,
     /// Whether each part has dropped its transfers.
     left: Vec<bool>,
-    /// Tensors under way, by the time at which they are due and their number: the queue, the step and the tensor.
+    /// Tensors under way, by the time at which they are due and their number: the queue, the step and the
+    /// tensor.
     parcels: BTreeMap<(Instant, u64), (usize, u64, Tensor)>,
     /// The number of the next parcel.
     number: u64,
 }
 
-/// The tensors of one crossing. Wakers are woken while the state is locked, so that a thread which a timer has woken does not see the change
-/// before its waker is woken. Such a thread would count a late wake ([`RunReport::late`](crate::schedule::RunReport::late)).
+/// The tensors of one crossing. Wakers are woken while the state is locked, so that a thread which a timer
+/// has woken does not see the change before its waker is woken. Such a thread would count a late wake
+/// ([`RunReport::late`](crate::schedule::RunReport::late)).
 #[derive(Default)]
 struct CrossingQueue {
     arrived: VecDeque<(u64, Tensor)>,
@@ -278,7 +282,8 @@ impl Network {
         Ok(Start::Begun)
     }
 
-    /// Starts the thread that delivers delayed tensors, the courier. It ends when all parts have dropped their transfers.
+    /// Starts the thread that delivers delayed tensors, the courier. It ends when all parts have dropped
+    /// their transfers.
     fn start_courier(self: &Arc<Self>) -> Result<(), GraphError> {
         let network = Arc::clone(self);
         let spawned =
@@ -327,7 +332,8 @@ impl Network {
         queue.arrived.len() + queue.under_way
     }
 
-    /// Waits until fewer than `below` tensors of a crossing are not taken, by default until there is room for another one.
+    /// Waits until fewer than `below` tensors of a crossing are not taken, by default until there is room for
+    /// another one.
     fn poll_below(
         &self,
         part: Part,

@@ -1,4 +1,5 @@
-//! What one part runs in each step: its nodes, where their inputs come from, and where their outputs go; and the steps in flight.
+//! What one part runs in each step: its nodes, where their inputs come from, and where their outputs go; and
+//! the steps in flight.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -198,7 +199,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Checks that each crossing tensor that leaves is an output of a node of this part, and that each one that arrives is used.
+    /// Checks that each crossing tensor that leaves is an output of a node of this part, and that each one
+    /// that arrives is used.
     fn check(&self) -> Result<(), GraphError> {
         if let Some(outlet) = self.sends.keys().min() {
             let node = self.graph.outlet_name(*outlet);
@@ -281,8 +283,8 @@ impl<V: Clone> Flights<V> {
         Due { nodes, receives }
     }
 
-    /// Takes the inputs of a node. The last consumer of a value gets the value itself, so that an engine can change it in position.
-    /// Constants are clones. Without values, as in a replay, there are none to take.
+    /// Takes the inputs of a node. The last consumer of a value gets the value itself, so that an engine can
+    /// change it in position. Constants are clones. Without values, as in a replay, there are none to take.
     pub(super) fn inputs(&mut self, plan: &Plan, step: u64, node: usize, constants: &[Vec<V>]) -> Vec<V> {
         let Some(flight) = self.flight(step) else { return Vec::new() };
         let mut inputs = Vec::with_capacity(plan.nodes[node].inputs.len());
@@ -362,7 +364,8 @@ impl<V: Clone> Flights<V> {
         outstanding
     }
 
-    /// Returns the first node, by step and topological order, that has not run. The nodes must have run in this order.
+    /// Returns the first node, by step and topological order, that has not run. The nodes must have run in
+    /// this order.
     pub(super) fn first_node(&self) -> Option<(u64, usize)> {
         let flight = self.flights.iter().find(|flight| flight.nodes_left > 0)?;
         let node = self.node_steps.partition_point(|step| *step > flight.step);

@@ -41,7 +41,8 @@ pub(super) struct Run<'a, V> {
     arrivals: Vec<Waker>,
     report: RunReport,
     began: Instant,
-    /// When the thread found that nothing goes on. `None` while something does, because a reading of the clock for each node costs time.
+    /// When the thread found that nothing goes on. `None` while something does, because a reading of the
+    /// clock for each node costs time.
     quiet_since: Option<Instant>,
     /// How long the thread polls before it sleeps.
     spin: Duration,
@@ -203,7 +204,8 @@ impl<'a, V: Value> Run<'a, V> {
         Ok(())
     }
 
-    /// Runs the next node in topological order if its inputs are there. Returns false to wait for one of them.
+    /// Runs the next node in topological order if its inputs are there. Returns false to wait for one of
+    /// them.
     fn turn_in_order(&mut self) -> Result<bool, GraphError> {
         let Some((step, node)) = self.flights.first_node() else { return Ok(false) };
         for input in 0..self.executor.plan.nodes[node].inputs.len() {
@@ -364,7 +366,8 @@ impl<'a, V: Value> Run<'a, V> {
         self.misses = 0;
     }
 
-    /// Polls for a moment, then sleeps until something arrives, a send can begin, or it is time to read the clock.
+    /// Polls for a moment, then sleeps until something arrives, a send can begin, or it is time to read the
+    /// clock.
     fn idle(&mut self) -> Result<(), GraphError> {
         self.misses = 0;
         let quiet = self.check_deadline()?;
@@ -617,7 +620,8 @@ fn counted<V>(outputs: Result<Vec<V>, KernelError>, expected: usize) -> Result<V
     }
 }
 
-/// Calls an engine or the program. After a panic the executor runs no more, so that a kernel in a broken state is not used.
+/// Calls an engine or the program. After a panic the executor runs no more, so that a kernel in a broken
+/// state is not used.
 fn guarded<R>(run: impl FnOnce() -> Result<R, KernelError>) -> Result<R, KernelError> {
     dataflow::guarded("it", run)
 }
@@ -658,11 +662,11 @@ impl Alarm {
         self.rung.store(false, Ordering::SeqCst);
     }
 
-    /// Sleeps until the alarm rings, at most for `longest`. Returns whether it has rung. Only the thread that made the alarm may call
-    /// this.
+    /// Sleeps until the alarm rings, at most for `longest`. Returns whether it has rung. Only the thread that
+    /// made the alarm may call this.
     fn sleep(&self, longest: Duration) -> bool {
-        // A ring after `set` leaves the thread's token, so that it is not lost. A token may also be left of an earlier ring, or of
-        // another user of this thread: it ends a park early, and is no ring.
+        // A ring after `set` leaves the thread's token, so that it is not lost. A token may also be left of
+        // an earlier ring, or of another user of this thread: it ends a park early, and is no ring.
         let began = Instant::now();
         while !self.has_rung() {
             let left = longest.saturating_sub(began.elapsed());

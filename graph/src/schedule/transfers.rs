@@ -16,7 +16,8 @@ use crate::sites::NodeSites;
 pub(crate) enum Start {
     /// The send has begun. The transfers hold what they need of the tensor until the send is over.
     Begun,
-    /// All buffers of this crossing tensor are in use. The executor tries again later, and runs other nodes meanwhile.
+    /// All buffers of this crossing tensor are in use. The executor tries again later, and runs other nodes
+    /// meanwhile.
     Busy,
 }
 
@@ -53,8 +54,9 @@ pub struct CrossingCounts {
     pub inline: u64,
 }
 
-/// What sends and receives the crossing tensors of one part. [`Session::transfers`](crate::session::Session::transfers) and
-/// [`in_memory`](Self::in_memory) make it, and one [`Executor`](crate::schedule::Executor) uses it.
+/// What sends and receives the crossing tensors of one part.
+/// [`Session::transfers`](crate::session::Session::transfers) and [`in_memory`](Self::in_memory) make it, and
+/// one [`Executor`](crate::schedule::Executor) uses it.
 pub struct Transfers<V>(pub(crate) Box<dyn Transport<V>>);
 
 impl<V> fmt::Debug for Transfers<V> {
@@ -67,18 +69,21 @@ impl<V> fmt::Debug for Transfers<V> {
 ///
 /// The executor keeps to these rules:
 ///
-/// - For each crossing tensor, sends come in ascending order of the steps. After [`Start::Busy`] the same send comes again.
-/// - For each crossing tensor, it asks for one step at a time, in ascending order, and for each step that the other side sends.
+/// - For each crossing tensor, sends come in ascending order of the steps. After [`Start::Busy`] the same
+///   send comes again.
+/// - For each crossing tensor, it asks for one step at a time, in ascending order, and for each step that the
+///   other side sends.
 /// - A step that has been taken is never asked for again.
 ///
 /// No method waits. A transfer may have threads or a runtime of its own behind this trait.
 pub(crate) trait Transport<V>: Send {
-    /// Begins a run of these steps. All parts run the same steps. Transfers whose tensors don't carry the number of their step compare the
-    /// steps of the parts.
+    /// Begins a run of these steps. All parts run the same steps. Transfers whose tensors don't carry the
+    /// number of their step compare the steps of the parts.
     fn begin(&mut self, _steps: &Range<u64>) {}
 
-    /// Returns whether all parts that send to this one are known to run the same steps. Otherwise wakes the waker of `context` when that
-    /// may be so. The executor calls it at the end of a run, so that no run ends well that took tensors of other steps.
+    /// Returns whether all parts that send to this one are known to run the same steps. Otherwise wakes the
+    /// waker of `context` when that may be so. The executor calls it at the end of a run, so that no run ends
+    /// well that took tensors of other steps.
     ///
     /// # Errors
     /// A part runs other steps, or is gone.
@@ -97,10 +102,12 @@ pub(crate) trait Transport<V>: Send {
     /// The peer is gone, or the tensor can't be sent. The error names the crossing tensor and the peer.
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError>;
 
-    /// Takes a tensor if it has arrived, makes its value by [`NodeSites::filled`], and frees its buffer for the sender.
+    /// Takes a tensor if it has arrived, makes its value by [`NodeSites::filled`], and frees its buffer for
+    /// the sender.
     ///
     /// # Errors
-    /// The peer is gone, it sent something else, or the engine can't make the value. The error names the crossing tensor and the peer.
+    /// The peer is gone, it sent something else, or the engine can't make the value. The error names the
+    /// crossing tensor and the peer.
     fn try_take(
         &mut self,
         crossing: CrossingId,
@@ -108,8 +115,9 @@ pub(crate) trait Transport<V>: Send {
         sites: &NodeSites,
     ) -> Result<Option<V>, GraphError>;
 
-    /// Takes a tensor if it has arrived. Otherwise wakes the waker of `context` when it has, or when it never will. Only the last waker
-    /// counts, for each crossing tensor. A call of [`try_take`](Self::try_take) may forget the waker.
+    /// Takes a tensor if it has arrived. Otherwise wakes the waker of `context` when it has, or when it never
+    /// will. Only the last waker counts, for each crossing tensor. A call of [`try_take`](Self::try_take) may
+    /// forget the waker.
     ///
     /// # Errors
     /// As for [`try_take`](Self::try_take).
@@ -121,35 +129,39 @@ pub(crate) trait Transport<V>: Send {
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>>;
 
-    /// Returns whether a send of this crossing tensor can begin. Otherwise wakes the waker of `context` when it can, or never will.
+    /// Returns whether a send of this crossing tensor can begin. Otherwise wakes the waker of `context` when
+    /// it can, or never will.
     ///
     /// # Errors
     /// The peer is gone.
     fn poll_ready(&mut self, crossing: CrossingId, context: &mut Context<'_>)
     -> Poll<Result<(), GraphError>>;
 
-    /// Returns whether all sends that have begun are over: this part is not needed for them any more. A tensor is then in memory of the peer,
-    /// which may not have taken it yet, or the peer has left. So the run of a peer may end later than that of this part.
-    /// Otherwise wakes the waker of `context` when that may be so, or when a peer is gone. The executor calls it at the end of a run.
+    /// Returns whether all sends that have begun are over: this part is not needed for them any more. A
+    /// tensor is then in memory of the peer, which may not have taken it yet, or the peer has left. So the
+    /// run of a peer may end later than that of this part. Otherwise wakes the waker of `context` when that
+    /// may be so, or when a peer is gone. The executor calls it at the end of a run.
     ///
     /// # Errors
     /// A peer is gone.
     fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>>;
 
-    /// Returns the sends that are not over, as the last call of [`poll_flushed`](Self::poll_flushed) found them, or later. `None` if there
-    /// are none. The executor sees by a falling number that a peer goes on, and names the crossing tensor if it does not.
+    /// Returns the sends that are not over, as the last call of [`poll_flushed`](Self::poll_flushed) found
+    /// them, or later. `None` if there are none. The executor sees by a falling number that a peer goes on,
+    /// and names the crossing tensor if it does not.
     fn unfinished(&self) -> Option<Unfinished>;
 
     /// Returns how often and how a crossing tensor was sent. It is zero for those that this part receives.
     fn counts(&self, crossing: CrossingId) -> CrossingCounts;
 
-    /// Returns how long an executor that has nothing to do should poll for arrivals before its thread sleeps. Transfers that other threads
-    /// carry on need these threads' cores, so the default is only 100 µs.
+    /// Returns how long an executor that has nothing to do should poll for arrivals before its thread sleeps.
+    /// Transfers that other threads carry on need these threads' cores, so the default is only 100 µs.
     fn spin(&self) -> Duration {
         Duration::from_micros(100)
     }
 
-    /// Tells the peers that this part has failed, and why, so that they end too: their next call of a method here returns
-    /// [`Problem::PeerFailed`](crate::error::Problem::PeerFailed). Does not wait for their answers.
+    /// Tells the peers that this part has failed, and why, so that they end too: their next call of a method
+    /// here returns [`Problem::PeerFailed`](crate::error::Problem::PeerFailed). Does not wait for their
+    /// answers.
     fn abort(&mut self, reason: &str);
 }

@@ -1,4 +1,5 @@
-//! Connects the parts: they join and watch one another, and open the connections over which one part sends tensors to another.
+//! Connects the parts: they join and watch one another, and open the connections over which one part sends
+//! tensors to another.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -367,7 +368,8 @@ impl Sending {
     }
 }
 
-/// Returns the name of a slot. The key of the sender in it is a secret, so that only the sender finds the slot.
+/// Returns the name of a slot. The key of the sender in it is a secret, so that only the sender finds the
+/// slot.
 fn slot_name(key: &Key, mode: TransferMode, crossing: &Crossing) -> String {
     format!("{:032x}/{mode}/{}", u128::from_be_bytes(*key), crossing.id.0)
 }
@@ -465,7 +467,8 @@ fn no_connection(info: Option<&RdmaConnectInfo>) -> Box<dyn Error + Send + Sync>
     reason.into()
 }
 
-/// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is busy, and is asked again.
+/// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is
+/// busy, and is asked again.
 async fn channel(plan: PeerContext<'_>, mode: TransferMode) -> Result<Channel, GraphError> {
     loop {
         match plan.device.channel(plan.peering.address(plan.peer), 0).await {

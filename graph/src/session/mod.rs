@@ -1,4 +1,5 @@
-//! The processes of a split graph: they find one another, compare what they run, distribute addresses (§3.4), and watch one another.
+//! The processes of a split graph: they find one another, compare what they run, distribute addresses (§3.4),
+//! and watch one another.
 //!
 //! ```text
 //!  Listener::bind ── one port: calls of the parts, tensor device
@@ -13,21 +14,23 @@
 //!
 //! How parts join and watch one another is the bootstrap of `tonic-rdma-tensor`, which groups of ranks use too.
 //!
-//! A session has threads of its own. Its methods may be called without a runtime. They must not be called on a thread of a runtime where
-//! they wait, which each of them says.
+//! A session has threads of its own. Its methods may be called without a runtime. They must not be called on
+//! a thread of a runtime where they wait, which each of them says.
 //!
 //! # How the modes with calls are set up
 //!
-//! They are to be as fast as a user of gRPC can make them, because the other modes are compared with them. Each part has one connection
-//! to each receiver, with TCP_NODELAY, windows of 16 MiB for a call and 32 MiB for a connection, and frames of 512 KiB, which carried most
-//! in measurements. As many calls of each crossing tensor are in flight as the window has steps, and calls of different
-//! crossing tensors are in flight together. The thread of the executor only hands a tensor over: other threads encode and send it. A call ends
-//! when the receiver has room for the tensor. The codec is tonic's own.
+//! They are to be as fast as a user of gRPC can make them, because the other modes are compared with them.
+//! Each part has one connection to each receiver, with TCP_NODELAY, windows of 16 MiB for a call and 32 MiB
+//! for a connection, and frames of 512 KiB, which carried most in measurements. As many calls of each
+//! crossing tensor are in flight as the window has steps, and calls of different crossing tensors are in
+//! flight together. The thread of the executor only hands a tensor over: other threads encode and send it. A
+//! call ends when the receiver has room for the tensor. The codec is tonic's own.
 //!
 //! # Who may call
 //!
-//! A part gives a secret to each caller that runs the same graph, and all later calls carry it. So this service is for networks in which
-//! all hosts are trusted, as is usual for training. A call that is malformed, out of order or too long is refused by name, and harms nothing.
+//! A part gives a secret to each caller that runs the same graph, and all later calls carry it. So this
+//! service is for networks in which all hosts are trusted, as is usual for training. A call that is
+//! malformed, out of order or too long is refused by name, and harms nothing.
 
 mod connect;
 mod settings;
@@ -60,8 +63,8 @@ use tonic_rdma_verbs::unstable::lock;
 
 pub use self::settings::{Fingerprint, ListenerBuilder, Peering};
 
-/// A part that is connected to all other parts. [`Listener::connect`] makes it. It ends when it and all its transfers are dropped; the
-/// other parts then learn that this part has left.
+/// A part that is connected to all other parts. [`Listener::connect`] makes it. It ends when it and all its
+/// transfers are dropped; the other parts then learn that this part has left.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -140,8 +143,8 @@ impl Session {
         self.addresses
     }
 
-    /// Returns the transfers of a mode, for one executor. The transfers of several modes may be used in turn, and each of them counts
-    /// for itself.
+    /// Returns the transfers of a mode, for one executor. The transfers of several modes may be used in turn,
+    /// and each of them counts for itself.
     ///
     /// # Errors
     /// The session was made without this mode, or its transfers were taken already.
@@ -184,8 +187,9 @@ impl Session {
         self.core.state.bootstrap.fail(reason);
     }
 
-    /// Leaves the session, and waits until all other parts know, at most for `limit`. A process that ends at once calls this, so that the
-    /// other parts don't take its end for a crash. Transfers that live on find no threads.
+    /// Leaves the session, and waits until all other parts know, at most for `limit`. A process that ends at
+    /// once calls this, so that the other parts don't take its end for a crash. Transfers that live on find
+    /// no threads.
     pub fn leave(self, limit: Duration) {
         threads::leave(&self.core.threads.cell, limit, || false);
     }
@@ -201,8 +205,8 @@ impl fmt::Debug for Session {
     }
 }
 
-/// A process that listens for the other parts of a graph. They may call before this process knows its graph; they wait until it
-/// [connects](Self::connect).
+/// A process that listens for the other parts of a graph. They may call before this process knows its graph;
+/// they wait until it [connects](Self::connect).
 #[derive(Debug)]
 pub struct Listener {
     address: SocketAddr,
@@ -214,9 +218,9 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `address`, `host:port`. With port 0 the system chooses a free port. One port serves the calls of the parts, over TCP and
-    /// RDMA, and the tensor device. The threads of the listener belong to it, so it needs no runtime, and a thread of a runtime must not
-    /// call this.
+    /// Listens on `address`, `host:port`. With port 0 the system chooses a free port. One port serves the
+    /// calls of the parts, over TCP and RDMA, and the tensor device. The threads of the listener belong to
+    /// it, so it needs no runtime, and a thread of a runtime must not call this.
     ///
     /// ```
     /// use tonic_rdma_graph::session::Listener;
@@ -255,15 +259,18 @@ impl Listener {
         self.address
     }
 
-    /// Connects to all other parts: compares what they run, makes the slots of this part, learns the addresses of the slots of the other
-    /// parts, and returns when all parts have done so (§3.4, "address distribution"). All parts call this; the order does not matter.
+    /// Connects to all other parts: compares what they run, makes the slots of this part, learns the
+    /// addresses of the slots of the other parts, and returns when all parts have done so (§3.4, "address
+    /// distribution"). All parts call this; the order does not matter.
     ///
     /// # Errors
     /// - [`Mismatch`](GraphErrorKind::Mismatch): a part runs something else.
     /// - [`Timeout`](GraphErrorKind::Timeout): a part did not come in time.
     /// - [`NoDevice`](GraphErrorKind::NoDevice): a mode needs RDMA, and there is none to a part.
-    /// - [`PeerLost`](GraphErrorKind::PeerLost), [`PeerFailed`](GraphErrorKind::PeerFailed): a part ended meanwhile.
-    /// - [`InvalidSetting`](GraphErrorKind::InvalidSetting): a number is out of range, or there is no memory for the slots.
+    /// - [`PeerLost`](GraphErrorKind::PeerLost), [`PeerFailed`](GraphErrorKind::PeerFailed): a part ended
+    ///   meanwhile.
+    /// - [`InvalidSetting`](GraphErrorKind::InvalidSetting): a number is out of range, or there is no memory
+    ///   for the slots.
     pub fn connect(self, peering: Peering) -> Result<Session, GraphError> {
         connect::connect(self, peering)
     }

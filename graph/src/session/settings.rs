@@ -14,16 +14,17 @@ use crate::session::Listener;
 use crate::transfer::TransferMode;
 use tonic_rdma::{CallConfig, Config, Policy};
 
-/// HTTP/2 windows and frames in bytes, of both sides. The command `tonic-rdma compare` found them best for tensors of 64 KiB to 64 MiB over
-/// TCP; larger windows carried no more (`cli/src/measure/settings.rs`).
+/// HTTP/2 windows and frames in bytes, of both sides. The command `tonic-rdma compare` found them best for
+/// tensors of 64 KiB to 64 MiB over TCP; larger windows carried no more (`cli/src/measure/settings.rs`).
 pub(super) const STREAM_WINDOW: u32 = 16 << 20;
 pub(super) const CONNECTION_WINDOW: u32 = 32 << 20;
 pub(super) const MAX_FRAME: u32 = 512 << 10;
 
-/// The most calls under way in one connection. HTTP/2 makes a caller wait that has more, so all tensors that may be under way to one part
-/// have to fit: the crossing tensors times the window.
+/// The most calls under way in one connection. HTTP/2 makes a caller wait that has more, so all tensors that
+/// may be under way to one part have to fit: the crossing tensors times the window.
 pub(super) const MAX_CALLS: u32 = 1 << 16;
-/// The calls of a connection that bring no tensor: to join and to watch, of which a part makes one each. The rest is room for repeated ones.
+/// The calls of a connection that bring no tensor: to join and to watch, of which a part makes one each. The
+/// rest is room for repeated ones.
 pub(super) const OTHER_CALLS: u32 = 16;
 
 /// What a message has beside the content of its tensor, at most.
@@ -47,7 +48,8 @@ impl Default for ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// Sets the RDMA device and its settings. The policy in it has no effect. The default is [`Config::from_env`].
+    /// Sets the RDMA device and its settings. The policy in it has no effect. The default is
+    /// [`Config::from_env`].
     pub fn config(mut self, config: Config) -> Self {
         self.config = Some(config);
         self
@@ -59,14 +61,15 @@ impl ListenerBuilder {
         self
     }
 
-    /// Sets the largest crossing tensor, in bytes, that this part accepts if its shape is not known before, and in the modes with calls.
-    /// The default is 2 GiB.
+    /// Sets the largest crossing tensor, in bytes, that this part accepts if its shape is not known before,
+    /// and in the modes with calls. The default is 2 GiB.
     pub fn largest_tensor(mut self, bytes: u64) -> Self {
         self.largest_tensor = bytes;
         self
     }
 
-    /// Sets the most registered memory, in bytes, for copies of dynamic tensors in mode `rdma-cp`. The default is 2 GiB.
+    /// Sets the most registered memory, in bytes, for copies of dynamic tensors in mode `rdma-cp`. The
+    /// default is 2 GiB.
     pub fn copies(mut self, bytes: u64) -> Self {
         self.copies = bytes;
         self
@@ -84,7 +87,8 @@ impl ListenerBuilder {
     /// ```
     ///
     /// # Errors
-    /// The address can't be listened on, a variable or a setting has a bad value, or the system gives no threads.
+    /// The address can't be listened on, a variable or a setting has a bad value, or the system gives no
+    /// threads.
     pub fn bind(self, address: &str) -> Result<Listener, GraphError> {
         let from_env =
             || Config::from_env().map_err(|error| GraphError::of_setting("RDMA_*", error.to_string()));
@@ -118,8 +122,8 @@ pub struct Peering {
 }
 
 impl Peering {
-    /// Makes a peering of the part of this process with the default settings. `peers` has the address of each part, `host:port`, in the
-    /// order of the parts. That of this part is not used.
+    /// Makes a peering of the part of this process with the default settings. `peers` has the address of each
+    /// part, `host:port`, in the order of the parts. That of this part is not used.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -147,13 +151,15 @@ impl Peering {
         }
     }
 
-    /// Sets what all parts must have in common. The default is the fingerprint of the graph and its placements.
+    /// Sets what all parts must have in common. The default is the fingerprint of the graph and its
+    /// placements.
     pub fn fingerprint(mut self, fingerprint: Fingerprint) -> Self {
         self.fingerprint = fingerprint;
         self
     }
 
-    /// Sets the modes in which tensors are to cross. The default is all modes that need no RDMA device: `grpc-tcp`.
+    /// Sets the modes in which tensors are to cross. The default is all modes that need no RDMA device:
+    /// `grpc-tcp`.
     pub fn modes(mut self, modes: impl IntoIterator<Item = TransferMode>) -> Self {
         self.modes = modes.into_iter().collect();
         self
@@ -214,7 +220,8 @@ impl Peering {
 /// The most buffers of a slot.
 const MOST_BUFFERS: usize = 1024;
 
-/// Hashes of what all parts of a split graph must have in common, each with its name. Parts compare them when they connect.
+/// Hashes of what all parts of a split graph must have in common, each with its name. Parts compare them when
+/// they connect.
 ///
 /// ```
 /// use tonic_rdma_graph::dataflow::Topology;
@@ -232,8 +239,9 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Computes the fingerprint of a split graph: of its nodes and edges, of the parts, and of the crossing tensors and their placement.
-    /// The order of the nodes counts, because parts call nodes and crossing tensors by their numbers.
+    /// Computes the fingerprint of a split graph: of its nodes and edges, of the parts, and of the crossing
+    /// tensors and their placement. The order of the nodes counts, because parts call nodes and crossing
+    /// tensors by their numbers.
     ///
     /// ```
     /// # use tonic_rdma_graph::dataflow::Topology;
@@ -257,7 +265,8 @@ impl Fingerprint {
         Self { entries }
     }
 
-    /// Adds something else that all parts must have in common. `name` goes into the error message if it differs.
+    /// Adds something else that all parts must have in common. `name` goes into the error message if it
+    /// differs.
     pub fn with(mut self, name: &str, content: &[u8]) -> Self {
         self.entries.push((name.to_owned(), xxhash_rust::xxh3::xxh3_64(content)));
         self

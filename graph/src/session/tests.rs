@@ -41,7 +41,8 @@ impl Client {
     }
 }
 
-/// A graph whose node `fixed` sends six bytes, and whose node `free` sends any number, from part 1 to part 0; and one the other way.
+/// A graph whose node `fixed` sends six bytes, and whose node `free` sends any number, from part 1 to part 0;
+/// and one the other way.
 fn graph() -> (Topology, Arc<Placements>) {
     let mut graph = Topology::new();
     let mut node = |name: &str, role, inputs: &[usize], dims: Vec<Dim>| {

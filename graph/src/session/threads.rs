@@ -25,7 +25,8 @@ const LAST_TASKS: Duration = Duration::from_secs(1);
 /// How long the answer to a call may take to leave this process.
 const LAST_ANSWER: Duration = Duration::from_millis(50);
 
-/// A runtime that belongs to the session. When it is dropped, the other parts are told that this part has left, unless it has failed.
+/// A runtime that belongs to the session. When it is dropped, the other parts are told that this part has
+/// left, unless it has failed.
 #[derive(Debug)]
 pub(super) struct Threads {
     /// `None` only while it is dropped.
@@ -43,7 +44,8 @@ impl Threads {
     }
 }
 
-/// Carries out `future` on a runtime's threads, and waits for its result. The future ends by itself, because it has a time limit.
+/// Carries out `future` on a runtime's threads, and waits for its result. The future ends by itself, because
+/// it has a time limit.
 ///
 /// # Errors
 /// The future's, or its task has panicked.
@@ -66,7 +68,8 @@ pub(super) fn say_why(cell: &BootstrapCell<Details>, limit: Duration, hurries: i
     thread::sleep(LAST_ANSWER);
 }
 
-/// Tells the other parts that this part has left, unless it has failed, and waits until they know, at most for `limit`.
+/// Tells the other parts that this part has left, unless it has failed, and waits until they know, at most
+/// for `limit`.
 pub(super) fn leave(cell: &BootstrapCell<Details>, limit: Duration, hurries: impl Fn() -> bool) {
     let Some(bootstrap) = cell.get() else { return };
     bootstrap.leave();
@@ -107,10 +110,12 @@ const END: Duration = Duration::from_secs(2);
 static OPEN: Mutex<Vec<(u16, Arc<AtomicBool>)>> = Mutex::new(Vec::new());
 static OVER: Condvar = Condvar::new();
 
-/// A port at which this process still answers, although the session has ended. When this is dropped, nothing listens there any more.
+/// A port at which this process still answers, although the session has ended. When this is dropped, nothing
+/// listens there any more.
 ///
-/// A part that has failed answers for a few seconds more, so that parts that call late hear the reason. A program that wants to listen at
-/// the same port again need not wait for that: its listener ends the farewell.
+/// A part that has failed answers for a few seconds more, so that parts that call late hear the reason. A
+/// program that wants to listen at the same port again need not wait for that: its listener ends the
+/// farewell.
 #[derive(Debug)]
 struct Farewell(Arc<AtomicBool>);
 

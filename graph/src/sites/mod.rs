@@ -1,13 +1,15 @@
 //! Which allocation of which node makes each crossing tensor (§3.4, "decide tensor allocation site").
 //!
-//! The engine calls the global allocator, which is a [`TracingAllocator`]. The executor says which node runs and
-//! which tensors cross. In the first step the allocator learns the allocation site of each crossing tensor: the
-//! node, and the ordinal of the allocation within the execution of the node. From the second step on, it places the allocations of
-//! these sites in registered memory, so that the tensors are sent in place. The site may belong to another node than the producer,
-//! because nodes change their inputs in place or pass them on.
+//! The engine calls the global allocator, which is a [`TracingAllocator`]. The executor says which node runs
+//! and which tensors cross. In the first step the allocator learns the allocation site of each crossing
+//! tensor: the node, and the ordinal of the allocation within the execution of the node. From the second step
+//! on, it places the allocations of these sites in registered memory, so that the tensors are sent in place.
+//! The site may belong to another node than the producer, because nodes change their inputs in place or pass
+//! them on.
 //!
-//! An input of the graph is a node too: a tensor that the program makes while it is asked for the input belongs to the input. So is the
-//! receive of a crossing tensor, because a part may pass on what it received. The receive lasts while the engine makes the value, on the thread of the executor.
+//! An input of the graph is a node too: a tensor that the program makes while it is asked for the input
+//! belongs to the input. So is the receive of a crossing tensor, because a part may pass on what it received.
+//! The receive lasts while the engine makes the value, on the thread of the executor.
 //!
 //! This module never allocates memory for tensors, and never sends.
 //!
@@ -57,8 +59,9 @@ pub struct AllocationSite {
 /// What is known of the memory of a crossing tensor that this process sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrossingMemory {
-    /// The site of the latest tensor, or `None` if no node allocated it on the thread of the executor: it was allocated outside of all
-    /// nodes, such as a constant, or by a thread that a kernel started, or it has no bytes, or the allocator is not installed.
+    /// The site of the latest tensor, or `None` if no node allocated it on the thread of the executor: it was
+    /// allocated outside of all nodes, such as a constant, or by a thread that a kernel started, or it has no
+    /// bytes, or the allocator is not installed.
     pub site: Option<AllocationSite>,
     /// The number of tensors.
     pub tensors: u64,
@@ -76,9 +79,11 @@ pub(crate) struct Entered {
 }
 
 impl NodeSites {
-    /// Makes the table of a process. `limit_bytes` is the number of bytes that may be in registered memory at a time. A program whose
-    /// global allocator is no [`TracingAllocator`](tonic_rdma::memory::trace::TracingAllocator) gets a table that counts crossing
-    /// tensors, and knows no sites: each tensor is copied before it is sent. See [`is_traced`](Self::is_traced).
+    /// Makes the table of a process. `limit_bytes` is the number of bytes that may be in registered memory at
+    /// a time. A program whose global allocator is no
+    /// [`TracingAllocator`](tonic_rdma::memory::trace::TracingAllocator) gets a table that counts crossing
+    /// tensors, and knows no sites: each tensor is copied before it is sent. See
+    /// [`is_traced`](Self::is_traced).
     ///
     /// ```
     /// use std::alloc::System;
@@ -123,18 +128,19 @@ impl NodeSites {
         self.trace.is_some()
     }
 
-    /// Begins an execution of a node on this thread. Allocations of this thread belong to the node until the guard is dropped. For an
-    /// input of the graph, enter it while the program makes the tensor.
+    /// Begins an execution of a node on this thread. Allocations of this thread belong to the node until the
+    /// guard is dropped. For an input of the graph, enter it while the program makes the tensor.
     pub(crate) fn enter(&self, node: NodeId) -> Entered {
         self.begin(SiteOwner::Node(node.0))
     }
 
-    /// Makes the value of a tensor that has arrived. `fill` writes its content, as for [`Value::filled`]. What the engine allocates
-    /// meanwhile on this thread belongs to the receive. Call this on the thread of the executor, and only when the tensor is there, so
-    /// that the allocations are the same in each step.
+    /// Makes the value of a tensor that has arrived. `fill` writes its content, as for [`Value::filled`].
+    /// What the engine allocates meanwhile on this thread belongs to the receive. Call this on the thread of
+    /// the executor, and only when the tensor is there, so that the allocations are the same in each step.
     ///
     /// # Errors
-    /// The tensor does not have the type and the shape of the crossing tensor, the engine has no tensor of this type, or `fill` failed.
+    /// The tensor does not have the type and the shape of the crossing tensor, the engine has no tensor of
+    /// this type, or `fill` failed.
     pub(crate) fn filled<V: Value>(
         &self,
         crossing: &Crossing,

@@ -222,8 +222,8 @@ impl<V: Value> Transport<V> for CallTransfers {
 }
 
 impl Outgoing {
-    /// Returns the error of a call that failed, or whether calls can go on. They can't if the connection has ended, and the reason is not
-    /// known yet.
+    /// Returns the error of a call that failed, or whether calls can go on. They can't if the connection has
+    /// ended, and the reason is not known yet.
     fn check(&self, base: &Base) -> Result<bool, GraphError> {
         let fault = lock(&self.calls.fault).clone();
         let Some((step, status)) = fault else { return Ok(true) };
@@ -235,8 +235,9 @@ impl Outgoing {
     }
 }
 
-/// Returns whether a status is about the call, and not about its connection. The service of a part marks its refusals. A message that is
-/// too long or late is refused before it comes to the service, so these codes count too.
+/// Returns whether a status is about the call, and not about its connection. The service of a part marks its
+/// refusals. A message that is too long or late is refused before it comes to the service, so these codes
+/// count too.
 fn is_of_call(status: &Status) -> bool {
     let is_marked = status.metadata().contains_key(REFUSAL);
     is_marked || matches!(status.code(), Code::DeadlineExceeded | Code::OutOfRange | Code::ResourceExhausted)
@@ -290,10 +291,12 @@ pub(crate) struct Parcel {
     pub(crate) content: Bytes,
 }
 
-/// The tensors of one crossing tensor in one mode. Calls that are in flight together may come in any order, so each parcel has a number.
+/// The tensors of one crossing tensor in one mode. Calls that are in flight together may come in any order,
+/// so each parcel has a number.
 ///
-/// At most `window` parcels wait here. A call whose parcel comes too early waits until there is room, so that a parcel that is needed
-/// sooner always has one. At most one call waits for each number, so at most `window` calls wait.
+/// At most `window` parcels wait here. A call whose parcel comes too early waits until there is room, so that
+/// a parcel that is needed sooner always has one. At most one call waits for each number, so at most `window`
+/// calls wait.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     name: String,

@@ -9,10 +9,12 @@
 //!  rdma-zerocp   a WRITE into a slot                 a WRITE of metadata, and a READ by the receiver
 //! ```
 //!
-//! The thread of the executor polls slots itself, which costs a load. Calls run on the threads of the session.
-//! In all modes the receiver copies the content once, out of the slot or the message, into the memory of its engine.
+//! The thread of the executor polls slots itself, which costs a load. Calls run on the threads of the
+//! session. In all modes the receiver copies the content once, out of the slot or the message, into the
+//! memory of its engine.
 //!
-//! This module never decides how a tensor is placed, and never connects: the [session](crate::session) hands it open connections.
+//! This module never decides how a tensor is placed, and never connects: the [session](crate::session) hands
+//! it open connections.
 
 mod calls;
 mod peers;
@@ -47,8 +49,8 @@ pub enum TransferMode {
     GrpcRdma,
     /// The same calls over RDMA, without HTTP/2.
     GrpcNative,
-    /// Slots. Each tensor is copied to registered memory first, as by a transport that does not allocate its users' tensors (the paper's
-    /// RDMA.cp).
+    /// Slots. Each tensor is copied to registered memory first, as by a transport that does not allocate its
+    /// users' tensors (the paper's RDMA.cp).
     RdmaCp,
     /// Slots. A tensor in registered memory is sent from where it lies (the paper's RDMA.zerocp).
     RdmaZerocp,

@@ -1,4 +1,5 @@
-//! What is known of the other parts: whether they are well, have left, have failed, or are lost, and which steps they run.
+//! What is known of the other parts: whether they are well, have left, have failed, or are lost, and which
+//! steps they run.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -118,7 +119,8 @@ impl Peers {
         lock(&self.health).left.get(part.0).is_some_and(|left| *left)
     }
 
-    /// Notes that a connection to a part has ended without a known reason. Returns whether this is the first one of that part.
+    /// Notes that a connection to a part has ended without a known reason. Returns whether this is the first
+    /// one of that part.
     fn doubt(&self, part: Part) -> bool {
         let mut health = lock(&self.health);
         let Some(doubted) = health.doubted.get_mut(part.0) else { return false };
@@ -183,8 +185,9 @@ impl Base {
         GraphError::of_setting("crossing", reason)
     }
 
-    /// Notes that a connection to a part has ended. The reason comes by the watch over that part, a moment earlier or later: the part has
-    /// failed, has left, or was killed. If no reason comes, the part counts as lost after a while.
+    /// Notes that a connection to a part has ended. The reason comes by the watch over that part, a moment
+    /// earlier or later: the part has failed, has left, or was killed. If no reason comes, the part counts as
+    /// lost after a while.
     ///
     /// # Errors
     /// The reason is here.
@@ -209,20 +212,20 @@ impl Base {
 
 /// The runs of all parts of a session.
 pub(crate) trait RunsOfParts: Send + Sync {
-    /// Tells the other parts which steps this part runs now in a mode. Returns the number of the run in this mode, or `None` if it has no
-    /// step.
+    /// Tells the other parts which steps this part runs now in a mode. Returns the number of the run in this
+    /// mode, or `None` if it has no step.
     fn begin(&self, mode: TransferMode, steps: &Range<u64>) -> Option<u64>;
 
-    /// Returns whether another part has said which steps its run with this number has. If they are other steps than here, the part is
-    /// known to be in trouble.
+    /// Returns whether another part has said which steps its run with this number has. If they are other
+    /// steps than here, the part is known to be in trouble.
     fn has_begun(&self, peer: Part, mode: TransferMode, number: u64) -> bool;
 
     /// Tells the other parts that this part has failed.
     fn abort(&self, reason: &str);
 }
 
-/// The agreement of the parts on the steps of the run under way, as one part knows it. For transfers whose tensors don't carry the number
-/// of their step.
+/// The agreement of the parts on the steps of the run under way, as one part knows it. For transfers whose
+/// tensors don't carry the number of their step.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     mode: TransferMode,

@@ -27,8 +27,9 @@ use tonic_rdma_tensor::{
 /// How often a flush counts the sends of a crossing tensor that are left.
 const COUNT: Duration = Duration::from_millis(50);
 
-/// How long the executor's thread polls slots before it sleeps. This thread moves the tensors itself. Once it sleeps, each arrival costs
-/// two wake-ups, and another thread moves the tensor. The parts of a pipeline wait for one another longer than for 100 µs.
+/// How long the executor's thread polls slots before it sleeps. This thread moves the tensors itself. Once it
+/// sleeps, each arrival costs two wake-ups, and another thread moves the tensor. The parts of a pipeline wait
+/// for one another longer than for 100 µs.
 const SPIN: Duration = Duration::from_micros(300);
 
 /// The sending end of a crossing tensor's slot.
@@ -56,7 +57,8 @@ pub(crate) struct SlotEnds {
 pub(crate) struct SlotTransfers {
     base: Base,
     device: RdmaDevice,
-    /// Here while the executor polls slots itself, and not while it sleeps. Then what arrives, or was sent, wakes no other thread.
+    /// Here while the executor polls slots itself, and not while it sleeps. Then what arrives, or was sent,
+    /// wakes no other thread.
     polling: Option<OwnPolling>,
     /// Registered memory for copies, if all tensors are copied (`rdma-cp`).
     copies: Option<Pool>,
@@ -77,7 +79,8 @@ struct Outgoing {
 
 struct Incoming {
     crossing: Crossing,
-    /// A task only waits for a tensor. The executor's thread takes it, so that what the engine allocates belongs to the receive.
+    /// A task only waits for a tensor. The executor's thread takes it, so that what the engine allocates
+    /// belongs to the receive.
     receiver: Lendable<SlotReceiver>,
 }
 
@@ -336,7 +339,8 @@ impl Outgoing {
     }
 }
 
-/// Waits for `event`, if there is still one to wait for, or until another part has changed. A failure shows at the next poll.
+/// Waits for `event`, if there is still one to wait for, or until another part has changed. A failure shows
+/// at the next poll.
 async fn wait<T>(goes_on: bool, event: impl Future<Output = T>, changes: &mut watch::Receiver<u64>) {
     tokio::select! {
         _ = event, if goes_on => {}
@@ -400,7 +404,8 @@ impl From<TensorError> for SlotError {
 }
 
 impl Base {
-    /// Returns the error of a slot. If only the link has ended, the reason may come later; until then there is no error.
+    /// Returns the error of a slot. If only the link has ended, the reason may come later; until then there
+    /// is no error.
     fn slot_error(
         &self,
         crossing: &Crossing,
@@ -473,7 +478,8 @@ impl<T: Send + 'static> Lendable<T> {
         }
     }
 
-    /// Gives the thing to a task of `runtime`, which gives it back when `wait` is over. Does nothing if the thing is not here.
+    /// Gives the thing to a task of `runtime`, which gives it back when `wait` is over. Does nothing if the
+    /// thing is not here.
     fn lend<F>(&mut self, runtime: &Handle, wait: impl FnOnce(T) -> F)
     where
         F: Future<Output = T> + Send + 'static,

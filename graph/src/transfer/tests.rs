@@ -51,7 +51,8 @@ fn filled_with(byte: u8, dtype: Dtype, dims: &[u64]) -> Result<Heap, KernelError
 
 const LENGTH: u64 = 50_000;
 
-/// Makes a graph of two chains, `fixed` and `free`. Part 0 has the inputs, and each other part passes on what it received.
+/// Makes a graph of two chains, `fixed` and `free`. Part 0 has the inputs, and each other part passes on what
+/// it received.
 fn chains(parts: usize) -> (Topology, Arc<Placements>) {
     let mut graph = Topology::new();
     let mut owners = Vec::new();
@@ -80,7 +81,8 @@ fn chains(parts: usize) -> (Topology, Arc<Placements>) {
 /// The counts of a part's sends at each end.
 type Counted = Vec<Vec<(Crossing, CrossingCounts, CrossingMemory)>>;
 
-/// Runs all parts to each of the steps `ends`, one after the other. Returns the counts of each part, or its error.
+/// Runs all parts to each of the steps `ends`, one after the other. Returns the counts of each part, or its
+/// error.
 fn run(
     parts: usize,
     mode: TransferMode,

@@ -9,7 +9,8 @@ use serde_json::Value;
 use crate::processes::kill;
 use crate::{TIMEOUT, command, file, onnx, run, stderr};
 
-/// The hosts of a test: `ADDRESS=DEVICE` for each, separated by commas. Without it, both are this machine with any device.
+/// The hosts of a test: `ADDRESS=DEVICE` for each, separated by commas. Without it, both are this machine
+/// with any device.
 const HOSTS: &str = "RDMA_TEST_HOSTS";
 
 /// A process that serves as a host.

@@ -46,8 +46,9 @@ fn a_model_in_two_parts_gives_what_the_unsplit_model_gives_in_all_modes() {
         let name = tensor["name"].as_str().unwrap();
         assert!(text.contains(name), "{name} is not explained: {text}");
     }
-    // A step has two micro-batches. After the first micro-batch come a step, and two rounds with three micro-batches that are checked (one
-    // for each set of inputs) and a step that is measured. Replays do not count.
+    // A step has two micro-batches. After the first micro-batch come a step, and two rounds with three
+    // micro-batches that are checked (one for each set of inputs) and a step that is measured. Replays do not
+    // count.
     let (crossing, later) = (tensors.len() as u64, 2 + 2 * (3 + 2));
     for tensor in tensors {
         assert_eq!(tensor["first_step"]["tensors"], 1, "{tensor}");

@@ -41,8 +41,8 @@ impl Value for Registered {
     }
 }
 
-/// The nodes of a chain: a node for each entry, in parts 0, 1, … and again from 0. Nodes with `None` have a length that differs from step to
-/// step. The last node also takes the output of the first one.
+/// The nodes of a chain: a node for each entry, in parts 0, 1, … and again from 0. Nodes with `None` have a
+/// length that differs from step to step. The last node also takes the output of the first one.
 pub(crate) struct Chain {
     pub(crate) graph: Topology,
     pub(crate) placements: Arc<Placements>,

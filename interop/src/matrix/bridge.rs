@@ -53,7 +53,8 @@ impl Bridge {
         Ok(Self { running, port, metrics, rdma_end, device: plan.device() })
     }
 
-    /// Checks that the bridge had connections, all of them over RDMA and the required device. Ends the bridge.
+    /// Checks that the bridge had connections, all of them over RDMA and the required device. Ends the
+    /// bridge.
     pub(crate) fn check_rdma(&mut self) -> Result<(), Failure> {
         let counters = scrape(self.metrics).map_err(|error| {
             Failure::run(format!("the bridge's metrics: {error}; {}", self.running.errors()))

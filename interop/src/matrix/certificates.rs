@@ -1,5 +1,5 @@
-//! Certificates for tests: an authority, and certificates that it signs for a server and a client. They are new each time, in a
-//! temporary folder.
+//! Certificates for tests: an authority, and certificates that it signs for a server and a client. They are
+//! new each time, in a temporary folder.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,8 @@ impl Certificates {
         Ok(made)
     }
 
-    /// Returns the path of one of `ca.pem`, `other-ca.pem`, `server.pem`, `server.key`, `client.pem`, `client.key`.
+    /// Returns the path of one of `ca.pem`, `other-ca.pem`, `server.pem`, `server.key`, `client.pem`,
+    /// `client.key`.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -37,7 +37,8 @@ struct Combination<'a> {
 /// Runs the cases.
 ///
 /// # Errors
-/// A program did not start, or a connection did not use RDMA although it had to. No case counts as passed then.
+/// A program did not start, or a connection did not use RDMA although it had to. No case counts as passed
+/// then.
 pub(crate) fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outcomes, Failure> {
     if let Some(reason) = peer.lacks_tls(&plan.paths).filter(|_| direction.has_tls()) {
         let cases = plan.cases(peer, direction).into_iter();

@@ -5,8 +5,8 @@ use std::fmt;
 use clap::ValueEnum;
 use tonic_rdma_commands::Named as _;
 
-/// Client, transport and server of a run. `tonic-tcp`, `tcp-tonic` and these two with TLS are controls: none of our code carries
-/// their bytes.
+/// Client, transport and server of a run. `tonic-tcp`, `tcp-tonic` and these two with TLS are controls: none
+/// of our code carries their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Direction {
     /// Stock client, plain TCP, tonic's own transport.
@@ -27,7 +27,8 @@ pub(crate) enum Direction {
     Ours,
     /// Our channel, native calls, our server.
     OursNative,
-    /// Like `tonic-tcp`, with TLS. In all directions TLS reaches from client to server, so a bridge can't read the calls.
+    /// Like `tonic-tcp`, with TLS. In all directions TLS reaches from client to server, so a bridge can't
+    /// read the calls.
     TonicTls,
     /// Like `tcp-tonic`, with TLS.
     TlsTonic,
@@ -79,7 +80,8 @@ impl Direction {
         self.without_tls() != self
     }
 
-    /// Returns the control of this direction: each case has to have the outcome of the control, which runs none of our code.
+    /// Returns the control of this direction: each case has to have the outcome of the control, which runs
+    /// none of our code.
     pub(crate) fn control(self) -> Self {
         match (self.side(), self.has_tls()) {
             (Side::Client, false) => Self::TonicTcp,

@@ -1,8 +1,9 @@
-//! Runs stock gRPC peers against our transport, in all directions, and reports whether all outcomes are as expected.
+//! Runs stock gRPC peers against our transport, in all directions, and reports whether all outcomes are as
+//! expected.
 //!
-//! Each case is compared with a control: the same case and peer over plain TCP and tonic's own transport. The outcome of the
-//! case has to equal the outcome of the control ([`outcome`]). If a case fails in the control too, the fault is in the peer or
-//! in tonic, and the case has to be listed in [`upstream`], with the reason.
+//! Each case is compared with a control: the same case and peer over plain TCP and tonic's own transport. The
+//! outcome of the case has to equal the outcome of the control ([`outcome`]). If a case fails in the control
+//! too, the fault is in the peer or in tonic, and the case has to be listed in [`upstream`], with the reason.
 #![forbid(unsafe_code)]
 
 mod bridge;

@@ -1,8 +1,10 @@
-//! Outcomes of cases, and the comparison of a case with its control: this peer and case over plain TCP and tonic's own transport.
+//! Outcomes of cases, and the comparison of a case with its control: this peer and case over plain TCP and
+//! tonic's own transport.
 //!
-//! A case has to have the outcome of the control. A case that passes in the control has to pass here, so that a failure or an
-//! `n/a` of our transport is found. A failure in both is expected only if [`upstream`](crate::upstream) lists it, and if both
-//! have a message from the list. A case that fails at times has no useful control: its message alone decides.
+//! A case has to have the outcome of the control. A case that passes in the control has to pass here, so that
+//! a failure or an `n/a` of our transport is found. A failure in both is expected only if
+//! [`upstream`](crate::upstream) lists it, and if both have a message from the list. A case that fails at
+//! times has no useful control: its message alone decides.
 
 use std::collections::BTreeMap;
 
@@ -60,8 +62,8 @@ fn own_words(reason: &str) -> &str {
 /// Start of the reason if the client printed no line for a case.
 pub(crate) const NO_LINE: &str = "the client printed no line for it";
 
-/// Reads the output of a client, whose form interop/README.md describes. A case without a line has failed for the reason
-/// `otherwise`.
+/// Reads the output of a client, whose form interop/README.md describes. A case without a line has failed for
+/// the reason `otherwise`.
 pub(crate) fn read(output: &str, cases: &[String], otherwise: &str) -> Outcomes {
     let mut outcomes: Outcomes =
         cases.iter().map(|case| (case.clone(), Outcome::Failed(otherwise.to_owned()))).collect();
@@ -79,13 +81,14 @@ pub(crate) fn read(output: &str, cases: &[String], otherwise: &str) -> Outcomes 
     outcomes
 }
 
-/// Removes control characters, and cuts the text. Reasons come from peers, and must not control or fill a terminal.
+/// Removes control characters, and cuts the text. Reasons come from peers, and must not control or fill a
+/// terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().take(400).map(|it| if it.is_control() { ' ' } else { it }).collect()
 }
 
-/// Returns the judged outcome. `control` is the control's outcome before it was judged. It is `None` for a control itself, and if
-/// the controls were not run.
+/// Returns the judged outcome. `control` is the control's outcome before it was judged. It is `None` for a
+/// control itself, and if the controls were not run.
 pub(crate) fn judge(outcome: &Outcome, control: Option<&Outcome>, known: Option<&KnownFailure>) -> Outcome {
     match known {
         Some(known) => listed(outcome, control, known),

@@ -67,7 +67,8 @@ impl Peer {
         if matches!(self, Self::Ruby | Self::CppOfficial) { CommandLine::Official } else { CommandLine::Ours }
     }
 
-    /// Returns whether the peer takes part in `direction`. Only tonic is in the directions of our own client and server.
+    /// Returns whether the peer takes part in `direction`. Only tonic is in the directions of our own client
+    /// and server.
     pub(crate) fn takes_part_in(self, direction: Direction) -> bool {
         !matches!(direction.without_tls(), Direction::Ours | Direction::OursNative) || self == Self::Tonic
     }
@@ -119,8 +120,8 @@ impl Peer {
         if (self, side) == (Self::CppOfficial, Side::Client) { &MORE_IN_CPP } else { &[] }
     }
 
-    /// Returns the text that an official client has to log for the case. gRPC's client in C++ stops two cases, and ends with 0, if
-    /// the server does not refuse the first call.
+    /// Returns the text that an official client has to log for the case. gRPC's client in C++ stops two
+    /// cases, and ends with 0, if the server does not refuse the first call.
     pub(crate) fn proof(self, case: &str) -> Option<&'static str> {
         match (self, case) {
             (Self::CppOfficial, "client_compressed_unary") => {
@@ -150,8 +151,8 @@ impl Peer {
         })
     }
 
-    /// Returns the folder of the official programs. It resolves links, because the programs look for their messages beside their
-    /// real location.
+    /// Returns the folder of the official programs. It resolves links, because the programs look for their
+    /// messages beside their real location.
     fn official(self, paths: &Paths) -> PathBuf {
         let folder = paths.stock.join(self.name()).join("official");
         folder.canonicalize().unwrap_or(folder)

@@ -12,8 +12,8 @@ use crate::direction::Direction;
 use crate::peer::{Paths, Peer};
 use crate::{process, tls};
 
-/// Runs stock gRPC peers against our transport, in all directions. `interop/matrix` installs the peers and starts this program
-/// in the repository's root.
+/// Runs stock gRPC peers against our transport, in all directions. `interop/matrix` installs the peers and
+/// starts this program in the repository's root.
 #[derive(Debug, Parser)]
 #[command(name = "interop-matrix", version)]
 pub(crate) struct Options {
@@ -23,14 +23,15 @@ pub(crate) struct Options {
     /// Directions [default: all]; their controls run as well
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     pub(crate) directions: Vec<Direction>,
-    /// Run no controls: a case that is n/a, or known to fail, counts as such without a control, and peers are not asked for
-    /// their versions
+    /// Run no controls: a case that is n/a, or known to fail, counts as such without a control, and peers are
+    /// not asked for their versions
     #[arg(long)]
     pub(crate) no_controls: bool,
     /// Cases [default: all that `interop client --list` names; with TLS the cases that TLS can change]
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     pub(crate) cases: Vec<String>,
-    /// Device for RDMA: soft, or a device of the feature ibverbs, such as rxe0 (rxe and siw: the first device of this kind)
+    /// Device for RDMA: soft, or a device of the feature ibverbs, such as rxe0 (rxe and siw: the first device
+    /// of this kind)
     #[arg(long, default_value = "soft")]
     pub(crate) provider: String,
     /// Write all results to this file, as JSON

@@ -1,5 +1,5 @@
-//! Processes: starts programs, waits for them within a limit, and ends them. After [`stop`] every wait fails, so that each thread that waits drops
-//! its processes, which ends them.
+//! Processes: starts programs, waits for them within a limit, and ends them. After [`stop`] every wait fails,
+//! so that each thread that waits drops its processes, which ends them.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -132,7 +132,8 @@ pub(crate) fn lines(command: Command) -> Result<Vec<String>, Failure> {
     Ok(ended.output.lines().map(str::to_owned).collect())
 }
 
-/// Starts a program with an empty standard input. Returns what it prints line by line, as long as somebody wants to know.
+/// Starts a program with an empty standard input. Returns what it prints line by line, as long as somebody
+/// wants to know.
 fn spawn(name: &str, mut command: Command) -> Result<(RunningProgram, Receiver<Event<String>>), Failure> {
     // The report shows the output without colours.
     command.env("NO_COLOR", "1").stderr(Stdio::piped());
@@ -157,7 +158,8 @@ fn wait<T>(limit: Duration, mut check: impl FnMut() -> Option<T>) -> Result<Opti
     }
 }
 
-/// Returns the last lines, or the lines from a panic on. It skips the stack traces of Ruby and C++, which come after the error.
+/// Returns the last lines, or the lines from a panic on. It skips the stack traces of Ruby and C++, which
+/// come after the error.
 fn tail(text: &str) -> String {
     let is_stack_frame =
         |line: &str| ["\tfrom ", "    @ ", "PC: @ "].iter().any(|begins| line.starts_with(begins));

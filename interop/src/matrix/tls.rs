@@ -1,4 +1,5 @@
-//! TLS in the matrix: the certificates of a combination, the flags for them, and the connections that must be refused.
+//! TLS in the matrix: the certificates of a combination, the flags for them, and the connections that must be
+//! refused.
 
 use std::path::PathBuf;
 
@@ -6,7 +7,8 @@ use crate::certificates::{Certificates, SERVER};
 use crate::outcome::{NO_LINE, Outcome};
 use crate::peer::{CommandLine, Paths, Peer};
 
-/// Default cases of directions with TLS. TLS changes the bytes, and the start and the end of connections, but not the calls.
+/// Default cases of directions with TLS. TLS changes the bytes, and the start and the end of connections, but
+/// not the calls.
 pub(crate) const CASES: [&str; 10] = [
     "empty_unary",
     "large_unary",
@@ -32,8 +34,8 @@ pub(crate) enum ClientFault {
 }
 
 impl ClientFault {
-    /// All faults. The server may refuse the first one without a message. The others need a running server, and show that it still
-    /// runs.
+    /// All faults. The server may refuse the first one without a message. The others need a running server,
+    /// and show that it still runs.
     pub(crate) const ALL: [Self; 3] = [Self::NoCertificate, Self::Authority, Self::Host];
 
     /// Returns the name of the case in lists.
@@ -61,7 +63,8 @@ impl ClientFault {
         if has(&["not done after", "did not end within", "deadline", "took too long"]) {
             return Outcome::Failed(format!("refused by time-out alone: {reason}"));
         }
-        // In TLS 1.3 a client has finished before the server checks its certificate. It may see the end of the connection only.
+        // In TLS 1.3 a client has finished before the server checks its certificate. It may see the end of
+        // the connection only.
         let clear = self == Self::NoCertificate || has(&["certificate", "hostname", "ssl handshake", "x509"]);
         if clear { Outcome::Passed } else { Outcome::Failed(format!("refused, and not for TLS: {reason}")) }
     }
@@ -82,8 +85,8 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// Returns the certificates of this run. For the official programs it returns the ones in their package, because they take no
-    /// others.
+    /// Returns the certificates of this run. For the official programs it returns the ones in their package,
+    /// because they take no others.
     pub(crate) fn new(paths: &Paths, certificates: &Certificates, peer: Peer) -> Self {
         let other_authority = certificates.file("other-ca.pem");
         match peer.command_line() {

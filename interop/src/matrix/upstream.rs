@@ -1,5 +1,5 @@
-//! Cases that are known to fail with a stock peer, without our transport too, with their messages and reasons. An entry for a case
-//! that does not fail any more is an error, so that the list stays true.
+//! Cases that are known to fail with a stock peer, without our transport too, with their messages and
+//! reasons. An entry for a case that does not fail any more is an error, so that the list stays true.
 
 use crate::direction::Side;
 use crate::peer::Peer;
@@ -20,7 +20,8 @@ pub(crate) struct KnownFailure {
 /// Message of our client if a server does not refuse a request that it has to refuse.
 const NOT_REFUSED: &str =
     "plain while the server is to expect it compressed: expected InvalidArgument, found success";
-/// Messages of our client if a reply comes plain and not compressed: in an official case, in our case, and in a stream.
+/// Messages of our client if a reply comes plain and not compressed: in an official case, in our case, and in
+/// a stream.
 const PLAIN: &str = "the flag of the reply: expected [true], found [false]";
 const PLAIN_OF_OURS: &str = "bytes received: expected [true], found [false]";
 const PLAIN_IN_STREAM: &str = "the flags of the replies: expected [true, false], found [false, false]";

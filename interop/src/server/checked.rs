@@ -85,8 +85,8 @@ impl Checked for CheckedService {
     }
 }
 
-/// Makes the reply to a request: the result of the check, and the content that the request asks for. `index` is added to the
-/// content's seed.
+/// Makes the reply to a request: the result of the check, and the content that the request asks for. `index`
+/// is added to the content's seed.
 fn reply(request: &CheckedRequest, index: u32) -> Result<CheckedReply, Status> {
     let length = within(request.reply_bytes as usize)?;
     let mismatch = Content { seed: request.seed, period: request.period }.first_mismatch(&request.payload);

@@ -143,8 +143,8 @@ impl Callers {
 const INITIAL: HeaderName = HeaderName::from_static("x-grpc-test-echo-initial");
 const TRAILING: HeaderName = HeaderName::from_static("x-grpc-test-echo-trailing-bin");
 
-/// Answers a call, and sends metadata back: one header as a header, and a binary one as a trailer. tonic's handlers can't send trailers
-/// with a unary reply.
+/// Answers a call, and sends metadata back: one header as a header, and a binary one as a trailer. tonic's
+/// handlers can't send trailers with a unary reply.
 async fn echoed<E>(
     request: http::Request<Body>,
     answer: impl AsyncFnOnce(http::Request<Body>) -> Result<http::Response<Body>, E>,

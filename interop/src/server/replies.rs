@@ -1,5 +1,5 @@
-//! Replies to requests: their limits, and streams of them, which a task produces. Every amount of memory or time that a request can ask
-//! for has a bound here.
+//! Replies to requests: their limits, and streams of them, which a task produces. Every amount of memory or
+//! time that a request can ask for has a bound here.
 
 use std::future::Future;
 use std::time::Duration;

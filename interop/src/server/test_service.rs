@@ -128,7 +128,8 @@ impl TestService for OfficialService {
     }
 }
 
-/// Makes a response whose messages `replying` sends. `replying` adds to the [`Flags`] whether each message is compressed.
+/// Makes a response whose messages `replying` sends. `replying` adds to the [`Flags`] whether each message is
+/// compressed.
 fn streaming<F>(
     replying: impl FnOnce(Sender<StreamingOutputCallResponse>, Flags) -> F,
 ) -> Response<Replies<StreamingOutputCallResponse>>

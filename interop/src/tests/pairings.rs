@@ -1,5 +1,5 @@
-//! Pairings of our clients and servers with one another and with stock ones: native calls if both make them, RDMA if both have it,
-//! TCP otherwise.
+//! Pairings of our clients and servers with one another and with stock ones: native calls if both make them,
+//! RDMA if both have it, TCP otherwise.
 
 use super::{failure, serve_ours, target};
 use crate::client::all;

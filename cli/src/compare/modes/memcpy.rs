@@ -1,7 +1,7 @@
 //! The mode `memcpy`: the same bytes, copied within the client. It shows the limit of the machine's memory.
 //!
-//! The destination is one buffer, as warm as those of other modes. A copy holds the buffer's lock, so copies never
-//! overlap, whatever the number of calls in flight.
+//! The destination is one buffer, as warm as those of other modes. A copy holds the buffer's lock, so copies
+//! never overlap, whatever the number of calls in flight.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,8 +30,8 @@ pub(crate) struct MemcpyCaller {
 struct Destination {
     memory: Vec<u8>,
     layout: Layout,
-    /// Number of operations so far. The check derives the sampled offsets from it, so that they differ from operation
-    /// to operation.
+    /// Number of operations so far. The check derives the sampled offsets from it, so that they differ from
+    /// operation to operation.
     draws: u64,
     /// Time at which other tasks last ran.
     yielded: Instant,
@@ -44,7 +44,8 @@ impl MemcpyCaller {
         Self { destination: Arc::new(Mutex::new(destination)), reduces }
     }
 
-    /// Allocates memory for the largest of `operations`. A first copy, outside the measured time, warms the memory.
+    /// Allocates memory for the largest of `operations`. A first copy, outside the measured time, warms the
+    /// memory.
     pub(crate) async fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
         let room = operations::room(operations.load());
         let mut destination = self.destination.lock().await;

@@ -35,8 +35,8 @@ pub(crate) enum Caller {
 }
 
 impl Caller {
-    /// Prepares for `operations`, up to `inflight` of them at once, before the measured time begins. Memory is warm
-    /// afterwards.
+    /// Prepares for `operations`, up to `inflight` of them at once, before the measured time begins. Memory
+    /// is warm afterwards.
     pub(crate) async fn prepare(
         &mut self,
         operations: &Operations,
@@ -59,8 +59,8 @@ impl Caller {
         }
     }
 
-    /// Ends the mode's trial, so that other modes have the core. Returns the number of messages of the trial whose every
-    /// byte was checked now. An error is about the content that arrived in the trial.
+    /// Ends the mode's trial, so that other modes have the core. Returns the number of messages of the trial
+    /// whose every byte was checked now. An error is about the content that arrived in the trial.
     pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
         match self {
             Self::Grpc(caller) => caller.end().await,
@@ -70,8 +70,8 @@ impl Caller {
         }
     }
 
-    /// Carries out `operation`, which must be prepared. A set has up to `width` calls at once. Returns the time of the
-    /// operation.
+    /// Carries out `operation`, which must be prepared. A set has up to `width` calls at once. Returns the
+    /// time of the operation.
     pub(crate) async fn run(
         &mut self,
         operation: &Operation,

@@ -15,12 +15,13 @@ use crate::measure::transport::Encode;
 pub(crate) enum Mode {
     /// tonic over a TCP connection on the loopback interface: the baseline of all other modes.
     GrpcTcp,
-    /// As `GrpcTcp`, in a runtime that polls for arrivals without ever sleeping, on both sides. It shows TCP without its
-    /// wake-ups.
+    /// As `GrpcTcp`, in a runtime that polls for arrivals without ever sleeping, on both sides. It shows TCP
+    /// without its wake-ups.
     GrpcTcpBusy,
     /// As `GrpcTcp`, with the HTTP/2 windows and frames that suit it best. The other modes keep theirs.
     GrpcTcpTuned,
-    /// As `GrpcTcp`, to the port that also offers RDMA: what that listener costs a client that knows nothing of it.
+    /// As `GrpcTcp`, to the port that also offers RDMA: what that listener costs a client that knows nothing
+    /// of it.
     GrpcTcpShared,
     /// tonic over a Unix domain socket.
     GrpcUds,
@@ -30,11 +31,11 @@ pub(crate) enum Mode {
     GrpcRdmaGather,
     /// tonic's generated code as it is over native calls: RDMA without HTTP/2.
     GrpcNative,
-    /// As `GrpcNative`, with payloads by reference on both sides: sent from registered memory, and landed where the
-    /// decoder uses them.
+    /// As `GrpcNative`, with payloads by reference on both sides: sent from registered memory, and landed
+    /// where the decoder uses them.
     GrpcNativeGather,
-    /// Tensors by static placement, copied from ordinary memory to registered memory first: RDMA.cp of Xue et al.,
-    /// "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
+    /// Tensors by static placement, copied from ordinary memory to registered memory first: RDMA.cp of Xue et
+    /// al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
     RdmaCp,
     /// As `RdmaCp`, from registered memory, without that copy (RDMA.zerocp).
     RdmaZerocp,
@@ -44,7 +45,8 @@ pub(crate) enum Mode {
     Memcpy,
 }
 
-/// The largest payload of a gRPC call: with it the message stays below 2 GiB, the limit of protobuf implementations.
+/// The largest payload of a gRPC call: with it the message stays below 2 GiB, the limit of protobuf
+/// implementations.
 const GRPC_LIMIT: u64 = 2047 << 20;
 
 impl Mode {
@@ -69,9 +71,9 @@ impl Mode {
         Self::value_variants()
     }
 
-    /// Returns the modes that are compared by default: all that carry bytes, as far as `runtime` can run them. A
-    /// program that chooses nothing has neither a runtime that never sleeps nor tuned windows, so the list of --defaults
-    /// lacks both.
+    /// Returns the modes that are compared by default: all that carry bytes, as far as `runtime` can run
+    /// them. A program that chooses nothing has neither a runtime that never sleeps nor tuned windows, so the
+    /// list of --defaults lacks both.
     pub(crate) fn default_list(defaults: bool, runtime: Flavour) -> Vec<Self> {
         let is_in = |mode: &Self| match mode {
             Self::Memcpy | Self::GrpcTcpShared => false,
@@ -126,7 +128,8 @@ impl Mode {
         matches!(self, Self::GrpcTcpBusy)
     }
 
-    /// Returns whether `runtime` can run the mode. A multi-thread runtime can't keep all of its threads awake.
+    /// Returns whether `runtime` can run the mode. A multi-thread runtime can't keep all of its threads
+    /// awake.
     pub(crate) const fn is_for(self, runtime: Flavour) -> bool {
         runtime.is_one_thread() || !self.never_sleeps()
     }
@@ -141,8 +144,8 @@ impl Mode {
         matches!(self, Self::RdmaZerocpAwait)
     }
 
-    /// Returns the largest message in bytes and the reason of this limit, or `None` where only the machine's memory
-    /// limits messages.
+    /// Returns the largest message in bytes and the reason of this limit, or `None` where only the machine's
+    /// memory limits messages.
     pub(crate) fn limit(self) -> Option<(u64, &'static str)> {
         self.is_grpc().then_some((GRPC_LIMIT, "a protobuf message ends below 2 GiB"))
     }

@@ -1,5 +1,6 @@
-//! The measuring: short trials of each mode in each cell, again and again, so that drift affects all modes alike. The outcomes of their
-//! trials are added up. The plan has the number and the order of the trials (`Plan::rounds`, `Plan::order`).
+//! The measuring: short trials of each mode in each cell, again and again, so that drift affects all modes
+//! alike. The outcomes of their trials are added up. The plan has the number and the order of the trials
+//! (`Plan::rounds`, `Plan::order`).
 //!
 //! ```text
 //!  meter ─→ participant (a mode and its connection)
@@ -72,7 +73,8 @@ impl Meter<'_> {
         for round in 0..self.plan.rounds(cell) {
             for index in self.plan.order(round) {
                 let participant = &mut self.participants[index];
-                // A mode with long operations uses its time up in fewer rounds, and skips the remaining rounds.
+                // A mode with long operations uses its time up in fewer rounds, and skips the remaining
+                // rounds.
                 if round < MIN_ROUNDS || participant.tally.wall < self.plan.duration {
                     announce(&self.progress, participant);
                     participant.timed_trial(&of, round, &mut self.control).await?;
@@ -95,8 +97,8 @@ impl Meter<'_> {
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
 
-/// The largest operation for which an uncounted operation precedes each trial. Without this operation, a mode that had
-/// slept would count its wake-up.
+/// The largest operation for which an uncounted operation precedes each trial. Without this operation, a mode
+/// that had slept would count its wake-up.
 const LEAD_IN: u64 = 4 << 20;
 
 /// Returns the time to wait for operations before they count as lost.
@@ -164,7 +166,8 @@ impl Participant {
         self.given_up || self.skips
     }
 
-    /// Prepares for a cell's operations. A mode that can't prepare skips the cell, and its row has the reason.
+    /// Prepares for a cell's operations. A mode that can't prepare skips the cell, and its row has the
+    /// reason.
     pub(crate) async fn prepare(&mut self, of: &Measured<'_>) -> Result<(), Failure> {
         self.tally = Tally::new()?;
         self.tally.skipped = of.cell.beyond(self.mode);
@@ -186,7 +189,8 @@ impl Participant {
         self.given_up |= tokio::time::timeout(answer_limit(cell, 1), self.caller.release()).await.is_err();
     }
 
-    /// Begins a trial, unless the mode is idle. Returns false after a failure; the caller must not end the trial then.
+    /// Begins a trial, unless the mode is idle. Returns false after a failure; the caller must not end the
+    /// trial then.
     async fn begin(&mut self, check: Check) -> bool {
         if self.is_idle() {
             return false;
@@ -207,7 +211,8 @@ impl Participant {
         }
     }
 
-    /// Makes a trial that does not count. In an open loop one caller makes it, because the bound may be thousands.
+    /// Makes a trial that does not count. In an open loop one caller makes it, because the bound may be
+    /// thousands.
     pub(crate) async fn warm_up(&mut self, of: &Measured<'_>) {
         let length = (of.plan.duration / 10).min(Duration::from_millis(100));
         let concurrency = if of.cell.rate.is_some() { (1, 1) } else { of.cell.concurrency() };
@@ -287,8 +292,8 @@ impl Participant {
         closed_trial(&self.caller, &of.operations, &self.position, concurrency, times).await
     }
 
-    /// Counts consecutive trials in which all calls failed, for example after the loss of the device. The mode is given
-    /// up after three such trials.
+    /// Counts consecutive trials in which all calls failed, for example after the loss of the device. The
+    /// mode is given up after three such trials.
     fn count(&mut self, failed: bool) {
         const TRIALS: u32 = 3;
         self.failed_trials = if failed { self.failed_trials + 1 } else { 0 };
@@ -421,8 +426,8 @@ impl Tally {
 
     /// Adds a timed trial.
     pub(crate) fn add(&mut self, trial: TrialOutcome, wall: Duration, cpu: Duration) {
-        // Operations that were never sent would have taken longer than they had waited. Figures without them would be
-        // too good.
+        // Operations that were never sent would have taken longer than they had waited. Figures without them
+        // would be too good.
         for latency in trial.latencies.iter().chain(&trial.unsent) {
             self.latencies.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(MAX_LATENCY));
         }
@@ -440,9 +445,9 @@ impl Tally {
         Checks { every_byte: *every_byte, stamps: *stamps, mismatches: counts.mismatches }
     }
 
-    /// Returns whether the mode fell behind the offered rate: an operation was not sent at all, more than one in twenty
-    /// had no answer when the offering ended (up to four in each trial are no sign of it), or the trials took twice as
-    /// long.
+    /// Returns whether the mode fell behind the offered rate: an operation was not sent at all, more than one
+    /// in twenty had no answer when the offering ended (up to four in each trial are no sign of it), or the
+    /// trials took twice as long.
     fn saturated(&self, rate: f64) -> bool {
         const HANDFUL: u64 = 4;
         let Counts { ops, sent, backlog, .. } = self.counts;
@@ -492,14 +497,16 @@ pub(crate) async fn cpu_time(control: &mut GrpcCaller) -> Result<Duration, Failu
     Ok(server.context("can't ask the server process for its CPU time")? + cores::cpu_time())
 }
 
-/// Returns the seed of a cell. Cells have different seeds, so that remains of an earlier cell never pass a check.
+/// Returns the seed of a cell. Cells have different seeds, so that remains of an earlier cell never pass a
+/// check.
 pub(crate) fn seed(cell: Cell) -> u64 {
     let rate = cell.rate.map_or(0, |rate| mix(rate.to_bits()));
     mix(cell.load.bytes() ^ ((cell.inflight as u64) << 40)) ^ rate
 }
 
-/// Keeps `concurrency.0` operations in flight until `length` is over, each with `concurrency.1` calls at once. Every caller makes at
-/// least one operation. Operations without an answer after `limit` count as errors.
+/// Keeps `concurrency.0` operations in flight until `length` is over, each with `concurrency.1` calls at
+/// once. Every caller makes at least one operation. Operations without an answer after `limit` count as
+/// errors.
 pub(crate) async fn closed_trial(
     caller: &Caller,
     operations: &Operations,
@@ -515,8 +522,8 @@ pub(crate) async fn closed_trial(
     trial
 }
 
-/// Makes the operations of a trial. If this future is dropped, `trial` has the results so far. `missing` counts the callers that
-/// have not ended.
+/// Makes the operations of a trial. If this future is dropped, `trial` has the results so far. `missing`
+/// counts the callers that have not ended.
 async fn run(
     caller: &Caller,
     operations: &Operations,
@@ -556,12 +563,13 @@ async fn run(
     }
 }
 
-/// Returns whether a single caller makes its calls in the future that `block_on` was given, and not in a task of its
-/// own.
+/// Returns whether a single caller makes its calls in the future that `block_on` was given, and not in a task
+/// of its own.
 ///
-/// In a multi-thread runtime that future runs on the main thread, which is no worker. A program whose `#[tokio::main]`
-/// function calls, waits for the answer, and calls again makes its calls there. A caller that polls is a task even
-/// there, on a worker of its own. In a runtime of one thread all callers are tasks, which makes next to no difference.
+/// In a multi-thread runtime that future runs on the main thread, which is no worker. A program whose
+/// `#[tokio::main]` function calls, waits for the answer, and calls again makes its calls there. A caller
+/// that polls is a task even there, on a worker of its own. In a runtime of one thread all callers are tasks,
+/// which makes next to no difference.
 fn stays_in_block_on(caller: &Caller) -> bool {
     let polls = matches!(caller, Caller::Placement(caller) if !caller.awaits());
     !polls && Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
@@ -576,8 +584,8 @@ fn count((done, error): (Vec<Done>, Option<CallError>), trial: &mut TrialOutcome
     }
 }
 
-/// Makes calls one after the other until `end`, at least one. An error ends the loop, so that a broken connection does
-/// not cause a busy loop.
+/// Makes calls one after the other until `end`, at least one. An error ends the loop, so that a broken
+/// connection does not cause a busy loop.
 async fn keep_calling(
     mut caller: Caller,
     operations: Operations,

@@ -1,12 +1,12 @@
 //! The open loop: operations begin when they are due, even if answers to earlier ones are late.
 //!
-//! Latency counts from the time when an operation was due, not from the time when it was sent. So the figures include
-//! the time that operations spend in the queue behind a slow answer (no coordinated omission).
+//! Latency counts from the time when an operation was due, not from the time when it was sent. So the figures
+//! include the time that operations spend in the queue behind a slow answer (no coordinated omission).
 //!
-//! tokio's timer ticks in milliseconds, so it serves for the longer gaps only. In the shorter gaps the generator yields
-//! again and again, which lets answers in, and spins for moments while no answer is expected. So the runtime is never
-//! idle then. The generator measures the CPU time of this waiting, because it belongs to no operation and is
-//! subtracted.
+//! tokio's timer ticks in milliseconds, so it serves for the longer gaps only. In the shorter gaps the
+//! generator yields again and again, which lets answers in, and spins for moments while no answer is
+//! expected. So the runtime is never idle then. The generator measures the CPU time of this waiting, because
+//! it belongs to no operation and is subtracted.
 
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,8 @@ use crate::compare::operations::{Operation, Operations};
 use crate::compare::plan::MAX_ARRIVALS;
 use crate::compare::trials::TrialOutcome;
 
-/// In a gap from this length on, the generator sleeps, except at the end of the gap, because the timer may be a tick
-/// late.
+/// In a gap from this length on, the generator sleeps, except at the end of the gap, because the timer may be
+/// a tick late.
 const SLEEP_FROM: Duration = Duration::from_millis(3);
 const WAKE_EARLY: Duration = Duration::from_millis(2);
 
@@ -45,7 +45,8 @@ pub(crate) struct OfferedLoad {
     pub(crate) yields: bool,
 }
 
-/// Makes a trial in which operations begin at the times of `offer`. Operations without an answer after `limit` count as errors.
+/// Makes a trial in which operations begin at the times of `offer`. Operations without an answer after
+/// `limit` count as errors.
 pub(crate) async fn open_trial(
     caller: &Caller,
     operations: &Operations,
@@ -60,9 +61,9 @@ pub(crate) async fn open_trial(
     trial
 }
 
-/// Sends each operation when it is due, until `offer.length` is over and all answers have arrived. An error ends the
-/// sending. Operations that can't be sent within twice the length, because too many are in flight, are given up. If
-/// this future is dropped, `trial` has the results so far.
+/// Sends each operation when it is due, until `offer.length` is over and all answers have arrived. An error
+/// ends the sending. Operations that can't be sent within twice the length, because too many are in flight,
+/// are given up. If this future is dropped, `trial` has the results so far.
 async fn run(caller: &Caller, operations: &Operations, offer: &OfferedLoad, trial: &mut TrialOutcome) {
     let OfferedLoad { schedule, length, first, bound, width, yields } = offer;
     let mut generator = Generator::new(trial, *yields);
@@ -131,8 +132,8 @@ impl<'a> Generator<'a> {
 
     /// Waits until `due`, and counts answers that arrive.
     async fn wait_until(&mut self, due: Instant) {
-        // Measures from one reading of the clock to the next, so that the time of the readings, which is no small part,
-        // counts too.
+        // Measures from one reading of the clock to the next, so that the time of the readings, which is no
+        // small part, counts too.
         let mut read = cores::thread_cpu_time();
         let mut since_last = || {
             let before = std::mem::replace(&mut read, cores::thread_cpu_time());
@@ -163,19 +164,21 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Counts the time of a yield as waiting. If other tasks worked in it, only the time of an empty yield counts.
+    /// Counts the time of a yield as waiting. If other tasks worked in it, only the time of an empty yield
+    /// counts.
     fn count_pass(&mut self, took: Duration, idle: bool) {
         let empty = self.empty_pass.get_or_insert(took);
         if idle {
-            // Longer passes raise the estimate and shorter ones lower it: it settles at the median, where both are
-            // equally frequent.
+            // Longer passes raise the estimate and shorter ones lower it: it settles at the median, where
+            // both are equally frequent.
             *empty =
                 empty.mul_f64(if took > *empty { 1.05 } else { 1.0 / 1.05 }).max(Duration::from_nanos(50));
         }
         self.trial.waiting += if took <= 2 * *empty { took } else { *empty };
     }
 
-    /// Waits until fewer than `bound` operations are in flight. Returns false if the time `give_up` comes first.
+    /// Waits until fewer than `bound` operations are in flight. Returns false if the time `give_up` comes
+    /// first.
     async fn room(&mut self, bound: usize, give_up: Instant) -> bool {
         while self.under_way.len() >= bound {
             match tokio::time::timeout_at(give_up.into(), self.under_way.join_next()).await {
@@ -229,8 +232,8 @@ fn spin(length: Duration) {
     }
 }
 
-/// Draws Poisson arrivals in `length`: as many as `rate` (per second) demands, at least one, at times that `seed`
-/// determines.
+/// Draws Poisson arrivals in `length`: as many as `rate` (per second) demands, at least one, at times that
+/// `seed` determines.
 pub(crate) fn poisson_arrivals(rate: f64, length: Duration, seed: u64) -> Vec<Duration> {
     let count = (rate * length.as_secs_f64()).round().clamp(1.0, MAX_ARRIVALS) as usize;
     let mut draws = Draws::new(seed);
@@ -338,7 +341,8 @@ mod tests {
     async fn operations_that_are_given_up_count_by_their_wait() {
         let length = Duration::from_millis(15);
         let trial = offer_ten(length).await;
-        // At most three operations of ten milliseconds each fit into thirty milliseconds, one after the other.
+        // At most three operations of ten milliseconds each fit into thirty milliseconds, one after the
+        // other.
         assert!(trial.counts.sent <= 3 && trial.counts.errors == 0, "{trial:?}");
         assert_eq!(trial.counts.sent, trial.latencies.len() as u64);
         assert_eq!(trial.unsent, vec![length * 2; 10 - trial.counts.sent as usize]);
@@ -366,8 +370,8 @@ mod arrivals_tests {
         let arrivals = poisson_arrivals(10_000.0, length, 3);
         assert_eq!(arrivals, poisson_arrivals(10_000.0, length, 3));
         assert_ne!(arrivals, poisson_arrivals(10_000.0, length, 4));
-        // The share of exponential gaps that are shorter than the mean is 1 − 1/e. Of regular gaps it is about one
-        // half, or none.
+        // The share of exponential gaps that are shorter than the mean is 1 − 1/e. Of regular gaps it is
+        // about one half, or none.
         let short =
             arrivals.windows(2).filter(|pair| (pair[1] - pair[0]) < Duration::from_micros(100)).count();
         assert!((6_100..6_550).contains(&short), "{short} of 9999");

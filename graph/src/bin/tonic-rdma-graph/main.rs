@@ -1,4 +1,5 @@
-//! The command `tonic-rdma-graph`: runs an ONNX model that is split over processes, and compares how its tensors cross.
+//! The command `tonic-rdma-graph`: runs an ONNX model that is split over processes, and compares how its
+//! tensors cross.
 #![forbid(unsafe_code)]
 
 mod control;
@@ -16,7 +17,8 @@ use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 use options::{Options, Subcommands};
 
-/// The allocator of the process: mimalloc, and registered memory for tensors that cross. It is the same for all modes.
+/// The allocator of the process: mimalloc, and registered memory for tensors that cross. It is the same for
+/// all modes.
 #[global_allocator]
 static ALLOCATOR: TracingAllocator<Chosen> = TracingAllocator::new(Chosen);
 

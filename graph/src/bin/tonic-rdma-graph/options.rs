@@ -39,7 +39,8 @@ pub(crate) struct Options {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Subcommands {
-    /// Runs a part of a model for a `tonic-rdma-graph` on another host. It computes what any peer asks, so listen on a trusted network
+    /// Runs a part of a model for a `tonic-rdma-graph` on another host. It computes what any peer asks, so
+    /// listen on a trusted network
     Serve(ServeOptions),
 }
 
@@ -87,8 +88,8 @@ pub(crate) struct RunOptions {
     /// Measured steps of each mode
     #[arg(long, value_name = "S", value_parser = number::<1_000_000>, default_value = "6")]
     pub(crate) steps: u64,
-    /// Rounds, in each of which all modes take a trial of steps and one of replays; more if the steps of a round take long. With fewer
-    /// steps than rounds, some rounds have replays alone [default: 3]
+    /// Rounds, in each of which all modes take a trial of steps and one of replays; more if the steps of a
+    /// round take long. With fewer steps than rounds, some rounds have replays alone [default: 3]
     #[arg(long, value_name = "R", value_parser = number::<10_000>)]
     pub(crate) rounds: Option<u64>,
     /// What becomes of a receive that has not arrived: polling-async, blocking, callback
@@ -100,7 +101,8 @@ pub(crate) struct RunOptions {
     /// Longest wait for a part that loads, connects or runs a trial, in seconds or with a unit (300ms, 2m)
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = seconds, default_value = "300")]
     pub(crate) timeout: Duration,
-    /// Prints for each crossing tensor: producer, consumers, shape, placement and why, allocation site, bytes, copies
+    /// Prints for each crossing tensor: producer, consumers, shape, placement and why, allocation site,
+    /// bytes, copies
     #[arg(long)]
     pub(crate) explain: bool,
     /// Prints the nodes of the model, as --cut and --assign name them, and ends

@@ -42,7 +42,8 @@ pub(crate) struct ModeRow {
     pub(crate) transfer_us: f64,
     /// The time of a step in each round that had steps.
     pub(crate) step_us_of_rounds: Vec<f64>,
-    /// The transfer time in each round. All modes take turns in a round, so values of one round belong together.
+    /// The transfer time in each round. All modes take turns in a round, so values of one round belong
+    /// together.
     pub(crate) transfer_us_of_rounds: Vec<f64>,
     /// Tensors that were sent after the first micro-batch. Replays do not count.
     pub(crate) sent: u64,

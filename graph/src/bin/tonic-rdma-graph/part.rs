@@ -240,8 +240,8 @@ struct RunningPart {
 }
 
 impl RunningPart {
-    /// Loads the model of a job, and connects to the other parts. `meet` gets the port at which they find this part, and returns the
-    /// addresses at which they listen, or `None` if there is no more to do.
+    /// Loads the model of a job, and connects to the other parts. `meet` gets the port at which they find
+    /// this part, and returns the addresses at which they listen, or `None` if there is no more to do.
     fn start(
         job: Job,
         file: &[u8],
@@ -447,7 +447,8 @@ impl Program<ModelValue> for Checking<'_> {
         let set = self.checks.set_of(step) as usize;
         let value = self.checks.inputs.get(set).and_then(|inputs| inputs.get(&input));
         let value = value.ok_or("no such input in this part")?;
-        // A tensor of its own for each micro-batch, as if it were read from a file: its memory may be registered.
+        // A tensor of its own for each micro-batch, as if it were read from a file: its memory may be
+        // registered.
         ModelValue::filled(&value.spec()?, &mut |bytes| {
             bytes.copy_from_slice(value.bytes());
             Ok(())
@@ -476,8 +477,8 @@ impl Program<ModelValue> for Checking<'_> {
     }
 }
 
-/// How a mode sent tensors in trials that compute: the counts of each crossing tensor, by number. Replays send the same tensors again, and
-/// are not counted.
+/// How a mode sent tensors in trials that compute: the counts of each crossing tensor, by number. Replays
+/// send the same tensors again, and are not counted.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     trials: u64,

@@ -1,4 +1,5 @@
-//! Writes small ONNX models, message by message. The engine's own messages can't be written with this workspace's version of prost.
+//! Writes small ONNX models, message by message. The engine's own messages can't be written with this
+//! workspace's version of prost.
 
 use prost::Message;
 
@@ -156,8 +157,8 @@ pub(crate) fn model(
     Model { ir_version: 3, graph: Some(graph), opsets: vec![Opset { domain: String::new(), version: 9 }] }
 }
 
-/// A network of two convolutions with a way around the second one, a batch normalisation, and a matrix product. It reshapes a batch of
-/// 1 to a constant shape, as the `light` models do.
+/// A network of two convolutions with a way around the second one, a batch normalisation, and a matrix
+/// product. It reshapes a batch of 1 to a constant shape, as the `light` models do.
 pub(crate) fn residual() -> Model {
     let conv = |input, weights, output| {
         let attributes = vec![

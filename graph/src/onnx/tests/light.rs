@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Checks a model with its own batch of 1: loads agree, kernels give the values of the whole model, and results are worth a comparison.
+/// Checks a model with its own batch of 1: loads agree, kernels give the values of the whole model, and
+/// results are worth a comparison.
 fn check(name: &str, dims: &[&str], lengths: &[u64]) {
     let Some(path) = light_file(name) else { return };
     let load = |seed| settings(seed, dims).load(&path).unwrap();

@@ -44,8 +44,9 @@ fn outlets(topology: &Topology) -> Vec<Outlet> {
         .collect()
 }
 
-/// Runs several steps at once by the model's kernels: each node runs all steps before the next node runs. A value goes to its last
-/// consumer without another owner, so that kernels that can change it in place do so. Returns all values that can cross, in binary form.
+/// Runs several steps at once by the model's kernels: each node runs all steps before the next node runs. A
+/// value goes to its last consumer without another owner, so that kernels that can change it in place do so.
+/// Returns all values that can cross, in binary form.
 fn run_kernels(model: &Model, steps: &[Vec<(NodeId, ModelValue)>]) -> Vec<HashMap<Outlet, Vec<u8>>> {
     let topology = model.topology();
     let mut kernels = model.kernels(topology.nodes().map(|(id, _)| id)).unwrap();
@@ -81,7 +82,8 @@ fn run_kernels(model: &Model, steps: &[Vec<(NodeId, ModelValue)>]) -> Vec<HashMa
     seen
 }
 
-/// Checks that steps at once by kernels give each value of the model's own run, bit by bit, and that all numbers are finite.
+/// Checks that steps at once by kernels give each value of the model's own run, bit by bit, and that all
+/// numbers are finite.
 fn check_kernels(model: &Model, lengths: &[u64]) {
     let symbols = model.symbols();
     let lengths =
@@ -110,8 +112,8 @@ fn result(model: &Model, step: u64, seed: u64, length: u64) -> Vec<f32> {
     numbers(&model.run_unsplit(&inputs, [outlet]).unwrap()[&outlet])
 }
 
-/// Checks that another load gives the same nodes and the same result, that the result is not the same for all inputs and weights, and
-/// that no number dominates it.
+/// Checks that another load gives the same nodes and the same result, that the result is not the same for all
+/// inputs and weights, and that no number dominates it.
 fn check_results(model: &Model, load: impl Fn(u64) -> Model, length: u64) {
     let first = result(model, 0, 5, length);
     let again = load(1);

@@ -198,7 +198,8 @@ fn a_send_that_finds_no_buffer_until_the_deadline_is_an_error() {
     assert!(error.to_string().contains("sent to part 1 of step 1 finds no free buffer"), "{error}");
 }
 
-/// Part 0 sends a tensor for each of `steps` steps at once. Part 1 computes with `kernel`, one step at a time.
+/// Part 0 sends a tensor for each of `steps` steps at once. Part 1 computes with `kernel`, one step at a
+/// time.
 fn sends_first(
     kernel: impl FnMut(u64, Vec<Numbers>) -> Result<Vec<Numbers>, KernelError> + Send + 'static,
     steps: usize,

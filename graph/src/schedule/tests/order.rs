@@ -1,4 +1,5 @@
-//! What runs before what. No test here measures time: each waits for a count that only the right order reaches.
+//! What runs before what. No test here measures time: each waits for a count that only the right order
+//! reaches.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,7 +15,8 @@ fn settings(receive: ReceiveMode, window: usize) -> ExecutorSettings {
     ExecutorSettings { receive, window, deadline: HANG, ..ExecutorSettings::default() }
 }
 
-/// Part 1 needs eight tensors of part 0, and has eight nodes that need none. Part 0 computes its tensors when these nodes have run.
+/// Part 1 needs eight tensors of part 0, and has eight nodes that need none. Part 0 computes its tensors when
+/// these nodes have run.
 fn outstanding(mode: ReceiveMode, deadline: Duration) -> Result<RunReport, GraphError> {
     let mut graph = Graph::default();
     let ran = Count::default();
@@ -179,8 +181,8 @@ fn the_last_consumer_of_a_value_has_it_alone() {
             scope.spawn(move || executor.run(0..1, &mut { feed }).unwrap());
         }
     });
-    // The input is used twice: the first consumer shares it, and the second has it alone. A node that uses a value twice shares it
-    // with itself.
+    // The input is used twice: the first consumer shares it, and the second has it alone. A node that uses a
+    // value twice shares it with itself.
     assert_eq!(alone.lines(), ["first [2]", "second [1, 1]", "third [2, 2]", "fourth [1]"]);
 }
 

@@ -66,7 +66,8 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// A kernel whose outputs show its node, its inputs in order, and, if it remembers, all earlier steps in order.
+/// A kernel whose outputs show its node, its inputs in order, and, if it remembers, all earlier steps in
+/// order.
 struct Mixer {
     node: u64,
     outputs: usize,

@@ -146,7 +146,8 @@ pub(super) struct Seen {
     pub(super) received: BTreeMap<(CrossingId, u64), Vec<Numbers>>,
 }
 
-/// Feeds each input with numbers that depend on the step and the node, as many as the step says, and keeps what it sees.
+/// Feeds each input with numbers that depend on the step and the node, as many as the step says, and keeps
+/// what it sees.
 impl Program<Numbers> for Seen {
     fn feed(&mut self, step: u64, input: NodeId) -> Result<Numbers, KernelError> {
         Ok(fed(step, input))

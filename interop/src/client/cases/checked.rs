@@ -25,7 +25,8 @@ pub(super) struct CheckedContent {
 }
 
 impl CheckedContent {
-    /// Returns the request of call `index`, with `there` bytes, for a reply of `back` bytes. Its content is unique.
+    /// Returns the request of call `index`, with `there` bytes, for a reply of `back` bytes. Its content is
+    /// unique.
     pub(super) fn request(self, index: u32, there: usize, back: usize) -> CheckedRequest {
         let seed = seed(index);
         CheckedRequest {
@@ -150,8 +151,8 @@ pub(super) async fn checked_ping_pong(session: Session) -> CaseResult {
     ensure_end(&mut replies).await
 }
 
-/// Sends all requests and closes the client's stream before it reads the first of many replies. The flow control windows keep
-/// the replies at the server.
+/// Sends all requests and closes the client's stream before it reads the first of many replies. The flow
+/// control windows keep the replies at the server.
 pub(super) async fn checked_half_close(session: Session) -> CaseResult {
     const COUNT: u32 = 64;
     const BYTES: usize = 256 << 10;
@@ -166,7 +167,8 @@ pub(super) async fn checked_half_close(session: Session) -> CaseResult {
     check_replies(&session, 5000, 1000).await
 }
 
-/// Content that repeats after 4000 bytes. It compresses well, because some libraries send plain what does not get shorter.
+/// Content that repeats after 4000 bytes. It compresses well, because some libraries send plain what does not
+/// get shorter.
 const REPEATING: CheckedContent = CheckedContent { period: 1000 };
 
 const COMPRESSED_SIZES: [usize; 3] = [20_000, 1 << 20, 4 << 20];

@@ -1,5 +1,5 @@
-//! Compression cases of the official list. The first call of each case detects a server that ignores compression: a correct
-//! server refuses the message of this call, or sets a flag.
+//! Compression cases of the official list. The first call of each case detects a server that ignores
+//! compression: a correct server refuses the message of this call, or sets a flag.
 
 use tonic::{Code, Request};
 
@@ -46,8 +46,8 @@ pub(super) async fn client_compressed_unary(session: Session) -> CaseResult {
     Ok(())
 }
 
-/// Sends plain requests: they do not announce compression by `expect_compressed`, and gRPC's own server in C++ refuses compressed
-/// requests without this field.
+/// Sends plain requests: they do not announce compression by `expect_compressed`, and gRPC's own server in
+/// C++ refuses compressed requests without this field.
 pub(super) async fn server_compressed_unary(session: Session) -> CaseResult {
     let mut client = session.official_accepting();
     for (response_compressed, compressed) in [(YES, true), (NO, false)] {

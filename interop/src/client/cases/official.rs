@@ -66,9 +66,9 @@ pub(super) async fn concurrent_large_unary(session: Session) -> CaseResult {
     Ok(())
 }
 
-/// Checks that the reply is a time, and that caches may keep it. In the official case the second reply may come from a cache; here
-/// there is none. The times are not compared, because gRPC's own server in C++ sends the nanoseconds within the second, and a
-/// clock may go back.
+/// Checks that the reply is a time, and that caches may keep it. In the official case the second reply may
+/// come from a cache; here there is none. The times are not compared, because gRPC's own server in C++ sends
+/// the nanoseconds within the second, and a clock may go back.
 pub(super) async fn cacheable_unary(session: Session) -> CaseResult {
     let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let body: Bytes = before.to_string().into();

@@ -92,8 +92,8 @@ impl GrpcCaller {
         Ok((Self::new(channel, mode, settings), verdict))
     }
 
-    /// Prepares for `operations`. A mode that sends from registered memory copies the content there. Other buffers are
-    /// allocated with each message.
+    /// Prepares for `operations`. A mode that sends from registered memory copies the content there. Other
+    /// buffers are allocated with each message.
     pub(crate) fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
         let content = operations.content();
         self.settings.origin = content.seed();
@@ -151,7 +151,8 @@ impl GrpcCaller {
         Ok(())
     }
 
-    /// Ends a trial. The receivers check every byte of some messages of the trial. Returns the number of these messages.
+    /// Ends a trial. The receivers check every byte of some messages of the trial. Returns the number of
+    /// these messages.
     pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
         if let Some(awake) = &self.awake {
             awake.end();
@@ -194,8 +195,8 @@ impl GrpcCaller {
         }
     }
 
-    /// Requests a payload, checks it, and consumes it, like the server in the other direction. Returns the time of the three
-    /// steps together.
+    /// Requests a payload, checks it, and consumes it, like the server in the other direction. Returns the
+    /// time of the three steps together.
     pub(crate) async fn get(&mut self, pull: &Push, check: Check) -> Result<Duration, CallError> {
         let CallSettings { origin, reduces, .. } = self.settings;
         let (seed, sent) = (pull.seed, pull.bytes());
@@ -249,7 +250,8 @@ impl GrpcCaller {
     }
 }
 
-/// Makes all calls of a set, in order, up to `width` of them at once. The callers make them in turn. The first error ends the set.
+/// Makes all calls of a set, in order, up to `width` of them at once. The callers make them in turn. The
+/// first error ends the set.
 pub(crate) async fn run_set(
     callers: &[GrpcCaller],
     set: &Arc<[Push]>,

@@ -25,7 +25,8 @@ use crate::compare::operations::registered;
 /// Takes payloads, and answers whether their content is right.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TransferService {
-    /// Number of calls so far. The check derives the sampled offsets from it, so that they differ from call to call.
+    /// Number of calls so far. The check derives the sampled offsets from it, so that they differ from call
+    /// to call.
     calls: Arc<AtomicU64>,
     /// Whether each answer has the result of consuming the payload.
     reduces: bool,
@@ -154,8 +155,8 @@ impl Source {
         Self { made: Arc::new(Mutex::new(Some(content))), registers: false }
     }
 
-    /// Returns the payload of `seed`, a part of the content of `origin`. The first call for a content makes it for this
-    /// payload in all its variants. Further calls cost a reference count.
+    /// Returns the payload of `seed`, a part of the content of `origin`. The first call for a content makes
+    /// it for this payload in all its variants. Further calls cost a reference count.
     fn payload(&self, origin: u64, seed: u64, bytes: u64) -> Result<Bytes, Status> {
         let no_memory = || Status::resource_exhausted(format!("there is no memory for {bytes} bytes"));
         let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
@@ -179,7 +180,8 @@ impl Source {
     }
 }
 
-/// Number of polls after which the thread yields to other processes, for machines with more processes than cores.
+/// Number of polls after which the thread yields to other processes, for machines with more processes than
+/// cores.
 const POLLS: u32 = 16;
 
 /// Keeps the runtime awake from [`begin`](Self::begin) to [`end`](Self::end). Clones share the state.
@@ -189,12 +191,12 @@ pub(crate) struct KeepAwake {
 }
 
 impl KeepAwake {
-    /// Keeps the current runtime from sleeping from now on, if it has one thread. In a multi-thread runtime the other
-    /// threads still sleep.
+    /// Keeps the current runtime from sleeping from now on, if it has one thread. In a multi-thread runtime
+    /// the other threads still sleep.
     pub(crate) fn begin(&self) {
         let task = tokio::spawn(async {
-            // A task that yields is polled last: tokio polls for arrivals, without waiting for any, before it polls the
-            // task again.
+            // A task that yields is polled last: tokio polls for arrivals, without waiting for any, before it
+            // polls the task again.
             for poll in 1u32.. {
                 tokio::task::yield_now().await;
                 if poll.is_multiple_of(POLLS) {
@@ -221,14 +223,14 @@ impl KeepAwake {
 /// The largest number of kept messages, and of bytes in them. A single message may be larger.
 const MESSAGES: usize = 64;
 const BYTES: u64 = 1 << 20;
-/// Larger messages are not kept: a trial has few of them, and the allocation of memory for the next one would be much of
-/// the measured time.
+/// Larger messages are not kept: a trial has few of them, and the allocation of memory for the next one would
+/// be much of the measured time.
 const LARGEST: u64 = 256 << 20;
 
 /// A fair sample: each message of a trial is in the sample with equal probability. Clones share it.
 ///
-/// A kept message costs a reference count, and its memory is not free for the next message. So the sample keeps no more
-/// than fits into a cache, and replaces messages more seldom the larger they are.
+/// A kept message costs a reference count, and its memory is not free for the next message. So the sample
+/// keeps no more than fits into a cache, and replaces messages more seldom the larger they are.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
     kept: Arc<Mutex<SampleState>>,
@@ -250,7 +252,8 @@ impl Default for SampleState {
 }
 
 impl Sample {
-    /// Offers a message of `buffers` with the content of `seed` to the sample. The message may replace an older one.
+    /// Offers a message of `buffers` with the content of `seed` to the sample. The message may replace an
+    /// older one.
     pub(crate) fn arrived(&self, seed: u64, buffers: &[Bytes]) {
         let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
         if bytes > LARGEST {
@@ -417,7 +420,8 @@ mod keep_awake_tests {
 
     use super::*;
 
-    /// Returns how often a current-thread runtime went to sleep while bytes went to and fro between it and a thread.
+    /// Returns how often a current-thread runtime went to sleep while bytes went to and fro between it and a
+    /// thread.
     fn sleeps(awake: bool) -> usize {
         let sleeps = Arc::new(AtomicUsize::new(0));
         let (parks, round_trips) = (Arc::clone(&sleeps), 50);

@@ -57,14 +57,14 @@ impl Geometry {
 }
 
 impl Batch {
-    /// Returns the number of words of the header: the seed of the first buffer, and the lengths of all buffers if those
-    /// vary.
+    /// Returns the number of words of the header: the seed of the first buffer, and the lengths of all
+    /// buffers if those vary.
     pub(crate) fn words(&self) -> usize {
         if self.lengths.is_some() { 1 } else { 1 + self.count }
     }
 
-    /// Returns the lengths of the buffers from the words of a header, or `None` if the buffers don't fit into the room.
-    /// A correct sender never sends such lengths.
+    /// Returns the lengths of the buffers from the words of a header, or `None` if the buffers don't fit into
+    /// the room. A correct sender never sends such lengths.
     pub(crate) fn lengths(&self, words: &[u64]) -> Option<Arc<[u64]>> {
         if let Some(lengths) = &self.lengths {
             return Some(Arc::clone(lengths));
@@ -100,9 +100,9 @@ fn seeds(layout: &Layout, first: u64, lengths: &[u64]) -> impl Iterator<Item = u
     })
 }
 
-/// Returns the seed of the operation that begins with `start`: its first eight bytes, or all bytes of a shorter
-/// operation. `seed` is the seed of the first variant. Very short payloads of several variants may be equal; the first
-/// variant counts then.
+/// Returns the seed of the operation that begins with `start`: its first eight bytes, or all bytes of a
+/// shorter operation. `seed` is the seed of the first variant. Very short payloads of several variants may be
+/// equal; the first variant counts then.
 pub(crate) fn identify(seed: u64, start: &[u8]) -> Option<u64> {
     (0..VARIANTS).map(|variant| variant_seed(seed, variant)).find(|seed| begins(*seed, start))
 }
@@ -139,8 +139,8 @@ impl Record {
     /// Adds an operation: the seed of its content, and the result of consuming it if it is consumed.
     pub(crate) fn add(&mut self, identity: Option<u64>, reduced: Option<Reduced>) {
         self.operations += 1;
-        // An unknown operation counts as a seed that almost surely no operation has, because seeds are spread over all
-        // 64 bits.
+        // An unknown operation counts as a seed that almost surely no operation has, because seeds are spread
+        // over all 64 bits.
         self.identities = mix(self.identities ^ identity.unwrap_or(u64::MAX));
         // The sign of zero does not count.
         let maximum = reduced.map_or(u64::MAX, |it| (it.maximum + 0.0).to_bits().into());

@@ -7,10 +7,10 @@
 //!          polls the count ◀═════════════════════ release ═══       releases (the acknowledgement)
 //! ```
 //!
-//! Both ends poll memory during a trial of the mode, and only then: otherwise the server would starve the services of
-//! other modes. While they poll they yield to their runtime now and then (`yield_timer`). In `rdma-zerocp-await`
-//! both sides wait by futures, without polling. The receiver reports its findings at the end of the trial, for all operations at
-//! once (`record`).
+//! Both ends poll memory during a trial of the mode, and only then: otherwise the server would starve the
+//! services of other modes. While they poll they yield to their runtime now and then (`yield_timer`). In
+//! `rdma-zerocp-await` both sides wait by futures, without polling. The receiver reports its findings at the
+//! end of the trial, for all operations at once (`record`).
 
 pub(crate) mod geometry;
 pub(crate) mod receiver;

@@ -1,4 +1,5 @@
-//! The receiver of the modes that place tensors: the service that controls it, and a task for each trial, which takes and checks tensors.
+//! The receiver of the modes that place tensors: the service that controls it, and a task for each trial,
+//! which takes and checks tensors.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -30,7 +31,8 @@ use crate::compare::modes::placement::geometry::{
 use crate::measure::settings::Consume;
 use crate::workload::Workload;
 
-/// Receives the tensors of a trial until `end` is dropped or nothing more can arrive, by polling or by futures. Returns the sink.
+/// Receives the tensors of a trial until `end` is dropped or nothing more can arrive, by polling or by
+/// futures. Returns the sink.
 async fn receive(
     mut sink: Sink,
     awaits: bool,
@@ -206,8 +208,9 @@ struct BatchSlot {
 }
 
 impl Sink {
-    /// Makes slots called `name` for the operations of `load`, of which the content of the first has the seed `seed`. Up to `depth` of them
-    /// may be in flight at once. The receiver consumes payloads if it `reduces`.
+    /// Makes slots called `name` for the operations of `load`, of which the content of the first has the seed
+    /// `seed`. Up to `depth` of them may be in flight at once. The receiver consumes payloads if it
+    /// `reduces`.
     pub(crate) fn new(
         device: &RdmaDevice,
         name: &str,
@@ -343,8 +346,8 @@ impl SlotOperation {
 pub(crate) struct Inspector {
     pub(crate) every_byte: bool,
     reduces: bool,
-    /// Number of buffers so far. The check derives the sampled offsets from it, so that they differ from buffer to
-    /// buffer.
+    /// Number of buffers so far. The check derives the sampled offsets from it, so that they differ from
+    /// buffer to buffer.
     draws: u64,
     scratch: Box<Scratch>,
 }
@@ -445,8 +448,8 @@ impl Inspector {
 
     fn stamps(&self, memory: &SharedRegion, range: Range<usize>, seed: u64) -> Option<u64> {
         check_stamps_of(seed, range.len(), mix(self.draws), |start, word| {
-            // The word lies within the slot. Otherwise it stays zero, and the check fails, because no content has such
-            // a word.
+            // The word lies within the slot. Otherwise it stays zero, and the check fails, because no content
+            // has such a word.
             let _ = memory.copy_out(range.start + start, word);
         })
     }

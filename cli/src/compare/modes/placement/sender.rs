@@ -1,5 +1,6 @@
-//! The client half of the modes that place tensors: the sender of a cell's tensors, with the memory that they are sent from and the slots
-//! and regions that they are sent to; and the caller, which sends one operation, or a stream of operations, several in flight at once.
+//! The client half of the modes that place tensors: the sender of a cell's tensors, with the memory that they
+//! are sent from and the slots and regions that they are sent to; and the caller, which sends one operation,
+//! or a stream of operations, several in flight at once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -71,8 +72,8 @@ struct BatchSender {
 }
 
 impl TensorSender {
-    /// Attaches to the slots called `name` that the peer has made for `operations`, and fills registered memory if the
-    /// mode copies nothing.
+    /// Attaches to the slots called `name` that the peer has made for `operations`, and fills registered
+    /// memory if the mode copies nothing.
     pub(crate) async fn new(
         mode: Mode,
         name: &str,
@@ -445,8 +446,8 @@ impl PlacementCaller {
         }
     }
 
-    /// Keeps `callers` operations in flight until `end`, like that number of callers in other modes. An error ends the
-    /// sending.
+    /// Keeps `callers` operations in flight until `end`, like that number of callers in other modes. An error
+    /// ends the sending.
     pub(crate) async fn keep_sending(
         self,
         operations: Operations,
@@ -501,8 +502,8 @@ struct OperationStream<N> {
     reduces: bool,
     /// The largest number of operations in flight.
     callers: usize,
-    /// Start times of the operations that wait to be sent: the start of the stream, or the end of the caller's last
-    /// operation.
+    /// Start times of the operations that wait to be sent: the start of the stream, or the end of the
+    /// caller's last operation.
     waiting: VecDeque<Instant>,
     /// Operations in flight, in the order in which they end: start time, bytes and messages.
     under_way: VecDeque<(Instant, u64, u64)>,
@@ -559,9 +560,9 @@ impl<N: FnMut() -> Operation> OperationStream<N> {
         }
     }
 
-    /// Sends like [`run`](Self::run), but without polling. With one operation at a time, the stream waits for the
-    /// release of each operation. With several, an operation that finds no free buffer waits for the release of the
-    /// oldest one.
+    /// Sends like [`run`](Self::run), but without polling. With one operation at a time, the stream waits for
+    /// the release of each operation. With several, an operation that finds no free buffer waits for the
+    /// release of the oldest one.
     async fn run_awaiting(
         &mut self,
         sender: &mut TensorSender,
@@ -585,8 +586,8 @@ impl<N: FnMut() -> Operation> OperationStream<N> {
         }
     }
 
-    /// Waits until an operation has ended (the oldest operation if the slot is full). Counts all operations that have
-    /// ended.
+    /// Waits until an operation has ended (the oldest operation if the slot is full). Counts all operations
+    /// that have ended.
     async fn wait(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
         let under_way = self.under_way.len();
         self.count_ended(sender)?;

@@ -1,7 +1,8 @@
-//! Control of the parts: the messages of a gRPC stream of orders and reports between the coordinator and each part.
+//! Control of the parts: the messages of a gRPC stream of orders and reports between the coordinator and each
+//! part.
 //!
-//! The stream is also the sign of life. A part ends its job when the stream of the coordinator ends, and the coordinator ends the run
-//! when the stream of a part ends.
+//! The stream is also the sign of life. A part ends its job when the stream of the coordinator ends, and the
+//! coordinator ends the run when the stream of a part ends.
 
 pub(crate) mod proto;
 
@@ -84,7 +85,8 @@ pub(crate) struct Trial {
 pub(crate) enum Report {
     /// The model is loaded, and the part listens for the other parts on this port.
     Loaded { port: u16 },
-    /// The part is connected with all other parts. Before the first step it got this number of addresses of static slots from them.
+    /// The part is connected with all other parts. Before the first step it got this number of addresses of
+    /// static slots from them.
     Connected { static_addresses: usize },
     /// The digests are there.
     Ready,
@@ -168,7 +170,8 @@ pub(crate) fn loader(symbols: &[String], seed: u64) -> Result<ModelBuilder, Fail
     Ok(Model::builder().weights(Weights::Seeded(seed)).dims(dims))
 }
 
-/// Returns the lengths of the symbolic dimensions in a set of inputs. Each symbol begins at another position of the list.
+/// Returns the lengths of the symbolic dimensions in a set of inputs. Each symbol begins at another position
+/// of the list.
 pub(crate) fn lengths(symbols: &[String], lengths: &[u64], set: u64) -> BTreeMap<String, u64> {
     let positions = symbols.iter().zip(set as usize..);
     positions

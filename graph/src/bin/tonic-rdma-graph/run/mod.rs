@@ -1,4 +1,5 @@
-//! The coordinator: it starts or reaches the parts, has them run trials in each mode, and compares everything with the unsplit model.
+//! The coordinator: it starts or reaches the parts, has them run trials in each mode, and compares everything
+//! with the unsplit model.
 
 mod parts;
 
@@ -123,7 +124,8 @@ async fn coordinate(
     Ok((results(options, plan, &reference, addresses, &described, modes), differences))
 }
 
-/// Gathers the results of a run. `static_addresses` is the number of addresses of static slots that were distributed.
+/// Gathers the results of a run. `static_addresses` is the number of addresses of static slots that were
+/// distributed.
 fn results(
     options: &RunOptions,
     plan: &Plan,
@@ -255,14 +257,17 @@ fn split(options: &RunOptions, parts: usize, model: &Model) -> Result<Partition,
 
 /// The least number of rounds that are measured, if there are as many steps.
 const ROUNDS: u64 = 3;
-/// The time that a trial of steps should take at most, in nanoseconds. The parts report after each trial, so a trial must end in time.
+/// The time that a trial of steps should take at most, in nanoseconds. The parts report after each trial, so
+/// a trial must end in time.
 const TRIAL: u64 = 5_000_000_000;
-/// The time that a trial of replays should take, in nanoseconds, so that the difference between the starts of two parts does not count.
+/// The time that a trial of replays should take, in nanoseconds, so that the difference between the starts of
+/// two parts does not count.
 const REPLAY: u64 = 250_000_000;
 /// The least and the largest number of steps of a trial of replays.
 const REPLAYS: (u64, u64) = (4, 20_000);
 
-/// The trials, and what they showed. All modes take turns, so that what else the machine does concerns all of them.
+/// The trials, and what they showed. All modes take turns, so that what else the machine does concerns all of
+/// them.
 #[derive(Debug)]
 pub(crate) struct Rounds<'a> {
     plan: &'a Plan,
@@ -324,7 +329,8 @@ impl<'a> Rounds<'a> {
 
     /// Has the parts carry out all trials.
     pub(crate) async fn run(&mut self, parts: &mut Parts) -> Result<(), Failure> {
-        // The mode that copies nothing is first, so that its first micro-batch is the one in which allocation sites are traced.
+        // The mode that copies nothing is first, so that its first micro-batch is the one in which allocation
+        // sites are traced.
         let mut order: Vec<usize> = (0..self.modes.len()).collect();
         order.sort_by_key(|mode| self.plan.modes[*mode] != TransferMode::RdmaZerocp);
         for mode in order {
@@ -336,7 +342,8 @@ impl<'a> Rounds<'a> {
             let steps = self.steps * (round + 1) / rounds - self.steps * round / rounds;
             for mode in 0..self.modes.len() {
                 if steps > 0 {
-                    // What is measured is not checked at the same time, because the check takes time of the step.
+                    // What is measured is not checked at the same time, because the check takes time of the
+                    // step.
                     self.trial(parts, mode, self.checked, false, true).await?;
                     let nanos = self.trial(parts, mode, steps * self.batches, false, false).await?;
                     self.modes[mode].steps.push(nanos as f64 / steps as f64);
@@ -370,7 +377,8 @@ impl<'a> Rounds<'a> {
         Ok(())
     }
 
-    /// Sends the tensors of the last micro-batch again, for this number of steps. Returns the time of a step, in nanoseconds.
+    /// Sends the tensors of the last micro-batch again, for this number of steps. Returns the time of a step,
+    /// in nanoseconds.
     async fn replay(&mut self, parts: &mut Parts, mode: usize, steps: u64) -> Result<f64, Failure> {
         let nanos = self.trial(parts, mode, steps * self.batches, true, false).await?;
         Ok(nanos as f64 / steps as f64)

@@ -1,4 +1,5 @@
-//! The parts of a run: their processes, the streams to them, and what becomes of the run when one of them ends.
+//! The parts of a run: their processes, the streams to them, and what becomes of the run when one of them
+//! ends.
 
 use std::time::{Duration, Instant};
 
@@ -19,11 +20,13 @@ use crate::part::LISTENING;
 const START: Duration = Duration::from_secs(30);
 /// The longest time for a process to end after its stream.
 const END: Duration = Duration::from_secs(1);
-/// How long the other parts may take to report after one has failed. The first to report is not always the one that failed first.
+/// How long the other parts may take to report after one has failed. The first to report is not always the
+/// one that failed first.
 const GRACE: Duration = Duration::from_secs(2);
 /// The number of orders that may wait for a part. The chunks of a model are orders too.
 const ORDERS: usize = 8;
-/// How often the peer is asked whether it lives, and how long it may take to answer. Parts that compute leave little time to others.
+/// How often the peer is asked whether it lives, and how long it may take to answer. Parts that compute leave
+/// little time to others.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const ALIVE: Duration = Duration::from_secs(30);
 /// The longest time for a connection to a part.
@@ -52,8 +55,9 @@ enum Event {
     Ended(String),
 }
 
-/// Starts a process for each part: this program again. Returns the addresses at which they listen. The kernel ends the processes with the
-/// thread that calls this, so this must be the thread that lives as long as this process.
+/// Starts a process for each part: this program again. Returns the addresses at which they listen. The kernel
+/// ends the processes with the thread that calls this, so this must be the thread that lives as long as this
+/// process.
 pub(crate) fn start(parts: usize) -> Result<(Vec<Child>, Vec<String>), Failure> {
     let parent = std::process::id().to_string();
     let start = |part| {
@@ -127,8 +131,8 @@ impl Parts {
         timeout(left, self.events.recv()).await.ok().flatten()
     }
 
-    /// Waits for a report of each part. `took` takes it, or gives another report back ([`only!`]). `what` ends the sentence
-    /// "part 0 has not …".
+    /// Waits for a report of each part. `took` takes it, or gives another report back ([`only!`]). `what`
+    /// ends the sentence "part 0 has not …".
     pub(crate) async fn gather<T>(
         &mut self,
         what: &str,
@@ -166,7 +170,8 @@ impl Parts {
         Failure::run(format!("part {names} has not {what} within {seconds} s; --timeout gives it more time"))
     }
 
-    /// Returns the failure of a run in which a part has failed. If the process of another part has ended, that is the reason.
+    /// Returns the failure of a run in which a part has failed. If the process of another part has ended,
+    /// that is the reason.
     async fn failed(&mut self, part: usize, reason: String, usage: bool) -> Failure {
         let end = Instant::now() + GRACE;
         let mut first = (part, reason, usage);
