@@ -103,7 +103,7 @@ impl Walker<'_> {
     fn item(&mut self, module: &str, item: &Item, front: &str, renamed: Option<&str>) {
         let (Some(name), attributes, visibility) = parts(item) else { return };
         let name = name.to_string();
-        if !is_public(visibility) || attributes.iter().any(|found| is_hidden(found) || is_test(found)) {
+        if !is_public(visibility) || attributes.iter().any(is_left_out) {
             return;
         }
         let path = &join(front, renamed.unwrap_or(&name));
@@ -172,10 +172,8 @@ impl Walker<'_> {
 
     fn impl_item(&mut self, item: &ImplItem, path: &str) {
         match item {
-            ImplItem::Fn(item) if is_public(&item.vis) => {
-                if !item.attrs.iter().any(|attribute| is_hidden(attribute) || is_test(attribute)) {
-                    self.function(&item.sig, &join(path, &item.sig.ident.to_string()), &item.attrs);
-                }
+            ImplItem::Fn(item) if is_public(&item.vis) && !item.attrs.iter().any(is_left_out) => {
+                self.function(&item.sig, &join(path, &item.sig.ident.to_string()), &item.attrs);
             }
             ImplItem::Const(item) if is_public(&item.vis) => {
                 self.add("const", &join(path, &item.ident.to_string()), &typed(&item.ty), &item.attrs);
@@ -183,6 +181,10 @@ impl Walker<'_> {
             _ => {}
         }
     }
+}
+
+fn is_left_out(attribute: &Attribute) -> bool {
+    is_hidden(attribute) || is_test(attribute)
 }
 
 fn typed(of: &impl ToTokens) -> String {
