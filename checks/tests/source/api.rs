@@ -23,9 +23,6 @@ pub(crate) const PUBLISHED: &[(&str, &str)] = &[
 /// The module for the other packages.
 const UNSTABLE: &str = "unstable";
 
-/// The variable with which the test writes the files instead of comparing them.
-const UPDATE: &str = "UPDATE_API";
-
 /// The public items of each library.
 pub(crate) static ITEMS: LazyLock<BTreeMap<&str, BTreeSet<PublicItem>>> = LazyLock::new(|| {
     let items = |&(name, folder): &(&'static str, &str)| (name, public_items(&Package::read(name, folder)));
@@ -43,7 +40,7 @@ fn the_public_api_equals_the_files_of_checks_api() {
         for (file, items) in [(file.clone(), stable), (format!("{UNSTABLE}/{file}"), unstable)] {
             let current: BTreeSet<&str> = items.iter().map(|item| item.line.as_str()).collect();
             let file = root().join("checks/api").join(file);
-            if env::var_os(UPDATE).is_some() && (file.exists() || !current.is_empty()) {
+            if env::var_os("UPDATE_API").is_some() && (file.exists() || !current.is_empty()) {
                 fs::create_dir_all(file.parent().unwrap()).unwrap();
                 fs::write(&file, current.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
             }
@@ -54,7 +51,7 @@ fn the_public_api_equals_the_files_of_checks_api() {
     assert!(
         differences.is_empty(),
         "the public API has changed (-: gone, +: new):\n{}\n\
-         if this is meant: {UPDATE}=1 cargo test -p tonic-rdma-checks --test source api",
+         if this is meant: UPDATE_API=1 cargo test -p tonic-rdma-checks --test source api",
         differences.join("\n")
     );
 }

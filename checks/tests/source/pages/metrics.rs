@@ -44,10 +44,8 @@ fn metrics_are_found_in_the_code() {
 /// Reads the page's tables, and checks that the units fit the names.
 fn on_the_page() -> Metrics {
     let mut metrics = Metrics::new();
-    for (header, cells) in pages::of_book("metrics.md").iter().flat_map(|page| page.rows()) {
-        if header != "metric" {
-            continue;
-        }
+    let rows = pages::of_book("metrics.md").into_iter().flat_map(|page| page.rows());
+    for (_, cells) in rows.filter(|(header, _)| header == "metric") {
         let [name, kind, unit, labels, meaning] = &cells[..] else {
             panic!("a row with other columns: {cells:?}")
         };
