@@ -75,6 +75,15 @@ impl RdmaDevice {
     /// Makes a device with the default settings that listens on `local_endpoint`. With port 0 the system
     /// chooses a free port.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
+    /// let device = tonic_rdma_tensor::RdmaDevice::bind("127.0.0.1:0").await?;
+    /// println!("peers reach it at {}", device.endpoint());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The errors of [`DeviceBuilder::bind`].
     ///
