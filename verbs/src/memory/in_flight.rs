@@ -441,12 +441,12 @@ pub struct RequestPart {
 
 impl RequestPart {
     /// Returns the number of bytes.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes.map_or(0, |range| range.length)
     }
 
     /// Returns whether this is the last part of the transfer.
-    pub fn is_last(&self) -> bool {
+    pub(crate) fn is_last(&self) -> bool {
         self.last
     }
 }
@@ -559,7 +559,7 @@ impl<T> Transfer<T> {
     }
 
     /// Makes the requests of `parts`, and passes them to `then`.
-    pub fn with_requests<R>(
+    pub(crate) fn with_requests<R>(
         &self,
         parts: &[(RequestPart, Option<LocalSegment>)],
         then: impl FnOnce(&[Operation<'_>]) -> R,
@@ -620,7 +620,7 @@ impl<T> Transfer<T> {
     }
 
     /// Records that the requests `first..=last` of this transfer are posted.
-    pub fn posted(&mut self, first: u64, last: u64) {
+    pub(crate) fn posted(&mut self, first: u64, last: u64) {
         self.first.get_or_insert(first);
         if self.ended {
             self.last = Some(last);
@@ -628,22 +628,22 @@ impl<T> Transfer<T> {
     }
 
     /// Returns the number of the last request, once it is posted.
-    pub fn last(&self) -> Option<u64> {
+    pub(crate) fn last(&self) -> Option<u64> {
         self.last
     }
 
     /// Returns whether a request of this transfer has a number of at most `number`.
-    pub fn began_before(&self, number: u64) -> bool {
+    pub(crate) fn began_before(&self, number: u64) -> bool {
         self.first.is_some_and(|first| first <= number)
     }
 
     /// Returns whether request `number` belongs to this transfer.
-    pub fn covers(&self, number: u64) -> bool {
+    pub(crate) fn covers(&self, number: u64) -> bool {
         self.began_before(number) && self.last.is_none_or(|last| number <= last)
     }
 
     /// Records a failure. The first reason is kept.
-    pub fn fail(&mut self, status: CompletionStatus) {
+    pub(crate) fn fail(&mut self, status: CompletionStatus) {
         if self.status == CompletionStatus::Success {
             self.status = status;
         }
@@ -693,7 +693,7 @@ pub enum CopyRanges {
 
 /// The progress of a transfer: a range, and an offset in that range.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cursor {
+pub(crate) struct Cursor {
     range: usize,
     offset: u64,
 }
@@ -709,7 +709,7 @@ impl CopyRanges {
 
     /// Returns the next range of at most `most` bytes, or `None` at the end. Ranges that are adjacent in both
     /// memories are joined.
-    pub fn next(&self, cursor: &mut Cursor, most: u64) -> Option<CopyRange> {
+    pub(crate) fn next(&self, cursor: &mut Cursor, most: u64) -> Option<CopyRange> {
         let mut found: Option<CopyRange> = None;
         while let Some(range) = self.get(cursor.range) {
             let left = range.length - cursor.offset;
@@ -750,7 +750,7 @@ impl CopyRanges {
     }
 
     /// Returns whether `cursor` is at the end.
-    pub fn is_over(&self, cursor: &Cursor) -> bool {
+    pub(crate) fn is_over(&self, cursor: &Cursor) -> bool {
         let mut rest = *cursor;
         self.next(&mut rest, 1).is_none()
     }

@@ -58,8 +58,8 @@ pub(crate) mod machinery {
     pub use super::extents::{Landed, Landing};
     pub use super::gather::{GatherBuf, LargePart};
     pub use super::in_flight::{
-        CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Notice, Transfer, TransferKind,
-        TransferLimits,
+        CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Notice, RequestPart, Transfer,
+        TransferKind, TransferLimits,
     };
     pub use super::pool::find_sendable;
     pub use super::region::{Grant, LentRegion, RegionLoan, RemoteRange};

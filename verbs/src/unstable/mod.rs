@@ -25,10 +25,10 @@ pub mod units {
 /// run it.
 pub mod shared_memory {
     pub use crate::soft::shared::attention::{Answered, Arming, Attention, Debt, Guarded};
-    pub use crate::soft::shared::bias::{Bias, Seats};
+    pub use crate::soft::shared::bias::{Bias, Seat, Seats};
     pub use crate::soft::shared::end::{EndState, Failure, unless_revoked};
     pub use crate::soft::shared::platform::{Orders, Platform, Shipping, Word};
-    pub use crate::soft::shared::ring::{Flags, Header, Kind, Reader, Record, Violation, Writer};
+    pub use crate::soft::shared::ring::{Flags, Header, Kind, Reader, Record, RingSlot, Violation, Writer};
     pub use crate::soft::shared::table::{ENTRY, Entry, holds, remove};
 }
 
