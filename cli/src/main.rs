@@ -21,7 +21,8 @@ use tonic_rdma_commands::Failure;
 /// messages than the transport has. It is mimalloc unless the environment asks for the system's allocator, as
 /// `compare --allocator` does.
 #[global_allocator]
-static ALLOCATOR: tonic_rdma_verbs::unstable::allocator::Chosen = tonic_rdma_verbs::unstable::allocator::Chosen;
+static ALLOCATOR: tonic_rdma_verbs::unstable::allocator::Chosen =
+    tonic_rdma_verbs::unstable::allocator::Chosen;
 
 fn main() -> ExitCode {
     let outcome =

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use super::config::{Config, Provider};
 use crate::error::{RdmaError, RdmaErrorKind};
-use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Budget;
+use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::{Context, soft};
 
 impl Provider {

@@ -260,7 +260,6 @@ pub use slots::sender::{SentCounts, SentTensors};
 pub use slots::static_slot::{Arrived, StaticReceiver, StaticSender};
 pub use types::{Dtype, Element, Metadata, MetadataLayout, Shape, Strides, Tensor, TensorMut, TensorSpec};
 
-pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 /// A region of a peer that this process has mapped for reading, from [`Channel::view`].
 ///
 /// A peer that stores the bytes of a message, and then a word with release semantics
@@ -269,4 +268,5 @@ pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 /// against the peer's `RDMA_PINNED_LIMIT` until the last view of it is dropped.
 #[doc(inline)]
 pub use tonic_rdma_verbs::RemoteView as RegionView;
+pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 pub use tonic_rdma_verbs::{VerbsError, VerbsErrorKind};

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use crate::error::{TensorError, TensorErrorKind};
 use crate::types::Tensor;
 use crate::wire::tensor_metadata::WireMetadata;
-use tonic_rdma_verbs::unstable::{LocalMemory, lock};
 use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion};
+use tonic_rdma_verbs::unstable::{LocalMemory, lock};
 
 /// IdleRegions regions for tensors that arrive, by length. They are used again while they are in the cache,
 /// because fresh pages cost more than the bytes that are written to them.

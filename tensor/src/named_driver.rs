@@ -27,10 +27,10 @@ use crate::named::{
 use crate::types::{Metadata, Tensor};
 use crate::wire::tensor_frame::{Frame, RequestId, Sink};
 use crate::wire::tensor_metadata::WireMetadata;
+use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Transfer, TransferKind, lock, wake_all,
 };
-use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::{Access, RemoteSegment, Rkey};
 
 /// The named tensors of a link: the peer's requests to this device, and this device's requests to the peer.

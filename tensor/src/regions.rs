@@ -20,8 +20,8 @@ use crate::link::port::Port;
 use crate::link::wait::Wait;
 use crate::link::words::{Arrivals, Notification, PairOwner, WordPair};
 use crate::link::{Link, LinkId};
-use tonic_rdma_verbs::unstable::{Grant, LentRegion, RegionLoan, RemoteRange, lock};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
+use tonic_rdma_verbs::unstable::{Grant, LentRegion, RegionLoan, RemoteRange, lock};
 use tonic_rdma_verbs::{Access, RemoteSegment};
 
 /// A region on offer to peers. Dropping it withdraws the offer, and revokes the rights of all peers.

@@ -89,7 +89,7 @@ pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, G
             }
         }
     }
-    let core = Arc::new(Core { state, channels, device, threads });
+    let core = Arc::new(Core { state, _channels: channels, device, threads });
     Ok(Session { core, modes, ends: Mutex::new(ends), addresses, copies })
 }
 

@@ -121,7 +121,7 @@ enum ModeEndpoints {
 struct Core {
     state: Arc<SessionState>,
     /// Links to the other parts, for as long as the session lives.
-    channels: Vec<Channel>,
+    _channels: Vec<Channel>,
     device: RdmaDevice,
     /// Dropped last.
     threads: Threads,

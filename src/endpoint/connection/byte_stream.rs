@@ -12,8 +12,8 @@ use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::{self, Link};
 use crate::protocol::{AbortCode, Blocked, Chunk, Finished, MAX_CHUNKS, Part};
-use tonic_rdma_verbs::memory::{Block, Quota};
 use tonic_rdma_verbs::VerbsErrorKind;
+use tonic_rdma_verbs::memory::{Block, Quota};
 
 impl ConnectionState {
     /// Posts READs for the chunks that the peer offered, as far as there is memory for them.

@@ -14,11 +14,12 @@ use self::receive::Receives;
 use crate::endpoint::error::ConnectionFault;
 use crate::protocol::{ReadRequest, SlotIndex};
 use crate::wire::Header;
-use tonic_rdma_verbs::unstable::{Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
+use tonic_rdma_verbs::unstable::{Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::{
-    DeviceAttributes, LocalSegment, Operation, Payload, QueuePair, QueuePairCapacity,
-    RemoteSegment, Rkey, SendRequest, VerbsError};
+    DeviceAttributes, LocalSegment, Operation, Payload, QueuePair, QueuePairCapacity, RemoteSegment, Rkey,
+    SendRequest, VerbsError,
+};
 
 /// A connected queue pair with receive buffers and memory to send from.
 #[derive(Debug)]

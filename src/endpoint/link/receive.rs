@@ -12,12 +12,12 @@ use crate::endpoint::config::Config;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::provider::budget;
 use crate::protocol;
-use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::{
-    Access, CompletionOpcode, CompletionStatus, Context, LocalSegment, Operation, PathSettings,
-    Payload, PostError, ProtectionDomain, QueuePair, QueuePairCapacity, QueuePairNumber, ReceiveRequest,
-    SendRequest, SharedReceiveQueue, VerbsError, WorkCompletion,
+    Access, CompletionOpcode, CompletionStatus, Context, LocalSegment, Operation, PathSettings, Payload,
+    PostError, ProtectionDomain, QueuePair, QueuePairCapacity, QueuePairNumber, ReceiveRequest, SendRequest,
+    SharedReceiveQueue, VerbsError, WorkCompletion,
 };
 
 /// The receive buffers of one connection.

@@ -19,8 +19,8 @@ use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
 use crate::protocol::{self, Blocked, Part};
-use tonic_rdma_verbs::unstable::{Landed, Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::unstable::{Landed, Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment, VerbsError, VerbsErrorKind};
 
 /// The owner of a message connection's messages. The connection calls all functions but the last under its

@@ -21,8 +21,8 @@ use crate::endpoint::tuner::Chooser;
 use crate::protocol;
 use crate::wire::Header;
 use crate::wire::hello::{Confirm, DeviceOffer, Message};
-use tonic_rdma_verbs::unstable::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::unstable::SlabRegistrations;
 use tonic_rdma_verbs::{Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress};
 
 /// A queue pair with receive memory, not connected yet.

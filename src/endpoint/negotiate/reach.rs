@@ -76,8 +76,7 @@ async fn ask(queue_pair: &SoftQueuePair) -> Result<DeviceOwner, VerbsError> {
     };
     let patience = SoftQueuePair::TIMEOUT;
     timeout(patience, answered).await.unwrap_or_else(|_| {
-        let reason =
-            format!("peer device unreachable: the peer's device did not answer within {patience:?}");
+        let reason = format!("peer device unreachable: the peer's device did not answer within {patience:?}");
         Err(VerbsError::new(VerbsErrorKind::Unreachable, reason))
     })
 }

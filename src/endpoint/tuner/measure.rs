@@ -18,8 +18,8 @@ use crate::endpoint::link::{Link, WorkId, WorkKind};
 use crate::error::{RdmaError, RdmaErrorKind};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::wire::{Chunk, Header, MAX_CHUNKS};
-use tonic_rdma_verbs::unstable::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::unstable::SlabRegistrations;
 use tonic_rdma_verbs::{Access, CompletionQueue, CompletionStatus, Context, QueuePair, WorkCompletion};
 
 /// Sizes that are measured, in bytes: powers of two from the first to the last. Shorter writes are gathered.

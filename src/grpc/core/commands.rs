@@ -53,7 +53,9 @@ impl<K> Core<K> {
             self.after.headers.push(SentHeaders::Fields(headers));
             return;
         }
-        self.after.headers.extend(sending.headers.replace(OutHeaders::Response(headers)).map(SentHeaders::from));
+        self.after
+            .headers
+            .extend(sending.headers.replace(OutHeaders::Response(headers)).map(SentHeaders::from));
         self.streams.schedule(key);
     }
 

@@ -39,8 +39,8 @@ use crate::grpc::fault::CallFault;
 use crate::grpc::landing_budget::LandingBudget;
 use crate::protocol::AbortCode;
 use tonic_rdma_verbs::RemoteSegment;
-use tonic_rdma_verbs::unstable::{lock, wake_all};
 use tonic_rdma_verbs::memory::{Block, Lease};
+use tonic_rdma_verbs::unstable::{lock, wake_all};
 
 pub(crate) use self::stream::Stream;
 pub(crate) use crate::grpc::core::{OpenError, Part};

@@ -21,8 +21,8 @@ use super::{Accept, Part, RequestHeaders, ResetCode, Session, Stream};
 use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, Provider};
 use crate::grpc::CallConfig;
 use crate::grpc::fault::CallFault;
-use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Pool;
+use tonic_rdma_verbs::unstable::lock;
 
 /// A hang is a failure after this time.
 const LONG: Duration = Duration::from_secs(60);

@@ -11,8 +11,8 @@ use crate::error::{TensorError, TransferError};
 use crate::link::Link;
 use crate::link::port::{Outcome, OutcomeCell, Token};
 use crate::regions::RemoteRegion;
-use tonic_rdma_verbs::unstable::{self, CopyRanges, LocalMemory, Transfer, TransferKind, lock};
 use tonic_rdma_verbs::memory::MemRegion;
+use tonic_rdma_verbs::unstable::{self, CopyRanges, LocalMemory, Transfer, TransferKind, lock};
 
 /// One block of [`RegionWrite::blocks_from`] or [`RegionRead::blocks_into`]. All numbers are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

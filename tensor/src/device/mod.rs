@@ -32,8 +32,8 @@ use crate::slots::static_slot::StaticReceiver;
 use crate::types::TensorSpec;
 use tonic_rdma::unstable::ClientSlots;
 use tonic_rdma::{Config, RdmaIncoming};
-use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::{Budget, MemRegion, SharedRegion};
+use tonic_rdma_verbs::unstable::lock;
 
 /// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that
 /// want to reach its memory, and opens channels to peers. All clones refer to one device. The links of the

@@ -20,8 +20,8 @@ use crate::memory::Landing;
 use crate::named_driver::{NamedProvider, NamedRequester, NamedTensors};
 use tonic_rdma::Provider;
 use tonic_rdma::unstable::{ClientSlots, Reactor};
-use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Budget;
+use tonic_rdma_verbs::unstable::lock;
 
 /// The shared state of a device.
 pub(crate) struct DeviceState {

@@ -33,11 +33,11 @@ use crate::named_driver::NamedTensors;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::Provider;
 use tonic_rdma::unstable::{Observation, Pace, Queue, Reactor, may_spin, open_device};
+use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, SharedRegion};
 use tonic_rdma_verbs::unstable::{
     Grant, InFlight, LocalRegistrations, Notice, RegionLoan, RemoteRange, Transfer, TransferKind,
     TransferLimits, lock,
 };
-use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, SharedRegion};
 use tonic_rdma_verbs::{
     Access, Context, LocalQueuePair, ProtectionDomain, QueuePairAddress, QueuePairCapacity, RemoteSegment,
 };

@@ -12,13 +12,13 @@ use crate::link::Link;
 use crate::link::words::WordPair;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
 use tonic_rdma::unstable::{Deferred, Participant, WorkId, WorkKind};
+use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind, lock, wake_all,
 };
-use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{
-    CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePair, QueuePairNumber, ReceiveRequest,
-    RemoteSegment, Rkey, WorkCompletion,
+    CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePair, QueuePairNumber,
+    ReceiveRequest, RemoteSegment, Rkey, WorkCompletion,
 };
 
 /// One queue pair of a link, with its transfers in flight and its frames.

@@ -15,8 +15,8 @@ use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::words::{Notification, WordPair};
 use tonic_rdma::unstable::{Queue, UnannouncedArrival, Watched};
-use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::SharedRegion;
+use tonic_rdma_verbs::unstable::lock;
 
 /// A future that is ready once a word has its value, or once the link has ended.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::error::TensorError;
-use tonic_rdma_verbs::unstable::{Grant, RemoteRange};
 use tonic_rdma_verbs::memory::SharedRegion;
+use tonic_rdma_verbs::unstable::{Grant, RemoteRange};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
 /// The page of this side.

@@ -15,8 +15,8 @@ use crate::link::words::{Notification, WordPair};
 use crate::slots::slot::Layout;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
-use tonic_rdma_verbs::unstable::{CopyRange, CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::Lease;
+use tonic_rdma_verbs::unstable::{CopyRange, CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 
 /// The sending side of a slot.
 #[derive(Debug)]

@@ -20,8 +20,8 @@ use crate::types::{Metadata, TensorSpec};
 use crate::wire::tensor_frame::Frame;
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
-use tonic_rdma_verbs::unstable::{Grant, RemoteRange, lock};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
+use tonic_rdma_verbs::unstable::{Grant, RemoteRange, lock};
 
 /// The largest number of buffers of a slot.
 const MAX_DEPTH: u32 = 1024;

@@ -9,8 +9,8 @@ use crate::link::port::Token;
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::Receiver;
 use crate::types::{Tensor, TensorSpec};
-use tonic_rdma_verbs::unstable::LocalMemory;
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
+use tonic_rdma_verbs::unstable::LocalMemory;
 
 /// The sending side of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender).
 /// The whole tensor is in the receiver's buffer when the receiver sees it. The receiver's processor copies

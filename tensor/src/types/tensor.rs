@@ -9,8 +9,8 @@ use bytes::Bytes;
 
 use super::{Dtype, Element, Metadata, Shape, Strides, TensorMut, TensorSpec, ValueError};
 use crate::error::TensorError;
-use tonic_rdma_verbs::unstable::{find_sendable, find_traced};
 use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
+use tonic_rdma_verbs::unstable::{find_sendable, find_traced};
 
 /// A tensor whose content never changes. Clones, slices and permutations share its memory, which is freed
 /// with the last of them.

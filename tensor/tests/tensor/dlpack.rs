@@ -8,8 +8,8 @@ use bytes::Bytes;
 use tonic_rdma::memory::dlpack::{
     DlDataType, DlDevice, DlManagedTensor, DlTensor, Exported, Imported, Layout,
 };
-use tonic_rdma_tensor::{VerbsError, VerbsErrorKind};
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorErrorKind, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{VerbsError, VerbsErrorKind};
 
 const F32: DlDataType = DlDataType { code: 2, bits: 32, lanes: 1 };
 

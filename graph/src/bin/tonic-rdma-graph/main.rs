@@ -12,8 +12,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use tonic_rdma_commands::{explain, log};
-use tonic_rdma_verbs::unstable::allocator::Chosen;
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
+use tonic_rdma_verbs::unstable::allocator::Chosen;
 
 use options::{Options, Subcommands};
 
