@@ -36,12 +36,8 @@ mod tests;
 mod transmit;
 mod wire;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::task::Waker;
-
-use bytes::Bytes;
-use foldhash::fast::RandomState;
 
 use self::account::ReceiveAccount;
 use self::control::Control;
@@ -50,24 +46,14 @@ use self::output::Output;
 use self::received_offers::ReceivedOffers;
 use self::stream::InPart;
 use self::streams::Streams;
-use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{Limits, OfferSegment, RequestHeaders};
+use crate::grpc::frame::{Limits, RequestHeaders};
 use crate::grpc::landing_budget::LandingBudget;
 
 pub(crate) use self::commands::OpenError;
 pub(crate) use self::stream::Part;
-pub(super) use self::stream::{Parts, StreamKey};
+pub(super) use self::stream::{AfterUnlock, LandedBytes, Parts, StreamKey};
 pub(super) use self::wire::{ReadRefused, Wire};
-
-/// Landed bytes that were taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LandedBytes {
-    /// Of messages in one segment.
-    pub(super) in_place: u64,
-    /// Of others, which tonic copies.
-    pub(super) copied: u64,
-}
 
 /// The side of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,29 +61,6 @@ pub(super) enum Role {
     Client,
     Server,
 }
-
-/// What has to be done without a lock, because it may run code of the application.
-#[derive(Debug, Default)]
-pub(super) struct AfterUnlock {
-    /// Tasks to wake.
-    pub(super) wakers: Vec<Waker>,
-    /// Memory of the application to drop: it was sent, or is not sent any more.
-    pub(super) memory: Vec<Bytes>,
-    /// Headers and trailers to drop: they were sent, or are not sent any more.
-    pub(super) headers: Vec<SentHeaders>,
-}
-
-impl AfterUnlock {
-    fn discard_segments(&mut self, segments: Vec<OfferSegment>) {
-        self.memory.extend(segments.into_iter().filter_map(|segment| match segment {
-            OfferSegment::Inline(bytes) => Some(bytes),
-            OfferSegment::Remote { .. } => None,
-        }));
-    }
-}
-
-/// A map with numbers as keys. A peer chooses some of them, so the hash function has a secret.
-type NumberMap<K, V> = HashMap<K, V, RandomState>;
 
 /// The reason why a connection accepts no more calls, once a call has its last number.
 const USED_UP: &str = "the numbers of its streams are used up";

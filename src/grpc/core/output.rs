@@ -2,9 +2,8 @@
 
 use bytes::Bytes;
 
-use super::AfterUnlock;
 use super::sent_offers::{Preparing, SentOffer, SentOffers};
-use super::stream::{OVERHEAD, OutPart, Stream};
+use super::stream::{AfterUnlock, OVERHEAD, OutPart, Stream};
 use super::wire::{Message, Wire};
 use crate::grpc::frame::{ContentOffer, END, FrameHeader, Kind, MESSAGE, OfferSegment};
 

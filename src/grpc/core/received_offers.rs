@@ -9,9 +9,9 @@ use bytes::Bytes;
 use slab::Slab;
 
 use super::control::Control;
-use super::stream::{InPart, OVERHEAD, Part, Queue, Receiving, StreamKey};
+use super::stream::{InPart, LandedBytes, NumberMap, OVERHEAD, Part, Queue, Receiving, StreamKey};
 use super::wire::{ReadRefused, Wire};
-use super::{Core, LandedBytes, NumberMap, Role};
+use super::{Core, Role};
 use crate::endpoint::Piece;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{CallViolation, ContentOffer, OfferSegment, ResetCode};

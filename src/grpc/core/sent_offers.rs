@@ -1,7 +1,6 @@
 //! Content that was offered to the peer by reference, until the peer gives it back.
 
-use super::NumberMap;
-use super::stream::Stream;
+use super::stream::{NumberMap, Stream};
 use crate::grpc::frame::OfferSegment;
 use tonic_rdma_verbs::RemoteSegment;
 

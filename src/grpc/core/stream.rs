@@ -1,16 +1,16 @@
 //! The state of one stream.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
+use foldhash::fast::RandomState;
 use http::HeaderMap;
 
-use super::AfterUnlock;
 use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::RequestHeaders;
+use crate::grpc::frame::{OfferSegment, RequestHeaders};
 use crate::grpc::landing_budget::CallShare;
 
 /// The place of a stream in the state machine. It is used again after the stream's handle is gone and the call has ended.
@@ -21,6 +21,38 @@ impl StreamKey {
     pub(super) fn index(self) -> usize {
         self.0 as usize
     }
+}
+
+/// A map with numbers as keys. A peer chooses some of them, so the hash function has a secret.
+pub(super) type NumberMap<K, V> = HashMap<K, V, RandomState>;
+
+/// What has to be done without a lock, because it may run code of the application.
+#[derive(Debug, Default)]
+pub(in crate::grpc) struct AfterUnlock {
+    /// Tasks to wake.
+    pub(in crate::grpc) wakers: Vec<Waker>,
+    /// Memory of the application to drop: it was sent, or is not sent any more.
+    pub(in crate::grpc) memory: Vec<Bytes>,
+    /// Headers and trailers to drop: they were sent, or are not sent any more.
+    pub(in crate::grpc) headers: Vec<SentHeaders>,
+}
+
+impl AfterUnlock {
+    pub(super) fn discard_segments(&mut self, segments: Vec<OfferSegment>) {
+        self.memory.extend(segments.into_iter().filter_map(|segment| match segment {
+            OfferSegment::Inline(bytes) => Some(bytes),
+            OfferSegment::Remote { .. } => None,
+        }));
+    }
+}
+
+/// Landed bytes that were taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::grpc) struct LandedBytes {
+    /// Of messages in one segment.
+    pub(in crate::grpc) in_place: u64,
+    /// Of others, which tonic copies.
+    pub(in crate::grpc) copied: u64,
 }
 
 /// A part of the body that arrived.

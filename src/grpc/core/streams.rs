@@ -6,8 +6,7 @@ use std::task::Waker;
 
 use slab::Slab;
 
-use super::NumberMap;
-use super::stream::{Queue, Stream, StreamKey};
+use super::stream::{NumberMap, Queue, Stream, StreamKey};
 use crate::grpc::frame::{CallViolation, Kind};
 
 /// All streams. The number of an open call leads to its stream, a stream knows which queues have it, and its slot is free once its call has
