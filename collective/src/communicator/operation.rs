@@ -45,6 +45,8 @@ enum Phase {
 
 /// An operation failed. Owned elements come back, with any content. The error of an operation on slices is
 /// `Failed<()>`.
+///
+/// It is an error of its own beside [`CollectiveError`], because it gives the elements back.
 pub struct Failed<X> {
     error: CollectiveError,
     operand: Option<X>,
