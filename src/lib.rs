@@ -1,9 +1,10 @@
 //! gRPC over RDMA, for tonic.
 //!
-//! A tonic service changes two lines: the line that listens and the line that connects. Its calls then go over RDMA where
-//! both sides have it, and over TCP where one side does not, on the same port. Stock gRPC clients and servers work with it
-//! unchanged. The software device is always there: it carries calls between processes of one host without a network card. The
-//! feature `ibverbs` adds InfiniBand, RoCE and iWARP devices.
+//! A tonic service changes two lines: the line that listens and the line that connects. Its calls then go
+//! over RDMA where both sides have it, and over TCP where one side does not, on the same port. Stock gRPC
+//! clients and servers work with it unchanged. The software device is always there: it carries calls between
+//! processes of one host without a network card. The feature `ibverbs` adds InfiniBand, RoCE and iWARP
+//! devices.
 //!
 //! | what | by | changes |
 //! |---|---|---|
@@ -13,9 +14,11 @@
 //! | one channel over several servers | [`BalancedChannel`], [`RdmaChannel::balance`] | the line that connects |
 //! | tensors, collectives, graphs, Arrow Flight | [other packages](#packages) | |
 //!
-//! This page is a tour: [the packages](#packages), [the two changed lines](#two-lines), [native calls](#native-calls), [cargo
-//! features](#cargo-features), [what works as with plain tonic and what differs](#compatibility-with-tonic), [the ways to move
-//! data](#which-path-for-which-job), [settings](#where-settings-come-from), [errors](#errors) and [observability](#observability).
+//! This page is a tour: [the packages](#packages), [the two changed lines](#two-lines),
+//! [native calls](#native-calls), [cargo features](#cargo-features),
+//! [what works as with plain tonic and what differs](#compatibility-with-tonic),
+//! [the ways to move data](#which-path-for-which-job), [settings](#where-settings-come-from),
+//! [errors](#errors) and [observability](#observability).
 //!
 //! # Packages
 //!
@@ -29,8 +32,9 @@
 //! | `tonic-rdma-verbs` | RDMA devices and registered memory, without tonic. It has all of the unsafe code |
 //!
 //! They are not on crates.io yet. Each has the same line in `Cargo.toml`, with its own name:
-//! `tonic-rdma = { git = "https://github.com/tonic-rdma/tonic-rdma" }`. With `rev = "..."`, which names a commit, all your programs have the
-//! same revision. `cargo doc --open` shows the pages of the packages that you use.
+//! `tonic-rdma = { git = "https://github.com/tonic-rdma/tonic-rdma" }`. With `rev = "..."`, which names a
+//! commit, all your programs have the same revision. `cargo doc --open` shows the pages of the packages that
+//! you use.
 //!
 //! # Two lines
 //!
@@ -77,13 +81,14 @@
 //! # }
 //! ```
 //!
-//! For the lowest latency build the runtime with [`runtime::idle_polling`]. Any other tokio runtime works too.
+//! For the lowest latency build the runtime with [`runtime::idle_polling`]. Any other tokio runtime works
+//! too.
 //!
 //! # Native calls
 //!
-//! Where both sides are yours and there is no TLS, take these two lines instead. Calls between [`RdmaServer`] and [`RdmaChannel`] go without
-//! HTTP/2, which takes most of the time of a small call. All other peers get HTTP/2 on the same port, over RDMA or TCP. [`CallConfig`] has the
-//! limits.
+//! Where both sides are yours and there is no TLS, take these two lines instead. Calls between [`RdmaServer`]
+//! and [`RdmaChannel`] go without HTTP/2, which takes most of the time of a small call. All other peers get
+//! HTTP/2 on the same port, over RDMA or TCP. [`CallConfig`] has the limits.
 //!
 //! ```
 //! use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
@@ -120,22 +125,24 @@
 //!
 //! # Compatibility with tonic
 //!
-//! The crate builds on tonic 0.14.9 and tokio 1.54, or later versions that Cargo takes for compatible, and on Linux on a 64-bit
-//! machine. A connection is a byte stream below HTTP/2, so everything above it is tonic's own code:
+//! The crate builds on tonic 0.14.9 and tokio 1.54, or later versions that Cargo takes for compatible, and on
+//! Linux on a 64-bit machine. A connection is a byte stream below HTTP/2, so everything above it is tonic's
+//! own code:
 //!
-//! - **Unchanged:** generated code, all four kinds of calls, metadata, deadlines, cancellation, interceptors, tower
-//!   layers, compression, message size limits, keepalive, lazy channels, graceful shutdown, health, reflection, gRPC-Web
-//!   and TLS (`tls_config` on `Endpoint` and on `Server`).
+//! - **Unchanged:** generated code, all four kinds of calls, metadata, deadlines, cancellation, interceptors,
+//!   tower layers, compression, message size limits, keepalive, lazy channels, graceful shutdown, health,
+//!   reflection, gRPC-Web and TLS (`tls_config` on `Endpoint` and on `Server`).
 //! - **`request.remote_addr()` and `local_addr()`** return `None` unless the server has the layer
 //!   [`RemoteAddresses`], because tonic fills them in for its own listeners alone. The same addresses are in
 //!   [`RdmaConnectInfo`], which [`RdmaRequestExt::connection`] finds in each request.
-//! - **`request.peer_certs()`** returns `None`, for the same reason. `RdmaRequestExt::peer_certificates` returns the
-//!   certificates (features `tls-ring` and `tls-aws-lc`).
+//! - **`request.peer_certs()`** returns `None`, for the same reason. `RdmaRequestExt::peer_certificates`
+//!   returns the certificates (features `tls-ring` and `tls-aws-lc`).
 //! - **`Channel::balance_list` and `balance_channel`** take no connector. [`BalancedChannel::from_list`] and
-//!   [`BalancedChannel::from_changes`] do, and generated clients take this channel as they take tonic's `Channel`.
-//! - **Fallback:** a connection to a stock server, or from a stock client, is TCP. [`RdmaConnectInfo::verdict`] and
-//!   [`RdmaConnectInfo::reason`] say what carries a connection and why. [`Policy::Require`] makes a connection without
-//!   RDMA an error.
+//!   [`BalancedChannel::from_changes`] do, and generated clients take this channel as they take tonic's
+//!   `Channel`.
+//! - **Fallback:** a connection to a stock server, or from a stock client, is TCP.
+//!   [`RdmaConnectInfo::verdict`] and [`RdmaConnectInfo::reason`] say what carries a connection and why.
+//!   [`Policy::Require`] makes a connection without RDMA an error.
 //!
 //! # Which path for which job
 //!
@@ -153,8 +160,9 @@
 //!
 //! ## Large fields by reference
 //!
-//! tonic copies a message when it encodes it. [`gather`] leaves out that copy for large `bytes` fields. The generated code
-//! names [`gather::GatherCodec`] (an option of `tonic-prost-build`), and the channel or the server gets one wrapper:
+//! tonic copies a message when it encodes it. [`gather`] leaves out that copy for large `bytes` fields. The
+//! generated code names [`gather::GatherCodec`] (an option of `tonic-prost-build`), and the channel or the
+//! server gets one wrapper:
 //!
 //! ```
 //! # use tonic::transport::{Channel, Server};
@@ -169,8 +177,8 @@
 //!
 //! ## Sending from where the application wrote
 //!
-//! A network card sends without a copy from registered memory alone. Buffers of [`memory::Pool::for_sending`] lie in such
-//! memory. Together with [`gather`] no copy of the payload is made on the sending side:
+//! A network card sends without a copy from registered memory alone. Buffers of [`memory::Pool::for_sending`]
+//! lie in such memory. Together with [`gather`] no copy of the payload is made on the sending side:
 //!
 //! ```
 //! use tonic_rdma::memory::Pool;
@@ -185,9 +193,9 @@
 //!
 //! ## Allocation sites
 //!
-//! A program that repeats itself, such as a training loop, shows in one iteration which of its buffers it sends. A
-//! [`SiteAllocator`](memory::sites::SiteAllocator) notes that and places these buffers in registered memory from the next
-//! iteration on:
+//! A program that repeats itself, such as a training loop, shows in one iteration which of its buffers it
+//! sends. A [`SiteAllocator`](memory::sites::SiteAllocator) notes that and places these buffers in registered
+//! memory from the next iteration on:
 //!
 //! ```
 //! use tonic_rdma::memory::Pool;
@@ -206,16 +214,17 @@
 //!
 //! ## Tensors
 //!
-//! The package `tonic-rdma-tensor` has tensor devices. A tensor device owns memory that peers
-//! read and write by one-sided operations; devices find one another's memory by gRPC, over this package's transport. The front page of
-//! that package says when to use which of its four ways, with an example of each.
+//! The package `tonic-rdma-tensor` has tensor devices. A tensor device owns memory that peers read and write
+//! by one-sided operations; devices find one another's memory by gRPC, over this package's transport. The
+//! front page of that package says when to use which of its four ways, with an example of each.
 //!
 //! # Where settings come from
 //!
-//! [`Config`] has the settings of connectors, listeners and tensor devices. [`Config::default`] suits most programs.
-//! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
-//! them. [`RdmaConnector::new`], [`RdmaIncoming::bind`], [`RdmaChannel`] and [`RdmaServer`] use [`Config::from_env`] unless they get
-//! a configuration, which they take as it is. A value that can't be used is an [`RdmaError`] that names the variable.
+//! [`Config`] has the settings of connectors, listeners and tensor devices. [`Config::default`] suits most
+//! programs. [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its
+//! documentation has a table of them. [`RdmaConnector::new`], [`RdmaIncoming::bind`], [`RdmaChannel`] and
+//! [`RdmaServer`] use [`Config::from_env`] unless they get a configuration, which they take as it is. A value
+//! that can't be used is an [`RdmaError`] that names the variable.
 //!
 //! ```
 //! use tonic_rdma::{Config, Policy, RdmaConnector};
@@ -228,8 +237,8 @@
 //!
 //! # Errors
 //!
-//! There is one error, [`RdmaError`]. Its [`kind`](RdmaError::kind) is what a program decides by, its [`reason`](RdmaError::reason) says
-//! what happened, to which peer, device or setting, and what to do.
+//! There is one error, [`RdmaError`]. Its [`kind`](RdmaError::kind) is what a program decides by, its
+//! [`reason`](RdmaError::reason) says what happened, to which peer, device or setting, and what to do.
 //!
 //! | operation | where the [`RdmaError`] is |
 //! |---|---|
@@ -240,23 +249,25 @@
 //! | a call through a [`BalancedChannel`] | returned by the channel; clients turn it into a status |
 //! | allocating registered memory | [`VerbsError`], returned |
 //!
-//! [`memory::Pool`] has the error of `tonic-rdma-verbs`, because that package has the memory. A device that is missing, or too little
-//! memory that may be locked, is no error under [`Policy::Prefer`]: the connection is TCP then, and [`RdmaConnectInfo::reason`] says why.
+//! [`memory::Pool`] has the error of `tonic-rdma-verbs`, because that package has the memory. A device that
+//! is missing, or too little memory that may be locked, is no error under [`Policy::Prefer`]: the connection
+//! is TCP then, and [`RdmaConnectInfo::reason`] says why.
 //!
 //! # Names
 //!
 //! The prefix `Rdma` marks exactly the types that take the part of a tonic type of the same name, such as
-//! [`RdmaChannel`] and [`RdmaServer`], with their builders, futures and error, so that both can be imported side
-//! by side. Nothing else has it.
+//! [`RdmaChannel`] and [`RdmaServer`], with their builders, futures and error, so that both can be imported
+//! side by side. Nothing else has it.
 //!
 //! # Observability
 //!
-//! - [`RdmaConnectInfo`] has the verdict, the reason, the device, live [counters](RdmaConnectInfo::counters) and
-//!   [`why`](RdmaConnectInfo::why), which explains how a write of some size would go. A service finds it in each request, a
-//!   client in [`RdmaConnector::last_connection`] or [`BalancedChannel::endpoints`].
+//! - [`RdmaConnectInfo`] has the verdict, the reason, the device, live [counters](RdmaConnectInfo::counters)
+//!   and [`why`](RdmaConnectInfo::why), which explains how a write of some size would go. A service finds it
+//!   in each request, a client in [`RdmaConnector::last_connection`] or [`BalancedChannel::endpoints`].
 //! - `tracing` events report each negotiation and each connection that fails.
-//! - Counters and gauges of the process go to the `metrics` facade, under names that begin with `tonic_rdma_`. They are
-//!   visible once the program has installed a recorder, such as an exporter for Prometheus:
+//! - Counters and gauges of the process go to the `metrics` facade, under names that begin with
+//!   `tonic_rdma_`. They are visible once the program has installed a recorder, such as an exporter for
+//!   Prometheus:
 //!
 //! ```
 //! # use tonic::transport::{Endpoint, Server};
@@ -286,10 +297,10 @@
 //! # Where to read on
 //!
 //! - The guides in [`gather`] and [`memory::sites`]: when to use each, how, what it costs, and its limits.
-//! - The folder `examples` of the repository: a greeter, native calls, streams, fallback, mutual TLS, balancing, large messages,
-//!   allocation sites and a parameter server that trains.
-//! - README and the book in the repository, for deployment, tuning, troubleshooting and measurements; ARCHITECTURE.md
-//!   for the layers of the code and the life of one message.
+//! - The folder `examples` of the repository: a greeter, native calls, streams, fallback, mutual TLS,
+//!   balancing, large messages, allocation sites and a parameter server that trains.
+//! - README and the book in the repository, for deployment, tuning, troubleshooting and measurements;
+//!   ARCHITECTURE.md for the layers of the code and the life of one message.
 
 #![forbid(unsafe_code)]
 
@@ -318,7 +329,8 @@ pub use transport::{
 
 pub use tonic_rdma_verbs::{PathSettings, VerbsError, VerbsErrorKind, memory};
 
-/// Builds tokio runtimes that poll RDMA devices when they are idle, with [`idle_polling`](runtime::idle_polling).
+/// Builds tokio runtimes that poll RDMA devices when they are idle, with
+/// [`idle_polling`](runtime::idle_polling).
 pub mod runtime {
     pub use crate::endpoint::idle_polling;
 }

@@ -1,4 +1,5 @@
-//! What the blocks of Rust on the pages need around them, for their hidden lines: runtimes, servers, clients and ranks.
+//! What the blocks of Rust on the pages need around them, for their hidden lines: runtimes, servers, clients
+//! and ranks.
 //!
 //! Each block is a doc test, which rustdoc runs in a process of its own.
 
@@ -57,8 +58,9 @@ static METRICS: LazyLock<Snapshotter> = LazyLock::new(|| {
     snapshotter
 });
 
-/// Runs a block in the runtime of `#[tokio::main]`, and again in the runtime that polls while it is idle. Checks that it made
-/// connections, and that no timer ended a wait: a timer would hide a wake-up that was lost.
+/// Runs a block in the runtime of `#[tokio::main]`, and again in the runtime that polls while it is idle.
+/// Checks that it made connections, and that no timer ended a wait: a timer would hide a wake-up that was
+/// lost.
 ///
 /// # Panics
 /// The block returns an error, hangs, or fails these checks.
@@ -89,7 +91,8 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().enable_all().build().unwrap()
 }
 
-/// Runs one side on a new thread with its own runtime, like a second process: both sides poll independently, and must wake one another.
+/// Runs one side on a new thread with its own runtime, like a second process: both sides poll independently,
+/// and must wake one another.
 pub fn apart(side: impl Future<Output = Outcome> + Send + 'static) {
     thread::spawn(|| runtime().block_on(side).unwrap());
 }
@@ -221,7 +224,8 @@ pub fn certificates() -> Outcome<(Certificate, Identity, Identity)> {
     Ok((Certificate::from_pem(authority.pem()), issue("server")?, issue("client")?))
 }
 
-/// Runs a block as each of `size` ranks. Like a launcher, it starts a process for each rank, with this process's program.
+/// Runs a block as each of `size` ranks. Like a launcher, it starts a process for each rank, with this
+/// process's program.
 ///
 /// # Panics
 /// The block of a rank returns an error, hangs or panics.

@@ -1,5 +1,5 @@
-//! Runs the code of README and the book, and reads the files of the repository for `tests/source`, which checks layers, public API,
-//! documentation, links and lists.
+//! Runs the code of README and the book, and reads the files of the repository for `tests/source`, which
+//! checks layers, public API, documentation, links and lists.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "for tests")]
 
@@ -22,8 +22,8 @@ pub fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// Returns the files below `folder` whose extension is `ending`, or none if there is no such folder. Leaves out Cargo's
-/// folders `target`, which are next to a manifest.
+/// Returns the files below `folder` whose extension is `ending`, or none if there is no such folder. Leaves
+/// out Cargo's folders `target`, which are next to a manifest.
 pub fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut files = Vec::new();

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use crate::error::{BadSetting, RdmaError};
 
-/// Limits of native calls: of an [`RdmaServer`](crate::RdmaServer), and of a channel. [`CallConfig::default`] suits most programs.
+/// Limits of native calls: of an [`RdmaServer`](crate::RdmaServer), and of a channel. [`CallConfig::default`]
+/// suits most programs.
 ///
-/// These limits hold for calls without HTTP/2. HTTP/2 peers of a server have the limits of the `tonic::transport::Server` that
-/// [`RdmaServer::http2`](crate::RdmaServer::http2) takes. Settings of the connection below the calls are in
-/// [`Config`](crate::Config).
+/// These limits hold for calls without HTTP/2. HTTP/2 peers of a server have the limits of the
+/// `tonic::transport::Server` that [`RdmaServer::http2`](crate::RdmaServer::http2) takes. Settings of the
+/// connection below the calls are in [`Config`](crate::Config).
 ///
-/// Setters take any value. [`validate`](Self::validate) refuses bad ones; servers and channels call it before they use the limits, so
-/// that a bad value is an error that names its setting.
+/// Setters take any value. [`validate`](Self::validate) refuses bad ones; servers and channels call it before
+/// they use the limits, so that a bad value is an error that names its setting.
 ///
 /// ```
 /// use std::time::Duration;
@@ -58,88 +59,97 @@ impl Default for CallConfig {
 }
 
 impl CallConfig {
-    /// Sets the most calls that the peer may have open on one connection, 1 to 1 048 576. Default: 65 536. A client waits
-    /// with further calls until one has ended.
+    /// Sets the most calls that the peer may have open on one connection, 1 to 1 048 576. Default: 65 536. A
+    /// client waits with further calls until one has ended.
     pub fn max_concurrent_streams(mut self, streams: u32) -> Self {
         self.max_concurrent_streams = streams;
         self
     }
 
-    /// Sets the most bytes of a call's headers (path, authority and metadata) or trailers that this side accepts, 1024 to 1 048 576.
-    /// Default: 16 384, as with tonic over HTTP/2. Names and values count with 32 bytes each pair (RFC 9113, 6.5.2).
+    /// Sets the most bytes of a call's headers (path, authority and metadata) or trailers that this side
+    /// accepts, 1024 to 1 048 576. Default: 16 384, as with tonic over HTTP/2. Names and values count with 32
+    /// bytes each pair (RFC 9113, 6.5.2).
     ///
-    /// The headers of one connection's calls together have a bound as well: a quarter of the [`landing_budget`](Self::landing_budget), or 64
-    /// headers of this length if that is more. A call whose headers would exceed this bound fails with RESOURCE_EXHAUSTED.
+    /// The headers of one connection's calls together have a bound as well: a quarter of the
+    /// [`landing_budget`](Self::landing_budget), or 64 headers of this length if that is more. A call whose
+    /// headers would exceed this bound fails with RESOURCE_EXHAUSTED.
     pub fn max_header_list_size(mut self, bytes: usize) -> Self {
         self.max_header_list_size = bytes;
         self
     }
 
-    /// Sets the bytes of one call that the peer may send ahead of the reader, 65 536 to 1 073 741 824. Default: 1 MiB. A slow reader stops
-    /// its own call only.
+    /// Sets the bytes of one call that the peer may send ahead of the reader, 65 536 to 1 073 741 824.
+    /// Default: 1 MiB. A slow reader stops its own call only.
     pub fn stream_window(mut self, bytes: usize) -> Self {
         self.stream_window = bytes;
         self
     }
 
-    /// Sets the most bytes of registered memory that landed messages of one connection may occupy at this side, while they arrive and until
-    /// the application drops them ([`GatherBoth`](crate::gather::GatherBoth)); 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait at
-    /// the peer. A call that keeps its messages gets at most as much as it leaves to others. A call that waits for 10 seconds fails with
-    /// RESOURCE_EXHAUSTED. Messages that tonic copies have as much memory of their own.
+    /// Sets the most bytes of registered memory that landed messages of one connection may occupy at this
+    /// side, while they arrive and until the application drops them
+    /// ([`GatherBoth`](crate::gather::GatherBoth)); 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait
+    /// at the peer. A call that keeps its messages gets at most as much as it leaves to others. A call that
+    /// waits for 10 seconds fails with RESOURCE_EXHAUSTED. Messages that tonic copies have as much memory of
+    /// their own.
     ///
-    /// Small messages that arrived and were not read have a bound as well: this budget twice, or more for a large
-    /// [`stream_window`](Self::stream_window). A call whose data would exceed the bound fails with RESOURCE_EXHAUSTED. While windows
-    /// beyond the first 64 KiB would exceed the budget, further calls keep 64 KiB.
+    /// Small messages that arrived and were not read have a bound as well: this budget twice, or more for a
+    /// large [`stream_window`](Self::stream_window). A call whose data would exceed the bound fails with
+    /// RESOURCE_EXHAUSTED. While windows beyond the first 64 KiB would exceed the budget, further calls keep
+    /// 64 KiB.
     pub fn landing_budget(mut self, bytes: u64) -> Self {
         self.landing_budget = bytes;
         self
     }
 
-    /// Sets the longest time that a server gives a call, with its whole response, 1 ms to a day. Default: none. The client's own
-    /// deadline counts if it is shorter. A call that takes longer ends with DEADLINE_EXCEEDED, and its handler is dropped.
+    /// Sets the longest time that a server gives a call, with its whole response, 1 ms to a day. Default:
+    /// none. The client's own deadline counts if it is shorter. A call that takes longer ends with
+    /// DEADLINE_EXCEEDED, and its handler is dropped.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Sets the age from which a server's connection accepts no more calls, 1 ms to a day. Default: none. The client opens another
-    /// connection for its next call; calls in flight finish.
+    /// Sets the age from which a server's connection accepts no more calls, 1 ms to a day. Default: none. The
+    /// client opens another connection for its next call; calls in flight finish.
     pub fn max_connection_age(mut self, age: Duration) -> Self {
         self.max_connection_age = Some(age);
         self
     }
 
-    /// Sets the time that calls in flight have after the [`max_connection_age`](Self::max_connection_age), 1 ms to a day. Then
-    /// the server ends the connection. Default: no limit.
+    /// Sets the time that calls in flight have after the [`max_connection_age`](Self::max_connection_age), 1
+    /// ms to a day. Then the server ends the connection. Default: no limit.
     pub fn max_connection_age_grace(mut self, grace: Duration) -> Self {
         self.max_connection_age_grace = Some(grace);
         self
     }
 
-    /// Sets the time without a call after which a server closes a connection in good order, 1 ms to a day. Default: none.
+    /// Sets the time without a call after which a server closes a connection in good order, 1 ms to a day.
+    /// Default: none.
     pub fn max_connection_idle(mut self, idle: Duration) -> Self {
         self.max_connection_idle = Some(idle);
         self
     }
 
-    /// Sets the time that calls in flight have after a server's shutdown signal, 1 ms to a day. Default: 60 s. Then the server ends native
-    /// connections, and stops to wait for HTTP/2 connections.
+    /// Sets the time that calls in flight have after a server's shutdown signal, 1 ms to a day. Default: 60
+    /// s. Then the server ends native connections, and stops to wait for HTTP/2 connections.
     pub fn shutdown_grace(mut self, grace: Duration) -> Self {
         self.shutdown_grace = grace;
         self
     }
 
-    /// Sets whether content in memory of a [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) is sent from where it lies.
-    /// Default: true. The peer READs it, and the right to READ holds for whole slabs of the pool: the peer is able to read other content
-    /// of the pool, too. With false the content is copied, to memory that holds only what is sent on this connection.
+    /// Sets whether content in memory of a [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending)
+    /// is sent from where it lies. Default: true. The peer READs it, and the right to READ holds for whole
+    /// slabs of the pool: the peer is able to read other content of the pool, too. With false the content is
+    /// copied, to memory that holds only what is sent on this connection.
     pub fn send_in_place(mut self, in_place: bool) -> Self {
         self.send_in_place = in_place;
         self
     }
 
-    /// Sets whether a server polls a call first where it found the call, before it makes a task of it. Default: true, which is quicker.
-    /// A handler that blocks its thread then stops what that thread polls for. Set this to false for handlers that use
-    /// `tokio::task::block_in_place` or block in other ways: each call is a task from its beginning, as over HTTP/2.
+    /// Sets whether a server polls a call first where it found the call, before it makes a task of it.
+    /// Default: true, which is quicker. A handler that blocks its thread then stops what that thread polls
+    /// for. Set this to false for handlers that use `tokio::task::block_in_place` or block in other ways:
+    /// each call is a task from its beginning, as over HTTP/2.
     pub fn poll_in_place(mut self, in_place: bool) -> Self {
         self.poll_in_place = in_place;
         self

@@ -7,7 +7,8 @@ use tonic::{Code, Status};
 use crate::error::{RdmaError, RdmaErrorKind};
 use crate::grpc::frame::ResetCode;
 
-/// The reason why a native call ended early. The call's [`Status`] has it as an [`RdmaError`] among its sources.
+/// The reason why a native call ended early. The call's [`Status`] has it as an [`RdmaError`] among its
+/// sources.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum CallFault {
     /// The connection ended while the call ran.
@@ -16,7 +17,8 @@ pub(crate) enum CallFault {
     /// The peer closed the connection while the call ran.
     #[error("the peer closed the connection before the call ended")]
     PeerClosed,
-    /// The peer accepts no new calls on this connection, and has not begun with this one. It may be sent again.
+    /// The peer accepts no new calls on this connection, and has not begun with this one. It may be sent
+    /// again.
     #[error("the peer takes no new calls on this connection, and has not begun with this one: {0}")]
     GoneAway(Arc<str>),
     /// The peer reset the call.
@@ -74,7 +76,8 @@ impl CallFault {
         }
     }
 
-    /// Returns whether the peer has not begun with the call, so that it may be sent again on another connection.
+    /// Returns whether the peer has not begun with the call, so that it may be sent again on another
+    /// connection.
     pub(crate) fn is_unprocessed(&self) -> bool {
         matches!(self, Self::GoneAway(_) | Self::Reset(ResetCode::Refused))
     }

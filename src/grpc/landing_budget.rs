@@ -7,11 +7,12 @@ use std::task::Waker;
 use bytes::Bytes;
 use tonic_rdma_verbs::unstable::wake_all;
 
-/// The memory that landed messages of one connection may occupy, while they arrive and until the application drops them.
+/// The memory that landed messages of one connection may occupy, while they arrive and until the application
+/// drops them.
 ///
-/// One call gets at most as much as it leaves to others, except that a call without any memory gets what is free. So a call whose
-/// reader keeps everything stops while others go on. Messages that no reader waits for yet get one half of the budget, so that calls
-/// which are not read can't take all of it.
+/// One call gets at most as much as it leaves to others, except that a call without any memory gets what is
+/// free. So a call whose reader keeps everything stops while others go on. Messages that no reader waits for
+/// yet get one half of the budget, so that calls which are not read can't take all of it.
 #[derive(Debug)]
 pub(crate) struct LandingBudget {
     limit: u64,
@@ -41,8 +42,8 @@ impl LandingBudget {
         Arc::new(Self { limit, state: Mutex::default() })
     }
 
-    /// Admits a message of `length` bytes, if there is room for it. `waker` is that of the reader, if the reader waits for the message; it is
-    /// woken when memory comes back.
+    /// Admits a message of `length` bytes, if there is room for it. `waker` is that of the reader, if the
+    /// reader waits for the message; it is woken when memory comes back.
     pub(crate) fn admit(
         self: &Arc<Self>,
         length: u64,
@@ -97,7 +98,8 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Returns `bytes` as memory that holds this charge. The charge ends when the last clone and slice of the result is dropped.
+    /// Returns `bytes` as memory that holds this charge. The charge ends when the last clone and slice of the
+    /// result is dropped.
     pub(crate) fn hold(self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Charged { bytes, _charge: self })
     }

@@ -1,7 +1,7 @@
 //! gRPC calls between RDMA peers without HTTP/2.
 //!
-//! This floor has the channel and the server that generated code takes. A peer that does not know native calls gets HTTP/2, over the
-//! same connection.
+//! This floor has the channel and the server that generated code takes. A peer that does not know native
+//! calls gets HTTP/2, over the same connection.
 //!
 //! ```text
 //!  client, server   tonic's types: a channel, a server

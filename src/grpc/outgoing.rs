@@ -1,8 +1,9 @@
 //! Takes the frames of a body apart into gRPC's messages, so that each large message is sent as a whole.
 //!
-//! A body's frames have no meaning: a message may be a part of a frame, or have several frames. gRPC puts a prefix before each message, with
-//! the message's length. [`Outgoing`] reads these prefixes. A large message goes to the stream in its parts, together with the place of its
-//! longest part, or of its last large one. These are large fields where [`gather`](crate::gather) encodes the body.
+//! A body's frames have no meaning: a message may be a part of a frame, or have several frames. gRPC puts a
+//! prefix before each message, with the message's length. [`Outgoing`] reads these prefixes. A large message
+//! goes to the stream in its parts, together with the place of its longest part, or of its last large one.
+//! These are large fields where [`gather`](crate::gather) encodes the body.
 
 use bytes::{Buf, Bytes};
 
@@ -47,8 +48,8 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// Messages of this length and more are sent as a whole. Below, a copy costs less.
     const LARGE: usize = 4096;
-    /// A message of one part is one that tonic has copied together, and has to be copied once more. Above this length it is sent as bytes,
-    /// so that the peer reads what is copied while the rest is copied.
+    /// A message of one part is one that tonic has copied together, and has to be copied once more. Above
+    /// this length it is sent as bytes, so that the peer reads what is copied while the rest is copied.
     const COPIED: usize = 256 << 10;
 
     /// Queues a frame of the body. With `end` it is the last one.
@@ -77,13 +78,15 @@ impl Outgoing {
         }
     }
 
-    /// Queues what is there of a message that is not complete. Call this when the body ends, or has nothing more for now.
+    /// Queues what is there of a message that is not complete. Call this when the body ends, or has nothing
+    /// more for now.
     pub(super) fn flush(&mut self, sink: &impl Sink, end: bool) {
         let count = self.parts.len();
         for (index, part) in self.parts.drain(..).enumerate() {
             sink.data(part, end && index + 1 == count);
         }
-        // The rest of this message can't be sent as a whole any more, nor can what follows be told from it if it never comes.
+        // The rest of this message can't be sent as a whole any more, nor can what follows be told from it if
+        // it never comes.
         self.opaque |= self.missing > 0 && count > 0;
     }
 
@@ -135,8 +138,8 @@ fn length_of(data: &[u8]) -> Option<usize> {
     (prefix.get_u32() as usize).checked_add(PREFIX)
 }
 
-/// Returns the place of the longest part in the message, or of the last large one if there is one; for a message of one part, the place after
-/// its prefix.
+/// Returns the place of the longest part in the message, or of the last large one if there is one; for a
+/// message of one part, the place after its prefix.
 fn place_of(aligned: AlignedField, parts: &[Bytes]) -> usize {
     let (mut at, mut longest, mut place) = (0, 0, PREFIX);
     for part in parts {
@@ -160,7 +163,8 @@ mod tests {
 
     use super::*;
 
-    /// What was queued: bytes, or the lengths of a message's parts and the aligned place; and whether it ends the body.
+    /// What was queued: bytes, or the lengths of a message's parts and the aligned place; and whether it ends
+    /// the body.
     #[derive(Debug, PartialEq, Eq)]
     enum Queued {
         Data(usize, bool),

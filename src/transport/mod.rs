@@ -1,7 +1,8 @@
 //! tonic's transport: a connector for clients, an incoming stream for servers.
 //!
-//! This floor has the connector and the listener that tonic takes, a channel over several endpoints ([`balance`]), and the codec that sends
-//! large fields without a copy ([`gather`]). It does not look at the bytes that the [`endpoint`](crate::endpoint)'s streams carry.
+//! This floor has the connector and the listener that tonic takes, a channel over several endpoints
+//! ([`balance`]), and the codec that sends large fields without a copy ([`gather`]). It does not look at the
+//! bytes that the [`endpoint`](crate::endpoint)'s streams carry.
 
 pub(crate) mod balance;
 pub mod gather;
@@ -27,7 +28,8 @@ use tonic_rdma_verbs::unstable::lock;
 
 pub use self::request::{RdmaRequestExt, RemoteAddresses};
 
-/// Connects a tonic channel: over RDMA where both sides have it, and over TCP elsewhere, if the [`Config`]'s policy allows that.
+/// Connects a tonic channel: over RDMA where both sides have it, and over TCP elsewhere, if the [`Config`]'s
+/// policy allows that.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tonic::transport::Error> {
@@ -52,8 +54,8 @@ pub struct RdmaConnector {
 }
 
 impl RdmaConnector {
-    /// Makes a connector with the configuration of the environment ([`Config::from_env`]). If a variable has a value that can't be used,
-    /// every connect fails with an error that names the variable.
+    /// Makes a connector with the configuration of the environment ([`Config::from_env`]). If a variable has
+    /// a value that can't be used, every connect fails with an error that names the variable.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -70,7 +72,8 @@ impl RdmaConnector {
         Self { dialer: Dialer::configured(None), last: Arc::default() }
     }
 
-    /// Sets the configuration of the connections, in place of that of the environment. Clones that were made before keep theirs.
+    /// Sets the configuration of the connections, in place of that of the environment. Clones that were made
+    /// before keep theirs.
     ///
     /// ```
     /// use tonic_rdma::{Config, Policy, RdmaConnector};
@@ -83,8 +86,8 @@ impl RdmaConnector {
         Self { dialer: Dialer::new(config), ..self }
     }
 
-    /// Returns what was negotiated for the last connection of this connector and its clones; `None` before the first connection. The
-    /// counters in it are live.
+    /// Returns what was negotiated for the last connection of this connector and its clones; `None` before
+    /// the first connection. The counters in it are live.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -167,8 +170,8 @@ pub(crate) fn is_tls(uri: &Uri) -> bool {
 /// # }
 /// ```
 ///
-/// tonic's graceful shutdown works as over TCP: `serve_with_incoming_shutdown` drops this stream, which closes the
-/// port, and lets the connections finish.
+/// tonic's graceful shutdown works as over TCP: `serve_with_incoming_shutdown` drops this stream, which
+/// closes the port, and lets the connections finish.
 #[derive(Debug)]
 pub struct RdmaIncoming {
     listener: Listener,
@@ -189,8 +192,8 @@ impl RdmaIncoming {
     /// ```
     ///
     /// # Errors
-    /// The address does not resolve, is in use, or needs a right that this user lacks, or a variable has a value that can't be used. The error
-    /// names the cause, and says what to do.
+    /// The address does not resolve, is in use, or needs a right that this user lacks, or a variable has a
+    /// value that can't be used. The error names the cause, and says what to do.
     pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::builder().bind(address).await
     }
@@ -248,7 +251,8 @@ pub struct RdmaIncomingBuilder {
 }
 
 impl RdmaIncomingBuilder {
-    /// Sets the configuration of the connections. Default: [`Config::from_env`], which is read when the listener is made.
+    /// Sets the configuration of the connections. Default: [`Config::from_env`], which is read when the
+    /// listener is made.
     pub fn config(mut self, config: Config) -> Self {
         self.config = Some(config);
         self
@@ -257,7 +261,8 @@ impl RdmaIncomingBuilder {
     /// Listens on `address`.
     ///
     /// # Errors
-    /// The address can't be listened on, as for [`RdmaIncoming::bind`], or a setting or a variable has a value that can't be used.
+    /// The address can't be listened on, as for [`RdmaIncoming::bind`], or a setting or a variable has a
+    /// value that can't be used.
     pub async fn bind(self, address: impl ToSocketAddrs) -> io::Result<RdmaIncoming> {
         let config = self.configured()?;
         RdmaIncoming::new(TcpListener::bind(address).await.map_err(explain)?, config)

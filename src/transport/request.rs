@@ -18,8 +18,8 @@ use tonic::transport::CertificateDer;
 #[cfg(feature = "_tls-any")]
 use tonic::transport::server::TlsConnectInfo;
 
-/// Finds the connection of a request, and the certificates of the client. [`tonic::Request`], [`http::Request`] (the type that layers
-/// see), and the extensions of both have these methods.
+/// Finds the connection of a request, and the certificates of the client. [`tonic::Request`],
+/// [`http::Request`] (the type that layers see), and the extensions of both have these methods.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};
@@ -42,13 +42,14 @@ use tonic::transport::server::TlsConnectInfo;
 /// # }
 /// ```
 pub trait RdmaRequestExt {
-    /// Returns what was negotiated for the connection, with or without TLS. `None` if the request came through another listener than
-    /// [`RdmaIncoming`](super::RdmaIncoming).
+    /// Returns what was negotiated for the connection, with or without TLS. `None` if the request came
+    /// through another listener than [`RdmaIncoming`](super::RdmaIncoming).
     fn connection(&self) -> Option<&RdmaConnectInfo>;
 
-    /// Returns the certificates that the client sent in the TLS handshake, in DER, its own first. They were verified against
-    /// [`client_ca_root`](tonic::transport::ServerTlsConfig::client_ca_root). `None` without TLS, and if the client sent no certificate; a
-    /// handshake without one fails unless [`client_auth_optional`](tonic::transport::ServerTlsConfig::client_auth_optional) is set.
+    /// Returns the certificates that the client sent in the TLS handshake, in DER, its own first. They were
+    /// verified against [`client_ca_root`](tonic::transport::ServerTlsConfig::client_ca_root). `None` without
+    /// TLS, and if the client sent no certificate; a handshake without one fails unless
+    /// [`client_auth_optional`](tonic::transport::ServerTlsConfig::client_auth_optional) is set.
     ///
     /// tonic's own `Request::peer_certs` works with tonic's own listeners only, and returns `None` here.
     #[cfg(feature = "_tls-any")]
@@ -88,8 +89,9 @@ impl<T> RdmaRequestExt for Request<T> {
     }
 }
 
-/// A layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, `remote_addr` and `local_addr` of a [`tonic::Request`]
-/// return the addresses of the TCP connection that the negotiation used, as they do for tonic's own listeners.
+/// A layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, `remote_addr` and
+/// `local_addr` of a [`tonic::Request`] return the addresses of the TCP connection that the negotiation used,
+/// as they do for tonic's own listeners.
 ///
 /// ```
 /// # use tonic::transport::Server;
@@ -130,8 +132,8 @@ fn with_addresses(mut request: Request<Body>) -> Request<Body> {
     request
 }
 
-/// Returns the field `name`, which is in lower case. Heads of calls have a few fields, and comparing their names costs less than the hash
-/// of one.
+/// Returns the field `name`, which is in lower case. Heads of calls have a few fields, and comparing their
+/// names costs less than the hash of one.
 pub(crate) fn field<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a HeaderValue> {
     /// Most fields that are compared.
     const FEW: usize = 8;
@@ -141,8 +143,8 @@ pub(crate) fn field<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a Header
     headers.iter().find(|(other, _)| other.as_str() == name).map(|(_, value)| value)
 }
 
-/// Returns the time in the field `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2). `None` if there is no such field, or if it
-/// has something else, which tonic ignores, too.
+/// Returns the time in the field `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2). `None` if
+/// there is no such field, or if it has something else, which tonic ignores, too.
 pub fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     /// Most digits.
     const DIGITS: usize = 8;

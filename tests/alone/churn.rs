@@ -93,7 +93,8 @@ fn ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// Checks an upper limit of the CPU time of an idle server. Other load on the machine can only make this time smaller.
+/// Checks an upper limit of the CPU time of an idle server. Other load on the machine can only make this time
+/// smaller.
 #[test]
 fn a_hundred_idle_connections_let_the_server_sleep() {
     super::alone(Runtime::Idle, async {
@@ -108,8 +109,8 @@ fn a_hundred_idle_connections_let_the_server_sleep() {
             client.read_exact(&mut [0; 4]).await.unwrap();
             clients.push(client);
         }
-        // 1 % of 4 s is 4 ticks of 10 ms. A busy machine may take long for what the server still has to do at first: it also measures
-        // its device.
+        // 1 % of 4 s is 4 ticks of 10 ms. A busy machine may take long for what the server still has to do at
+        // first: it also measures its device.
         let mut used = u64::MAX;
         for _ in 0..10 {
             let before = ticks(server.process.id());

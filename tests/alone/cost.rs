@@ -1,4 +1,5 @@
-//! A connection holds two descriptors and up to 1.6 MiB of receive buffers, which take memory only after their first use.
+//! A connection holds two descriptors and up to 1.6 MiB of receive buffers, which take memory only after
+//! their first use.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -7,8 +8,8 @@ use tonic_rdma::{Dialer, EndpointStream, Verdict};
 
 use support::{Child, Runtime, config};
 
-/// The descriptors of this process, and the memory behind them that this process shares with peers: its size, and the part that
-/// this process or a peer has touched, in bytes.
+/// The descriptors of this process, and the memory behind them that this process shares with peers: its size,
+/// and the part that this process or a peer has touched, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     descriptors: i64,

@@ -1,5 +1,6 @@
-//! A listener under connections that say nothing, and under negotiations that stop in the middle: other clients get through at
-//! once, RDMA peers get RDMA, and the listener's descriptors, tasks and memory stay within their bounds.
+//! A listener under connections that say nothing, and under negotiations that stop in the middle: other
+//! clients get through at once, RDMA peers get RDMA, and the listener's descriptors, tasks and memory stay
+//! within their bounds.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -117,8 +118,9 @@ async fn accept(listener: &mut Listener, peer: SocketAddr) -> EndpointStream {
     tokio::time::timeout(Duration::from_secs(60), accepted).await.expect("the listener is shut")
 }
 
-/// The clients' negotiations stop after the server's answer, when the server has a queue pair and memory for each of them. The
-/// server's limit on memory has room for few connections beside the stated bound of unfinished negotiations.
+/// The clients' negotiations stop after the server's answer, when the server has a queue pair and memory for
+/// each of them. The server's limit on memory has room for few connections beside the stated bound of
+/// unfinished negotiations.
 #[test]
 fn negotiations_that_stop_after_the_offer_leave_memory_for_others() {
     in_a_child("half-open");
@@ -246,8 +248,8 @@ pub(crate) fn play_no_answer(kind: &str) {
     announce("served");
 }
 
-/// Begins to dial `address` again and again with hellos that name silent devices. Each hello has two offers. Returns when all clients
-/// have said hello.
+/// Begins to dial `address` again and again with hellos that name silent devices. Each hello has two offers.
+/// Returns when all clients have said hello.
 async fn name_devices(address: SocketAddr, silence: Silence, many: bool) {
     let template = hello_of_a_client().await;
     let device = Arc::new(SilentDevice::new(silence));
@@ -275,7 +277,8 @@ async fn name_devices(address: SocketAddr, silence: Silence, many: bool) {
     until(|| said.load(Ordering::Relaxed) >= UNANSWERED).await;
 }
 
-/// The device of another user answers the question whether it is there, and connects no queue pair. The wait for it takes threads.
+/// The device of another user answers the question whether it is there, and connects no queue pair. The wait
+/// for it takes threads.
 #[test]
 fn another_user_whose_device_connects_nothing_keeps_no_client_out() {
     if !Command::new(NOBODY[0]).args(&NOBODY[1..]).arg("true").status().is_ok_and(|status| status.success()) {
@@ -328,7 +331,8 @@ async fn hello_of_a_client() -> ClientHello {
     }
 }
 
-/// More clients connect than a listener negotiates with at a time. Those that have said hello get an answer before they lose their places.
+/// More clients connect than a listener negotiates with at a time. Those that have said hello get an answer
+/// before they lose their places.
 #[test]
 fn a_client_that_has_said_hello_gets_an_answer_when_it_loses_its_place() {
     in_a_child("displaced");

@@ -1,4 +1,5 @@
-//! A peer is killed under load. The surviving process gets the error soon, and its connections to other peers go on.
+//! A peer is killed under load. The surviving process gets the error soon, and its connections to other peers
+//! go on.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};

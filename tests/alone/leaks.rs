@@ -28,8 +28,8 @@ fn a_server_that_shut_down_leaves_nothing() {
         }
         settled(before).await;
         until(|| self::tasks() <= tasks).await;
-        // The number of threads in the runtime's blocking pool varies. A leak would add one thread each round.
-        // Threads of the pool that have nothing to do end after some seconds.
+        // The number of threads in the runtime's blocking pool varies. A leak would add one thread each
+        // round. Threads of the pool that have nothing to do end after some seconds.
         until(|| threads() < running + 8).await;
     });
 }

@@ -1,5 +1,5 @@
-//! Tests that count the descriptors, mappings, threads and memory of the whole process. They need a process of their own, and run
-//! one after another.
+//! Tests that count the descriptors, mappings, threads and memory of the whole process. They need a process
+//! of their own, and run one after another.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,5 @@
-//! A receiver waits when no registered memory is left for its READs, and goes on when another connection gives memory back.
+//! A receiver waits when no registered memory is left for its READs, and goes on when another connection
+//! gives memory back.
 
 use std::time::Duration;
 

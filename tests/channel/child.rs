@@ -11,7 +11,8 @@ use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use crate::environment;
 use crate::servers::Kind;
 
-/// Does nothing when run as a test. In a child process, serves until the process is killed, or calls a server.
+/// Does nothing when run as a test. In a child process, serves until the process is killed, or calls a
+/// server.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(support::ROLE) else { return };
@@ -31,7 +32,8 @@ fn role() {
     }
 }
 
-/// Calls a server through both kinds of channel, and announces the answers. Gives up long before the connect timeout.
+/// Calls a server through both kinds of channel, and announces the answers. Gives up long before the connect
+/// timeout.
 async fn call(uri: &str) {
     const ENOUGH: Duration = Duration::from_secs(60);
     let config = config().connect_timeout(10 * ENOUGH);

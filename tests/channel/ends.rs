@@ -59,7 +59,8 @@ fn a_bad_endpoint_is_named() {
     });
 }
 
-/// A name has three addresses, and packets to two of them vanish. In a namespace of its own, the client has a hosts file with this name.
+/// A name has three addresses, and packets to two of them vanish. In a namespace of its own, the client has a
+/// hosts file with this name.
 #[test]
 fn an_address_that_swallows_packets_does_not_hide_the_others() {
     const IN_NAMESPACE: [&str; 4] = ["unshare", "--user", "--map-root-user", "--mount"];

@@ -44,8 +44,8 @@ fn outcomes(variable: &str) -> Vec<String> {
     child.word.split(" | ").map(str::to_owned).collect()
 }
 
-/// Makes a connection with each type that reads the environment, and with explicit configurations. The other end always has an explicit one.
-/// Announces the outcomes.
+/// Makes a connection with each type that reads the environment, and with explicit configurations. The other
+/// end always has an explicit one. Announces the outcomes.
 pub(crate) fn report() {
     Runtime::MultiThread.run(async {
         let incoming = RdmaIncoming::builder().config(explicit()).bind("127.0.0.1:0").await.unwrap();

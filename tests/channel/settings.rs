@@ -38,8 +38,8 @@ fn the_time_out_of_the_endpoint_ends_calls_that_wait_for_their_head() {
         let greeter = ScriptedGreeter::new();
         let running = kind.serve(&greeter).await;
         let mut client = GreeterClient::new(channel(running.endpoint().timeout(SHORT)).await);
-        // On a busy machine the time may be over before the server has the call, or the client the head of a response. Then the call
-        // is made again.
+        // On a busy machine the time may be over before the server has the call, or the client the head of a
+        // response. Then the call is made again.
         while greeter.calls() < 3 {
             let status = say(&mut client, "hold").await.unwrap_err();
             assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
@@ -69,8 +69,8 @@ fn a_calls_own_deadline_ends_it_at_both_ends() {
                 request.set_timeout(limit);
                 request
             };
-            // On a busy machine the deadline may pass before the server has the call, or the client the head of a response. Then the
-            // call is made again.
+            // On a busy machine the deadline may pass before the server has the call, or the client the head
+            // of a response. Then the call is made again.
             while greeter.calls() == 0 {
                 let status = client.say_hello(limited(SHORT)).await.unwrap_err();
                 assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
@@ -161,7 +161,8 @@ fn a_native_call_has_the_origin_and_the_user_agent_that_tonic_gives_a_call() {
         let server = server.add_service(GreeterServer::new(ScriptedGreeter::new()));
         tokio::spawn(server.serve_with_incoming(incoming));
         let endpoint = crate::servers::endpoint(address);
-        // A server behind a name of its own: the authority is the origin's, the connection goes to the address.
+        // A server behind a name of its own: the authority is the origin's, the connection goes to the
+        // address.
         let origin = endpoint.clone().origin(Uri::from_static("http://service.example"));
         let agent = endpoint.clone().user_agent("trainer/7").unwrap();
         let (address, tonics) = (address.to_string(), "tonic/");

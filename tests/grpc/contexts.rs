@@ -1,5 +1,5 @@
-//! A handler runs in no other call's context: whatever a caller sets for the time of its polls (a task-local, a span, an OpenTelemetry context, a
-//! lock), no handler of another call begins within it.
+//! A handler runs in no other call's context: whatever a caller sets for the time of its polls (a task-local,
+//! a span, an OpenTelemetry context, a lock), no handler of another call begins within it.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -103,7 +103,8 @@ async fn client_of(address: SocketAddr) -> GreeterClient<RdmaChannel> {
     GreeterClient::new(gather_support::connect(address, CallConfig::default()).await)
 }
 
-/// A server whose handlers call another server, each in a context of its own, while calls of other clients arrive.
+/// A server whose handlers call another server, each in a context of its own, while calls of other clients
+/// arrive.
 #[test]
 fn a_handler_that_calls_another_server_runs_no_handler() {
     for runtime in Runtime::ALL {
@@ -169,7 +170,8 @@ impl Service<http::Request<Body>> for Relay {
     }
 }
 
-/// One service is under the layer of gather, and one beside it is not: no message of one call reaches, or lacks, a byte of another call.
+/// One service is under the layer of gather, and one beside it is not: no message of one call reaches, or
+/// lacks, a byte of another call.
 #[test]
 fn a_gathered_reply_gets_no_field_of_another_call() {
     const LENGTHS: [usize; 4] = [10, 200, 40_000, 1000];

@@ -1,4 +1,5 @@
-//! Code of the application that panics where the library runs it for all calls: drops of what was sent, and wakers.
+//! Code of the application that panics where the library runs it for all calls: drops of what was sent, and
+//! wakers.
 
 use std::convert::Infallible;
 use std::future::Ready;

@@ -10,7 +10,8 @@ use support::Runtime;
 
 const LIMIT: usize = 256 << 20;
 
-/// Lengths around the shortest message that lands, around the lengths of READs and of copied pieces, and long ones.
+/// Lengths around the shortest message that lands, around the lengths of READs and of copied pieces, and long
+/// ones.
 const SIZES: [usize; 12] =
     [0, 1, 4000, 4095, 4096, 4097, 65_536, 100_003, 262_145, (1 << 20) + 7, (3 << 20) + 11, (20 << 20) + 1];
 
@@ -48,7 +49,8 @@ async fn registered_fields_are_copied_at_neither_end_and_are_aligned() {
     let client = || channel.last_connection().unwrap().counters();
     for length in [4096, 5000, 70_000, (1 << 20) + 1, 8 << 20] {
         for seed in 0..3 {
-            // The parcel's prefix and its small fields have different lengths, so the field lies in different places of the message.
+            // The parcel's prefix and its small fields have different lengths, so the field lies in different
+            // places of the message.
             let seed = 1_u64 << (seed * 20);
             let (before, bytes) = (client(), length as u64);
             let receipt =
@@ -72,8 +74,8 @@ async fn registered_fields_are_copied_at_neither_end_and_are_aligned() {
     assert!(last.offered > 3 * (8 << 20));
 }
 
-/// A handler that waits for its request's content is polled once more where the call was found, because a poll of the queue brings the
-/// content.
+/// A handler that waits for its request's content is polled once more where the call was found, because a
+/// poll of the queue brings the content.
 #[test]
 fn requests_that_land_at_once_become_no_tasks() {
     for runtime in [Runtime::CurrentThread, Runtime::Idle] {
@@ -171,7 +173,8 @@ async fn calls_at_the_same_time_keep_their_messages_apart() {
 /// Returns how often this thread has met a page that had no memory.
 fn page_faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-    // The fields after the name, which is in parentheses: state, parent, group, session, terminal, its group, flags, minor faults.
+    // The fields after the name, which is in parentheses: state, parent, group, session, terminal, its group,
+    // flags, minor faults.
     let after_name = stat.rsplit(')').next().unwrap();
     after_name.split_whitespace().nth(7).unwrap().parse().unwrap()
 }

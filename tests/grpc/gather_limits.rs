@@ -60,8 +60,8 @@ async fn a_message_longer_than_the_budget_fails_with_its_name() {
     assert!(status.message().contains("CallConfig::landing_budget"), "{}", status.message());
 }
 
-/// A reader that keeps all messages gets half of the budget. Then its call waits, and others go on; the reader's call goes on when
-/// it drops messages, and fails after a while if it does not.
+/// A reader that keeps all messages gets half of the budget. Then its call waits, and others go on; the
+/// reader's call goes on when it drops messages, and fails after a while if it does not.
 #[tokio::test]
 async fn a_reader_that_keeps_everything_stops_its_own_call_only() {
     const LENGTH: usize = 200_000;
@@ -113,7 +113,8 @@ async fn a_reader_that_keeps_everything_stops_its_own_call_only() {
     get(both(&channel, LIMIT), 9, LENGTH).await.unwrap().check();
 }
 
-/// A request for which the server has no memory for too long fails with the server's reason, not with the number of a reset alone.
+/// A request for which the server has no memory for too long fails with the server's reason, not with the
+/// number of a reset alone.
 #[tokio::test]
 async fn a_client_learns_why_the_server_has_no_memory_for_its_request() {
     const LENGTH: usize = 200_000;

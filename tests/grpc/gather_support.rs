@@ -1,4 +1,5 @@
-//! A service of messages with several large fields, with the codec that takes landed messages, and a client of it.
+//! A service of messages with several large fields, with the codec that takes landed messages, and a client
+//! of it.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -47,7 +48,8 @@ pub(crate) struct Receipt {
     /// All fields are in one allocation.
     #[prost(bool, tag = "4")]
     pub(crate) together: bool,
-    /// Bytes that the server's end of the connection took: landed and decoded in place, and landed and copied.
+    /// Bytes that the server's end of the connection took: landed and decoded in place, and landed and
+    /// copied.
     #[prost(uint64, tag = "5")]
     pub(crate) in_place: u64,
     #[prost(uint64, tag = "6")]

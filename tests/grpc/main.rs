@@ -1,4 +1,5 @@
-//! gRPC calls between peers that need no HTTP/2, as their users see them: with generated code, real sockets and the software device.
+//! gRPC calls between peers that need no HTTP/2, as their users see them: with generated code, real sockets
+//! and the software device.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,

@@ -153,8 +153,8 @@ impl Greeter for Acts {
 
     type ChatStream = Pin<Box<dyn Stream<Item = Result<HelloReply, Status>> + Send>>;
 
-    /// Answers each name when its act is done. The first name may be `count N`: then N replies follow, whatever else comes. With `only N`
-    /// the call ends after N names.
+    /// Answers each name when its act is done. The first name may be `count N`: then N replies follow,
+    /// whatever else comes. With `only N` the call ends after N names.
     async fn chat(
         &self,
         request: Request<Streaming<HelloRequest>>,

@@ -43,7 +43,8 @@ fn handlers_that_wait_delay_no_other() {
     });
 }
 
-/// Requests of calls that are made together are sent together. None of them depends on another call's task for that.
+/// Requests of calls that are made together are sent together. None of them depends on another call's task
+/// for that.
 #[test]
 fn a_call_that_is_polled_once_keeps_no_other_from_being_sent() {
     in_every_runtime(|| async {
@@ -205,7 +206,8 @@ fn the_deadline_drops_the_handler() {
         );
         until(|| acts.dropped() == 1).await;
 
-        // On a busy machine the deadline may pass before the server has the call. Then the call is made again.
+        // On a busy machine the deadline may pass before the server has the call. Then the call is made
+        // again.
         while acts.dropped() == 1 {
             let mut request = Request::new(HelloRequest { name: "wait".into() });
             request.set_timeout(Duration::from_millis(20));

@@ -43,7 +43,8 @@ impl Named for Below {
     const NAME: &'static str = "test.Slow/Taken";
 }
 
-/// A service that is not ready when it is asked first, and whose body is not tonic's. It answers with the path.
+/// A service that is not ready when it is asked first, and whose body is not tonic's. It answers with the
+/// path.
 #[derive(Clone, Debug, Default)]
 struct Slow<N> {
     asked: bool,

@@ -22,7 +22,8 @@ fn role() {
     }
 }
 
-/// Serves until the process is killed. `Unary` never answers an empty request, and `Produce` never ends after one reply.
+/// Serves until the process is killed. `Unary` never answers an empty request, and `Produce` never ends after
+/// one reply.
 async fn serve(column: Column) {
     let probe = Probe::new()
         .unary(async |request| {
@@ -41,8 +42,8 @@ async fn serve(column: Column) {
     std::future::pending::<()>().await;
 }
 
-/// Makes calls that the server does not answer, one after the other: a server that pings may end the connection of a client that a
-/// busy machine keeps from answering.
+/// Makes calls that the server does not answer, one after the other: a server that pings may end the
+/// connection of a client that a busy machine keeps from answering.
 async fn hold(column: Column, address: &str) {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let mut client = Caller::new(column.connect(endpoint).await.unwrap());

@@ -52,14 +52,16 @@ impl Column {
     }
 }
 
-/// Settings of a server, in the terms that all columns share. The default leaves everything as the libraries have it.
+/// Settings of a server, in the terms that all columns share. The default leaves everything as the libraries
+/// have it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ServerSettings {
     /// Longest time that a call may take.
     pub(crate) timeout: Option<Duration>,
     /// Number of calls that a connection may have open.
     pub(crate) streams: Option<u32>,
-    /// Age at which a connection is asked to end, and the time that its calls get after that, if they get no more.
+    /// Age at which a connection is asked to end, and the time that its calls get after that, if they get no
+    /// more.
     pub(crate) age: Option<(Duration, Option<Duration>)>,
     /// Time without calls after which a connection is asked to end.
     pub(crate) idle: Option<Duration>,
@@ -220,7 +222,8 @@ impl Column {
         }
     }
 
-    /// Connects with pings of our own: after `interval` of silence, to be answered within `timeout`. HTTP/2's are the endpoint's.
+    /// Connects with pings of our own: after `interval` of silence, to be answered within `timeout`. HTTP/2's
+    /// are the endpoint's.
     pub(crate) async fn connect_watched(
         self,
         endpoint: Endpoint,
@@ -281,7 +284,8 @@ fn stock_server(settings: ServerSettings) -> Server {
     server.http2_max_header_list_size(settings.head)
 }
 
-/// Connects a native channel, and checks that its connection carries native calls. `keepalive` sets our own pings.
+/// Connects a native channel, and checks that its connection carries native calls. `keepalive` sets our own
+/// pings.
 async fn connect_native(
     endpoint: Endpoint,
     keepalive: Option<(Duration, Duration)>,
@@ -316,8 +320,8 @@ fn call_config(settings: ServerSettings) -> CallConfig {
     config
 }
 
-/// Returns settings of our transport. Our own pings are never sent unless `keepalive` asks for them, so that only HTTP/2's can find a
-/// peer that hangs.
+/// Returns settings of our transport. Our own pings are never sent unless `keepalive` asks for them, so that
+/// only HTTP/2's can find a peer that hangs.
 fn config(keepalive: Option<(Duration, Duration)>) -> Config {
     const NEVER: Duration = Duration::from_secs(3600);
     let (interval, timeout) = keepalive.unwrap_or((NEVER, NEVER));

@@ -117,7 +117,8 @@ pub(crate) async fn made_again_after_a_restart(column: Column) -> String {
     "OK after each of 3 restarts".to_owned()
 }
 
-/// Makes calls until one ends with UNAVAILABLE. A call that was given to the old connection may end otherwise.
+/// Makes calls until one ends with UNAVAILABLE. A call that was given to the old connection may end
+/// otherwise.
 async fn until_unavailable(client: &mut Caller) {
     while client.echo("").await.err().map(|status| status.code()) != Some(Code::Unavailable) {
         tokio::task::yield_now().await;

@@ -1,11 +1,13 @@
-//! Messages whose content shows every byte that is lost, doubled, moved or stale, and short words for outcomes.
+//! Messages whose content shows every byte that is lost, doubled, moved or stale, and short words for
+//! outcomes.
 
 use bytes::Bytes;
 use support::Content;
 use tonic::Status;
 
-/// Period of long messages. Making each byte of 64 MiB anew takes long without optimisation, so a long message repeats; the period is a prime
-/// number, so that no piece of a usual length can stand in for another one.
+/// Period of long messages. Making each byte of 64 MiB anew takes long without optimisation, so a long
+/// message repeats; the period is a prime number, so that no piece of a usual length can stand in for another
+/// one.
 const PERIOD: usize = 65_521;
 
 /// Returns a message of `length` bytes that depends on `seed`.

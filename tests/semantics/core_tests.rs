@@ -1,4 +1,5 @@
-//! gRPC core's own end-to-end tests (`test/core/end2end/tests` of grpc/grpc), and the behaviours that ask for the same.
+//! gRPC core's own end-to-end tests (`test/core/end2end/tests` of grpc/grpc), and the behaviours that ask for
+//! the same.
 
 /// Where a test of gRPC core has its counterpart.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,6 @@
-//! The only place where a column's outcome may differ from that over stock TCP. Each entry says why in one sentence. An undeclared difference
-//! fails the behaviour's test, and so does a declared one that no longer differs.
+//! The only place where a column's outcome may differ from that over stock TCP. Each entry says why in one
+//! sentence. An undeclared difference fails the behaviour's test, and so does a declared one that no longer
+//! differs.
 
 use crate::column::Column;
 

@@ -125,7 +125,8 @@ pub(crate) async fn a_limit_of_the_server(column: Column) -> String {
         let (running, counted) = (Arc::clone(&running), Arc::clone(&counted));
         counted.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         async move {
-            // On a busy machine the first handler could end before the second one begins, and a third has time to begin beside them.
+            // On a busy machine the first handler could end before the second one begins, and a third has
+            // time to begin beside them.
             until(|| counted.load(Ordering::SeqCst) >= 2).await;
             tokio::time::sleep(Duration::from_millis(5)).await;
             running.fetch_sub(1, Ordering::SeqCst);

@@ -13,7 +13,8 @@ use crate::content::{check, code, joined, message, name};
 use crate::probe::Probe;
 use crate::watch::Watch;
 
-/// The longest message that tonic decodes by default, and that of it which is content: the field's number and length take 5 bytes.
+/// The longest message that tonic decodes by default, and that of it which is content: the field's number and
+/// length take 5 bytes.
 const DEFAULT: usize = (4 << 20) - 5;
 
 /// Echoes messages of `lengths` bytes and returns the codes.
@@ -91,7 +92,8 @@ pub(crate) async fn on_the_metadata_that_a_client_takes(column: Column) -> Strin
     joined([code(below), code(above), "the connection goes on".to_owned()])
 }
 
-/// Returns a service whose calls wait for `releases`, and the largest number of calls that waited at one time.
+/// Returns a service whose calls wait for `releases`, and the largest number of calls that waited at one
+/// time.
 fn held(watch: &Watch, releases: &Arc<tokio::sync::Semaphore>) -> (Probe, Arc<AtomicUsize>) {
     let most = Arc::new(AtomicUsize::new(0));
     let (watch, releases, counted) = (watch.clone(), Arc::clone(releases), Arc::clone(&most));

@@ -1,4 +1,5 @@
-//! Metadata both ways: names with several values, binary ones, large ones, many of them, and the headers that gRPC itself defines.
+//! Metadata both ways: names with several values, binary ones, large ones, many of them, and the headers that
+//! gRPC itself defines.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +12,8 @@ use crate::column::Column;
 use crate::content::{check, joined, message};
 use crate::probe::{self, Probe};
 
-/// Returns a service that sends the metadata of a request back: as the head of the response with `Unary`, and as trailers of an error
-/// with `Collect`.
+/// Returns a service that sends the metadata of a request back: as the head of the response with `Unary`, and
+/// as trailers of an error with `Collect`.
 fn mirror() -> Probe {
     Probe::new()
         .unary(async |request| {

@@ -1,4 +1,5 @@
-//! The pages of the book that have the tables. `UPDATE_TABLE=1 cargo test --test semantics page` writes them anew.
+//! The pages of the book that have the tables. `UPDATE_TABLE=1 cargo test --test semantics page` writes them
+//! anew.
 
 use std::fmt::Write as _;
 use std::path::Path;

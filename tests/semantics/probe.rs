@@ -51,7 +51,8 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Returns a service that echoes: `Collect` joins the requests, and `Produce` answers with the bytes of the request, one by one.
+    /// Returns a service that echoes: `Collect` joins the requests, and `Produce` answers with the bytes of
+    /// the request, one by one.
     pub(crate) fn new() -> Self {
         Self {
             unary: handler(async |request| Ok(Response::new(request.into_inner()))),

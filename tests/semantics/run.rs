@@ -11,7 +11,8 @@ use crate::differences::{self, Declared};
 /// A behaviour's function.
 pub(crate) type Body = fn(Column) -> Pin<Box<dyn Future<Output = String>>>;
 
-/// A behaviour, and its outcome over stock TCP, which is the outcome over all columns unless a difference is declared.
+/// A behaviour, and its outcome over stock TCP, which is the outcome over all columns unless a difference is
+/// declared.
 #[derive(Clone, Copy)]
 pub(crate) struct Behaviour {
     /// The name of the group, and that of the behaviour in it.

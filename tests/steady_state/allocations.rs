@@ -1,4 +1,5 @@
-//! An allocator that counts the allocations of each thread. The tests in `main.rs` read the count for each message.
+//! An allocator that counts the allocations of each thread. The tests in `main.rs` read the count for each
+//! message.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

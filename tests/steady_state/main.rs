@@ -1,15 +1,19 @@
-//! Counts the allocations and system calls for each small message on a warm connection when both ends poll. There is no
-//! allocation, and no system call of ours. The counts are of one thread each. No test asserts a time.
+//! Counts the allocations and system calls for each small message on a warm connection when both ends poll.
+//! There is no allocation, and no system call of ours. The counts are of one thread each. No test asserts a
+//! time.
 //!
-//! These tests have a process of their own, because they replace the global allocator and install seccomp filters.
+//! These tests have a process of their own, because they replace the global allocator and install seccomp
+//! filters.
 //!
-//! tokio's own calls are counted separately: a current-thread runtime looks at its I/O driver (an `epoll_wait` that does not wait)
-//! each time it has run out of tasks, also when `on_thread_park` has just woken one, and after every 61 tasks. With one message
-//! under way at a time, that is one such call for each message at each end, and the only call.
+//! tokio's own calls are counted separately: a current-thread runtime looks at its I/O driver (an
+//! `epoll_wait` that does not wait) each time it has run out of tasks, also when `on_thread_park` has just
+//! woken one, and after every 61 tasks. With one message under way at a time, that is one such call for each
+//! message at each end, and the only call.
 //!
-//! Calls caused by time are counted separately too: each millisecond the poll task sets a timer, for which tokio's timer may wake
-//! its driver. So a test allows the calls that its time and its sleeps explain, and no more. A slow machine takes more time for the
-//! same messages, and is allowed more calls. An end sleeps while other processes want its core; each sleep costs calls.
+//! Calls caused by time are counted separately too: each millisecond the poll task sets a timer, for which
+//! tokio's timer may wake its driver. So a test allows the calls that its time and its sleeps explain, and no
+//! more. A slow machine takes more time for the same messages, and is allowed more calls. An end sleeps while
+//! other processes want its core; each sleep costs calls.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "tests")]
 
 mod allocations;
@@ -86,12 +90,13 @@ fn one_way_in_one_runtime() {
     check("one runtime, one way", counts, sleeps + 1);
 }
 
-/// Each end spins on its own thread. If the system preempts a thread, its peer goes to sleep, and a sleep costs calls at both ends
-/// (one end writes the event descriptor, and the other end reads it). So each call must belong to a sleep. The test needs free cores.
+/// Each end spins on its own thread. If the system preempts a thread, its peer goes to sleep, and a sleep
+/// costs calls at both ends (one end writes the event descriptor, and the other end reads it). So each call
+/// must belong to a sleep. The test needs free cores.
 #[test]
 fn round_trips_between_two_threads() {
-    /// Wake-ups of tokio's driver by its timer: for each millisecond at each end, because the poll task sets a timer to check
-    /// whether another thread polls.
+    /// Wake-ups of tokio's driver by its timer: for each millisecond at each end, because the poll task sets
+    /// a timer to check whether another thread polls.
     const OTHERS: u64 = 100;
     const ENDS: u64 = 2;
     let _alone = alone();
@@ -137,8 +142,8 @@ fn between_two_threads() -> [(Counted, u64); 2] {
     [client.join().unwrap(), server.join().unwrap()]
 }
 
-/// Returns the counts of `messages`, and how often the end slept meanwhile. Two ends in one runtime share the count. A sleep that
-/// has begun before is not counted.
+/// Returns the counts of `messages`, and how often the end slept meanwhile. Two ends in one runtime share the
+/// count. A sleep that has begun before is not counted.
 async fn with_sleeps(
     stream: &mut EndpointStream,
     mut messages: impl AsyncFnMut(&mut EndpointStream, usize),

@@ -1,5 +1,5 @@
-//! Counts the system calls of a thread. Before each call the kernel asks a second thread (seccomp's user notification, Linux 5.5),
-//! which allows the call and counts it. This needs no privilege and no tool.
+//! Counts the system calls of a thread. Before each call the kernel asks a second thread (seccomp's user
+//! notification, Linux 5.5), which allows the call and counts it. This needs no privilege and no tool.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -41,7 +41,8 @@ pub(crate) struct SystemCalls {
 pub(crate) struct NotPermitted;
 
 impl SystemCalls {
-    /// Counts the calls of the calling thread until it ends, except calls with the numbers `uncounted`. Works once for a thread.
+    /// Counts the calls of the calling thread until it ends, except calls with the numbers `uncounted`. Works
+    /// once for a thread.
     pub(crate) fn count_but(uncounted: &[i64]) -> Result<Self, NotPermitted> {
         let counts: Arc<[AtomicU64; NUMBERS]> = Arc::new([const { AtomicU64::new(0) }; NUMBERS]);
         let listener = Arc::new(AtomicI32::new(WAITING));

@@ -1,4 +1,5 @@
-//! Allocation sites register the buffers that gRPC calls send by reference, and no others: over RDMA and TCP, in both directions.
+//! Allocation sites register the buffers that gRPC calls send by reference, and no others: over RDMA and TCP,
+//! in both directions.
 
 use std::net::SocketAddr;
 

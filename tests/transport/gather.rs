@@ -105,8 +105,8 @@ async fn every_size_arrives_whole() {
     }
 }
 
-/// Uses settings of a network card, which sends nothing large inline, and registered memory for the messages. The payload must go
-/// from there to the peer without a copy by the codec, HTTP/2 or the endpoint.
+/// Uses settings of a network card, which sends nothing large inline, and registered memory for the messages.
+/// The payload must go from there to the peer without a copy by the codec, HTTP/2 or the endpoint.
 #[tokio::test]
 async fn registered_payloads_are_not_copied_on_the_sending_side() {
     const LENGTH: usize = 3 << 20;

@@ -1,5 +1,6 @@
-//! The byte stream and the transport as their users see them: with real sockets and the software device, and with both ends in one
-//! process or in two. Tests that need a process of their own are in `tests/alone` and `tests/steady_state`.
+//! The byte stream and the transport as their users see them: with real sockets and the software device, and
+//! with both ends in one process or in two. Tests that need a process of their own are in `tests/alone` and
+//! `tests/steady_state`.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 use super::copy::{copy_to_read, for_each_chunk};
 use super::{VerbsError, VerbsErrorKind};
 
-/// Memory of a peer that this process has mapped for reading ([`LocalQueuePair::view`](super::LocalQueuePair::view)). A
-/// read of the memory costs one load: it takes no request, no completion and no work of the peer. Clones
-/// share one mapping.
+/// Memory of a peer that this process has mapped for reading
+/// ([`LocalQueuePair::view`](super::LocalQueuePair::view)). A read of the memory costs one load: it takes no
+/// request, no completion and no work of the peer. Clones share one mapping.
 ///
 /// The peer may change the bytes at any time, so they are copied. A copy that is made while the peer writes
 /// may have old and new bytes. The mapping stays as long as the view, so all calls are safe after the peer

@@ -1,7 +1,8 @@
-//! Compares the public API of the libraries with the files in `checks/api`: a list for each package, and in `unstable/` the list of
-//! its module `unstable`, which is for the other packages.
+//! Compares the public API of the libraries with the files in `checks/api`: a list for each package, and in
+//! `unstable/` the list of its module `unstable`, which is for the other packages.
 //!
-//! After an intended change: `UPDATE_API=1 cargo test -p tonic-rdma-checks --test source api`, and commit the files.
+//! After an intended change: `UPDATE_API=1 cargo test -p tonic-rdma-checks --test source api`, and commit the
+//! files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;

@@ -1,5 +1,5 @@
-//! Checks the documentation of the libraries: types at the roots have examples, doc tests compile every example and every block of the
-//! pages, and tables name the packages, features and variables of the code.
+//! Checks the documentation of the libraries: types at the roots have examples, doc tests compile every
+//! example and every block of the pages, and tables name the packages, features and variables of the code.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -83,8 +83,8 @@ fn a_block_that_is_left_out_is_found() {
     assert!(left_out.into_iter().all(is_left_out) && !compiled.into_iter().any(is_left_out));
 }
 
-/// Returns whether a line begins an example that no doc test compiles, that is a program of its own (which takes a second to compile), or
-/// that must not compile and does not name the compiler's error.
+/// Returns whether a line begins an example that no doc test compiles, that is a program of its own (which
+/// takes a second to compile), or that must not compile and does not name the compiler's error.
 fn is_left_out(line: &str) -> bool {
     let Some(attributes) = line.strip_prefix("```") else { return false };
     let has = |of: &str| attributes.split([',', ' ']).any(|attribute| attribute.starts_with(of));

@@ -1,5 +1,5 @@
-//! Checks the texts of errors: an error either has the text of its cause, or returns its cause as source. With both, a program that
-//! prints an error with its sources would print the cause twice.
+//! Checks the texts of errors: an error either has the text of its cause, or returns its cause as source.
+//! With both, a program that prints an error with its sources would print the cause twice.
 
 use syn::visit::Visit;
 use syn::{Attribute, Fields, ItemStruct, Variant};

@@ -1,5 +1,5 @@
-//! Checks the layers of the source: imports go down only, unsafe code is in one package, the core has no clock and no I/O, and no more
-//! than three files import one another in a ring.
+//! Checks the layers of the source: imports go down only, unsafe code is in one package, the core has no
+//! clock and no I/O, and no more than three files import one another in a ring.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,8 @@ use tonic_rdma_checks::{files_of, read, root};
 
 use crate::model::{Import, Package, Target, code, imports, rings};
 
-/// The workspace's crates, with the folders of their sources, and their layers. A crate imports crates of lower layers only.
+/// The workspace's crates, with the folders of their sources, and their layers. A crate imports crates of
+/// lower layers only.
 const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma_verbs", "verbs/src", 0),
     ("tonic_rdma_models", "verbs/models/src", 4),
@@ -31,8 +32,9 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma_test_support", "tests/support/src", 4),
 ];
 
-/// The layers of the modules at the root of a crate, from the lowest to the highest. A module imports from lower layers only. Two modules
-/// of one layer do not import one another, except those in place of `*`: all modules that the line does not name, which define types.
+/// The layers of the modules at the root of a crate, from the lowest to the highest. A module imports from
+/// lower layers only. Two modules of one layer do not import one another, except those in place of `*`: all
+/// modules that the line does not name, which define types.
 const LAYERS: &[(&str, &str)] = &[
     ("tonic_rdma", "error wire < protocol < endpoint < transport < grpc"),
     ("tonic_rdma_collective", "error < plan reduce memory group < link < engine < communicator < fusion"),
@@ -56,8 +58,8 @@ const PURE: &[(&str, &[&str])] = &[
     ("tonic_rdma_graph", &["dataflow", "placement", "partition"]),
 ];
 
-/// Paths, and parts of paths, that pure modules must not use. `Instant` is not among them: callers pass the time. A method has an empty
-/// name before its own.
+/// Paths, and parts of paths, that pure modules must not use. `Instant` is not among them: callers pass the
+/// time. A method has an empty name before its own.
 const IMPURE: &str = "tokio rustix libc socket2 std::net std::os std::fs std::io Instant::now SystemTime thread::sleep ::elapsed";
 
 /// The package that may have unsafe code, and its folder.

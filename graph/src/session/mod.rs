@@ -12,7 +12,8 @@
 //!  Session::transfers(mode) ── for an executor; one for each mode
 //! ```
 //!
-//! How parts join and watch one another is the bootstrap of `tonic-rdma-tensor`, which groups of ranks use too.
+//! How parts join and watch one another is the bootstrap of `tonic-rdma-tensor`, which groups of ranks use
+//! too.
 //!
 //! A session has threads of its own. Its methods may be called without a runtime. They must not be called on
 //! a thread of a runtime where they wait, which each of them says.

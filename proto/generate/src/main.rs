@@ -1,7 +1,8 @@
 //! Writes the Rust code of this repository's protos: `cargo run -p tonic-rdma-generate`.
 //!
-//! The code is kept in the repository, so that a build of the library compiles no code generator. A test below generates the code
-//! anew, and fails if the code in the repository is stale. protox replaces protoc, so the generator needs only cargo and gcc.
+//! The code is kept in the repository, so that a build of the library compiles no code generator. A test
+//! below generates the code anew, and fails if the code in the repository is stale. protox replaces protoc,
+//! so the generator needs only cargo and gcc.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -12,8 +13,8 @@ use prost::Message as _;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Protos whose code goes into one folder. The paths of folders begin at the root of the repository, and the paths of protos at
-/// `include`.
+/// Protos whose code goes into one folder. The paths of folders begin at the root of the repository, and the
+/// paths of protos at `include`.
 struct Target {
     protos: &'static [&'static str],
     /// The folder in which imports are found.
@@ -108,7 +109,8 @@ impl Target {
             Codec::Tonic => {
                 tonic_prost_build::configure().bytes(".").out_dir(folder).compile_fds(descriptors)?;
             }
-            // The build script of the book and of the documentation of `gather`. Tests compare this line with both.
+            // The build script of the book and of the documentation of `gather`. Tests compare this line with
+            // both.
             #[rustfmt::skip]
             Codec::Gather => {
                 tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").out_dir(folder).compile_fds(descriptors)?;

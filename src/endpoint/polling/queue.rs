@@ -454,7 +454,8 @@ pub trait Watched: Send + Sync + Debug + 'static {
     fn ask_for_completion(&self);
 
     /// Returns whether a change makes an event of the armed completion queue, so that a poller that sleeps
-    /// needs no time limit ([`LocalQueuePair::need_no_events`](tonic_rdma_verbs::LocalQueuePair::need_no_events)).
+    /// needs no time limit
+    /// ([`LocalQueuePair::need_no_events`](tonic_rdma_verbs::LocalQueuePair::need_no_events)).
     fn is_announced(&self) -> bool;
 }
 

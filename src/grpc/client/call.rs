@@ -26,8 +26,8 @@ use tonic_rdma_verbs::unstable::lock;
 
 /// A call without HTTP/2.
 ///
-/// The first poll queues what the request has, and lets other tasks run, so that calls which are made together go out together. Later
-/// polls look at the completion queue for a short time before they wait.
+/// The first poll queues what the request has, and lets other tasks run, so that calls which are made
+/// together go out together. Later polls look at the completion queue for a short time before they wait.
 pub(super) struct NativeCall {
     endpoints: Arc<Endpoints>,
     connection: Arc<Connection>,
@@ -118,8 +118,9 @@ impl NativeCall {
         }
     }
 
-    /// Queues the request as far as it is there, and sends it: at once if no other call is under way, and otherwise later, with those of calls
-    /// that are made together. Returns whether a task of the session does that; otherwise it is the next poll of one of these calls.
+    /// Queues the request as far as it is there, and sends it: at once if no other call is under way, and
+    /// otherwise later, with those of calls that are made together. Returns whether a task of the session
+    /// does that; otherwise it is the next poll of one of these calls.
     fn send(&mut self, context: &mut Context<'_>) -> Result<bool, CallEnd> {
         let Some(request) = &mut self.request else { return Err(polled_again().into()) };
         let Connection::Native(native) = &*self.connection else {
@@ -203,7 +204,8 @@ pub(super) fn polled_again() -> Status {
     Status::internal("the call was polled after its end")
 }
 
-/// Waits for the headers of the response. The call keeps parts of the body that have arrived. The call can be sent `again`.
+/// Waits for the headers of the response. The call keeps parts of the body that have arrived. The call can be
+/// sent `again`.
 fn poll_headers(
     call: &mut ActiveCall,
     deadline: &mut Deadline,
@@ -363,7 +365,8 @@ impl ActiveCall {
         }
     }
 
-    /// Waits for the headers of the response. Polls for them on this thread for a short time, then registers the task.
+    /// Waits for the headers of the response. Polls for them on this thread for a short time, then registers
+    /// the task.
     pub(super) fn poll_headers(
         &mut self,
         deadline: &mut Deadline,
@@ -378,7 +381,8 @@ impl ActiveCall {
         if head.is_ready() { head } else { self.stream.poll_headers(context) }
     }
 
-    /// Waits for the next part of the response, in the same way. Most parts come together with the headers, so this looks first.
+    /// Waits for the next part of the response, in the same way. Most parts come together with the headers,
+    /// so this looks first.
     fn poll_part(
         &self,
         deadline: &Deadline,
@@ -496,7 +500,8 @@ mod tests {
     /// A hang is a failure after this time.
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Serves the health service. Returns a channel to it, its native connection, and the calls that the server sees.
+    /// Serves the health service. Returns a channel to it, its native connection, and the calls that the
+    /// server sees.
     async fn served() -> (RdmaChannel, Arc<Connection>, UnboundedReceiver<()>) {
         // A ping would also send what was left queued, and so hide that it was.
         let config = Config::default()

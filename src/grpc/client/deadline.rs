@@ -22,8 +22,9 @@ use crate::endpoint::OwnedTask;
 use crate::transport::request::grpc_timeout;
 use tonic_rdma_verbs::unstable::lock;
 
-/// The deadline of a call: the time in its field `grpc-timeout`, which holds until the end of the response, and the endpoint's time-out,
-/// which holds until the headers of the response, as tonic has it. No timer runs until [`poll_passed`](Self::poll_passed).
+/// The deadline of a call: the time in its field `grpc-timeout`, which holds until the end of the response,
+/// and the endpoint's time-out, which holds until the headers of the response, as tonic has it. No timer runs
+/// until [`poll_passed`](Self::poll_passed).
 pub(super) struct Deadline {
     /// The time when the call began, once somebody has asked for it. Most calls are sent before that.
     begun: Option<Instant>,
@@ -55,8 +56,8 @@ impl Deadline {
         *self.begun.get_or_insert_with(Instant::now)
     }
 
-    /// Sets the time-out of the endpoint that the call goes to. `None`: the headers of the response have come, so only the call's own time is
-    /// left.
+    /// Sets the time-out of the endpoint that the call goes to. `None`: the headers of the response have
+    /// come, so only the call's own time is left.
     pub(super) fn set_endpoint(&mut self, endpoint: Option<&Arc<EndpointTimeout>>) {
         (self.endpoint, self.timer, self.is_over) = (endpoint.cloned(), None, false);
     }
@@ -83,8 +84,8 @@ impl Deadline {
         passed
     }
 
-    /// Waits for the deadline of a call that is under way. Its session wakes it when the endpoint's time-out becomes known, so most calls
-    /// need no timer.
+    /// Waits for the deadline of a call that is under way. Its session wakes it when the endpoint's time-out
+    /// becomes known, so most calls need no timer.
     pub(super) fn poll_passed_under_way(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let is_endless = self.own.is_none() && self.endpoint.as_ref().is_none_or(|it| it.get().is_none());
         if is_endless { Poll::Pending } else { self.poll_passed(context) }
@@ -124,7 +125,8 @@ pub(super) struct Origin {
     pub(super) user_agent: Option<HeaderValue>,
 }
 
-/// The time-out of an endpoint. It is known once the probe's call has failed, and never if the endpoint has none.
+/// The time-out of an endpoint. It is known once the probe's call has failed, and never if the endpoint has
+/// none.
 #[derive(Debug)]
 pub(super) struct EndpointTimeout {
     /// It does not keep the probe.
@@ -134,20 +136,23 @@ pub(super) struct EndpointTimeout {
     _probe: OwnedTask,
 }
 
-/// Longest time that the probe waits for the end of its call. A longer time-out has no effect on native calls.
+/// Longest time that the probe waits for the end of its call. A longer time-out has no effect on native
+/// calls.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Measurements of a time-out. The shortest one counts, because a busy runtime makes a measurement longer and never shorter.
+/// Measurements of a time-out. The shortest one counts, because a busy runtime makes a measurement longer and
+/// never shorter.
 const MEASUREMENTS: u32 = 3;
 /// Bytes that the pipe holds.
 const PIPE: usize = 4096;
 
 /// Learns the settings of `endpoint`. Falls back to the endpoint's URI if the probe fails.
 ///
-/// tonic's own channel adds the origin and the user agent of its endpoint to each call, and ends calls after the endpoint's time-out.
-/// Native calls pass by that channel, and the endpoint does not tell these values. So a probe learns them: it makes a channel of
-/// tonic's over a pipe in memory, and sends one call that is never answered. The headers that arrive have the origin and the user
-/// agent. The time after which the call fails is the time-out. A call that has begun meanwhile began no earlier than the probe, so
-/// its own time-out is learned in time.
+/// tonic's own channel adds the origin and the user agent of its endpoint to each call, and ends calls after
+/// the endpoint's time-out. Native calls pass by that channel, and the endpoint does not tell these values.
+/// So a probe learns them: it makes a channel of tonic's over a pipe in memory, and sends one call that is
+/// never answered. The headers that arrive have the origin and the user agent. The time after which the call
+/// fails is the time-out. A call that has begun meanwhile began no earlier than the probe, so its own
+/// time-out is learned in time.
 pub(super) async fn learn(endpoint: &Endpoint) -> (Origin, EndpointTimeout) {
     let (head, seen) = oneshot::channel();
     let (found, known) = watch::channel(None);
@@ -163,7 +168,8 @@ pub(super) async fn learn(endpoint: &Endpoint) -> (Origin, EndpointTimeout) {
 impl EndpointTimeout {
     /// Returns the time-out, if it is known already.
     pub(super) fn get(&self) -> Option<Duration> {
-        // SYNC: a call that saw 0 after it had registered its waker is woken by the change of `known`, which comes later.
+        // SYNC: a call that saw 0 after it had registered its waker is woken by the change of `known`, which
+        // comes later.
         match self.nanoseconds.load(Ordering::SeqCst) {
             0 => None,
             nanoseconds => Some(Duration::from_nanos(nanoseconds)),

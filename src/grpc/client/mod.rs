@@ -8,9 +8,11 @@
 //!  call: request, headers ── response: body, trailers
 //! ```
 //!
-//! Each endpoint has one connection at a time, native or of tonic's channel, which the table of the balancer keeps.
+//! Each endpoint has one connection at a time, native or of tonic's channel, which the table of the balancer
+//! keeps.
 //!
-//! A native call needs no task and no timer of its own, as long as its request is there at once and its response comes soon.
+//! A native call needs no task and no timer of its own, as long as its request is there at once and its
+//! response comes soon.
 
 mod call;
 mod deadline;
@@ -46,9 +48,9 @@ use crate::transport::balance::table::{self, KeptEndpoint, Table};
 use crate::transport::{host_and_port, is_tls};
 use tonic_rdma_verbs::unstable::lock;
 
-/// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an [`RdmaServer`](crate::RdmaServer) that is
-/// within reach of an RDMA device, and over HTTP/2 elsewhere: over RDMA to other servers of this crate, and over TCP to
-/// stock servers.
+/// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an
+/// [`RdmaServer`](crate::RdmaServer) that is within reach of an RDMA device, and over HTTP/2 elsewhere: over
+/// RDMA to other servers of this crate, and over TCP to stock servers.
 ///
 /// ```
 /// # use tonic::transport::Server;
@@ -73,24 +75,27 @@ use tonic_rdma_verbs::unstable::lock;
 /// # }
 /// ```
 ///
-/// Clones are cheap and share the connections. A clone may have many calls in flight. Interceptors and tower layers take
-/// the channel as they take tonic's `Channel`. Connections end when the last clone is dropped and the calls in flight are over.
+/// Clones are cheap and share the connections. A clone may have many calls in flight. Interceptors and tower
+/// layers take the channel as they take tonic's `Channel`. Connections end when the last clone is dropped and
+/// the calls in flight are over.
 ///
 /// # When a connection ends
 ///
-/// A channel connects again when the next call needs a connection. Calls wait for a dial that is under way; the wait is a part of
-/// their deadline. If the dial fails, they fail with UNAVAILABLE and its reason. An endpoint that failed is dialled at most
-/// each 100 ms. A channel over [several endpoints](Self::balance) has a longer back-off, which no call waits for: while all of its
-/// endpoints are down, calls fail at once, with the reason of the last failure.
+/// A channel connects again when the next call needs a connection. Calls wait for a dial that is under way;
+/// the wait is a part of their deadline. If the dial fails, they fail with UNAVAILABLE and its reason. An
+/// endpoint that failed is dialled at most each 100 ms. A channel over [several endpoints](Self::balance) has
+/// a longer back-off, which no call waits for: while all of its endpoints are down, calls fail at once, with
+/// the reason of the last failure.
 ///
-/// A call that was in flight when its connection ended fails with UNAVAILABLE, unless the server said that it has not begun the call
-/// (GOAWAY): such a call is sent once more, on a new connection.
+/// A call that was in flight when its connection ended fails with UNAVAILABLE, unless the server said that it
+/// has not begun the call (GOAWAY): such a call is sent once more, on a new connection.
 ///
 /// # Deadlines
 ///
-/// A call that is late ends with DEADLINE_EXCEEDED, at the server as well. The time of [`Request::set_timeout`](tonic::Request::set_timeout)
-/// holds until the end of the response, that of [`Endpoint::timeout`] until its headers, as on tonic's channel. Origin and user agent of the
-/// [`Endpoint`] hold, too. Its other limits, for concurrency and for the rate of calls, hold over HTTP/2 only; layers of
+/// A call that is late ends with DEADLINE_EXCEEDED, at the server as well. The time of
+/// [`Request::set_timeout`](tonic::Request::set_timeout) holds until the end of the response, that of
+/// [`Endpoint::timeout`] until its headers, as on tonic's channel. Origin and user agent of the [`Endpoint`]
+/// hold, too. Its other limits, for concurrency and for the rate of calls, hold over HTTP/2 only; layers of
 /// tower limit a channel over both.
 #[derive(Clone)]
 pub struct RdmaChannel {
@@ -163,8 +168,8 @@ impl RdmaChannel {
         RdmaChannelBuilder::new(vec![endpoint], false)
     }
 
-    /// Returns a builder of a channel that spreads its calls over several endpoints. An endpoint that is down gets no calls, and is dialled
-    /// again by back-off, at first after 100 ms, at last every 10 s.
+    /// Returns a builder of a channel that spreads its calls over several endpoints. An endpoint that is down
+    /// gets no calls, and is dialled again by back-off, at first after 100 ms, at last every 10 s.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -181,13 +186,14 @@ impl RdmaChannel {
         RdmaChannelBuilder::new(endpoints.into_iter().collect(), true)
     }
 
-    /// Returns what was negotiated for the last connection; `None` before the first one. The counters in it are live.
+    /// Returns what was negotiated for the last connection; `None` before the first one. The counters in it
+    /// are live.
     pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
         lock(&self.endpoints.dialling.last).clone()
     }
 
-    /// Returns the state of each endpoint, in the order in which they were given. An endpoint that has not been needed yet counts as
-    /// [`EndpointState::Connecting`](crate::EndpointState::Connecting).
+    /// Returns the state of each endpoint, in the order in which they were given. An endpoint that has not
+    /// been needed yet counts as [`EndpointState::Connecting`](crate::EndpointState::Connecting).
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
         self.endpoints.table.status()
     }
@@ -327,14 +333,15 @@ impl RdmaChannelBuilder {
         Self { endpoints, balances, config: None, calls: CallConfig::default() }
     }
 
-    /// Sets the configuration of the connections. Default: [`Config::from_env`], which is read when the channel is made.
+    /// Sets the configuration of the connections. Default: [`Config::from_env`], which is read when the
+    /// channel is made.
     pub fn config(mut self, config: Config) -> Self {
         self.config = Some(config);
         self
     }
 
-    /// Sets the limits of calls without HTTP/2. Default: [`CallConfig::default`]. The times in it are limits of servers, and have no effect
-    /// here.
+    /// Sets the limits of calls without HTTP/2. Default: [`CallConfig::default`]. The times in it are limits
+    /// of servers, and have no effect here.
     pub fn calls(mut self, calls: CallConfig) -> Self {
         self.calls = calls;
         self
@@ -343,7 +350,8 @@ impl RdmaChannelBuilder {
     /// Connects to the endpoint, or to at least one of several.
     ///
     /// # Errors
-    /// A setting or a variable has a value that can't be used, there is no endpoint, or no endpoint can be connected to.
+    /// A setting or a variable has a value that can't be used, there is no endpoint, or no endpoint can be
+    /// connected to.
     pub async fn connect(self) -> Result<RdmaChannel, RdmaError> {
         let config = self.config.clone().map_or_else(Config::from_env, Ok)?;
         config.validate()?;
@@ -353,9 +361,9 @@ impl RdmaChannelBuilder {
         Ok(RdmaChannel { endpoints: Arc::new(endpoints) })
     }
 
-    /// Makes a channel to one endpoint that connects at the first call, or a channel to several endpoints that connects to all of
-    /// them in the background. If the channel has no endpoint, or a setting or a variable has a
-    /// value that can't be used, calls fail, with the reason.
+    /// Makes a channel to one endpoint that connects at the first call, or a channel to several endpoints
+    /// that connects to all of them in the background. If the channel has no endpoint, or a setting or a
+    /// variable has a value that can't be used, calls fail, with the reason.
     ///
     /// # Panics
     /// Outside a tokio runtime, as tonic's method does.
@@ -481,8 +489,8 @@ impl Target {
             }
             Negotiated::Stream(stream) => {
                 *lock(&dialling.last) = Some(stream.info().clone());
-                // The first stream is the one that was negotiated for native calls. tonic dials again for calls that were on their way when
-                // the server sent GOAWAY; these stay with HTTP/2.
+                // The first stream is the one that was negotiated for native calls. tonic dials again for
+                // calls that were on their way when the server sent GOAWAY; these stay with HTTP/2.
                 let (mut first, dialling) = (Some(stream), Arc::clone(dialling));
                 let dial = move |uri: Uri| {
                     let (first, dialling) = (first.take(), Arc::clone(&dialling));
@@ -546,7 +554,8 @@ impl table::Connection for Connection {
     }
 }
 
-/// Wakes the calls of a session when the time-out of their endpoint becomes known, so that they make their timers.
+/// Wakes the calls of a session when the time-out of their endpoint becomes known, so that they make their
+/// timers.
 async fn wake_calls(session: Weak<Session>, mut timeout: watch::Receiver<Option<Duration>>) {
     while timeout.changed().await.is_ok() {
         match session.upgrade() {
@@ -568,7 +577,8 @@ struct Endpoints {
 }
 
 impl Endpoints {
-    /// Makes the endpoints of a channel. If the channel `balances` its calls, its endpoints stay connected without calls.
+    /// Makes the endpoints of a channel. If the channel `balances` its calls, its endpoints stay connected
+    /// without calls.
     fn new(endpoints: Vec<Endpoint>, balances: bool, dialer: Dialer, calls: CallConfig) -> Self {
         let dialling = Arc::new(Dialling { dialer, calls, last: Mutex::default() });
         let targets = endpoints.into_iter().map(|endpoint| (Target::new(endpoint, &dialling), None));
@@ -621,7 +631,8 @@ impl Endpoints {
         Self { table, dialling: Arc::clone(dialling), runtime, _kept: kept }
     }
 
-    /// Returns the native connection of the only endpoint, if there is one. It may refuse the call, which can be sent again then.
+    /// Returns the native connection of the only endpoint, if there is one. It may refuse the call, which can
+    /// be sent again then.
     fn only_native(&self) -> Option<Arc<Connection>> {
         self.table.only().filter(|connection| connection.is_native())
     }

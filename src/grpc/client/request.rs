@@ -1,4 +1,5 @@
-//! A request on its way: what is kept of it to send it again, and the task that sends a body that is not there at once.
+//! A request on its way: what is kept of it to send it again, and the task that sends a body that is not
+//! there at once.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -41,7 +42,8 @@ impl PendingRequest {
         Self { head, user_agent, extensions, body }
     }
 
-    /// Returns the headers as the server gets them. Headers that were sent before, to a server that refused them, are copied.
+    /// Returns the headers as the server gets them. Headers that were sent before, to a server that refused
+    /// them, are copied.
     pub(super) fn head(&mut self, terms: &Terms) -> Arc<RequestHeaders> {
         let head = Arc::make_mut(&mut self.head);
         head.authority.clone_from(&terms.origin.authority);
@@ -93,7 +95,8 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    /// Takes the first frame from the body, if it is there, so that a body which can't be sent is known before the call begins.
+    /// Takes the first frame from the body, if it is there, so that a body which can't be sent is known
+    /// before the call begins.
     pub(super) fn look(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
         if self.frames.is_empty()
             && let Poll::Ready(Some(frame)) = self.poll_rest(context)
@@ -103,7 +106,8 @@ impl RequestBody {
         Ok(())
     }
 
-    /// Returns the body if it is one frame of small messages, and has ended. Looks for the end behind the first frame.
+    /// Returns the body if it is one frame of small messages, and has ended. Looks for the end behind the
+    /// first frame.
     pub(super) fn whole(&mut self, context: &mut Context<'_>) -> Option<Bytes> {
         let only = self.frames.only()?;
         if !Outgoing::default().is_small(only) || self.failed.is_some() {

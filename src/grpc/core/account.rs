@@ -39,8 +39,8 @@ impl ReceiveAccount {
         }
     }
 
-    /// Sets the bounds: `budget` bytes in windows beyond the first ones, as much again in data, and a quarter in headers, of which the longest
-    /// count `longest`.
+    /// Sets the bounds: `budget` bytes in windows beyond the first ones, as much again in data, and a quarter
+    /// in headers, of which the longest count `longest`.
     pub(super) fn set_budget(&mut self, budget: u64, longest: usize) {
         let limit = i64::try_from(budget).unwrap_or(i64::MAX);
         self.most_full_windows = limit.max(self.full_window.saturating_mul(Self::FULL_WINDOWS));
@@ -106,15 +106,16 @@ impl ReceiveAccount {
         self.unread_data -= cost;
     }
 
-    /// Notes that the application took parts of a stream of this cost. Returns the credit that the peer is to get.
+    /// Notes that the application took parts of a stream of this cost. Returns the credit that the peer is to
+    /// get.
     pub(super) fn take(&mut self, stream: &mut Stream, cost: i64) -> Option<u64> {
         let receiving = &mut stream.receiving;
         receiving.unread -= cost;
         if receiving.ended || stream.closed {
             return None;
         }
-        // This stream is being read, so its window becomes full-sized. The number of full windows has a limit, because the reader may stop
-        // later, and then all bytes of the window stay in memory.
+        // This stream is being read, so its window becomes full-sized. The number of full windows has a
+        // limit, because the reader may stop later, and then all bytes of the window stay in memory.
         let more = self.full_window - receiving.target;
         if more > 0 && more <= self.most_full_windows - self.full_windows {
             self.full_windows += more;

@@ -13,7 +13,8 @@ use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{RequestHeaders, ResetCode};
 
-/// The reason why [`open`](Core::open) opens no stream. The call has not reached the peer, so that it may be sent on another connection.
+/// The reason why [`open`](Core::open) opens no stream. The call has not reached the peer, so that it may be
+/// sent on another connection.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum OpenError {
     /// The connection has ended.
@@ -148,8 +149,8 @@ impl<K> Core<K> {
         Poll::Pending
     }
 
-    /// Takes the rest of a response, if it is all there: one part with little data, and trailers. Longer data counts until somebody asks
-    /// for it.
+    /// Takes the rest of a response, if it is all there: one part with little data, and trailers. Longer data
+    /// counts until somebody asks for it.
     pub(in crate::grpc) fn take_rest(&mut self, key: StreamKey) -> Option<(Bytes, HeaderMap)> {
         let receiving = &mut self.streams[key].receiving;
         if !receiving.ended || receiving.trailers.is_none() || !receiving.parts.is_only_data(Self::LITTLE) {
@@ -232,7 +233,8 @@ impl<K> Core<K> {
         }
     }
 
-    /// Registers the task of `waker`, unless `poll_headers` or `poll_part` would return something now. Returns whether it was registered.
+    /// Registers the task of `waker`, unless `poll_headers` or `poll_part` would return something now.
+    /// Returns whether it was registered.
     pub(in crate::grpc) fn wait(&mut self, key: StreamKey, waker: &Waker) -> bool {
         let waits = !self.has_arrived(key);
         if waits {
@@ -293,7 +295,8 @@ impl<K> Core<K> {
     /// Notes that the handle of a stream is gone.
     pub(in crate::grpc) fn release(&mut self, key: StreamKey) {
         let stream = &mut self.streams[key];
-        // A server has ended the call when its end is queued. A client has not, as long as the response is missing.
+        // A server has ended the call when its end is queued. A client has not, as long as the response is
+        // missing.
         let is_ending = self.role == Role::Server && stream.sending.end;
         if stream.closed || is_ending {
             self.drop_arrived(key);
@@ -342,15 +345,16 @@ impl<K> Core<K> {
         }
     }
 
-    /// Gives the memory of a response's headers and trailers back, if none of them waits to be taken. The headers of a request count until the
-    /// handle of its stream is gone, because the handler has them.
+    /// Gives the memory of a response's headers and trailers back, if none of them waits to be taken. The
+    /// headers of a request count until the handle of its stream is gone, because the handler has them.
     fn release_headers(&mut self, key: StreamKey) {
         if self.role == Role::Client {
             self.account.release_headers(&mut self.streams[key].receiving);
         }
     }
 
-    /// Removes calls that were dropped before they were opened, once they are at least `least`, and as many as the others.
+    /// Removes calls that were dropped before they were opened, once they are at least `least`, and as many
+    /// as the others.
     pub(super) fn sweep_unopened(&mut self, least: usize) {
         self.streams.sweep_unopened(least).into_iter().for_each(|key| self.remove_if_over(key));
     }

@@ -136,7 +136,8 @@ impl Control {
         }
     }
 
-    /// Notes that the peer accepts no new calls after the stream `last`. Returns the reason, unless the peer has said so before.
+    /// Notes that the peer accepts no new calls after the stream `last`. Returns the reason, unless the peer
+    /// has said so before.
     pub(super) fn went_away(&mut self, last: u32, reason: &[u8]) -> Result<Option<Arc<str>>, CallViolation> {
         match self.go_away.received {
             Some((before, _)) if before < last => {

@@ -6,7 +6,8 @@ use super::wire::Message;
 use crate::grpc::frame::headers::{Decoded, Decoder, Encoder};
 use crate::grpc::frame::{CallViolation, FrameHeader, Kind, Limits, MORE};
 
-/// The codec of headers, and the blocks of headers that are under way. No other frame may come between the frames of a block.
+/// The codec of headers, and the blocks of headers that are under way. No other frame may come between the
+/// frames of a block.
 #[derive(Debug)]
 pub(super) struct HeaderBlocks {
     encoder: Encoder,
@@ -90,7 +91,8 @@ impl HeaderBlocks {
         self.decoder.decode(block)
     }
 
-    /// Adds the block that `encode` makes to the message. Returns false if the rest has to go with the next message.
+    /// Adds the block that `encode` makes to the message. Returns false if the rest has to go with the next
+    /// message.
     pub(super) fn write(
         &mut self,
         message: &mut Message,

@@ -1,7 +1,8 @@
 //! The calls of one connection as a state machine without IO: no clock, no verbs, no executor.
 //!
-//! The owner of a [`Core`] reports what happened ([`receive`](Core::receive), [`landed`](Core::landed), …), gives commands of streams
-//! (`open`, `send_data`, …), takes what arrived (`poll_headers`, `poll_part`), and lets it [`transmit`](Core::transmit) over a [`Wire`].
+//! The owner of a [`Core`] reports what happened ([`receive`](Core::receive), [`landed`](Core::landed), …),
+//! gives commands of streams (`open`, `send_data`, …), takes what arrived (`poll_headers`, `poll_part`), and
+//! lets it [`transmit`](Core::transmit) over a [`Wire`].
 //!
 //! A call has two halves, one for each direction:
 //!
@@ -11,15 +12,17 @@
 //! | open | HEADERS, and DATA or OFFER | END (next: closed), TRAILERS (both halves closed) |
 //! | closed | | |
 //!
-//! The server's END or TRAILERS, and a RESET of either side, close the call. Frames of a closed call that were under way are read and
-//! dropped; what they offer is given back.
+//! The server's END or TRAILERS, and a RESET of either side, close the call. Frames of a closed call that
+//! were under way are read and dropped; what they offer is given back.
 //!
-//! **Flow control.** Each stream has a window of *cost*: a part of the body costs its length and a fixed number of bytes, so that many
-//! small parts can't fill the memory of the receiver. DATA stays within the window. An OFFER needs some window left and may overdraw it,
-//! because its bytes stay at the sender until the receiver reads them.
+//! **Flow control.** Each stream has a window of *cost*: a part of the body costs its length and a fixed
+//! number of bytes, so that many small parts can't fill the memory of the receiver. DATA stays within the
+//! window. An OFFER needs some window left and may overdraw it, because its bytes stay at the sender until
+//! the receiver reads them.
 //!
-//! **Turns.** Streams take turns, one message's worth at a time. Streams with much to send wait in a queue of their own, which gets
-//! one turn after each message for the others. So a small call never waits behind a large one.
+//! **Turns.** Streams take turns, one message's worth at a time. Streams with much to send wait in a queue of
+//! their own, which gets one turn after each message for the others. So a small call never waits behind a
+//! large one.
 
 mod account;
 mod commands;
@@ -91,11 +94,12 @@ pub(super) struct Core<K> {
 }
 
 impl<K> Core<K> {
-    /// Ended calls whose offers may be outstanding before a client opens more calls, in multiples of the calls that may be open. A server
-    /// counts calls as ended whose end the client has not seen yet, so it allows one multiple more.
+    /// Ended calls whose offers may be outstanding before a client opens more calls, in multiples of the
+    /// calls that may be open. A server counts calls as ended whose end the client has not seen yet, so it
+    /// allows one multiple more.
     const LINGERING: usize = 2;
-    /// The most that a stream may be sent ahead before the application reads. A hostile or a busy peer can't fill more memory than that for each
-    /// stream.
+    /// The most that a stream may be sent ahead before the application reads. A hostile or a busy peer can't
+    /// fill more memory than that for each stream.
     const FIRST_WINDOW: usize = 64 << 10;
 
     /// Makes the state of one side. Lengths are in bytes.
@@ -126,8 +130,8 @@ impl<K> Core<K> {
         }
     }
 
-    /// Sets the memory that messages in one segment may have. As much may be in windows beyond the first ones, and as much again in data
-    /// that was not taken. A quarter may be in headers.
+    /// Sets the memory that messages in one segment may have. As much may be in windows beyond the first
+    /// ones, and as much again in data that was not taken. A quarter may be in headers.
     pub(super) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
         self.account.set_budget(budget.limit(), self.limits.header_bytes as usize);
         self.received_offers.set_budget(budget);
@@ -148,7 +152,8 @@ impl<K> Core<K> {
         self.control.keep_taken(keeps);
     }
 
-    /// Returns whether the last `transmit` left work, though there was room to send. Then it is to be called again soon.
+    /// Returns whether the last `transmit` left work, though there was room to send. Then it is to be called
+    /// again soon.
     pub(super) fn transmits_again(&self) -> bool {
         self.again
     }
@@ -168,7 +173,8 @@ impl<K> Core<K> {
         self.ended.is_some()
     }
 
-    /// Returns the reason why no calls can be opened, if there is one: the peer's reason for going away, or the reason of this side.
+    /// Returns the reason why no calls can be opened, if there is one: the peer's reason for going away, or
+    /// the reason of this side.
     pub(super) fn going_away(&self) -> Option<Arc<str>> {
         if let Some(reason) = self.control.peer_went_away() {
             return Some(Arc::clone(reason));

@@ -64,8 +64,8 @@ impl<K> Output<K> {
         fits
     }
 
-    /// Sends the first part of a stream's body, or a chunk of it. Returns how the turn ends, or `None` if it goes on, and whether the end of the
-    /// stream was sent.
+    /// Sends the first part of a stream's body, or a chunk of it. Returns how the turn ends, or `None` if it
+    /// goes on, and whether the end of the stream was sent.
     pub(super) fn send_front<W: Wire<Kept = K>>(
         &mut self,
         stream: &mut Stream,
@@ -182,8 +182,9 @@ impl<K> Output<K> {
         is_end
     }
 
-    /// Goes on to prepare a message in parts of `total` bytes, and offers it when all of its bytes can be read. Exposes what lies in
-    /// registered memory, and copies the rest, a chunk in each turn, until `most_copied` bytes were copied.
+    /// Goes on to prepare a message in parts of `total` bytes, and offers it when all of its bytes can be
+    /// read. Exposes what lies in registered memory, and copies the rest, a chunk in each turn, until
+    /// `most_copied` bytes were copied.
     fn prepare<W: Wire<Kept = K>>(
         &mut self,
         stream: &mut Stream,

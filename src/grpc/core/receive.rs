@@ -17,7 +17,8 @@ impl<K> Core<K> {
     /// The most credit of a stream.
     const MOST_CREDIT: i64 = 1 << 50;
 
-    /// Takes a message of the peer. Tasks to wake are in `wakers` then. New calls wait in [`next_accepted`](Self::next_accepted).
+    /// Takes a message of the peer. Tasks to wake are in `wakers` then. New calls wait in
+    /// [`next_accepted`](Self::next_accepted).
     ///
     /// # Errors
     /// The message breaks the rules. The connection has to end.
@@ -132,7 +133,8 @@ impl<K> Core<K> {
         Ok(())
     }
 
-    /// Ends a call of which a part of `length` bytes has arrived that there is no memory for, and tells the peer.
+    /// Ends a call of which a part of `length` bytes has arrived that there is no memory for, and tells the
+    /// peer.
     fn refuse(&mut self, key: StreamKey, length: usize, reason: String) {
         self.control.reset(self.streams[key].id, ResetCode::ResourceExhausted);
         let fault = CallFault::NoMemory { length: length as u64, reason: reason.into() };
@@ -153,8 +155,8 @@ impl<K> Core<K> {
             // The client learns from the GOAWAY that this call is not carried out.
             return Ok(());
         }
-        // Handlers of calls that the client has reset may still be running. A client can't start more of them than this. Nor does it
-        // get more responses if it gives none back.
+        // Handlers of calls that the client has reset may still be running. A client can't start more of them
+        // than this. Nor does it get more responses if it gives none back.
         if self.streams.len() > 2 * most || self.output.offers.ended_calls() > (Self::LINGERING + 1) * most {
             self.control.reset(id, ResetCode::Refused);
             return Ok(());

@@ -170,7 +170,8 @@ impl ReceivedOffers {
         offer.under_way > 0 && !offer.has_landed()
     }
 
-    /// Returns the length of reads of an offer that were started and not taken, and the cost of what was not taken of it.
+    /// Returns the length of reads of an offer that were started and not taken, and the cost of what was not
+    /// taken of it.
     fn untaken(&self, index: usize) -> (u64, i64) {
         let offer = &self.offers[index];
         (offer.landing(), offer.cost())
@@ -336,7 +337,8 @@ impl<K> Core<K> {
         }
     }
 
-    /// Starts reads of all streams that have offers and have not enough that was not taken. Streams take turns.
+    /// Starts reads of all streams that have offers and have not enough that was not taken. Streams take
+    /// turns.
     pub(super) fn start_reads<W: Wire<Kept = K>>(&mut self, wire: &mut W) {
         self.received_offers.cancel_reads(wire);
         let window = u64::try_from(self.account.full_window()).unwrap_or(0);
@@ -376,7 +378,8 @@ impl<K> Core<K> {
         self.received_offers.budget.describe()
     }
 
-    /// Ends a stream's wait for memory. A client's call ends. A server's reader finds `fault` in place of the offer.
+    /// Ends a stream's wait for memory. A client's call ends. A server's reader finds `fault` in place of the
+    /// offer.
     pub(in crate::grpc) fn give_up(&mut self, key: StreamKey, fault: &CallFault) {
         if self.role == Role::Client {
             return self.reset(key, ResetCode::ResourceExhausted);
@@ -388,8 +391,8 @@ impl<K> Core<K> {
         }
     }
 
-    /// Puts a fault in place of an offer, which is not read any further. The stream gets back what the offer cost, because a reader
-    /// may go on with what follows.
+    /// Puts a fault in place of an offer, which is not read any further. The stream gets back what the offer
+    /// cost, because a reader may go on with what follows.
     fn replace_offer(&mut self, key: StreamKey, index: usize, fault: CallFault) {
         let receiving = &mut self.streams[key].receiving;
         let mut parts = std::mem::take(&mut receiving.parts);

@@ -12,7 +12,8 @@ pub(super) struct SentOffers<K> {
     next: u64,
     /// The messages that are copied before they are offered, by stream.
     preparing: NumberMap<u32, Preparing<K>>,
-    /// Calls that have ended, and of which the peer has not given all offers back, with the number of these offers.
+    /// Calls that have ended, and of which the peer has not given all offers back, with the number of these
+    /// offers.
     ended: NumberMap<u32, u32>,
 }
 

@@ -13,7 +13,8 @@ use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{OfferSegment, RequestHeaders};
 use crate::grpc::landing_budget::CallShare;
 
-/// The place of a stream in the state machine. It is used again after the stream's handle is gone and the call has ended.
+/// The place of a stream in the state machine. It is used again after the stream's handle is gone and the
+/// call has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::grpc) struct StreamKey(pub(super) u32);
 
@@ -60,9 +61,9 @@ pub(in crate::grpc) struct LandedBytes {
 pub(crate) enum Part {
     /// Bytes of the body, in order. Messages may begin and end anywhere in them.
     Data(Bytes),
-    /// One whole gRPC message with its prefix of five bytes, in one segment of registered memory. The place that the sender named
-    /// ([`send_message`](super::Core::send_message)) is at a multiple of 64 bytes. Only after
-    /// [`deliver_landed`](super::Core::deliver_landed).
+    /// One whole gRPC message with its prefix of five bytes, in one segment of registered memory. The place
+    /// that the sender named ([`send_message`](super::Core::send_message)) is at a multiple of 64 bytes. Only
+    /// after [`deliver_landed`](super::Core::deliver_landed).
     Message(Bytes),
     /// The trailers. Nothing follows.
     Trailers(HeaderMap),
@@ -269,7 +270,8 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// Notes that there is no memory for an offer of `length` bytes, and lets the reader know, which limits how long it waits.
+    /// Notes that there is no memory for an offer of `length` bytes, and lets the reader know, which limits
+    /// how long it waits.
     pub(super) fn starve(&mut self, length: u64, wakers: &mut Vec<Waker>) {
         if self.starved.replace(length).is_none() {
             wakers.extend(self.waker.take());
@@ -298,8 +300,8 @@ pub(super) const OVERHEAD: i64 = 256;
 impl Stream {
     /// The most copied bytes of a stream that wait for the peer to read them.
     pub(super) const MOST_COPIED: usize = 256 << 10;
-    /// The most offered bytes of a stream that wait for the peer to read them, but for the last offer. Credit does not bound them: the
-    /// peer grants as much as it likes.
+    /// The most offered bytes of a stream that wait for the peer to read them, but for the last offer. Credit
+    /// does not bound them: the peer grants as much as it likes.
     const MOST_OFFERED: usize = 64 << 20;
 
     /// Returns whether there is something to send that needs no credit, or that there is credit for.

@@ -9,8 +9,8 @@ use slab::Slab;
 use super::stream::{NumberMap, Queue, Stream, StreamKey};
 use crate::grpc::frame::{CallViolation, Kind};
 
-/// All streams. The number of an open call leads to its stream, a stream knows which queues have it, and its slot is free once its call has
-/// ended, its handle is gone and no queue has it.
+/// All streams. The number of an open call leads to its stream, a stream knows which queues have it, and its
+/// slot is free once its call has ended, its handle is gone and no queue has it.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     slots: Slab<Stream>,
@@ -90,7 +90,8 @@ impl Streams {
         self.last_number == u32::MAX - 1
     }
 
-    /// Adds a call of this client, which waits for a number. Numbers of slots that do not fit into 32 bits would need more memory than there is.
+    /// Adds a call of this client, which waits for a number. Numbers of slots that do not fit into 32 bits
+    /// would need more memory than there is.
     pub(super) fn insert_unopened(&mut self, mut stream: Stream) -> StreamKey {
         stream.sending.queued = Some(Queue::Unopened);
         let key = StreamKey(self.slots.insert(stream) as u32);
@@ -155,7 +156,8 @@ impl Streams {
         true
     }
 
-    /// Takes calls that were dropped before they were opened out of the queue, once they are at least `least`, and as many as the others.
+    /// Takes calls that were dropped before they were opened out of the queue, once they are at least
+    /// `least`, and as many as the others.
     pub(super) fn sweep_unopened(&mut self, least: usize) -> Vec<StreamKey> {
         let unopened = &mut self.queues[Queue::Unopened as usize];
         if self.unopened_dropped < least || self.unopened_dropped * 2 < unopened.len() {
@@ -174,8 +176,8 @@ impl Streams {
         dropped
     }
 
-    /// Frees the slot of a call that has ended and whose handle is gone, and returns the stream. A stream leaves a queue only when the queue
-    /// comes to it.
+    /// Frees the slot of a call that has ended and whose handle is gone, and returns the stream. A stream
+    /// leaves a queue only when the queue comes to it.
     pub(super) fn remove_if_over(&mut self, key: StreamKey) -> Option<Stream> {
         let stream = self.slots.get(key.index())?;
         let is_queued = stream.sending.queued.is_some() || stream.receiving.queued;
@@ -255,7 +257,8 @@ impl Streams {
         }
     }
 
-    /// Empties all queues, and frees the slots of streams whose handles are gone, because the connection has ended.
+    /// Empties all queues, and frees the slots of streams whose handles are gone, because the connection has
+    /// ended.
     pub(super) fn end(&mut self) {
         self.queues.iter_mut().for_each(VecDeque::clear);
         self.unopened_dropped = 0;

@@ -13,7 +13,8 @@ impl<K> Core<K> {
     /// A sender that waits is woken below this number of queued bytes.
     const QUEUED_LOW: usize = 512 << 10;
 
-    /// Starts reads, and sends messages while there is room and something to send. Tasks to wake are in [`after`](Self::after) then.
+    /// Starts reads, and sends messages while there is room and something to send. Tasks to wake are in
+    /// [`after`](Self::after) then.
     pub(in crate::grpc) fn transmit<W: Wire<Kept = K>>(&mut self, wire: &mut W) -> Result<(), W::Fault> {
         if self.ended.is_some() {
             return Ok(());
@@ -41,8 +42,8 @@ impl<K> Core<K> {
             let before = (self.output.copy_budget(), self.streams.waiting());
             self.fill(wire);
             if self.output.message.is_empty() {
-                // There is more to do if headers were refused, because a reset waits then, and if a stream left its queue without sending,
-                // because another is the first then.
+                // There is more to do if headers were refused, because a reset waits then, and if a stream
+                // left its queue without sending, because another is the first then.
                 let has_reset = self.control.has_resets() && self.peer.is_some();
                 if !has_reset && (self.output.copy_budget(), self.streams.waiting()) == before {
                     return Ok(has_sent);
@@ -106,8 +107,8 @@ impl<K> Core<K> {
         self.remove_if_over(key);
     }
 
-    /// Gives numbers to waiting calls, as many as the peer accepts. The calls that come after the last number fail, because they would wait forever.
-    /// They may be sent again over another connection.
+    /// Gives numbers to waiting calls, as many as the peer accepts. The calls that come after the last number
+    /// fail, because they would wait forever. They may be sent again over another connection.
     fn open_streams(&mut self) {
         let Some(peer) = self.peer else { return };
         if self.control.peer_went_away().is_some() {
@@ -152,7 +153,8 @@ impl<K> Core<K> {
             return Turn::Over;
         }
         if self.streams[key].sending.headers.is_some() && !self.begin(key) {
-            // Headers that did not fit at all keep the stream's slot in the queue. Headers that were begun end the turn.
+            // Headers that did not fit at all keep the stream's slot in the queue. Headers that were begun
+            // end the turn.
             return Turn::Full;
         }
         loop {

@@ -1,4 +1,5 @@
-//! The message that is being put together, and what the state machine needs from the connection below it while it transmits.
+//! The message that is being put together, and what the state machine needs from the connection below it
+//! while it transmits.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// The shortest payload that is not copied, in bytes. Up to this length the copy costs less than a slice of its own.
+    /// The shortest payload that is not copied, in bytes. Up to this length the copy costs less than a slice
+    /// of its own.
     const LONG: usize = 2048;
     /// The least room for headers that are begun. A shorter rest of a message is left empty.
     pub(super) const LEAST_HEADERS: usize = 64;
@@ -63,7 +65,8 @@ impl Message {
         self.bytes[start - FrameHeader::LENGTH..start].copy_from_slice(&header.encode());
     }
 
-    /// Adds a frame of data. The caller has checked that it fits. Returns the data if the message does not keep it.
+    /// Adds a frame of data. The caller has checked that it fits. Returns the data if the message does not
+    /// keep it.
     pub(super) fn data(&mut self, header: &FrameHeader, data: Bytes) -> Option<Bytes> {
         self.bytes.extend_from_slice(&header.encode());
         if data.len() < Self::LONG || self.long.len() == Self::MOST_LONG {
@@ -118,7 +121,8 @@ pub(in crate::grpc) trait Wire {
     /// Copies `bytes` into memory that the peer may read. Returns `None` if there is no memory now.
     fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Self::Kept)>;
 
-    /// Starts to read the segments into one segment of memory whose byte `aligned_at` lies at a multiple of 64.
+    /// Starts to read the segments into one segment of memory whose byte `aligned_at` lies at a multiple of
+    /// 64.
     fn read(&mut self, id: u64, segments: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused>;
 
     /// Ends a fetch. It is reported as landed without memory.

@@ -1,7 +1,8 @@
 //! The compact form of headers and trailers.
 //!
-//! Each direction of a connection has a table of paths, authorities, names, and names with values. The encoder adds entries until the
-//! table is full, and never removes one; the decoder follows. Headers are a sequence of instructions:
+//! Each direction of a connection has a table of paths, authorities, names, and names with values. The
+//! encoder adds entries until the table is full, and never removes one; the decoder follows. Headers are a
+//! sequence of instructions:
 //!
 //! | instruction | followed by | meaning |
 //! |---|---|---|
@@ -13,8 +14,8 @@
 //!
 //! 128 is added to 5, 6 and 7 if the value is sensitive. Such values do not enter the table.
 //!
-//! A name enters the table when it is used first, a value when it is used twice in succession. So values that are different in each
-//! call do not fill the table.
+//! A name enters the table when it is used first, a value when it is used twice in succession. So values that
+//! are different in each call do not fill the table.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -26,7 +27,8 @@ use http::uri::{Authority, PathAndQuery};
 
 use crate::grpc::frame::CallViolation;
 
-/// The headers of a request. The method is always POST and the scheme `http`, because gRPC uses no others here.
+/// The headers of a request. The method is always POST and the scheme `http`, because gRPC uses no others
+/// here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RequestHeaders {
     /// The path: `/package.Service/Method`.
@@ -74,7 +76,8 @@ pub(in crate::grpc) struct Decoded {
     pub(in crate::grpc) headers: HeaderMap,
     /// How much the headers count.
     pub(in crate::grpc) counted: usize,
-    /// The headers have more fields than a `HeaderMap` holds, so `headers` lacks the rest. Their call has to end.
+    /// The headers have more fields than a `HeaderMap` holds, so `headers` lacks the rest. Their call has to
+    /// end.
     pub(in crate::grpc) is_overfull: bool,
 }
 
@@ -87,7 +90,8 @@ pub(in crate::grpc) struct Decoder {
     limits: Room,
     /// The most that headers may count.
     header_bytes: usize,
-    /// The latest headers of references only, with their meaning. As entries never change, such headers always mean the same.
+    /// The latest headers of references only, with their meaning. As entries never change, such headers
+    /// always mean the same.
     known: VecDeque<KnownBlock>,
     /// Spares are missing.
     incomplete: bool,
@@ -126,7 +130,8 @@ impl Decoder {
     /// Reads headers.
     ///
     /// # Errors
-    /// The bytes are no headers, or break a limit. Then the table may have changed, and the connection has to end.
+    /// The bytes are no headers, or break a limit. Then the table may have changed, and the connection has to
+    /// end.
     pub(in crate::grpc) fn decode(&mut self, block: &[u8]) -> Result<Decoded, CallViolation> {
         if block.len() <= Self::KNOWN_LENGTH
             && let Some(known) = self.known.iter_mut().find(|known| is_same(&known.block, block))
@@ -242,8 +247,8 @@ impl Decoder {
     }
 }
 
-/// Returns whether two short blocks are equal. The bytes have arrived just now, and a comparison of the library's loads them in a way that
-/// has to wait until they have left the store buffer.
+/// Returns whether two short blocks are equal. The bytes have arrived just now, and a comparison of the
+/// library's loads them in a way that has to wait until they have left the store buffer.
 fn is_same(known: &[u8], block: &[u8]) -> bool {
     let ((known, known_rest), (block, rest)) = (known.as_chunks::<4>(), block.as_chunks::<4>());
     known.len() == block.len()
@@ -299,8 +304,8 @@ fn name(name: &[u8]) -> Result<HeaderName, CallViolation> {
     })
 }
 
-/// Reads a value. It is copied, because metadata may be kept much longer than the message that it came in. A clone of a common value
-/// counts no references.
+/// Reads a value. It is copied, because metadata may be kept much longer than the message that it came in. A
+/// clone of a common value counts no references.
 fn value(rest: &mut &[u8], sensitive: bool) -> Result<HeaderValue, CallViolation> {
     let length = rest.try_get_u32_le().map_err(|_| bad("it is too short"))?;
     let bytes = match split(rest, length as usize)? {
@@ -316,8 +321,8 @@ fn value(rest: &mut &[u8], sensitive: bool) -> Result<HeaderValue, CallViolation
     Ok(value)
 }
 
-/// Writes the headers of one direction of a connection. What it keeps are copies, because a value of the application may keep much memory, or have
-/// an owner whose drop runs code of the application.
+/// Writes the headers of one direction of a connection. What it keeps are copies, because a value of the
+/// application may keep much memory, or have an owner whose drop runs code of the application.
 #[derive(Debug, Default)]
 pub(in crate::grpc) struct Encoder {
     paths: HashMap<PathAndQuery, u16, RandomState>,
@@ -326,7 +331,8 @@ pub(in crate::grpc) struct Encoder {
     names: HashMap<HeaderName, Name, RandomState>,
     entries: u16,
     room: Room,
-    /// The latest headers that were written as references only. As entries never change, such headers are always written in the same way.
+    /// The latest headers that were written as references only. As entries never change, such headers are
+    /// always written in the same way.
     known: VecDeque<KnownHeaders>,
 }
 
@@ -526,7 +532,8 @@ fn own_authority(authority: &Authority) -> Authority {
 }
 
 impl KnownHeaders {
-    /// Returns whether these are the headers with these parts. A sensitive value is not known, because it is never a reference.
+    /// Returns whether these are the headers with these parts. A sensitive value is not known, because it is
+    /// never a reference.
     fn is(&self, path: Option<&PathAndQuery>, authority: Option<&Authority>, headers: &HeaderMap) -> bool {
         // Headers of one connection differ in their paths first, and in the number of fields.
         self.fields.len() == headers.len()

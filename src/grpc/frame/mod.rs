@@ -1,6 +1,7 @@
 //! The format of native calls: frames, and the compact form of headers.
 //!
-//! A message is a sequence of frames. A frame is a header of 12 bytes and a payload, all numbers little-endian:
+//! A message is a sequence of frames. A frame is a header of 12 bytes and a payload, all numbers
+//! little-endian:
 //!
 //! ```text
 //!  0     1      2      4        8        12
@@ -139,8 +140,8 @@ pub(in crate::grpc) struct Frames {
 }
 
 impl Frames {
-    /// The most bytes of a message that a part may keep in memory beside itself, and four times its own length. A part that would
-    /// keep more is copied.
+    /// The most bytes of a message that a part may keep in memory beside itself, and four times its own
+    /// length. A part that would keep more is copied.
     const KEPT: usize = 256;
     /// The memory that a short message may share with others, in bytes.
     const SHARED: usize = 16 << 10;
@@ -176,9 +177,10 @@ impl Frames {
         &self.message[payload.start..payload.end]
     }
 
-    /// Returns the bytes of a payload to be kept: a slice of the message, or a copy if they are much shorter than the memory that the
-    /// slice would keep. `is_first` is true for the first part of a stream that waits. It is copied less often, because most parts
-    /// are taken at once, and a stream has only one such part.
+    /// Returns the bytes of a payload to be kept: a slice of the message, or a copy if they are much shorter
+    /// than the memory that the slice would keep. `is_first` is true for the first part of a stream that
+    /// waits. It is copied less often, because most parts are taken at once, and a stream has only one such
+    /// part.
     pub(in crate::grpc) fn keep(&self, payload: Payload, is_first: bool) -> Bytes {
         let length = payload.end - payload.start;
         // Short messages share memory of some KiB.
@@ -331,8 +333,8 @@ impl ContentOffer {
     /// Reads the payload of an OFFER.
     ///
     /// # Errors
-    /// The payload is no offer: too short, without bytes, with an empty segment, with a sum that differs from the total, with memory beyond the
-    /// end of the address space, or with an alignment beyond its end.
+    /// The payload is no offer: too short, without bytes, with an empty segment, with a sum that differs from
+    /// the total, with memory beyond the end of the address space, or with an alignment beyond its end.
     pub(in crate::grpc) fn decode(frames: &Frames, payload: Payload) -> Result<Self, CallViolation> {
         let mut rest = frames.bytes(payload);
         let bad = CallViolation::Offer;

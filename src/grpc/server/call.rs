@@ -1,4 +1,5 @@
-//! A call, from its arrival to its end, with the body of its request, and statuses as they stand in headers and trailers.
+//! A call, from its arrival to its end, with the body of its request, and statuses as they stand in headers
+//! and trailers.
 //!
 //! ```text
 //!  Waiting ── the service is ready ──▶ Running ── response ──▶ Responding ── trailers ──▶ Done
@@ -46,8 +47,8 @@ enum CallState<S: Service<Request<Body>>> {
     Done,
 }
 
-/// The start of a response: its headers, and small messages. It waits for the trailers, to be queued with them, or until the body has nothing
-/// more for now.
+/// The start of a response: its headers, and small messages. It waits for the trailers, to be queued with
+/// them, or until the body has nothing more for now.
 struct PendingResponse {
     head: HeaderMap,
     data: Option<Bytes>,
@@ -78,8 +79,9 @@ impl<S: GrpcService> Call<S> {
         Self { stream, state: CallState::Waiting(service, request), limit, answered: false }
     }
 
-    /// Polls the call where it was found. Returns whether it waits: then it is to go on as a task. What it has to send is queued. Also
-    /// returns the time of a look at the completion queue, which is not the handler's.
+    /// Polls the call where it was found. Returns whether it waits: then it is to go on as a task. What it
+    /// has to send is queued. Also returns the time of a look at the completion queue, which is not the
+    /// handler's.
     pub(super) fn poll_in_place(&mut self) -> (bool, Duration) {
         let mut context = Context::from_waker(Waker::noop());
         if self.guarded(&mut context).is_ready() {
@@ -214,7 +216,8 @@ impl<S: GrpcService> Call<S> {
         }
     }
 
-    /// Ends a call whose service returned an error instead of a response. Errors that hold a status become this status, as with tonic.
+    /// Ends a call whose service returned an error instead of a response. Errors that hold a status become
+    /// this status, as with tonic.
     fn refuse(&mut self, error: BoxError) -> Poll<()> {
         match Status::try_from_error(error) {
             Ok(status) => self.fail(&status),
@@ -237,7 +240,8 @@ impl<S: GrpcService> Call<S> {
         self.finish(trailers);
     }
 
-    /// Sends the trailers, and drops the handler. Without a body the response is headers alone, which have the status.
+    /// Sends the trailers, and drops the handler. Without a body the response is headers alone, which have
+    /// the status.
     fn finish(&mut self, trailers: HeaderMap) {
         if let CallState::Responding(_, _, Some(pending)) = mem::replace(&mut self.state, CallState::Done) {
             self.stream.send_response(pending.head, pending.data, Some(trailers));
@@ -276,7 +280,8 @@ impl CallDeadline {
     }
 }
 
-/// What the client sends after the headers: messages with their prefixes, as the client sent them, or stubs of landed messages.
+/// What the client sends after the headers: messages with their prefixes, as the client sent them, or stubs
+/// of landed messages.
 #[derive(Debug)]
 pub(super) struct RequestBody {
     stream: Arc<Stream>,
@@ -316,8 +321,9 @@ impl http_body::Body for RequestBody {
         let part = match part {
             Some(Ok(part)) => part,
             Some(Err(fault)) => {
-                // tonic takes CANCELLED of a request for its end, so a handler would take a request that was cut short for complete. At
-                // the next poll of the call the handler is dropped. A task that the handler started with the body gets the status then.
+                // tonic takes CANCELLED of a request for its end, so a handler would take a request that was
+                // cut short for complete. At the next poll of the call the handler is dropped. A task that
+                // the handler started with the body gets the status then.
                 this.failed = Some(fault.into());
                 context.waker().wake_by_ref();
                 return Poll::Pending;
@@ -349,8 +355,9 @@ pub(super) fn trailers_of(status: &Status) -> HeaderMap {
     trailers
 }
 
-/// Returns the status for a response with this status of HTTP and without a status of gRPC. A native response has no status of
-/// HTTP, so the server does what a client does over HTTP/2 (grpc/doc/http-grpc-status-mapping.md).
+/// Returns the status for a response with this status of HTTP and without a status of gRPC. A native response
+/// has no status of HTTP, so the server does what a client does over HTTP/2
+/// (grpc/doc/http-grpc-status-mapping.md).
 pub(super) fn of_http(status: StatusCode) -> Status {
     let code = match status {
         StatusCode::BAD_REQUEST => Code::Internal,

@@ -1,9 +1,12 @@
 //! The choice whether a call is polled where it was found, or in a task of its own.
 //!
-//! A call that ends in its first poll costs no task and no switch to one. So the thread that finds a call polls the call itself, unless:
+//! A call that ends in its first poll costs no task and no switch to one. So the thread that finds a call
+//! polls the call itself, unless:
 //!
-//! - code of the application may be under way on the thread ([`Accepting`]), such as another call that is polled in place;
-//! - polls of the same path have been slow, or the thread has spent long on calls just before, and other threads could help.
+//! - code of the application may be under way on the thread ([`Accepting`]), such as another call that is
+//!   polled in place;
+//! - polls of the same path have been slow, or the thread has spent long on calls just before, and other
+//!   threads could help.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -55,9 +58,9 @@ pub(super) struct InPlace {
 }
 
 impl InPlace {
-    /// Takes the right. `alone` says that the runtime has no other thread. Returns `None` if the call belongs into a task. The poll is
-    /// measured, which needs two looks at the clock, if the runtime has other threads, if there are slow paths, and otherwise for one
-    /// call of eight.
+    /// Takes the right. `alone` says that the runtime has no other thread. Returns `None` if the call belongs
+    /// into a task. The poll is measured, which needs two looks at the clock, if the runtime has other
+    /// threads, if there are slow paths, and otherwise for one call of eight.
     pub(super) fn begin(have_slow: bool, alone: bool) -> Option<Self> {
         let is_measured = |thread: &Thread| {
             let count = thread.count.get();
@@ -159,8 +162,8 @@ impl Average {
             || self.left.fetch_add(1, Ordering::Relaxed) % RETRY == RETRY - 1
     }
 
-    /// Returns whether the path has been quick for some time. The first call of a path is often slow, because its code and memory are
-    /// touched for the first time.
+    /// Returns whether the path has been quick for some time. The first call of a path is often slow, because
+    /// its code and memory are touched for the first time.
     fn is_forgotten(&self) -> bool {
         self.nanoseconds.load(Ordering::Relaxed) <= nanoseconds(SLOW) / 16
     }

@@ -1,7 +1,8 @@
 //! The server: native calls, HTTP/2 over RDMA and stock TCP clients on one port.
 //!
-//! It splits what the listener accepts: HTTP/2 peers go to tonic's server, native ones are served here, by the same service.
-//! A native connection takes calls until it is too old, has had no call for too long, or the server shuts down.
+//! It splits what the listener accepts: HTTP/2 peers go to tonic's server, native ones are served here, by
+//! the same service. A native connection takes calls until it is too old, has had no call for too long, or
+//! the server shuts down.
 //!
 //! ```text
 //!  serve ── stream ────▶ tonic's Server ──▶ the layers and routes
@@ -52,10 +53,12 @@ use tonic_rdma_verbs::unstable::{lock, run_foreign};
 
 pub use self::routes::{GrpcService, RdmaRoutes};
 
-/// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA, and stock clients over TCP.
+/// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA,
+/// and stock clients over TCP.
 ///
-/// All of them reach the same services, through the same layers. The negotiation of each connection decides; the server's services find
-/// the result in each request ([`RdmaRequestExt::connection`](crate::RdmaRequestExt::connection)). `remote_addr` and `local_addr` of a
+/// All of them reach the same services, through the same layers. The negotiation of each connection decides;
+/// the server's services find the result in each request
+/// ([`RdmaRequestExt::connection`](crate::RdmaRequestExt::connection)). `remote_addr` and `local_addr` of a
 /// [`tonic::Request`] return the addresses of the connection's TCP part.
 ///
 /// ```
@@ -98,12 +101,14 @@ pub use self::routes::{GrpcService, RdmaRoutes};
 ///
 /// # Where handlers of native calls run
 ///
-/// A native call is polled first by the thread that finds it, within the runtime that [`serve`](Self::serve) runs in. A handler that does
-/// not wait is done then, and its reply is sent, without a task of its own. A handler that waits goes on as a task. Calls of methods that
-/// compute for more than about 50 µs go to tasks at once. A handler that blocks its thread delays other calls, as it does in a task; for
-/// such work there is `tokio::task::spawn_blocking`.
+/// A native call is polled first by the thread that finds it, within the runtime that [`serve`](Self::serve)
+/// runs in. A handler that does not wait is done then, and its reply is sent, without a task of its own. A
+/// handler that waits goes on as a task. Calls of methods that compute for more than about 50 µs go to tasks
+/// at once. A handler that blocks its thread delays other calls, as it does in a task; for such work there is
+/// `tokio::task::spawn_blocking`.
 ///
-/// A handler that panics ends its own call with UNKNOWN. A call that the client cancels, and one whose deadline passes, drops its handler.
+/// A handler that panics ends its own call with UNKNOWN. A call that the client cancels, and one whose
+/// deadline passes, drops its handler.
 #[derive(Clone)]
 #[must_use]
 pub struct RdmaServer<L = Identity> {
@@ -113,7 +118,8 @@ pub struct RdmaServer<L = Identity> {
     http2: Server,
     layers: ServiceBuilder<L>,
     routes: Routes,
-    /// The services that native calls find without these routes; `None` if the user has routes, which may take other paths.
+    /// The services that native calls find without these routes; `None` if the user has routes, which may
+    /// take other paths.
     named: Option<Named>,
 }
 
@@ -146,8 +152,9 @@ impl Default for RdmaServer {
 }
 
 impl<L> RdmaServer<L> {
-    /// Sets the connection's settings for [`serve`](Self::serve) and [`serve_with_shutdown`](Self::serve_with_shutdown). Default:
-    /// [`Config::from_env`], which is read when the server begins to listen. An [`RdmaIncoming`] that is handed over has settings of its own.
+    /// Sets the connection's settings for [`serve`](Self::serve) and
+    /// [`serve_with_shutdown`](Self::serve_with_shutdown). Default: [`Config::from_env`], which is read when
+    /// the server begins to listen. An [`RdmaIncoming`] that is handed over has settings of its own.
     pub fn config(mut self, config: Config) -> Self {
         self.config = Some(config);
         self
@@ -159,8 +166,9 @@ impl<L> RdmaServer<L> {
         self
     }
 
-    /// Sets the server for HTTP/2 peers, for its settings: windows, keepalive, limits, TLS. Its timeouts, its limits and its `trace_fn`
-    /// hold for HTTP/2 peers alone; native calls have those of [`calls`](Self::calls).
+    /// Sets the server for HTTP/2 peers, for its settings: windows, keepalive, limits, TLS. Its timeouts, its
+    /// limits and its `trace_fn` hold for HTTP/2 peers alone; native calls have those of
+    /// [`calls`](Self::calls).
     ///
     /// A server with TLS offers no native calls, because they would go around TLS: all its peers use HTTP/2.
     ///
@@ -177,7 +185,8 @@ impl<L> RdmaServer<L> {
         self
     }
 
-    /// Puts a tower layer around all services, for all peers. The layer that is added first is the outermost, as with tonic.
+    /// Puts a tower layer around all services, for all peers. The layer that is added first is the outermost,
+    /// as with tonic.
     ///
     /// ```
     /// use tonic::service::InterceptorLayer;
@@ -226,8 +235,8 @@ impl<L> RdmaServer<L> {
         }
     }
 
-    /// Adds routes. Paths that they don't have go to the services added before. The fallback of these routes does not count. Native calls of
-    /// a server without added routes are quicker.
+    /// Adds routes. Paths that they don't have go to the services added before. The fallback of these routes
+    /// does not count. Native calls of a server without added routes are quicker.
     ///
     /// ```
     /// use tonic::service::Routes;
@@ -259,7 +268,8 @@ impl<L> RdmaServer<L> {
     /// ```
     ///
     /// # Errors
-    /// A setting or a variable has a value that can't be used, the address can't be listened on, or tonic's server failed.
+    /// A setting or a variable has a value that can't be used, the address can't be listened on, or tonic's
+    /// server failed.
     pub async fn serve(self, address: impl ToSocketAddrs) -> Result<(), RdmaError>
     where
         L: Layer<RdmaRoutes, Service: GrpcService>,
@@ -268,8 +278,8 @@ impl<L> RdmaServer<L> {
         self.serve_all(incoming, None::<Pending<()>>).await
     }
 
-    /// Listens on `address`, and serves until `signal` is ready. Then it closes the port, lets the calls in flight finish, and returns
-    /// when all connections have ended, or after [`CallConfig::shutdown_grace`].
+    /// Listens on `address`, and serves until `signal` is ready. Then it closes the port, lets the calls in
+    /// flight finish, and returns when all connections have ended, or after [`CallConfig::shutdown_grace`].
     ///
     /// # Errors
     /// As [`serve`](Self::serve).
@@ -296,7 +306,8 @@ impl<L> RdmaServer<L> {
         self.serve_all(incoming, None::<Pending<()>>).await
     }
 
-    /// Serves the connections of `incoming` until `signal` is ready, and ends as [`serve_with_shutdown`](Self::serve_with_shutdown).
+    /// Serves the connections of `incoming` until `signal` is ready, and ends as
+    /// [`serve_with_shutdown`](Self::serve_with_shutdown).
     ///
     /// # Errors
     /// As [`serve_with_incoming`](Self::serve_with_incoming).
@@ -347,8 +358,8 @@ impl<L> fmt::Debug for RdmaServer<L> {
 /// Most connections that wait for tonic's server.
 const WAITING: usize = 64;
 
-/// Serves the connections of `incoming` with `service` until `signal` is ready. Without a signal, connections outlive this future, as
-/// with tonic.
+/// Serves the connections of `incoming` with `service` until `signal` is ready. Without a signal, connections
+/// outlive this future, as with tonic.
 async fn serve(
     incoming: RdmaIncoming,
     http2: Server,
@@ -400,7 +411,8 @@ async fn serve(
     }
 }
 
-/// Gives connections to `take` until `signal` is ready, and what it returns to `streams`. Then the port is closed.
+/// Gives connections to `take` until `signal` is ready, and what it returns to `streams`. Then the port is
+/// closed.
 async fn accept(
     mut listener: Listener,
     take: impl Fn(Negotiated) -> Option<EndpointStream>,
@@ -438,8 +450,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes that the answer may have until it is read.
 const BUFFER: usize = 4096;
 
-/// Returns whether `server` answers HTTP/2 without TLS. tonic does not tell, so this function says hello to a copy of the server, in
-/// memory. Each answer but that of plain HTTP/2 counts as TLS.
+/// Returns whether `server` answers HTTP/2 without TLS. tonic does not tell, so this function says hello to a
+/// copy of the server, in memory. Each answer but that of plain HTTP/2 counts as TLS.
 async fn is_plaintext(server: Server) -> bool {
     let (mut client, connection) = tokio::io::duplex(BUFFER);
     let mut server = server;
@@ -454,7 +466,8 @@ async fn is_plaintext(server: Server) -> bool {
     tokio::time::timeout(TIMEOUT, asked).await.ok().flatten().unwrap_or(false)
 }
 
-/// The replies of calls that took longer than this do not wait for those of other calls, to share a message with them.
+/// The replies of calls that took longer than this do not wait for those of other calls, to share a message
+/// with them.
 const SHARED: Duration = Duration::from_micros(2);
 
 /// What all native connections of a server share.
@@ -477,8 +490,8 @@ impl ServerShared {
     }
 }
 
-/// Serves a native connection in tasks of its own. `stop` changes when the server shuts down. A server without graceful shutdown has
-/// no `stop`.
+/// Serves a native connection in tasks of its own. `stop` changes when the server shuts down. A server
+/// without graceful shutdown has no `stop`.
 fn serve_native(
     endpoint: MessageEndpoint,
     service: impl GrpcService,
@@ -512,7 +525,8 @@ struct Acceptor<S> {
 /// The service, and what the next call gets.
 struct PreparedService<S> {
     service: S,
-    /// A clone of the service, and what services see of the connection. It is made when a reply was sent, so that no client waits for it.
+    /// A clone of the service, and what services see of the connection. It is made when a reply was sent, so
+    /// that no client waits for it.
     next: Option<(S, Extensions)>,
 }
 
@@ -527,8 +541,9 @@ impl<S: GrpcService> Accept for Acceptor<S> {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         let _context = self.shared.runtime.enter();
         let mut drives = is_last.then(|| Arc::clone(&stream.session));
-        // Calls catch the panics of handlers themselves. This is for a service that panics when it is cloned or dropped: the stream is
-        // dropped then, which resets the call, and the thread that polls for others goes on.
+        // Calls catch the panics of handlers themselves. This is for a service that panics when it is cloned
+        // or dropped: the stream is dropped then, which resets the call, and the thread that polls for others
+        // goes on.
         run_foreign("a service that begins or ends a call", || self.begin(stream, head, &mut drives));
         if let Some(session) = drives {
             session.drive();
@@ -560,7 +575,8 @@ impl<S: GrpcService> Acceptor<S> {
         let (waits, looked) = call.poll_in_place();
         let took = turn.end().map(|took| took.saturating_sub(looked));
         if waits {
-            // Before the session drives, because that may take other calls, and this one has to be polled when it can go on.
+            // Before the session drives, because that may take other calls, and this one has to be polled
+            // when it can go on.
             runtime.spawn(call);
         }
         // The client waits for the reply, and for nothing of what follows.
@@ -681,7 +697,8 @@ async fn idle(session: &Session, accepted: &AtomicU64, limit: Option<Duration>) 
     }
 }
 
-/// Returns `age`, up to a tenth more or less, so that connections that were made together do not all end together.
+/// Returns `age`, up to a tenth more or less, so that connections that were made together do not all end
+/// together.
 fn jittered(age: Duration) -> Duration {
     age.mul_f64(0.9 + 0.2 * fastrand::f64())
 }

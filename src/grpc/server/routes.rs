@@ -1,8 +1,8 @@
 //! The services of a server, as its layers see them.
 //!
-//! A native call finds its service by the first segment of its path, in a table. That is quicker than tonic's router, which matches the whole
-//! path, and puts the bodies of request and response into boxes of its own. HTTP/2 peers, and servers with routes of the user, have
-//! tonic's router.
+//! A native call finds its service by the first segment of its path, in a table. That is quicker than tonic's
+//! router, which matches the whole path, and puts the bodies of request and response into boxes of its own.
+//! HTTP/2 peers, and servers with routes of the user, have tonic's router.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -26,10 +26,12 @@ use tower_service::Service;
 use super::BoxError;
 use crate::grpc::landed::LandingSwitch;
 
-/// What an [`RdmaServer`](super::RdmaServer) serves: a tower service that takes requests with tonic's [`Body`], and answers with a body of
-/// bytes. Generated servers are such services, and layers of tower around such a service are, too.
+/// What an [`RdmaServer`](super::RdmaServer) serves: a tower service that takes requests with tonic's
+/// [`Body`], and answers with a body of bytes. Generated servers are such services, and layers of tower
+/// around such a service are, too.
 ///
-/// Each type that meets the bounds has this trait, so there is nothing to implement. It serves to name the bounds:
+/// Each type that meets the bounds has this trait, so there is nothing to implement. It serves to name the
+/// bounds:
 ///
 /// ```
 /// use std::convert::Infallible;
@@ -81,8 +83,8 @@ pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// The future of a response of [`RdmaRoutes`].
 type Responding = Boxed<Result<Response<Body>, Infallible>>;
 
-/// The services of an [`RdmaServer`](super::RdmaServer): what its [layers](super::RdmaServer::layer) wrap. It answers calls of unknown
-/// services with UNIMPLEMENTED.
+/// The services of an [`RdmaServer`](super::RdmaServer): what its [layers](super::RdmaServer::layer) wrap. It
+/// answers calls of unknown services with UNIMPLEMENTED.
 ///
 /// Most layers take any service. A function that makes a layer's service names this type:
 ///
@@ -136,7 +138,8 @@ impl RdmaRoutes {
 
     /// Returns the service of a native call.
     fn find<B>(&self, request: &Request<B>) -> Option<&dyn Callable> {
-        // Native requests have a switch. Calls over HTTP/2 have methods and header fields that only the router knows.
+        // Native requests have a switch. Calls over HTTP/2 have methods and header fields that only the
+        // router knows.
         request.extensions().get::<LandingSwitch>()?;
         self.named.find(request.uri().path())
     }
@@ -170,8 +173,8 @@ where
 }
 
 impl Named {
-    /// Adds a service. Returns `None` if its name is not one segment of a path: then only tonic's router can tell which service a path
-    /// belongs to.
+    /// Adds a service. Returns `None` if its name is not one segment of a path: then only tonic's router can
+    /// tell which service a path belongs to.
     pub(super) fn with<S: NamedService + Callable + 'static>(mut self, service: S) -> Option<Self> {
         // The router takes names with some of these characters for patterns.
         if S::NAME.is_empty() || S::NAME.contains(['/', '{', '}', '*', ':']) {
@@ -206,7 +209,8 @@ pub(super) trait Callable: Send + Sync {
 impl<S: GrpcService<Error = Infallible> + Sync> Callable for S {
     fn call_clone(&self, request: Request<Body>) -> Responding {
         let service = self.clone();
-        // Called when the response is first polled, as by tonic's router: layers may have put something around the future by then.
+        // Called when the response is first polled, as by tonic's router: layers may have put something
+        // around the future by then.
         Box::pin(async move { service.oneshot(request).await.map(|response| response.map(Body::new)) })
     }
 }

@@ -1,8 +1,9 @@
 //! Requests that callers leave to others.
 //!
-//! Calls that are made together share messages. In a runtime of one thread, a task of the session sends their requests: it runs when the
-//! tasks that were ready have made their calls. Elsewhere another thread would run the task at once, so each caller looks with its next poll
-//! whether requests are left. Callers may have no next poll for a long time, so the task looks as well, some milliseconds later.
+//! Calls that are made together share messages. In a runtime of one thread, a task of the session sends their
+//! requests: it runs when the tasks that were ready have made their calls. Elsewhere another thread would run
+//! the task at once, so each caller looks with its next poll whether requests are left. Callers may have no
+//! next poll for a long time, so the task looks as well, some milliseconds later.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -49,7 +50,8 @@ struct AbandonedState {
 }
 
 impl AbandonedRequests {
-    /// Starts the task in the current runtime. It calls `send` when requests were left, until `send` returns false.
+    /// Starts the task in the current runtime. It calls `send` when requests were left, until `send` returns
+    /// false.
     pub(super) fn start(&self, send: impl FnMut() -> bool + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else { return };
         if self.0.runtime.set(runtime.id()).is_err() {
@@ -69,17 +71,20 @@ impl AbandonedRequests {
         let AbandonedState { thread, runtime, .. } = &*self.0;
         let home = thread.load(Ordering::Relaxed);
         if home == SEVERAL {
-            // If both bits are set, the thread that clears them locks the session's state afterwards, and so finds this request.
+            // If both bits are set, the thread that clears them locks the session's state afterwards, and so
+            // finds this request.
             if self.0.state.load(Ordering::Relaxed) != ABANDONED | WOKEN {
                 self.0.wake(ABANDONED | WOKEN);
-                // SYNC: the task that ends has looked before this request was left, or this sees that it has ended.
+                // SYNC: the task that ends has looked before this request was left, or this sees that it has
+                // ended.
                 if thread.load(Ordering::SeqCst) == 0 {
                     return Sends::Caller;
                 }
             }
             return Sends::Callers;
         }
-        // A thread may run one runtime after the other: the task of the one sends nothing while the thread runs the other.
+        // A thread may run one runtime after the other: the task of the one sends nothing while the thread
+        // runs the other.
         if home != this_thread()
             || !Handle::try_current().is_ok_and(|current| runtime.get() == Some(&current.id()))
         {
@@ -135,8 +140,8 @@ impl<F: FnMut() -> bool> Task<F> {
 
     /// Runs in a runtime of several threads, and sends what no caller has sent.
     async fn run_late(mut self) {
-        /// A caller that has left a request is usually polled again within microseconds. This time bounds what the task costs while
-        /// calls are made all the time.
+        /// A caller that has left a request is usually polled again within microseconds. This time bounds
+        /// what the task costs while calls are made all the time.
         const LATE: Duration = Duration::from_millis(5);
         loop {
             self.shared.wake.notified().await;

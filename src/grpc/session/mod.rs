@@ -1,7 +1,8 @@
 //! The calls of one connection: handles for tasks on one side, the endpoint's messages on the other.
 //!
-//! A [`Session`] has one [`Stream`] for each call. Methods of a stream queue what is to be sent. [`Session::drive`] then sends what
-//! is queued; a caller that queues several things calls it once, so that they share one message:
+//! A [`Session`] has one [`Stream`] for each call. Methods of a stream queue what is to be sent.
+//! [`Session::drive`] then sends what is queued; a caller that queues several things calls it once, so that
+//! they share one message:
 //!
 //! ```text
 //!  client                                         server
@@ -10,10 +11,10 @@
 //!  poll_headers, poll_part …          ◀──────────    send_headers, send_data, send_trailers, drive
 //! ```
 //!
-//! All methods of a stream take `&self`, so that a stream can be shared: one task may send while another reads. A stream has three
-//! wakers: one for [`poll_headers`](Stream::poll_headers) and [`poll_part`](Stream::poll_part), one for
-//! [`poll_send_ready`](Stream::poll_send_ready), and one for [`poll_reset`](Stream::poll_reset). Each keeps the waker of the latest
-//! task that asked.
+//! All methods of a stream take `&self`, so that a stream can be shared: one task may send while another
+//! reads. A stream has three wakers: one for [`poll_headers`](Stream::poll_headers) and
+//! [`poll_part`](Stream::poll_part), one for [`poll_send_ready`](Stream::poll_send_ready), and one for
+//! [`poll_reset`](Stream::poll_reset). Each keeps the waker of the latest task that asked.
 
 mod abandoned;
 mod stream;
@@ -50,10 +51,11 @@ pub(in crate::grpc) use self::stream::MemoryTimeout;
 
 /// Takes the calls that arrive at a server.
 pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
-    /// Takes a call. A thread that [accepts](Accepting) calls does this, outside of a runtime's context if it is a thread of the
-    /// device's, and without any lock. Replies that are queued here by some calls of `accept` share messages: the one with `is_last` calls
-    /// [`Session::drive`], once the reply is queued, and before it does anything else that takes time. If another thread took the last
-    /// call, the session drives.
+    /// Takes a call. A thread that [accepts](Accepting) calls does this, outside of a runtime's context if it
+    /// is a thread of the device's, and without any lock. Replies that are queued here by some calls of
+    /// `accept` share messages: the one with `is_last` calls [`Session::drive`], once the reply is queued,
+    /// and before it does anything else that takes time. If another thread took the last call, the session
+    /// drives.
     fn accept(&self, stream: Stream, head: RequestHeaders, is_last: bool);
 }
 
@@ -114,8 +116,9 @@ impl Session {
         session
     }
 
-    /// Opens a stream for a call of this client. The headers are queued; nothing is sent until [`drive`](Self::drive). If the server has as
-    /// many streams as it accepts, the call waits in the queue until another has ended, so callers need not ask before.
+    /// Opens a stream for a call of this client. The headers are queued; nothing is sent until
+    /// [`drive`](Self::drive). If the server has as many streams as it accepts, the call waits in the queue
+    /// until another has ended, so callers need not ask before.
     ///
     /// # Errors
     /// The connection has ended, or accepts no new calls.
@@ -124,7 +127,8 @@ impl Session {
         Ok(Stream::new(Arc::clone(self), key))
     }
 
-    /// Opens a stream as [`open`](Self::open) does, and queues `body`, which is the whole body. Returns also whether this is the only call.
+    /// Opens a stream as [`open`](Self::open) does, and queues `body`, which is the whole body. Returns also
+    /// whether this is the only call.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -146,8 +150,8 @@ impl Session {
         self.endpoint.drive();
     }
 
-    /// Notes that this thread [drives](Self::drive) when it has dropped the returned value. Until then it does not tell the peer by a message
-    /// of its own that its memory is free.
+    /// Notes that this thread [drives](Self::drive) when it has dropped the returned value. Until then it
+    /// does not tell the peer by a message of its own that its memory is free.
     pub(crate) fn drives_later(&self) -> WillDrive {
         WillDrive { outer: WILL_DRIVE.replace(std::ptr::from_ref(self).addr()) }
     }
@@ -157,9 +161,10 @@ impl Session {
         WILL_DRIVE.get() == std::ptr::from_ref(self).addr()
     }
 
-    /// Sends what is queued if this call is the only one. With others, the request is left to the next poll of a caller, because calls
-    /// that are made together then share messages. Returns whether a task of the session sends it; otherwise the caller should call
-    /// [`drive_abandoned`](Self::drive_abandoned) with its next poll, soon. If no caller does, the request goes out some milliseconds later.
+    /// Sends what is queued if this call is the only one. With others, the request is left to the next poll
+    /// of a caller, because calls that are made together then share messages. Returns whether a task of the
+    /// session sends it; otherwise the caller should call [`drive_abandoned`](Self::drive_abandoned) with its
+    /// next poll, soon. If no caller does, the request goes out some milliseconds later.
     pub(crate) fn drive_if(&self, is_alone: bool) -> bool {
         let sends = if is_alone { Sends::Caller } else { self.abandoned.leave() };
         if sends == Sends::Caller {
@@ -175,8 +180,8 @@ impl Session {
         }
     }
 
-    /// Takes no new calls from now on, and tells the peer so, with the reason. Calls that run go on; when the last has ended, the connection is
-    /// closed. This drives.
+    /// Takes no new calls from now on, and tells the peer so, with the reason. Calls that run go on; when the
+    /// last has ended, the connection is closed. This drives.
     pub(crate) fn go_away(&self, reason: &str) {
         lock(&self.shared.state).core.go_away(reason);
         self.drive();
@@ -193,7 +198,8 @@ impl Session {
         !core.has_ended() && core.going_away().is_none()
     }
 
-    /// Waits until the connection has ended: with a fault, or because a side went away and the last call has ended.
+    /// Waits until the connection has ended: with a fault, or because a side went away and the last call has
+    /// ended.
     ///
     /// # Errors
     /// The connection ended with a fault.
@@ -226,8 +232,8 @@ impl Session {
         wake_all(wakers);
     }
 
-    /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection. A connection that
-    /// has ended transmits nothing, so each wish counts once.
+    /// Transmits as long as the state machine asks for it. Between two times other threads may have the
+    /// connection. A connection that has ended transmits nothing, so each wish counts once.
     fn transmit_again<'a>(&'a self, mut state: MutexGuard<'a, SessionState>) -> MutexGuard<'a, SessionState> {
         if state.transmits_again {
             return state;
@@ -295,7 +301,8 @@ impl Drop for WillDrive {
     }
 }
 
-/// The note that a thread accepts the calls of a session. A panic drops this before it is over, which takes the note back.
+/// The note that a thread accepts the calls of a session. A panic drops this before it is over, which takes
+/// the note back.
 struct Accepts<'a> {
     shared: &'a SessionShared,
     is_over: bool,
@@ -314,8 +321,8 @@ impl Run for Session {
     fn run(self: Arc<Self>) {
         let mut state = lock(&self.shared.state);
         state.will_run = false;
-        // A call that is being polled in place has driven, to read its request. New calls are taken when that call has been polled. Here they
-        // would become tasks.
+        // A call that is being polled in place has driven, to read its request. New calls are taken when that
+        // call has been polled. Here they would become tasks.
         if self.will_drive() {
             return;
         }
@@ -369,7 +376,8 @@ struct SessionState {
 }
 
 impl SessionState {
-    /// Moves tasks to wake, and what the state machine does not need any more, to `after`, because both have to go without a lock.
+    /// Moves tasks to wake, and what the state machine does not need any more, to `after`, because both have
+    /// to go without a lock.
     fn move_to(&mut self, after: &mut Deferred) {
         let AfterUnlock { wakers, memory, headers } = self.core.after_unlock();
         after.wakers.append(wakers);
@@ -400,8 +408,8 @@ impl SessionShared {
         Arc::new(Self { state: Mutex::new(state), session })
     }
 
-    /// Adds the session to the work of `after`, if there is some: calls that were opened, bytes that are left to
-    /// copy, or the end of the connection.
+    /// Adds the session to the work of `after`, if there is some: calls that were opened, bytes that are left
+    /// to copy, or the end of the connection.
     fn run_later(&self, state: &mut SessionState, after: &mut Deferred) {
         let is_due =
             (state.core.has_accepted() && !state.accepts) || (state.core.is_drained() && !state.is_over);

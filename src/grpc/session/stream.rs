@@ -17,8 +17,8 @@ use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
 use tonic_rdma_verbs::unstable::{drop_all, lock, wake_all};
 
-/// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
-/// direction has ended once its end or its trailers are queued.
+/// One call. Dropping the stream before both directions have ended resets the call with
+/// [`ResetCode::Cancel`], at once. A server's direction has ended once its end or its trailers are queued.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(in crate::grpc) session: Arc<Session>,
@@ -68,9 +68,9 @@ impl Stream {
         self.with(|core| core.send_data(self.key, data, end));
     }
 
-    /// Queues one whole gRPC message with its prefix, in parts. Parts in registered memory go from where they lie; small ones are copied. A
-    /// peer that [takes landed messages](Self::deliver_landed) gets it in one segment of memory, in which the byte `aligned_at` of the
-    /// message is at a multiple of 64 bytes.
+    /// Queues one whole gRPC message with its prefix, in parts. Parts in registered memory go from where they
+    /// lie; small ones are copied. A peer that [takes landed messages](Self::deliver_landed) gets it in one
+    /// segment of memory, in which the byte `aligned_at` of the message is at a multiple of 64 bytes.
     pub(crate) fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
         self.with(|core| core.send_message(self.key, parts, aligned_at, end));
     }
@@ -92,13 +92,14 @@ impl Stream {
         self.with(|core| core.send_trailers(self.key, trailers));
     }
 
-    /// Queues the end of the body. A server ends the call with it: a response without trailers is its headers, which have the status, and
-    /// this.
+    /// Queues the end of the body. A server ends the call with it: a response without trailers is its
+    /// headers, which have the status, and this.
     pub(crate) fn end(&self) {
         self.lock().core.send_data(self.key, Bytes::new(), true);
     }
 
-    /// Ends the call in both directions, and tells the peer so. What is queued or has arrived is dropped. This drives.
+    /// Ends the call in both directions, and tells the peer so. What is queued or has arrived is dropped.
+    /// This drives.
     pub(crate) fn reset(&self, code: ResetCode) {
         self.and_drive(|core| core.reset(self.key, code));
     }
@@ -114,8 +115,8 @@ impl Stream {
         }
     }
 
-    /// Waits for the headers of the response (clients). Of a response without a body this is all: it has the status, and
-    /// [`poll_part`](Self::poll_part) returns `None`.
+    /// Waits for the headers of the response (clients). Of a response without a body this is all: it has the
+    /// status, and [`poll_part`](Self::poll_part) returns `None`.
     ///
     /// # Errors
     /// The call was reset, or the connection has ended.
@@ -123,8 +124,9 @@ impl Stream {
         self.lock().core.poll_headers(self.key, Some(context.waker()))
     }
 
-    /// Takes the headers of the response if they have arrived (clients), and registers no task, for callers that look at the completion queue
-    /// themselves. If the rest of the response is there, one part and trailers, both are taken, too.
+    /// Takes the headers of the response if they have arrived (clients), and registers no task, for callers
+    /// that look at the completion queue themselves. If the rest of the response is there, one part and
+    /// trailers, both are taken, too.
     ///
     /// # Errors
     /// As [`poll_headers`](Self::poll_headers).
@@ -144,13 +146,14 @@ impl Stream {
         head
     }
 
-    /// Registers the task of `waker` for the headers of the response and what follows. Returns false if something has come already.
+    /// Registers the task of `waker` for the headers of the response and what follows. Returns false if
+    /// something has come already.
     pub(crate) fn wait(&self, waker: &Waker) -> bool {
         self.lock().core.wait(self.key, waker)
     }
 
-    /// Waits for the next part of the body. Returns `None` at its end: after the trailers, or where the peer's half ended without.
-    /// Drives if the peer waits for room.
+    /// Waits for the next part of the body. Returns `None` at its end: after the trailers, or where the
+    /// peer's half ended without. Drives if the peer waits for room.
     ///
     /// # Errors
     /// The call was reset, or the connection has ended.
@@ -174,8 +177,9 @@ impl Stream {
         part
     }
 
-    /// Drives. What the peer is to be told about the memory of a whole message is kept back if this thread drives once more when the reader
-    /// has the message. The peer waits for the memory of a message that comes in pieces.
+    /// Drives. What the peer is to be told about the memory of a whole message is kept back if this thread
+    /// drives once more when the reader has the message. The peer waits for the memory of a message that
+    /// comes in pieces.
     fn drive_for_reader(&self) {
         let keeps = self.session.will_drive() && {
             let core = &mut self.lock().core;
@@ -209,14 +213,15 @@ impl Stream {
         (part, is_urgent)
     }
 
-    /// Returns whether the last [`poll_part`](Self::poll_part) waits for memory, which the application has to give back first. Readers
-    /// limit that time.
+    /// Returns whether the last [`poll_part`](Self::poll_part) waits for memory, which the application has to
+    /// give back first. Readers limit that time.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved.load(Ordering::Relaxed)
     }
 
-    /// Gives the next part up, because there was no memory for it for `time`. Returns the reason. A client's call ends. A server's call goes
-    /// on, so that the handler's status tells the client the reason. This drives.
+    /// Gives the next part up, because there was no memory for it for `time`. Returns the reason. A client's
+    /// call ends. A server's call goes on, so that the handler's status tells the client the reason. This
+    /// drives.
     pub(crate) fn give_up(&self, time: Duration) -> CallFault {
         let mut fault = CallFault::Ended;
         self.and_drive(|core| {
@@ -228,15 +233,16 @@ impl Stream {
         fault
     }
 
-    /// Returns whether [`poll_headers`](Self::poll_headers) or [`poll_part`](Self::poll_part) would return something now, for callers that
-    /// look at the completion queue themselves.
+    /// Returns whether [`poll_headers`](Self::poll_headers) or [`poll_part`](Self::poll_part) would return
+    /// something now, for callers that look at the completion queue themselves.
     pub(crate) fn has_arrived(&self) -> bool {
         self.lock().core.has_arrived(self.key)
     }
 
-    /// Looks at the completion queue once, if the next part is being read from the peer's memory. Returns the time of the look, if the part
-    /// has landed thereby, as it has where a READ is a copy, or if the call has failed meanwhile. The caller must drive
-    /// afterwards: the peer is told with the next message that its memory is free, which is usually the reply.
+    /// Looks at the completion queue once, if the next part is being read from the peer's memory. Returns the
+    /// time of the look, if the part has landed thereby, as it has where a READ is a copy, or if the call has
+    /// failed meanwhile. The caller must drive afterwards: the peer is told with the next message that its
+    /// memory is free, which is usually the reply.
     pub(crate) fn poll_for_landing(&self) -> Option<Duration> {
         {
             let core = &mut self.lock().core;
@@ -252,20 +258,22 @@ impl Stream {
         (!self.lock().core.is_landing(self.key)).then(|| began.elapsed())
     }
 
-    /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.
+    /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at
+    /// once.
     pub(crate) fn is_end(&self) -> bool {
         self.ended.load(Ordering::Relaxed) || self.lock().core.is_end(self.key)
     }
 
-    /// Waits until the call ends early: the peer reset it, or the connection ended. A server drops the handler then. Stays pending
-    /// if the call ends in order.
+    /// Waits until the call ends early: the peer reset it, or the connection ended. A server drops the
+    /// handler then. Stays pending if the call ends in order.
     pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<CallFault> {
         self.lock().core.poll_reset(self.key, context.waker())
     }
 
-    /// Delivers messages that the peer offers as wholes from now on in one segment ([`Part::Message`]), if they have at most `limit`
-    /// bytes without their prefix. A longer one is [`CallFault::MessageTooLarge`] in its place, and does not land. Call this before the first
-    /// [`poll_part`](Self::poll_part), because messages land from then on.
+    /// Delivers messages that the peer offers as wholes from now on in one segment ([`Part::Message`]), if
+    /// they have at most `limit` bytes without their prefix. A longer one is [`CallFault::MessageTooLarge`]
+    /// in its place, and does not land. Call this before the first [`poll_part`](Self::poll_part), because
+    /// messages land from then on.
     pub(crate) fn deliver_landed(&self, limit: usize) {
         self.lock().core.deliver_landed(self.key, limit);
     }
@@ -294,7 +302,8 @@ impl Stream {
     }
 }
 
-/// While this exists, TAKEN waits for the next message. A task that a look wakes may panic, so the end of the wait is a drop.
+/// While this exists, TAKEN waits for the next message. A task that a look wakes may panic, so the end of the
+/// wait is a drop.
 struct KeepsTaken<'a>(&'a Stream);
 
 impl Drop for KeepsTaken<'_> {
@@ -315,7 +324,8 @@ impl Drop for Stream {
     }
 }
 
-/// The memory_timeout of one reader. Messages need memory that the application may hold; a reader that waits for it too long fails.
+/// The memory_timeout of one reader. Messages need memory that the application may hold; a reader that waits
+/// for it too long fails.
 #[derive(Debug, Default)]
 pub(in crate::grpc) struct MemoryTimeout {
     /// The end of the wait, while there is one.
@@ -326,7 +336,8 @@ impl MemoryTimeout {
     /// Longest wait for memory.
     const TIME: Duration = Duration::from_secs(10);
 
-    /// Call this when [`Stream::poll_part`] is pending. Ends the call and returns the reason if its memory is missing for too long.
+    /// Call this when [`Stream::poll_part`] is pending. Ends the call and returns the reason if its memory is
+    /// missing for too long.
     pub(in crate::grpc) fn poll(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<CallFault> {
         if !stream.is_starved() {
             self.sleep = None;

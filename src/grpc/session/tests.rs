@@ -282,8 +282,8 @@ async fn dropping_a_call_cancels_it_at_the_peer() {
     assert_eq!(pair.client.active_streams(), 0);
 }
 
-/// A handler may leave the request to a task, and answer before the request has ended. The client sends no more then, so the task
-/// gets what has arrived, and then the reason.
+/// A handler may leave the request to a task, and answer before the request has ended. The client sends no
+/// more then, so the task gets what has arrived, and then the reason.
 #[tokio::test]
 async fn the_end_of_a_response_ends_a_task_that_still_reads_the_request() {
     let mut pair = SessionPair::alike().await;

@@ -1,5 +1,6 @@
-//! A connection to one endpoint by a channel of tonic's. It is watched for the first bytes from the server, and for its end, and its calls
-//! are counted. Errors of dials to endpoints, and of calls on a balanced channel.
+//! A connection to one endpoint by a channel of tonic's. It is watched for the first bytes from the server,
+//! and for its end, and its calls are counted. Errors of dials to endpoints, and of calls on a balanced
+//! channel.
 
 use std::error::Error;
 use std::future::{Future, poll_fn};
@@ -113,9 +114,10 @@ impl Drop for Ends {
 
 /// Returns the connector of one channel of tonic's, whose connection is watched.
 ///
-/// tonic's channel dials again if it gets a call after its connection stopped taking calls. This connector allows one such dial, for the
-/// calls that were on their way when the server sent GOAWAY. This second dial marks the connection as ended, so the balancer gives the
-/// channel no new calls. The connector refuses all later dials, because no back-off would limit them.
+/// tonic's channel dials again if it gets a call after its connection stopped taking calls. This connector
+/// allows one such dial, for the calls that were on their way when the server sent GOAWAY. This second dial
+/// marks the connection as ended, so the balancer gives the channel no new calls. The connector refuses all
+/// later dials, because no back-off would limit them.
 fn watched<D, F>(
     mut dial: D,
     watch: &Arc<ConnectionWatch>,
@@ -207,8 +209,8 @@ impl Reservation {
     }
 }
 
-/// Returns true if hyper could not send the call because its connection accepts no new calls: the server sent GOAWAY, and finishes older
-/// calls.
+/// Returns true if hyper could not send the call because its connection accepts no new calls: the server sent
+/// GOAWAY, and finishes older calls.
 fn was_not_sent(error: &(dyn Error + 'static)) -> bool {
     match error.downcast_ref::<hyper::Error>() {
         Some(error) => error.is_canceled() || error.is_closed(),
@@ -247,7 +249,8 @@ impl http_body::Body for CountedBody {
     }
 }
 
-/// Returns the error of a call that found no endpoint up. Its source is the status, which has the reason of the last failure.
+/// Returns the error of a call that found no endpoint up. Its source is the status, which has the reason of
+/// the last failure.
 pub(crate) fn no_endpoint_up(status: Status) -> RdmaError {
     RdmaError::because(RdmaErrorKind::Unreachable, status.message(), status.clone())
 }
@@ -291,8 +294,8 @@ impl DialError {
         }
     }
 
-    /// Returns the most specific message: of an error of ours within, or else of the last source, because tonic's errors around it are
-    /// general.
+    /// Returns the most specific message: of an error of ours within, or else of the last source, because
+    /// tonic's errors around it are general.
     pub(super) fn reason(&self) -> String {
         fn of(error: &(dyn Error + 'static)) -> String {
             match error.source() {
@@ -304,7 +307,8 @@ impl DialError {
     }
 }
 
-/// Returns the status of a call that found no endpoint up: UNAVAILABLE, with the last failure, of `count` endpoints.
+/// Returns the status of a call that found no endpoint up: UNAVAILABLE, with the last failure, of `count`
+/// endpoints.
 pub(super) fn unavailable(count: usize, last: Option<(&Uri, &Arc<DialError>)>) -> Status {
     let Some((uri, error)) = last else {
         return Status::unavailable("there is no endpoint to call");

@@ -1,7 +1,7 @@
 //! One channel over several endpoints, as tonic's `Channel::balance_list` is over TCP.
 //!
-//! This module chooses the endpoint for each call, and dials endpoints that are down. It sends a call once only: the caller gets the
-//! answer, or the error, of the endpoint that the call went to.
+//! This module chooses the endpoint for each call, and dials endpoints that are down. It sends a call once
+//! only: the caller gets the answer, or the error, of the endpoint that the call went to.
 //!
 //! ```text
 //!              ┌── dialled, first bytes ───▶ up ──┐
@@ -12,17 +12,18 @@
 //!                                     └── dialled again by back-off ──▶ up
 //! ```
 //!
-//! Each endpoint has a task. The task dials the endpoint, waits for the server's first bytes, and puts the connection into
-//! the table (`table.rs`). When the connection ends or accepts no further calls (GOAWAY), the task takes it out of the table. A call picks
-//! two connections of the table at random, and takes the connection with fewer calls in flight. No queue and no other task is between a
-//! call and its connection.
+//! Each endpoint has a task. The task dials the endpoint, waits for the server's first bytes, and puts the
+//! connection into the table (`table.rs`). When the connection ends or accepts no further calls (GOAWAY), the
+//! task takes it out of the table. A call picks two connections of the table at random, and takes the
+//! connection with fewer calls in flight. No queue and no other task is between a call and its connection.
 //!
-//! A call waits while the first dial to an endpoint is under way, after the endpoint was added or after its connection ended. Otherwise
-//! the call fails at once with UNAVAILABLE and the reason of the last failure. The wait ends with the dial, which has its own limits.
-//! As on tonic's own channel, the wait is not a part of a call's deadline.
+//! A call waits while the first dial to an endpoint is under way, after the endpoint was added or after its
+//! connection ended. Otherwise the call fails at once with UNAVAILABLE and the reason of the last failure.
+//! The wait ends with the dial, which has its own limits. As on tonic's own channel, the wait is not a part
+//! of a call's deadline.
 //!
-//! The table and the tasks are those of [`RdmaChannel`](crate::RdmaChannel) as well, whose connections are of another type. A channel to
-//! one endpoint has a table that dials on demand: when a call needs the endpoint.
+//! The table and the tasks are those of [`RdmaChannel`](crate::RdmaChannel) as well, whose connections are of
+//! another type. A channel to one endpoint has a table that dials on demand: when a call needs the endpoint.
 
 pub(crate) mod connection;
 pub(crate) mod table;
@@ -53,7 +54,9 @@ use tonic_rdma_verbs::unstable::lock;
 
 pub use self::table::{EndpointState, EndpointStatus};
 
-/// A channel over several endpoints, from [`from_list`](Self::from_list) or [`from_changes`](Self::from_changes). Generated clients and tower's layers take it in place of tonic's `Channel`.
+/// A channel over several endpoints, from [`from_list`](Self::from_list) or
+/// [`from_changes`](Self::from_changes). Generated clients and tower's layers take it in place of tonic's
+/// `Channel`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -75,7 +78,8 @@ pub use self::table::{EndpointState, EndpointStatus};
 /// # }
 /// ```
 ///
-/// Clones are cheap and share the connections. The connections end when the last clone is dropped and the calls in flight are over.
+/// Clones are cheap and share the connections. The connections end when the last clone is dropped and the
+/// calls in flight are over.
 pub struct BalancedChannel {
     core: Arc<ChannelCore>,
     next: NextConnection,
@@ -88,8 +92,8 @@ struct ChannelCore {
     _applying: OwnedTask,
 }
 
-/// Applies the changes that were sent so far, or with a context changes as they arrive. Ready when no more changes are there, or with a
-/// context when no more can arrive.
+/// Applies the changes that were sent so far, or with a context changes as they arrive. Ready when no more
+/// changes are there, or with a context when no more can arrive.
 type Apply = dyn Fn(Option<&mut Context<'_>>) -> Poll<()> + Send + Sync;
 
 /// The connection for this clone's next call.
@@ -101,12 +105,13 @@ enum NextConnection {
 }
 
 impl BalancedChannel {
-    /// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them, over RDMA where both sides have it and
-    /// over TCP elsewhere.
+    /// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them, over RDMA
+    /// where both sides have it and over TCP elsewhere.
     ///
-    /// An endpoint that is down gets no calls, is dialled again by back-off (at first after 100 ms, at last every 10 s), and
-    /// gets calls again as soon as it is up. If no endpoint is up, calls fail with UNAVAILABLE and the reason of the last
-    /// failure. As on tonic's own channel, a call that is in flight when its connection ends fails; it is not sent again.
+    /// An endpoint that is down gets no calls, is dialled again by back-off (at first after 100 ms, at last
+    /// every 10 s), and gets calls again as soon as it is up. If no endpoint is up, calls fail with
+    /// UNAVAILABLE and the reason of the last failure. As on tonic's own channel, a call that is in flight
+    /// when its connection ends fails; it is not sent again.
     ///
     /// ```no_run
     /// # async fn example() {
@@ -133,11 +138,12 @@ impl BalancedChannel {
         channel
     }
 
-    /// Makes a channel as [`from_list`](Self::from_list) does, with endpoints that come and go. A change that was sent to the `Sender`
-    /// holds for all later calls.
+    /// Makes a channel as [`from_list`](Self::from_list) does, with endpoints that come and go. A change that
+    /// was sent to the `Sender` holds for all later calls.
     ///
-    /// An endpoint inserted under a key that is taken replaces the endpoint of that key. A removed endpoint gets no further calls; its
-    /// calls in flight go on. `capacity` is the number of changes that may wait in the `Sender`. Dropping the `Sender` changes nothing.
+    /// An endpoint inserted under a key that is taken replaces the endpoint of that key. A removed endpoint
+    /// gets no further calls; its calls in flight go on. `capacity` is the number of changes that may wait in
+    /// the `Sender`. Dropping the `Sender` changes nothing.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -207,8 +213,8 @@ impl Service<Request<Body>> for BalancedChannel {
     type Error = RdmaError;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, RdmaError>> + Send>>;
 
-    /// Waits until a connection has room for a call, or until no endpoint is up. In the second case this method succeeds and the call
-    /// fails, because a service whose readiness fails has failed for good.
+    /// Waits until a connection has room for a call, or until no endpoint is up. In the second case this
+    /// method succeeds and the call fails, because a service whose readiness fails has failed for good.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), RdmaError>> {
         if let NextConnection::Unknown = self.next {
             self.next = NextConnection::Reserving(Box::pin(reserve(Arc::clone(&self.core))));
@@ -283,7 +289,8 @@ fn members<K: Hash + Eq + Send + 'static>(
 }
 
 impl ChannelCore {
-    /// Applies the changes that were sent so far. Each call does this first, so that earlier changes hold for the call.
+    /// Applies the changes that were sent so far. Each call does this first, so that earlier changes hold for
+    /// the call.
     fn catch_up(&self) {
         // Without a context this is always ready.
         let _ = (self.apply)(None);

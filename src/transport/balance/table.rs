@@ -1,5 +1,6 @@
-//! The table of a channel's endpoints: which of them are up, and which one a call goes to. It does no IO. The tasks that keep the endpoints
-//! connected write it, with delays between their dials, and calls pick a connection from it.
+//! The table of a channel's endpoints: which of them are up, and which one a call goes to. It does no IO. The
+//! tasks that keep the endpoints connected write it, with delays between their dials, and calls pick a
+//! connection from it.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -38,7 +39,8 @@ pub enum EndpointState {
     Down(Arc<str>),
 }
 
-/// An endpoint of a [`BalancedChannel`](super::BalancedChannel), as [`endpoints`](super::BalancedChannel::endpoints) returns it.
+/// An endpoint of a [`BalancedChannel`](super::BalancedChannel), as
+/// [`endpoints`](super::BalancedChannel::endpoints) returns it.
 ///
 /// ```
 /// use tonic_rdma::{BalancedChannel, EndpointStatus};
@@ -79,7 +81,8 @@ pub(crate) struct Table<C> {
     entries: Mutex<Entries<C>>,
     /// Announces each change of the entries.
     changes: watch::Sender<()>,
-    /// An endpoint is dialled when a call needs it. Otherwise it is dialled as soon as it is in the table, and again when it is down.
+    /// An endpoint is dialled when a call needs it. Otherwise it is dialled as soon as it is in the table,
+    /// and again when it is down.
     on_demand: bool,
 }
 
@@ -117,7 +120,8 @@ impl<C: Connection> Table<C> {
         Arc::new(Self { entries: Mutex::new(entries), changes: watch::Sender::new(()), on_demand })
     }
 
-    /// Returns the connection of the only endpoint of the table, if there is one. It may accept no further calls.
+    /// Returns the connection of the only endpoint of the table, if there is one. It may accept no further
+    /// calls.
     pub(crate) fn only(&self) -> Option<Arc<C>> {
         let entries = lock(&self.entries);
         match &entries.up[..] {
@@ -126,8 +130,9 @@ impl<C: Connection> Table<C> {
         }
     }
 
-    /// Returns the connection for a call that has `begun` then, or `None` if the call waits for a change of the table. An endpoint on demand
-    /// is dialled for each call that needs it: the failure of a dial ends the calls that have begun before.
+    /// Returns the connection for a call that has `begun` then, or `None` if the call waits for a change of
+    /// the table. An endpoint on demand is dialled for each call that needs it: the failure of a dial ends
+    /// the calls that have begun before.
     ///
     /// # Errors
     /// The call fails with UNAVAILABLE, because all endpoints are down.
@@ -152,7 +157,8 @@ impl<C: Connection> Table<C> {
         pick
     }
 
-    /// Waits for a connection, as long as an endpoint is being dialled. Each try does first what `before` does.
+    /// Waits for a connection, as long as an endpoint is being dialled. Each try does first what `before`
+    /// does.
     ///
     /// # Errors
     /// No endpoint is up.
@@ -201,7 +207,8 @@ impl<C: Connection> Table<C> {
         self.set(id, |_| Some(ConnectionState::down(error)));
     }
 
-    /// Notes that the connection of an endpoint accepts no further calls. If it ended too soon after its dial, the endpoint is down.
+    /// Notes that the connection of an endpoint accepts no further calls. If it ended too soon after its
+    /// dial, the endpoint is down.
     fn ended(&self, id: u64, too_soon: bool) {
         self.set(id, |entry| match (&entry.state, self.on_demand) {
             // A call waits.
@@ -235,7 +242,8 @@ impl<C: Connection> Table<C> {
         }));
     }
 
-    /// Changes the entries. What `change` returns, and the list of connections before, can be dropped without the lock.
+    /// Changes the entries. What `change` returns, and the list of connections before, can be dropped without
+    /// the lock.
     fn change<R>(&self, change: impl FnOnce(&mut Entries<C>) -> R) -> R {
         let (changed, _before) = {
             let mut entries = lock(&self.entries);
@@ -256,8 +264,9 @@ impl<C: Connection> Entries<C> {
         mem::replace(&mut self.up, up.collect())
     }
 
-    /// Takes two connections at random, and returns the connection with fewer calls in flight. It is nearly as good as the least busy
-    /// connection of all, and concurrent calls do not all choose one connection. `None` if one of the two accepts no further calls.
+    /// Takes two connections at random, and returns the connection with fewer calls in flight. It is nearly
+    /// as good as the least busy connection of all, and concurrent calls do not all choose one connection.
+    /// `None` if one of the two accepts no further calls.
     fn pick(&self) -> Option<Arc<C>> {
         let count = self.up.len();
         if count == 0 {
@@ -273,8 +282,9 @@ impl<C: Connection> Entries<C> {
         Some(Arc::clone(if count > 1 && other.load() < one.load() { other } else { one }))
     }
 
-    /// Lets the tasks of endpoints dial whose connection accepts no further calls; with `begun`, also of those on demand that are idle, or
-    /// have been down since before that. Adds what is to be dropped to `old`, if there is a change.
+    /// Lets the tasks of endpoints dial whose connection accepts no further calls; with `begun`, also of
+    /// those on demand that are idle, or have been down since before that. Adds what is to be dropped to
+    /// `old`, if there is a change.
     fn dial_again(&mut self, begun: Option<Instant>, old: &mut Vec<ConnectionState<C>>) {
         let before = old.len();
         for entry in self.by_id.values_mut() {
@@ -335,7 +345,8 @@ impl<C> ConnectionState<C> {
     }
 }
 
-/// The longest time that a call waits for the back-off of an endpoint. A server may have ended its connection for its age.
+/// The longest time that a call waits for the back-off of an endpoint. A server may have ended its connection
+/// for its age.
 const SHORT_WAIT: Duration = Duration::from_millis(100);
 
 /// An endpoint of a table. Dropping it removes it from the table, and ends its task.
@@ -347,8 +358,8 @@ pub(crate) struct KeptEndpoint<C: Connection> {
 }
 
 impl<C: Connection> KeptEndpoint<C> {
-    /// Adds an endpoint to `table`. A task on `runtime` dials it by `dial`, unless it has a `first` connection already, and whenever its
-    /// connection has ended.
+    /// Adds an endpoint to `table`. A task on `runtime` dials it by `dial`, unless it has a `first`
+    /// connection already, and whenever its connection has ended.
     pub(crate) fn new<D, F>(
         table: &Arc<Table<C>>,
         runtime: &Handle,
@@ -395,7 +406,8 @@ where
 {
     let Abandons { table, id } = &of;
     let (id, mut backoff) = (*id, Backoff::new());
-    // Each endpoint limits its own log lines, so an endpoint that comes and goes does not hide the lines of the others.
+    // Each endpoint limits its own log lines, so an endpoint that comes and goes does not hide the lines of
+    // the others.
     let [up, ended, down] = [const { Throttle::new(Throttle::BURST) }; 3];
     loop {
         let connected = match first.take() {
@@ -430,8 +442,8 @@ where
                 }
                 drop(connection);
                 backoff.ended();
-                // The endpoint is dialled again at once, and calls wait for that dial. After a short connection the back-off delays the
-                // dial, and no call waits.
+                // The endpoint is dialled again at once, and calls wait for that dial. After a short
+                // connection the back-off delays the dial, and no call waits.
                 table.ended(id, backoff.remaining() > SHORT_WAIT);
                 if let Some(suppressed) = ended.admit(Instant::now()) {
                     tracing::info!(%uri, suppressed, "endpoint's connection ended");
@@ -449,7 +461,8 @@ where
     }
 }
 
-/// The delay from the start of one dial to the start of the next. It is short at first, and grows with each failure.
+/// The delay from the start of one dial to the start of the next. It is short at first, and grows with each
+/// failure.
 #[derive(Debug)]
 struct Backoff {
     delay: Duration,
@@ -463,7 +476,8 @@ impl Backoff {
     const MOST: Duration = Duration::from_secs(10);
     /// The factor by which each failure makes the delay longer.
     const GROWTH: f64 = 1.6;
-    /// The part of a delay that is added or taken away at random. Without it all clients of a server that came back would dial at once.
+    /// The part of a delay that is added or taken away at random. Without it all clients of a server that
+    /// came back would dial at once.
     const JITTER: f64 = 0.2;
 
     fn new() -> Self {
@@ -481,8 +495,9 @@ impl Backoff {
         self.delay = self.delay.mul_f64(Self::GROWTH).min(Self::MOST);
     }
 
-    /// Notes that the connection ended. A connection that ends before the next dial is due counts as a failed dial, so a server that
-    /// takes connections and drops them is not dialled more often than a server that refuses them.
+    /// Notes that the connection ended. A connection that ends before the next dial is due counts as a failed
+    /// dial, so a server that takes connections and drops them is not dialled more often than a server that
+    /// refuses them.
     fn ended(&mut self) {
         match self.remaining() {
             Duration::ZERO => self.delay = Self::FIRST,

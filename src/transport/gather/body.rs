@@ -1,5 +1,5 @@
-//! The codec that does not copy large fields if the message's body collects them, the list in which these pieces go to the body, and the body,
-//! which puts them into their places.
+//! The codec that does not copy large fields if the message's body collects them, the list in which these
+//! pieces go to the body, and the body, which puts them into their places.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -75,7 +75,8 @@ impl http_body::Body for GatherBody {
     }
 }
 
-/// Returns the error of a body whose messages don't fit the pieces, because another body encoded a message while this body was polled.
+/// Returns the error of a body whose messages don't fit the pieces, because another body encoded a message
+/// while this body was polled.
 fn misplaced() -> Status {
     Status::internal(
         "a message was encoded with GatherCodec for a body that is not gathered, inside one that is",
@@ -159,12 +160,12 @@ struct Output {
 }
 
 impl Output {
-    /// The longest part of tonic's buffer that is copied once more, to share a frame with other parts, in bytes. Up to this length the
-    /// copy costs less than a frame.
+    /// The longest part of tonic's buffer that is copied once more, to share a frame with other parts, in
+    /// bytes. Up to this length the copy costs less than a frame.
     const COPY: usize = 4096;
-    /// A frame before a large one is filled up to a multiple of this length, a page. The large piece then has the same place within a
-    /// page in the receiver's buffers as in a body that was copied whole. If the two places differ by a few bytes, some processors copy
-    /// 15 times slower (`copy.rs` in the package `verbs`).
+    /// A frame before a large one is filled up to a multiple of this length, a page. The large piece then has
+    /// the same place within a page in the receiver's buffers as in a body that was copied whole. If the two
+    /// places differ by a few bytes, some processors copy 15 times slower (`copy.rs` in the package `verbs`).
     const ALIGNMENT: usize = 4096;
 
     fn small(&mut self, bytes: Bytes) {
@@ -205,13 +206,13 @@ impl Output {
     }
 }
 
-/// Encodes and decodes protocol buffers as [`ProstCodec`](tonic_prost::ProstCodec) does, but does not copy large `bytes` fields where
-/// [`requests`](super::requests) or [`responses`](super::responses) collects them. Where [`both`](super) or
-/// [`GatherBothLayer`](super::GatherBothLayer) delivers messages in the memory that they arrived in, it decodes them there: `Bytes` fields are slices
-/// of that memory.
+/// Encodes and decodes protocol buffers as [`ProstCodec`](tonic_prost::ProstCodec) does, but does not copy
+/// large `bytes` fields where [`requests`](super::requests) or [`responses`](super::responses) collects them.
+/// Where [`both`](super) or [`GatherBothLayer`](super::GatherBothLayer) delivers messages in the memory that
+/// they arrived in, it decodes them there: `Bytes` fields are slices of that memory.
 ///
-/// Generated code names this codec if the build script has `codec_path("tonic_rdma::gather::GatherCodec")`. A client that is written by
-/// hand makes a codec for each call:
+/// Generated code names this codec if the build script has `codec_path("tonic_rdma::gather::GatherCodec")`. A
+/// client that is written by hand makes a codec for each call:
 ///
 /// ```no_run
 /// # use http::uri::PathAndQuery;
@@ -318,8 +319,9 @@ pub(super) struct Partial {
     pub(super) pieces: Vec<LargePart>,
 }
 
-/// tonic calls the codec inside the body's `poll_frame`, on one thread, and returns everything that was encoded. So the body opens a list
-/// before the poll, the codec adds its pieces to the list, and the body takes the list after the poll.
+/// tonic calls the codec inside the body's `poll_frame`, on one thread, and returns everything that was
+/// encoded. So the body opens a list before the poll, the codec adds its pieces to the list, and the body
+/// takes the list after the poll.
 #[derive(Debug)]
 struct PieceList {
     /// The shortest content of a field that is not copied, in bytes.
@@ -332,7 +334,8 @@ thread_local! {
     static LIST: RefCell<Option<PieceList>> = const { RefCell::new(None) };
 }
 
-/// Runs `poll` with an empty list, and returns the messages that were added to it. Fields of `threshold` bytes or more are to be added.
+/// Runs `poll` with an empty list, and returns the messages that were added to it. Fields of `threshold`
+/// bytes or more are to be added.
 pub(super) fn collect<R>(threshold: usize, poll: impl FnOnce() -> R) -> (R, Vec<Partial>) {
     /// Puts the list of an outer body back, also after a panic in `poll`.
     struct Outer(Option<PieceList>);

@@ -1,7 +1,8 @@
-//! Landed messages: large messages of native calls that reach their decoder as [`Bytes`] over the registered memory that they arrived in.
+//! Landed messages: large messages of native calls that reach their decoder as [`Bytes`] over the registered
+//! memory that they arrived in.
 //!
-//! tonic gives a decoder its own copy of a message. [`GatherCodec`](crate::gather::GatherCodec) gets the arrived memory by another way.
-//! This module owns the parts of that way. It does no IO.
+//! tonic gives a decoder its own copy of a message. [`GatherCodec`](crate::gather::GatherCodec) gets the
+//! arrived memory by another way. This module owns the parts of that way. It does no IO.
 //!
 //! ```text
 //!  wrapper of the client, layer of the server     ask for landed messages, with a limit of their length: Landing
@@ -18,13 +19,14 @@
 //!
 //! # How native calls use it
 //!
-//! - The client's call looks for a [`Landing`] in the extensions of its `http::Request`. If there is one, it calls
-//!   `stream.deliver_landed(landing)` when it opens the stream. If there is a [`NativeCall`], it sets it before it polls the body.
+//! - The client's call looks for a [`Landing`] in the extensions of its `http::Request`. If there is one, it
+//!   calls `stream.deliver_landed(landing)` when it opens the stream. If there is a [`NativeCall`], it sets
+//!   it before it polls the body.
 //! - The server puts a [`LandingSwitch`] of the stream into the extensions of each request.
 //! - Bodies pass each `Part::Message` through their [`Presenter`].
 //!
-//! The stub is a valid frame of gRPC whose content no other decoder accepts: it begins with a key of wire type 7, which protocol buffers
-//! do not have. So a decoder that does not know stubs reports an error.
+//! The stub is a valid frame of gRPC whose content no other decoder accepts: it begins with a key of wire
+//! type 7, which protocol buffers do not have. So a decoder that does not know stubs reports an error.
 
 use std::cell::RefCell;
 use std::collections::hash_map::RandomState;
@@ -47,7 +49,8 @@ pub(crate) enum AlignedField {
     Last,
 }
 
-/// The wish for landed messages, with the limit of their length, and the choice for the messages of this side.
+/// The wish for landed messages, with the limit of their length, and the choice for the messages of this
+/// side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Landing {
     /// In bytes, without the prefix.
@@ -65,12 +68,13 @@ impl Default for Landing {
 
 /// A stream that can deliver landed messages.
 pub(crate) trait LandingTarget: Debug + Send + Sync {
-    /// Delivers messages of at most [`Landing::limit`] bytes, without their prefix, in the memory that they land in, and aligns messages of
-    /// this side at [`Landing::aligned`].
+    /// Delivers messages of at most [`Landing::limit`] bytes, without their prefix, in the memory that they
+    /// land in, and aligns messages of this side at [`Landing::aligned`].
     fn deliver_landed(&self, landing: Landing);
 }
 
-/// The place where a server's layer asks for landed messages. The server puts it into the extensions of each native request.
+/// The place where a server's layer asks for landed messages. The server puts it into the extensions of each
+/// native request.
 #[derive(Clone, Debug)]
 pub(crate) struct LandingSwitch(
     /// The switch does not keep the stream.
@@ -86,8 +90,9 @@ impl LandingSwitch {
     }
 }
 
-/// A flag of one call: the call goes without HTTP/2. The wrapper of a client puts it into the extensions of the request and keeps a clone
-/// in the request's body, and the channel sets it before it polls this body. Such a body leaves large fields as they are.
+/// A flag of one call: the call goes without HTTP/2. The wrapper of a client puts it into the extensions of
+/// the request and keeps a clone in the request's body, and the channel sets it before it polls this body.
+/// Such a body leaves large fields as they are.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NativeCall(Arc<AtomicBool>);
 
@@ -112,8 +117,8 @@ const STUB: usize = MAGIC.len() + size_of::<u64>();
 /// The message that a body has delivered as a stub.
 type MessageSlot = Mutex<Option<Bytes>>;
 
-/// Turns the landed messages of one body into stubs. It keeps the last message until the decoder has taken it. Dropping it drops the
-/// message.
+/// Turns the landed messages of one body into stubs. It keeps the last message until the decoder has taken
+/// it. Dropping it drops the message.
 #[derive(Debug, Default)]
 pub(crate) struct Presenter {
     slot: Option<Arc<MessageSlot>>,
@@ -130,9 +135,9 @@ thread_local! {
 }
 
 impl Presenter {
-    /// Returns the stub of `message`, which is one whole message with its prefix. A compressed message comes back as it is, because
-    /// tonic has to decompress it. The decoder must run on this thread before another message is presented on it, as tonic's
-    /// decoder does.
+    /// Returns the stub of `message`, which is one whole message with its prefix. A compressed message comes
+    /// back as it is, because tonic has to decompress it. The decoder must run on this thread before another
+    /// message is presented on it, as tonic's decoder does.
     pub(crate) fn present(&mut self, message: Bytes) -> Bytes {
         if !is_whole_and_plain(&message) {
             return message;
@@ -168,8 +173,8 @@ fn next_token() -> u64 {
 /// Returns the landed message that `content`, the content of a message, stands for; `None` if it is no stub.
 ///
 /// # Errors
-/// `content` is a stub, but its message is not there: something between the body and the decoder moved the stub to another thread
-/// or kept it, or the peer sent these bytes.
+/// `content` is a stub, but its message is not there: something between the body and the decoder moved the
+/// stub to another thread or kept it, or the peer sent these bytes.
 pub(crate) fn redeem(content: &[u8]) -> Result<Option<Bytes>, Status> {
     let Some((magic, token)) = content.split_first_chunk() else { return Ok(None) };
     if *magic != MAGIC || content.len() != STUB {

@@ -1,9 +1,10 @@
 //! Sends large `bytes` fields of messages from where they are.
 //!
-//! tonic encodes a message into one buffer, which copies all of it before the first byte is sent. With [`GatherCodec`] in
-//! generated code, and [`GatherRequests`] or [`GatherResponses`] around a channel or a server, small fields are copied as before, and the content of each
-//! `Bytes` field of [`THRESHOLD`] bytes or more goes into the HTTP/2 body by reference. The bytes on the wire stay the same, so the peer
-//! needs no change. It works over any transport, TCP included.
+//! tonic encodes a message into one buffer, which copies all of it before the first byte is sent. With
+//! [`GatherCodec`] in generated code, and [`GatherRequests`] or [`GatherResponses`] around a channel or a
+//! server, small fields are copied as before, and the content of each `Bytes` field of [`THRESHOLD`] bytes or
+//! more goes into the HTTP/2 body by reference. The bytes on the wire stay the same, so the peer needs no
+//! change. It works over any transport, TCP included.
 //!
 //! ```text
 //!  generated code              body                                   HTTP/2
@@ -14,21 +15,22 @@
 //!
 //! # When to use it
 //!
-//! Use it where messages have `bytes` fields of 32 KiB and more: tensors, files, batches of records. It changes nothing for
-//! messages of small fields, for strings and repeated numbers, and for calls that are compressed, because compression
-//! reads all bytes anyway. Such calls work; they are encoded by tonic's rules.
+//! Use it where messages have `bytes` fields of 32 KiB and more: tensors, files, batches of records. It
+//! changes nothing for messages of small fields, for strings and repeated numbers, and for calls that are
+//! compressed, because compression reads all bytes anyway. Such calls work; they are encoded by tonic's
+//! rules.
 //!
 //! # How to use it
 //!
-//! First, the build script makes the fields `Bytes` and names the codec. Its options come from `tonic-prost-build`;
-//! `compile_protos` goes with them as `compile_fds` does:
+//! First, the build script makes the fields `Bytes` and names the codec. Its options come from
+//! `tonic-prost-build`; `compile_protos` goes with them as `compile_fds` does:
 //!
 //! ```text
 //! tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").compile_fds(descriptors)?;
 //! ```
 //!
-//! Then the end that sends the large messages gets one wrapper: the client for large requests, the server for large responses. Without a
-//! wrapper the codec encodes as tonic's own codec does.
+//! Then the end that sends the large messages gets one wrapper: the client for large requests, the server for
+//! large responses. Without a wrapper the codec encodes as tonic's own codec does.
 //!
 //! ```
 //! use tonic::transport::{Endpoint, Server};
@@ -75,16 +77,20 @@
 //! # }
 //! ```
 //!
-//! On a network card the transport still copies the payload once, into memory that the card can read. This copy is not needed if the
-//! payload lies in such memory from the start: [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) makes such buffers.
-//! [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts the bytes that were sent without this copy.
+//! On a network card the transport still copies the payload once, into memory that the card can read. This
+//! copy is not needed if the payload lies in such memory from the start:
+//! [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) makes such buffers.
+//! [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts the bytes that were sent
+//! without this copy.
 //!
 //! # Native calls: no copy at the receiver either
 //!
-//! Calls between an [`RdmaChannel`](crate::RdmaChannel) and an [`RdmaServer`](crate::RdmaServer) need no HTTP/2. There, a large message can
-//! reach the decoder in the registered memory that it arrived in: [`GatherBoth`] wraps a channel, and [`GatherBothLayer`] is the layer of a server.
-//! They also send large fields by reference, here from 4 KiB on. `Bytes` fields of such a message are slices of that memory. Its
-//! longest field begins at a multiple of 64 bytes, and the memory is free again when the last slice is dropped:
+//! Calls between an [`RdmaChannel`](crate::RdmaChannel) and an [`RdmaServer`](crate::RdmaServer) need no
+//! HTTP/2. There, a large message can reach the decoder in the registered memory that it arrived in:
+//! [`GatherBoth`] wraps a channel, and [`GatherBothLayer`] is the layer of a server. They also send large
+//! fields by reference, here from 4 KiB on. `Bytes` fields of such a message are slices of that memory. Its
+//! longest field begins at a multiple of 64 bytes, and the memory is free again when the last slice is
+//! dropped:
 //!
 //! ```
 //! use tonic_rdma::gather::{GatherBoth, GatherBothLayer};
@@ -129,23 +135,28 @@
 //! # }
 //! ```
 //!
-//! A message lands before tonic sees it. Therefore its limit is set on the wrapper, too, and messages that the application holds count against
-//! [`CallConfig::landing_budget`](crate::CallConfig::landing_budget). [`CounterSnapshot`](crate::CounterSnapshot) has the copies: none were made
-//! while `offered_copied_bytes` and `landed_copied_bytes` are 0.
+//! A message lands before tonic sees it. Therefore its limit is set on the wrapper, too, and messages that
+//! the application holds count against [`CallConfig::landing_budget`](crate::CallConfig::landing_budget).
+//! [`CounterSnapshot`](crate::CounterSnapshot) has the copies: none were made while `offered_copied_bytes`
+//! and `landed_copied_bytes` are 0.
 //!
 //! # What it costs
 //!
-//! - A field of [`THRESHOLD`] bytes or more gets its own DATA frames. Below that length a copy costs less than a frame.
-//! - The field's memory is held until the transport has taken the bytes, so it is freed later than with a copy.
-//! - Over HTTP/2 the receiver copies as before: from the transport into HTTP/2's buffer, and from there into tonic's buffer.
+//! - A field of [`THRESHOLD`] bytes or more gets its own DATA frames. Below that length a copy costs less
+//!   than a frame.
+//! - The field's memory is held until the transport has taken the bytes, so it is freed later than with a
+//!   copy.
+//! - Over HTTP/2 the receiver copies as before: from the transport into HTTP/2's buffer, and from there into
+//!   tonic's buffer.
 //!
 //! # Limits
 //!
-//! - `max_encoding_message_size` counts the bytes that are encoded by copying. Bytes that go by reference don't count.
-//! - A message, large fields included, has less than 4 GiB, because gRPC's length prefix has 32 bits. A longer message fails with
-//!   RESOURCE_EXHAUSTED.
-//! - A gathered body must not poll another body that encodes with the same codec: such a call fails with INTERNAL. Generated code does
-//!   not do this.
+//! - `max_encoding_message_size` counts the bytes that are encoded by copying. Bytes that go by reference
+//!   don't count.
+//! - A message, large fields included, has less than 4 GiB, because gRPC's length prefix has 32 bits. A
+//!   longer message fails with RESOURCE_EXHAUSTED.
+//! - A gathered body must not poll another body that encodes with the same codec: such a call fails with
+//!   INTERNAL. Generated code does not do this.
 //!
 //! The book's page on gathered messages has the measurements and the design.
 
@@ -167,7 +178,8 @@ use super::request::field;
 
 pub use self::body::{GatherCodec, GatherDecoder, GatherEncoder};
 
-/// The shortest content of a `bytes` field that goes by reference, in bytes. From this length on a copy costs more than another DATA frame.
+/// The shortest content of a `bytes` field that goes by reference, in bytes. From this length on a copy costs
+/// more than another DATA frame.
 pub const THRESHOLD: usize = 32 * 1024;
 
 /// The shortest content of a `bytes` field that goes by reference in a native call, in bytes.
@@ -217,7 +229,8 @@ impl<S: Service<Request<Body>>> Service<Request<Body>> for GatherRequests<S> {
     }
 }
 
-/// A layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, the server sends large fields of responses by reference.
+/// A layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, the server sends large
+/// fields of responses by reference.
 ///
 /// The generated code has to use [`GatherCodec`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -279,28 +292,31 @@ fn is_compressed(headers: &HeaderMap) -> bool {
     field(headers, "grpc-encoding").is_some_and(|encoding| encoding != "identity")
 }
 
-/// A channel for a generated client that sends large fields of its requests by reference, and delivers large responses of native calls in
-/// the memory that they arrive in.
+/// A channel for a generated client that sends large fields of its requests by reference, and delivers large
+/// responses of native calls in the memory that they arrive in.
 ///
-/// The generated code has to use [`GatherCodec`]: other codecs fail with INTERNAL at the first large response.
-/// `channel` is an [`RdmaChannel`](crate::RdmaChannel). On other channels, and where an `RdmaChannel` uses HTTP/2, responses are copied
-/// as with [`GatherRequests`].
+/// The generated code has to use [`GatherCodec`]: other codecs fail with INTERNAL at the first large
+/// response. `channel` is an [`RdmaChannel`](crate::RdmaChannel). On other channels, and where an
+/// `RdmaChannel` uses HTTP/2, responses are copied as with [`GatherRequests`].
 ///
-/// A response lands before tonic sees it, so its limit has to be known here: [`GatherBoth::max_decoding_message_size`].
+/// A response lands before tonic sees it, so its limit has to be known here:
+/// [`GatherBoth::max_decoding_message_size`].
 #[derive(Clone, Debug)]
 pub struct GatherBoth<S> {
     channel: S,
     landing: Landing,
 }
 
-/// A layer for [`RdmaServer::layer`](crate::RdmaServer::layer). With this layer, the server delivers large requests of native calls in the
-/// memory that they arrive in, and sends large fields of responses by reference.
+/// A layer for [`RdmaServer::layer`](crate::RdmaServer::layer). With this layer, the server delivers large
+/// requests of native calls in the memory that they arrive in, and sends large fields of responses by
+/// reference.
 ///
-/// The generated code of all services under the layer has to use [`GatherCodec`]: other codecs fail with INTERNAL at
-/// the first large request. To opt in some services only, wrap each of them with the layer instead of the server. Requests over
-/// HTTP/2 are copied as with [`GatherResponses`].
+/// The generated code of all services under the layer has to use [`GatherCodec`]: other codecs fail with
+/// INTERNAL at the first large request. To opt in some services only, wrap each of them with the layer
+/// instead of the server. Requests over HTTP/2 are copied as with [`GatherResponses`].
 ///
-/// A request lands before tonic sees it, so its limit has to be known here: [`GatherBothLayer::max_decoding_message_size`].
+/// A request lands before tonic sees it, so its limit has to be known here:
+/// [`GatherBothLayer::max_decoding_message_size`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GatherBothLayer {
     landing: Landing,
@@ -334,16 +350,18 @@ impl<S> GatherBoth<S> {
         Self { channel, landing: Landing::default() }
     }
 
-    /// Sets the longest response that may land, in bytes. Default: 4 MiB, as in tonic. A longer one fails with OUT_OF_RANGE before memory
-    /// is used for it. Messages that don't land have the limit of the generated client, which has to be set as well.
+    /// Sets the longest response that may land, in bytes. Default: 4 MiB, as in tonic. A longer one fails
+    /// with OUT_OF_RANGE before memory is used for it. Messages that don't land have the limit of the
+    /// generated client, which has to be set as well.
     #[must_use]
     pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
         self.landing.limit = limit;
         self
     }
 
-    /// Lands requests of native calls with their last field of 4 KiB or more at a multiple of 64 bytes, not with their longest one. For
-    /// messages whose bulk is their last field, whatever the length of the others.
+    /// Lands requests of native calls with their last field of 4 KiB or more at a multiple of 64 bytes, not
+    /// with their longest one. For messages whose bulk is their last field, whatever the length of the
+    /// others.
     #[must_use]
     pub fn align_last_field(mut self) -> Self {
         self.landing.aligned = AlignedField::Last;
@@ -365,16 +383,18 @@ impl GatherBothLayer {
         Self::default()
     }
 
-    /// Sets the longest request that may land, in bytes. Default: 4 MiB, as in tonic. A longer one fails with OUT_OF_RANGE before memory
-    /// is used for it. Messages that don't land have the limit of the generated server, which has to be set as well.
+    /// Sets the longest request that may land, in bytes. Default: 4 MiB, as in tonic. A longer one fails with
+    /// OUT_OF_RANGE before memory is used for it. Messages that don't land have the limit of the generated
+    /// server, which has to be set as well.
     #[must_use]
     pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
         self.landing.limit = limit;
         self
     }
 
-    /// Lands responses of native calls with their last field of 4 KiB or more at a multiple of 64 bytes, not with their longest one. For
-    /// messages whose bulk is their last field, whatever the length of the others.
+    /// Lands responses of native calls with their last field of 4 KiB or more at a multiple of 64 bytes, not
+    /// with their longest one. For messages whose bulk is their last field, whatever the length of the
+    /// others.
     #[must_use]
     pub fn align_last_field(mut self) -> Self {
         self.landing.aligned = AlignedField::Last;

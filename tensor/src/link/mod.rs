@@ -530,8 +530,8 @@ impl PolledPort {
     }
 
     fn progressed(&self, work: &dyn LocalQueuePair, spins: bool) {
-        // SYNC: Dekker's algorithm with `Wait`: this thread has stored words, and `LocalQueuePair::progress` has
-        // executed a fence. The task that waits has added its word to the list, then checks the word.
+        // SYNC: Dekker's algorithm with `Wait`: this thread has stored words, and `LocalQueuePair::progress`
+        // has executed a fence. The task that waits has added its word to the list, then checks the word.
         if self.queue.has_watched() {
             self.queue.wake_watched();
         } else if spins && work.need_no_events() {

@@ -1,4 +1,5 @@
-//! Addresses for programs that have to agree on one before any of them listens, addresses that swallow packets, and devices that do not answer.
+//! Addresses for programs that have to agree on one before any of them listens, addresses that swallow
+//! packets, and devices that do not answer.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,13 +9,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Ports below those that Linux gives to connections and to listeners of port 0. So no other socket takes one between the search and
-/// its use.
+/// Ports below those that Linux gives to connections and to listeners of port 0. So no other socket takes one
+/// between the search and its use.
 const PORTS: std::ops::Range<u32> = 10_240..32_768;
 /// Ports of one test process, before those of the next process begin.
 const STEP: u32 = 64;
 
-/// Returns an address of this host that no process listens at, and that no other call of this process returns.
+/// Returns an address of this host that no process listens at, and that no other call of this process
+/// returns.
 pub fn free_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let count = PORTS.end - PORTS.start;
@@ -28,7 +30,8 @@ pub fn free_address() -> String {
     panic!("all ports from {} to {} are in use", PORTS.start, PORTS.end - 1);
 }
 
-/// An address whose packets vanish, as behind a firewall: a listener with a full backlog, for which the kernel drops each SYN.
+/// An address whose packets vanish, as behind a firewall: a listener with a full backlog, for which the
+/// kernel drops each SYN.
 pub struct BlackHole {
     /// The address.
     pub address: SocketAddr,
@@ -113,7 +116,8 @@ fn refuse(listener: &OwnedFd) {
     let mut connections = Vec::new();
     while let Ok(connection) = rustix::net::accept(listener) {
         let mut request = [0; 64];
-        // The version and the kind of the request, two bytes of zero, the number of the queue pair, and the number of the request.
+        // The version and the kind of the request, two bytes of zero, the number of the queue pair, and the
+        // number of the request.
         if rustix::net::recv(&connection, &mut request, RecvFlags::empty()).is_ok() && request[1] == WAITS {
             let mut reply = [0; 72];
             reply[..8].copy_from_slice(&request[8..16]);

@@ -27,7 +27,8 @@ impl Authority {
         Certificate::from_pem(self.issuer.pem())
     }
 
-    /// Issues a certificate with the common name `name`, and with `name`, 127.0.0.1 and a URI as alternative names.
+    /// Issues a certificate with the common name `name`, and with `name`, 127.0.0.1 and a URI as alternative
+    /// names.
     pub fn issue(&self, name: &str) -> Identity {
         self.sign(name, |_| {})
     }

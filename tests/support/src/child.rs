@@ -8,7 +8,8 @@ use std::process::{ChildStdout, Command, Stdio};
 
 /// The environment variable that gives a child its role.
 pub const ROLE: &str = "TONIC_RDMA_TEST_ROLE";
-/// The test that a child runs. Every binary that starts children has a test of this name, which reads [`ROLE`].
+/// The test that a child runs. Every binary that starts children has a test of this name, which reads
+/// [`ROLE`].
 const TEST: &str = "child::role";
 const MARK: &str = "child says:";
 
@@ -52,8 +53,8 @@ impl Default for OpenCopy {
 }
 
 impl Child {
-    /// Starts this binary in `role`, through the command `wrapper` (such as `ip netns exec NAME`) if this is not empty. Waits for the
-    /// child's announcement.
+    /// Starts this binary in `role`, through the command `wrapper` (such as `ip netns exec NAME`) if this is
+    /// not empty. Waits for the child's announcement.
     pub fn start(wrapper: &[&str], role: &str) -> Self {
         Self::start_copy(&std::env::current_exe().unwrap(), wrapper, role)
     }
@@ -81,7 +82,8 @@ impl Child {
         Self { process, word, _output: output }
     }
 
-    /// Closes the child's stdin, and waits until the child has ended by itself. Panics if it ended with an error.
+    /// Closes the child's stdin, and waits until the child has ended by itself. Panics if it ended with an
+    /// error.
     pub fn ends(mut self) {
         drop(self.process.stdin.take());
         let status = self.process.wait().unwrap();

@@ -1,7 +1,7 @@
 //! Content in which every byte depends on a seed and on the position of the byte.
 
-/// Content that depends on a seed and on the position in the stream, so that a check finds every byte that is lost, doubled,
-/// moved or stale.
+/// Content that depends on a seed and on the position in the stream, so that a check finds every byte that is
+/// lost, doubled, moved or stale.
 #[derive(Clone, Debug)]
 pub struct Content {
     seed: u64,

@@ -88,8 +88,9 @@ impl Drop for Held<'_> {
 
 #[tonic::async_trait]
 impl Greeter for ScriptedGreeter {
-    /// Answers `hold` when the test releases the call. Answers `over` with the transport, `peer` with the client's address, `header NAME`
-    /// with this header of the request, and `process` with the number of the process. Sends every other name back.
+    /// Answers `hold` when the test releases the call. Answers `over` with the transport, `peer` with the
+    /// client's address, `header NAME` with this header of the request, and `process` with the number of the
+    /// process. Sends every other name back.
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         self.calls.arrived.fetch_add(1, Ordering::SeqCst);
         let message = match &*request.get_ref().name {

@@ -1,5 +1,5 @@
-//! Shared parts of the integration tests: runtimes with a time limit, connected streams, content that shows every wrong byte,
-//! child processes, certificates, and a gRPC service that a test controls.
+//! Shared parts of the integration tests: runtimes with a time limit, connected streams, content that shows
+//! every wrong byte, child processes, certificates, and a gRPC service that a test controls.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,

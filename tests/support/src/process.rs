@@ -9,8 +9,8 @@ pub fn descriptors_and_mappings() -> (usize, usize) {
     (descriptors, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
-/// Waits until this process has no more descriptors and mappings than `before`, or fails. For tests that run alone in their
-/// process.
+/// Waits until this process has no more descriptors and mappings than `before`, or fails. For tests that run
+/// alone in their process.
 pub async fn settled(before: (usize, usize)) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {

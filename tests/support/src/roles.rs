@@ -134,8 +134,8 @@ async fn serve(over: Over, address: &str) {
     std::future::pending::<()>().await;
 }
 
-/// Makes calls that the server does not answer, one after the other: a server that pings may end the connection of a client that a
-/// busy machine keeps from answering.
+/// Makes calls that the server does not answer, one after the other: a server that pings may end the
+/// connection of a client that a busy machine keeps from answering.
 async fn hold(over: Over, address: &str) {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let mut client = GreeterClient::new(over.connect(endpoint).await.unwrap());

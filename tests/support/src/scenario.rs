@@ -26,7 +26,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The transport that a scenario runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// tonic's own TCP at both ends. The outcomes over the other transports must equal the outcome over this one.
+    /// tonic's own TCP at both ends. The outcomes over the other transports must equal the outcome over this
+    /// one.
     Stock,
     /// RDMA.
     Rdma,
@@ -34,7 +35,8 @@ pub enum Over {
     Fallback,
 }
 
-/// Runs a scenario over each transport, checks that each outcome equals the outcome over stock TCP, and returns that outcome.
+/// Runs a scenario over each transport, checks that each outcome equals the outcome over stock TCP, and
+/// returns that outcome.
 pub fn unchanged<T: PartialEq + Debug, F: Future<Output = T>>(scenario: impl Fn(Over) -> F) -> T {
     let control = Runtime::CurrentThread.run(scenario(Over::Stock));
     for (over, runtime) in [

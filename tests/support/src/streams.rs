@@ -7,8 +7,9 @@ use tokio::net::TcpListener;
 use tokio_stream::StreamExt as _;
 use tonic_rdma::{Config, Dialer, EndpointStream, Listener, Verdict};
 
-/// Returns the default settings, changed by the environment: with `RDMA_DEVICE` set the tests run on that device. Each end waits for
-/// the other's part of the negotiation for half the time of a test, because a busy machine may need longer than users wait.
+/// Returns the default settings, changed by the environment: with `RDMA_DEVICE` set the tests run on that
+/// device. Each end waits for the other's part of the negotiation for half the time of a test, because a busy
+/// machine may need longer than users wait.
 pub fn config() -> Config {
     Config::from_env().unwrap().handshake_timeout(Duration::from_secs(60))
 }

@@ -1,5 +1,5 @@
-//! The network interface of the device gets another address. This needs root, a throw-away machine, and the interface in
-//! `RDMA_TEST_NETDEV`; without it the test does nothing.
+//! The network interface of the device gets another address. This needs root, a throw-away machine, and the
+//! interface in `RDMA_TEST_NETDEV`; without it the test does nothing.
 
 use std::process::Command;
 use std::time::Duration;

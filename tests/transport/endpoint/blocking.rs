@@ -7,8 +7,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use support::{Runtime, config, echo_stream, pair};
 
-/// The poll task wakes one connection's reader, which blocks its worker until the other connection has made a round trip. The test
-/// has many rounds, so that the poll task runs on both workers.
+/// The poll task wakes one connection's reader, which blocks its worker until the other connection has made a
+/// round trip. The test has many rounds, so that the poll task runs on both workers.
 #[test]
 fn a_reader_that_blocks_its_thread_does_not_stop_the_others() {
     const ROUNDS: usize = 50;

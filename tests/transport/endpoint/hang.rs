@@ -1,4 +1,5 @@
-//! A peer's process is stopped but not dead: its sockets stay open and nothing arrives. Pings find such a peer.
+//! A peer's process is stopped but not dead: its sockets stay open and nothing arrives. Pings find such a
+//! peer.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The log: no warning after success, one warning for a transfer that was cut short, and few lines in a flood of events.
+//! The log: no warning after success, one warning for a transfer that was cut short, and few lines in a flood
+//! of events.
 
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -276,8 +277,8 @@ fn accounted_for(log: &Log, text: &str) -> (usize, usize) {
     (lines.len(), suppressed.sum())
 }
 
-/// Runs `one` many times, and then until its line appears again. Every event must have a line or be counted in a line. There must
-/// be at most one burst of lines, and after it one line a second.
+/// Runs `one` many times, and then until its line appears again. Every event must have a line or be counted
+/// in a line. There must be at most one burst of lines, and after it one line a second.
 async fn flood(log: &Log, text: &str, mut one: impl AsyncFnMut()) {
     const FLOOD: usize = 100;
     const BURST: usize = 10;

@@ -84,9 +84,9 @@ fn stock_clients_are_handed_on_with_their_first_bytes() {
     });
 }
 
-/// Connects one of our clients to `listener` through a relay that passes only the hello on. The client stops in the middle of
-/// the negotiation, when the listener has a queue pair for it. Returns the relay's connection to the listener, and a task with
-/// the client.
+/// Connects one of our clients to `listener` through a relay that passes only the hello on. The client stops
+/// in the middle of the negotiation, when the listener has a queue pair for it. Returns the relay's
+/// connection to the listener, and a task with the client.
 async fn half_negotiated(listener: &Listener) -> (TcpStream, tokio::task::JoinHandle<()>) {
     let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = relay.local_addr().unwrap().port();
@@ -120,8 +120,8 @@ fn patient() -> Config {
     Config::default().handshake_timeout(Duration::from_secs(600))
 }
 
-/// Some peers connect first, stop at each stage of the negotiation, and keep their connections. Other peers negotiate and exchange
-/// data meanwhile. A listener that negotiates with one peer after another would hang.
+/// Some peers connect first, stop at each stage of the negotiation, and keep their connections. Other peers
+/// negotiate and exchange data meanwhile. A listener that negotiates with one peer after another would hang.
 #[test]
 fn peers_that_stop_in_the_middle_delay_no_other_peer() {
     const OF_EACH_KIND: usize = 20;
@@ -230,7 +230,8 @@ async fn stock_server(answer: &'static [u8], silent: bool) -> (u16, tokio::task:
     (port, server)
 }
 
-/// Another server may have the port by now. Without a new attempt, a client that requires RDMA could not use it for a minute.
+/// Another server may have the port by now. Without a new attempt, a client that requires RDMA could not use
+/// it for a minute.
 #[test]
 fn a_client_that_requires_rdma_asks_a_server_again() {
     Runtime::Idle.run(async {

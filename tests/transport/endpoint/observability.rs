@@ -74,7 +74,8 @@ fn the_log_has_the_transport_and_the_reason() {
     assert!(log.contains("connected over tcp") && log.contains("the server declined"), "{log}");
 }
 
-/// A client that exits drops its runtime, with connections in tasks that never end. The server sees an orderly end and no loss.
+/// A client that exits drops its runtime, with connections in tasks that never end. The server sees an
+/// orderly end and no loss.
 #[test]
 fn a_dropped_runtime_ends_its_connections_in_order() {
     let log = Log::default();

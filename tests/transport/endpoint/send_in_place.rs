@@ -10,14 +10,14 @@ use support::{Content, Runtime, config, pair};
 const LENGTH: usize = 300_000;
 const ROUNDS: usize = 40;
 
-/// Returns settings of a network card, which sends nothing large inline, so that the source of a message must be registered.
-/// The threshold keeps these messages out of rendezvous, which would copy them.
+/// Returns settings of a network card, which sends nothing large inline, so that the source of a message must
+/// be registered. The threshold keeps these messages out of rendezvous, which would copy them.
 fn nothing_inline() -> Config {
     config().max_inline(200).eager_threshold(EagerThreshold::Bytes(64 << 10))
 }
 
-/// Sends the buffer that `make` makes of the content, `ROUNDS` times, each time from the memory of the round before. Returns
-/// the share of the bytes that were not copied.
+/// Sends the buffer that `make` makes of the content, `ROUNDS` times, each time from the memory of the round
+/// before. Returns the share of the bytes that were not copied.
 async fn share_in_place(config: Config, make: impl Fn(&[u8]) -> Bytes) -> f64 {
     let (mut client, mut server) = pair(config).await;
     let (mut sent, mut received) = (Content::new(3), Content::new(3));

@@ -1,6 +1,6 @@
-//! Receive buffers that connections share. This needs `RDMA_DEVICE` with shared receive queues, and no other test at the same
-//! time (`--test-threads=1`). On other devices each connection has its own buffers, and the test checks everything except the
-//! memory.
+//! Receive buffers that connections share. This needs `RDMA_DEVICE` with shared receive queues, and no other
+//! test at the same time (`--test-threads=1`). On other devices each connection has its own buffers, and the
+//! test checks everything except the memory.
 
 use std::time::Duration;
 
@@ -78,7 +78,8 @@ fn receive_memory_does_not_grow_with_connections() {
             }
             drop((server, client));
         }
-        // After some idle time the connections return the credits beyond their first ones, and get credits again later.
+        // After some idle time the connections return the credits beyond their first ones, and get credits
+        // again later.
         tokio::time::sleep(Duration::from_secs(1)).await;
         for _ in 0..3 {
             connections = burst_over_all(connections).await;
@@ -90,8 +91,8 @@ fn receive_memory_does_not_grow_with_connections() {
     });
 }
 
-/// Clients are killed in the middle of messages, `RDMA_TEST_KILLS` of them. The buffers of these messages come back: a client
-/// that was there from the first to the last can still send, and so can new ones.
+/// Clients are killed in the middle of messages, `RDMA_TEST_KILLS` of them. The buffers of these messages
+/// come back: a client that was there from the first to the last can still send, and so can new ones.
 #[test]
 fn kills_in_a_burst_lose_no_buffers() {
     /// Connections of each client that is killed.

@@ -48,7 +48,8 @@ async fn receive(mut stream: impl AsyncRead + Unpin, seed: u64, total: usize, sl
 }
 
 async fn both_ways(config: Config, total: usize, most: usize, slow: bool) {
-    // The end that finishes first lingers until the other end has fetched the rest, which takes long on a busy machine.
+    // The end that finishes first lingers until the other end has fetched the rest, which takes long on a
+    // busy machine.
     let (client, server) = pair(config.linger(LINGER)).await;
     let ((client_read, client_write), (server_read, server_write)) = (split(client), split(server));
     tokio::join!(
@@ -88,7 +89,8 @@ fn every_threshold_and_chunk_size_carries_the_same_bytes() {
     Runtime::Idle.run(both_ways(tiny, 4 * MIB, 100_000, false));
 }
 
-/// Sends pieces of up to 64 MiB in both directions at once. The second run has a slow reader. `SOAK_MIB` sets the MiB for each direction.
+/// Sends pieces of up to 64 MiB in both directions at once. The second run has a slow reader. `SOAK_MIB` sets
+/// the MiB for each direction.
 #[test]
 fn soak() {
     let total = std::env::var("SOAK_MIB").map_or(256, |mib| mib.parse().unwrap()) * MIB;
@@ -175,7 +177,8 @@ fn bytes_written_before_a_drop_arrive() {
     });
 }
 
-/// An end that gives up, such as a server that refuses a certificate, writes the reason, does not flush, and reads nothing more.
+/// An end that gives up, such as a server that refuses a certificate, writes the reason, does not flush, and
+/// reads nothing more.
 #[test]
 fn the_last_write_arrives_before_an_abort() {
     everywhere(|config| async move {
@@ -192,7 +195,8 @@ fn the_last_write_arrives_before_an_abort() {
     });
 }
 
-/// An end that has sent and received everything closes while its peer still acknowledges data. That is no failure.
+/// An end that has sent and received everything closes while its peer still acknowledges data. That is no
+/// failure.
 #[test]
 fn the_end_that_is_done_first_may_close() {
     const ROUNDS: u64 = 60;
@@ -273,8 +277,8 @@ fn a_writer_gets_an_error_after_the_reader_has_closed() {
     });
 }
 
-/// The bytes that `poll_write` and `poll_flush` took reach a receiver in another runtime, although the sender's runtime is
-/// blocked.
+/// The bytes that `poll_write` and `poll_flush` took reach a receiver in another runtime, although the
+/// sender's runtime is blocked.
 #[test]
 fn data_moves_while_the_senders_runtime_is_blocked() {
     for mode in [PollMode::Adaptive, PollMode::Event] {
@@ -290,7 +294,8 @@ fn data_moves_while_the_senders_runtime_is_blocked() {
                 let mut bytes = [0; 10_000];
                 server.read_exact(&mut bytes).await.unwrap();
                 done_to.send(bytes.to_vec()).unwrap();
-                // The answer comes after the other end has checked, so that the other end was blocked all the time.
+                // The answer comes after the other end has checked, so that the other end was blocked all the
+                // time.
                 server.write_all(b"got it").await.unwrap();
                 server.flush().await.unwrap();
                 let _ = server.read(&mut [0]).await;
@@ -311,7 +316,8 @@ fn data_moves_while_the_senders_runtime_is_blocked() {
     }
 }
 
-/// A runtime polls when it is idle. Data must arrive also while a task that never waits keeps the runtime busy.
+/// A runtime polls when it is idle. Data must arrive also while a task that never waits keeps the runtime
+/// busy.
 #[test]
 fn a_runtime_that_is_never_idle_still_receives() {
     for runtime in Runtime::ALL {

@@ -40,7 +40,8 @@ async fn failed(stream: &mut EndpointStream) {
     std::future::poll_fn(|context| stream.poll_delivered(context)).await.expect_err("the writer has gone");
 }
 
-/// Reads until the connection fails, checks that the error is that of a dead process, and returns the bytes before the error.
+/// Reads until the connection fails, checks that the error is that of a dead process, and returns the bytes
+/// before the error.
 async fn read_to_the_failure(mut stream: EndpointStream) -> Vec<u8> {
     let mut received = Vec::new();
     let end = stream.read_to_end(&mut received).await;
@@ -68,8 +69,8 @@ fn flushed_bytes_arrive_although_the_writer_exits_at_once() {
     }
 }
 
-/// The reader's runtime is blocked until the writer has ended. Then the bytes in the writer's memory are lost, and the reader
-/// gets an error and no orderly end.
+/// The reader's runtime is blocked until the writer has ended. Then the bytes in the writer's memory are
+/// lost, and the reader gets an error and no orderly end.
 #[test]
 fn flushed_bytes_wait_for_a_reader_that_is_late() {
     for written in EAGER.into_iter().chain([RENDEZVOUS]) {

@@ -147,7 +147,8 @@ fn a_killed_server_fails_few_calls_and_comes_back() {
         let later = answers.load(Ordering::SeqCst) + 200;
         until(|| answers.load(Ordering::SeqCst) > later).await;
         let failed_in_all = failed.load(Ordering::SeqCst);
-        // A caller may lose the call in flight, and one more call that it made before the channel saw the end of the connection.
+        // A caller may lose the call in flight, and one more call that it made before the channel saw the end
+        // of the connection.
         assert!(failed_in_all <= 2 * CALLERS, "{failed_in_all} calls of {CALLERS} callers failed");
 
         doomed = start().await;
@@ -194,8 +195,8 @@ fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
         assert_eq!(greeter.calls(), calls);
         let state = channel.endpoints()[0].state.clone();
         assert!(!matches!(state, EndpointState::Up(_)), "{state:?}");
-        // An upper limit for the number of dials: each dial comes at least 80 ms after the one before, and makes three
-        // connections until the dialer knows whether the server is stock.
+        // An upper limit for the number of dials: each dial comes at least 80 ms after the one before, and
+        // makes three connections until the dialer knows whether the server is stock.
         let taken = taken.load(Ordering::SeqCst) as u128;
         let dials = 1 + started.elapsed().as_millis() / 80;
         assert!(taken <= 3 * dials, "{taken} connections in {dials} dials");
@@ -238,8 +239,8 @@ fn a_server_that_shuts_down_gracefully_keeps_its_stream_and_loses_new_calls() {
             chats.push((names, client.chat(sent).await.unwrap().into_inner()));
         }
         let server = leaving.shut_down();
-        // A call fails if the server's last GOAWAY refuses its stream. The first call that the old connection does not take fails
-        // too, and shows that the server is leaving.
+        // A call fails if the server's last GOAWAY refuses its stream. The first call that the old connection
+        // does not take fails too, and shows that the server is leaving.
         let mut failed = 0;
         while is_up(&channel, 0) {
             failed += usize::from(say(&mut client, "hello").await.is_err());

@@ -1,4 +1,5 @@
-//! Limits on concurrent calls: of a server, of a connection and of a channel, and load shedding above the limit.
+//! Limits on concurrent calls: of a server, of a connection and of a channel, and load shedding above the
+//! limit.
 
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint, Server};
@@ -8,8 +9,8 @@ use support::{Over, ScriptedGreeter, outcome, say, unchanged, until};
 
 const CALLS: usize = 6;
 
-/// Holds [`CALLS`] calls as far as `server` and `client` allow, and releases them one by one. Returns the largest number held at
-/// one time.
+/// Holds [`CALLS`] calls as far as `server` and `client` allow, and releases them one by one. Returns the
+/// largest number held at one time.
 async fn held_at_once(
     over: Over,
     server: fn(Server) -> Server,

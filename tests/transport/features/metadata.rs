@@ -1,5 +1,5 @@
-//! Metadata that the settings of a channel add: user agent and origin. `interceptors.rs` and the interop cases test the metadata of
-//! calls.
+//! Metadata that the settings of a channel add: user agent and origin. `interceptors.rs` and the interop
+//! cases test the metadata of calls.
 
 use tonic::transport::Server;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;

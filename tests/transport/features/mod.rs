@@ -1,5 +1,5 @@
-//! Features of tonic besides plain calls. Each scenario runs over stock tonic's TCP first. Its outcome must be equal over RDMA, and
-//! over TCP after a fallback between two of our ends.
+//! Features of tonic besides plain calls. Each scenario runs over stock tonic's TCP first. Its outcome must
+//! be equal over RDMA, and over TCP after a fallback between two of our ends.
 
 mod balance;
 mod compression;

@@ -35,7 +35,8 @@ async fn outlive(over: Over) {
     let first = say(&mut client, "over").await.unwrap();
     for _ in 0..3 {
         running.end().await;
-        // CANCELLED while the channel gives calls to the old connection, before it sees its end. This happens over stock TCP too.
+        // CANCELLED while the channel gives calls to the old connection, before it sees its end. This happens
+        // over stock TCP too.
         let mut codes = vec![Code::Cancelled];
         while codes.ends_with(&[Code::Cancelled]) {
             codes.push(say(&mut client, "hello").await.unwrap_err().code());

@@ -13,8 +13,8 @@ const SHORT: Duration = Duration::from_millis(100);
 
 type Outcome = Result<String, (Code, String)>;
 
-/// Makes a call that the test never releases. The server drops it at the deadline. On a busy machine the deadline may pass before the
-/// server has the call; then the call is made again.
+/// Makes a call that the test never releases. The server drops it at the deadline. On a busy machine the
+/// deadline may pass before the server has the call; then the call is made again.
 async fn time_out(
     over: Over,
     server: fn(Server) -> Server,

@@ -1,4 +1,5 @@
-//! One channel over several servers with TLS. A server with a bad certificate gets no calls, and the channel shows the reason.
+//! One channel over several servers with TLS. A server with a bad certificate gets no calls, and the channel
+//! shows the reason.
 
 use tonic_rdma::{BalancedChannel, EndpointState, RdmaConnector};
 use tonic_rdma_proto::greeter::HelloRequest;

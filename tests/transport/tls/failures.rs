@@ -10,7 +10,8 @@ use tonic_rdma::{Dialer, RdmaConnector, Verdict};
 use super::greeting::{Running, greet, greet_stock, serve};
 use support::{Authority, config, within};
 
-/// Starts a server that demands certificates, and waits for handshakes for `patience`. Returns the authority for them too.
+/// Starts a server that demands certificates, and waits for handshakes for `patience`. Returns the authority
+/// for them too.
 async fn guarded_for(patience: Duration) -> (Authority, Running) {
     let authority = Authority::new("authority");
     let running = serve(Some(authority.mutual_server().timeout(patience))).await;
@@ -43,7 +44,8 @@ async fn the_server_refuses_wrong_certificates() {
     for (tls, expected) in refused {
         let error = greet(running.address, Some(tls.clone())).await.unwrap_err();
         assert!(error.contains(expected), "{expected} over RDMA: {error}");
-        // On TCP, the reset after the alert may discard the alert, if the client had sent bytes that were not read.
+        // On TCP, the reset after the alert may discard the alert, if the client had sent bytes that were not
+        // read.
         greet_stock(running.address, Some(tls)).await.unwrap_err();
         check(&authority, &running).await;
     }
@@ -112,7 +114,8 @@ fn invalid_certificates_are_errors() {
     }
 }
 
-/// A client that connects and sends nothing or half of a handshake is disconnected. Other clients are served meanwhile.
+/// A client that connects and sends nothing or half of a handshake is disconnected. Other clients are served
+/// meanwhile.
 #[tokio::test]
 async fn clients_that_stop_in_the_handshake_are_disconnected() {
     // A busy machine may need seconds for a handshake that succeeds.

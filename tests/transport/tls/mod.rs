@@ -1,4 +1,5 @@
-//! TLS over the RDMA stream, and the certificates that a service sees. The tests make their certificates as they run.
+//! TLS over the RDMA stream, and the certificates that a service sees. The tests make their certificates as
+//! they run.
 
 mod balance;
 mod failures;

@@ -15,12 +15,14 @@ use super::text::{is_test, parts};
 pub(crate) struct Import {
     pub(crate) module: String,
     pub(crate) path: Vec<String>,
-    /// The module or item of the package that the path leads to; `None` for names of other crates and for local names.
+    /// The module or item of the package that the path leads to; `None` for names of other crates and for
+    /// local names.
     pub(crate) target: Option<Target>,
 }
 
-/// Returns the paths in `module`: the paths of its `use` items and the paths in its code, with those in calls of macros. Tests are left
-/// out. A `pub use` is no import, because the module does not depend on a name that it only re-exports.
+/// Returns the paths in `module`: the paths of its `use` items and the paths in its code, with those in calls
+/// of macros. Tests are left out. A `pub use` is no import, because the module does not depend on a name that
+/// it only re-exports.
 pub(crate) fn imports(package: &Package, module: &str) -> BTreeSet<Import> {
     let import = |path: Vec<String>| {
         let target = package.resolve_roughly(module, &path);
@@ -29,7 +31,8 @@ pub(crate) fn imports(package: &Package, module: &str) -> BTreeSet<Import> {
     mentions(&package.modules[module]).into_iter().map(import).collect()
 }
 
-/// Returns the paths in a module, and the methods that its code calls, as paths that begin with an empty name.
+/// Returns the paths in a module, and the methods that its code calls, as paths that begin with an empty
+/// name.
 fn mentions(module: &Module) -> BTreeSet<Vec<String>> {
     let mut collector = Collector { paths: BTreeSet::new() };
     for item in &module.items {

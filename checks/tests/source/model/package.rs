@@ -58,7 +58,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads `file` as the module `path`, which is declared as public or not, with these attributes. Its children are in `folder`.
+    /// Reads `file` as the module `path`, which is declared as public or not, with these attributes. Its
+    /// children are in `folder`.
     fn file(
         &mut self,
         file: &str,

@@ -1,4 +1,5 @@
-//! Lists the items that users of a package can name: public items outside of hidden modules, each with its public path.
+//! Lists the items that users of a package can name: public items outside of hidden modules, each with its
+//! public path.
 
 use std::collections::{BTreeMap, BTreeSet};
 

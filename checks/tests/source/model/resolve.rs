@@ -28,14 +28,15 @@ pub(crate) struct Leaf {
 const DEPTH: u8 = 16;
 
 impl Package {
-    /// Returns the module or item that `path` leads to from code in `module`. Returns `None` for a path into another crate, and for a
-    /// path whose first name is no item of the package: a local variable, a type parameter, or a name of the prelude.
+    /// Returns the module or item that `path` leads to from code in `module`. Returns `None` for a path into
+    /// another crate, and for a path whose first name is no item of the package: a local variable, a type
+    /// parameter, or a name of the prelude.
     pub(crate) fn resolve(&self, module: &str, path: &[String]) -> Option<Target> {
         self.resolve_within(module, path, DEPTH)
     }
 
-    /// Returns the target of `path`, or the target of its longest part that leads to one. The last name may be of another crate, or
-    /// an item that a macro defines.
+    /// Returns the target of `path`, or the target of its longest part that leads to one. The last name may
+    /// be of another crate, or an item that a macro defines.
     pub(crate) fn resolve_roughly(&self, module: &str, path: &[String]) -> Option<Target> {
         let shorter = || self.resolve_roughly(module, path.split_last()?.1);
         self.resolve(module, path).or_else(shorter)
@@ -69,7 +70,8 @@ impl Package {
         }
         let child = join(module, name);
         if self.modules.contains_key(&child) {
-            // After `mod name; use name::name;` the path `name` leads to the function, and a longer path leads into the module.
+            // After `mod name; use name::name;` the path `name` leads to the function, and a longer path
+            // leads into the module.
             let leaf = content.uses().flat_map(|item| leaves(&item.tree)).find(|leaf| {
                 leaf.name.as_deref() == Some(name) && leaf.path.first().map(String::as_str) == Some(name)
             });

@@ -11,8 +11,8 @@ const SIZE: usize = 3;
 /// For each file, the files that it imports from.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Returns the rings of `package` that have too many files, each with the imports that close it: for each pair of files a line with one
-/// of the imported paths.
+/// Returns the rings of `package` that have too many files, each with the imports that close it: for each
+/// pair of files a line with one of the imported paths.
 pub(crate) fn rings(package: &Package) -> Vec<String> {
     let edges = edges(package);
     let mut graph = Graph::new();

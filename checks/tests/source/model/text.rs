@@ -71,7 +71,8 @@ pub(crate) fn code(part: &impl ToTokens) -> String {
     NARROW.chunks(2).fold(text, |text, pair| text.replace(pair[0], pair[1]))
 }
 
-/// Returns the calls of macros in a file, those within other calls included: the last name of the macro, and its tokens.
+/// Returns the calls of macros in a file, those within other calls included: the last name of the macro, and
+/// its tokens.
 pub(crate) fn macro_calls(text: &str) -> Vec<(String, Vec<TokenTree>)> {
     fn collect(tokens: TokenStream, calls: &mut Vec<(String, Vec<TokenTree>)>) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();

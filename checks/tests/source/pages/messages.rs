@@ -1,5 +1,5 @@
-//! Looks up the messages that the book quotes (reasons, errors and lines of the log) in the code, and the code's warnings and errors on
-//! the book's page of the log.
+//! Looks up the messages that the book quotes (reasons, errors and lines of the log) in the code, and the
+//! code's warnings and errors on the book's page of the log.
 
 use std::collections::BTreeSet;
 
@@ -63,8 +63,8 @@ fn warnings_are_found_with_their_messages() {
     assert_eq!(warnings("debug!(\"one\"); throttled!(debug, \"two\"); compile_error!(\"three\")"), [""; 0]);
 }
 
-/// Returns the messages of the warnings and errors that `code` logs, without backticks and with `…` for parameters. A line without a
-/// message gives an empty text.
+/// Returns the messages of the warnings and errors that `code` logs, without backticks and with `…` for
+/// parameters. A line without a message gives an empty text.
 fn warnings(code: &str) -> Vec<String> {
     let is_level = |name: &str| ["warn", "error"].contains(&name);
     let calls = macro_calls(code).into_iter().filter(|(name, arguments)| {

@@ -1,4 +1,5 @@
-//! Compares the book's page of metrics with the metrics that the code records: names, kinds, units and labels.
+//! Compares the book's page of metrics with the metrics that the code records: names, kinds, units and
+//! labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,7 +65,8 @@ fn on_the_page() -> Metrics {
     metrics
 }
 
-/// Reads the metrics of the code: all strings that begin with `tonic_rdma_`, with the kinds and labels of the calls that record them.
+/// Reads the metrics of the code: all strings that begin with `tonic_rdma_`, with the kinds and labels of the
+/// calls that record them.
 fn recorded(sources: &[String]) -> Metrics {
     const PREFIX: &str = "\"tonic_rdma_";
     let mut metrics = Metrics::new();

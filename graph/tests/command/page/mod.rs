@@ -1,4 +1,5 @@
-//! The calls of the book's page on graphs, with a model of two parts. The page itself is a doc test of the library.
+//! The calls of the book's page on graphs, with a model of two parts. The page itself is a doc test of the
+//! library.
 
 use std::alloc::System;
 use std::error::Error;

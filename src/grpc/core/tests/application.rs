@@ -1,4 +1,5 @@
-//! Applications at both sides. A task is polled only when it was woken, so a wake-up that is missing becomes a hang.
+//! Applications at both sides. A task is polled only when it was woken, so a wake-up that is missing becomes
+//! a hang.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

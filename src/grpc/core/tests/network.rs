@@ -1,4 +1,5 @@
-//! A network between two ends. Messages arrive in order; fetches land in any order, and read the memory of the other side when they land.
+//! A network between two ends. Messages arrive in order; fetches land in any order, and read the memory of
+//! the other side when they land.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;

@@ -1,5 +1,5 @@
-//! Seeded schedules. In any order of events, bodies arrive as they were sent, no call hangs unless its reader does, no wake-up is missing,
-//! memory stays within the windows, and at the end both sides have nothing left.
+//! Seeded schedules. In any order of events, bodies arrive as they were sent, no call hangs unless its reader
+//! does, no wake-up is missing, memory stays within the windows, and at the end both sides have nothing left.
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules; `TONIC_RDMA_SEED` runs a single one.
 

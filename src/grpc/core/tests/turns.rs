@@ -69,8 +69,8 @@ fn a_call_whose_reader_stands_still_costs_others_nothing() {
     assert_eq!((messages(false), messages(true)), (100, 100));
 }
 
-/// Calls that are made together share messages, also if their requests lie in registered memory. Those that have to be copied do not wait for
-/// one another.
+/// Calls that are made together share messages, also if their requests lie in registered memory. Those that
+/// have to be copied do not wait for one another.
 #[test]
 fn requests_by_reference_share_a_message() {
     let messages = |exposed| {
@@ -99,7 +99,8 @@ fn requests_by_reference_share_a_message() {
     assert!(messages(0) > 1);
 }
 
-/// A server that polls a call where it found it sends the reply at once, and what it owes the client goes with the reply.
+/// A server that polls a call where it found it sends the reply at once, and what it owes the client goes
+/// with the reply.
 #[test]
 fn the_reply_takes_along_that_the_request_has_landed() {
     let messages = |keeps: bool| {
@@ -199,7 +200,8 @@ fn calls_that_are_made_together_share_messages() {
     assert_eq!(pair.ends[0].messages - before, 1);
 }
 
-/// A large call that the peer reset still has its place when there is room again. It must not keep the others from their turns.
+/// A large call that the peer reset still has its place when there is room again. It must not keep the others
+/// from their turns.
 #[test]
 fn a_large_call_that_was_reset_leaves_its_turn_to_the_next() {
     let limits = (1 << 16, 16 << 10, 1 << 20);

@@ -26,7 +26,8 @@ impl Accept for Reading {
     }
 }
 
-/// A call that is being polled reads its request. Other calls wait until it has been polled, and become no tasks.
+/// A call that is being polled reads its request. Other calls wait until it has been polled, and become no
+/// tasks.
 #[tokio::test]
 async fn a_call_that_reads_its_request_lets_no_other_call_begin_within_it() {
     let acceptor = Arc::new(Reading::default());
@@ -70,7 +71,8 @@ impl Accept for Elsewhere {
     }
 }
 
-/// A task of the application sends on a connection whose next call has arrived, and has not begun: another thread begins the call.
+/// A task of the application sends on a connection whose next call has arrived, and has not begun: another
+/// thread begins the call.
 #[test]
 fn no_call_begins_where_the_application_sends() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

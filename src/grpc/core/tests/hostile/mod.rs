@@ -238,8 +238,8 @@ fn heads_beyond_the_limits_are_refused() {
     assert_eq!(to_server(peer.plain(Kind::Headers, 9000, &bomb)), Err(CallViolation::HeadersTooLong(1000)));
 }
 
-/// Headers within the limit of bytes may have more fields than a `HeaderMap` holds. They end their own call: the connection, and the
-/// table of the headers that follow, stay whole.
+/// Headers within the limit of bytes may have more fields than a `HeaderMap` holds. They end their own call:
+/// the connection, and the table of the headers that follow, stay whole.
 #[test]
 fn a_head_of_too_many_fields_ends_its_call_only() {
     let limits = (3, 1 << 20, 16 << 10);
@@ -392,8 +392,8 @@ fn an_offer_of_a_huge_body_needs_no_memory() {
     }
 }
 
-/// A server's reader finds the reason in the place of an offer that there is no memory for. What was spent for the offer is spent no more, so
-/// that parts which follow arrive.
+/// A server's reader finds the reason in the place of an offer that there is no memory for. What was spent
+/// for the offer is spent no more, so that parts which follow arrive.
 #[test]
 fn an_offer_that_was_given_up_costs_the_stream_nothing() {
     let mut pair = pair();
@@ -492,7 +492,8 @@ fn frames() -> impl Strategy<Value = (u8, u8, u16, u32, Vec<u8>)> {
 }
 
 proptest! {
-    /// The end takes any messages or names the violation, and its answers stay within the rules of the simulated wire.
+    /// The end takes any messages or names the violation, and its answers stay within the rules of the
+    /// simulated wire.
     #[test]
     fn any_messages_are_taken_or_refused(to in 0..2_usize, messages in prop::collection::vec((frames(), any::<bool>()), 1..40)) {
         let mut pair = pair();
