@@ -33,29 +33,16 @@ mod tests {
     };
 
     /// Compiles only if each trait of devices has the seal.
-    #[allow(dead_code, reason = "checked by the compiler")]
-    fn all_are_sealed(
-        context: &dyn Context,
-        domain: &dyn ProtectionDomain,
-        region: &dyn MemoryRegion,
-        device_region: &dyn DeviceMemoryRegion,
-        pair: &dyn QueuePair,
-        local: &dyn LocalQueuePair,
-        completions: &dyn CompletionQueue,
-        receives: &dyn SharedReceiveQueue,
-    ) -> [bool; 8] {
-        fn sealed<T: Sealed + ?Sized>(_: &T) -> bool {
-            true
-        }
-        [
-            sealed(context),
-            sealed(domain),
-            sealed(region),
-            sealed(device_region),
-            sealed(pair),
-            sealed(local),
-            sealed(completions),
-            sealed(receives),
-        ]
+    #[test]
+    fn all_are_sealed() {
+        fn sealed<T: Sealed + ?Sized>() {}
+        sealed::<dyn Context>();
+        sealed::<dyn ProtectionDomain>();
+        sealed::<dyn MemoryRegion>();
+        sealed::<dyn DeviceMemoryRegion>();
+        sealed::<dyn QueuePair>();
+        sealed::<dyn LocalQueuePair>();
+        sealed::<dyn CompletionQueue>();
+        sealed::<dyn SharedReceiveQueue>();
     }
 }
