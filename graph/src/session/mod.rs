@@ -178,7 +178,7 @@ impl Session {
     /// Returns an error if another part has failed or is lost.
     ///
     /// # Errors
-    /// [`PeerLost`](GraphErrorKind::PeerLost), [`PeerFailed`](GraphErrorKind::PeerFailed).
+    /// [`PeerLost`](crate::GraphErrorKind::PeerLost), [`PeerFailed`](crate::GraphErrorKind::PeerFailed).
     pub fn check(&self) -> Result<(), GraphError> {
         self.core.state.peers.check_all()
     }
@@ -265,13 +265,13 @@ impl Listener {
     /// distribution"). All parts call this; the order does not matter.
     ///
     /// # Errors
-    /// - [`Mismatch`](GraphErrorKind::Mismatch): a part runs something else.
-    /// - [`Timeout`](GraphErrorKind::Timeout): a part did not come in time.
-    /// - [`NoDevice`](GraphErrorKind::NoDevice): a mode needs RDMA, and there is none to a part.
-    /// - [`PeerLost`](GraphErrorKind::PeerLost), [`PeerFailed`](GraphErrorKind::PeerFailed): a part ended
-    ///   meanwhile.
-    /// - [`InvalidSetting`](GraphErrorKind::InvalidSetting): a number is out of range, or there is no memory
-    ///   for the slots.
+    /// - [`Mismatch`](crate::GraphErrorKind::Mismatch): a part runs something else.
+    /// - [`Timeout`](crate::GraphErrorKind::Timeout): a part did not come in time.
+    /// - [`NoDevice`](crate::GraphErrorKind::NoDevice): a mode needs RDMA, and there is none to a part.
+    /// - [`PeerLost`](crate::GraphErrorKind::PeerLost), [`PeerFailed`](crate::GraphErrorKind::PeerFailed): a
+    ///   part ended meanwhile.
+    /// - [`InvalidSetting`](crate::GraphErrorKind::InvalidSetting): a number is out of range, or there is no
+    ///   memory for the slots.
     pub fn connect(self, peering: Peering) -> Result<Session, GraphError> {
         connect::connect(self, peering)
     }

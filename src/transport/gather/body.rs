@@ -207,9 +207,10 @@ impl Output {
 }
 
 /// Encodes and decodes protocol buffers as [`ProstCodec`](tonic_prost::ProstCodec) does, but does not copy
-/// large `bytes` fields where [`requests`](super::requests) or [`responses`](super::responses) collects them.
-/// Where [`both`](super) or [`GatherBothLayer`](super::GatherBothLayer) delivers messages in the memory that
-/// they arrived in, it decodes them there: `Bytes` fields are slices of that memory.
+/// large `bytes` fields where [`GatherRequests`](super::GatherRequests) or
+/// [`GatherResponses`](super::GatherResponses) collects them. Where [`GatherBoth`](super::GatherBoth) or
+/// [`GatherBothLayer`](super::GatherBothLayer) delivers messages in the memory that they arrived in, it
+/// decodes them there: `Bytes` fields are slices of that memory.
 ///
 /// Generated code names this codec if the build script has `codec_path("tonic_rdma::gather::GatherCodec")`. A
 /// client that is written by hand makes a codec for each call:
