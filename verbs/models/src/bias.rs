@@ -75,7 +75,7 @@ pub fn one_thread_is_inside<O: Orders + 'static>() -> u64 {
     })
 }
 
-/// Two threads take the bias from one another. A thread that is interrupted between its two looks at the
+/// Two threads take the bias from one another. A thread that is interrupted between its two checks of the
 /// bias, while the other one gets it, does no harm.
 pub fn the_bias_moves<O: Orders + 'static>() -> u64 {
     explore(|| {
@@ -94,9 +94,9 @@ pub fn the_bias_moves<O: Orders + 'static>() -> u64 {
 }
 
 /// What a thread has stored before it takes the lock is seen by a thread that takes the lock later: either
-/// this thread finds the other's store, or the other one finds this thread's. As `Pair::ask_for_events`: the
-/// poller arms its queue and takes the lock; the other thread posts a request and looks whether the queue is
-/// armed, both with the lock held.
+/// this thread finds the other's store, or the other one finds this thread's. As `SoftPair::ask_for_events`:
+/// the poller arms its queue and takes the lock; the other thread posts a request and checks whether the
+/// queue is armed, both with the lock held.
 pub fn the_lock_orders_what_is_beside_it<O: Orders + 'static>() -> u64 {
     explore(|| {
         let lock = Lock::<O>::new();

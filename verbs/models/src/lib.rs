@@ -3,7 +3,7 @@
 //! model lets a load return.
 //!
 //! Each model is generic over the orderings. With the shipping ones
-//! ([`Shipping`](tonic_rdma_verbs::unstable::shared_memory::Shipping)) it must pass. `tests/weakened.rs`
+//! ([`Shipping`](tonic_rdma_verbs::unstable::shared_memory::Shipping)) it must pass. `tests/models.rs`
 //! lists weaker ones, and for each the model that must fail.
 //!
 //! loom does not reorder a load with a later store of the same thread. Models that need that

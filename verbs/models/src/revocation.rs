@@ -87,7 +87,7 @@ pub fn entries_come_before_their_keys<O: Orders + 'static>() -> u64 {
     })
 }
 
-/// The owner gives the place of an entry to another region. An entry that is of both regions is discarded.
+/// The owner gives the slot of an entry to another region. An entry that is of both regions is discarded.
 pub fn mixed_entries_are_discarded<O: Orders + 'static>() -> u64 {
     explore(|| {
         let table = Arc::new(words(ENTRY));

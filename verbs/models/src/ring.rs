@@ -117,7 +117,7 @@ pub fn content_is_never_torn<O: Orders + 'static>() -> u64 {
     })
 }
 
-/// The ring is full. The writer uses a place again only after the reader has given it back.
+/// The ring is full. The writer uses a slot again only after the reader has given it back.
 pub fn places_are_used_again<O: Orders + 'static>() -> u64 {
     explore(|| {
         let (mut sender, mut receiver) = pair::<O>();

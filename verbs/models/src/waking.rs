@@ -43,7 +43,7 @@ pub fn no_news_is_lost<O: Orders + 'static>() -> u64 {
                 }
             })
         };
-        // As `Queue::arm`, and the last look.
+        // As `Queue::arm`, and the last check.
         Attention::NEWS.add::<Loom>(&attention);
         Attention::fence::<Loom, O>();
         let sleeps = Reader::<Loom, O>::new(RING, KEY).peek(&ring) == Ok(None);
@@ -77,7 +77,7 @@ pub fn each_request_gets_an_event<O: Orders + 'static>() -> u64 {
         // As `Queue::arm`.
         Attention::NEWS.ask::<Loom>(&attention);
         Attention::fence::<Loom, O>();
-        // As `Queue::acknowledge_events`, then `Queue::arm`, and the last look.
+        // As `Queue::acknowledge_events`, then `Queue::arm`, and the last check.
         event.take(Relaxed);
         Attention::NEWS.ask::<Loom>(&attention);
         Attention::fence::<Loom, O>();
@@ -148,7 +148,7 @@ pub fn no_progress_is_lost<O: Orders + 'static>() -> u64 {
             let shared = Arc::clone(&shared);
             thread::spawn(move || shared.carry_out())
         };
-        // As `Queue::arm` and `SendQueue::wants_progress`, and the last look.
+        // As `Queue::arm` and `SendQueue::wants_progress`, and the last check.
         shared.arming.arm();
         let awaits = shared.queue.lock().is_ok_and(|awaited| *awaited != 0);
         if awaits {
@@ -215,8 +215,8 @@ impl<O: Orders> Owing<O> {
         })
     }
 
-    /// Stores news for the peer, and looks at its attention without a fence. As `SendQueue::post` and
-    /// `Target::post`, with `Core::announce_news`, `Core::progressed` and `Core::owe`.
+    /// Stores news for the peer, and checks its attention without a fence. As `SendQueue::post` and
+    /// `Target::post`, with `Core::announce_news`, `Core::took` and `Core::owe`.
     fn store_news(&self, kind: u8) {
         let Ok(_queue) = self.queue.lock() else { panic!("model: a lock") };
         self.made.store(1, Release);
@@ -241,7 +241,7 @@ impl<O: Orders> Owing<O> {
         self.shown.raise(self.made.load(Acquire), Release);
     }
 
-    /// As `Core::look`.
+    /// As `Core::check_attention`.
     fn look(&self, debt: u8) {
         if debt & Debt::<Loom, O>::PROGRESS != 0 {
             self.show();
@@ -258,7 +258,7 @@ impl<O: Orders> Owing<O> {
         }
     }
 
-    /// As `Queue::arm` and `Pair::ask_for_events`.
+    /// As `Queue::arm` and `SoftPair::ask_for_events`.
     fn arm(&self) {
         self.arming.arm();
         drop(self.queue.lock());
@@ -313,7 +313,7 @@ pub fn arming_settles_debts<O: Orders + 'static>() -> u64 {
 }
 
 /// A guard ends while a record is published. The record has a guard. As `Core::settle` and
-/// `Core::look_after_records`.
+/// `Core::watch_records`.
 pub fn no_record_is_unguarded<O: Orders + 'static>() -> u64 {
     explore(|| {
         let guarded = Arc::new(Guarded::<Loom, O>::default());

@@ -21,8 +21,8 @@ const RTR: u8 = 2;
 const RTS: u8 = 3;
 const ERROR: u8 = 4;
 
-/// A queue pair of the device. Its owner, the [`Pair`](crate::ibverbs::queue_pair::Pair), takes it out of
-/// every table before it destroys `pair`.
+/// A queue pair of the device. Its owner, the [`VerbsPair`](crate::ibverbs::queue_pair::VerbsPair), takes it
+/// out of every table before it destroys `pair`.
 #[derive(Debug)]
 pub(crate) struct Core {
     library: &'static Library,
@@ -210,7 +210,7 @@ impl Core {
     }
 
     /// Lets the device flush its queues in Error. This is necessary even if it is in Error: Soft-RoCE does
-    /// not check at a receive that is posted later.
+    /// not flush a receive that is posted later.
     pub(crate) fn flush(&self) {
         let mut attributes =
             sys::ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
