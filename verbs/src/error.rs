@@ -49,7 +49,7 @@ pub enum VerbsErrorKind {
     /// The device, port or GID index does not exist, or the library that the provider needs is not installed,
     /// or is too old.
     NoDevice,
-    /// The thing exists, but can't be used in its present state, or with the present settings.
+    /// What the call names exists, but can't be used in its present state, or with the present settings.
     Unusable,
     /// The device does not support the function.
     Unsupported,
@@ -114,7 +114,8 @@ impl VerbsError {
         self.0.system.as_deref()
     }
 
-    /// The same for memory that the system could not map, or that the device could not register.
+    /// Adds to the reason that a slab of `bytes` bytes could not be registered. Keeps the kind and the
+    /// sources.
     pub(crate) fn not_registered(self, bytes: u64) -> Self {
         let Failure { kind, reason, system, source } = &*self.0;
         let reason = format!("a slab of {bytes} bytes could not be registered: {reason}").into();

@@ -97,8 +97,8 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
         false
     }
 
-    /// Returns what the software device can do beside, because the CPUs of both sides do its work. `None` on
-    /// other devices.
+    /// Returns the functions that only the software device has, because the CPUs of both sides do its work.
+    /// `None` on other devices.
     ///
     /// A thread that does not hold the queue pair keeps a clone of the `Arc`.
     fn local(&self) -> Option<&Arc<dyn LocalQueuePair>> {
@@ -135,9 +135,9 @@ pub trait LocalQueuePair: Sealed + Send + Sync + Debug {
     fn need_events(&self);
 
     /// Carries out a READ of `remote` into `into` at once, if this thread can copy the bytes itself. Returns
-    /// whether the bytes have arrived. If so, there is no completion. If not, nothing has happened but that
-    /// some of the bytes may have arrived, and the caller posts an ordinary READ, which also finds the
-    /// reason.
+    /// whether the bytes have arrived. If so, there is no completion. If not, some of the bytes may have
+    /// arrived, and nothing else has happened. The caller then posts an ordinary READ, whose completion has
+    /// the reason if it fails, too.
     fn read_at_once(&self, into: &[LocalSegment], remote: RemoteSegment) -> bool;
 
     /// Returns whether the thread that posts a READ copies the bytes itself, once the peer's memory is

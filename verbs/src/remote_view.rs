@@ -131,7 +131,7 @@ impl Debug for RemoteView {
 }
 
 /// The reason why there is no view of memory of a peer. It is not a [`VerbsError`] inside the crate, because
-/// READs meet it often.
+/// many READs find no view, and a `VerbsError` costs an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoView {
     /// This device maps no memory of this peer: it is a network card, or the peer's process belongs to

@@ -37,8 +37,8 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     unsafe { machine::copy_bytes(from, to, length) };
 }
 
-/// Copies `length` bytes that the caller reads next: up to 16 KiB into the first-level cache. (The
-/// receiver of `compare --modes rdma-zerocp` reads so: up to 8 KiB a copy, and above it chunks.)
+/// Copies `length` bytes that the caller reads next: up to 16 KiB into the first-level cache. (The receiver
+/// of `compare --modes rdma-zerocp` reads in this way: up to 8 KiB by one copy, and more in chunks.)
 ///
 /// # Safety
 /// Those of [`copy_bytes`].

@@ -21,7 +21,7 @@ use crate::{
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 32;
-/// Places for hellos in a completion queue on iWARP.
+/// Slots for hellos in a completion queue on iWARP.
 const HELLOS: u32 = 512;
 
 /// A completion queue. It has its own channel, so each event of the channel belongs to this queue.

@@ -33,7 +33,7 @@
 //!   the key of memory may write it whenever the device may write it; and soft-iWARP lets peers read all
 //!   memory that is registered in a protection domain.
 //! - Both sides of a connection take the smaller path MTU: the one that the other's address offers
-//!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end
+//!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one side
 //!   alone, so both sides must set one value.
 
 mod completion_queue;

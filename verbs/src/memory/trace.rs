@@ -196,7 +196,7 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
             let (start, extent) = match place((sites, site), Some(execution), layout) {
                 Some(PlacedMemory { extent, start }) => {
                     if zeroed {
-                        // SAFETY: the place has room for the layout, and no other user.
+                        // SAFETY: the memory has room for the layout, and no other user.
                         unsafe { start.write_bytes(0, layout.size()) };
                     }
                     (start, Some(extent))

@@ -22,11 +22,12 @@ use super::shared::bias::{Bias, Seat, Seats};
 use super::shared::platform::{Native, Shipping};
 use crate::panics::lock;
 
-/// Times that one thread takes a new lock before it gets the bias. Taking the bias away costs about as much
-/// as this saves.
+/// Number of times in a row that one thread takes a new lock before it gets the bias. Taking the bias away
+/// once costs about as much as the bias saves in this many times.
 const FIRST: u32 = 1 << 10;
-/// Factor for the next bias, after one was taken away, and the most times.
+/// Factor by which this number grows each time that the bias is taken away.
 const FACTOR: u32 = 8;
+/// Greatest value of this number.
 const MOST: u32 = 1 << 20;
 
 /// A lock around a value.
@@ -112,7 +113,8 @@ impl<T> BiasedLock<T> {
     /// lock.
     #[cold]
     fn wait_for(&self, seat: Seat) {
-        /// Looks before this thread lets others run, and before it sleeps: the owner may have lost its core.
+        /// Number of checks before this thread lets others run, and before it sleeps: the owner may have lost
+        /// its core.
         const SPINS: u32 = 100;
         const YIELDS: u32 = 120;
         const NAP: Duration = Duration::from_micros(50);
@@ -134,7 +136,8 @@ impl<T> BiasedLock<T> {
         }
     }
 
-    /// Gives the bias to this thread, if a seat is free. Otherwise this thread tries again as late as now.
+    /// Gives the bias to this thread, if a seat is free. Otherwise this thread has to take the lock as many
+    /// times again.
     #[cold]
     fn give_bias(&self, gate: &mut Gate) {
         let me = gate.last;
@@ -266,7 +269,7 @@ fn register() -> bool {
 /// Makes all threads of the process execute a fence. Called only after [`is_ready`] has returned true.
 #[cold]
 pub(super) fn execute() {
-    /// A time in which each core has executed or left what it had begun.
+    /// Time in which each core has executed, or discarded, the instructions that it had begun.
     const LONG: Duration = Duration::from_millis(10);
     fence(SeqCst);
     let expedited = || membarrier(MembarrierCommand::PrivateExpedited).is_ok();

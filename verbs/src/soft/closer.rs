@@ -6,7 +6,8 @@
 //! end of its last mapping, free all pages that the peer has written, which can take seconds. Therefore no
 //! thread that polls, asks or answers does any of this.
 //!
-//! There are two threads, so that memory of honest peers is not kept by a descriptor that blocks:
+//! There are two threads, so that a descriptor that blocks does not delay the release of honest peers'
+//! memory:
 //!
 //! | thread | closes | blocks |
 //! |---|---|---|
@@ -27,19 +28,20 @@ use crate::memfd;
 use crate::panics::lock;
 use crate::panics::run_foreign;
 
-/// Descriptors of one source that wait until they can be closed, from which on this process takes no more of
-/// this source.
+/// Number of descriptors of one source, without memfds, that wait to be closed, from which on this process
+/// takes no more of this source.
 const OF_ONE: usize = 128;
 /// The same for memfds. A peer of this user may offer each of its 1024 segments once more while this process
 /// is busy.
 const MEMORIES_OF_ONE: usize = 256;
-/// Descriptors of all sources but this user, from which on this process takes no more of them.
+/// Number of descriptors of all sources but this user together, without memfds, from which on this process
+/// takes no more of these sources.
 const OF_STRANGERS: usize = 256;
-/// Descriptors and sockets from which on this process makes no connections to devices. Only Linux before 6.16
-/// gets there, because a process that is not let in can send descriptors before this process knows whose it
-/// is.
+/// Number of descriptors and sockets that wait, from which on this process makes no connections to devices.
+/// This happens only before Linux 6.16, where a process can send descriptors before this process knows its
+/// user, and so whether to let it in.
 const MOST: usize = 512;
-/// Forks in a row without exec whose last process still has threads that close descriptors.
+/// Most forks in a row, without exec, after which a process still has threads that close descriptors.
 const GENERATIONS: usize = 4;
 
 /// A process, or processes that share a bound: those of one user that have no number here, because they are

@@ -6,10 +6,10 @@
 //!  peer B ── socket ──┼── epoll descriptor: the queue's event descriptor
 //!  this process ─ eventfd
 //! ```
-//! Each peer process has a connection of its own, which it has made to the device's socket. It can neither
-//! block this process, nor take events of others: it has no descriptor of this side, and this process never
-//! writes to it, and reads it without waiting. A full socket refuses further messages; the poller has not
-//! handled the earlier ones then.
+//! Each peer process has a connection of its own, which it has made to the device's socket. A peer can
+//! neither block this process, nor take events of others: it has no descriptor of this side's socket, and
+//! this process never writes to the socket, and reads it without waiting. A full socket refuses further
+//! messages, which are not needed: the poller has not handled the earlier ones yet.
 
 use std::collections::HashMap;
 use std::io;
@@ -36,8 +36,9 @@ pub(super) struct Events {
     next: AtomicU64,
 }
 
-/// Our end of a peer's socket. Dropping it removes the socket. The connection of the peer's process keeps it:
-/// when that process is gone, so are its sockets, even if no thread takes the events of the queue.
+/// Our end of a peer's socket. Dropping it removes the socket. It is kept with the connection to the peer's
+/// process, so that the socket is removed when that process has ended, even if no thread takes the events of
+/// the queue.
 #[derive(Debug)]
 pub(crate) struct EventEnd {
     events: Weak<Events>,
@@ -45,7 +46,7 @@ pub(crate) struct EventEnd {
 }
 
 impl EventEnd {
-    /// Adds this value to `ends`, from which those go whose socket the peer has closed.
+    /// Adds this value to `ends`, and removes those whose socket the peer has closed.
     pub(crate) fn keep(self, ends: &Mutex<Vec<Self>>) {
         let is_used = |end: &Self| {
             end.events.upgrade().is_some_and(|events| lock(&events.sockets).contains_key(&end.number))

@@ -25,11 +25,11 @@
 //! | file | content |
 //! |---|---|
 //! | `context`, `device`, `domain` | the objects behind the traits |
-//! | `completion_queue`, `events` | completion queues; what wakes a thread that sleeps, and the other side of it |
+//! | `completion_queue`, `events` | completion queues; what wakes a thread that sleeps, here and in the peer's process |
 //! | `queue_pair/` | queue pairs: own requests (`send`), the peer's requests (`target`), and copies from memory of the peer (`pulls`) |
 //! | `shared/` | the structures in shared memory, and the checks when this process reads them |
 //! | `peers/` | other processes: sockets, policy and level, the exchange of descriptors, the device's thread, and the bounds |
-//! | `biased_lock` | locks that cost nothing while one thread alone takes them; the fence by which another thread takes them over |
+//! | `biased_lock` | locks that cost little while one thread alone takes them; the fence by which another thread takes them over |
 //! | `reach` | the settings of the device: where it finds peers, and which peers it lets in |
 //! | `forked` | the mark of a process that was forked from the one that opened the device |
 //! | `closer` | the threads that close what came from peers |
@@ -91,7 +91,7 @@
 //!   copy (the locks of its own queue pairs). A peer that was copying meanwhile finds that the key is gone,
 //!   and discards the bytes. The memory can be used at once.
 //! - To take a **queue pair** away, its owner shows the state Ended, with the same effect on peers.
-//! - When the **memory** itself goes, the device tells the peers that have mapped it. Until a peer has
+//! - When the **memory** itself is dropped, the device tells the peers that have mapped it. Until a peer has
 //!   unmapped it, or has ended, the memory stays charged to the budget.
 //!
 //! # Order of placement

@@ -1,4 +1,4 @@
-//! Memory of another device, registered by its dmabuf. The kernel's udmabuf takes the place of that device,
+//! Memory of another device, registered by its dmabuf. The kernel's udmabuf stands for that device,
 //! because it makes a dmabuf of host memory. Therefore the test can read the memory.
 
 use std::fs::File;

@@ -166,7 +166,7 @@ pub fn send_queue_full(fabric: &dyn Fabric) {
     for wr_id in (0..EARLY).take_while(|_| !waits) {
         b.post_receive(wr_id, 0, 8);
     }
-    // A completed request holds its place until its completion is polled.
+    // A completed request holds its slot until its completion is polled.
     let room = (0..1000).take_while(|wr_id| send(*wr_id).is_ok()).count() as u64;
     assert!((4..if waits { 1000 } else { EARLY }).contains(&room), "{room}");
     assert_eq!(send(room).unwrap_err().kind, PostErrorKind::QueueFull);
@@ -183,7 +183,7 @@ pub fn send_queue_full(fabric: &dyn Fabric) {
     }
 }
 
-/// Unsignalled requests hold their places until a later signalled request is polled.
+/// Unsignalled requests hold their slots until a later signalled request is polled.
 pub fn unsignalled_requests_hold_places(fabric: &dyn Fabric) {
     let mut options = Options::default();
     options.capacity.send_requests = 8;

@@ -84,7 +84,7 @@ fn family() {
     let (one, two) = default_pair(&Soft);
     exchange(&one, &two, 1);
 
-    // A WRITE has come that no thread has carried out, and threads of the parent look for such work.
+    // A WRITE has come that no thread has carried out, and threads of the parent check for such work.
     let work = Arc::clone(two.pair.local().unwrap());
     work.need_no_events();
     two.fill(8192, &pattern(9, 4096));

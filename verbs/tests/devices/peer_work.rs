@@ -51,7 +51,7 @@ pub fn writes_make_events(fabric: &dyn Fabric) {
     }
 }
 
-/// A thread that looks for work carries out WRITEs, and switches their events off. Messages still make
+/// A thread that checks for work carries out WRITEs, and switches their events off. Messages still make
 /// events.
 pub fn threads_that_look_need_no_events(fabric: &dyn Fabric) {
     // On a slow machine the device's thread may be first, and it makes events.
@@ -84,7 +84,7 @@ fn looks_carry_out_writes(fabric: &dyn Fabric) -> bool {
     assert_eq!(b.content(64, 8), bytes);
     a.expect(2, CompletionOpcode::Write);
     assert!(!has_event(&*b.queue));
-    // A message makes an event, even if a thread that looks for work finds the message first.
+    // A message makes an event, even if a thread that checks for work finds the message first.
     b.post_receive(3, 0, 8);
     a.send(3, 0, 8);
     work.progress();

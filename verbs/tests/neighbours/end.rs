@@ -21,7 +21,7 @@ pub const ROOM: usize = 4096;
 pub const MESSAGES: usize = RECEIVES * ROOM;
 /// Bytes of a large transfer.
 pub const LARGE: usize = 256 << 10;
-/// Offset of the place that the peer writes and reads.
+/// Offset of the bytes that the peer writes and reads.
 pub const OPEN: usize = 1 << 20;
 /// Offset of the sink of READs.
 pub const SINK: usize = 2 << 20;

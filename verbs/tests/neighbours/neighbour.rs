@@ -1,4 +1,4 @@
-//! The process at the other end: an honest one, or one that does harm in one of the ways of
+//! The process at the other side: an honest one, or one that does harm in one of the ways of
 //! [`hostile`](crate::hostile).
 
 use std::collections::HashSet;

@@ -195,7 +195,7 @@ unsafe fn context_name(context: *mut sys::ibv_context) -> Option<String> {
     }
 }
 
-/// The data that the active end sends when it connects: the tokens of both queue pairs.
+/// The data that the active side sends when it connects: the tokens of both queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Introduction {
     pub(super) target: u64,

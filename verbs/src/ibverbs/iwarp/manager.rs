@@ -2,20 +2,21 @@
 //! pair.
 //!
 //! Each device listens at one address. Both sides of a connection know the other side's address and token.
-//! The end with the greater pair (the *active* end) connects, and the other side accepts, in whichever order
-//! they call `to_rtr`. A thread handles the kernel's events, so that a queue pair connects even if no thread
-//! polls. The kernel limits how long the active end waits for an answer; this module limits how long the
-//! other side waits for the connection. Another thread makes each connecting call, because soft-iWARP's call
-//! returns only when TCP has connected, and it takes two minutes to give up an address that does not answer.
+//! The side with the greater pair of these (the *active* side) connects, and the other side accepts, in
+//! whichever order they call `to_rtr`. A thread handles the kernel's events, so that a queue pair connects
+//! even if no thread polls. The kernel limits how long the active side waits for an answer; this module
+//! limits how long the other side waits for the connection. Another thread makes each connecting call,
+//! because soft-iWARP's call returns only when TCP has connected, and it takes two minutes to give up an
+//! address that does not answer.
 //!
-//! The end that accepted must not send before it has received something from the other side (RFC 5044,
+//! The side that accepted must not send before it has received something from the other side (RFC 5044,
 //! section 7.1.2). So the first message in each direction is a *hello* of no bytes, which users do not see.
-//! Earlier requests are held until the active end is connected, and until the other side got its hello. No
+//! Earlier requests are held until the active side is connected, and until the other side got its hello. No
 //! event reports the hello, so until then the thread looks into the completion queue.
 //!
 //! soft-iWARP overlooks data that arrives between its answer to the request and its own readiness
-//! (`siw_accept`), until more data arrives. So the active end sends a small write (a *nudge*) to a peer whose
-//! hello does not come.
+//! (`siw_accept`), until more data arrives. So the active side sends a small write (a *nudge*) to a peer
+//! whose hello does not come.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -41,8 +42,8 @@ use crate::ibverbs::posting::core::Core;
 use crate::panics::lock;
 use crate::{QueuePairState, VerbsError};
 
-/// Longest time that the accepting end waits for the connection, and that either end waits for the other's
-/// hello. (soft-iWARP gives the active end as long to connect.)
+/// Longest time that the accepting side waits for the connection, and that either side waits for the other's
+/// hello. (soft-iWARP gives the active side as long to connect.)
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two checks for a hello.
 const TICK: Duration = Duration::from_millis(1);

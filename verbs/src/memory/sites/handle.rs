@@ -54,7 +54,7 @@ pub struct SiteAllocator {
 struct SiteHandle {
     pool: Pool,
     table: Arc<SiteTable>,
-    /// The table as executions have it. It lives as long as the process, because a thread may point to it
+    /// The table as executions refer to it. It lives as long as the process, because a thread may point to it
     /// after the program has dropped the handle. It is small after [`close`](SiteTable::close).
     entered: OnceLock<&'static Arc<SiteTable>>,
 }

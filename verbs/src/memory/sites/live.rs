@@ -135,8 +135,8 @@ pub(in crate::memory) fn current() -> Option<Execution> {
     CURRENT.with(Cell::get).execution
 }
 
-/// Returns whether this thread holds a lock of the live allocations. All memory that it allocates and frees
-/// then is of their index.
+/// Returns whether this thread holds a lock of the live allocations. All memory that it then allocates or
+/// frees belongs to their index.
 pub(in crate::memory) fn is_in_live() -> bool {
     CURRENT.with(Cell::get).in_live
 }

@@ -240,7 +240,7 @@ impl Model {
         counted.map(|holding| holding.place().1 as u64).sum()
     }
 
-    /// Checks that lookups around the holding `n` agree with the model.
+    /// Checks that lookups around the held extent `n` agree with the model.
     fn find(&self, n: usize, from: usize, wanted: usize) {
         if self.held.is_empty() {
             return;

@@ -24,7 +24,8 @@ use crate::soft::shared::end::EndState;
 
 /// Largest number of unproven connections. A device proves each connection with its first request.
 const UNPROVEN: usize = 128;
-/// Connections of queue pairs that are gone, beyond those, before they are noticed.
+/// Number of connections beyond the proven and the unproven ones, at which those of queue pairs that are gone
+/// are removed.
 const STALE: usize = 64;
 
 /// A connection.

@@ -28,32 +28,33 @@ pub(crate) struct Request {
     pub(crate) object: Object,
 }
 
-/// The object that a request asks for.
+/// The object that a request asks for; or its message or question, if it asks for no object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
     /// The queue pair's end, for the queue pair with the token `requester`. An end is given once.
     End { requester: u64 },
     /// The device's table of regions.
     Table,
-    /// None: the connection is to wake the poller of one of the queue pair's completion queues from now on.
-    /// The reply says that it does.
+    /// No object: the connection is to wake the poller of one of the queue pair's completion queues from now
+    /// on. The reply says that it does.
     EventSocket(u64),
-    /// None: the device is to carry out the records for the queue pair, because no thread of its process
+    /// No object: the device is to carry out the records for the queue pair, because no thread of its process
     /// does. There is no reply.
     Nothing,
-    /// None: the sender offers its segment `id` of `length` bytes, whose descriptor comes with the request,
-    /// to the queue pair's process. There is no reply.
+    /// No object: the sender offers its segment `id` of `length` bytes, whose descriptor comes with the
+    /// request, to the queue pair's process. There is no reply.
     Offer { id: u64, length: u64 },
-    /// None: the memory of the segment that the sender offered is gone. There is no reply.
+    /// No object: the memory of the segment that the sender offered is gone. There is no reply.
     Withdraw { id: u64 },
-    /// None: the sender has mapped the segment that this process offered. There is no reply.
+    /// No object: the sender has mapped the segment that this process offered. There is no reply.
     Mapped { id: u64 },
-    /// None: the sender has the segment not mapped any more. There is no reply.
+    /// No object: the sender does not have the segment mapped any more. There is no reply.
     Unmapped { id: u64 },
-    /// None: the sender needs none of its segments to be mapped any more. The reply says that they are not.
+    /// No object: the sender needs none of its segments to be mapped any more. The reply says that they are
+    /// not.
     Leave,
-    /// None: the reply says whether the queue pair waits for its peer, so that its end has not been given
-    /// yet. The question changes nothing.
+    /// No object: the reply says whether the queue pair waits for its peer, so that its end has not been
+    /// given yet. The question changes nothing.
     Waits,
 }
 
@@ -71,7 +72,7 @@ pub(crate) struct Reply {
     pub(crate) answer: Answer,
 }
 
-/// The content of a reply, beside its descriptors.
+/// The content of a reply, without its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// The end, and the attributes of its owner.
@@ -272,7 +273,7 @@ pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize,
     Ok((length, descriptor))
 }
 
-/// Looks at the next message of a socket, which stays in the queue. Returns the number of bytes, and flags
+/// Peeks at the next message of a socket, which stays in the queue. Returns the number of bytes, and flags
 /// with `CTRUNC` if the message has descriptors.
 pub(crate) fn peek(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, ReturnFlags)> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;

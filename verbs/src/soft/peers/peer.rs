@@ -192,8 +192,8 @@ impl Peer {
         }
     }
 
-    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the word is lost, the
-    /// peer asks again.
+    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the message is lost,
+    /// the peer asks again.
     pub(crate) fn say_unmapped(&self, id: u64) {
         self.say_by_any(Object::Unmapped { id });
     }

@@ -182,8 +182,8 @@ impl Segments {
         Some(segment)
     }
 
-    /// Ends a view of segment `id`. Returns whether the peer is to be notified of that, by [`closer::free`],
-    /// after that.
+    /// Ends a view of segment `id`. Returns whether the caller then has to notify the peer, in
+    /// [`closer::free`], that the segment is unmapped.
     pub(crate) fn end_view(&self, id: u64, segment: Arc<Segment>) -> bool {
         // It comes first, because the peer may be notified afterwards.
         drop(segment);
@@ -213,7 +213,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest time between two reminders. A view can keep a segment mapped for long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// Most segments that a peer is reminded of at once, so that the words do not fill the socket.
+/// Most segments that a peer is reminded of at once, so that the messages do not fill the
+/// socket.
 const REMINDERS: usize = 64;
 
 /// The segments that this process offers to a peer.
@@ -224,9 +225,9 @@ const REMINDERS: usize = 64;
 /// While the peer may have a segment mapped, the segment stays charged to the budget, even if the memory is
 /// gone in this process.
 ///
-/// Each word between the two devices can get lost: the socket may be full, and the queue pair that a word
-/// names may be gone, or may not be connected yet. Therefore an offer, and a word that a segment is
-/// withdrawn, are said again until the peer confirms them.
+/// Each message between the two devices can get lost: the socket may be full, and the queue pair that a
+/// message names may be gone, or may not be connected yet. Therefore an offer, and a message that a segment
+/// is withdrawn, are repeated until the peer confirms them.
 #[derive(Debug, Default)]
 pub(crate) struct Offers {
     offered: Mutex<HashMap<u64, Arc<Offer>>>,
@@ -310,7 +311,7 @@ impl Offers {
         sent
     }
 
-    /// Notes that the peer has segment `id` not mapped any more.
+    /// Notes that the peer does not have segment `id` mapped any more.
     pub(crate) fn unmapped(&self, id: u64) {
         drop(lock(&self.withdrawn).remove(&id));
     }
@@ -387,7 +388,7 @@ mod tests {
         assert!(segments.end_view(1, second));
         unmapped();
         assert_eq!(segments.usage.bytes.load(Relaxed), 0);
-        // A view that ends while the peer offers the segment needs no word.
+        // A view that ends while the peer offers the segment needs no message.
         assert!(segments.map(3, 4096, fd()));
         let view = segments.begin_view(3).unwrap();
         assert!(!segments.end_view(3, view) && segments.unmap(3));
@@ -503,7 +504,7 @@ mod offers_tests {
         assert_eq!(offers.charges().len(), 1);
     }
 
-    /// The word that a segment is withdrawn, or the answer to it, may be lost.
+    /// The message that a segment is withdrawn, or the answer to it, may be lost.
     #[test]
     fn a_peer_is_reminded_until_it_has_unmapped_the_segment() {
         let (offers, charge) = (Offers::default(), charge().unwrap());

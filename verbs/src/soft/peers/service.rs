@@ -28,7 +28,7 @@ use crate::soft::{biased_lock, closer};
 
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
-/// Requests of one client that are answered before the other clients have their turn.
+/// Most requests of one client that are answered before the requests of the other clients.
 const REQUESTS_OF_A_TURN: usize = 8;
 
 /// The checks for segments that peers are to be reminded of.

@@ -163,7 +163,7 @@ impl Core {
         self.segments.get()?.find(id)
     }
 
-    /// Returns the peer's memory that this process has mapped, once the peer has taken this side.
+    /// Returns the peer's memory that this process has mapped, once the peer has taken our end.
     pub(crate) fn segments(&self) -> Option<&Arc<Segments>> {
         self.segments.get()
     }
@@ -191,8 +191,8 @@ impl Core {
         }
     }
 
-    /// Returns whether this side is in Rts. Does not check the peer, whose end moves this side to Error only
-    /// with a poll: [`state`](Self::state) looks.
+    /// Returns whether this side is in Rts. Does not check the peer: if the peer has ended, this side moves
+    /// to Error with the next poll. [`state`](Self::state) checks the peer, too.
     #[inline]
     pub(super) fn is_ready_to_send(&self) -> bool {
         self.state.load(Acquire) == RTS
@@ -308,9 +308,9 @@ impl Core {
     /// Tells the peer of the records that this side has [carried out](Self::carried_out), up to the position
     /// `taken`. `awaited`: the peer waits for one of them.
     ///
-    /// Tells the peer now, if the peer waits for it or it is much, and otherwise with the next poll that
-    /// finds nothing else to do. So an answer to the peer's message does not wait for the cache line with the
-    /// progress.
+    /// Tells the peer now if the peer waits for it, or if the records fill an eighth of the ring; otherwise
+    /// with the next poll that finds nothing else to do. So an answer to the peer's message does not wait for
+    /// the cache line with the progress.
     #[inline]
     pub(super) fn took(&self, connection: &Connection, taken: u64, awaited: bool) {
         let shown = self.end.taken_word().load(Relaxed);
@@ -415,7 +415,7 @@ impl Core {
 
     /// Checks whether the peer takes our records. Returns false when there is nothing to guard any more.
     pub(crate) fn watch_records(&self, unseen_progress: bool) -> bool {
-        /// Looks without a record, after which the guard ends.
+        /// Number of checks in a row without a record, after which the guard ends.
         const IDLE: u32 = 256;
         let Some(connection) = self.connection() else { return false };
         self.settle();
@@ -514,7 +514,7 @@ impl Core {
         }
     }
 
-    /// Moves to Error without a word to the peer. No thread takes another record of the peer.
+    /// Moves to Error without a wake-up of the peer. No thread takes another record of the peer.
     pub(super) fn end(&self) {
         self.state.store(DESTROYED, Release);
         self.show_progress();
@@ -587,7 +587,7 @@ impl Core {
         }
     }
 
-    /// Takes over the one connection by which the process that has taken this side may wake the poller of the
+    /// Takes over the one connection by which the process that has taken our end may wake the poller of the
     /// completion queue `id`.
     pub(super) fn add_event_socket(&self, id: u64, socket: &Arc<Socket>) -> Option<io::Result<()>> {
         let queue = [&self.send_queue, &self.receive_queue].into_iter().find(|queue| queue.id() == id)?;

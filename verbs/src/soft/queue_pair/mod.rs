@@ -1,4 +1,5 @@
-//! Queue pairs: their two queues, the checks of requests, and the copying.
+//! Queue pairs: what users call, and the visits by which polls carry out requests. The states and the
+//! connection are in `core`, the send queue in `send`, and the receive queue in `target`.
 
 pub(super) mod core;
 mod message;
@@ -101,7 +102,7 @@ impl SoftPair {
         true
     }
 
-    /// Continues requests of this side, and with READs of the peer, that found no room in the ring. Returns
+    /// Continues requests of this side, and READs of the peer, that found no room in the ring. Returns
     /// whether that was a visit, which carries out records of the peer, too.
     #[cold]
     fn use_room(&self) -> bool {
@@ -269,7 +270,7 @@ impl ServedQueuePair for SoftPair {
 
     fn confirm(&self, news: Object) {
         if let Some(connection) = self.core.connection() {
-            // If the word is lost, the peer offers or withdraws the segment again.
+            // If the message is lost, the peer offers or withdraws the segment again.
             let _ = connection.peer.say(&connection.address, news, None);
         }
     }

@@ -28,13 +28,13 @@ pub(super) struct Pulls {
     mapped: Vec<(u64, Weak<Segment>)>,
 }
 
-/// Entries of each list, beyond which the list is emptied and begins again.
+/// Most entries of each list. A list that is full is emptied.
 const KNOWN: usize = 64;
 
 /// An address in memory of the process that made the record: number of the segment, offset, length.
 pub(super) type SegmentAddress = [u64; 3];
 
-/// Places in memory of this process.
+/// The addresses of a message's bytes, in memory of this process.
 #[derive(Debug)]
 pub(super) struct SegmentAddresses {
     addresses: [SegmentAddress; MAX_SEGMENTS as usize],

@@ -223,7 +223,7 @@ impl<P: Platform, O: Orders> Guarded<P, O> {
 ///
 /// After a store of news a fence must come before the check of the peer's attention. The fence waits until
 /// the peer's core has given the cache line away, some 100 ns. So a thread that stores news checks once,
-/// without the fence, which finds a peer that has been asleep for a while. The end owes one look with the
+/// without the fence, which finds a peer that has been asleep for a while. The end owes one check with the
 /// fence, for a peer that is just falling asleep. The next poll that finds nothing else to do settles this
 /// debt, and so does the thread that arms the queue.
 ///

@@ -8,8 +8,8 @@
 //! other uses of the lock there is a second lock, the gate (`BiasedLock`).
 //!
 //! A former owner that was interrupted between its two checks of the bias may store at any later time that it
-//! is inside, and then that it is not. So each owner has a word of its own for that. The word goes to another
-//! thread only after the former owner has come through the gate, or has ended, and so has done with it.
+//! is inside, and then that it is not. So each owner has a word of its own for that. Another thread gets the
+//! word only after the former owner has come through the gate, or has ended, and so has done with it.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -17,8 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::platform::{Orders, Platform, Word, heavy_fence_of, light_fence_of};
 
-/// Number of threads that can have had the bias of a lock without having come through its gate since, or
-/// having ended.
+/// Most threads that have had the bias of a lock, have not come through its gate since, and have not ended.
 const SEATS: usize = 4;
 
 /// The bias of a lock. Threads have numbers, which are not 0.

@@ -95,7 +95,7 @@ fn polls_say_whether_a_message_moves() {
         (done, moving) = poll(&a);
         moves[1] += u64::from(moving);
     }
-    // The last parts are no moves, because nothing is left behind them.
+    // A visit that takes the last parts reports no move, because nothing follows them.
     let least = LONG as u64 / a.core.end.ring_bytes() - 2;
     assert!(moves.iter().all(|count| *count >= least), "{moves:?}");
     assert_is(&into, 7);

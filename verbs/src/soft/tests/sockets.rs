@@ -84,7 +84,7 @@ fn descriptors_go_only_to_peers_with_the_token() {
 }
 
 /// A process that knows one queue pair makes connection after connection, and proves each of them. Neither
-/// the connections that were there before nor new ones lose their place.
+/// the connections that were there before nor new ones lose their slots.
 #[test]
 fn connections_that_prove_one_queue_pair_keep_no_other_out() {
     let id = DeviceId { process: 1, nonce: crate::queue_pair::random().unwrap(), directory: 0 };

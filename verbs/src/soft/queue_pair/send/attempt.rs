@@ -259,9 +259,9 @@ impl SendQueue {
     }
 
     /// Puts a short message of `total` bytes into the ring, in one record. Most messages are short, so this
-    /// way has nothing but what they need. Returns false if the message is not short, or something stands in
-    /// its way; then no record was published, and [`attempt`](Self::attempt) finds the reason. (What this
-    /// side knows of the peer's receives may be newer.)
+    /// function does only what they need. Returns false if the message is not short, or if it has to wait or
+    /// fails; then no record was published, and [`attempt`](Self::attempt) finds the reason. (The number of
+    /// the peer's receives that this side knows may be newer afterwards.)
     #[inline]
     pub(super) fn post_short(&self, queue: &mut SendState, request: &SendRequest<'_>, total: u64) -> bool {
         let (data, target) = match request.operation {

@@ -1,5 +1,6 @@
 //! The send queue. `post_send` puts requests into the ring at once. A request waits if the ring is full, if
 //! the peer has no receive posted, or if the peer is not connected yet. All later requests then wait, too.
+//! How long a request may wait, by the retries of the settings, is in `complete`.
 
 mod attempt;
 mod complete;
