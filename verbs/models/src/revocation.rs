@@ -53,7 +53,7 @@ pub fn copies_by_key_are_discarded<O: Orders + 'static>() -> u64 {
     })
 }
 
-/// The owner ends its queue pair, and uses the memory again. As `Target::go_on_pulling`.
+/// The owner ends its queue pair, and uses the memory again. As `Target::continue_pull`.
 pub fn copies_of_an_ended_peer_are_discarded<O: Orders + 'static>() -> u64 {
     explore(|| {
         let (state, memory) = (Arc::new(LoomWord::new(0)), Arc::new(words(2)));

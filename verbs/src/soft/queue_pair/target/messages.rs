@@ -225,7 +225,7 @@ impl Target {
 
     /// Takes bytes of a message from the peer's memory, within the limit of a visit. Returns the record when
     /// the message is complete.
-    pub(super) fn go_on_pulling(
+    pub(super) fn continue_pull(
         &self,
         state: &mut TargetState,
         connection: &Connection,

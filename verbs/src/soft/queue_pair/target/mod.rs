@@ -304,7 +304,7 @@ impl Target {
                     told = at;
                     self.core.took(connection, told, false);
                 }
-                self.go_on_pulling(state, connection, &mut bytes, output).map(|done| match done {
+                self.continue_pull(state, connection, &mut bytes, output).map(|done| match done {
                     Some(record) => {
                         reader.advance(&record);
                         records += 1;
