@@ -290,7 +290,7 @@ impl Target {
     ) -> Remaining {
         let Some(mut reader) = state.reader.take() else { return Remaining::Nothing };
         let (mut bytes, mut records, mut more, mut awaited) = (0, 0, false, false);
-        let mut read_goes_on = false;
+        let mut read_continues = false;
         let mut told = reader.position();
         while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
@@ -323,7 +323,7 @@ impl Target {
                             awaited |= record.header.flags.contains(Flags::AWAITED);
                             bytes += u64::from(record.header.length);
                             if record.header.kind == Kind::ReadData {
-                                read_goes_on = !record.header.flags.contains(Flags::LAST);
+                                read_continues = !record.header.flags.contains(Flags::LAST);
                             }
                         }
                         result
@@ -346,7 +346,7 @@ impl Target {
         if reader.position() != told || awaited {
             self.core.took(connection, reader.position(), awaited);
         }
-        let goes_on = bytes > 0 && (state.message.is_some() || read_goes_on);
+        let goes_on = bytes > 0 && (state.message.is_some() || read_continues);
         let mut left = Remaining::message_if(goes_on).max(Remaining::work_if(more));
         // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
