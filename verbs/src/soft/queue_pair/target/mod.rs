@@ -346,8 +346,8 @@ impl Target {
         if reader.position() != told || awaited {
             self.core.took(connection, reader.position(), awaited);
         }
-        let goes_on = bytes > 0 && (state.message.is_some() || read_continues);
-        let mut left = Remaining::message_if(goes_on).max(Remaining::work_if(more));
+        let rest_follows = bytes > 0 && (state.message.is_some() || read_continues);
+        let mut left = Remaining::message_if(rest_follows).max(Remaining::work_if(more));
         // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
             left = left.max(self.serve(state, connection, sends));
