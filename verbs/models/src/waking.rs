@@ -327,8 +327,8 @@ pub fn no_record_is_unguarded<O: Orders + 'static>() -> u64 {
                 guarded.begin()
             })
         };
-        let goes_on = !guarded.end(|| published.load(Relaxed) == 1);
+        let stays_guarded = !guarded.end(|| published.load(Relaxed) == 1);
         let begins = poster.join().unwrap_or(false);
-        assert!(goes_on || begins, "model: the record has no guard");
+        assert!(stays_guarded || begins, "model: the record has no guard");
     })
 }

@@ -210,11 +210,11 @@ impl<P: Platform, O: Orders> Guarded<P, O> {
         self.guarded.store(0, Relaxed);
         // SYNC: pairs with the fence between the store of a record and `begin`.
         fence_of::<P>(O::GUARD_FENCE);
-        let goes_on = has_records();
-        if goes_on {
+        let stays_guarded = has_records();
+        if stays_guarded {
             self.guarded.store(1, Relaxed);
         }
-        !goes_on
+        !stays_guarded
     }
 }
 
