@@ -291,7 +291,7 @@ impl Target {
         let Some(mut reader) = state.reader.take() else { return Remaining::Nothing };
         let (mut bytes, mut records, mut more, mut awaited) = (0, 0, false, false);
         let mut read_continues = false;
-        let mut told = reader.position();
+        let mut reported = reader.position();
         while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
                 more = true;
@@ -299,10 +299,10 @@ impl Target {
             }
             let at = reader.position();
             let result = if state.pull.is_some() {
-                if at != told {
+                if at != reported {
                     // A pull takes long, and the peer may wait for the records before it.
-                    told = at;
-                    self.core.took(connection, told, false);
+                    reported = at;
+                    self.core.took(connection, reported, false);
                 }
                 self.continue_pull(state, connection, &mut bytes, output).map(|done| match done {
                     Some(record) => {
@@ -336,14 +336,14 @@ impl Target {
                 // The records before this one were carried out.
                 self.core.took(connection, reader.position(), false);
                 self.fail(state, at, fault, output);
-            } else if reader.position() - told >= MUCH {
+            } else if reader.position() - reported >= MUCH {
                 // The peer may write the next records meanwhile.
-                told = reader.position();
-                self.core.took(connection, told, false);
+                reported = reader.position();
+                self.core.took(connection, reported, false);
             }
         }
         self.look_for_record_of(&reader);
-        if reader.position() != told || awaited {
+        if reader.position() != reported || awaited {
             self.core.took(connection, reader.position(), awaited);
         }
         let rest_follows = bytes > 0 && (state.message.is_some() || read_continues);
