@@ -274,7 +274,7 @@ impl SendQueue {
             Operation::Read { .. } => return false,
         };
         let Some(connection) = self.core.connection() else { return false };
-        let goes = total < PULL
+        let eligible = total < PULL
             && queue.waiting.is_empty()
             && !queue.stopped
             && !self.core.has_failed()
@@ -282,7 +282,7 @@ impl SendQueue {
             && !connection.peer.is_dead()
             && (!target.takes_receive() || queue.has_receive(connection));
         let data = Local::from(data);
-        if !goes || !data.is_registered(&self.core.domain) {
+        if !eligible || !data.is_registered(&self.core.domain) {
             return false;
         }
         let Some(slot) = queue.writer.reserve(self.core.end.ring(), total) else { return false };
