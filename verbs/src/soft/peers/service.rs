@@ -29,7 +29,7 @@ use crate::soft::{biased_lock, closer};
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 /// Most requests of one client that are answered before the requests of the other clients.
-const REQUESTS_OF_A_TURN: usize = 8;
+const REQUESTS_PER_ROUND: usize = 8;
 
 /// The checks for segments that peers are to be reminded of.
 #[derive(Debug)]
@@ -355,7 +355,7 @@ impl Service {
     /// client again, after the other clients, because it reports descriptors in turn as long as they are
     /// readable. Returns false if the connection has ended or failed.
     fn serve(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn ServedQueuePair>>) -> bool {
-        for _ in 0..REQUESTS_OF_A_TURN {
+        for _ in 0..REQUESTS_PER_ROUND {
             let Some(client) = clients.get(token) else { return false };
             let (request, fd) = match message::receive_request(&client.socket) {
                 Ok(Some(request)) => request,
@@ -537,12 +537,12 @@ mod tests {
         let mut clients = Clients::default();
         clients.insert(5, Socket::new(ours), identity);
         let mut answered = 0;
-        for turn in 1..=100_usize.div_ceil(REQUESTS_OF_A_TURN) {
+        for turn in 1..=100_usize.div_ceil(REQUESTS_PER_ROUND) {
             assert!(service.serve(5, &mut clients, &mut Vec::new()));
             while message::receive_reply(&theirs).is_ok() {
                 answered += 1;
             }
-            assert_eq!(answered, 100.min(turn * REQUESTS_OF_A_TURN));
+            assert_eq!(answered, 100.min(turn * REQUESTS_PER_ROUND));
         }
         drop(theirs);
         assert!(!service.serve(5, &mut clients, &mut Vec::new()));
