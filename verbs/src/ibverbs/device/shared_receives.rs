@@ -7,10 +7,10 @@ use crate::panics::lock;
 
 /// The identifiers of the receives that are outstanding on one queue, which complete in any order.
 #[derive(Debug)]
-pub(crate) struct Entries(Mutex<Places>);
+pub(crate) struct Entries(Mutex<ReceiveSlots>);
 
 #[derive(Debug)]
-struct Places {
+struct ReceiveSlots {
     ids: Vec<Option<u64>>,
     free: Vec<u32>,
     capacity: u32,
@@ -18,7 +18,7 @@ struct Places {
 
 impl Entries {
     pub(crate) fn new(capacity: u32) -> Self {
-        Self(Mutex::new(Places { ids: Vec::new(), free: Vec::new(), capacity }))
+        Self(Mutex::new(ReceiveSlots { ids: Vec::new(), free: Vec::new(), capacity }))
     }
 
     /// Stores an identifier and returns its position; `None` if the queue is full.
