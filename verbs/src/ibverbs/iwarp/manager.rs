@@ -180,7 +180,7 @@ impl Manager {
     /// Handles events and ends waits that were too long, until the manager is stopped.
     fn run(self: &Arc<Self>) {
         while !self.stopped.load(SeqCst) {
-            let left = [self.expire(), self.look_for_hellos()].into_iter().flatten().min();
+            let left = [self.expire(), self.check_for_hellos()].into_iter().flatten().min();
             let left = left
                 .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
             let mut awaited = [
@@ -224,7 +224,7 @@ impl Manager {
     }
 
     /// Checks for the hellos that connections wait for. Returns the time until the next check.
-    fn look_for_hellos(&self) -> Option<Duration> {
+    fn check_for_hellos(&self) -> Option<Duration> {
         let state = &mut *lock(&self.state);
         state.awaited_hellos.retain_mut(|awaited| {
             let found = state.connections.get(&awaited.token);
