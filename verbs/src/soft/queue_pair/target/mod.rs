@@ -131,12 +131,12 @@ impl Target {
         let mut state = self.state.lock();
         if let (None, Some(connection)) = (&state.reader, self.core.connection()) {
             let reader = Reader::new(connection.end.ring_bytes(), connection.end.key());
-            self.look_for_record_of(&reader);
+            self.note_next_record(&reader);
             state.reader = Some(reader);
         }
     }
 
-    fn look_for_record_of(&self, reader: &Reader) {
+    fn note_next_record(&self, reader: &Reader) {
         let (next, tag) = reader.next();
         self.tag.store(tag, Relaxed);
         self.next.store(next, Relaxed);
@@ -342,7 +342,7 @@ impl Target {
                 self.core.took(connection, reported, false);
             }
         }
-        self.look_for_record_of(&reader);
+        self.note_next_record(&reader);
         if reader.position() != reported || awaited {
             self.core.took(connection, reader.position(), awaited);
         }
