@@ -216,7 +216,7 @@ impl<O: Orders> Owing<O> {
     }
 
     /// Stores news for the peer, and checks its attention without a fence. As `SendQueue::post` and
-    /// `Target::post`, with `Core::announce_news`, `Core::took` and `Core::owe`.
+    /// `Target::post`, with `Core::announce_news`, `Core::report_taken` and `Core::owe`.
     fn store_news(&self, kind: u8) {
         let Ok(_queue) = self.queue.lock() else { panic!("model: a lock") };
         self.made.store(1, Release);

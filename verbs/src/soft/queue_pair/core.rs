@@ -52,7 +52,7 @@ pub(crate) struct Core {
     segments: OnceLock<Arc<Segments>>,
     debt: Debt,
     /// The position up to which this side has carried out the peer's records. The end shows it later: see
-    /// [`took`](Self::took).
+    /// [`report_taken`](Self::report_taken).
     taken: AtomicU64,
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
@@ -297,7 +297,7 @@ impl Core {
     }
 
     /// Notes that this side has carried out the peer's records up to the position `taken`. Before the visit
-    /// ends, it tells the peer (see [`took`](Self::took)).
+    /// ends, it tells the peer (see [`report_taken`](Self::report_taken)).
     #[inline]
     pub(super) fn carried_out(&self, taken: u64) {
         // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this
@@ -312,7 +312,7 @@ impl Core {
     /// with the next poll that finds nothing else to do. So an answer to the peer's message does not wait for
     /// the cache line with the progress.
     #[inline]
-    pub(super) fn took(&self, connection: &Connection, taken: u64, awaited: bool) {
+    pub(super) fn report_taken(&self, connection: &Connection, taken: u64, awaited: bool) {
         let shown = self.end.taken_word().load(Relaxed);
         if awaited
             || taken.saturating_sub(shown) >= connection.end.ring_bytes() / 8

@@ -302,7 +302,7 @@ impl Target {
                 if at != reported {
                     // A pull takes long, and the peer may wait for the records before it.
                     reported = at;
-                    self.core.took(connection, reported, false);
+                    self.core.report_taken(connection, reported, false);
                 }
                 self.continue_pull(state, connection, &mut bytes, output).map(|done| match done {
                     Some(record) => {
@@ -334,17 +334,17 @@ impl Target {
             self.core.carried_out(reader.position());
             if let Err(fault) = result {
                 // The records before this one were carried out.
-                self.core.took(connection, reader.position(), false);
+                self.core.report_taken(connection, reader.position(), false);
                 self.fail(state, at, fault, output);
             } else if reader.position() - reported >= MUCH {
                 // The peer may write the next records meanwhile.
                 reported = reader.position();
-                self.core.took(connection, reported, false);
+                self.core.report_taken(connection, reported, false);
             }
         }
         self.note_next_record(&reader);
         if reader.position() != reported || awaited {
-            self.core.took(connection, reader.position(), awaited);
+            self.core.report_taken(connection, reader.position(), awaited);
         }
         let rest_follows = bytes > 0 && (state.message.is_some() || read_continues);
         let mut left = Remaining::message_if(rest_follows).max(Remaining::work_if(more));
