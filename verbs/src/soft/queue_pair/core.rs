@@ -329,7 +329,7 @@ impl Core {
     /// thread stores the number at a time. The number has a cache line of its own, which the peer reads only
     /// when it knows of no receive.
     #[inline]
-    pub(super) fn posted(&self, posted: u64) {
+    pub(super) fn show_posted(&self, posted: u64) {
         self.end.posted_word().store(posted, Release);
         if let Some(connection) = self.connection() {
             connection.announce_progress();

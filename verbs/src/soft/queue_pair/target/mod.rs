@@ -200,7 +200,7 @@ impl Target {
         });
         let posted = state.receives.posted();
         if posted != before {
-            self.core.posted(posted);
+            self.core.show_posted(posted);
         }
         drop(state);
         // SYNC: checked after posting. Either the thread that moves to Error sees the receive when it
