@@ -144,7 +144,7 @@ impl Pulls {
         if total == 0 {
             return false;
         }
-        let Ok(Found { table, entry, offset }) = find_remote(connection, remote, total) else { return false };
+        let Ok(FoundMemory { table, entry, offset }) = find_remote(connection, remote, total) else { return false };
         let Some(mapping) = self.segment(core, entry.segment) else { return false };
         let Some(from) = mapping.range(offset, total) else { return false };
         let from = from.as_ptr().cast_const();
@@ -173,7 +173,7 @@ impl Pulls {
 }
 
 /// Memory of the peer, as the peer's table has it.
-pub(super) struct Found<'a> {
+pub(super) struct FoundMemory<'a> {
     pub(super) table: &'a Arc<RegionTable>,
     pub(super) entry: Entry,
     /// Offset in the segment.
@@ -187,7 +187,7 @@ pub(super) fn find_remote(
     connection: &Connection,
     remote: RemoteSegment,
     length: u64,
-) -> Result<Found<'_>, NoView> {
+) -> Result<FoundMemory<'_>, NoView> {
     let table = connection.table.as_ref().ok_or(NoView::Never)?;
     if !connection.access.contains(Access::REMOTE_READ) {
         return Err(NoView::Never);
@@ -197,7 +197,7 @@ pub(super) fn find_remote(
         return Err(NoView::Revoked);
     }
     let offset = entry.offset(remote.address, length).ok_or(NoView::Revoked)?;
-    Ok(Found { table, entry, offset })
+    Ok(FoundMemory { table, entry, offset })
 }
 
 /// A view of a part of a segment.
@@ -222,7 +222,7 @@ impl Core {
     /// Returns a view of `length` bytes of the peer's memory at `remote`, if this process has mapped them.
     pub(super) fn view(self: &Arc<Self>, remote: RemoteSegment, length: u64) -> Result<RemoteView, NoView> {
         let connection = self.connection().ok_or(NoView::Never)?;
-        let Found { table, entry, offset } = find_remote(connection, remote, length)?;
+        let FoundMemory { table, entry, offset } = find_remote(connection, remote, length)?;
         if entry.segment == 0 {
             return Err(NoView::Never);
         }
