@@ -25,13 +25,13 @@ const CHUNK: u64 = 32 << 10;
 
 /// The target of a message.
 #[derive(Clone, Copy, Debug)]
-struct Target {
+struct MessageTarget {
     kind: Kind,
     remote: RemoteSegment,
     immediate: Option<u32>,
 }
 
-impl Target {
+impl MessageTarget {
     /// The memory that a Send names.
     const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
 
@@ -90,11 +90,11 @@ impl SendQueue {
         }
         match request.operation {
             Operation::Send { data, immediate } => {
-                let target = Target { kind: Kind::Send, remote: Target::NOWHERE, immediate };
+                let target = MessageTarget { kind: Kind::Send, remote: MessageTarget::NOWHERE, immediate };
                 self.attempt_message(queue, connection, request, (data.into(), target), done)
             }
             Operation::Write { data, remote, immediate } => {
-                let target = Target { kind: Kind::Write, remote, immediate };
+                let target = MessageTarget { kind: Kind::Write, remote, immediate };
                 self.attempt_message(queue, connection, request, (data.into(), target), done)
             }
             Operation::Read { into, remote } => self.attempt_read(queue, connection, request, into, remote),
@@ -106,7 +106,7 @@ impl SendQueue {
         queue: &mut SendState,
         connection: &Connection,
         request: &SendRequest<'_>,
-        (data, target): (Local<'_>, Target),
+        (data, target): (Local<'_>, MessageTarget),
         done: &mut u64,
     ) -> Result<(), Wait> {
         if !data.is_registered(&self.core.domain) {
@@ -164,7 +164,7 @@ impl SendQueue {
         queue: &mut SendState,
         connection: &Connection,
         request: &SendRequest<'_>,
-        (segments, target, total): (&[LocalSegment], Target, u64),
+        (segments, target, total): (&[LocalSegment], MessageTarget, u64),
     ) -> Option<Result<(), Wait>> {
         let addresses = queue.pulls.addresses(&self.core, connection, segments)?;
         Some(self.offer_to_pull(queue, connection, request, (&addresses, target, total)))
@@ -176,7 +176,7 @@ impl SendQueue {
         queue: &mut SendState,
         connection: &Connection,
         request: &SendRequest<'_>,
-        (addresses, target, total): (&SegmentAddresses, Target, u64),
+        (addresses, target, total): (&SegmentAddresses, MessageTarget, u64),
     ) -> Result<(), Wait> {
         let bytes = addresses.as_bytes();
         let length = bytes.len() as u64;
@@ -266,10 +266,10 @@ impl SendQueue {
     pub(super) fn post_short(&self, queue: &mut SendState, request: &SendRequest<'_>, total: u64) -> bool {
         let (data, target) = match request.operation {
             Operation::Send { data, immediate } => {
-                (data, Target { kind: Kind::Send, remote: Target::NOWHERE, immediate })
+                (data, MessageTarget { kind: Kind::Send, remote: MessageTarget::NOWHERE, immediate })
             }
             Operation::Write { data, remote, immediate } => {
-                (data, Target { kind: Kind::Write, remote, immediate })
+                (data, MessageTarget { kind: Kind::Write, remote, immediate })
             }
             Operation::Read { .. } => return false,
         };
