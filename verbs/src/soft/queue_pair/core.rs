@@ -135,9 +135,9 @@ impl Core {
 
     /// Takes the reserved slots of the completion queues. Polls visit `pair` from now on, and peers can find
     /// the queue pair.
-    pub(super) fn enter<Pair>(&self, pair: &Arc<Pair>)
+    pub(super) fn enter<P>(&self, pair: &Arc<P>)
     where
-        Pair: ServedQueuePair + CompletionSource,
+        P: ServedQueuePair + CompletionSource,
     {
         let local = Arc::clone(pair) as Arc<dyn ServedQueuePair>;
         self.pair.get_or_init(|| Arc::downgrade(&local));
