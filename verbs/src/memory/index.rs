@@ -57,18 +57,18 @@ impl<V> AddressIndex<V> {
         self.remove_from(&mut self.lock(), start)
     }
 
-    /// Finds the buffer that holds all `length` bytes at `address`, and returns the result of `look`, which
+    /// Finds the buffer that holds all `length` bytes at `address`, and returns the result of `then`, which
     /// gets the start and the value of the buffer.
     pub(crate) fn find<R>(
         &self,
         address: usize,
         length: usize,
-        look: impl FnOnce(usize, &V) -> Option<R>,
+        then: impl FnOnce(usize, &V) -> Option<R>,
     ) -> Option<R> {
         let last = self.may_hold(address, length)?;
         let buffers = self.lock();
         let (&start, entry) = buffers.range(..=address).next_back()?;
-        if last > entry.end { None } else { look(start, &entry.value) }
+        if last > entry.end { None } else { then(start, &entry.value) }
     }
 
     /// Removes the buffer that holds all `length` bytes at `address`, and returns its value.

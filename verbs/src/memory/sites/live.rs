@@ -80,14 +80,14 @@ pub(in crate::memory) fn remove(start: *mut u8) -> Option<Traced> {
     Some(traced)
 }
 
-/// Finds the allocation that holds all of `bytes`, and returns the result of `look`. `look` must not
+/// Finds the allocation that holds all of `bytes`, and returns the result of `then`. `then` must not
 /// allocate.
-pub(in crate::memory) fn find<R>(bytes: &[u8], look: impl Fn(&Traced) -> Option<R>) -> Option<R> {
+pub(in crate::memory) fn find<R>(bytes: &[u8], then: impl Fn(&Traced) -> Option<R>) -> Option<R> {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
     let _pause = NodeScope::in_live();
-    LIVE.iter().find_map(|index| index.find(bytes.as_ptr().addr(), bytes.len(), |_, traced| look(traced)))
+    LIVE.iter().find_map(|index| index.find(bytes.as_ptr().addr(), bytes.len(), |_, traced| then(traced)))
 }
 
 fn index(hash: usize) -> &'static AddressIndex<Traced> {
