@@ -36,7 +36,7 @@ const OF_ONE: usize = 128;
 const MEMORIES_OF_ONE: usize = 256;
 /// Number of descriptors of all sources but this user together, without memfds, from which on this process
 /// takes no more of these sources.
-const OF_STRANGERS: usize = 256;
+const OF_UNTRUSTED: usize = 256;
 /// Number of descriptors and sockets that wait, from which on this process makes no connections to devices.
 /// This happens only before Linux 6.16, where a process can send descriptors before this process knows its
 /// user, and so whether to let it in.
@@ -173,7 +173,7 @@ pub(super) fn refuses(source: Source) -> bool {
     let refused = closers().is_none_or(|closers| {
         let others = lock(&closers.others.state);
         others.count(of_source) >= OF_ONE
-            || !source.is_this_user() && others.count(|other| !other.is_this_user()) >= OF_STRANGERS
+            || !source.is_this_user() && others.count(|other| !other.is_this_user()) >= OF_UNTRUSTED
             || closers.memory.count(of_source) >= MEMORIES_OF_ONE
     });
     if refused {
