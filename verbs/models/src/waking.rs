@@ -231,7 +231,7 @@ impl<O: Orders> Owing<O> {
             self.event.store(1, Relaxed);
         }
         if self.arming.is_armed() {
-            self.look(kind);
+            self.check_attention(kind);
         } else {
             self.debt.add(kind);
         }
@@ -242,7 +242,7 @@ impl<O: Orders> Owing<O> {
     }
 
     /// As `Core::check_attention`.
-    fn look(&self, debt: u8) {
+    fn check_attention(&self, debt: u8) {
         if debt & Debt::<Loom, O>::PROGRESS != 0 {
             self.show();
         }
@@ -254,7 +254,7 @@ impl<O: Orders> Owing<O> {
     /// As `Core::owes` and `Core::settle`.
     fn settle(&self) {
         if self.debt.is_any() {
-            self.look(self.debt.take());
+            self.check_attention(self.debt.take());
         }
     }
 
