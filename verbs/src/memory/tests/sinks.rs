@@ -9,7 +9,7 @@ use super::super::{Budget, MemRegion};
 use super::Domain;
 use crate::{Access, ProtectionDomain, RemoteSegment, Rkey};
 
-const PLACE: RemoteRange = RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(1) }, length: 8192 };
+const REMOTE: RemoteRange = RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(1) }, length: 8192 };
 
 fn domain(opens_sinks: bool) -> (Arc<Domain>, LocalRegistrations) {
     let domain = Arc::new(Domain { opens_sinks, ..Domain::default() });
@@ -26,7 +26,7 @@ fn registered(region: MemRegion, kind: TransferKind, known: &mut LocalRegistrati
         CopyRange { local: 5000, remote: 0, length: 10 },
         CopyRange { local: 100, remote: 10, length: 20 },
     ]);
-    let mut transfer = Transfer::new(LocalMemory::Region(region), kind, ranges, PLACE, ());
+    let mut transfer = Transfer::new(LocalMemory::Region(region), kind, ranges, REMOTE, ());
     transfer.register(known).unwrap();
     transfer
 }
@@ -77,7 +77,7 @@ fn a_read_of_no_bytes_needs_no_sink() {
     let (domain, mut known) = domain(true);
     let ranges = CopyRanges::Many(Vec::new());
     let local = LocalMemory::Region(region());
-    let mut transfer = Transfer::new(local, TransferKind::Read, ranges, PLACE, ());
+    let mut transfer = Transfer::new(local, TransferKind::Read, ranges, REMOTE, ());
     transfer.register(&mut known).unwrap();
     assert_eq!(domain.live(), 0);
     let part = transfer.next_part(4096).unwrap();
