@@ -144,7 +144,9 @@ impl Pulls {
         if total == 0 {
             return false;
         }
-        let Ok(FoundMemory { table, entry, offset }) = find_remote(connection, remote, total) else { return false };
+        let Ok(FoundMemory { table, entry, offset }) = find_remote(connection, remote, total) else {
+            return false;
+        };
         let Some(mapping) = self.segment(core, entry.segment) else { return false };
         let Some(from) = mapping.range(offset, total) else { return false };
         let from = from.as_ptr().cast_const();
