@@ -163,24 +163,24 @@ impl SoftPair {
     /// too, if `sink` has no room for all completions.
     #[inline]
     fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> Remaining {
-        let mut left = Remaining::Nothing;
+        let mut remaining = Remaining::Nothing;
         if role.receives && receives_first {
-            left = self.target.visit(&self.sends, &mut Output::Poll(sink));
+            remaining = self.target.visit(&self.sends, &mut Output::Poll(sink));
         }
         if role.sends && self.sends.has_news() {
-            left = left.max(self.sends.poll(sink));
+            remaining = remaining.max(self.sends.poll(sink));
         }
         if role.receives && !receives_first {
-            left = left.max(self.target.visit(&self.sends, &mut Output::Poll(sink)));
+            remaining = remaining.max(self.target.visit(&self.sends, &mut Output::Poll(sink)));
             // The records may have completed READs.
             if role.sends && self.sends.has_news() {
-                left = left.max(self.sends.poll(sink));
+                remaining = remaining.max(self.sends.poll(sink));
             }
         }
         if !role.receives && self.core.peer_is_gone() {
             self.core.fail_requests();
         }
-        left
+        remaining
     }
 }
 

@@ -257,28 +257,28 @@ impl Target {
             }
             state.ready.pop_front().into_iter().for_each(|completion| sink.push(completion));
         }
-        let left = match self.core.connection() {
+        let remaining = match self.core.connection() {
             Some(connection) => {
                 // SYNC: the end of the peer is noticed before the last check of its records.
                 let peer_is_gone = self.core.peer_is_gone();
-                let left = self.take_records(state, connection, sends, output);
-                if peer_is_gone && left != Remaining::Work {
+                let remaining = self.take_records(state, connection, sends, output);
+                if peer_is_gone && remaining != Remaining::Work {
                     self.core.fail();
                 }
-                left
+                remaining
             }
             None => Remaining::Nothing,
         };
-        let drained = self.core.is_closed() || self.core.has_failed() && left != Remaining::Work;
-        let left = if drained { Remaining::work_if(self.flush(state, output)) } else { left };
-        let more = left == Remaining::Work;
+        let drained = self.core.is_closed() || self.core.has_failed() && remaining != Remaining::Work;
+        let remaining = if drained { Remaining::work_if(self.flush(state, output)) } else { remaining };
+        let more = remaining == Remaining::Work;
         let has_work = more || !state.ready.is_empty() || !state.served.is_empty() || state.message_waits();
         self.busy.store(has_work, Relaxed);
         self.serves.store(!state.served.is_empty(), Relaxed);
         if let Output::Unpolled { found_work } = output {
             *found_work |= more || !state.served.is_empty() || state.position() != before;
         }
-        left
+        remaining
     }
 
     fn take_records(
@@ -347,13 +347,13 @@ impl Target {
             self.core.report_taken(connection, reader.position(), awaited);
         }
         let rest_follows = bytes > 0 && (state.message.is_some() || read_continues);
-        let mut left = Remaining::message_if(rest_follows).max(Remaining::work_if(more));
+        let mut remaining = Remaining::message_if(rest_follows).max(Remaining::work_if(more));
         // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
-            left = left.max(self.serve(state, connection, sends));
+            remaining = remaining.max(self.serve(state, connection, sends));
         }
         state.reader = Some(reader);
-        left
+        remaining
     }
 
     /// Carries out one record.
