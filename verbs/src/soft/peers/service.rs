@@ -522,7 +522,7 @@ mod tests {
     use crate::soft::peers::received::tests::{ends_soon, lingering, socket_pair};
     use crate::soft::peers::sockets::Sockets;
 
-    /// One turn of a client that has asked very often takes a bounded time.
+    /// One round of a client that has asked very often takes a bounded time.
     #[test]
     fn a_flood_of_requests_is_answered_in_turns() {
         let device = DeviceId { process: 1, nonce: crate::queue_pair::random().unwrap(), directory: 0 };
@@ -537,12 +537,12 @@ mod tests {
         let mut clients = Clients::default();
         clients.insert(5, Socket::new(ours), identity);
         let mut answered = 0;
-        for turn in 1..=100_usize.div_ceil(REQUESTS_PER_ROUND) {
+        for round in 1..=100_usize.div_ceil(REQUESTS_PER_ROUND) {
             assert!(service.serve(5, &mut clients, &mut Vec::new()));
             while message::receive_reply(&theirs).is_ok() {
                 answered += 1;
             }
-            assert_eq!(answered, 100.min(turn * REQUESTS_PER_ROUND));
+            assert_eq!(answered, 100.min(round * REQUESTS_PER_ROUND));
         }
         drop(theirs);
         assert!(!service.serve(5, &mut clients, &mut Vec::new()));
