@@ -229,7 +229,7 @@ fn bad_records_of_a_peer_that_has_ended() {
                 }
                 false => Header { flags: Flags::LAST, ..header(Kind::Write, 0) },
             };
-            // Polls take sends and receives first in turn.
+            // Polls take sends and receives first by turns.
             (0..polls).for_each(|_| assert_eq!(victim.queue.poll(&mut [WorkCompletion::EMPTY; 4]), 0));
             assert!(hostile.put(&victim, &bad, &[]));
             hostile.set(STATE, 2);

@@ -12,7 +12,7 @@ use crate::soft::domain::Domain;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::platform::Native;
 
-/// Bytes of a READ: more than one turn of the device's thread serves.
+/// Bytes of a READ: more than one visit of the device's thread serves.
 const LONG: usize = 4 << 20;
 /// Repetitions of a test whose threads are not always as fast as it needs them.
 const ROUNDS: usize = 32;
@@ -66,7 +66,7 @@ fn read(a: &Side, b: &Side) {
 }
 
 /// The reader takes the bytes as fast as the device's thread puts them into the ring. So the ring is not full
-/// at the end of a turn of that thread, and the reader has nothing to wake it for.
+/// at the end of a visit of that thread, and the reader has nothing to wake it for.
 #[test]
 fn a_long_read_needs_no_poll_of_the_peer() {
     for _ in 0..ROUNDS {
@@ -229,7 +229,7 @@ fn a_read_waits_longer_than_a_request() {
     assert!(waits(), "the READ has filled the ring");
     // Room for the Sends, and too little for the next bytes of the READ.
     take(&hostile, 2048);
-    // Polls check for receives and sends first in turn.
+    // Polls check for receives and sends first by turns.
     for round in 1..=2 {
         let before = victim.core.published.load(Relaxed);
         assert!(victim.send(1, 200));

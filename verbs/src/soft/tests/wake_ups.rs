@@ -258,7 +258,7 @@ fn the_last_look_finds_a_read() {
             assert_eq!(a.queue.poll(&mut completions), 1);
         }
         a.queue.acknowledge_events();
-        // Polls take sends and receives first in turn.
+        // Polls take sends and receives first by turns.
         if round % 2 == 0 {
             assert_eq!(a.queue.poll(&mut completions), 0);
         }
