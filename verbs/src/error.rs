@@ -122,18 +122,18 @@ impl VerbsError {
         Self(Arc::new(Failure { kind: *kind, reason, system: system.clone(), source: source.clone() }))
     }
 
-    /// `asked` is more than the device has.
+    /// Makes the error that `asked` is more than the device has.
     pub(crate) fn limit(what: &str, asked: u64, limit: u64) -> Self {
         let reason = format!("{what}: asked for {asked}, the device has {limit}");
         Self::new(VerbsErrorKind::Limit, reason)
     }
 
-    /// `call` is not allowed in `state`.
+    /// Makes the error that `call` is not allowed in `state`.
     pub(crate) fn state(call: &str, state: QueuePairState) -> Self {
         Self::new(VerbsErrorKind::InvalidState, format!("{call} is not allowed in state {state:?}"))
     }
 
-    /// `what` belongs to another device, or to another protection domain.
+    /// Makes the error that `what` belongs to another device.
     pub(crate) fn foreign(what: &str) -> Self {
         Self::new(VerbsErrorKind::InvalidArgument, format!("{what} belongs to another device"))
     }
@@ -142,8 +142,8 @@ impl VerbsError {
         Self::new(VerbsErrorKind::InvalidAddress, format!("peer address: {fault}"))
     }
 
-    /// `library` can't be loaded. `install` is the package of Debian that has the library. `error` names the
-    /// file or the symbol that is missing.
+    /// Makes the error that `library` can't be loaded. `install` is the package of Debian that has the
+    /// library. `error` names the file or the symbol that is missing.
     #[cfg(feature = "ibverbs")]
     pub(crate) fn library(library: &str, install: &str, error: Arc<dyn Error + Send + Sync>) -> Self {
         let reason = format!("{library} can't be loaded: install {install}").into();
@@ -151,7 +151,7 @@ impl VerbsError {
         Self(Arc::new(Failure { kind, reason, system: None, source: Some(error) }))
     }
 
-    /// `what` of the name or number `wanted` does not exist; `available` are those that exist.
+    /// Makes the error that no `what` has the name or number `wanted`; `available` lists those that exist.
     #[cfg(feature = "ibverbs")]
     pub(crate) fn not_found(what: &str, wanted: impl fmt::Display, available: impl fmt::Display) -> Self {
         let reason = format!("{what} {wanted} does not exist; there is {available}");
@@ -194,7 +194,7 @@ impl VerbsError {
         Self::new(VerbsErrorKind::InvalidArgument, reason)
     }
 
-    /// The address of the 8 bytes at `offset` is not a multiple of 8.
+    /// Makes the error that the address of the 8 bytes at `offset` is not a multiple of 8.
     #[cold]
     pub(crate) fn misaligned(offset: usize) -> Self {
         let reason = format!("the word at offset {offset} is not at a multiple of 8 bytes");

@@ -216,7 +216,7 @@ pub struct PathSettings {
     /// Time that a peer waits before a retry, as the 5-bit code of IBA vol. 1, table 45 (1 = 0.01 ms, 0 =
     /// 655.36 ms).
     pub min_rnr_timer: u8,
-    /// Transport timeout: 4.096 µs × 2^`timeout`, 0–31.
+    /// Transport timeout: 4.096 µs × 2^`timeout`, 1–31; 0 means without end.
     pub timeout: u8,
     /// Transport retries, 0–7.
     pub retry_count: u8,
