@@ -58,13 +58,13 @@ struct Gate {
 /// The lock, held. The value is the caller's until this is dropped.
 pub(super) struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
-    by: By<'a>,
+    by: HeldBy<'a>,
     /// Only the thread that holds the lock releases it.
     stays: PhantomData<*const ()>,
 }
 
 /// How a lock is held.
-enum By<'a> {
+enum HeldBy<'a> {
     Bias(Seat),
     /// The gate is taken out when the lock is released.
     Gate(Option<MutexGuard<'a, Gate>>),
@@ -87,8 +87,8 @@ impl<T> BiasedLock<T> {
     pub(super) fn lock(&self) -> BiasedGuard<'_, T> {
         let me = number_of_this_thread();
         let by = match self.bias.enter(me) {
-            Some(seat) => By::Bias(seat),
-            None => By::Gate(Some(self.lock_by_gate(me))),
+            Some(seat) => HeldBy::Bias(seat),
+            None => HeldBy::Gate(Some(self.lock_by_gate(me))),
         };
         BiasedGuard { lock: self, by, stays: PhantomData }
     }
@@ -187,8 +187,8 @@ impl<T> Drop for BiasedGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         match &mut self.by {
-            By::Bias(seat) => self.lock.bias.leave(*seat),
-            By::Gate(gate) => {
+            HeldBy::Bias(seat) => self.lock.bias.leave(*seat),
+            HeldBy::Gate(gate) => {
                 if let Some(gate) = gate.take() {
                     self.lock.release_gate(gate);
                 }
