@@ -26,7 +26,7 @@ const VISIT_BYTES: u64 = 1 << 20;
 /// Most records of one visit.
 const VISIT_RECORDS: usize = 256;
 /// Bytes of records after which a visit tells the peer of its progress before its end.
-const MUCH: u64 = 4 << 10;
+const REPORT_BYTES: u64 = 4 << 10;
 
 /// The target of the peer's requests, and the receive queue.
 #[derive(Debug)]
@@ -336,7 +336,7 @@ impl Target {
                 // The records before this one were carried out.
                 self.core.report_taken(connection, reader.position(), false);
                 self.fail(state, at, fault, output);
-            } else if reader.position() - reported >= MUCH {
+            } else if reader.position() - reported >= REPORT_BYTES {
                 // The peer may write the next records meanwhile.
                 reported = reader.position();
                 self.core.report_taken(connection, reported, false);
