@@ -207,7 +207,7 @@ impl Segments {
 /// Most segments that one peer is offered at a time.
 const MOST_OFFERED: usize = 1024;
 /// Time after which a peer that has not confirmed an offer gets it once more.
-const AGAIN: Duration = Duration::from_secs(1);
+const REPEAT_AFTER: Duration = Duration::from_secs(1);
 /// Time after which a peer that has not confirmed that it has unmapped a segment is notified once more. Each
 /// further time doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -263,7 +263,7 @@ impl Offer {
     /// a while.
     pub(crate) fn is_due(&self) -> bool {
         let mut offered = lock(&self.offered);
-        let due = !self.is_mapped() && offered.is_none_or(|last| last.elapsed() > AGAIN);
+        let due = !self.is_mapped() && offered.is_none_or(|last| last.elapsed() > REPEAT_AFTER);
         if due {
             *offered = Some(Instant::now());
         }
