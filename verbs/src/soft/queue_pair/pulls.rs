@@ -29,7 +29,7 @@ pub(super) struct Pulls {
 }
 
 /// Most entries of each list. A list that is full is emptied.
-const KNOWN: usize = 64;
+const MOST_ENTRIES: usize = 64;
 
 /// An address in memory of the process that made the record: number of the segment, offset, length.
 pub(super) type SegmentAddress = [u64; 3];
@@ -98,7 +98,7 @@ impl Pulls {
         let offer = connection.peer.offer(&connection.address, &memory)?;
         let mapped = offer.is_mapped();
         if mapped {
-            if self.offers.len() >= KNOWN {
+            if self.offers.len() >= MOST_ENTRIES {
                 self.offers.clear();
             }
             self.offers.push(offer);
@@ -124,7 +124,7 @@ impl Pulls {
         }
         self.mapped.retain(|(known, _)| *known != id);
         let mapping = core.segment(id)?;
-        if self.mapped.len() >= KNOWN {
+        if self.mapped.len() >= MOST_ENTRIES {
             self.mapped.clear();
         }
         self.mapped.push((id, Weak::clone(&mapping)));
