@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
-const PULL: u64 = 8 << 10;
+const LEAST_PULL: u64 = 8 << 10;
 
 /// Most bytes of payload in one record. A long message has many records, so that the peer takes the first
 /// ones while this side writes the next.
@@ -118,7 +118,7 @@ impl SendQueue {
             return Err(Wait::Receive);
         }
         let total = data.length();
-        if let (0, Local::Segments(segments), PULL..) = (*done, data, total)
+        if let (0, Local::Segments(segments), LEAST_PULL..) = (*done, data, total)
             && let Some(result) = self.attempt_to_offer(queue, connection, request, (segments, target, total))
         {
             return result;
@@ -274,7 +274,7 @@ impl SendQueue {
             Operation::Read { .. } => return false,
         };
         let Some(connection) = self.core.connection() else { return false };
-        let eligible = total < PULL
+        let eligible = total < LEAST_PULL
             && queue.waiting.is_empty()
             && !queue.stopped
             && !self.core.has_failed()
