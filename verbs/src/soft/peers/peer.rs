@@ -162,8 +162,8 @@ impl Peer {
     /// Asks the peer's device to carry out the records for the queue pair at `address`. Does not wait.
     /// Returns false if the socket is full.
     pub(crate) fn poke(&self, address: &Address) -> bool {
-        let said = self.say(address, Object::Nothing, None);
-        !said.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        let sent = self.send(address, Object::Nothing, None);
+        !sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Returns the offer of `memory`, and sends the offer if it is due; `None` if the memory can't be offered
@@ -178,7 +178,7 @@ impl Peer {
         if offer.is_due() {
             let object = Object::Offer { id: memory.id(), length: memory.len() as u64 };
             // If the socket is full, the offer is sent again later.
-            let _ = self.say(address, object, Some(fd));
+            let _ = self.send(address, object, Some(fd));
         }
         Some(offer)
     }
@@ -194,33 +194,33 @@ impl Peer {
 
     /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the message is lost,
     /// the peer asks again.
-    pub(crate) fn say_unmapped(&self, id: u64) {
-        self.say_by_any(Object::Unmapped { id });
+    pub(crate) fn send_unmapped(&self, id: u64) {
+        self.send_by_any(Object::Unmapped { id });
     }
 
     /// Tells the peer once more of segments that are withdrawn, and that it has not confirmed to have
     /// unmapped. Returns when it is to be notified next. Does not wait.
     pub(crate) fn remind(&self, now: Instant) -> Option<Instant> {
         for id in self.offers.reminders(now) {
-            self.say_by_any(Object::Withdraw { id });
+            self.send_by_any(Object::Withdraw { id });
         }
         self.offers.next_reminder()
     }
 
     /// Sends a request without a reply by any connection to the peer, because the first one may be gone. The
     /// request is lost if the socket is full, or if no queue pair of the peer can take it now.
-    fn say_by_any(&self, object: Object) {
+    fn send_by_any(&self, object: Object) {
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
         let addresses = users.iter().filter_map(|user| user.peer_address());
         // A queue pair that is not connected to this process yet, or is gone, sends no confirmation.
         let best = addresses.max_by_key(|(_, state)| *state == EndState::Ready);
         if let Some((address, _)) = best {
-            let _ = self.say(&address, object, None);
+            let _ = self.send(&address, object, None);
         }
     }
 
     /// Sends a request without a reply. Does not wait.
-    pub(crate) fn say(
+    pub(crate) fn send(
         &self,
         address: &Address,
         object: Object,
@@ -267,7 +267,7 @@ impl MemoryUser for Peer {
             self.offers.unmapped(id);
             return;
         }
-        self.say_by_any(Object::Withdraw { id });
+        self.send_by_any(Object::Withdraw { id });
         if let Some(service) = self.service.upgrade() {
             service.remind_later();
         }

@@ -271,7 +271,7 @@ impl ServedQueuePair for SoftPair {
     fn confirm(&self, news: Object) {
         if let Some(connection) = self.core.connection() {
             // If the message is lost, the peer offers or withdraws the segment again.
-            let _ = connection.peer.say(&connection.address, news, None);
+            let _ = connection.peer.send(&connection.address, news, None);
         }
     }
 

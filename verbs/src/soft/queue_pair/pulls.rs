@@ -287,7 +287,7 @@ impl Drop for View {
             let peer = std::mem::take(&mut self.peer);
             closer::free(move || {
                 if let Some(peer) = peer.upgrade() {
-                    peer.say_unmapped(id);
+                    peer.send_unmapped(id);
                 }
             });
         }

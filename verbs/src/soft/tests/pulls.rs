@@ -178,7 +178,7 @@ fn memory_is_unmapped_though_the_news_name_a_queue_pair_that_is_gone() {
     let (peer, gone) = (Arc::clone(&connection.peer), connection.address);
     drop((a, b));
     assert!(peer.offers.withdraw(memory.id()));
-    peer.say(&gone, Object::Withdraw { id: memory.id() }, None).unwrap();
+    peer.send(&gone, Object::Withdraw { id: memory.id() }, None).unwrap();
     drop((memory, offer));
     the_device().service.remind_later();
     wait_for("the charge", || watched.strong_count() == 0);
