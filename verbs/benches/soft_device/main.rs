@@ -3,7 +3,7 @@
 //! ```sh
 //! cargo bench --bench soft_device                              # all benches, by divan
 //! cargo bench --bench soft_device -- latency Write             # benches with these words in their names
-//! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, measured as by `ucx_perftest` (`perf`)
+//! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, as by `ucx_perftest` (`perf`)
 //!
 //! # The other process in namespaces of its own, as in another container:
 //! SOFT_DEVICE_PEER="unshare --user --map-root-user --net --ipc --mount --pid --fork" \
