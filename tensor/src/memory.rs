@@ -15,7 +15,7 @@ use tonic_rdma_verbs::unstable::{LocalMemory, lock};
 /// IdleRegions regions for tensors that arrive, by length. They are used again while they are in the cache,
 /// because fresh pages cost more than the bytes that are written to them.
 #[derive(Debug)]
-pub(crate) struct Landing {
+pub(crate) struct RegionCache {
     budget: Arc<Budget>,
     idle: Mutex<IdleRegions>,
     keepers: Mutex<Vec<Weak<dyn Keeper>>>,
@@ -23,7 +23,7 @@ pub(crate) struct Landing {
 
 /// Keeps regions that may be freed when memory is short.
 pub(crate) trait Keeper: Send + Sync {
-    /// Puts these regions back. [`Landing`] calls this without a lock.
+    /// Puts these regions back. [`RegionCache`] calls this without a lock.
     fn give_back(&self);
 }
 
@@ -33,7 +33,7 @@ struct IdleRegions {
     bytes: usize,
 }
 
-impl Landing {
+impl RegionCache {
     /// The largest number of idle bytes.
     const KEPT: usize = 2 << 30;
 
@@ -125,26 +125,26 @@ impl Landing {
     /// Returns the first `length` bytes of a region. The region comes back when the last reference to the
     /// bytes is dropped.
     pub(crate) fn freeze(self: &Arc<Self>, region: MemRegion, length: u64) -> Bytes {
-        Bytes::from_owner(LandedRegion { region: Some(region), landing: Arc::clone(self) })
+        Bytes::from_owner(CachedRegion { region: Some(region), region_cache: Arc::clone(self) })
             .slice(..length as usize)
     }
 }
 
-struct LandedRegion {
+struct CachedRegion {
     region: Option<MemRegion>,
-    landing: Arc<Landing>,
+    region_cache: Arc<RegionCache>,
 }
 
-impl AsRef<[u8]> for LandedRegion {
+impl AsRef<[u8]> for CachedRegion {
     fn as_ref(&self) -> &[u8] {
         self.region.as_deref().unwrap_or_default()
     }
 }
 
-impl Drop for LandedRegion {
+impl Drop for CachedRegion {
     fn drop(&mut self) {
         if let Some(region) = self.region.take() {
-            self.landing.put(region);
+            self.region_cache.put(region);
         }
     }
 }
@@ -189,34 +189,34 @@ impl Payload {
     }
 
     /// Returns memory to write the bytes from, and their offset in it.
-    pub(crate) fn local(&self, landing: &Landing) -> Result<(LocalMemory, u64), TensorError> {
+    pub(crate) fn local(&self, region_cache: &RegionCache) -> Result<(LocalMemory, u64), TensorError> {
         match &self.content {
             Content::Registered(lease, range) => Ok((LocalMemory::Lease(lease.clone()), range.start as u64)),
-            Content::Bytes(bytes) => Ok((LocalMemory::Region(landing.copy_of(bytes)?), 0)),
+            Content::Bytes(bytes) => Ok((LocalMemory::Region(region_cache.copy_of(bytes)?), 0)),
         }
     }
 }
 
 #[cfg(test)]
-mod landing_tests {
+mod region_cache_tests {
     use super::*;
 
     #[test]
     fn unused_memory_is_used_again() {
-        let landing = Landing::new(&Budget::new(8192));
-        let mut region = landing.take(5000).unwrap();
+        let region_cache = RegionCache::new(&Budget::new(8192));
+        let mut region = region_cache.take(5000).unwrap();
         region[4999] = 7;
         let address = region.as_ptr();
-        let bytes = landing.freeze(region, 5000);
+        let bytes = region_cache.freeze(region, 5000);
         assert_eq!((bytes.len(), bytes[4999]), (5000, 7));
-        assert!(landing.take(1).is_err(), "the budget is used up");
+        assert!(region_cache.take(1).is_err(), "the budget is used up");
         let part = bytes.slice(4999..);
         drop(bytes);
-        assert!(landing.take(1).is_err(), "a slice holds it");
+        assert!(region_cache.take(1).is_err(), "a slice holds it");
         drop(part);
-        let again = landing.take(8000).unwrap();
+        let again = region_cache.take(8000).unwrap();
         assert_eq!(again.as_ptr(), address);
-        landing.put(again);
-        assert_eq!(landing.take(1).unwrap().len(), 4096, "idle memory of another length makes room");
+        region_cache.put(again);
+        assert_eq!(region_cache.take(1).unwrap().len(), 4096, "idle memory of another length makes room");
     }
 }

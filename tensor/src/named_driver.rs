@@ -18,7 +18,7 @@ use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
 use crate::link::Link;
 use crate::link::port::Token;
-use crate::memory::{Keeper, Landing, Payload};
+use crate::memory::{Keeper, Payload, RegionCache};
 use crate::named::{
     Arrival, Failure, OfferCounts, OfferError, OfferedTensor, PeerId, Provider, ProviderAction,
     ProviderSettings, RequestError, RequestOutcome, Requester, RequesterAction, RequesterSettings,
@@ -114,7 +114,7 @@ pub(crate) struct NamedProvider {
     outbox: Outbox<ProviderAction<Payload>>,
     links: Mutex<HashMap<PeerId, Weak<Link>>>,
     next_peer: AtomicU64,
-    landing: Arc<Landing>,
+    region_cache: Arc<RegionCache>,
 }
 
 impl NamedProvider {
@@ -122,7 +122,7 @@ impl NamedProvider {
     const TICK: Duration = Duration::from_millis(250);
 
     /// Makes an empty collection, and spawns the task that checks the deadlines. It needs a tokio runtime.
-    pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
+    pub(crate) fn new(settings: &Settings, region_cache: &Arc<RegionCache>) -> Arc<Self> {
         let timeout = Some(settings.named_tensor_timeout);
         let provider = Provider::new(ProviderSettings {
             request_timeout: timeout,
@@ -135,7 +135,7 @@ impl NamedProvider {
             outbox: Outbox::new(),
             links: Mutex::default(),
             next_peer: AtomicU64::new(0),
-            landing: Arc::clone(landing),
+            region_cache: Arc::clone(region_cache),
         });
         tokio::spawn(check_deadlines(Arc::downgrade(&offers), settings.named_tensor_timeout));
         offers
@@ -228,15 +228,15 @@ impl NamedProvider {
         checksum: Option<u64>,
     ) -> Result<(), TensorError> {
         let Some(link) = self.link(peer) else { return Ok(()) };
-        let (local, offset) = tensor.local(&self.landing)?;
+        let (local, offset) = tensor.local(&self.region_cache)?;
         let length = tensor.metadata.bytes;
         let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
         let place = RemoteRange { start, length: sink.length };
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
-        let (this, landing) = (self.this.clone(), Arc::clone(&self.landing));
+        let (this, region_cache) = (self.this.clone(), Arc::clone(&self.region_cache));
         let token = Token::call(move |outcome| {
             if let LocalMemory::Region(copy) = outcome.local {
-                landing.put(copy);
+                region_cache.put(copy);
             }
             // A failed write has ended the link, and its requests with it.
             if outcome.result.is_ok()
@@ -321,11 +321,11 @@ pub(crate) struct NamedRequester {
     requester: Mutex<Requester<SinkMemory>>,
     outbox: Outbox<RequesterAction<SinkMemory>>,
     waiting: Mutex<HashMap<RequestId, Arc<PendingAnswer>>>,
-    landing: Arc<Landing>,
+    region_cache: Arc<RegionCache>,
 }
 
 impl NamedRequester {
-    pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
+    pub(crate) fn new(settings: &Settings, region_cache: &Arc<RegionCache>) -> Arc<Self> {
         let requester = Requester::new(RequesterSettings {
             max_tensor_bytes: settings.max_tensor_bytes,
             validate: settings.checksums,
@@ -335,10 +335,10 @@ impl NamedRequester {
             requester: Mutex::new(requester),
             outbox: Outbox::new(),
             waiting: Mutex::default(),
-            landing: Arc::clone(landing),
+            region_cache: Arc::clone(region_cache),
         });
         let keeper: Arc<dyn Keeper> = Arc::clone(&requests) as _;
-        landing.add_keeper(Arc::downgrade(&keeper));
+        region_cache.add_keeper(Arc::downgrade(&keeper));
         requests
     }
 
@@ -446,7 +446,7 @@ impl NamedRequester {
     /// Makes a sink for a tensor, which the peer may write.
     fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), TensorError> {
         Metadata::try_from(metadata).map_err(TensorError::local)?;
-        let memory = self.landing.take(metadata.bytes)?.share();
+        let memory = self.region_cache.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
         let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
         let place = grant.range();
@@ -478,7 +478,7 @@ impl NamedRequester {
                 let region = memory.try_into_region();
                 let region =
                     region.map_err(|_| TensorError::other("another reference to the sink is left"))?;
-                let bytes = self.landing.freeze(region, metadata.bytes);
+                let bytes = self.region_cache.freeze(region, metadata.bytes);
                 if let Some(expected) = checksum {
                     verify(request_id, &bytes, expected).map_err(TensorError::local)?;
                 }
@@ -492,7 +492,7 @@ impl NamedRequester {
         let SinkMemory { grant, memory } = sink;
         drop(grant);
         if let Ok(region) = memory.try_into_region() {
-            self.landing.put(region);
+            self.region_cache.put(region);
         }
     }
 

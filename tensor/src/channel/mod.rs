@@ -319,9 +319,9 @@ impl Channel {
     /// device.
     async fn ask_for_memory(&self, remote: &RemoteRegion) -> Result<(), TensorError> {
         let few = remote.len().min(8);
-        let landing = &self.link.landing;
-        let region = self.read(remote).into(landing.take(few)?, ..few as usize).await?;
-        landing.put(region);
+        let region_cache = &self.link.region_cache;
+        let region = self.read(remote).into(region_cache.take(few)?, ..few as usize).await?;
+        region_cache.put(region);
         Ok(())
     }
 }

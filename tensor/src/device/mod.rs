@@ -22,7 +22,7 @@ use crate::control::proto::tensor_device_server::{TensorDevice, TensorDeviceServ
 use crate::control::{Attachable, open};
 use crate::error::{TensorError, check_name};
 use crate::link::words::Notification;
-use crate::memory::Landing;
+use crate::memory::RegionCache;
 use crate::named::OfferCounts;
 use crate::named_driver::{NamedOffer, NamedProvider};
 use crate::regions::{ExportedRegion, PublishedRegion, Rights};
@@ -123,12 +123,12 @@ impl RdmaDevice {
     fn make(settings: Settings, address: Option<SocketAddr>) -> Self {
         let limit = settings.config.get_pinned_limit();
         let budget = Budget::for_process(false, Some(limit.unwrap_or(u64::MAX)));
-        let landing = Landing::new(&budget);
+        let region_cache = RegionCache::new(&budget);
         // One user or address gets two thirds of these.
         let links = settings.max_links.saturating_add(settings.max_links / 2);
         let shared = Arc::new(DeviceState {
-            offers: NamedProvider::new(&settings, &landing),
-            landing,
+            offers: NamedProvider::new(&settings, &region_cache),
+            region_cache,
             budget,
             settings,
             address,
@@ -189,7 +189,7 @@ impl RdmaDevice {
     /// # Errors
     /// `RDMA_PINNED_LIMIT` is used up, or the system has no memory.
     pub fn allocate(&self, size: usize) -> Result<MemRegion, TensorError> {
-        self.shared.landing.allocate(size)
+        self.shared.region_cache.allocate(size)
     }
 
     /// Opens a channel to the device that listens on `remote`: `host:port`, `http://host:port` or
@@ -421,8 +421,8 @@ impl RdmaDevice {
     /// The name is in use, empty or too long, there is no memory, or `depth` is 0 or more than 1024.
     pub fn dynamic_receiver(&self, name: &str, depth: u32) -> Result<DynamicReceiver, TensorError> {
         let receiver = self.receiver(name, Kind::Dynamic, None, Announcement::LENGTH, depth)?;
-        let landing = Arc::clone(&self.shared.landing);
-        Ok(DynamicReceiver::new(receiver, landing, self.shared.settings.max_tensor_bytes))
+        let region_cache = Arc::clone(&self.shared.region_cache);
+        Ok(DynamicReceiver::new(receiver, region_cache, self.shared.settings.max_tensor_bytes))
     }
 
     /// Makes a slot and offers it.

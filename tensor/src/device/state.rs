@@ -16,7 +16,7 @@ use crate::control::accept::Caller;
 use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
 use crate::link::{Link, LinkId, Prepared};
-use crate::memory::Landing;
+use crate::memory::RegionCache;
 use crate::named_driver::{NamedProvider, NamedRequester, NamedTensors};
 use tonic_rdma::Provider;
 use tonic_rdma::unstable::{ClientSlots, Reactor};
@@ -43,7 +43,7 @@ pub(crate) struct DeviceState {
     pub(crate) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
     pub(crate) attachables: Mutex<HashMap<Arc<str>, Weak<dyn Attachable>>>,
     pub(crate) offers: Arc<NamedProvider>,
-    pub(crate) landing: Arc<Landing>,
+    pub(crate) region_cache: Arc<RegionCache>,
     pub(crate) server: Mutex<Option<AbortHandle>>,
     /// The reactors that poll the queues of the links.
     pub(crate) reactors: Mutex<Vec<Weak<Reactor>>>,
@@ -98,7 +98,8 @@ impl DeviceState {
     /// Creates the queue pairs of a new link, on the device that `provider` opens. A thread that may block
     /// does this, because some calls of devices take milliseconds.
     pub(crate) fn prepare(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, TensorError> {
-        let prepared = Prepared::new(provider, queue_pairs, &self.settings, &self.budget, &self.landing)?;
+        let prepared =
+            Prepared::new(provider, queue_pairs, &self.settings, &self.budget, &self.region_cache)?;
         let mut reactors = lock(&self.reactors);
         reactors.retain(|known| known.strong_count() > 0);
         let reactor = Arc::downgrade(&prepared.reactor);
@@ -132,7 +133,7 @@ impl DeviceState {
 
     /// Makes the named tensors of a new link.
     pub(crate) fn named_tensors(&self) -> NamedTensors {
-        NamedTensors::new(Arc::clone(&self.offers), NamedRequester::new(&self.settings, &self.landing))
+        NamedTensors::new(Arc::clone(&self.offers), NamedRequester::new(&self.settings, &self.region_cache))
     }
 
     /// Returns the address that the device listens on, as peers write it.

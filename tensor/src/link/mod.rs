@@ -28,7 +28,7 @@ use self::port::{Port, Token};
 use self::words::{Arrivals, Notification, PeerWords, WordPair, Words};
 use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
-use crate::memory::{Content, Landing, Payload};
+use crate::memory::{Content, Payload, RegionCache};
 use crate::named_driver::NamedTensors;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::Provider;
@@ -62,7 +62,7 @@ pub(crate) struct Link {
     /// Becomes true when the link has ended.
     ended: watch::Sender<bool>,
     /// The pool of regions for tensors that arrive, and for copies of tensors that are sent.
-    pub(crate) landing: Arc<Landing>,
+    pub(crate) region_cache: Arc<RegionCache>,
     /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
     /// Handles the frames of named tensors.
@@ -96,7 +96,7 @@ impl Link {
                 Grant::of_lease(&*self.domain, &part).map_err(TensorError::memory)
             }
             Content::Bytes(bytes) => {
-                let copy = self.landing.copy_of(bytes)?.share();
+                let copy = self.region_cache.copy_of(bytes)?.share();
                 self.grant(&copy, 0..bytes.len(), Access::REMOTE_READ)
             }
         }
@@ -572,7 +572,7 @@ pub(crate) struct Prepared {
     /// Polls all queue pairs.
     pub(crate) reactor: Arc<Reactor>,
     settings: Settings,
-    landing: Arc<Landing>,
+    region_cache: Arc<RegionCache>,
 }
 
 /// The peer's side, as the peer describes it.
@@ -600,7 +600,7 @@ impl Prepared {
         queue_pairs: u32,
         settings: &Settings,
         budget: &Arc<Budget>,
-        landing: &Arc<Landing>,
+        region_cache: &Arc<RegionCache>,
     ) -> Result<Self, TensorError> {
         let config = &settings.config;
         let context = open_device(provider, config).map_err(TensorError::local)?;
@@ -609,7 +609,7 @@ impl Prepared {
         let domain = context.alloc_protection_domain().map_err(TensorError::local)?;
         let pool_settings = PoolSettings { access: Access::LOCAL_WRITE, ..PoolSettings::default() };
         let pool = Pool::new(Arc::clone(&domain), pool_settings, Arc::clone(budget));
-        let memory = landing.allocate(Words::LENGTH)?.share();
+        let memory = region_cache.allocate(Words::LENGTH)?.share();
         let words = Words::new(memory, &*domain)?;
         let capacity = QueuePairCapacity {
             send_requests: config.get_qp_queue_depth().min(attributes.max_work_requests),
@@ -640,8 +640,8 @@ impl Prepared {
             Ok(PolledPort { port, queue, work, idle_polls, key, pace, _reactor: Arc::clone(&reactor) })
         };
         let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, TensorError>>()?;
-        let (settings, landing) = (settings.clone(), Arc::clone(landing));
-        Ok(Self { context, domain, words, ports, reactor, settings, landing })
+        let (settings, region_cache) = (settings.clone(), Arc::clone(region_cache));
+        Ok(Self { context, domain, words, ports, reactor, settings, region_cache })
     }
 
     /// Returns the address of each queue pair, and the number of its receives, for the peer.
@@ -712,7 +712,7 @@ impl Prepared {
             fault: OnceLock::new(),
             failed: AtomicBool::new(false),
             ended: watch::Sender::new(false),
-            landing: self.landing,
+            region_cache: self.region_cache,
             kept: Mutex::default(),
             named,
         });

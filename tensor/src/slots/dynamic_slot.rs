@@ -11,7 +11,7 @@ use tokio::task::consume_budget;
 
 use crate::error::TensorError;
 use crate::link::port::{OutcomeCell, Token};
-use crate::memory::{Content, Landing, Payload};
+use crate::memory::{Content, Payload, RegionCache};
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::{AttachedSender, Receiver};
 use crate::types::{Metadata, Tensor};
@@ -190,7 +190,7 @@ impl Drop for DynamicSender {
 #[derive(Debug)]
 pub struct DynamicReceiver {
     receiver: Receiver,
-    landing: Arc<Landing>,
+    region_cache: Arc<RegionCache>,
     longest: u64,
     /// The tensor that is being read.
     reading: Option<PendingRead>,
@@ -204,8 +204,8 @@ struct PendingRead {
 }
 
 impl DynamicReceiver {
-    pub(crate) fn new(receiver: Receiver, landing: Arc<Landing>, longest: u64) -> Self {
-        Self { receiver, landing, longest, reading: None }
+    pub(crate) fn new(receiver: Receiver, region_cache: Arc<RegionCache>, longest: u64) -> Self {
+        Self { receiver, region_cache, longest, reading: None }
     }
 
     /// Takes the next tensor if it is here. Begins to read the next tensor if the sender has announced one.
@@ -243,7 +243,7 @@ impl DynamicReceiver {
         self.receiver.release();
         outcome.result?;
         let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
-        let bytes = self.landing.freeze(region, metadata.bytes());
+        let bytes = self.region_cache.freeze(region, metadata.bytes());
         let tensor =
             Tensor::deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))?;
         Ok(Some(tensor))
@@ -350,7 +350,7 @@ impl DynamicReceiver {
             let longest = self.longest;
             return Err(fail(format!("a tensor of {length} bytes, which is longer than {longest}").into()));
         }
-        let region = self.landing.take(length)?;
+        let region = self.region_cache.take(length)?;
         let outcome = Arc::new(OutcomeCell::default());
         let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
         let token = Token::future(&outcome);

@@ -181,11 +181,11 @@ impl Sender {
         if self.is_small() {
             return self.send_small(payload);
         }
-        let landing = Arc::clone(&self.link.landing);
-        let copy = landing.copy_of(payload)?;
+        let region_cache = Arc::clone(&self.link.region_cache);
+        let copy = region_cache.copy_of(payload)?;
         let token = Token::call(move |outcome| {
             if let LocalMemory::Region(copy) = outcome.local {
-                landing.put(copy);
+                region_cache.put(copy);
             }
         });
         self.send(LocalMemory::Region(copy), 0, token)
