@@ -20,7 +20,7 @@ use crate::control::{VERSION, internal, is_seen, peer_parameters, queue_pairs, w
 use crate::device::settings::Settings;
 use crate::device::state::{AcceptedLink, DeviceState};
 use crate::error::{ALLOW_PLAINTEXT, TensorError};
-use crate::link::words::Words;
+use crate::link::words::WordPage;
 use crate::link::{Link, LinkId, PeerParameters};
 use crate::wire::tensor_frame::MAX_NAME;
 use tonic_rdma::unstable::{ClientSlot, Devices, Source, TooManyWaiters};
@@ -242,8 +242,8 @@ pub(crate) fn attach(
             "a name of {length} bytes; it takes from 1 to {MAX_NAME}"
         )));
     }
-    if request.words as usize >= Words::PAIRS {
-        let (pair, pairs) = (request.words, Words::PAIRS);
+    if request.words as usize >= WordPage::PAIRS {
+        let (pair, pairs) = (request.words, WordPage::PAIRS);
         return Err(Status::invalid_argument(format!("pair {pair} of the caller's words; it has {pairs}")));
     }
     let offered = lock(&shared.attachables).get(&**name).cloned();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Link ─┬─ Port ×N       one queue pair each: transfers in flight, and frames beside them
-//!         ├─ Words         memory of this side that the peer writes: releases, and notes that the peer sleeps
+//!         ├─ WordPage      memory of this side that the peer writes: releases, and notes that the peer sleeps
 //!         └─ WordPair ×M   one for each slot and region: the words of both sides that belong to it
 //! ```
 //!
@@ -25,7 +25,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use self::port::{Port, Token};
-use self::words::{Arrivals, Notification, PeerWords, WordPair, Words};
+use self::words::{Arrivals, Notification, PeerWordPage, WordPage, WordPair};
 use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
 use crate::memory::{Content, Payload, RegionCache};
@@ -54,8 +54,8 @@ pub(crate) struct Link {
     pub(crate) announces_writes: bool,
     ports: Vec<PolledPort>,
     domain: Arc<dyn ProtectionDomain>,
-    words: Words,
-    peer_words: PeerWords,
+    words: WordPage,
+    peer_words: PeerWordPage,
     pairs: Mutex<Vec<Option<Arc<WordPair>>>>,
     fault: OnceLock<TensorError>,
     failed: AtomicBool,
@@ -285,8 +285,8 @@ impl Link {
     pub(crate) fn add_pair(&self, make: impl FnOnce(u32) -> WordPair) -> Result<Arc<WordPair>, TensorError> {
         let mut pairs = lock(&self.pairs);
         self.check()?;
-        if pairs.len() >= Words::PAIRS {
-            let most = Words::PAIRS;
+        if pairs.len() >= WordPage::PAIRS {
+            let most = WordPage::PAIRS;
             return Err(TensorError::new(
                 TensorErrorKind::Busy,
                 format!("a link serves {most} slots and regions in its life"),
@@ -446,7 +446,7 @@ impl Link {
             }
             Frame::Placed { slot, epoch } => self.placed(slot, Some(epoch)),
             Frame::Released { slot, epoch } => {
-                if epoch > self.load_count(slot) && PeerWords::has(slot) {
+                if epoch > self.load_count(slot) && PeerWordPage::has(slot) {
                     self.words.set_count(slot, epoch);
                 }
                 Ok(())
@@ -567,7 +567,7 @@ impl Drop for PolledPort {
 pub(crate) struct Prepared {
     context: Arc<dyn Context>,
     domain: Arc<dyn ProtectionDomain>,
-    pub(crate) words: Words,
+    pub(crate) words: WordPage,
     ports: Vec<PolledPort>,
     /// Polls all queue pairs.
     pub(crate) reactor: Arc<Reactor>,
@@ -609,8 +609,8 @@ impl Prepared {
         let domain = context.alloc_protection_domain().map_err(TensorError::local)?;
         let pool_settings = PoolSettings { access: Access::LOCAL_WRITE, ..PoolSettings::default() };
         let pool = Pool::new(Arc::clone(&domain), pool_settings, Arc::clone(budget));
-        let memory = region_cache.allocate(Words::LENGTH)?.share();
-        let words = Words::new(memory, &*domain)?;
+        let memory = region_cache.allocate(WordPage::LENGTH)?.share();
+        let words = WordPage::new(memory, &*domain)?;
         let capacity = QueuePairCapacity {
             send_requests: config.get_qp_queue_depth().min(attributes.max_work_requests),
             receive_requests: Port::RECEIVES,
@@ -685,8 +685,8 @@ impl Prepared {
             let (ours, theirs) = (self.ports.len(), peer.queue_pairs.len());
             return Err(TensorError::other(format!("{theirs} queue pairs were offered for {ours}")));
         }
-        let peer_words =
-            PeerWords::new(peer.words).ok_or_else(|| TensorError::other("the peer's words are too few"))?;
+        let peer_words = PeerWordPage::new(peer.words)
+            .ok_or_else(|| TensorError::other("the peer's words are too few"))?;
         for (polled, (address, _)) in self.ports.iter().zip(&peer.queue_pairs) {
             let path = self.settings.config.path();
             let connected = polled.port.with_queue_pair(|queue_pair| {

@@ -19,7 +19,7 @@ use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
 /// The page of this side.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct WordPage {
     memory: SharedRegion,
     grant: Grant,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Words {
 const PAIR: usize = 16;
 const SLEEPER: usize = 8;
 
-impl Words {
+impl WordPage {
     /// The number of pairs of a page.
     pub(crate) const PAIRS: usize = 1 << 14;
     /// The length of a page in bytes.
@@ -62,17 +62,17 @@ impl Words {
 
 /// The page of the peer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PeerWords(RemoteRange);
+pub(crate) struct PeerWordPage(RemoteRange);
 
-impl PeerWords {
+impl PeerWordPage {
     /// Returns the page at `place`, if `place` is long enough.
     pub(crate) fn new(place: RemoteRange) -> Option<Self> {
-        (place.length >= Words::LENGTH as u64).then_some(Self(place))
+        (place.length >= WordPage::LENGTH as u64).then_some(Self(place))
     }
 
     /// Returns whether there is such a pair.
     pub(crate) fn has(pair: u32) -> bool {
-        (pair as usize) < Words::PAIRS
+        (pair as usize) < WordPage::PAIRS
     }
 
     /// Returns the address of a pair's count.
