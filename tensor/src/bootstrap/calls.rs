@@ -224,11 +224,11 @@ impl<D: Details> bootstrap_server::Bootstrap for BootstrapService<D> {
         let attempt = match bootstrap.admit(request.into_inner()) {
             // The caller ends, and names the difference too.
             Err(JoinError::Version(_)) => {
-                bootstrap.has_heard(number);
+                bootstrap.note_heard(number);
                 return Ok(Response::new(reply));
             }
             Err(JoinError::Differs(names)) => {
-                bootstrap.has_heard(number);
+                bootstrap.note_heard(number);
                 reply.differs = names;
                 return Ok(Response::new(reply));
             }
@@ -237,7 +237,7 @@ impl<D: Details> bootstrap_server::Bootstrap for BootstrapService<D> {
                 // A process of the next job gets the reason too, but the member of this job still has to get
                 // it.
                 if !bootstrap.table.borrow().is_another_process(number, &process) {
-                    bootstrap.has_heard(number);
+                    bootstrap.note_heard(number);
                 }
                 return Err(Status::aborted(reason));
             }
@@ -295,7 +295,7 @@ async fn follow<D: Details>(
         }
     }
     // The caller knows how this member ended, or has ended itself.
-    bootstrap.has_heard(caller);
+    bootstrap.note_heard(caller);
 }
 
 #[cfg(test)]

@@ -212,7 +212,7 @@ impl<D: Details> Bootstrap<D> {
     }
 
     /// Notes that a member knows how this one ended, or has ended itself.
-    pub(super) fn has_heard(&self, member: usize) {
+    pub(super) fn note_heard(&self, member: usize) {
         if let Some(heard) = lock(&self.heard).get_mut(member) {
             *heard = true;
         }
