@@ -173,7 +173,7 @@ impl Link {
     }
 
     /// Notes that a word has arrived to a future that slept. The pace of the next spin follows this.
-    pub(crate) fn slept_for(&self, port: u32) {
+    pub(crate) fn arrived_after_sleep(&self, port: u32) {
         if let Some(pace) = &self.ports[port as usize % self.ports.len()].pace
             && let Ok(mut pace) = pace.try_lock()
         {

@@ -78,7 +78,7 @@ impl Future for Wait {
         let Self { word, watching, spins } = &mut *self;
         if word.has_arrived() {
             if *watching {
-                word.link.slept_for(word.port.unwrap_or(0));
+                word.link.arrived_after_sleep(word.port.unwrap_or(0));
             }
             return Poll::Ready(word.result());
         }
