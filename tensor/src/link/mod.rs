@@ -440,7 +440,7 @@ impl Link {
             // The completion of this frame has woken the poller, and that is the purpose of the frame.
             Frame::Bell { slot } => {
                 if let Some(pair) = self.pair_of(slot) {
-                    pair.ring();
+                    pair.count_bell();
                 }
                 Ok(())
             }

@@ -160,7 +160,7 @@ impl WordPair {
     }
 
     /// Counts a bell of the peer.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn count_bell(&self) {
         self.bells.fetch_add(1, Ordering::Relaxed);
     }
 
