@@ -277,7 +277,7 @@ impl CopyTarget<'_> {
         // The lock is held until the notice is in the queue, so that counts are written in order.
         let mut notices = lock(&remote.shared.notices);
         *notices += 1;
-        let token = token.ring(Arc::downgrade(link), pair, *notices, number);
+        let token = token.with_bell(Arc::downgrade(link), pair, *notices, number);
         let word = || link.peer_count(pair.peer_number);
         // The token reports a refusal.
         if link.submit_noticed(transfer(token), length, pair, *notices, number, word).is_err() {

@@ -587,7 +587,7 @@ pub(crate) struct Outcome {
 /// The recipient of a transfer's outcome, and the bell to ring.
 pub(crate) struct Token {
     recipient: Recipient,
-    ring: Option<DeferredBell>,
+    bell: Option<DeferredBell>,
 }
 
 enum Recipient {
@@ -631,22 +631,22 @@ enum Waiter {
 impl Token {
     /// Makes a token that drops the outcome.
     pub(crate) fn unobserved() -> Self {
-        Self { recipient: Recipient::None, ring: None }
+        Self { recipient: Recipient::None, bell: None }
     }
 
     /// Makes a token that puts the outcome into `cell`.
     pub(crate) fn future(cell: &Arc<OutcomeCell>) -> Self {
-        Self { recipient: Recipient::Future(Arc::clone(cell)), ring: None }
+        Self { recipient: Recipient::Future(Arc::clone(cell)), bell: None }
     }
 
     /// Makes a token that calls `function`, from the thread that polls the queue.
     pub(crate) fn call(function: impl FnOnce(Outcome) + Send + 'static) -> Self {
-        Self { recipient: Recipient::Function(Box::new(function)), ring: None }
+        Self { recipient: Recipient::Function(Box::new(function)), bell: None }
     }
 
     /// Adds a bell: if the peer sleeps until `epoch` when the transfer has ended, the peer is woken.
-    pub(crate) fn ring(self, link: Weak<Link>, pair: &Arc<WordPair>, epoch: u64, port: u32) -> Self {
-        Self { ring: Some(DeferredBell { link, pair: Arc::clone(pair), epoch, port }), ..self }
+    pub(crate) fn with_bell(self, link: Weak<Link>, pair: &Arc<WordPair>, epoch: u64, port: u32) -> Self {
+        Self { bell: Some(DeferredBell { link, pair: Arc::clone(pair), epoch, port }), ..self }
     }
 
     /// Ends a transfer that needs no device.
@@ -658,11 +658,11 @@ impl Token {
 
     /// Delivers the outcome. The task to wake is added to `wakers`.
     fn deliver(self, outcome: Outcome, wakers: &mut Vec<Waker>) {
-        if let (Ok(()), Some(ring)) = (&outcome.result, self.ring)
-            && let Some(link) = ring.link.upgrade()
+        if let (Ok(()), Some(bell)) = (&outcome.result, self.bell)
+            && let Some(link) = bell.link.upgrade()
         {
             // If the bell fails, the link fails too, and the owner learns that.
-            let _ = link.ring_sleeper(&ring.pair, ring.epoch, ring.port);
+            let _ = link.ring_sleeper(&bell.pair, bell.epoch, bell.port);
         }
         match self.recipient {
             Recipient::None => {}

@@ -196,7 +196,7 @@ impl Sender {
         let (epoch, start) = (self.next, self.buffer());
         let length = self.layout.payload as u64;
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
-        let token = token.ring(Arc::downgrade(&self.link), &self.pair, epoch, self.port);
+        let token = token.with_bell(Arc::downgrade(&self.link), &self.pair, epoch, self.port);
         let place = RemoteRange { start, length };
         let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
         let tail = start.address + self.layout.tail as u64;
