@@ -120,7 +120,7 @@ impl DynamicSender {
     }
 
     fn offer(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
-        self.forget();
+        self.revoke_released();
         let payload = Payload::of(tensor)?;
         let (grant, place) = match payload.metadata.bytes {
             0 => (None, RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 }),
@@ -151,7 +151,7 @@ impl DynamicSender {
         if let Some((last, _)) = self.lent.back() {
             self.sender.wait_for(*last).await?;
         }
-        self.forget();
+        self.revoke_released();
         Ok(())
     }
 
@@ -161,12 +161,12 @@ impl DynamicSender {
     /// The receiver is lost.
     pub fn pending(&mut self) -> Result<u64, TensorError> {
         let pending = self.sender.pending();
-        self.forget();
+        self.revoke_released();
         pending
     }
 
     /// Takes away the rights to tensors that the peer has read.
-    fn forget(&mut self) {
+    fn revoke_released(&mut self) {
         let released = self.sender.released();
         while self.lent.front().is_some_and(|(epoch, _)| *epoch <= released) {
             self.lent.pop_front();
@@ -176,7 +176,7 @@ impl DynamicSender {
 
 impl Drop for DynamicSender {
     fn drop(&mut self) {
-        self.forget();
+        self.revoke_released();
         // Rights that the peer still uses stay until the link ends, because revoking them now would end the
         // link.
         let lent = self.lent.drain(..).filter_map(|(_, grant)| grant);
