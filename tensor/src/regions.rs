@@ -47,7 +47,7 @@ pub(crate) struct Export {
     lost: Mutex<Option<TensorError>>,
     notices: AtomicU64,
     /// The notices of lost peers that were not taken yet.
-    left: AtomicU64,
+    untaken_notices: AtomicU64,
     /// Notified when a peer attaches or is lost.
     changed: Notify,
 }
@@ -155,7 +155,7 @@ impl Export {
             attached: Mutex::default(),
             lost: Mutex::default(),
             notices: AtomicU64::new(0),
-            left: AtomicU64::new(0),
+            untaken_notices: AtomicU64::new(0),
             changed: Notify::new(),
         })
     }
@@ -206,8 +206,10 @@ impl Export {
             it.taken += 1;
         } else {
             // All changes of this number happen under the lock of `attached`.
-            let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(1) else { return false };
-            self.left.store(left, Ordering::Relaxed);
+            let Some(rest) = self.untaken_notices.load(Ordering::Relaxed).checked_sub(1) else {
+                return false;
+            };
+            self.untaken_notices.store(rest, Ordering::Relaxed);
         }
         self.notices.fetch_add(1, Ordering::Relaxed);
         true
@@ -292,8 +294,8 @@ impl PairOwner for Export {
         // The peer writes its count, so the count may be anything. It is limited to the number of operations
         // that a peer can have in flight.
         let left = gone.iter().map(|(_, it)| it.count().saturating_sub(it.taken).min(Port::WAITING as u64));
-        let left = left.fold(self.left.load(Ordering::Relaxed), u64::saturating_add);
-        self.left.store(left, Ordering::Relaxed);
+        let left = left.fold(self.untaken_notices.load(Ordering::Relaxed), u64::saturating_add);
+        self.untaken_notices.store(left, Ordering::Relaxed);
         drop(attached);
         // This ends the rights of the lost peers. It happens outside the lock, because it may wait for a
         // peer, and before the end is reported, so that the owner can then get the region back.
