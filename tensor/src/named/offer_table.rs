@@ -108,7 +108,7 @@ struct TableEntry<T> {
 struct KeptOffer<T> {
     offer: OfferedTensor<T>,
     /// Number of shares that are not used up.
-    left: u32,
+    unused: u32,
     /// Number of those shares that belong to a request.
     taken: u32,
     /// Whether no further request gets a share.
@@ -158,7 +158,7 @@ impl<T> OfferTable<T> {
         })?;
         self.offers += 1;
         self.entry(key).kept =
-            Some(KeptOffer { offer, left: readers, taken: 0, closed: false, served: Vec::new() });
+            Some(KeptOffer { offer, unused: readers, taken: 0, closed: false, served: Vec::new() });
         Ok(())
     }
 
@@ -182,7 +182,7 @@ impl<T> OfferTable<T> {
     /// Gives a share to the next request that waits, and returns the request.
     pub(super) fn share(&mut self, key: &TensorKey) -> Option<Reader> {
         let entry = self.entries.get_mut(key)?;
-        let kept = entry.kept.as_mut().filter(|kept| kept.taken < kept.left && !kept.closed)?;
+        let kept = entry.kept.as_mut().filter(|kept| kept.taken < kept.unused && !kept.closed)?;
         let reader = entry.waiting.pop_front()?;
         kept.taken += 1;
         Some(reader)
@@ -199,7 +199,7 @@ impl<T> OfferTable<T> {
         self.change(key, |kept| {
             kept.served.push(peer);
             kept.taken -= 1;
-            kept.left -= 1;
+            kept.unused -= 1;
         });
     }
 
@@ -207,7 +207,7 @@ impl<T> OfferTable<T> {
     pub(super) fn give_back(&mut self, key: &TensorKey) {
         self.change(key, |kept| {
             kept.taken -= 1;
-            kept.left -= u32::from(kept.closed);
+            kept.unused -= u32::from(kept.closed);
         });
     }
 
@@ -215,10 +215,10 @@ impl<T> OfferTable<T> {
     /// number of shares that no request has, or `None` if there is no such offer.
     pub(super) fn close(&mut self, key: &TensorKey) -> Option<u32> {
         let kept = self.entries.get_mut(key)?.kept.as_mut()?;
-        let free = kept.left - kept.taken;
+        let free = kept.unused - kept.taken;
         self.change(key, |kept| {
             kept.closed = true;
-            kept.left = kept.taken;
+            kept.unused = kept.taken;
         });
         Some(free)
     }
@@ -230,7 +230,7 @@ impl<T> OfferTable<T> {
     fn change(&mut self, key: &TensorKey, change: impl FnOnce(&mut KeptOffer<T>)) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         entry.kept.as_mut().map(change);
-        if let Some(spent) = entry.kept.take_if(|kept| kept.left == 0) {
+        if let Some(spent) = entry.kept.take_if(|kept| kept.unused == 0) {
             self.offers -= 1;
             self.bytes -= spent.offer.bytes();
         }
