@@ -32,7 +32,7 @@ pub(super) struct MemberTable {
     me: usize,
     common: HashMap<String, String>,
     entries: Vec<Option<MemberEntry>>,
-    refused: Vec<Refused>,
+    refused: Vec<RefusedCaller>,
 }
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ struct MemberEntry {
 
 /// A caller that was refused.
 #[derive(Debug)]
-struct Refused {
+struct RefusedCaller {
     /// The number that it gave itself. All that are no member's count as one.
     number: usize,
     reason: JoinError,
@@ -113,7 +113,7 @@ impl MemberTable {
                 && of_number.clone().count() < MAX_REFUSALS
                 && of_number.all(|known| known.text != text)
             {
-                self.refused.push(Refused { number, reason: reason.clone(), text });
+                self.refused.push(RefusedCaller { number, reason: reason.clone(), text });
             }
             reason
         })
