@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meeting_ends_when_all_ranks_have_come() {
+    fn the_table_is_full_when_all_ranks_have_joined() {
         let mut table = table();
         assert_eq!(table.describe(), "ranks 1 and 2 of 3 have not come");
         assert_eq!(table.admit(join(2), None), Ok(Some(0)));
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_refused_and_the_reason_is_kept() {
+    fn callers_that_do_not_fit_are_refused_and_the_reason_is_kept() {
         let mut table = table();
         table.admit(join(1), None).unwrap();
         let mut refused = |request: JoinRequest| table.admit(request, None).unwrap_err();
@@ -385,8 +385,8 @@ mod tests {
         let mut table = table();
         table.admit(join(1), None).unwrap();
         let second = JoinRequest { process: vec![9].into(), member: Some(member(99)), ..join(1) };
-        let JoinError::Refused(told) = table.admit(second, None).unwrap_err() else { panic!() };
-        assert!(!told.contains("127.0.0.1:1;") && !told.ends_with("127.0.0.1:1"), "{told}");
+        let JoinError::Refused(text) = table.admit(second, None).unwrap_err() else { panic!() };
+        assert!(!text.contains("127.0.0.1:1;") && !text.ends_with("127.0.0.1:1"), "{text}");
         let described = table.describe();
         assert!(described.ends_with("is another process (the first is at 127.0.0.1:1)"), "{described}");
     }
