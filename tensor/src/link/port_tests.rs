@@ -10,7 +10,7 @@ use crate::{BlockCopy, Channel, Dtype, ExportedRegion, RdmaDevice, Rights, Shape
 
 const BYTES: usize = 100_000;
 
-struct Pair {
+struct Devices {
     server: RdmaDevice,
     client: RdmaDevice,
     exported: ExportedRegion,
@@ -18,7 +18,7 @@ struct Pair {
     remote: RemoteRegion,
 }
 
-impl Pair {
+impl Devices {
     async fn new() -> Self {
         let server = RdmaDevice::bind("127.0.0.1:0").await.unwrap();
         let client = RdmaDevice::bind("127.0.0.1:0").await.unwrap();
@@ -47,13 +47,13 @@ async fn end(writes: Vec<Memcpy>) {
 
 #[tokio::test]
 async fn a_refused_tensor_takes_no_buffer_of_the_slot() {
-    let pair = Pair::new().await;
+    let devices = Devices::new().await;
     let spec = TensorSpec::new(Dtype::U8, Shape::new(&[BYTES as u64]).unwrap()).unwrap();
-    let mut slot = pair.server.static_receiver("slot", &spec, 4).unwrap();
-    let mut sender = pair.channel.static_sender("slot", &spec).await.unwrap();
-    let mut region = pair.client.allocate(BYTES).unwrap();
+    let mut slot = devices.server.static_receiver("slot", &spec, 4).unwrap();
+    let mut sender = devices.channel.static_sender("slot", &spec).await.unwrap();
+    let mut region = devices.client.allocate(BYTES).unwrap();
     region.fill(7);
-    let writes = pair.fill();
+    let writes = devices.fill();
     let refused = sender.try_send_region(region).try_take().unwrap().unwrap_err();
     assert_eq!(refused.error().kind(), TensorErrorKind::Busy, "{refused}");
     assert_eq!(sender.pending().unwrap(), 0);
@@ -66,14 +66,15 @@ async fn a_refused_tensor_takes_no_buffer_of_the_slot() {
 
 #[tokio::test]
 async fn a_refused_write_gives_no_notice() {
-    let pair = Pair::new().await;
-    let writes = pair.fill();
-    let refused = pair.write(true).try_take().unwrap().unwrap_err();
+    let devices = Devices::new().await;
+    let writes = devices.fill();
+    let refused = devices.write(true).try_take().unwrap().unwrap_err();
     assert_eq!(refused.error().kind(), TensorErrorKind::Busy, "{refused}");
     end(writes).await;
     let blocks = [BlockCopy { local: 0, remote: 0, length: 4096 }];
-    let written = pair.channel.write(&pair.remote).notify(true).blocks_from(refused.into_region(), &blocks);
+    let written =
+        devices.channel.write(&devices.remote).notify(true).blocks_from(refused.into_region(), &blocks);
     written.await.unwrap();
-    pair.exported.notice().await.unwrap();
-    assert!(!pair.exported.try_notice(), "the refused write was counted");
+    devices.exported.notice().await.unwrap();
+    assert!(!devices.exported.try_notice(), "the refused write was counted");
 }
