@@ -44,9 +44,9 @@ pub(crate) struct Store {
 }
 
 /// Counts an end when it is dropped.
-struct End(Arc<AtomicUsize>);
+struct CountOnDrop(Arc<AtomicUsize>);
 
-impl Drop for End {
+impl Drop for CountOnDrop {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -116,7 +116,7 @@ impl FlightService for Store {
         request: Request<Streaming<FlightData>>,
     ) -> Result<Response<Self::DoPutStream>, Status> {
         self.begun.fetch_add(1, Ordering::Relaxed);
-        let _end = End(Arc::clone(&self.ended));
+        let _end = CountOnDrop(Arc::clone(&self.ended));
         self.receive(request.into_inner()).await?;
         let reply = PutResult { app_metadata: "stored".into() };
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(reply)))))
