@@ -39,15 +39,15 @@ fn waits_ended_by_a_timer() -> u64 {
         .sum()
 }
 
-/// The runtime of an end, and its mode of polling.
+/// The runtime of one of the two ends, and its mode of polling.
 #[derive(Clone, Copy, Debug)]
-enum End {
+enum RuntimeKind {
     MultiThread(PollMode),
     CurrentThread(PollMode),
     IdlePolling,
 }
 
-impl End {
+impl RuntimeKind {
     const ALL: [Self; 6] = [
         Self::MultiThread(PollMode::Adaptive),
         Self::MultiThread(PollMode::Event),
@@ -157,7 +157,7 @@ async fn send(device: RdmaDevice, endpoint: &str) {
     }
 }
 
-fn between(receiver: End, sender: End) {
+fn between(receiver: RuntimeKind, sender: RuntimeKind) {
     let (ready, endpoint) = tokio::sync::oneshot::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -184,8 +184,8 @@ fn no_wait_ends_by_a_timer() {
 /// Plays the role `waits`.
 pub(crate) fn play() {
     waits_ended_by_a_timer();
-    for receiver in End::ALL {
-        for sender in End::ALL {
+    for receiver in RuntimeKind::ALL {
+        for sender in RuntimeKind::ALL {
             between(receiver, sender);
             assert_eq!(waits_ended_by_a_timer(), 0, "waits ended by a timer: {sender:?} to {receiver:?}");
         }
@@ -195,7 +195,7 @@ pub(crate) fn play() {
 
 #[test]
 fn a_waiting_receiver_follows_the_peer_to_its_next_sender() {
-    for end in End::ALL {
+    for end in RuntimeKind::ALL {
         end.run(async {
             let server = end.device().bind("127.0.0.1:0").await.unwrap();
             let client = end.device().bind("127.0.0.1:0").await.unwrap();
@@ -237,7 +237,7 @@ async fn beside_a_ticker(work: impl Future<Output = ()>) -> u64 {
 #[test]
 fn a_loop_without_waits_lets_other_tasks_of_its_thread_run() {
     const TENSORS: u32 = 1024;
-    End::CurrentThread(PollMode::Adaptive).run(async {
+    RuntimeKind::CurrentThread(PollMode::Adaptive).run(async {
         let server = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await.unwrap();
         let client = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await.unwrap();
         let mut receiver = server.static_receiver("slot", &spec(64), TENSORS).unwrap();
@@ -263,7 +263,7 @@ fn a_loop_without_waits_lets_other_tasks_of_its_thread_run() {
 
 #[test]
 fn a_waiting_owner_is_notified_by_a_peer_that_attaches_later() {
-    for end in End::ALL {
+    for end in RuntimeKind::ALL {
         end.run(async {
             let server = end.device().bind("127.0.0.1:0").await.unwrap();
             let client = end.device().bind("127.0.0.1:0").await.unwrap();
