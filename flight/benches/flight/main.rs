@@ -42,10 +42,10 @@ fn main() {
     }
     let mut measured = table::Rounds::new();
     for round in 0..options.rounds {
-        for mut turn in options.turns() {
+        for mut cells in options.cells_by_path() {
             // The path that comes first differs from round to round.
-            turn.rotate_left(round % options.paths.len());
-            for cell in turn {
+            cells.rotate_left(round % options.paths.len());
+            for cell in cells {
                 let once = client::measure(cell, &options);
                 measured.entry(cell).or_default().push(once);
             }

@@ -99,17 +99,18 @@ pub(crate) enum Role {
 }
 
 impl Options {
-    /// Returns the cells. Those that differ in their path alone stand together.
-    pub(crate) fn turns(&self) -> Vec<Vec<Cell>> {
-        let mut turns = Vec::new();
+    /// Returns the cells. Cells that differ only in their path are in one list, so that they are measured one
+    /// after the other.
+    pub(crate) fn cells_by_path(&self) -> Vec<Vec<Cell>> {
+        let mut lists = Vec::new();
         for &runtime in &self.runtimes {
             for &direction in &self.directions {
                 for &bytes in &self.sizes {
                     let cell = |&path: &Path| Cell { runtime, direction, bytes, path };
-                    turns.push(self.paths.iter().map(cell).collect());
+                    lists.push(self.paths.iter().map(cell).collect());
                 }
             }
         }
-        turns
+        lists
     }
 }
