@@ -35,7 +35,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(100);
 const MAX_ANSWER: usize = 4 << 20;
 
 /// The longest message of a watch in bytes. The texts in it are shortened.
-const MAX_STANDING: usize = 64 << 10;
+const MAX_STATE_BYTES: usize = 64 << 10;
 
 /// The states that a member reports to one that watches it.
 pub type MemberStateStream = Streaming<proto::MemberState>;
@@ -137,7 +137,7 @@ impl<D: Details> Bootstrap<D> {
         key: &Key,
         until: Instant,
     ) -> Result<MemberStateStream, Status> {
-        let mut client = BootstrapClient::new(channel).max_decoding_message_size(MAX_STANDING);
+        let mut client = BootstrapClient::new(channel).max_decoding_message_size(MAX_STATE_BYTES);
         let request = WatchRequest { key: key.to_vec().into(), number: self.me.number };
         match tokio::time::timeout_at(until, client.watch(request)).await {
             Ok(reply) => reply.map(tonic::Response::into_inner),
