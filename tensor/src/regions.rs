@@ -117,8 +117,8 @@ impl ExportedRegion {
                 Err(gone) => return Err(gone),
             };
             poll_fn(|context| {
-                let came = waits.iter_mut().any(|wait| Pin::new(wait).poll(context).is_ready());
-                if came { Poll::Ready(()) } else { changed.as_mut().poll(context) }
+                let arrived = waits.iter_mut().any(|wait| Pin::new(wait).poll(context).is_ready());
+                if arrived { Poll::Ready(()) } else { changed.as_mut().poll(context) }
             })
             .await;
         }

@@ -148,11 +148,11 @@ impl Word {
 
 impl Watched for Word {
     fn check(&self, wakers: &mut Vec<Waker>) -> bool {
-        let come = self.has_arrived();
-        if come {
+        let arrived = self.has_arrived();
+        if arrived {
             wakers.extend(lock(&self.waker).take());
         }
-        come
+        arrived
     }
 
     fn unannounced(&self) -> Option<UnannouncedArrival> {

@@ -404,9 +404,9 @@ impl Receiver {
             let tail = self.slot.layout.start(next) + self.slot.layout.tail;
             let word = (&self.slot.memory, tail);
             let AttachedSender { link, pair, port } = &attached;
-            let mut come = Wait::until(link, pair, Some(*port), word, next, true);
+            let mut arrival = Wait::until(link, pair, Some(*port), word, next, true);
             // `poll` reports an error of the link, after the tensors that arrived before it.
-            poll_fn(|context| match Pin::new(&mut come).poll(context) {
+            poll_fn(|context| match Pin::new(&mut arrival).poll(context) {
                 Poll::Ready(_) => Poll::Ready(()),
                 Poll::Pending => changed.as_mut().poll(context),
             })
