@@ -154,12 +154,12 @@ impl<D: Details> Bootstrap<D> {
                 Ok(None) => return WatchEnd::Lost("its watch ended without a word".to_owned()),
                 Err(status) => return WatchEnd::Lost(with_causes(status.message(), &status)),
             };
-            let standing = match MemberState::decode(message) {
-                Ok(standing) => standing,
+            let state = match MemberState::decode(message) {
+                Ok(state) => state,
                 Err(error) => return WatchEnd::Lost(format!("it sent what can't be read: {error}")),
             };
-            let (left, failure) = (standing.left, standing.failure.clone());
-            self.note(member, |other| *other = standing);
+            let (left, failure) = (state.left, state.failure.clone());
+            self.note(member, |other| *other = state);
             said();
             match failure {
                 Some(reason) => return WatchEnd::Failed(reason),
@@ -281,16 +281,16 @@ async fn follow<D: Details>(
     caller: usize,
     send: mpsc::Sender<Result<proto::MemberState, Status>>,
 ) {
-    let mut standing = bootstrap.standing.subscribe();
+    let mut states = bootstrap.standing.subscribe();
     loop {
-        let now = standing.borrow_and_update().encode();
+        let now = states.borrow_and_update().encode();
         let last = now.left || now.failure.is_some();
         if send.send(Ok(now)).await.is_err() {
             break;
         }
         tokio::select! {
             // The caller ends its call after the last message.
-            changed = standing.changed(), if !last => if changed.is_err() { break },
+            changed = states.changed(), if !last => if changed.is_err() { break },
             () = send.closed() => break,
         }
     }

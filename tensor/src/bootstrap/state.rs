@@ -203,12 +203,12 @@ impl<D: Details> Bootstrap<D> {
 
     /// Reports to the others that this member has failed. Only the first reason counts.
     pub fn fail(&self, reason: &str) {
-        self.standing.send_modify(|standing| _ = standing.failure.get_or_insert_with(|| shortened(reason)));
+        self.standing.send_modify(|state| _ = state.failure.get_or_insert_with(|| shortened(reason)));
     }
 
     /// Reports to the others that this member has left, unless it has failed.
     pub fn leave(&self) {
-        self.standing.send_modify(|standing| standing.left |= standing.failure.is_none());
+        self.standing.send_modify(|state| state.left |= state.failure.is_none());
     }
 
     /// Notes that a member knows how this one ended, or has ended itself.
