@@ -60,7 +60,7 @@ where
 
     /// Sets the longest message that the client accepts, in bytes. Default: 64 MiB. A longer one ends its
     /// call with OUT_OF_RANGE. The server has a limit of its own: for stock servers it is 4 MiB, unless they
-    /// set it.
+    /// set another one.
     #[must_use]
     pub fn max_message_size(mut self, limit: usize) -> Self {
         self.limit = limit;

@@ -1,4 +1,4 @@
-//! Decodes Flight's messages into record batches, and counts what was copied.
+//! Decodes Flight's messages into record batches, refuses malformed ones, and counts what was copied.
 
 use std::fmt;
 use std::ops::Range;

@@ -237,7 +237,7 @@ impl fmt::Debug for EncodedBatches {
     }
 }
 
-/// Says what is different in `found`.
+/// Describes how `found` differs from `expected`.
 fn difference(expected: &Schema, found: &Schema) -> String {
     let (columns, here) = (expected.fields().len(), found.fields().len());
     if columns != here {

@@ -1,4 +1,4 @@
-//! The server: a Flight service with our codec for the calls that carry record batches.
+//! The server: a Flight service with `GatherCodec` for the calls that carry record batches.
 
 use std::convert::Infallible;
 use std::fmt;

@@ -161,7 +161,7 @@ fn notice(bencher: Bencher<'_, '_>, Case(flavour, length): Case) {
     });
 }
 
-/// Measures what moves `length` bytes, after a hundred turns.
+/// Measures `turn`, which moves `length` bytes, after a hundred calls that warm up.
 fn repeat(bencher: Bencher<'_, '_>, length: u64, mut turn: impl FnMut()) {
     (0..100).for_each(|_| turn());
     bencher.counter(BytesCount::new(length)).bench_local(turn);

@@ -44,8 +44,9 @@
 //! # Static slots
 //!
 //! A static slot is the fastest way. The receiver finds the tensor by polling its own memory
-//! ([`StaticReceiver::try_recv`]), or sleeps until the tensor is there ([`StaticReceiver::recv`]). The future
-//! returns the region that was sent, also in its error.
+//! ([`StaticReceiver::try_recv`]), or sleeps until the tensor is there ([`StaticReceiver::recv`]). The region
+//! that is sent moves into the future of [`StaticSender::send_region`], which gives it back, also in its
+//! error.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -151,10 +152,10 @@
 //!
 //! [`RdmaDevice::publish`] offers a region for reading only, and its owner keeps it as a `&mut [u8]`. Where
 //! the software device maps memory of the peer (both processes belong to one user), [`Channel::view`] maps
-//! the peer's region into this process. A load then costs one load. A view is read like shared memory: the
-//! owner stores the bytes of a message, then a word with Release ordering; the reader polls the word, then
-//! copies the bytes. On other devices there is no view, and [`RegionWrite::bytes`] sends small messages
-//! inline.
+//! the peer's region into this process. Reading a word of the peer then costs one load. A view is read like
+//! shared memory: the owner stores the bytes of a message, then a word with Release ordering; the reader
+//! polls the word, then copies the bytes. On other devices there is no view, and [`RegionWrite::bytes`] sends
+//! small messages inline.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -185,11 +186,11 @@
 //!
 //! # Safety, without `unsafe`
 //!
-//! Memory that a device may touch moves into the operation ([`MemRegion`]) and comes back with it. Dropping
-//! the future does not end the operation, so the memory stays with the device until the operation has ended.
-//! Memory that peers may touch ([`SharedRegion`]) is read by copying, or after the right of the peers was
-//! revoked. A right covers exactly the intended bytes, and belongs to one peer. This crate has no unsafe
-//! code; the crate tonic-rdma-verbs has.
+//! Memory that a device may touch ([`MemRegion`]) moves into the operation, and comes back with its result.
+//! Dropping the future does not end the operation, so the memory stays with the device until the operation
+//! has ended. Memory that peers may touch ([`SharedRegion`]) is read by copying, or after the rights of the
+//! peers were revoked. A right covers exactly the intended bytes, and belongs to one peer. This crate has no
+//! unsafe code; all of it is in the crate tonic-rdma-verbs.
 //!
 //! # Costs
 //!
@@ -201,8 +202,8 @@
 //! - A receiver that reads a static slot copies the bytes through the first-level cache
 //!   ([`Arrived::for_each_chunk`]), because the peer could change them.
 //! - The software device copies on the processor that receives: in a poll of a queue or of a slot. If no
-//!   thread does either, the device's own thread copies after 4 to 8 ms. Requests are cut at
-//!   [`DeviceBuilder::max_request_bytes`].
+//!   thread polls, the device's own thread copies after 4 to 8 ms.
+//! - An operation of more than [`DeviceBuilder::max_request_bytes`] becomes several requests.
 //!
 //! # Limits
 //!

@@ -1,4 +1,5 @@
-//! The memory of tensors that move.
+//! The memory of tensors that move: the regions that tensors arrive in, or are copied to before they are
+//! sent, and the [`Payload`] of a tensor.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,8 +13,9 @@ use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion};
 use tonic_rdma_verbs::unstable::{LocalMemory, lock};
 
-/// IdleRegions regions for tensors that arrive, by length. They are used again while they are in the cache,
-/// because fresh pages cost more than the bytes that are written to them.
+/// Regions for tensors that arrive, and for copies of tensors that are sent. A region that comes back stays
+/// here for the next tensor of its length, because fresh pages cost more than the bytes that are written to
+/// them.
 #[derive(Debug)]
 pub(crate) struct RegionCache {
     budget: Arc<Budget>,
@@ -23,7 +25,7 @@ pub(crate) struct RegionCache {
 
 /// Keeps regions that may be freed when memory is short.
 pub(crate) trait Keeper: Send + Sync {
-    /// Puts these regions back. [`RegionCache`] calls this without a lock.
+    /// Puts these regions back into the [`RegionCache`], which holds no lock when it calls this.
     fn give_back(&self);
 }
 
@@ -89,8 +91,8 @@ impl RegionCache {
         Some(region)
     }
 
-    /// Allocates a region. IdleRegions regions may use up the budget, so they are freed if there is not
-    /// enough.
+    /// Allocates a region. If the budget has no room for it, frees the idle regions, which use up the budget
+    /// too, and tries again.
     fn allocate_idle_freed(&self, length: usize) -> Result<MemRegion, TensorError> {
         MemRegion::allocate(length, &self.budget).or_else(|_| {
             let idle = std::mem::take(&mut *lock(&self.idle));
@@ -149,7 +151,7 @@ impl Drop for CachedRegion {
     }
 }
 
-/// The bytes of a tensor that move, and their metadata. Clones share the bytes.
+/// The bytes that move for a tensor, and their metadata. Clones share the bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Payload {
     pub(crate) metadata: WireMetadata,

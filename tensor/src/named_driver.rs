@@ -121,7 +121,8 @@ impl NamedProvider {
     /// Interval between two checks of the deadlines.
     const TICK: Duration = Duration::from_millis(250);
 
-    /// Makes an empty collection, and spawns the task that checks the deadlines. It needs a tokio runtime.
+    /// Makes a provider without offers, and spawns the task that checks the deadlines, so it needs a tokio
+    /// runtime.
     pub(crate) fn new(settings: &Settings, region_cache: &Arc<RegionCache>) -> Arc<Self> {
         let timeout = Some(settings.named_tensor_timeout);
         let provider = Provider::new(ProviderSettings {
@@ -255,8 +256,8 @@ impl NamedProvider {
     }
 }
 
-/// Ends requests and offers whose deadline has passed, until the device is dropped. In intervals of
-/// `timeout`, the links free tensors that no request has taken.
+/// Ends requests and offers whose deadline has passed, until the device is dropped. Once in each `timeout`
+/// lets the links free tensors that no request has taken.
 async fn check_deadlines(offers: Weak<NamedProvider>, timeout: Duration) {
     let mut aged = Instant::now();
     loop {
@@ -297,7 +298,7 @@ enum RequestState {
     Waiting(RequestId, Arc<PendingAnswer>),
 }
 
-/// The cell for the answer to a request.
+/// Where the future of a request finds the answer.
 #[derive(Default)]
 struct PendingAnswer {
     state: Mutex<AnswerState>,
@@ -413,8 +414,8 @@ impl NamedRequester {
         wake_all(wakers);
     }
 
-    /// Carries out the actions and wakes the tasks whose requests have ended. For callers that don't poll a
-    /// queue. The actions may belong to other threads.
+    /// Carries out the actions, also those that other threads have added, and wakes the tasks whose requests
+    /// have ended. For callers that don't poll a queue.
     fn run_and_wake(&self, link: &Arc<Link>) {
         let mut wakers = Vec::new();
         self.run(link, &mut wakers);

@@ -307,7 +307,7 @@ impl PairOwner for Export {
 
 /// A region that peers may read, and that only its owner writes
 /// ([`RdmaDevice::publish`](crate::RdmaDevice::publish)). The owner uses it as a slice. A peer that reads
-/// while the owner writes may get old and new bytes. Dropping the region takes the rights of all peers away.
+/// while the owner writes may get old and new bytes. Dropping the region revokes the rights of all peers.
 pub struct PublishedRegion {
     /// The part that the service of the device has.
     pub(crate) export: Arc<Export>,

@@ -1,5 +1,5 @@
-//! The calls between members: the service of a member, the calls to that of another one, and the watch over
-//! it.
+//! The calls between members: the service of a member, the calls to the service of another one, and the watch
+//! over another one.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::bootstrap::proto::{self, JoinReply, JoinRequest, Member, WatchRequest
 use crate::bootstrap::state::{Bootstrap, BootstrapCell, Details, Key, MemberState, WatchEnd, shortened};
 use tonic_rdma_verbs::unstable::{chain, with_causes};
 
-/// The longest time to make a connection, and for the answer to one call.
+/// The longest time for making a connection, and for the answer to one call.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// How often a quiet connection is checked, and how long the answer may take. This finds a host that has
@@ -92,8 +92,8 @@ impl<D: Details> Bootstrap<D> {
             match tokio::time::timeout_at(end, client.join(request)).await {
                 Ok(Ok(reply)) => match examine(reply.into_inner(), member) {
                     Ok((joined, absent)) if absent.is_empty() => return Ok(joined),
-                    // As a rule that member has waited before it answered. The pause is for one that does
-                    // not.
+                    // A member waits before it names the missing ones. The pause below is for a member that
+                    // does not.
                     Ok((_, absent)) => {
                         missing = Some(describe_missing(self.noun, &absent, self.me.size as usize));
                     }
@@ -110,7 +110,7 @@ impl<D: Details> Bootstrap<D> {
                     return Err(JoinError::Refused(shortened(status.message())));
                 }
                 Ok(Err(status)) => trouble = shortened(&with_causes(status.message(), &status)),
-                // The trouble of an earlier call says more than that of a call without time.
+                // `until` cut this call short, so the trouble of an earlier call says more.
                 Err(_) if end == until => {}
                 Err(_) => {
                     trouble = shortened(&format!("no answer within {ANSWER:?}; before that: {trouble}"))
@@ -119,8 +119,8 @@ impl<D: Details> Bootstrap<D> {
             tokio::time::sleep_until(until.min(Instant::now() + pause)).await;
             pause = (pause * 2).min(MAX_PAUSE);
         }
-        // The other member may have called this one, been refused because it differs, and ended. That counts
-        // only now, because the caller may have been a process of an earlier job.
+        // The other member may have called this one, been refused because it differs, and ended. This counts
+        // only when the time is over, because that caller may have been a process of an earlier job.
         Err(match self.table.borrow().refusal(member) {
             Some(reason @ (JoinError::Version(_) | JoinError::Differs(_))) => reason.clone(),
             _ => JoinError::Late { missing, trouble },
@@ -234,8 +234,8 @@ impl<D: Details> bootstrap_server::Bootstrap for BootstrapService<D> {
             }
             Err(JoinError::Refused(reason)) => return Err(Status::failed_precondition(reason)),
             Err(JoinError::Failed(reason)) => {
-                // A process of the next job gets the reason too, but the member of this job still has to get
-                // it.
+                // A process of the next job gets the reason too. That does not count: the member of this job
+                // still has to get it.
                 if !bootstrap.table.borrow().is_another_process(number, &process) {
                     bootstrap.note_heard(number);
                 }

@@ -1,5 +1,5 @@
-//! The table of members: which have joined, and which callers were refused. This module does no I/O and knows
-//! no time.
+//! The table of members: which have joined, and which callers were refused. This module does no I/O and reads
+//! no clock.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,7 +13,7 @@ pub const VERSION: u32 = 1;
 /// The longest address, process number or description that a member may send of itself, in bytes.
 const MAX_TEXT: usize = 256;
 
-/// The most that members may have in common: entries, and bytes of all of them.
+/// The longest description of a job that callers may send: its entries, and the bytes of all of them.
 const MAX_COMMON: usize = 64;
 const MAX_COMMON_BYTES: usize = 4096;
 
@@ -37,21 +37,22 @@ pub(super) struct MemberTable {
 
 #[derive(Debug)]
 struct MemberEntry {
-    /// The number of the process. That of this member is empty, which no caller's is.
+    /// The number of the process. It is empty for this member, so that no caller has the same one.
     process: Bytes,
     member: Member,
-    /// The number of calls of this process. Only the latest is answered, so that one member holds one call.
+    /// The number of the latest call of this process. Only that call is answered, so that no member keeps
+    /// several calls open.
     attempt: u64,
 }
 
 /// A caller that was refused.
 #[derive(Debug)]
 struct RefusedCaller {
-    /// The number that it gave itself. All that are no member's count as one.
+    /// The number that the caller says it has. All numbers that no member has count as one.
     number: usize,
     reason: JoinError,
-    /// The reason with what only this member may know. Any process that reaches the port can call, so callers
-    /// learn no address, and not what the members have in common.
+    /// The reason, with details for the error of this member alone. Any process that reaches the port can
+    /// call, so `reason`, which callers get, has no address and no value of the job's description.
     text: String,
 }
 
@@ -68,17 +69,17 @@ pub enum JoinError {
     Refused(String),
     /// The other one has failed.
     Failed(String),
-    /// The time is over: the members that have not come, as the other one said, or what was seen last.
+    /// The time is over, and not all members have joined, or the other one does not answer.
     Late {
-        /// A text that names the missing members.
+        /// A text that names the missing members, if the other one has named them.
         missing: Option<String>,
-        /// What was seen last.
+        /// Why the last call failed.
         trouble: String,
     },
 }
 
 impl MemberTable {
-    /// Makes the table. `me` has joined, and never calls, so no caller gets its entry.
+    /// Makes the table. `me` counts as joined. It never calls itself, so no caller gets its entry.
     pub(super) fn new(noun: &'static str, me: &JoinRequest) -> Self {
         let mut entries: Vec<Option<MemberEntry>> = (0..me.size).map(|_| None).collect();
         if let Some(own) = entries.get_mut(me.number as usize) {
@@ -378,8 +379,8 @@ mod tests {
         assert_eq!(texts, [super::MAX_REFUSAL; 2]);
     }
 
-    /// Only the own error of the member that holds the bootstrap names the first one's address. Any process
-    /// can call.
+    /// Only the error of the member that is joined names the address of the first process, because any
+    /// process can call.
     #[test]
     fn a_second_process_of_a_rank_does_not_learn_the_address_of_the_first() {
         let mut table = table();

@@ -2,16 +2,17 @@
 //! a group (`tonic-rdma-collective`), or the parts of a split graph (`tonic-rdma-graph`).
 //!
 //! ```text
-//!  join    a member calls another one. Both must have one version and one description of the job. A caller that has both gets a
-//!          key, which all its later calls carry.
-//!          Ranks know the address of rank 0 alone: they join there, and wait until all have joined. The answer has all addresses.
-//!          Parts know all addresses: each joins each other one.
-//!  watch   a call to each other member stays open, as a sign of life. Its stream reports whether that member is ready, has failed
-//!          or has left, and its details, of type `D`.
+//!  join    A member calls another one. If both have the same version and describe the same job, the
+//!          caller gets a key, which all its later calls carry.
+//!          Ranks know only the address of rank 0: they join there, and wait until all have joined.
+//!          The answer has all addresses. Parts know all addresses: each joins each other one.
+//!  watch   A call to each other member stays open, as a sign of life. Its stream reports whether that
+//!          member is ready, has failed or has left, and its details, of type `D`.
 //! ```
 //!
+//! `calls` has the service and the calls, `members` decides who may join, and `state` is what both share.
 //! Messages name a member by its noun, `rank` or `part`, and its number. The user of this module serves the
-//! [`service`], opens the connections, and decides what the end of a watch means. Nothing here waits on a
+//! [`service`], opens the connections, and decides what the end of a watch means. Nothing here blocks a
 //! thread of the caller's runtime.
 
 mod calls;
@@ -78,8 +79,8 @@ impl OwnRuntime {
         (&mut task.0).await.map_err(|error| ended(format!("a task of the bootstrap has ended: {error}")))?
     }
 
-    /// Ends the runtime, and waits for its tasks, at most for `limit`. Must not be called on a runtime's
-    /// thread.
+    /// Ends the runtime, and waits for its tasks for at most `limit`. Must not be called on a thread of a
+    /// runtime, because it blocks.
     pub fn end_within(mut self, limit: Duration) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(limit);

@@ -14,7 +14,7 @@ use tonic_rdma_verbs::unstable::lock;
 use crate::bootstrap::members::{JoinError, MemberTable, VERSION};
 use crate::bootstrap::proto::{self, JoinRequest, Member};
 
-/// A secret of the members of a bootstrap, or of two of them.
+/// A secret that all members of a bootstrap share, or two of them.
 pub type Key = [u8; 16];
 
 /// The bootstrap that the service of this process serves, once it is set.
@@ -124,9 +124,9 @@ impl<D: Details> Bootstrap<D> {
         self.me.number as usize
     }
 
-    /// Sets the keys that the others learn from another member.
+    /// Sets the keys that this member gives to the others, when it has learnt them by joining another one.
     pub fn set_keys(&self, keys: Vec<Key>) {
-        // A member joins once.
+        // Nothing is lost if there are keys already: a member joins once.
         _ = self.keys.set(keys);
     }
 
@@ -218,7 +218,7 @@ impl<D: Details> Bootstrap<D> {
         }
     }
 
-    /// Returns whether this member has failed, and another one does not know why.
+    /// Returns whether this member has failed, and some other member does not know why yet.
     pub fn has_unread_failure(&self) -> bool {
         self.standing.borrow().failure.is_some() && lock(&self.heard).contains(&false)
     }
@@ -253,7 +253,7 @@ pub fn fresh_key() -> io::Result<Key> {
     Ok(key)
 }
 
-/// Returns the beginning of a text.
+/// Returns the text, or its beginning if it has more than 4096 bytes.
 pub fn shortened(text: &str) -> String {
     let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {

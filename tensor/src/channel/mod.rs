@@ -1,4 +1,5 @@
-//! Channels: operations on the memory of one peer, over one queue pair, and what they find there by name.
+//! A channel: operations on the memory of one peer over one queue pair, and the regions, slots and tensors
+//! that it finds there by name.
 
 pub(crate) mod copy;
 

@@ -27,8 +27,8 @@ use tonic_rdma::unstable::{ClientSlot, Devices, Source, TooManyWaiters};
 use tonic_rdma::{Provider, RdmaConnectInfo, RdmaRequestExt as _};
 use tonic_rdma_verbs::unstable::lock;
 
-/// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the
-/// stream when the peer's connection ends, and that ends the link.
+/// The stream of answers to an `Open`: one answer, and then nothing until the link ends. When the peer's
+/// connection ends, tonic drops the stream, and the drop ends the link.
 pub(crate) struct LinkStream {
     link: Weak<Link>,
     first: Option<OpenReply>,
@@ -108,9 +108,9 @@ pub(crate) async fn open(
     Ok(LinkStream { link: weak, first: Some(reply), ended })
 }
 
-/// Waits until the device of `peer` has said that all queue pairs wait there for this side, and returns the
-/// source that the link counts for: the device's owner. Connecting the queue pairs blocks a thread for as
-/// long as that device lets it.
+/// Asks the device of `peer` whether all queue pairs wait there for this side, because connecting them blocks
+/// a thread until that device answers. Returns the source that the link counts for: the address of the
+/// caller, and the owner of the device.
 async fn source(
     shared: &DeviceState,
     provider: Provider,

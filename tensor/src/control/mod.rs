@@ -78,7 +78,8 @@ pub(crate) fn peer_parameters(
     })
 }
 
-/// Returns whether the peer has `read` the evidence in the memory of this process that `probes` name.
+/// Returns whether `read`, the nonces that the peer says it has read in the memory of this process, are those
+/// of `probes`.
 pub(crate) fn is_seen(probes: &[Probe], read: &[u64]) -> bool {
     let right = |(probe, read): (&Probe, &u64)| probe.ours.is_none_or(|ours| ours == *read);
     read.len() == probes.len() && probes.iter().zip(read).all(right)

@@ -1,5 +1,5 @@
-//! The settings of a device, checked; and TLS for the calls by which devices find one another. Tensors don't
-//! go through TLS.
+//! The settings of a device and their bounds, the bounds on what peers may open, and TLS for the calls by
+//! which devices find one another. Tensors don't go through TLS.
 
 use std::fmt;
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Default for Settings {
 impl Settings {
     /// The most queue pairs that a link may have.
     pub(crate) const MAX_QUEUE_PAIRS: u32 = 64;
-    /// The most links of peers that have not confirmed them.
+    /// The most links that peers have opened and not confirmed.
     pub(crate) const UNCONFIRMED: usize = 64;
     /// The time that a peer has to confirm its link before another peer may take its place.
     pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(250);

@@ -1,4 +1,4 @@
-//! The state that the parts of a device share.
+//! The state of a device, which its handles and its service share, and the group that the device belongs to.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,7 +23,7 @@ use tonic_rdma::unstable::{ClientSlots, Reactor};
 use tonic_rdma_verbs::memory::Budget;
 use tonic_rdma_verbs::unstable::lock;
 
-/// The shared state of a device.
+/// The state of a device.
 pub(crate) struct DeviceState {
     pub(crate) settings: Settings,
     pub(crate) budget: Arc<Budget>,
@@ -32,12 +32,12 @@ pub(crate) struct DeviceState {
     pub(crate) accepted: Mutex<HashMap<LinkId, AcceptedLink>>,
     /// The group that the device belongs to.
     pub(crate) group: Mutex<Group>,
-    /// The places of links that peers opened.
+    /// One place for each link that a peer has opened.
     pub(crate) places: Arc<ClientSlots>,
-    /// The places of peers whose device is asked whether it answers.
+    /// One place for each peer whose device is being asked whether it answers.
     pub(crate) asking: Arc<ClientSlots>,
-    /// The places of links that peers opened and have not confirmed. Each link has queue pairs and memory,
-    /// and its peer has proved nothing.
+    /// One place for each link that a peer has opened and not confirmed. Such a link has queue pairs and
+    /// memory, and its peer has proved nothing.
     pub(crate) unconfirmed: Arc<ClientSlots>,
     /// The links that were opened here, by endpoint.
     pub(crate) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
@@ -52,12 +52,12 @@ pub(crate) struct DeviceState {
 /// The group of ranks that a device belongs to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Group {
-    /// None: any peer opens links.
+    /// The device belongs to no group, so any peer may open links.
     #[default]
     None,
-    /// The ranks have not met here yet.
+    /// The group has no name yet, so no peer may open links.
     Joining,
-    /// Only peers that know this name, the ranks, open links.
+    /// Peers that know this name, which are the ranks of the group, may open links.
     Named([u8; 16]),
 }
 

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   Link ─┬─ Port ×N       one queue pair each: transfers in flight, and frames beside them
-//!         ├─ WordPage      memory of this side that the peer writes: releases, and notes that the peer sleeps
+//!         ├─ WordPage      memory of this side that the peer writes: what it has released, that it sleeps
 //!         └─ WordPair ×M   one for each slot and region: the words of both sides that belong to it
 //! ```
 //!
-//! The two devices decide how a side learns of an arrival ([`Notification`]). The arrival itself is always a
-//! word in memory that reaches a value. Where the device does not place in order, this side writes that word
-//! itself, when a completion reports the arrival.
+//! How a side learns of an arrival depends on the two devices ([`Notification`]). The arrival itself is
+//! always a word in memory that reaches a value. If the devices do not place in order, this side writes the
+//! word itself when a completion reports the arrival.
 
 pub(crate) mod port;
 pub(crate) mod wait;
@@ -50,7 +50,7 @@ pub(crate) struct Link {
     pub(crate) provider: &'static str,
     pub(crate) device: Arc<str>,
     pub(crate) notification: Notification,
-    /// Whether every write of the peer makes an event of the armed queue, so that no side needs bells.
+    /// Whether every write of the peer makes an event of the armed queue, so that neither side needs bells.
     pub(crate) announces_writes: bool,
     ports: Vec<PolledPort>,
     domain: Arc<dyn ProtectionDomain>,
@@ -61,7 +61,6 @@ pub(crate) struct Link {
     failed: AtomicBool,
     /// Becomes true when the link has ended.
     ended: watch::Sender<bool>,
-    /// The pool of regions for tensors that arrive, and for copies of tensors that are sent.
     pub(crate) region_cache: Arc<RegionCache>,
     /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
@@ -172,7 +171,8 @@ impl Link {
         pace.spin(|| (), look) && has_arrived()
     }
 
-    /// Notes that a word has arrived to a future that slept. The pace of the next spin follows this.
+    /// Tells the pace of the port that a word has arrived for a future that did not spin any more. The length
+    /// of the next spin follows from this.
     pub(crate) fn arrived_after_sleep(&self, port: u32) {
         if let Some(pace) = &self.ports[port as usize % self.ports.len()].pace
             && let Ok(mut pace) = pace.try_lock()
@@ -210,8 +210,9 @@ impl Link {
         Ok(())
     }
 
-    /// Finds out why a word has not arrived, after `misses` polls of it: carries out what the peer has asked,
-    /// takes the completions of the queue at each `poll_every`-th poll, and asks the devices sometimes.
+    /// Helps a word to arrive that `misses` polls have not found: carries out what the peer has asked, takes
+    /// the completions of the queue in each `poll_every`-th call, and in some calls asks the devices whether
+    /// the peer lives.
     pub(crate) fn missed(&self, port: u32, misses: u32, poll_every: u32) -> Result<(), TensorError> {
         /// The number of polls after which the devices are asked.
         const CHECK_DEVICE_EVERY: u32 = 1 << 12;
@@ -404,7 +405,7 @@ impl Link {
         }
     }
 
-    /// Writes to the peer that this side sleeps until `epoch`.
+    /// Writes into the page of the peer that this side sleeps until `epoch`.
     pub(crate) fn send_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), TensorError> {
         if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
@@ -501,13 +502,13 @@ struct PolledPort {
     /// The time for which a future polls a word itself before its thread sleeps. Only one future at a time
     /// does so.
     pace: Option<Mutex<Pace>>,
-    /// The queue is polled as long as this is held.
+    /// Keeps the reactor alive, which polls the queue.
     _reactor: Arc<Reactor>,
 }
 
 impl PolledPort {
-    /// The number of polls in a row without work, after which a thread spins for work. A future polls once or
-    /// twice before it waits.
+    /// A thread that has polled so many times in a row without finding work counts as one that spins: a
+    /// future polls once or twice before it waits.
     const SPIN: u32 = 8;
 
     /// Carries out what the peer has asked of the queue pair, for a thread that polls words of its memory.

@@ -53,7 +53,7 @@ struct PortState {
     backlog: VecDeque<Box<[u8]>>,
 }
 
-/// The content of a completed receive.
+/// What a completed receive brings: a frame of so many bytes, or immediate data.
 #[derive(Clone, Copy, Debug)]
 enum Arrival {
     Frame(usize),
@@ -521,6 +521,8 @@ struct Credits {
     posted: u32,
     /// The number of them that the peer knows of.
     reported: u32,
+    /// The number of receives that are posted here at any time.
+    /// The number of receives that are posted here at any time.
     window: u32,
     /// The number of messages that were ever sent.
     sent: u32,
@@ -529,7 +531,8 @@ struct Credits {
 }
 
 impl Credits {
-    /// The number of the peer's receives that are kept for frames with credits only.
+    /// The number of the peer's receives that only frames of kind `Credit` may use. Without them two sides
+    /// that have used up all receives could not report new ones.
     const RESERVE: u32 = 4;
 
     /// Makes the credits of a side that has posted `window` receives.

@@ -1,6 +1,6 @@
 //! Waiting for a word that the peer writes.
 //!
-//! The write of such a word makes no completion, so the poller of the queue checks the word with every poll.
+//! The write of such a word makes no completion, so the poller of the queue reads the word in every poll.
 //! On a device that announces writes, each write makes an event, which wakes a poller that sleeps. On other
 //! devices the poller asks the peer for a bell before it sleeps: a message, whose completion wakes the
 //! poller. A wait that begins while the poller sleeps asks for the event or the bell itself.

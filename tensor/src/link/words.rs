@@ -1,8 +1,9 @@
-//! Words that two sides write into one another's memory: releases, and notes that a side sleeps. And the
-//! other ways to learn of an arrival.
+//! Words of eight bytes, which each side of a link writes into the memory of the other side. By them a side
+//! reports what it has released, and that it sleeps. [`Notification`] lists the other ways in which a side
+//! learns of an arrival.
 //!
-//! Each side has a page of pairs, which the other side may write. A pair belongs to one slot or region, and
-//! has two words:
+//! Each side has a page of pairs of words, which the other side may write. A pair belongs to one slot or
+//! region, and has two words:
 //!
 //! - The **count**. At a sender: the epoch that the receiver has released last. At the owner of a region: the
 //!   number of notices that the peer has sent.
@@ -17,14 +18,16 @@ use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::unstable::{Grant, RemoteRange};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
-/// The page of this side.
+/// The page of this side, which the peer writes.
 #[derive(Debug)]
 pub(crate) struct WordPage {
     memory: SharedRegion,
     grant: Grant,
 }
 
+/// The length of a pair, in bytes.
 const PAIR: usize = 16;
+/// The offset of the sleeper in its pair, in bytes.
 const SLEEPER: usize = 8;
 
 impl WordPage {
@@ -60,7 +63,7 @@ impl WordPage {
     }
 }
 
-/// The page of the peer.
+/// The page of the peer, which this side writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerWordPage(RemoteRange);
 
@@ -123,7 +126,7 @@ pub(crate) struct Tails {
     pub(crate) depth: u32,
     pub(crate) stride: usize,
     pub(crate) tail: usize,
-    /// The next epoch, where completions report arrivals.
+    /// The epoch of the next arrival. Used only if completions or frames report arrivals.
     pub(crate) next: Arc<AtomicU64>,
 }
 
@@ -133,7 +136,10 @@ impl Tails {
         (epoch % u64::from(self.depth)) as usize * self.stride + self.tail
     }
 
-    /// Writes the tail of the next epoch, because a completion reports its arrival.
+    /// Writes the tail of the next epoch, because a completion or a frame reports its arrival.
+    ///
+    /// # Errors
+    /// The frame reports another `epoch`.
     pub(crate) fn arrived(&self, epoch: Option<u64>) -> Result<(), TensorError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
         if let Some(epoch) = epoch.filter(|epoch| *epoch != next) {

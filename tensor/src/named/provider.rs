@@ -1,4 +1,5 @@
-//! The provider: the side that has the tensors. It keeps a record of each link.
+//! The provider: the side that has the tensors. It keeps a record of each link. [`named`](super) describes
+//! the protocol.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -451,13 +452,13 @@ impl<T: Clone> Provider<T> {
 #[derive(Debug)]
 struct PeerRecord {
     requests: BTreeMap<RequestId, ReceivedRequest>,
-    /// Tensors that the requests are for, without the requests that were given up. A peer can't have two such
-    /// requests for one tensor at a time.
+    /// The tensors that the peer's requests ask for, except requests that were given up. A peer can't have
+    /// two such requests for one tensor at a time.
     asked: HashSet<TensorKey>,
     /// Tensors with a request that was given up while the device wrote the tensor. A later request for the
     /// tensor waits for the end of the write, so a peer never has two shares of an offer.
     given_up: HashSet<TensorKey>,
-    /// Answers that used up a share. This serves tensors that are not on offer any more.
+    /// Answers that used up a share, for requests that come again when the tensor is not on offer any more.
     delivered: RecentMap<TensorKey, Delivered>,
     /// Requests that have their last answer.
     finished: RecentSet<RequestId>,

@@ -1,4 +1,4 @@
-//! The requester: the side that asks one peer for tensors.
+//! The requester: the side that asks one peer for tensors. [`named`](super) describes the protocol.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -293,8 +293,8 @@ impl<S> Requester<S> {
     /// Handles the peer's message that the tensor is in the sink.
     ///
     /// # Errors
-    /// [`Violation`]: there is no such request, the request has no sink, a checksum is missing, or there is a checksum without
-    /// need.
+    /// [`Violation`]: there is no such request, the request has no sink, a checksum is missing, or there is
+    /// one that the request did not ask for.
     pub(crate) fn handle_written(
         &mut self,
         request_id: RequestId,

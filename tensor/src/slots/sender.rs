@@ -119,8 +119,8 @@ impl Sender {
         self.next.saturating_sub(1).saturating_sub(self.released()).min(all)
     }
 
-    /// Finds out why a release has not arrived: carries out what the receiver has asked, takes completions,
-    /// and checks that the receiver lives.
+    /// Helps a release to arrive that a poll has not found: carries out what the receiver has asked, takes
+    /// completions, and checks that the receiver lives.
     fn missed(&mut self) -> Result<(), TensorError> {
         self.misses = self.misses.wrapping_add(1);
         self.link.missed(self.port, self.misses, Self::POLL_EVERY)
@@ -226,7 +226,7 @@ impl Drop for Sender {
     }
 }
 
-/// Numbers of the tensors that a sender has sent, by the way of their bytes at this side. A tensor that was
+/// How many tensors a sender has sent: without a copy at this side, with one, and inline. A tensor that was
 /// refused does not count.
 ///
 /// ```

@@ -73,11 +73,11 @@ pub(crate) struct AttachedSender {
     pub(crate) port: u32,
 }
 
-/// The party that has the buffers to itself.
+/// Who has the buffers of a slot alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Holder {
-    /// No party holds the buffers.
+    /// Nobody.
     Free,
     /// The receiver reads a tensor that has arrived, so a new sender must not write there.
     Receiver,
@@ -85,8 +85,8 @@ pub(crate) enum Holder {
     Attaching,
 }
 
-/// The distance from the epochs of one sender to those of the next one. It exceeds the number of epochs that
-/// a sender leaves unused.
+/// The distance from the epochs of one sender to those of the next one. The last sender may have written
+/// tensors that the receiver never takes, so the distance is larger than the number of buffers.
 const LEAP: u64 = 1 << 32;
 
 impl Slot {
@@ -373,8 +373,8 @@ impl Receiver {
         missed.map(|()| false)
     }
 
-    /// Finds out why nothing has arrived: carries out what the sender has asked, takes completions, and
-    /// checks that the sender lives.
+    /// Helps a tensor to arrive that a poll has not found: carries out what the sender has asked, takes
+    /// completions, and checks that the sender lives.
     #[inline(never)]
     fn missed(&mut self) -> Result<(), TensorError> {
         self.misses = self.misses.wrapping_add(1);

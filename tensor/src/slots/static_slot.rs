@@ -294,8 +294,7 @@ pub struct StaticReceiver {
 /// [`memory`](Self::memory) and [`SharedRegion::as_slice`].
 ///
 /// The buffer is released before the receiver can take another tensor, and no reference to the buffer lives
-/// longer than
-/// [`Arrived`]:
+/// longer than this value:
 ///
 /// ```no_run
 /// # use tonic_rdma_tensor::{TensorError, StaticReceiver};

@@ -1,9 +1,8 @@
 //! Metadata of a tensor, which a peer needs before the tensor's bytes move, and the form in which the bytes
 //! move.
 //!
-//! The serialised form, in which tensors of strings and tensors that are not contiguous move.
-//!
-//! Elements of a fixed size: their bytes, packed and row-major. Elements of variable length, row-major:
+//! Tensors of strings, and tensors that are not contiguous, move in the serialised form. For elements of a
+//! fixed size it has their bytes, packed and row-major. For elements of variable length it has, row-major:
 //!
 //! ```text
 //!  ├─ length of element 0: u64, little-endian ─┼─ … ─┼─ length of element n-1 ─┼─ bytes of 0 ─┼─ … ─┼─ bytes of n-1 ─┤

@@ -31,8 +31,8 @@ use tonic_rdma_verbs::unstable::{find_sendable, find_traced};
 pub struct Tensor {
     pub(super) spec: TensorSpec,
     pub(super) strides: Strides,
-    /// Place of the first element, in elements of the storage. All elements lie in the storage, which is
-    /// aligned for them.
+    /// Offset of the first element, in elements from the start of the storage. All elements lie in the
+    /// storage, which is aligned for them.
     pub(super) offset: usize,
     pub(super) storage: Storage,
 }
@@ -510,7 +510,7 @@ pub(super) enum Storage {
 }
 
 impl Storage {
-    /// Returns the bytes, or an empty slice for elements of variable length, which do not lie in one piece.
+    /// Returns the bytes, or an empty slice for elements of variable length, which are not contiguous.
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes,

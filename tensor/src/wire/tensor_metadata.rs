@@ -6,8 +6,8 @@
 //!  │ version │ layout │ rank │ zero │ dtype │ zero │ length in bytes │ dimension 0   │ … dimension 15    │
 //! ```
 //!
-//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` in `types` is the
-//! checked form: its types exist, and its length belongs to its shape.
+//! Dimensions from the rank on are zero. Decoding checks neither the code of the type nor the length.
+//! `Metadata` in `types` is the checked form: its type exists, and its length fits its type and shape.
 
 use bytes::Buf as _;
 
