@@ -13,7 +13,8 @@ pub struct JoinRequest {
     /// The number of the member that the caller expects at this address.
     #[prost(uint32, tag = "4")]
     pub expected: u32,
-    /// A number of the calling process: a repeated call has the same number, and another process has another one.
+    /// A number of the calling process: a repeated call has the same number, and another process has another
+    /// one.
     #[prost(bytes = "bytes", tag = "5")]
     pub process: ::prost::bytes::Bytes,
     /// What all members must have in common: names and values.
@@ -24,8 +25,8 @@ pub struct JoinRequest {
     >,
     #[prost(message, optional, tag = "7")]
     pub member: ::core::option::Option<Member>,
-    /// Whether the answer is to come when all members have joined, or after some seconds. In the second case the answer names the missing
-    /// ones, and the caller joins again.
+    /// Whether the answer is to come when all members have joined, or after some seconds. In the second case the
+    /// answer names the missing ones, and the caller joins again.
     #[prost(bool, tag = "8")]
     pub wait: bool,
 }
@@ -49,7 +50,8 @@ pub struct JoinReply {
     /// The names of what the server and the caller do not have in common.
     #[prost(string, tag = "3")]
     pub differs: ::prost::alloc::string::String,
-    /// 16 random bytes. Empty if the caller does not fit, or expects another member here, or if members are missing.
+    /// 16 random bytes. Empty if the caller does not fit, or expects another member here, or if members are
+    /// missing.
     #[prost(bytes = "bytes", tag = "4")]
     pub key: ::prost::bytes::Bytes,
     /// The members that have not joined.
@@ -195,7 +197,8 @@ pub mod bootstrap_client {
                 .insert(GrpcMethod::new("tonic_rdma.bootstrap.v1.Bootstrap", "Join"));
             self.inner.unary(req, path, codec).await
         }
-        /// Follows the state of the server. The stream ends when the server has left or failed. If it ends otherwise, the server is lost.
+        /// Follows the state of the server. The stream ends when the server has left or failed. If it ends
+        /// otherwise, the server is lost.
         pub async fn watch(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
@@ -246,7 +249,8 @@ pub mod bootstrap_server {
             >
             + std::marker::Send
             + 'static;
-        /// Follows the state of the server. The stream ends when the server has left or failed. If it ends otherwise, the server is lost.
+        /// Follows the state of the server. The stream ends when the server has left or failed. If it ends
+        /// otherwise, the server is lost.
         async fn watch(
             &self,
             request: tonic::Request<super::WatchRequest>,
