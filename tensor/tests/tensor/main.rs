@@ -33,17 +33,17 @@ use tonic_rdma_tensor::{
     Channel, DeviceBuilder, ExportedRegion, Notification, RdmaDevice, RemoteRegion, Rights,
 };
 
-type Pair = (RdmaDevice, RdmaDevice, Channel);
+type ConnectedDevices = (RdmaDevice, RdmaDevice, Channel);
 
 /// Creates two devices, and a channel from the second to the first. `RDMA_DEVICE` chooses the RDMA device.
-async fn pair_with(settings: DeviceBuilder) -> Pair {
+async fn pair_with(settings: DeviceBuilder) -> ConnectedDevices {
     let server = settings.clone().bind("127.0.0.1:0").await.unwrap();
     let client = settings.bind("127.0.0.1:0").await.unwrap();
     let channel = client.channel(&server.endpoint(), 0).await.unwrap();
     (server, client, channel)
 }
 
-async fn pair() -> Pair {
+async fn pair() -> ConnectedDevices {
     pair_with(RdmaDevice::builder().queue_pairs_per_peer(2)).await
 }
 
@@ -79,7 +79,7 @@ struct Served {
 }
 
 impl Served {
-    async fn new((server, client, channel): Pair) -> Self {
+    async fn new((server, client, channel): ConnectedDevices) -> Self {
         let memory = server.allocate(1 << 16).unwrap();
         let exported = server.export("region", memory, Rights::READ_WRITE).unwrap();
         let remote = channel.region("region").await.unwrap();
