@@ -424,8 +424,10 @@ pub(super) struct Rows {
     outer: Vec<(u64, u64, u64)>,
     /// The length of each row, and the step between its elements.
     inner: (usize, usize),
+    /// The start of the next row.
     at: usize,
-    left: u64,
+    /// The number of rows that have not been returned.
+    remaining: u64,
 }
 
 impl Rows {
@@ -440,9 +442,10 @@ impl Rows {
             }
         }
         let (length, step) = merged.pop().unwrap_or((1, 1));
-        let left = if shape.elements() == 0 { 0 } else { merged.iter().map(|&(length, _)| length).product() };
+        let remaining =
+            if shape.elements() == 0 { 0 } else { merged.iter().map(|&(length, _)| length).product() };
         let outer = merged.into_iter().map(|(length, step)| (length, step, 0)).collect();
-        Self { outer, inner: (length as usize, step as usize), at: offset, left }
+        Self { outer, inner: (length as usize, step as usize), at: offset, remaining }
     }
 }
 
@@ -450,7 +453,7 @@ impl Iterator for Rows {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        self.left = self.left.checked_sub(1)?;
+        self.remaining = self.remaining.checked_sub(1)?;
         let start = self.at;
         for (length, step, place) in self.outer.iter_mut().rev() {
             *place += 1;
