@@ -57,7 +57,7 @@ fn cases() -> impl Iterator<Item = Case> {
     flavours.into_iter().flat_map(|flavour| LENGTHS.map(|length| Case(flavour, length)))
 }
 
-/// Sends a tensor into a static slot. Both sides look at memory, for the tensor and for its release, and
+/// Sends a tensor into a static slot. Both sides poll memory, for the tensor and for its release, and
 /// never sleep.
 #[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
 fn static_slot(bencher: Bencher<'_, '_>, length: u64) {
@@ -286,7 +286,7 @@ fn bytes(length: u64) -> TensorSpec {
     TensorSpec::new(Dtype::U8, Shape::new(&[length]).unwrap()).unwrap()
 }
 
-/// Pauses between two looks at memory.
+/// Pauses between two polls of memory.
 fn relax() {
     std::hint::spin_loop();
 }
@@ -384,7 +384,7 @@ async fn serve(role: Role, length: u64, stop: &AtomicBool, mut lines: UnboundedR
             let mut receiver = device.static_receiver("slot", &bytes(length), 1).unwrap();
             ready();
             drop(receiver.recv().await.unwrap());
-            let mut looks = 0_u32;
+            let mut polls = 0_u32;
             while running() {
                 match receiver.try_recv() {
                     Ok(Some(_)) => continue,
@@ -392,8 +392,8 @@ async fn serve(role: Role, length: u64, stop: &AtomicBool, mut lines: UnboundedR
                     Err(error) => panic!("{error}"),
                 }
                 relax();
-                looks += 1;
-                if looks.is_multiple_of(1 << 20) {
+                polls += 1;
+                if polls.is_multiple_of(1 << 20) {
                     tokio::task::yield_now().await;
                 }
             }

@@ -1,4 +1,4 @@
-//! Threads that look at slots themselves.
+//! Threads that poll slots themselves, while the runtime does not.
 
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,8 @@ async fn receive(slot: &mut StaticReceiver, number: u64) {
     assert!(arrived.to_tensor().unwrap().bytes().unwrap() == pattern(number, LENGTH), "tensor {number}");
 }
 
-/// Takes a tensor as a thread that only looks.
-fn look(slot: &mut StaticReceiver, polling: &OwnPolling, number: u64) {
+/// Takes a tensor as a thread that only polls.
+fn poll_until_arrived(slot: &mut StaticReceiver, polling: &OwnPolling, number: u64) {
     let began = Instant::now();
     loop {
         if let Some(arrived) = slot.try_recv().unwrap() {
@@ -71,11 +71,11 @@ async fn the_threads_of_the_runtime_take_over_again_and_again() {
         let polling = OwnPolling::new(&server);
         let second = OwnPolling::new(&server);
         sender.send(&tensor(number)).await.unwrap();
-        tokio::task::block_in_place(|| look(&mut slot, &polling, number));
+        tokio::task::block_in_place(|| poll_until_arrived(&mut slot, &polling, number));
         drop(polling);
         // One thread has ended, the other one still polls.
         sender.send(&tensor(number + 1)).await.unwrap();
-        tokio::task::block_in_place(|| look(&mut slot, &second, number + 1));
+        tokio::task::block_in_place(|| poll_until_arrived(&mut slot, &second, number + 1));
         drop(second);
         // From here on nothing polls but the runtime.
         sender.send(&tensor(number + 2)).await.unwrap();

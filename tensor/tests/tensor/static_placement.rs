@@ -120,10 +120,10 @@ async fn tensors_of_a_pool_and_of_the_heap_arrive() {
     let _: Tensor = Tensor::copy_from(bytes(3), &[1, 2, 3]).unwrap();
 }
 
-/// On the software device the receiver's processor carries out the writes of its peer. The first look after a
-/// write does so: it does not wait for a poll or for the device's thread.
+/// On the software device the receiver's processor carries out the writes of its peer. The first poll after a
+/// write does so: it waits neither for a poll of the queue nor for the device's thread.
 #[tokio::test]
-async fn the_first_look_after_a_write_finds_its_tensor() {
+async fn the_first_poll_after_a_write_finds_its_tensor() {
     let (server, client, channel) = pair().await;
     if channel.device().0 != "soft" {
         return;
@@ -150,20 +150,20 @@ async fn the_first_look_after_a_write_finds_its_tensor() {
     }
 }
 
-/// A thread that only looks at one slot carries out the writes for the others, too. It wakes the tasks that
-/// wait for them, although no write makes an event then.
+/// A thread that only polls one slot carries out the writes for the others, too. It wakes the tasks that wait
+/// for them, although no write makes an event then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thread_that_looks_wakes_the_tasks_that_wait() {
+async fn a_thread_that_polls_wakes_the_tasks_that_wait() {
     let (server, _client, channel) = pair().await;
     let spec = bytes(64);
-    let mut looked_at = server.static_receiver("looked at", &spec, 1).unwrap();
+    let mut polled = server.static_receiver("looked at", &spec, 1).unwrap();
     let mut waited_for = server.static_receiver("waited for", &spec, 1).unwrap();
     let mut first = channel.static_sender("looked at", &spec).await.unwrap();
     let mut second = channel.static_sender("waited for", &spec).await.unwrap();
-    let looking = std::thread::spawn(move || {
+    let poller = std::thread::spawn(move || {
         let mut taken = 0;
         while taken < 500 {
-            match looked_at.try_recv().unwrap() {
+            match polled.try_recv().unwrap() {
                 Some(_) => taken += 1,
                 None => std::thread::yield_now(),
             }
@@ -184,12 +184,12 @@ async fn a_thread_that_looks_wakes_the_tasks_that_wait() {
     };
     tokio::time::timeout(HANG, sending).await.expect("a task was not woken");
     waiting.await.unwrap();
-    looking.join().unwrap();
+    poller.join().unwrap();
 }
 
 /// Both sides send more than a send queue holds, and neither runtime gets to poll.
 #[test]
-fn ends_that_only_look_at_memory_never_get_stuck() {
+fn ends_that_only_poll_memory_never_get_stuck() {
     use std::sync::mpsc;
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let spec = bytes(4096);
@@ -227,7 +227,7 @@ fn ends_that_only_look_at_memory_never_get_stuck() {
     serving.join().unwrap();
 }
 
-/// Both sides only look at memory, as a thread with its own core does. The runtime never polls.
+/// Both sides only poll memory, as a thread with its own core does. The runtime never polls.
 #[tokio::test]
 async fn thousands_of_tensors_arrive_without_futures() {
     for way in notifications().await {
@@ -246,7 +246,7 @@ async fn thousands_of_tensors_arrive_without_futures() {
                 let start = round % 64;
                 sender.try_send(&whole.slice(start..start + length).unwrap()).unwrap();
                 assert_eq!(sender.pending().unwrap(), 1);
-                // Not a number of looks: the device's thread may have no core while it carries out the write.
+                // Not a number of polls: the device's thread may have no core while it carries out the write.
                 let began = Instant::now();
                 let arrived = loop {
                     if let Some(arrived) = receiver.try_recv().unwrap() {

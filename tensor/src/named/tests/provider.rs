@@ -421,7 +421,7 @@ fn a_reader_that_gives_up_and_dies_leaves_its_share() {
 
 /// An answer without a tensor may reach a reader that has given up, and the reader asks again.
 #[test]
-fn dead_and_failed_tensors_are_told_again() {
+fn dead_and_failed_answers_are_sent_again() {
     let failed = || OfferedTensor::Failed(Failure::new(Code::Aborted, "the loss is NaN"));
     let dead = |id| ProviderAction::Send { peer: PS, message: Message::Dead { request_id: RequestId(id) } };
     // While the offer has other readers, and when it has gone.
