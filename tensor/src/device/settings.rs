@@ -66,8 +66,8 @@ impl Settings {
     pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(250);
     /// The most calls that wait for such a place. One source has half of them.
     pub(crate) const WAITING: usize = 320;
-    /// The most peers whose device is asked at a time whether it answers. If there are more, the peer that
-    /// was asked first loses.
+    /// The most peers at a time whose devices are asked whether they answer. If another peer comes, the peer
+    /// that was asked first loses its place.
     pub(crate) const ASKING: usize = 1024;
 
     /// Returns an error that names the first number that is out of range.

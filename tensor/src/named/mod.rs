@@ -2,14 +2,14 @@
 //! tensor, and the provider writes the tensor straight into the requester's memory.
 //!
 //! The messages flow as in TensorFlow's verbs transport (`tensorflow/contrib/verbs`, README). This module
-//! does no input or output. A [`Provider`] handles the offers of a process for all its peers, and a
+//! does no I/O. A [`Provider`] handles the offers of a process for all its peers, and a
 //! [`Requester`] handles the requests to one peer. Both take events, and return actions: frames to send,
 //! operations to post, results to pass on. Both own no memory, post nothing, and read no clock: the time is
 //! an argument.
 //!
 //! ```text
 //!  requester                                                            provider
-//!  nothing cached     ── Request (name, step) ───────────────────────▶  keeps the request until (name, step) is offered
+//!  nothing cached     ── Request (name, step) ───────────────────────▶  keeps the request until the offer
 //!                     ◀── Metadata ───────────────────────────────────  keeps the tensor for this request
 //!  allocates a sink   ── Request, same number, with the sink ────────▶
 //!                     ◀══ RDMA WRITE into the sink ═══════════════════
@@ -18,8 +18,8 @@
 //!  metadata cached    ── Request with a sink ────────────────────────▶  the sink fits the tensor:
 //!                     ◀══ RDMA WRITE ═════════════════════════════════
 //!                     ◀── Written ────────────────────────────────────
-//!                                                                       or the tensor has another shape or type:
-//!                                                                       Metadata, and on as above, with a new sink
+//!                                                                       or does not fit it:
+//!                                                                       Metadata, then as above
 //! ```
 //!
 //! Answers in place of `Written`: `Dead` (the branch that would have computed the tensor was not taken) and

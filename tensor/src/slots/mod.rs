@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   sender                                       receiver
-//!   epoch 7 ── WRITE payload, tail = 7 ────────▶ [ payload │ tail 7 ]   try_recv: tail == 7? then the payload is whole
+//!   epoch 7 ── WRITE payload, tail = 7 ────────▶ [ payload │ tail 7 ]   tail == 7: the payload is whole
 //!              count == 7: buffer is free  ◀──── release: writes 7 to the sender's count
 //! ```
 //!

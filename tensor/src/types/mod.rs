@@ -3,7 +3,7 @@
 //! ```text
 //!  Dtype, Shape ──▶ TensorSpec ──▶ Metadata        type and shape, and the description that a peer needs
 //!                       │
-//!      TensorMut ───────┴── freeze ──▶ Tensor      one owner: &mut [T]; then many: &[T], slices, permutations
+//!      TensorMut ───────┴── freeze ──▶ Tensor      one owner: &mut [T]; then many: &[T], slices
 //!                                        │ serialize, deserialize
 //!                                        ▼
 //!                                      Bytes       for elements of variable length, or not contiguous
