@@ -19,13 +19,11 @@ mod start;
 pub mod statistics;
 pub mod table;
 pub mod units;
-mod value_error;
 
-pub use failure::{Context, Failure, chain, one_line};
+pub use failure::{Context, Failure, ValueError, chain, one_line};
 pub use lists::{List, name_list, number_list, parse_list, parse_set};
 pub use named::{Named, parse_name};
 #[cfg(feature = "runtime")]
 pub use runtime::Flavour;
 pub use start::{bench_options, explain, log, status};
-pub use value_error::ValueError;
 pub use {clap, serde_json};

@@ -5,9 +5,9 @@ use std::ops::RangeInclusive;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::failure::ValueError;
 use crate::named::parse_name;
 use crate::units::number;
-use crate::value_error::ValueError;
 
 /// The values of a comma-separated list: at least one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use clap::ValueEnum;
 use tonic_rdma_verbs::unstable::lock;
 
-use crate::value_error::ValueError;
+use crate::failure::ValueError;
 
 /// A choice with a name on the command line, in tables and in JSON.
 pub trait Named: ValueEnum {

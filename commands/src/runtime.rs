@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tonic_rdma::runtime::idle_polling;
 
-use crate::value_error::ValueError;
+use crate::failure::ValueError;
 
 /// The largest accepted number of worker threads.
 const MAX_WORKERS: usize = 256;

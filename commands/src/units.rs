@@ -5,7 +5,7 @@ use std::time::Duration;
 
 pub use tonic_rdma_verbs::unstable::units::{SIZE_FORMS, SizeError, parse_size, size};
 
-use crate::value_error::ValueError;
+use crate::failure::ValueError;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
