@@ -47,7 +47,7 @@ pub(crate) struct Meters {
 
 /// The reason why a connection ended with a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failed {
+pub(crate) enum ResetReason {
     /// The target could not be connected to.
     Dial,
     /// The client reset the connection, or the target reset it after the client's end of data. Clients that
@@ -69,12 +69,12 @@ impl Meters {
     }
 
     /// Counts a connection that ended with a reset.
-    pub(crate) fn failed(&self, why: Failed) {
+    pub(crate) fn failed(&self, why: ResetReason) {
         let reason = match why {
-            Failed::Dial => "dial",
-            Failed::Reset => "reset",
-            Failed::Broken => "broken",
-            Failed::CutOff => "cut-off",
+            ResetReason::Dial => "dial",
+            ResetReason::Reset => "reset",
+            ResetReason::Broken => "broken",
+            ResetReason::CutOff => "cut-off",
         };
         metrics::counter!(FAILED, "route" => Arc::clone(&self.route), "reason" => reason).increment(1);
     }

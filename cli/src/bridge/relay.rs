@@ -10,7 +10,7 @@ use metrics::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic_rdma::{RdmaError, RdmaErrorKind};
 
-use super::meters::{Failed, Meters};
+use super::meters::{Meters, ResetReason};
 use super::stream::Stream;
 
 /// The error that ended a connection early.
@@ -34,14 +34,14 @@ pub(crate) enum RelayError {
 #[derive(Debug)]
 pub(crate) struct Cut {
     /// The reason under which the connection is counted.
-    pub(crate) reason: Failed,
+    pub(crate) reason: ResetReason,
     pub(crate) error: RelayError,
 }
 
 impl RelayError {
-    /// Returns [`Failed::Reset`] for a client that left, and [`Failed::Broken`] for a failure. `client_ended`
-    /// says that the client had sent its end of data before.
-    fn reason(&self, client_ended: bool) -> Failed {
+    /// Returns [`ResetReason::Reset`] for a client that left, and [`ResetReason::Broken`] for a failure.
+    /// `client_ended` says that the client had sent its end of data before.
+    fn reason(&self, client_ended: bool) -> ResetReason {
         let (error, ordinary) = match self {
             Self::Up(Broken::Reading(error)) | Self::Down(Broken::Writing(error)) | Self::Client(error) => {
                 (error, true)
@@ -50,7 +50,7 @@ impl RelayError {
                 (error, client_ended)
             }
         };
-        if ordinary && is_reset(error) { Failed::Reset } else { Failed::Broken }
+        if ordinary && is_reset(error) { ResetReason::Reset } else { ResetReason::Broken }
     }
 }
 
@@ -284,16 +284,20 @@ mod tests {
         let reset = || fault(io::ErrorKind::ConnectionAborted, RdmaErrorKind::Reset);
         let violation = fault(io::ErrorKind::ConnectionAborted, RdmaErrorKind::Protocol);
         for (error, reason, after_the_client) in [
-            (RelayError::Up(Broken::Reading(ConnectionReset.into())), Failed::Reset, Failed::Reset),
-            (RelayError::Down(Broken::Writing(BrokenPipe.into())), Failed::Reset, Failed::Reset),
-            (RelayError::Client(reset()), Failed::Reset, Failed::Reset),
-            (RelayError::Up(Broken::Reading(TimedOut.into())), Failed::Broken, Failed::Broken),
-            (RelayError::Up(Broken::Reading(lost())), Failed::Broken, Failed::Broken),
-            (RelayError::Client(violation), Failed::Broken, Failed::Broken),
-            (RelayError::Down(Broken::Reading(ConnectionReset.into())), Failed::Broken, Failed::Reset),
-            (RelayError::Up(Broken::Writing(BrokenPipe.into())), Failed::Broken, Failed::Reset),
-            (RelayError::Target(reset()), Failed::Broken, Failed::Reset),
-            (RelayError::Target(lost()), Failed::Broken, Failed::Broken),
+            (RelayError::Up(Broken::Reading(ConnectionReset.into())), ResetReason::Reset, ResetReason::Reset),
+            (RelayError::Down(Broken::Writing(BrokenPipe.into())), ResetReason::Reset, ResetReason::Reset),
+            (RelayError::Client(reset()), ResetReason::Reset, ResetReason::Reset),
+            (RelayError::Up(Broken::Reading(TimedOut.into())), ResetReason::Broken, ResetReason::Broken),
+            (RelayError::Up(Broken::Reading(lost())), ResetReason::Broken, ResetReason::Broken),
+            (RelayError::Client(violation), ResetReason::Broken, ResetReason::Broken),
+            (
+                RelayError::Down(Broken::Reading(ConnectionReset.into())),
+                ResetReason::Broken,
+                ResetReason::Reset,
+            ),
+            (RelayError::Up(Broken::Writing(BrokenPipe.into())), ResetReason::Broken, ResetReason::Reset),
+            (RelayError::Target(reset()), ResetReason::Broken, ResetReason::Reset),
+            (RelayError::Target(lost()), ResetReason::Broken, ResetReason::Broken),
         ] {
             assert_eq!((error.reason(false), error.reason(true)), (reason, after_the_client), "{error}");
         }

@@ -8,7 +8,7 @@ use tokio::sync::{Semaphore, watch};
 use tonic_rdma::Dialer;
 
 use super::listen::Accepting;
-use super::meters::Failed;
+use super::meters::ResetReason;
 use super::relay::relay;
 use super::route::{self, Route};
 use super::stream::Stream;
@@ -81,7 +81,7 @@ async fn carry(client: Stream, route: &Route, dialer: &Dialer, shared: &BridgeSt
     tokio::select! {
         _ = phase.wait_for(|phase| *phase >= Phase::CuttingOff) => {
             shared.cut_off.fetch_add(1, Ordering::Relaxed);
-            route.meters.failed(Failed::CutOff);
+            route.meters.failed(ResetReason::CutOff);
         }
         () = connect_and_relay(client, route, dialer, shared) => {}
     }
@@ -93,7 +93,7 @@ async fn connect_and_relay(client: Stream, route: &Route, dialer: &Dialer, share
     let target = match route::dial(route, dialer, seed).await {
         Ok(target) => target,
         Err(error) => {
-            route.meters.failed(Failed::Dial);
+            route.meters.failed(ResetReason::Dial);
             if let Some(suppressed) = route.unreachable.admit(Instant::now()) {
                 tracing::warn!(route = route.name, suppressed, "client reset, target unreachable: {error}");
             }
@@ -101,7 +101,7 @@ async fn connect_and_relay(client: Stream, route: &Route, dialer: &Dialer, share
         }
     };
     match relay(client, target, &route.meters).await {
-        Err(cut) if cut.reason == Failed::Broken => {
+        Err(cut) if cut.reason == ResetReason::Broken => {
             if let Some(suppressed) = route.broken.admit(Instant::now()) {
                 tracing::info!(route = route.name, suppressed, "connection reset, {}", cut.error);
             }
