@@ -18,10 +18,10 @@ use super::stream::Stream;
 pub(crate) enum RelayError {
     /// The direction from the client to the target.
     #[error("from client to target, {0}")]
-    Up(Broken),
+    Up(PumpError),
     /// The direction from the target to the client.
     #[error("from target to client, {0}")]
-    Down(Broken),
+    Down(PumpError),
     /// The client's stream, while both directions were idle.
     #[error("the client's end failed: {0}")]
     Client(io::Error),
@@ -43,12 +43,12 @@ impl RelayError {
     /// `client_ended` says that the client had sent its end of data before.
     fn reason(&self, client_ended: bool) -> ResetReason {
         let (error, ordinary) = match self {
-            Self::Up(Broken::Reading(error)) | Self::Down(Broken::Writing(error)) | Self::Client(error) => {
-                (error, true)
-            }
-            Self::Up(Broken::Writing(error)) | Self::Down(Broken::Reading(error)) | Self::Target(error) => {
-                (error, client_ended)
-            }
+            Self::Up(PumpError::Reading(error))
+            | Self::Down(PumpError::Writing(error))
+            | Self::Client(error) => (error, true),
+            Self::Up(PumpError::Writing(error))
+            | Self::Down(PumpError::Reading(error))
+            | Self::Target(error) => (error, client_ended),
         };
         if ordinary && is_reset(error) { ResetReason::Reset } else { ResetReason::Broken }
     }
@@ -159,7 +159,7 @@ enum Stage {
 
 /// The half of a pump that failed, and the error.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
+pub(crate) enum PumpError {
     /// Reading from one stream.
     #[error("reading: {0}")]
     Reading(io::Error),
@@ -188,20 +188,20 @@ impl Pump {
         context: &mut Context<'_>,
         from: &mut Stream,
         to: &mut Stream,
-    ) -> Poll<Result<(), Broken>> {
+    ) -> Poll<Result<(), PumpError>> {
         for _ in 0..Self::BUFFERS_PER_POLL {
             if self.stage == Stage::Carrying {
-                ready!(self.poll_write(context, to)).map_err(Broken::Writing)?;
-                match self.poll_read(context, from).map_err(Broken::Reading)? {
+                ready!(self.poll_write(context, to)).map_err(PumpError::Writing)?;
+                match self.poll_read(context, from).map_err(PumpError::Reading)? {
                     Poll::Ready(()) => continue,
                     Poll::Pending => {
-                        ready!(self.poll_flush(context, to)).map_err(Broken::Writing)?;
+                        ready!(self.poll_flush(context, to)).map_err(PumpError::Writing)?;
                         return Poll::Pending;
                     }
                 }
             }
             if self.stage == Stage::Ending {
-                ready!(Pin::new(&mut *to).poll_shutdown(context)).map_err(Broken::Writing)?;
+                ready!(Pin::new(&mut *to).poll_shutdown(context)).map_err(PumpError::Writing)?;
                 self.stage = Stage::Ended;
             }
             return Poll::Ready(Ok(()));
@@ -284,18 +284,22 @@ mod tests {
         let reset = || fault(io::ErrorKind::ConnectionAborted, RdmaErrorKind::Reset);
         let violation = fault(io::ErrorKind::ConnectionAborted, RdmaErrorKind::Protocol);
         for (error, reason, after_the_client) in [
-            (RelayError::Up(Broken::Reading(ConnectionReset.into())), ResetReason::Reset, ResetReason::Reset),
-            (RelayError::Down(Broken::Writing(BrokenPipe.into())), ResetReason::Reset, ResetReason::Reset),
+            (
+                RelayError::Up(PumpError::Reading(ConnectionReset.into())),
+                ResetReason::Reset,
+                ResetReason::Reset,
+            ),
+            (RelayError::Down(PumpError::Writing(BrokenPipe.into())), ResetReason::Reset, ResetReason::Reset),
             (RelayError::Client(reset()), ResetReason::Reset, ResetReason::Reset),
-            (RelayError::Up(Broken::Reading(TimedOut.into())), ResetReason::Broken, ResetReason::Broken),
-            (RelayError::Up(Broken::Reading(lost())), ResetReason::Broken, ResetReason::Broken),
+            (RelayError::Up(PumpError::Reading(TimedOut.into())), ResetReason::Broken, ResetReason::Broken),
+            (RelayError::Up(PumpError::Reading(lost())), ResetReason::Broken, ResetReason::Broken),
             (RelayError::Client(violation), ResetReason::Broken, ResetReason::Broken),
             (
-                RelayError::Down(Broken::Reading(ConnectionReset.into())),
+                RelayError::Down(PumpError::Reading(ConnectionReset.into())),
                 ResetReason::Broken,
                 ResetReason::Reset,
             ),
-            (RelayError::Up(Broken::Writing(BrokenPipe.into())), ResetReason::Broken, ResetReason::Reset),
+            (RelayError::Up(PumpError::Writing(BrokenPipe.into())), ResetReason::Broken, ResetReason::Reset),
             (RelayError::Target(reset()), ResetReason::Broken, ResetReason::Reset),
             (RelayError::Target(lost()), ResetReason::Broken, ResetReason::Broken),
         ] {
