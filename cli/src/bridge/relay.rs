@@ -32,7 +32,7 @@ pub(crate) enum RelayError {
 
 /// The end of a connection whose two streams were reset.
 #[derive(Debug)]
-pub(crate) struct Cut {
+pub(crate) struct ResetConnection {
     /// The reason under which the connection is counted.
     pub(crate) reason: ResetReason,
     pub(crate) error: RelayError,
@@ -69,7 +69,11 @@ fn is_reset(error: &io::Error) -> bool {
 
 /// Carries bytes both ways until both directions have ended. Resets both streams after an error and when
 /// dropped.
-pub(crate) async fn relay(mut client: Stream, mut target: Stream, meters: &Meters) -> Result<(), Cut> {
+pub(crate) async fn relay(
+    mut client: Stream,
+    mut target: Stream,
+    meters: &Meters,
+) -> Result<(), ResetConnection> {
     let open = meters.opened(client.carried_by(), target.carried_by());
     let mut up = Pump::new(meters.up.clone());
     let mut down = Pump::new(meters.down.clone());
@@ -98,7 +102,7 @@ pub(crate) async fn relay(mut client: Stream, mut target: Stream, meters: &Meter
         Err(error) => {
             let reason = error.reason(client_ended);
             meters.failed(reason);
-            Err(Cut { reason, error })
+            Err(ResetConnection { reason, error })
         }
     }
 }
