@@ -95,11 +95,11 @@ impl Meters {
     }
 
     /// Counts a connection as open until the result is dropped.
-    pub(crate) fn opened(&self, client: &'static str, target: &'static str) -> Open {
+    pub(crate) fn opened(&self, client: &'static str, target: &'static str) -> OpenConnection {
         let route = Arc::clone(&self.route);
         metrics::counter!(TOTAL, "route" => Arc::clone(&route), "client" => client, "target" => target)
             .increment(1);
-        let open = Open { route, client, target, since: Instant::now() };
+        let open = OpenConnection { route, client, target, since: Instant::now() };
         open.gauge().increment(1.0);
         open
     }
@@ -107,20 +107,20 @@ impl Meters {
 
 /// An open connection, counted.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct OpenConnection {
     route: Arc<str>,
     client: &'static str,
     target: &'static str,
     since: Instant,
 }
 
-impl Open {
+impl OpenConnection {
     fn gauge(&self) -> metrics::Gauge {
         metrics::gauge!(OPEN, "route" => Arc::clone(&self.route), "client" => self.client, "target" => self.target)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.gauge().decrement(1.0);
         metrics::histogram!(LIVED, "route" => Arc::clone(&self.route)).record(self.since.elapsed());
