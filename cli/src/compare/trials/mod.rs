@@ -60,7 +60,7 @@ impl Meter<'_> {
     /// Measures all modes in one cell, and returns a row for each.
     async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
         let operations = Operations::new(cell.load, seed(cell), self.consumed)?;
-        let of = Measured { plan: self.plan, cell, operations, pinned: self.pinned };
+        let of = MeasuredCell { plan: self.plan, cell, operations, pinned: self.pinned };
         let announce = |progress: &ProgressBar, participant: &Participant| {
             progress.set_message(format!("{}  {}", cell.label(), participant.mode));
         };
@@ -119,7 +119,7 @@ pub(crate) async fn within<T, E: Into<CallError>>(
 
 /// A cell that all modes measure.
 #[derive(Debug)]
-pub(crate) struct Measured<'a> {
+pub(crate) struct MeasuredCell<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) cell: Cell,
     pub(crate) operations: Operations,
@@ -127,7 +127,7 @@ pub(crate) struct Measured<'a> {
     pub(crate) pinned: bool,
 }
 
-impl Measured<'_> {
+impl MeasuredCell<'_> {
     /// Returns the load that is offered to every mode in this round.
     fn offer(&self, rate: f64, round: u32) -> OfferedLoad {
         let length = self.plan.slice(self.cell);
@@ -168,7 +168,7 @@ impl Participant {
 
     /// Prepares for a cell's operations. A mode that can't prepare skips the cell, and its row has the
     /// reason.
-    pub(crate) async fn prepare(&mut self, of: &Measured<'_>) -> Result<(), Failure> {
+    pub(crate) async fn prepare(&mut self, of: &MeasuredCell<'_>) -> Result<(), Failure> {
         self.tally = Tally::new()?;
         self.tally.skipped = of.cell.beyond(self.mode);
         self.skips = self.tally.skipped.is_some();
@@ -213,7 +213,7 @@ impl Participant {
 
     /// Makes a trial that does not count. In an open loop one caller makes it, because the bound may be
     /// thousands.
-    pub(crate) async fn warm_up(&mut self, of: &Measured<'_>) {
+    pub(crate) async fn warm_up(&mut self, of: &MeasuredCell<'_>) {
         let length = (of.plan.duration / 10).min(Duration::from_millis(100));
         let concurrency = if of.cell.rate.is_some() { (1, 1) } else { of.cell.concurrency() };
         if self.begin(Check::Stamps).await {
@@ -225,7 +225,7 @@ impl Participant {
     }
 
     /// Makes one operation outside the measured time. The receiver checks every byte of it.
-    pub(crate) async fn check_every_byte(&mut self, of: &Measured<'_>, trial: usize) {
+    pub(crate) async fn check_every_byte(&mut self, of: &MeasuredCell<'_>, trial: usize) {
         if !self.begin(Check::All).await {
             return;
         }
@@ -242,7 +242,7 @@ impl Participant {
     /// Makes a trial whose calls, wall time and CPU time count. `control` is a connection of its own.
     pub(crate) async fn timed_trial(
         &mut self,
-        of: &Measured<'_>,
+        of: &MeasuredCell<'_>,
         round: u32,
         control: &mut GrpcCaller,
     ) -> Result<(), Failure> {
@@ -272,7 +272,12 @@ impl Participant {
     }
 
     /// Makes a trial of which only the errors count.
-    async fn uncounted_trial(&mut self, of: &Measured<'_>, concurrency: (usize, usize), length: Duration) {
+    async fn uncounted_trial(
+        &mut self,
+        of: &MeasuredCell<'_>,
+        concurrency: (usize, usize),
+        length: Duration,
+    ) {
         let trial = self.closed_trial(of, concurrency, length).await;
         self.given_up |= trial.is_stuck;
         self.tally.counts.add_errors(trial.counts);
@@ -281,7 +286,7 @@ impl Participant {
     /// Makes a trial with `concurrency.0` callers, each with `concurrency.1` calls at once.
     async fn closed_trial(
         &self,
-        of: &Measured<'_>,
+        of: &MeasuredCell<'_>,
         concurrency: (usize, usize),
         length: Duration,
     ) -> TrialOutcome {
@@ -628,7 +633,10 @@ mod participant_tests {
         for (bytes, skipped) in [(64, false), (3 << 30, true), (2047 << 20, false)] {
             let cell = Cell::closed(bytes, 1);
             let operations = Operations::new(Workload::Size(64), 1, false).unwrap();
-            participant.prepare(&Measured { plan: &plan, cell, operations, pinned: false }).await.unwrap();
+            participant
+                .prepare(&MeasuredCell { plan: &plan, cell, operations, pinned: false })
+                .await
+                .unwrap();
             let row = participant.tally.row(Mode::GrpcTcp, cell, Direction::Up);
             assert_eq!((row.skipped.is_some(), participant.is_idle(), row.errors), (skipped, skipped, 0));
         }
