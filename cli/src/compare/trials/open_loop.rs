@@ -87,7 +87,7 @@ async fn run(caller: &Caller, operations: &Operations, offer: &OfferedLoad, tria
 
 /// The outcome of one operation.
 #[derive(Debug)]
-struct Ended {
+struct OperationOutcome {
     /// Time when the operation was due, from the start of the trial.
     due: Duration,
     latency: Duration,
@@ -98,7 +98,7 @@ struct Ended {
 
 #[derive(Debug)]
 struct Generator<'a> {
-    under_way: JoinSet<Ended>,
+    under_way: JoinSet<OperationOutcome>,
     trial: &'a mut TrialOutcome,
     /// Time of each answer, from the start of the trial.
     ends: Vec<Duration>,
@@ -126,7 +126,7 @@ impl<'a> Generator<'a> {
             let outcome = caller.run(&operation, Check::Stamps, width).await;
             let latency = start.elapsed().saturating_sub(due);
             let (bytes, messages) = (operation.bytes(), operation.messages());
-            Ended { due, latency, bytes, messages, outcome }
+            OperationOutcome { due, latency, bytes, messages, outcome }
         });
     }
 
@@ -202,7 +202,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    fn count(&mut self, ended: Result<Ended, JoinError>) {
+    fn count(&mut self, ended: Result<OperationOutcome, JoinError>) {
         match ended {
             Ok(ended) => match ended.outcome {
                 Ok(_) => {
