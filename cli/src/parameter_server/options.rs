@@ -66,8 +66,13 @@ pub(crate) struct ParameterServerOptions {
     pub(crate) workers: List<usize>,
     /// Number of server processes, from 1 to 8, or "workers" for as many as workers; servers hold the
     /// variables in turn
-    #[arg(long, value_name = "NUMBER|workers", value_parser = OfWorkers::parse_servers, default_value = "1")]
-    pub(crate) servers: OfWorkers,
+    #[arg(
+        long,
+        value_name = "NUMBER|workers",
+        value_parser = ScaledByWorkers::parse_servers,
+        default_value = "1"
+    )]
+    pub(crate) servers: ScaledByWorkers,
     /// Computing between pull and push: none, wait (which takes no core, as an accelerator), work (on the
     /// same cores)
     #[arg(long, value_name = "LIST", value_parser = name_list::<Compute>("way to compute"), default_value = "none")]
@@ -76,8 +81,13 @@ pub(crate) struct ParameterServerOptions {
     #[arg(long, value_name = "LIST", value_parser = number_list::<u32>("batch", 1..=MAX_BATCH))]
     pub(crate) batch: Option<List<u32>>,
     /// Factor of the computing times: a number from 0.001 to 100, "workers" (their number), or both
-    #[arg(long, value_name = "NUMBER|workers|NUMBER*workers", value_parser = OfWorkers::parse_scale, default_value = "1")]
-    pub(crate) compute_scale: OfWorkers,
+    #[arg(
+        long,
+        value_name = "NUMBER|workers|NUMBER*workers",
+        value_parser = ScaledByWorkers::parse_scale,
+        default_value = "1"
+    )]
+    pub(crate) compute_scale: ScaledByWorkers,
     /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), grpc-native (RDMA
     /// without HTTP/2), grpc-native-gather (likewise, values and gradients by reference on both sides),
     /// rdma-cp (static slots, copied to registered memory first), rdma-zerocp (static slots, from registered
@@ -317,13 +327,13 @@ const MAX_SERVERS: u64 = 8;
 
 /// A number, or a multiple of the number of workers: the settings `--servers` and `--compute-scale`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct OfWorkers {
+pub(crate) struct ScaledByWorkers {
     factor: f64,
     /// Whether the number of workers is a factor too.
     by_workers: bool,
 }
 
-impl OfWorkers {
+impl ScaledByWorkers {
     pub(crate) const ONE: Self = Self { factor: 1.0, by_workers: false };
 
     /// Parses a factor of computing times: `NUMBER`, `workers`, or `NUMBER*workers`.
@@ -362,7 +372,7 @@ impl OfWorkers {
     }
 }
 
-impl fmt::Display for OfWorkers {
+impl fmt::Display for ScaledByWorkers {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let suffix = if self.by_workers { "*workers" } else { "" };
         write!(formatter, "{}{suffix}", self.factor)
@@ -454,9 +464,9 @@ mod load_tests {
         for (text, milliseconds) in
             [("1", 10), ("0.5", 5), ("workers", 40), ("1*workers", 40), ("0.25*workers", 10)]
         {
-            let scale = OfWorkers::parse_scale(text).unwrap();
+            let scale = ScaledByWorkers::parse_scale(text).unwrap();
             assert_eq!(ten.mul_f64(scale.beside(4)), Duration::from_millis(milliseconds), "{text}");
-            assert_eq!(OfWorkers::parse_scale(&scale.to_string()), Ok(scale));
+            assert_eq!(ScaledByWorkers::parse_scale(&scale.to_string()), Ok(scale));
         }
     }
 
@@ -464,7 +474,7 @@ mod load_tests {
     fn other_texts_are_refused_with_the_accepted_ones() {
         for bad in ["", "0", "-1", "101", "NaN", "inf", "x", "2workers", "*workers", "workers*2", "0*workers"]
         {
-            let reason = OfWorkers::parse_scale(bad).unwrap_err().to_string();
+            let reason = ScaledByWorkers::parse_scale(bad).unwrap_err().to_string();
             assert!(
                 reason.contains("0.001 to 100") && reason.contains("NUMBER*workers"),
                 "{bad:?}: {reason}"
@@ -475,10 +485,10 @@ mod load_tests {
     #[test]
     fn numbers_and_workers_are_read_back() {
         for (text, beside_four) in [("1", 1.0), ("8", 8.0), ("workers", 4.0)] {
-            assert_eq!(OfWorkers::parse_servers(text).unwrap().beside(4), beside_four);
+            assert_eq!(ScaledByWorkers::parse_servers(text).unwrap().beside(4), beside_four);
         }
         for bad in ["0", "9", "", "all"] {
-            let reason = OfWorkers::parse_servers(bad).unwrap_err().to_string();
+            let reason = ScaledByWorkers::parse_servers(bad).unwrap_err().to_string();
             assert!(reason.contains("1 to 8, or workers"), "{reason}");
         }
     }

@@ -11,7 +11,9 @@ use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
 use crate::measure::settings::Consume;
 use crate::parameter_server::meter::{Outcome, ROUNDS, TrainingMeter};
-use crate::parameter_server::options::{Compute, Load, OfWorkers, ParameterServerOptions, TrainingCell};
+use crate::parameter_server::options::{
+    Compute, Load, ParameterServerOptions, ScaledByWorkers, TrainingCell,
+};
 
 /// Writes all outputs that `options` ask for.
 pub(crate) fn show(
@@ -83,7 +85,7 @@ impl TrainingFacts {
             steps: options.steps,
             seconds_per_cell_and_mode: options.duration.as_secs_f64(),
             compute_scale: options.computes().then(|| options.compute_scale.to_string()),
-            several_servers: options.servers != OfWorkers::ONE,
+            several_servers: options.servers != ScaledByWorkers::ONE,
             trials: ROUNDS,
             checks: TensorChecks { every_byte: meter.every_byte, stamps: meter.stamps },
             http2_description: options.http2.to_string(),
