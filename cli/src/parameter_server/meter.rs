@@ -40,12 +40,12 @@ impl<'a> TrainingMeter<'a> {
     }
 
     /// Measures every cell that has the memory for it, and returns a row for each mode.
-    pub(crate) async fn run(&mut self, planned: &[Planned]) -> Result<Vec<TrainingRow>, Failure> {
+    pub(crate) async fn run(&mut self, planned: &[PlannedCell]) -> Result<Vec<TrainingRow>, Failure> {
         let measured = planned.iter().filter(|it| it.skipped.is_none());
         let trials: u64 = measured.map(|it| u64::from(ROUNDS) * it.loads.len() as u64 + 2).sum();
         self.progress.set_length(trials * self.options.modes().len() as u64);
         let mut rows = Vec::new();
-        for Planned { cell, loads, skipped } in planned {
+        for PlannedCell { cell, loads, skipped } in planned {
             match skipped {
                 Some(reason) => {
                     for load in loads {
@@ -142,7 +142,7 @@ impl<'a> TrainingMeter<'a> {
 
 /// A cell of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedCell {
     pub(crate) cell: TrainingCell,
     /// The loads to measure, in the same processes.
     pub(crate) loads: Vec<Load>,
@@ -152,7 +152,7 @@ pub(crate) struct Planned {
 
 /// Returns the cells that `options` ask for. Cells beyond the memory are skipped. It is an error if all cells
 /// are.
-pub(crate) fn cells(options: &ParameterServerOptions) -> Result<Vec<Planned>, Failure> {
+pub(crate) fn cells(options: &ParameterServerOptions) -> Result<Vec<PlannedCell>, Failure> {
     let mut wanted = Vec::new();
     for model in options.models() {
         for workers in &options.workers.0 {
@@ -168,19 +168,19 @@ fn plan(
     wanted: Vec<(TrainingCell, Vec<Load>)>,
     modes: &[Mode],
     available: Option<u64>,
-) -> Result<Vec<Planned>, Failure> {
-    let planned: Vec<Planned> = wanted
+) -> Result<Vec<PlannedCell>, Failure> {
+    let planned: Vec<PlannedCell> = wanted
         .into_iter()
         .map(|(cell, loads)| {
             let available = available.filter(|available| needed(cell, modes) > *available);
             let skipped =
                 available.map(|available| format!("it {}", lacking(needed(cell, modes), available)));
-            Planned { cell, loads, skipped }
+            PlannedCell { cell, loads, skipped }
         })
         .collect();
     let fits = planned.iter().any(|it| it.skipped.is_none());
     match planned.first().filter(|_| !fits) {
-        Some(Planned { cell, skipped: Some(reason), .. }) => {
+        Some(PlannedCell { cell, skipped: Some(reason), .. }) => {
             Err(Failure::usage(format!("{}: {reason}: take fewer workers or a smaller model", cell.label())))
         }
         _ => Ok(planned),
