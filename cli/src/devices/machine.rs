@@ -16,7 +16,7 @@ pub(crate) struct Finding {
 
 /// Returns all findings.
 pub(crate) fn findings() -> Vec<Finding> {
-    vec![memlock(), open_files(), huge_pages(), kernel_devices(), soft_place(), soft_peers(), identity()]
+    vec![memlock(), open_files(), huge_pages(), kernel_devices(), soft_folder(), soft_peers(), identity()]
 }
 
 /// Checks the limit on locked memory. Devices of the kernel lock the memory that they register.
@@ -82,7 +82,7 @@ fn kernel_devices() -> Finding {
 }
 
 /// Checks where the software device finds its peers. Both sides of a connection need the same folder.
-fn soft_place() -> Finding {
+fn soft_folder() -> Finding {
     let what = "the software device finds peers in";
     match unstable::soft_location() {
         Ok(found) => Finding { what, found, advice: None },
