@@ -11,12 +11,12 @@ pub const fn mix(value: u64) -> u64 {
 
 /// A sequence of draws that its seed determines.
 #[derive(Clone, Debug)]
-pub struct Draws {
+pub struct SplitMix64 {
     seed: u64,
     drawn: u64,
 }
 
-impl Draws {
+impl SplitMix64 {
     /// Starts the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self { seed: mix(seed), drawn: 0 }
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn gaps_are_of_mean_one_and_finite() {
-        let mut draws = Draws::new(7);
+        let mut draws = SplitMix64::new(7);
         let gaps: Vec<f64> = (0..100_000).map(|_| draws.gap()).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn choices_are_equally_likely_and_follow_their_seed() {
-        let (mut draws, mut again, mut other) = (Draws::new(1), Draws::new(1), Draws::new(2));
+        let (mut draws, mut again, mut other) = (SplitMix64::new(1), SplitMix64::new(1), SplitMix64::new(2));
         let mut seen = [0u32; 3];
         let mut differs = false;
         for _ in 0..30_000 {

@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{sleep, timeout};
 use tonic_rdma::unstable::connect_tcp;
 use tonic_rdma::{Config, Dialer, RdmaError};
-use tonic_rdma_payload::seeded::Draws;
+use tonic_rdma_payload::seeded::SplitMix64;
 use tonic_rdma_verbs::unstable::{Throttle, lock};
 
 use super::address::{Address, UnixName};
@@ -210,7 +210,7 @@ async fn unix(name: &UnixName) -> Result<Stream, AttemptError> {
 
 /// Returns growing pauses with jitter. The jitter spreads the clients of a target that has come back.
 fn pauses(seed: u64) -> impl Iterator<Item = Duration> {
-    let mut draws = Draws::new(seed);
+    let mut draws = SplitMix64::new(seed);
     let doubled = |pause: &Duration| Some((*pause * 2).min(LONGEST));
     std::iter::successors(Some(SHORTEST), doubled).map(move |pause| {
         let share = draws.choice(1024) as u32;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::{Named as _, units};
-use tonic_rdma_payload::seeded::Draws;
+use tonic_rdma_payload::seeded::SplitMix64;
 
 pub(crate) use crate::workload::models::{Model, Variable};
 
@@ -156,7 +156,7 @@ fn blocks() -> Vec<Message> {
 /// determines the slots, which are distinct and in no order.
 pub(crate) fn scattered(seed: u64) -> Vec<u64> {
     let mut slots: Vec<u64> = (0..SLOTS as u64).collect();
-    let mut draws = Draws::new(seed);
+    let mut draws = SplitMix64::new(seed);
     for index in 0..BLOCKS {
         slots.swap(index, index + draws.choice(SLOTS - index));
     }
@@ -203,7 +203,7 @@ impl Mix {
         match self {
             Self::Uniform => vec![[SMALL, MEDIUM, LARGE].into_iter().cycle().take(BUFFERS).collect()],
             Self::Random => {
-                let mut draws = Draws::new(RANDOM_SEED);
+                let mut draws = SplitMix64::new(RANDOM_SEED);
                 let mut buffer = || [SMALL, MEDIUM, LARGE][draws.choice(3)];
                 (0..RANDOM_CYCLE).map(|_| (0..BUFFERS).map(|_| buffer()).collect()).collect()
             }

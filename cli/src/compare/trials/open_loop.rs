@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::{JoinError, JoinSet};
 use tonic_rdma_commands::cores;
-use tonic_rdma_payload::seeded::Draws;
+use tonic_rdma_payload::seeded::SplitMix64;
 use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::Caller;
@@ -236,7 +236,7 @@ fn spin(length: Duration) {
 /// `seed` determines.
 pub(crate) fn poisson_arrivals(rate: f64, length: Duration, seed: u64) -> Vec<Duration> {
     let count = (rate * length.as_secs_f64()).round().clamp(1.0, MAX_ARRIVALS) as usize;
-    let mut draws = Draws::new(seed);
+    let mut draws = SplitMix64::new(seed);
     let mut at = 0.0;
     let times: Vec<f64> = (0..count)
         .map(|_| {

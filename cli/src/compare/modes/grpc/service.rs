@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma_commands::cores;
 use tonic_rdma_payload::content::{Content, VARIANTS, check_all, check_buffers, check_stamps, variant_seed};
 use tonic_rdma_payload::reduce::{reduce, reduce_all};
-use tonic_rdma_payload::seeded::Draws;
+use tonic_rdma_payload::seeded::SplitMix64;
 use tonic_rdma_proto::tensors::exchange_server::{Exchange, ExchangeServer};
 use tonic_rdma_proto::tensors::{
     BeginTrialReply, BeginTrialRequest, EndTrialReply, EndTrialRequest, GetReply, GetRequest, Mismatch,
@@ -240,14 +240,14 @@ pub(crate) struct Sample {
 struct SampleState {
     /// Number of messages of the trial so far.
     seen: u64,
-    draws: Draws,
+    draws: SplitMix64,
     /// Seed and buffers of each.
     messages: Vec<(u64, Vec<Bytes>)>,
 }
 
 impl Default for SampleState {
     fn default() -> Self {
-        Self { seen: 0, draws: Draws::new(0x5a3b_1e01), messages: Vec::new() }
+        Self { seen: 0, draws: SplitMix64::new(0x5a3b_1e01), messages: Vec::new() }
     }
 }
 
