@@ -157,16 +157,16 @@ pub fn byte(round: u64) -> u8 {
 }
 
 /// Makes a greeter.
-pub fn greeter(answer: fn(&Request<HelloRequest>) -> String) -> GreeterServer<Greets> {
-    GreeterServer::new(Greets(answer))
+pub fn greeter(answer: fn(&Request<HelloRequest>) -> String) -> GreeterServer<GreeterService> {
+    GreeterServer::new(GreeterService(answer))
 }
 
 /// The greeter.
 #[derive(Debug)]
-pub struct Greets(fn(&Request<HelloRequest>) -> String);
+pub struct GreeterService(fn(&Request<HelloRequest>) -> String);
 
 #[tonic::async_trait]
-impl Greeter for Greets {
+impl Greeter for GreeterService {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         Ok(Response::new(HelloReply { message: self.0(&request) }))
     }
