@@ -179,16 +179,16 @@ impl Greeter for GreeterService {
 }
 
 /// Makes a service that accepts payloads, in the order of their rounds, and checks all their bytes.
-pub fn transfer() -> TransferServer<Accepts> {
-    TransferServer::new(Accepts::default())
+pub fn transfer() -> TransferServer<TransferService> {
+    TransferServer::new(TransferService::default())
 }
 
 /// The service that accepts payloads.
 #[derive(Debug, Default)]
-pub struct Accepts(AtomicU64);
+pub struct TransferService(AtomicU64);
 
 #[tonic::async_trait]
-impl Transfer for Accepts {
+impl Transfer for TransferService {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let (round, payload) = (self.0.fetch_add(1, Relaxed), request.into_inner().payload);
         if payload != vec![byte(round); LENGTH] {
