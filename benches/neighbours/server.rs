@@ -27,7 +27,7 @@ const LIMIT: usize = 64 << 20;
 pub(crate) fn run(transport: Transport, runtime: Flavour) {
     end_with_stdin(|| say(SERVED.load(SeqCst))).unwrap();
     runtime.build().unwrap().block_on(async {
-        let service = TransferServer::new(Takes).max_decoding_message_size(LIMIT);
+        let service = TransferServer::new(PayloadService).max_decoding_message_size(LIMIT);
         let router = Server::builder().add_service(service);
         match transport {
             Transport::Tcp => {
@@ -67,10 +67,10 @@ fn is_payload(bytes: &[u8], seed: u64) -> bool {
 }
 
 /// Takes payloads of [`payload`], and checks each byte.
-struct Takes;
+struct PayloadService;
 
 #[tonic::async_trait]
-impl Transfer for Takes {
+impl Transfer for PayloadService {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let PutRequest { seed, payload, .. } = request.into_inner();
         if !is_payload(&payload, seed) {
