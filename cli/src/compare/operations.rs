@@ -15,7 +15,7 @@ use crate::workload::{self, Message, Workload};
 
 /// The payload of a call: one or several buffers.
 #[derive(Clone, Debug)]
-pub(crate) struct Push {
+pub(crate) struct CallPayload {
     pub(crate) seed: u64,
     pub(crate) buffers: Vec<Bytes>,
     /// The result of consuming all buffers, if receivers consume.
@@ -39,7 +39,7 @@ pub(crate) enum Form {
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
     pub(crate) form: Form,
-    pub(crate) calls: Arc<[Push]>,
+    pub(crate) calls: Arc<[CallPayload]>,
 }
 
 /// The operations of a cell, which callers take one after the other. Taking one costs reference counts.
@@ -68,7 +68,7 @@ impl Operation {
 
     /// Returns every buffer, with the seed of its content.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = (u64, &Bytes)> {
-        self.calls.iter().flat_map(Push::seeded)
+        self.calls.iter().flat_map(CallPayload::seeded)
     }
 
     /// Returns the result of consuming all buffers, if receivers consume.
@@ -77,7 +77,7 @@ impl Operation {
     }
 }
 
-impl Push {
+impl CallPayload {
     /// Returns the bytes of payload.
     pub(crate) fn bytes(&self) -> u64 {
         self.pulls.unwrap_or_else(|| self.buffers.iter().map(|buffer| buffer.len() as u64).sum())
@@ -176,7 +176,7 @@ fn push(
     message: &Message,
     offsets: &mut impl Iterator<Item = u64>,
     consumed: bool,
-) -> Push {
+) -> CallPayload {
     let mut seed = None;
     let mut buffer = |len: &u64| {
         // The buffer fits, because the content was made for the longest operation.
@@ -186,7 +186,7 @@ fn push(
     };
     let buffers: Vec<Bytes> = message.iter().map(&mut buffer).collect();
     let reduced = consumed.then(|| reduce_all(buffers.iter().map(|buffer| &buffer[..])));
-    Push { seed: seed.unwrap_or_else(|| content.seed()), buffers, reduced, pulls: None }
+    CallPayload { seed: seed.unwrap_or_else(|| content.seed()), buffers, reduced, pulls: None }
 }
 
 /// Seed of the offsets of blocks at the destination. It differs from the seeds of the source.
@@ -254,7 +254,7 @@ mod tests {
 
     impl Operation {
         /// Returns the operation with the only payload changed.
-        pub(crate) fn changed(&self, change: impl FnOnce(&mut Push)) -> Self {
+        pub(crate) fn changed(&self, change: impl FnOnce(&mut CallPayload)) -> Self {
             let mut calls = self.calls.to_vec();
             let [call] = calls.as_mut_slice() else { panic!("not a single payload") };
             change(call);

@@ -21,7 +21,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Record;
 use crate::compare::modes::placement::receiver::Sink;
 use crate::compare::modes::placement::sender::TensorSender;
-use crate::compare::operations::{Operations, Push};
+use crate::compare::operations::{CallPayload, Operations};
 use crate::compare::plan::Direction;
 use crate::compare::server::{Addresses, Servers, Services, tensor_device};
 use crate::measure::process;
@@ -353,7 +353,7 @@ impl Server {
 
 /// All calls of a mini-batch in one direction, in the order of the model's variables, which the servers hold
 /// in turn.
-type Calls = Arc<[Push]>;
+type Calls = Arc<[CallPayload]>;
 
 struct Worker {
     number: usize,
@@ -490,7 +490,7 @@ fn servers_in_turn(worker: usize, servers: usize) -> impl Iterator<Item = usize>
 
 /// Returns the calls that pull the variables of one server, for each variant of their content. The content is
 /// made chunk by chunk, because a worker does not hold it.
-fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<Push>>, Failure> {
+fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<CallPayload>>, Failure> {
     let mut next = Content::follow(Origin::Server.seed(shard));
     let mut variants = vec![Vec::new(); VARIANTS];
     for bytes in shard.lengths() {
@@ -501,14 +501,14 @@ fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<Push>>, Failure> {
             let mut content = content.variant(variant);
             let seed = content.seed();
             let reduced = reduces.then(|| reduce(&content.cut(bytes as usize)));
-            calls.push(Push { seed, buffers: Vec::new(), reduced, pulls: Some(bytes) });
+            calls.push(CallPayload { seed, buffers: Vec::new(), reduced, pulls: Some(bytes) });
         }
     }
     Ok(variants)
 }
 
 /// Returns the calls to all servers in the order of the model's variables, which servers hold in turn.
-fn in_order(of_servers: Vec<Vec<Push>>) -> Calls {
+fn in_order(of_servers: Vec<Vec<CallPayload>>) -> Calls {
     let longest = of_servers.iter().map(Vec::len).max().unwrap_or(0);
     (0..longest)
         .flat_map(|position| of_servers.iter().filter_map(move |of| of.get(position).cloned()))

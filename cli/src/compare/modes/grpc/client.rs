@@ -21,7 +21,7 @@ use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::service::{KeepAwake, Sample};
 use crate::compare::modes::mode::Mode;
-use crate::compare::operations::{Form, Operation, Operations, Push, registered_copy};
+use crate::compare::operations::{CallPayload, Form, Operation, Operations, registered_copy};
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::Direction;
 use crate::compare::server::Addresses;
@@ -177,7 +177,7 @@ impl GrpcCaller {
     }
 
     /// Sends a payload and waits for the answer. Returns the time that this took.
-    pub(crate) async fn put(&mut self, put: &Push, check: Check) -> Result<Duration, CallError> {
+    pub(crate) async fn put(&mut self, put: &CallPayload, check: Check) -> Result<Duration, CallError> {
         let (seed, payload) = put.seeded().next().ok_or(CallError::Unprepared)?;
         let sent = payload.len() as u64;
         let request = PutRequest { seed, check: check.into(), payload: self.source(seed, payload) };
@@ -197,7 +197,7 @@ impl GrpcCaller {
 
     /// Requests a payload, checks it, and consumes it, like the server in the other direction. Returns the
     /// time of the three steps together.
-    pub(crate) async fn get(&mut self, pull: &Push, check: Check) -> Result<Duration, CallError> {
+    pub(crate) async fn get(&mut self, pull: &CallPayload, check: Check) -> Result<Duration, CallError> {
         let CallSettings { origin, reduces, .. } = self.settings;
         let (seed, sent) = (pull.seed, pull.bytes());
         let request = GetRequest { origin, seed, bytes: sent };
@@ -222,7 +222,7 @@ impl GrpcCaller {
     }
 
     /// Sends one message of several buffers and waits for the answer. Returns the time that this took.
-    pub(crate) async fn push(&mut self, push: &Push, check: Check) -> Result<Duration, CallError> {
+    pub(crate) async fn push(&mut self, push: &CallPayload, check: Check) -> Result<Duration, CallError> {
         let sent: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
         let every_byte = check == Check::All;
         let buffers = push.seeded().map(|(seed, buffer)| self.source(seed, buffer)).collect();
@@ -254,7 +254,7 @@ impl GrpcCaller {
 /// first error ends the set.
 pub(crate) async fn run_set(
     callers: &[GrpcCaller],
-    set: &Arc<[Push]>,
+    set: &Arc<[CallPayload]>,
     check: Check,
     width: usize,
 ) -> Result<(), CallError> {

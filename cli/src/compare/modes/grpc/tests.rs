@@ -14,7 +14,7 @@ use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::{CallSettings, GrpcCaller, tcp};
 use crate::compare::modes::grpc::service::TransferService;
 use crate::compare::modes::mode::Mode;
-use crate::compare::operations::{Form, Operation, Operations, Push};
+use crate::compare::operations::{CallPayload, Form, Operation, Operations};
 use crate::compare::plan::Direction;
 use crate::measure::settings::Http2;
 use crate::measure::transport::{Encode, tcp_listener};
@@ -47,10 +47,10 @@ async fn a_wrong_byte_is_an_error_and_names_its_place() {
         }
         let mut wrong = right.buffers[0].to_vec();
         wrong[70_001] ^= 4;
-        let wrong = Push { buffers: vec![wrong.into()], ..right.clone() };
+        let wrong = CallPayload { buffers: vec![wrong.into()], ..right.clone() };
         let error = caller.put(&wrong, Check::All).await.unwrap_err();
         assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
-        let stale = Push { seed: right.seed + 1, ..right };
+        let stale = CallPayload { seed: right.seed + 1, ..right };
         let error = caller.put(&stale, Check::Stamps).await.unwrap_err();
         assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
         assert!(caller.usage().await.unwrap() > Duration::ZERO);
@@ -61,15 +61,15 @@ async fn a_wrong_byte_is_an_error_and_names_its_place() {
 const REDUCING: CallSettings =
     CallSettings { encode: Encode::Copy, direction: Direction::Up, reduces: true, origin: 0 };
 
-fn put(len: usize, seed: u64) -> Push {
+fn put(len: usize, seed: u64) -> CallPayload {
     message(&mut Content::new(len, seed).unwrap(), &[len])
 }
 
-fn message(content: &mut Content, lengths: &[usize]) -> Push {
+fn message(content: &mut Content, lengths: &[usize]) -> CallPayload {
     let seed = content.seed();
     let buffers: Vec<_> = lengths.iter().map(|len| content.cut(*len)).collect();
     let reduced = Some(reduce_all(buffers.iter().map(|buffer| &buffer[..])));
-    Push { seed, buffers, reduced, pulls: None }
+    CallPayload { seed, buffers, reduced, pulls: None }
 }
 
 #[tokio::test]
@@ -82,9 +82,9 @@ async fn the_largest_element_that_the_server_found_is_compared() {
     reducing.push(&push, Check::Stamps).await.unwrap();
 
     let other = right.reduced.map(|reduced| Reduced { maximum: -1.0, ..reduced });
-    let error = reducing.put(&Push { reduced: other, ..right.clone() }, Check::Stamps).await;
+    let error = reducing.put(&CallPayload { reduced: other, ..right.clone() }, Check::Stamps).await;
     assert!(error.unwrap_err().to_string().contains("maximum: -1.0"));
-    let error = reducing.push(&Push { reduced: None, ..push }, Check::Stamps).await.unwrap_err();
+    let error = reducing.push(&CallPayload { reduced: None, ..push }, Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::Consumed { sent: None, arrived: Some(_) }) && error.is_mismatch());
 
     // A server that does not consume is found.
@@ -172,7 +172,7 @@ async fn one_wrong_message_fails_a_set_at_every_width() {
     let mut caller =
         GrpcCaller::new(tcp(serve(), Http2::Default).await.unwrap(), Mode::GrpcTcp, CallSettings::default());
     let mut content = Content::new(100_000, 2).unwrap();
-    let set: Vec<Push> = (1..20).map(|index| message(&mut content, &[index * 100])).collect();
+    let set: Vec<CallPayload> = (1..20).map(|index| message(&mut content, &[index * 100])).collect();
     let mut spoilt = set.clone();
     spoilt[7].seed += 1;
     for width in [1, 4, 100] {
