@@ -70,7 +70,7 @@ impl ConnectionMeter<'_> {
         // The connections of the last mode end.
         tokio::time::sleep(SETTLE).await;
         let empty = Footprint::measure(self.server)?;
-        let mut crowd = Crowd { mode, cell, operations: &operations, callers: Vec::new() };
+        let mut crowd = ModeConnections { mode, cell, operations: &operations, callers: Vec::new() };
         let mut rows = Vec::new();
         // What both processes take after the calls of one connection: the others are compared with it.
         let mut first = None;
@@ -109,7 +109,7 @@ impl ConnectionMeter<'_> {
     }
 
     /// Connects until there are `count` connections. Each makes one call, and its receiver checks every byte.
-    async fn grow(&mut self, crowd: &mut Crowd<'_>, count: usize) -> Result<(), CallError> {
+    async fn grow(&mut self, crowd: &mut ModeConnections<'_>, count: usize) -> Result<(), CallError> {
         while crowd.callers.len() < count {
             let verdict = crowd.connect(self.addresses, self.options, self.rdma).await?;
             self.verdict = self.verdict.take().or(verdict);
@@ -119,7 +119,7 @@ impl ConnectionMeter<'_> {
     }
 
     /// Makes a trial on the first `busy` connections, and returns its figures.
-    async fn trial(&mut self, crowd: &Crowd<'_>, busy: usize) -> Result<Row, Failure> {
+    async fn trial(&mut self, crowd: &ModeConnections<'_>, busy: usize) -> Result<Row, Failure> {
         let mut tally = Tally::new()?;
         // The calls of the warm-up do not count. The trial afterwards shows any error.
         crowd.trial(busy, self.plan.duration / 10).await;
@@ -149,7 +149,7 @@ fn with_connections(row: Row, connections: usize, busy: usize, each: Option<Foot
 
 /// The connections of one mode in one cell.
 #[derive(Debug)]
-struct Crowd<'a> {
+struct ModeConnections<'a> {
     /// A gRPC mode.
     mode: Mode,
     cell: Cell,
@@ -157,7 +157,7 @@ struct Crowd<'a> {
     callers: Vec<GrpcCaller>,
 }
 
-impl Crowd<'_> {
+impl ModeConnections<'_> {
     /// Adds a connection, and makes a call on it. The receiver checks every byte.
     async fn connect(
         &mut self,
