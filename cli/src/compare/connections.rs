@@ -70,16 +70,16 @@ impl ConnectionMeter<'_> {
         // The connections of the last mode end.
         tokio::time::sleep(SETTLE).await;
         let empty = Footprint::measure(self.server)?;
-        let mut crowd = ModeConnections { mode, cell, operations: &operations, callers: Vec::new() };
+        let mut opened = ModeConnections { mode, cell, operations: &operations, callers: Vec::new() };
         let mut rows = Vec::new();
         // What both processes take after the calls of one connection: the others are compared with it.
         let mut first = None;
         for count in self.plan.connections.iter().copied() {
             self.progress.set_message(format!("{count} connections  {mode}"));
             let mut tally = Tally::new()?;
-            if let Err(error) = self.grow(&mut crowd, count).await {
+            if let Err(error) = self.grow(&mut opened, count).await {
                 self.checks.mismatches += u64::from(error.is_mismatch());
-                let reached = crowd.callers.len();
+                let reached = opened.callers.len();
                 tally.counts.error(1, format!("connection {} of {count}: {error}", reached + 1));
                 let row = tally.row(mode, cell, self.plan.direction);
                 rows.push(with_connections(row, count, count, None));
@@ -88,10 +88,10 @@ impl ConnectionMeter<'_> {
             if let Some(first) = first {
                 tokio::time::sleep(SETTLE).await;
                 let each = Footprint::measure(self.server)?.each(first, count - 1);
-                let row = self.trial(&crowd, 1).await?;
+                let row = self.trial(&opened, 1).await?;
                 rows.push(with_connections(row, count, 1, Some(each)));
             }
-            let row = self.trial(&crowd, count).await?;
+            let row = self.trial(&opened, count).await?;
             tokio::time::sleep(SETTLE).await;
             let now = Footprint::measure(self.server)?;
             let each = match first {
@@ -109,9 +109,9 @@ impl ConnectionMeter<'_> {
     }
 
     /// Connects until there are `count` connections. Each makes one call, and its receiver checks every byte.
-    async fn grow(&mut self, crowd: &mut ModeConnections<'_>, count: usize) -> Result<(), CallError> {
-        while crowd.callers.len() < count {
-            let verdict = crowd.connect(self.addresses, self.options, self.rdma).await?;
+    async fn grow(&mut self, opened: &mut ModeConnections<'_>, count: usize) -> Result<(), CallError> {
+        while opened.callers.len() < count {
+            let verdict = opened.connect(self.addresses, self.options, self.rdma).await?;
             self.verdict = self.verdict.take().or(verdict);
             self.checks.every_byte += 1;
         }
@@ -119,24 +119,24 @@ impl ConnectionMeter<'_> {
     }
 
     /// Makes a trial on the first `busy` connections, and returns its figures.
-    async fn trial(&mut self, crowd: &ModeConnections<'_>, busy: usize) -> Result<Row, Failure> {
+    async fn trial(&mut self, opened: &ModeConnections<'_>, busy: usize) -> Result<Row, Failure> {
         let mut tally = Tally::new()?;
         // The calls of the warm-up do not count. The trial afterwards shows any error.
-        crowd.trial(busy, self.plan.duration / 10).await;
+        opened.trial(busy, self.plan.duration / 10).await;
         let cpu = cpu_time(&mut self.control).await?;
-        let (trial, wall) = crowd.trial(busy, self.plan.duration).await;
+        let (trial, wall) = opened.trial(busy, self.plan.duration).await;
         let cpu = cpu_time(&mut self.control).await?.saturating_sub(cpu);
         let failed = trial.counts.errors > 0;
         tally.add(trial, wall, cpu);
         if !failed {
-            match crowd.end().await {
+            match opened.end().await {
                 Ok(messages) => tally.every_byte += messages,
                 Err(error) => tally.counts.fail(&error),
             }
         }
         self.checks.add(tally.checks());
         self.progress.inc(1);
-        Ok(tally.row(crowd.mode, crowd.cell, self.plan.direction))
+        Ok(tally.row(opened.mode, opened.cell, self.plan.direction))
     }
 }
 
