@@ -388,7 +388,7 @@ impl Inspector {
         let every_byte = self.every_byte || (!self.reduces && self.draws.is_multiple_of(SHARE));
         let (wrong, reduced) = match range.len() {
             0..=SCRATCH => self.check_copy(memory, range, seed, every_byte),
-            _ => self.check_pieces(memory, range, seed, every_byte),
+            _ => self.check_chunks(memory, range, seed, every_byte),
         };
         if let Some(offset) = wrong {
             record.wrong(index, offset);
@@ -418,7 +418,7 @@ impl Inspector {
         (wrong, self.reduces.then(|| reduce(bytes)))
     }
 
-    fn check_pieces(
+    fn check_chunks(
         &self,
         memory: &SharedRegion,
         range: Range<usize>,
