@@ -17,10 +17,10 @@ use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 #[derive(Debug)]
-struct Knowing;
+struct MyGreeter;
 
 #[tonic::async_trait]
-impl Greeter for Knowing {
+impl Greeter for MyGreeter {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let certificates = request.peer_certificates();
         let certificate = certificates.as_deref().and_then(|all| all.first());
@@ -55,7 +55,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .client_ca_root(trusted.clone())
         // Without a timeout the server waits forever for a client that begins a handshake and stops.
         .timeout(Duration::from_secs(10));
-    let server = Server::builder().tls_config(tls)?.add_service(GreeterServer::new(Knowing));
+    let server = Server::builder().tls_config(tls)?.add_service(GreeterServer::new(MyGreeter));
     tokio::spawn(server.serve_with_incoming(incoming));
 
     for name in ["worker-0", "worker-1"] {
