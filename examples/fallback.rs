@@ -13,10 +13,10 @@ use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 
 #[derive(Debug)]
-struct Explaining;
+struct MyGreeter;
 
 #[tonic::async_trait]
-impl Greeter for Explaining {
+impl Greeter for MyGreeter {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let message = match request.extensions().get::<RdmaConnectInfo>() {
             Some(info) => format!("you came over {}: {}", info.verdict(), info.reason()),
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ours = RdmaIncoming::bind("127.0.0.1:0").await?;
     let stock = TcpIncoming::bind("127.0.0.1:0".parse()?)?.with_nodelay(Some(true));
     let (our_address, stock_address) = (ours.local_addr(), stock.local_addr()?);
-    let service = GreeterServer::new(Explaining);
+    let service = GreeterServer::new(MyGreeter);
     tokio::spawn(Server::builder().add_service(service.clone()).serve_with_incoming(ours));
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(stock));
 
