@@ -6,7 +6,7 @@ use std::time::Duration;
 use tonic_rdma_commands::Failure;
 
 use crate::bridge::Bridge;
-use crate::direction::{Direction, Side};
+use crate::direction::{Direction, Role};
 use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_OUTPUT, printable, read};
 use crate::peer::{CommandLine, Peer};
 use crate::plan::Plan;
@@ -48,7 +48,7 @@ pub(crate) fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outco
     let (cases, lacking): (Vec<_>, Vec<_>) = plan
         .cases(peer, direction)
         .into_iter()
-        .partition(|case| peer.lacks(direction.side(), case).is_none());
+        .partition(|case| peer.lacks(direction.role(), case).is_none());
     let mut outcomes = combination.call(&cases, None)?;
     outcomes.extend(combination.refusals()?);
     if !cases.is_empty() {
@@ -56,7 +56,7 @@ pub(crate) fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outco
     }
     combination.explain(&mut outcomes);
     let lacking = lacking.into_iter().filter_map(|case| {
-        let reason = peer.lacks(direction.side(), &case)?;
+        let reason = peer.lacks(direction.role(), &case)?;
         Some((case, Outcome::NotApplicable(reason)))
     });
     outcomes.extend(lacking);
@@ -118,7 +118,7 @@ impl<'a> Combination<'a> {
         let mut outcomes = Outcomes::new();
         for case in cases {
             let ended = process::finish("the client", self.client(case, fault), CASE)?;
-            let proof = if self.direction.side() == Side::Client { self.peer.proof(case) } else { None };
+            let proof = if self.direction.role() == Role::Client { self.peer.proof(case) } else { None };
             let outcome = match proof {
                 _ if !ended.succeeded() => Outcome::Failed(process::describe(&ended)),
                 Some(proof) if !ended.errors.contains(proof) => Outcome::Failed(format!(
@@ -151,13 +151,13 @@ impl<'a> Combination<'a> {
 
     /// Returns the command line that the client's program takes.
     fn command_line(&self) -> CommandLine {
-        if self.direction.side() == Side::Client { self.peer.command_line() } else { CommandLine::Ours }
+        if self.direction.role() == Role::Client { self.peer.command_line() } else { CommandLine::Ours }
     }
 
     fn client(&self, cases: &str, fault: Option<ClientFault>) -> Command {
-        let mut command = match self.direction.side() {
-            Side::Client => self.peer.client(&self.plan.paths, self.port, cases),
-            Side::Server => self.our_client(cases),
+        let mut command = match self.direction.role() {
+            Role::Client => self.peer.client(&self.plan.paths, self.port, cases),
+            Role::Server => self.our_client(cases),
         };
         if let Some(tls) = &self.tls {
             command.args(tls.client(self.command_line(), fault));

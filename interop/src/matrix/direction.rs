@@ -46,7 +46,7 @@ pub(crate) enum Direction {
 
 /// The role of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Side {
+pub(crate) enum Role {
     /// The peer calls.
     Client,
     /// The peer is called.
@@ -55,10 +55,10 @@ pub(crate) enum Side {
 
 impl Direction {
     /// Returns the role of the peer.
-    pub(crate) fn side(self) -> Side {
+    pub(crate) fn role(self) -> Role {
         match self.without_tls() {
-            Self::TonicTcp | Self::Direct | Self::Bridge | Self::Bridges => Side::Client,
-            _ => Side::Server,
+            Self::TonicTcp | Self::Direct | Self::Bridge | Self::Bridges => Role::Client,
+            _ => Role::Server,
         }
     }
 
@@ -83,11 +83,11 @@ impl Direction {
     /// Returns the control of this direction: each case has to have the outcome of the control, which runs
     /// none of our code.
     pub(crate) fn control(self) -> Self {
-        match (self.side(), self.has_tls()) {
-            (Side::Client, false) => Self::TonicTcp,
-            (Side::Server, false) => Self::TcpTonic,
-            (Side::Client, true) => Self::TonicTls,
-            (Side::Server, true) => Self::TlsTonic,
+        match (self.role(), self.has_tls()) {
+            (Role::Client, false) => Self::TonicTcp,
+            (Role::Server, false) => Self::TcpTonic,
+            (Role::Client, true) => Self::TonicTls,
+            (Role::Server, true) => Self::TlsTonic,
         }
     }
 
@@ -102,7 +102,7 @@ impl fmt::Display for Direction {
     }
 }
 
-impl fmt::Display for Side {
+impl fmt::Display for Role {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
     }

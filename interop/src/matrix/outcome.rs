@@ -144,7 +144,7 @@ fn described(control: &Outcome) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::direction::Side;
+    use crate::direction::Role;
     use crate::peer::Peer;
 
     fn outcome(output: &str) -> Outcome {
@@ -172,7 +172,7 @@ mod tests {
     }
     const KNOWN: KnownFailure = KnownFailure {
         peer: Peer::Python,
-        side: Side::Server,
+        role: Role::Server,
         case: "checked_zstd",
         messages: &["expected Unimplemented, found Internal"],
         at_times: false,

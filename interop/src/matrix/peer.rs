@@ -6,7 +6,7 @@ use std::process::Command;
 use clap::ValueEnum;
 use tonic_rdma_commands::{Failure, Named as _};
 
-use crate::direction::{Direction, Side};
+use crate::direction::{Direction, Role};
 
 /// A gRPC library of another project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -97,27 +97,27 @@ impl Peer {
     }
 
     /// Returns the reason why the peer's program lacks the case, if the program does not report it itself.
-    pub(crate) fn lacks(self, side: Side, case: &str) -> Option<String> {
-        if (self, side, case) == (Self::Ruby, Side::Server, "concurrent_large_unary") {
+    pub(crate) fn lacks(self, role: Role, case: &str) -> Option<String> {
+        if (self, role, case) == (Self::Ruby, Role::Server, "concurrent_large_unary") {
             return Some(
                 "ruby's official server has 30 threads, and refuses calls for which none is free".to_owned(),
             );
         }
         // The official servers serve the official service alone.
         let official = !case.starts_with("checked_") || CHECKED_OFFICIAL.contains(&case);
-        let has = match (self, side) {
-            (Self::Ruby, Side::Client) => RUBY.contains(&case),
-            (Self::Ruby, Side::Server) => official && case != "cacheable_unary",
-            (Self::CppOfficial, Side::Client) => !case.starts_with("checked_") && !NOT_IN_CPP.contains(&case),
-            (Self::CppOfficial, Side::Server) => official,
+        let has = match (self, role) {
+            (Self::Ruby, Role::Client) => RUBY.contains(&case),
+            (Self::Ruby, Role::Server) => official && case != "cacheable_unary",
+            (Self::CppOfficial, Role::Client) => !case.starts_with("checked_") && !NOT_IN_CPP.contains(&case),
+            (Self::CppOfficial, Role::Server) => official,
             _ => true,
         };
-        (!has).then(|| format!("{}'s official {side} does not have it", self.name()))
+        (!has).then(|| format!("{}'s official {role} does not have it", self.name()))
     }
 
     /// Returns the cases of the peer's official client that our client lacks.
-    pub(crate) fn more_cases(self, side: Side) -> &'static [&'static str] {
-        if (self, side) == (Self::CppOfficial, Side::Client) { &MORE_IN_CPP } else { &[] }
+    pub(crate) fn more_cases(self, role: Role) -> &'static [&'static str] {
+        if (self, role) == (Self::CppOfficial, Role::Client) { &MORE_IN_CPP } else { &[] }
     }
 
     /// Returns the text that an official client has to log for the case. gRPC's client in C++ stops two
@@ -159,7 +159,7 @@ impl Peer {
     }
 
     pub(crate) fn client(self, paths: &Paths, port: u16, cases: &str) -> Command {
-        let mut command = self.program(paths, Side::Client);
+        let mut command = self.program(paths, Role::Client);
         command
             .arg("--server_host=127.0.0.1")
             .arg(format!("--server_port={port}"))
@@ -176,38 +176,38 @@ impl Peer {
     }
 
     pub(crate) fn server(self, paths: &Paths, port: u16) -> Command {
-        let mut command = self.program(paths, Side::Server);
+        let mut command = self.program(paths, Role::Server);
         command.arg(format!("--port={port}"));
         command
     }
 
-    fn program(self, paths: &Paths, side: Side) -> Command {
-        let side = side.to_string();
+    fn program(self, paths: &Paths, role: Role) -> Command {
+        let role = role.to_string();
         let mut command;
         match self {
             Self::Tonic => {
                 command = Command::new(&paths.interop);
-                command.args([&side, "--transport=tcp"]);
+                command.args([&role, "--transport=tcp"]);
             }
             Self::Python => {
                 command = Command::new(paths.stock.join("python/bin/python"));
-                command.arg("interop/stock/python").arg(side).env("PYTHONDONTWRITEBYTECODE", "1");
+                command.arg("interop/stock/python").arg(role).env("PYTHONDONTWRITEBYTECODE", "1");
             }
             Self::Node => {
                 command = Command::new("node");
-                command.arg("interop/stock/node/peer.js").arg(side);
+                command.arg("interop/stock/node/peer.js").arg(role);
                 command.env("NODE_PATH", paths.stock.join("node/node_modules"));
             }
             Self::Ruby => {
                 command = Command::new("ruby");
-                command.arg(self.official(paths).join(format!("{side}.rb")));
+                command.arg(self.official(paths).join(format!("{role}.rb")));
             }
             Self::Go => {
                 command = Command::new(paths.stock.join(self.name()).join("peer"));
-                command.arg(side);
+                command.arg(role);
             }
             Self::CppOfficial => {
-                command = Command::new(paths.stock.join(self.name()).join(format!("interop_{side}")));
+                command = Command::new(paths.stock.join(self.name()).join(format!("interop_{role}")));
             }
         }
         command.current_dir(&paths.root);

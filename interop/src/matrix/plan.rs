@@ -104,7 +104,7 @@ impl Plan {
         if direction.has_tls() {
             return self.tls_cases.clone();
         }
-        let more = if self.some_cases { &[] } else { peer.more_cases(direction.side()) };
+        let more = if self.some_cases { &[] } else { peer.more_cases(direction.role()) };
         self.cases.iter().cloned().chain(more.iter().map(|case| (*case).to_owned())).collect()
     }
 

@@ -82,7 +82,7 @@ impl Report {
             let control = before.get(&(*peer, direction.control())).filter(|_| !direction.is_control());
             for (case, outcome) in &mut run.results {
                 let control = control.map(|results| results.get(case).unwrap_or(&absent));
-                let known = upstream::find(*peer, direction.side(), case);
+                let known = upstream::find(*peer, direction.role(), case);
                 *outcome = judge(outcome, control, known);
             }
         }

@@ -1,14 +1,14 @@
 //! Cases that are known to fail with a stock peer, without our transport too, with their messages and
 //! reasons. An entry for a case that does not fail any more is an error, so that the list stays true.
 
-use crate::direction::Side;
+use crate::direction::Role;
 use crate::peer::Peer;
 
 /// A case that is known to fail.
 #[derive(Debug)]
 pub(crate) struct KnownFailure {
     pub(crate) peer: Peer,
-    pub(crate) side: Side,
+    pub(crate) role: Role,
     pub(crate) case: &'static str,
     /// Messages of the failure. One of them is in the failure of the control and of every direction.
     pub(crate) messages: &'static [&'static str],
@@ -68,7 +68,7 @@ const KNOWN: [KnownFailure; 16] = [
 type Messages = &'static [&'static str];
 
 const fn server(peer: Peer, case: &'static str, messages: Messages, reason: &'static str) -> KnownFailure {
-    KnownFailure { peer, side: Side::Server, case, messages, at_times: false, reason }
+    KnownFailure { peer, role: Role::Server, case, messages, at_times: false, reason }
 }
 
 const fn at_times(peer: Peer, case: &'static str, messages: Messages, reason: &'static str) -> KnownFailure {
@@ -76,6 +76,6 @@ const fn at_times(peer: Peer, case: &'static str, messages: Messages, reason: &'
 }
 
 /// Returns the entry of a case that is known to fail with the peer over plain TCP and tonic's own transport.
-pub(crate) fn find(peer: Peer, side: Side, case: &str) -> Option<&'static KnownFailure> {
-    KNOWN.iter().find(|known| (known.peer, known.side, known.case) == (peer, side, case))
+pub(crate) fn find(peer: Peer, role: Role, case: &str) -> Option<&'static KnownFailure> {
+    KNOWN.iter().find(|known| (known.peer, known.role, known.case) == (peer, role, case))
 }
