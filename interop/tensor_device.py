@@ -9,7 +9,7 @@ import sys
 
 import grpc
 
-# Stubs are made from the proto at run time, which is looked for where modules are.
+# grpc makes stubs from the proto at run time, and looks for the proto in the path of modules.
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "proto"))
 protos, services = grpc.protos_and_services("tensor_device.proto")
 
@@ -21,7 +21,7 @@ def kind(number):
 
 
 def printable(text):
-    """Names come from peers: nothing in them may speak to a terminal."""
+    """Names come from peers, and must not control the terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -25,19 +25,17 @@ use super::system;
 const HALF_OPEN: usize = 1000;
 /// Calls that a flooding neighbour has in flight.
 const CALLS: usize = 64;
-/// Loops of a paced neighbour, and the time from the begin of a call to the next one of its loop: 800 calls a
-/// second.
+/// Loops of a paced neighbour, and the time between the starts of two calls of a loop: 800 calls a second.
 const PACED: usize = 8;
 const PAUSE: Duration = Duration::from_millis(10);
-/// Time from the begin of a call to the next one of its loop, of a busy neighbour with [`CALLS`] loops: 16
-/// 000 calls a second.
+/// Time between the starts of two calls of a loop, in a busy neighbour with [`CALLS`] loops: 16 000 calls a
+/// second.
 const BUSY_PAUSE: Duration = Duration::from_millis(4);
-/// Loops of a stopped neighbour, and the time from the begin of a call to the next one of its loop: 200 calls
-/// a second.
+/// Loops of a stopped neighbour, and the time between the starts of two calls of a loop: 200 calls a second.
 const STOPPED: usize = 4;
 const STOPPED_PAUSE: Duration = Duration::from_millis(20);
-/// How long a neighbour makes calls before it is stopped: until a moment after all its loops have begun a
-/// call.
+/// Time from the start of a neighbour's loops until it stops itself. Each loop has started calls by then, and
+/// one loop a moment before.
 const LIFE: Duration = Duration::from_micros(61_000);
 /// Bytes of a large call.
 const LARGE: usize = 4 << 20;
@@ -196,9 +194,10 @@ async fn message(tcp: &mut tokio::net::TcpStream) -> (Vec<u8>, Message) {
     }
 }
 
-/// Keeps `count` calls in flight, of 64 bytes and of `bytes` bytes; with a `pause`, each of them begins that
-/// long after the last, and their begins are spread over the pause. Connects again when the connection has
-/// ended. Calls `begun` with the first calls.
+/// Makes calls in `count` loops, half of them with 64 bytes and half with `bytes` bytes. A call starts when
+/// the last one of its loop has ended, and with a `pause` at least that long after the start of the last one.
+/// The starts of the loops are spread over the pause. Connects again when the connection has ended. Calls
+/// `begun` once, when the loops have started.
 async fn calls(
     transport: Transport,
     address: &str,

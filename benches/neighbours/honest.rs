@@ -22,11 +22,11 @@ use super::{hostile, system};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Calls before the neighbour comes.
+/// Calls before the neighbour starts.
 const WARM: u64 = 50;
 /// Time after which a call has failed.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between two readings of the server, and at the neighbour.
+/// Time between two readings of the server's resources, and of whether the neighbour still runs.
 const LOOK: Duration = Duration::from_millis(100);
 /// Time between two visits of another honest client.
 const VISITS: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ pub(crate) struct Measured {
     pub(crate) micros: Vec<f64>,
     pub(crate) failed: u64,
     pub(crate) held: Resources,
-    /// Why the measurement shows a fault beside failed calls.
+    /// A fault other than failed calls.
     pub(crate) fault: Option<String>,
     /// Calls of the neighbour that the server served, each second.
     pub(crate) others_each_second: f64,
@@ -176,7 +176,7 @@ struct BadNeighbours {
     /// The names of the server's sockets.
     names: String,
     processes: VecDeque<Child>,
-    /// Whether a neighbour ended before it did harm, or did none.
+    /// Whether any neighbour did no harm.
     harmless: bool,
 }
 

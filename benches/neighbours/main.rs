@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Measures all cells. Returns whether nothing happened that may not happen.
+/// Measures all cells. Returns whether no fault was found.
 fn measure(options: &Options, arguments: &[String]) -> Result<bool, Failure> {
     let mut results = Results::default();
     for round in 0..options.rounds() {
@@ -105,7 +105,7 @@ impl Results {
         self.0.entry(cell).or_default().push(measured);
     }
 
-    /// Returns what may not happen, and did.
+    /// Returns the faults: failed honest calls, exceeded bounds, and neighbours that did no harm.
     pub(crate) fn faults(&self) -> Vec<String> {
         let rounds = self.0.iter().flat_map(|(cell, rounds)| rounds.iter().map(move |round| (cell, round)));
         rounds

@@ -1,5 +1,5 @@
-//! The server process: a service that takes payloads, and checks them. How processes of a cell are started,
-//! and what they hold.
+//! The server process: a service that takes payloads, and checks them. Starts the processes of a cell, and
+//! reads their resources.
 
 use std::fmt::Display;
 use std::sync::atomic::AtomicU64;

@@ -83,10 +83,10 @@ impl Page {
     }
 }
 
-/// Returns the pieces of inline code of a text, and the text without these pieces.
+/// Returns each inline code of a text, and the text without inline code.
 pub fn inline_code(prose: &str) -> (Vec<String>, String) {
     let (mut code, mut rest) = (Vec::new(), String::new());
-    // A piece of code may go on in the next line, but not in the next paragraph.
+    // Inline code may contain a line break, but no empty line.
     for paragraph in prose.split("\n\n") {
         let pieces: Vec<&str> = paragraph.split('`').collect();
         for (index, piece) in pieces.iter().enumerate() {

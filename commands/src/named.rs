@@ -1,4 +1,4 @@
-//! The names of choices, such as modes: what `#[derive(ValueEnum)]` makes of the variants.
+//! The names of choices, such as modes: clap's names for the variants of a type with `#[derive(ValueEnum)]`.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

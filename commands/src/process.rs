@@ -77,9 +77,9 @@ pub fn again() -> Result<Command, Failure> {
     program.map(Command::new).map_err(|error| Failure::run("can't find the program to start").because(error))
 }
 
-/// Starts this program again in place of this process, with the same arguments and with `value` for an
-/// environment variable, which a process can only set for a program that it starts. It returns only if that
-/// fails. Call it before any other work, which is lost.
+/// Replaces this process by a new run of its program, with the same arguments and with `value` in an
+/// environment variable. (Safe code can set a variable only for a program that it starts.) Returns only if
+/// the start fails. Call it before any other work, because that work would be lost.
 pub fn exec_with(variable: &str, value: &str) -> Failure {
     let failed = Failure::run(format!("can't start again with {variable}={value}"));
     match again() {
@@ -288,8 +288,8 @@ impl Drop for Child {
     }
 }
 
-/// Closes the stdin of all children, and waits until they have ended, at most this long for all of them.
-/// Kills the others, before it waits for any of those, and returns their indices.
+/// Closes the stdin of all children, and waits until all have ended, for `limit` at most. Then kills those
+/// that still run, waits for their end, and returns their indices.
 pub fn end_all(children: &mut [Child], limit: Duration) -> Vec<usize> {
     children.iter_mut().for_each(Child::close);
     let end = Instant::now() + limit;
@@ -349,8 +349,8 @@ pub fn run(name: &str, mut command: Command, limit: Duration) -> Result<Finished
     Ok(Finished { status, output: text_of(&output), errors: text_of(&errors) })
 }
 
-/// Makes this process end with the thread that started it, of the process `parent`, even if it is stuck. The
-/// parent therefore starts such children from a thread that lives as long as itself.
+/// Makes the kernel kill this process, even a stuck one, when the thread of `parent` that started it ends. So
+/// the parent has to start such children from a thread that lives as long as the parent.
 ///
 /// # Errors
 ///

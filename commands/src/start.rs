@@ -83,7 +83,7 @@ pub fn explain(error: &clap::Error, command: &Command) -> Result<(), Failure> {
 fn refusal(error: &clap::Error, command: &Command) -> String {
     let rendered = error.render().to_string();
     let lines = rendered.split("\n\n").next().unwrap_or_default().lines().map(str::trim);
-    // The values that are possible follow below, in the words of all other messages.
+    // `accepted` has the possible values, in the form that all messages share.
     let lines: Vec<&str> = lines.filter(|line| !line.starts_with("[possible values")).collect();
     let (kind, message) = (error.kind(), one_line(&lines.join(" ")));
     let message = message.strip_prefix("error: ").unwrap_or(&message).trim_end_matches('.');
@@ -95,7 +95,7 @@ fn refusal(error: &clap::Error, command: &Command) -> String {
         _ => String::new(),
     };
     let meant = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue];
-    // clap has the best one last.
+    // The best suggestion is clap's last one.
     let mut meant = meant.into_iter().flat_map(|kind| strings(error, kind));
     let meant = meant.rfind(|text| !is_hidden(command, text));
     let accepted = match (kind, &meant) {

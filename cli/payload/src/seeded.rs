@@ -9,7 +9,7 @@ pub const fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// A sequence of draws that its seed determines.
+/// The generator SplitMix64: a sequence of draws that its seed determines.
 #[derive(Clone, Debug)]
 pub struct SplitMix64 {
     seed: u64,

@@ -53,8 +53,8 @@ pub(crate) struct TransportLog {
 
 impl Route {
     /// Clients that the bridge connects to an `rdma://` target at a time. A listener of this library prepares
-    /// 64 connections at a time, 43 of one user and address, and declines some of a larger crowd; so there is
-    /// room for the clients of another bridge.
+    /// 64 connections at a time, of which 43 may come from one user and address, and declines some of the
+    /// further ones. With 32, the listener has room for the clients of another bridge.
     pub(crate) const DIALS: usize = 32;
 
     /// Creates a route from `listen` to `target`.
@@ -158,10 +158,10 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
     }
 }
 
-/// Waits for the turn of a client that came at `arrived`: if the clients of a crowd all dialed at once, they
-/// would slow one another down, and a target that works would look as if it did not answer. Returns the time
-/// from which the connect timeout counts: that of the arrival, or of the target's last answer to another
-/// client. Returns `None` when it is over.
+/// Waits for the turn of a client that came at `arrived`. If many clients dialed at once, they would slow one
+/// another down, and a target that works would seem not to answer. Returns the permit, and the time from
+/// which the connect timeout counts: the arrival, or the target's last answer to another client if that is
+/// later. Returns `None` when the timeout has passed.
 async fn turn(route: &Route, arrived: Instant) -> Option<(Instant, SemaphorePermit<'_>)> {
     let begun = || reached(route).map_or(arrived, |reached| reached.max(arrived));
     let mut turn = pin!(route.dials.acquire());

@@ -47,7 +47,8 @@ pub(crate) struct ConnectionMeter<'a> {
 }
 
 impl ConnectionMeter<'_> {
-    /// Measures all numbers of connections in all modes and cells. Rows to compare follow one another.
+    /// Measures all numbers of connections in all modes and cells. Rows that are compared follow one
+    /// another.
     pub(crate) async fn run(&mut self) -> Result<Vec<Row>, Failure> {
         let plan = self.plan;
         let mut rows = Vec::new();
@@ -72,7 +73,7 @@ impl ConnectionMeter<'_> {
         let empty = Footprint::measure(self.server)?;
         let mut opened = ModeConnections { mode, cell, operations: &operations, callers: Vec::new() };
         let mut rows = Vec::new();
-        // What both processes take after the calls of one connection: the others are compared with it.
+        // What both processes occupy with one connection. The figures of more connections leave it out.
         let mut first = None;
         for count in self.plan.connections.iter().copied() {
             self.progress.set_message(format!("{count} connections  {mode}"));

@@ -20,7 +20,7 @@ pub(crate) struct CallPayload {
     pub(crate) buffers: Vec<Bytes>,
     /// The result of consuming all buffers, if receivers consume.
     pub(crate) reduced: Option<Reduced>,
-    /// Bytes of a payload of one buffer that the caller pulls. It has no buffers here.
+    /// The length of the payload in bytes, if the caller pulls it. Then `buffers` is empty.
     pub(crate) pulls: Option<u64>,
 }
 
@@ -123,7 +123,7 @@ impl Operations {
             let call = |message: &Message| push(&content, message, &mut offsets, consumed);
             Operation { form, calls: messages.iter().map(call).collect() }
         };
-        // Each operation of the cycle, and each variant of the content.
+        // At least one of each operation of the cycle, and of each variant of the content.
         let count = cycle.len().max(VARIANTS);
         let items = cycle.iter().cycle().take(count).enumerate().map(operation).collect();
         Self { load, content, registered, items }

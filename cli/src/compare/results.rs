@@ -588,7 +588,7 @@ mod show_tests {
 
     fn table(rows: &[Row]) -> String {
         let report = report(&(), Vec::new(), rows);
-        // Without the explanation below the table.
+        // The explanation below the table names modes, too.
         Report { legend: String::new(), ..report }.text()
     }
 

@@ -1,5 +1,6 @@
-//! The child processes of a cell: servers, which hold variables and take their gradients, and workers, which
-//! pull the variables, compute if asked, and push gradients, mini-batch after mini-batch.
+//! What the child processes of a cell do. Servers hold variables and take gradients. Workers pull the
+//! variables, compute if asked, and push gradients, mini-batch after mini-batch. `meter` starts the
+//! processes, and `measure::process` finds out which of them failed first.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -152,8 +153,8 @@ impl Link {
         Ok(Self { server, worker, operations, sender: None, sink, sent: Record::default(), reduces })
     }
 
-    /// Attaches to the slots of the peer at `endpoint` for the tensors of `origin`, this side. Returns the
-    /// provider.
+    /// Attaches to the slots of the peer at `endpoint` for the tensors of `origin`, which is this process.
+    /// Returns the provider.
     async fn attach(
         &mut self,
         device: &RdmaDevice,

@@ -1,5 +1,5 @@
-//! The measuring: short trials of each mode, again and again, so that drift affects all modes alike. And the
-//! processes of a cell, from their start to their end.
+//! Measures each cell by short trials of all modes, round after round, so that drift affects all modes alike.
+//! Starts and ends the processes of the cell.
 
 use std::ops::Range;
 use std::time::Duration;

@@ -24,7 +24,7 @@ const KEPT: usize = 256 << 10;
 /// Whether the user has interrupted this program.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// Makes all waits fail, those of now and those to come.
+/// Makes all waits fail, present and future ones.
 pub(crate) fn stop() {
     STOPPED.store(true, Ordering::Relaxed);
 }
@@ -132,8 +132,7 @@ pub(crate) fn lines(command: Command) -> Result<Vec<String>, Failure> {
     Ok(ended.output.lines().map(str::to_owned).collect())
 }
 
-/// Starts a program with an empty standard input. Returns what it prints line by line, as long as somebody
-/// wants to know.
+/// Starts a program with an empty standard input. Returns the receiver of the lines that it prints.
 fn spawn(name: &str, mut command: Command) -> Result<(RunningProgram, Receiver<Event<String>>), Failure> {
     // The report shows the output without colours.
     command.env("NO_COLOR", "1").stderr(Stdio::piped());

@@ -56,16 +56,16 @@ pub(crate) fn docs(attributes: &[Attribute]) -> String {
     text
 }
 
-/// What quote writes, and what rustfmt writes, in turns.
+/// Pairs of texts: what quote writes, and what rustfmt writes instead.
 const NARROW: &[&str] = &[
     " :: ", "::", ":: ", "::", " ::", "::", "- >", "->", " (", "(", "( ", "(", " )", ")", "[ ", "[", " ]",
     "]", " < ", "<", "< ", "<", " <", "<", " >", ">", " ,", ",", " ;", ";", " :", ":", "& ", "&", "* ", "*",
     "' ", "'", " ?", "?", "? ", "?", "# ", "#", " !", "!", ",)", ")", ",>", ">",
-    // The blanks that rustfmt has all the same.
+    // The pairs above remove some blanks that rustfmt writes, so these pairs put them back.
     "->", " -> ", "  ", " ", "=(", "= (", ":(", ": (", ":&", ": &", ":[", ": [", ":?", ": ?", "  ", " ",
 ];
 
-/// Returns a part of the code on one line, with blanks where rustfmt has them.
+/// Returns `part` as code on one line, with blanks where rustfmt writes them.
 pub(crate) fn code(part: &impl ToTokens) -> String {
     let text = part.to_token_stream().to_string();
     NARROW.chunks(2).fold(text, |text, pair| text.replace(pair[0], pair[1]))

@@ -154,7 +154,7 @@ fn headings(page: &Page) -> Vec<String> {
     titles.map(|title| title.to_lowercase().chars().filter_map(kept).collect()).collect()
 }
 
-/// Returns the files of this repository that a piece of code names; braces stand for several.
+/// Returns the files of this repository that an inline code names; braces stand for several.
 fn named_files(code: &str) -> Vec<String> {
     let first = code.split_whitespace().next().unwrap_or_default();
     let folder = first.split_once('/').map_or("", |(folder, _)| folder);

@@ -1,6 +1,6 @@
-//! The measuring: short trials of each mode in each cell, again and again, so that drift affects all modes
-//! alike. The outcomes of their trials are added up. The plan has the number and the order of the trials
-//! (`Plan::rounds`, `Plan::order`).
+//! Measures each cell by short trials of all modes, round after round, so that drift affects all modes alike.
+//! Adds up the outcomes of a mode's trials, and decides whether the mode fell behind the offered rate. The
+//! plan has the number and the order of the trials (`Plan::rounds`, `Plan::order`).
 //!
 //! ```text
 //!  meter ─→ participant (a mode and its connection)
@@ -306,7 +306,7 @@ impl Participant {
     }
 }
 
-/// What came of operations.
+/// The counts of operations: how many succeeded, failed, were sent, and got no answer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     /// Operations that succeeded, their bytes and their messages.

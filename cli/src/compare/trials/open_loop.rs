@@ -7,6 +7,8 @@
 //! generator yields again and again, which lets answers in, and spins for moments while no answer is
 //! expected. So the runtime is never idle then. The generator measures the CPU time of this waiting, because
 //! it belongs to no operation and is subtracted.
+//!
+//! Whether a mode fell behind is decided by the tally of its trials (`Tally` in `trials/mod.rs`).
 
 use std::time::{Duration, Instant};
 

@@ -159,7 +159,8 @@ impl GrpcCaller {
         }
         let reply = self.exchange.end(EndTrialRequest {}).await?.into_inner();
         self.channel.check_native()?;
-        // The server has the sample of what went up, and this side that of what came down.
+        // The server has the sample of the payloads that went up, and this client the sample of those that
+        // came down.
         let down = self.sample.check();
         match reply.wrong.or(down.wrong) {
             Some(Mismatch { buffer, offset }) => Err(CallError::BufferContent { buffer, offset }),
