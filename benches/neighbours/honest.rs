@@ -27,7 +27,7 @@ const WARM: u64 = 50;
 /// Time after which a call has failed.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two readings of the server's resources, and of whether the neighbour still runs.
-const LOOK: Duration = Duration::from_millis(100);
+const READ_INTERVAL: Duration = Duration::from_millis(100);
 /// Time between two visits of another honest client.
 const VISITS: Duration = Duration::from_secs(5);
 /// Number of stopped clients that are there at once.
@@ -87,7 +87,7 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
         let watch = std::thread::spawn(move || {
             let mut held = before;
             while !watched.load(SeqCst) {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(READ_INTERVAL);
                 held = held.max(Resources::by(server_id));
                 bad.keep_going();
             }
