@@ -87,7 +87,7 @@ fn run(options: Options) -> Result<bool, Failure> {
             let (plan, left, sender) = (&plan, &left, sender.clone());
             let next = || lock(left).next();
             scope.spawn(move || {
-                while process::go_on().is_ok()
+                while process::fail_if_stopped().is_ok()
                     && let Some((peer, direction)) = next()
                 {
                     let _ = sender.send(run_one(plan, peer, direction));
@@ -95,7 +95,7 @@ fn run(options: Options) -> Result<bool, Failure> {
             });
         }
         drop(sender);
-        finished.iter().try_for_each(|result| process::go_on().map(|()| report.add(result)))
+        finished.iter().try_for_each(|result| process::fail_if_stopped().map(|()| report.add(result)))
     })?;
     report.judge();
     report.print();

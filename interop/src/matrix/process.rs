@@ -30,7 +30,7 @@ pub(crate) fn stop() {
 }
 
 /// Fails after [`stop`].
-pub(crate) fn go_on() -> Result<(), Failure> {
+pub(crate) fn fail_if_stopped() -> Result<(), Failure> {
     if STOPPED.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
@@ -149,7 +149,7 @@ fn spawn(name: &str, mut command: Command) -> Result<(RunningProgram, Receiver<E
 fn wait<T>(limit: Duration, mut check: impl FnMut() -> Option<T>) -> Result<Option<T>, Failure> {
     let end = Instant::now() + limit;
     loop {
-        go_on()?;
+        fail_if_stopped()?;
         match check() {
             None if Instant::now() < end => {}
             seen => return Ok(seen),
