@@ -132,7 +132,8 @@ pub(crate) fn lines(command: Command) -> Result<Vec<String>, Failure> {
     Ok(ended.output.lines().map(str::to_owned).collect())
 }
 
-/// Starts a program with an empty standard input. Returns the receiver of the lines that it prints.
+/// Starts a program with an empty standard input. Returns the program, and the receiver of its lines and
+/// its end.
 fn spawn(name: &str, mut command: Command) -> Result<(RunningProgram, Receiver<Event<String>>), Failure> {
     // The report shows the output without colours.
     command.env("NO_COLOR", "1").stderr(Stdio::piped());
