@@ -68,30 +68,30 @@ impl Bound {
     }
 
     /// Returns a handle with which the calling runtime accepts.
-    pub(crate) fn accepting(&self, config: &Config) -> io::Result<Accepting> {
+    pub(crate) fn acceptor(&self, config: &Config) -> io::Result<Acceptor> {
         let tcp = match &self.socket {
             BoundSocket::Tcp(socket) => tokio::net::TcpListener::from_std(socket.try_clone()?)?,
             BoundSocket::Unix(socket) => {
-                return Ok(Accepting::Unix(tokio::net::UnixListener::from_std(socket.try_clone()?)?));
+                return Ok(Acceptor::Unix(tokio::net::UnixListener::from_std(socket.try_clone()?)?));
             }
         };
         if matches!(self.address, Address::Rdma(_)) {
             let config = config.clone().stock_clients(StockClients::Any);
-            return Ok(Accepting::Rdma(Listener::new(tcp, config)?));
+            return Ok(Acceptor::Rdma(Listener::new(tcp, config)?));
         }
-        Ok(Accepting::Tcp(tcp))
+        Ok(Acceptor::Tcp(tcp))
     }
 }
 
 /// A socket that a runtime accepts from.
 #[derive(Debug)]
-pub(crate) enum Accepting {
+pub(crate) enum Acceptor {
     Tcp(tokio::net::TcpListener),
     Unix(tokio::net::UnixListener),
     Rdma(Listener),
 }
 
-impl Accepting {
+impl Acceptor {
     /// Closes the socket, and resets the clients that were negotiated but not accepted. After an orderly end,
     /// such a client would believe that the server had accepted it. (The system resets the clients in the
     /// backlog.)

@@ -284,8 +284,8 @@ async fn check_target(route: &Route, required: bool) -> Result<(), Failure> {
 /// Starts a task for each route within the calling runtime.
 fn accept(routes: &[Listening], shared: &Arc<BridgeState>) -> io::Result<()> {
     for (bound, route) in routes {
-        let accepting = bound.accepting(&route.config)?;
-        tokio::spawn(serve::serve(accepting, Arc::clone(route), Arc::clone(shared)));
+        let acceptor = bound.acceptor(&route.config)?;
+        tokio::spawn(serve::serve(acceptor, Arc::clone(route), Arc::clone(shared)));
     }
     Ok(())
 }

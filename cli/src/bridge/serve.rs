@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 use tonic_rdma::Dialer;
 
-use super::listen::Accepting;
+use super::listen::Acceptor;
 use super::meters::ResetReason;
 use super::relay::relay;
 use super::route::{self, Route};
@@ -39,7 +39,7 @@ pub(crate) struct BridgeState {
 }
 
 /// Accepts clients of a route and starts carrying them, until draining begins.
-pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: Arc<BridgeState>) {
+pub(crate) async fn serve(mut acceptor: Acceptor, route: Arc<Route>, shared: Arc<BridgeState>) {
     /// The pause after an error such as too many open files.
     const PAUSE: Duration = Duration::from_millis(50);
     let dialer = Dialer::new(route.config.clone());
@@ -47,8 +47,8 @@ pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: A
     loop {
         let accepted = tokio::select! {
             biased;
-            _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return accepting.close(),
-            accepted = accepting.accept() => accepted,
+            _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return acceptor.close(),
+            accepted = acceptor.accept() => accepted,
         };
         match accepted {
             Ok(client) => {
@@ -56,7 +56,7 @@ pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: A
                 // nothing.
                 let room = tokio::select! {
                     biased;
-                    _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return accepting.close(),
+                    _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return acceptor.close(),
                     room = Arc::clone(&shared.room).acquire_owned() => room,
                 };
                 let (route, shared, dialer) = (Arc::clone(&route), Arc::clone(&shared), dialer.clone());
