@@ -99,7 +99,7 @@ pub(crate) enum Unreachable {
     Attempts { within: Duration, attempts: u32, last: AttemptError },
     /// Other clients of the route waited for the target all the time.
     #[error("not dialed within {within:?}, because the target did not answer the clients that came before")]
-    NoTurn { within: Duration },
+    NoPermit { within: Duration },
 }
 
 /// The reason why one attempt failed.
@@ -123,15 +123,15 @@ pub(crate) enum AttemptError {
 const SHORTEST: Duration = Duration::from_millis(25);
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Connects to the route's target within its connect timeout. The time that a client waits for its turn while
-/// the target answers others does not count. Only clients of an `rdma://` target take turns.
+/// Connects to the route's target within its connect timeout. Only clients of an `rdma://` target
+/// need a permit. The time that a client waits for it does not count while the target answers others.
 pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<Stream, Unreachable> {
     let (arrived, within) = (Instant::now(), route.connect_timeout);
     let mut attempts = 0;
-    let (begun, _turn) = match &route.target {
-        Address::Rdma(_) => match turn(route, arrived).await {
-            Some((begun, turn)) => (begun, Some(turn)),
-            None => return Err(Unreachable::NoTurn { within }),
+    let (begun, _permit) = match &route.target {
+        Address::Rdma(_) => match permit(route, arrived).await {
+            Some((begun, permit)) => (begun, Some(permit)),
+            None => return Err(Unreachable::NoPermit { within }),
         },
         Address::Tcp(_) | Address::Unix(_) => (arrived, None),
     };
@@ -158,17 +158,17 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
     }
 }
 
-/// Waits for the turn of a client that came at `arrived`. If many clients dialed at once, they would slow one
+/// Waits until a client that came at `arrived` may dial. If many clients dialed at once, they would slow one
 /// another down, and a target that works would seem not to answer. Returns the permit, and the time from
 /// which the connect timeout counts: the arrival, or the target's last answer to another client if that is
 /// later. Returns `None` when the timeout has passed.
-async fn turn(route: &Route, arrived: Instant) -> Option<(Instant, SemaphorePermit<'_>)> {
+async fn permit(route: &Route, arrived: Instant) -> Option<(Instant, SemaphorePermit<'_>)> {
     let begun = || reached(route).map_or(arrived, |reached| reached.max(arrived));
-    let mut turn = pin!(route.dials.acquire());
+    let mut permit = pin!(route.dials.acquire());
     loop {
         let left = route.connect_timeout.checked_sub(begun().elapsed()).filter(|left| !left.is_zero())?;
-        if let Ok(turn) = timeout(left, turn.as_mut()).await {
-            return Some((begun(), turn.ok()?));
+        if let Ok(permit) = timeout(left, permit.as_mut()).await {
+            return Some((begun(), permit.ok()?));
         }
     }
 }
@@ -243,14 +243,14 @@ mod tests {
         let now = Instant::now();
         let early = now.checked_sub(2 * LIMIT).unwrap();
         let others = route.dials.acquire_many(Route::DIALS as u32).await.unwrap();
-        assert!(turn(&route, early).await.is_none(), "the target has reached nobody");
+        assert!(permit(&route, early).await.is_none(), "the target has reached nobody");
         *reached(&route) = Some(early);
-        assert!(turn(&route, early).await.is_none(), "the target reached somebody too long ago");
+        assert!(permit(&route, early).await.is_none(), "the target reached somebody too long ago");
 
         // The target was reached now, so a client that came long ago goes on waiting, and has its whole time
-        // when its turn comes.
+        // when it gets a permit.
         *reached(&route) = Some(now);
-        let mut waiting = pin!(turn(&route, early));
+        let mut waiting = pin!(permit(&route, early));
         let waits = std::future::poll_fn(|context| {
             std::task::Poll::Ready(waiting.as_mut().poll(context).is_pending())
         });
