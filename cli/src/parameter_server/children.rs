@@ -444,11 +444,11 @@ impl Worker {
         self.links.iter_mut().for_each(|link| link.begin(&trial));
         for index in trial.indices() {
             let start = Instant::now();
-            for server in servers_in_turn(self.number, self.links.len()) {
+            for server in server_order(self.number, self.links.len()) {
                 self.links[server].receive().await?;
             }
             trial.load.run().await?;
-            for server in servers_in_turn(self.number, self.links.len()) {
+            for server in server_order(self.number, self.links.len()) {
                 self.links[server].send(index).await?;
             }
             for link in &mut self.links {
@@ -483,9 +483,9 @@ impl Worker {
     }
 }
 
-/// Returns the order in which a worker turns to the servers. Each worker begins with another one, so that not
+/// Returns the order in which a worker calls the servers. Each worker begins with another one, so that not
 /// all of them wait for the first server while the others are idle.
-fn servers_in_turn(worker: usize, servers: usize) -> impl Iterator<Item = usize> {
+fn server_order(worker: usize, servers: usize) -> impl Iterator<Item = usize> {
     (0..servers).map(move |step| (worker + step) % servers)
 }
 
@@ -522,8 +522,8 @@ mod tests {
 
     #[test]
     fn each_worker_begins_with_another_server_and_turns_to_all() {
-        let orders = [0, 1, 2, 3].map(|worker| servers_in_turn(worker, 3).collect::<Vec<_>>());
+        let orders = [0, 1, 2, 3].map(|worker| server_order(worker, 3).collect::<Vec<_>>());
         assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
-        assert_eq!(servers_in_turn(5, 0).count(), 0);
+        assert_eq!(server_order(5, 0).count(), 0);
     }
 }
