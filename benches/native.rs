@@ -320,20 +320,20 @@ pub(crate) async fn bind() -> (String, impl Future<Output = ()> + Send) {
     let uri = format!("http://{}", incoming.local_addr());
     let server =
         RdmaServer::new().layer(gather::GatherBothLayer::new().max_decoding_message_size(usize::MAX));
-    let transfer = TransferServer::new(Answers).max_decoding_message_size(usize::MAX);
-    let server = server.add_service(Answers).add_service(transfer).serve_with_incoming(incoming);
+    let transfer = TransferServer::new(PlainService).max_decoding_message_size(usize::MAX);
+    let server = server.add_service(PlainService).add_service(transfer).serve_with_incoming(incoming);
     (uri, async { server.await.unwrap() })
 }
 
 /// Answers each call at once.
 #[derive(Clone, Copy, Debug)]
-struct Answers;
+struct PlainService;
 
-impl NamedService for Answers {
+impl NamedService for PlainService {
     const NAME: &'static str = "native.Plain";
 }
 
-impl Service<http::Request<Body>> for Answers {
+impl Service<http::Request<Body>> for PlainService {
     type Response = http::Response<Full<Bytes>>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -348,7 +348,7 @@ impl Service<http::Request<Body>> for Answers {
 }
 
 #[tonic::async_trait]
-impl Transfer for Answers {
+impl Transfer for PlainService {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let bytes = request.get_ref().payload.len() as u64;
         Ok(Response::new(PutReply { bytes, ..PutReply::default() }))
