@@ -21,7 +21,7 @@ type namedCase struct {
 	run  func(context.Context, target) error
 }
 
-// table has the cases, by name. Each says what the server did wrong.
+// table has the cases, by name. Each returns the fault of the server as an error.
 var table = append([]namedCase{
 	{"empty_unary", emptyUnary},
 	{"cacheable_unary", cacheableUnary},
@@ -71,7 +71,7 @@ func expect(what string, got, wanted interface{}) error {
 	return nil
 }
 
-// refused wants the call to have ended with that status.
+// refused fails unless the call ended with the status `code`.
 func refused(err error, code codes.Code) error {
 	if status.Code(err) != code {
 		return fmt.Errorf("expected status %v, got %v", code, err)
@@ -79,7 +79,7 @@ func refused(err error, code codes.Code) error {
 	return nil
 }
 
-// first is the first error of some checks.
+// first returns the first error, if there is one.
 func first(errors ...error) error {
 	for _, err := range errors {
 		if err != nil {
@@ -105,7 +105,7 @@ func emptyUnary(ctx context.Context, to target) error {
 	return err
 }
 
-// No cache stands between: the calls have to succeed, with any content.
+// No cache is between client and server, so the calls have to succeed, but may have different content.
 func cacheableUnary(ctx context.Context, to target) error {
 	ctx = metadata.AppendToOutgoingContext(ctx, "x-user-ip", "1.2.3.4")
 	for n := 0; n < 2; n++ {
@@ -221,7 +221,7 @@ func pingPong(ctx context.Context, to target) error {
 	return ended(stream)
 }
 
-// ended closes the client's half, after which the server has nothing more to say.
+// ended closes the client's half, and fails if the server sends anything more.
 func ended(stream testing.TestService_FullDuplexCallClient) error {
 	if err := stream.CloseSend(); err != nil {
 		return err
@@ -351,7 +351,7 @@ func timeoutOnSleepingServer(ctx context.Context, to target) error {
 	return refused(err, codes.DeadlineExceeded)
 }
 
-// atOnce has so many calls in flight.
+// atOnce makes `count` calls at the same time.
 func atOnce(count int, call func(number int) error) error {
 	results := make(chan error, count)
 	for number := 0; number < count; number++ {

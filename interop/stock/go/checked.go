@@ -128,7 +128,7 @@ func checkedPingPong(ctx context.Context, to target) error {
 	return expect("end", err, io.EOF)
 }
 
-// The client's half ends at once, and the server goes on.
+// The client ends its half first. The server must still send its replies.
 func checkedHalfClose(ctx context.Context, to target) error {
 	stream, err := checkedStub(to).Exchange(ctx)
 	if err != nil {

@@ -2,7 +2,7 @@ package main
 
 import "encoding/binary"
 
-// content is that of checked payloads (interop/proto/checked.proto).
+// content returns the content of a checked payload (interop/proto/checked.proto).
 func content(seed uint32, length int, period uint32) []byte {
 	bytes := make([]byte, (length+3)/4*4)
 	for word := 0; word*4 < length; word++ {
@@ -15,7 +15,7 @@ func content(seed uint32, length int, period uint32) []byte {
 	return bytes[:length]
 }
 
-// firstMismatch is the offset of the first wrong byte, plus one; 0 if all are right.
+// firstMismatch returns the offset of the first wrong byte, plus one, or 0 if all bytes are right.
 func firstMismatch(seed uint32, payload []byte, period uint32) uint64 {
 	for at, expected := range content(seed, len(payload), period) {
 		if payload[at] != expected {

@@ -89,19 +89,19 @@ func outcome(to server, run func(context.Context, target) error) string {
 			return "failed: " + strings.Join(strings.Fields(err.Error()), " ")
 		}
 		return "ok"
-	// A little later than its calls, which tell more.
+	// The calls of the case have the shorter limit, because their errors say more.
 	case <-time.After(limit + time.Second):
 		return fmt.Sprintf("failed: not done after %v", limit)
 	}
 }
 
-// server is where it is, and how one connects to it.
+// server is the address of a server, and the options of connections to it.
 type server struct {
 	address string
 	options []grpc.DialOption
 }
 
-// target is a server to call: a connection, and the way to another one.
+// target is a server to call: an open connection, and what a further connection needs.
 type target struct {
 	*grpc.ClientConn
 	server

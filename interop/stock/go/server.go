@@ -52,7 +52,7 @@ func payload(size int32) (*testing.Payload, error) {
 	return &testing.Payload{Body: make([]byte, size)}, nil
 }
 
-// echoed is what is to be sent back of a call's metadata.
+// echoed returns the metadata of a call that the server has to send back.
 func echoed(ctx context.Context) (initial, trailing metadata.MD) {
 	initial, trailing = metadata.MD{}, metadata.MD{}
 	sent, _ := metadata.FromIncomingContext(ctx)
@@ -86,7 +86,8 @@ func (testService) UnaryCall(ctx context.Context, request *testing.SimpleRequest
 	return &testing.SimpleResponse{Payload: payload}, err
 }
 
-// CacheableUnaryCall answers as the official servers do: with the time, so that an answer from a cache shows.
+// CacheableUnaryCall answers with the time, as the official servers do, so that a reply from a cache can be
+// recognised.
 func (testService) CacheableUnaryCall(ctx context.Context, _ *testing.SimpleRequest) (*testing.SimpleResponse, error) {
 	grpc.SetHeader(ctx, metadata.Pairs("cache-control", "max-age=60, public"))
 	now := []byte(fmt.Sprint(time.Now().UnixNano()))

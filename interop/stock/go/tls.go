@@ -53,7 +53,7 @@ func identity(certFlag, certFile, keyFlag, keyFile string) ([]tls.Certificate, e
 	return []tls.Certificate{pair}, nil
 }
 
-// dial is how a client connects.
+// dial returns the options of a client's connections.
 func (it *tlsFlags) dial() ([]grpc.DialOption, error) {
 	if !it.useTLS {
 		options := []grpc.DialOption{grpc.WithInsecure()}
@@ -78,7 +78,7 @@ func (it *tlsFlags) dial() ([]grpc.DialOption, error) {
 	return []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(config))}, nil
 }
 
-// serve is how a server accepts connections.
+// serve returns the options of a server.
 func (it *tlsFlags) serve() ([]grpc.ServerOption, error) {
 	if !it.useTLS {
 		return nil, nil

@@ -12,10 +12,10 @@ import (
 	"interop/testing"
 )
 
-// prefix is the length of what stands in front of each message: a flag, and the message's length.
+// prefix is the length in bytes of the prefix of each message: a flag, and the message's length.
 const prefix = 5
 
-// arrivals has for each message that came whether it was compressed.
+// arrivals notes for each message of a call that has arrived whether it was compressed.
 type arrivals struct {
 	mutex sync.Mutex
 	came  []bool
@@ -27,7 +27,7 @@ func (it *arrivals) add(compressed bool) {
 	it.came = append(it.came, compressed)
 }
 
-// rest takes all messages that were not asked for yet.
+// rest removes all notes, and returns them.
 func (it *arrivals) rest() []bool {
 	it.mutex.Lock()
 	defer it.mutex.Unlock()
@@ -38,21 +38,21 @@ func (it *arrivals) rest() []bool {
 
 type arrivalsKey struct{}
 
-// observed is a context for a call whose messages are to be looked at as they come.
+// observed returns a context for a call whose messages are noted as they arrive.
 func observed(ctx context.Context) (context.Context, *arrivals) {
 	came := &arrivals{}
 	return context.WithValue(ctx, arrivalsKey{}, came), came
 }
 
-// acceptingGzip has the server know that the client takes compressed replies. The library says that only if it compresses
-// the requests too.
+// acceptingGzip tells the server that the client accepts compressed replies. The library tells it only if it
+// compresses the requests too.
 func acceptingGzip(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "grpc-accept-encoding", "gzip")
 }
 
-// wire sees the messages of all calls as they come. The library shows no flag, but a message's length on the wire, and that of
-// what is in it: where they are the same, the message is plain. A message that compression leaves as long as it was would
-// count as plain; none is here.
+// wire notes the messages of all calls as they arrive. The library does not show a message's flag, but its
+// length on the wire and after decompression: if both are equal, the message counts as plain. (No message here keeps
+// its length when it is compressed.)
 type wire struct{}
 
 func (wire) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
@@ -74,7 +74,7 @@ func (wire) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
 
 func (wire) HandleConn(context.Context, stats.ConnStats) {}
 
-// cameAsExpected fails if the call's last message did not come as the client says that it was sent.
+// cameAsExpected fails unless the call's only new message is compressed, or plain, as the client says.
 func cameAsExpected(ctx context.Context, expected *testing.BoolValue) error {
 	came, found := ctx.Value(arrivalsKey{}).(*arrivals)
 	if !found {

@@ -1,4 +1,4 @@
-// Connecting, and calls as promises.
+// Connects, and makes calls as promises.
 const assert = require('assert/strict')
 const grpc = require('@grpc/grpc-js')
 const { limits } = require('./protos')
@@ -6,7 +6,7 @@ const tls = require('./tls')
 
 const options = { ...limits, 'grpc.use_local_subchannel_pool': 1, 'grpc.enable_http_proxy': 0 }
 
-// Runs the body with a client of the service, over a connection of its own.
+// Runs `body` with a client of the service, which has its own connection.
 async function withClient(Service, flags, body, more = {}) {
   const address = `${flags.server_host}:${flags.server_port}`
   const client = new Service(address, flags.credentials, { ...options, ...tls.host(flags), ...more })
@@ -23,7 +23,7 @@ function metadata(entries = {}) {
   return all
 }
 
-// What came of a unary call: its reply, and metadata of both kinds.
+// Makes a unary call. Returns its reply, and its initial and trailing metadata.
 function unary(client, method, request, entries) {
   const sent = metadata(entries)
   return new Promise((resolve, reject) => {
@@ -35,7 +35,8 @@ function unary(client, method, request, entries) {
   })
 }
 
-// A call with a stream of requests and one reply. A request's flags go where a stream's encoding would.
+// Makes a call with a stream of requests and one reply. `flags` are those of the requests' messages: grpc-js
+// takes them as the argument of `write` that other streams have for the encoding.
 function collect(client, method, requests, flags = []) {
   return new Promise((resolve, reject) => {
     const call = client[method]((error, reply) => (error ? reject(error) : resolve(reply)))
@@ -44,7 +45,7 @@ function collect(client, method, requests, flags = []) {
   })
 }
 
-// The error with which it ends, which has this status.
+// Returns the error of a call, which must end with the status `code`.
 async function refused(code, outcome) {
   const error = await outcome.then(
     () => assert.fail(`expected status ${grpc.status[code]}, got an answer`),
@@ -60,7 +61,7 @@ async function all(stream) {
   return replies
 }
 
-// The next reply of a stream that is read one by one; undefined at its end.
+// Returns a function that reads the next reply of a stream, or undefined at its end.
 const reader = stream => {
   const iterator = stream[Symbol.asyncIterator]()
   return async () => (await iterator.next()).value

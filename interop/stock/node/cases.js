@@ -1,4 +1,4 @@
-// The cases, by name. Each takes the program's flags, and throws if the server does not do as it should.
+// The cases, by name. Each takes the program's flags, and throws an error if the server has a fault.
 const assert = require('assert/strict')
 const grpc = require('@grpc/grpc-js')
 const { TestService, UnimplementedService } = require('./protos')
@@ -32,7 +32,7 @@ async function echoedStatus(client, message) {
 
 const official = {
   empty_unary: client => unary(client, 'EmptyCall', {}),
-  // No cache stands between: the calls have to succeed, with any content.
+  // No cache is between client and server, so the calls have to succeed, but may have different content.
   async cacheable_unary(client) {
     for (let n = 0; n < 2; n++) await unary(client, 'CacheableUnaryCall', { payload: payload(1) }, { 'x-user-ip': '1.2.3.4' })
   },
@@ -112,7 +112,7 @@ const official = {
   },
 }
 
-// Large unary calls, the iterations shared out among as many loops as there are to be threads.
+// Makes large unary calls. A loop stands for each thread, and the loops share the iterations.
 async function soak(flags, call) {
   let left = Number(flags.soak_iterations)
   const failures = []
@@ -128,7 +128,7 @@ for (const [name, body] of Object.entries(official)) table[name] = flags => with
 table.unimplemented_service = flags =>
   withClient(UnimplementedService, flags, client => refused(UNIMPLEMENTED, unary(client, 'UnimplementedCall', {})))
 
-// Compression is a connection's here, so there are two: one plain, one with gzip.
+// grpc-js compresses all calls of a client or none, so there are two clients.
 const withBoth = body => flags => withClient(TestService, flags, plain =>
   withClient(TestService, flags, gzip => body(plain, gzip), { 'grpc.default_compression_algorithm': 2 }))
 

@@ -53,7 +53,7 @@ const checked = {
     call.end()
     assert.equal(await next(), undefined)
   },
-  // The client's half ends at once, and the server goes on.
+  // The client ends its half first. The server must still send its replies.
   async checked_half_close(client) {
     const call = client.Exchange()
     for (let seed = 0; seed < 20; seed++) call.write(asked(seed, 1000, 300_000))
@@ -67,7 +67,7 @@ const checked = {
   },
   async checked_status_details(client) {
     const message = 'not found: Größe ☺'
-    // google.rpc.Status: code, message, and a detail of a type that nobody knows.
+    // google.rpc.Status: code, message, and a detail of a type that does not exist.
     const text = Buffer.from(message)
     const detail = Buffer.concat([Buffer.from([0x0a, 1, 0x74, 0x12, 100]), content(3, 100)])
     const details = Buffer.concat([Buffer.from([0x08, 5, 0x12, text.length]), text, Buffer.from([0x1a, detail.length]), detail])

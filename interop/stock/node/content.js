@@ -9,7 +9,7 @@ function content(seed, length, period = 0) {
   return bytes.subarray(0, length)
 }
 
-// Offset of the first wrong byte, plus one; 0 if all are right.
+// Returns the offset of the first wrong byte, plus one, or 0 if all bytes are right.
 function firstMismatch(seed, payload, period = 0) {
   const expected = content(seed, payload.length, period)
   return expected.equals(payload) ? 0 : expected.findIndex((byte, at) => byte !== payload[at]) + 1

@@ -18,7 +18,7 @@ function zeros(size) {
   return { type: 'COMPRESSABLE', body: Buffer.alloc(size) }
 }
 
-// Sends the initial metadata asked for back, and returns the trailing ones.
+// Sends the initial metadata back that the client sent to be echoed, and returns the trailing metadata.
 function echoMetadata(call) {
   const [initial] = call.metadata.get(ECHO_INITIAL)
   const [trailing] = call.metadata.get(ECHO_TRAILING)
@@ -34,7 +34,7 @@ function echoStatus({ response_status: status }, metadata) {
   if (status && status.code !== grpc.status.OK) throw failure(status.code, status.message, metadata)
 }
 
-// A unary answer: what `reply` returns, or the failure it throws.
+// Makes a handler that answers with what `reply` returns, or with the failure that it throws.
 const unary = reply => (call, callback) => {
   const trailers = echoMetadata(call)
   try {
@@ -44,8 +44,9 @@ const unary = reply => (call, callback) => {
   }
 }
 
-// A streamed answer: `replies` is an async generator of messages, given the requests (or the one there is). At the end of
-// the requests an ordinary iterator would destroy the stream, and with it the half that the answers take.
+// Makes a handler that sends a stream of replies. `replies` is an async generator of them, from the stream of
+// requests or from the only request. An ordinary iterator would destroy the stream at the end of the requests,
+// and with it the replies that are not sent yet.
 const streamed = replies => async call => {
   const trailers = echoMetadata(call)
   const once = event => new Promise(done => call.once(event, done))
@@ -61,7 +62,7 @@ const streamed = replies => async call => {
   }
 }
 
-// A stream of requests that is summed up.
+// Makes a handler that reads a stream of requests and sends one reply.
 const collected = sum => async (call, callback) => {
   try {
     callback(null, await sum(call))
@@ -83,7 +84,7 @@ const testService = {
     echoStatus(request, trailers)
     return { payload: zeros(request.response_size) }
   }),
-  // As the official servers: the time, so that an answer from a cache shows.
+  // The reply is the time, as in the official servers, so that a reply from a cache can be recognised.
   CacheableUnaryCall: (call, callback) => {
     const head = new grpc.Metadata()
     head.set('cache-control', 'max-age=60, public')
@@ -148,7 +149,7 @@ const checked = {
 function serve(flags) {
   const { host, port } = flags
   const server = new grpc.Server(limits)
-  // No handler for what no server implements: the library answers for it.
+  // The service that no server has gets no handler: the library answers its calls.
   server.addService(TestService.service, testService)
   server.addService(Checked.service, checked)
   server.bindAsync(`${host}:${port}`, tls.server(flags), (error, bound) => {

@@ -19,12 +19,12 @@ function content(flags, name) {
   }
 }
 
-// OpenSSL tells what is wrong with the files, and neither flag nor file.
+// OpenSSL's error names the fault, but neither the flag nor the file, so this error adds both.
 function check(flags, names) {
   const [ca, key, cert] = names.map(name => content(flags, name) ?? undefined)
   try {
     createSecureContext({ ca, key, cert })
-    // An authority that is none it would pass over.
+    // createSecureContext ignores a file that has no certificate of an authority.
     if (ca) new X509Certificate(ca)
   } catch (error) {
     const files = names.filter(name => flags[name]).map(name => `--${name}=${flags[name]}`)
@@ -49,7 +49,7 @@ function server(flags) {
   return grpc.ServerCredentials.createSsl(ca, [{ private_key: key, cert_chain: cert }], ca !== null)
 }
 
-// The host that the server is asked to be, if not where it is.
+// The options for a host in certificates and requests that differs from --server_host.
 function host({ server_host_override: name }) {
   return name === undefined ? {} : { 'grpc.ssl_target_name_override': name, 'grpc.default_authority': name }
 }

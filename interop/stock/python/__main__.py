@@ -54,7 +54,7 @@ def one(name, arguments):
     case = cases.TABLE.get(name)
     if case is None:
         return f"skipped: {cases.CANNOT.get(name, 'this peer does not have the case')}"
-    # A call that hangs keeps its thread, not the program: see main's exit.
+    # A call that hangs blocks its thread, but not the end of the program: see main's exit.
     worker = concurrent.futures.ThreadPoolExecutor(1)
     try:
         worker.submit(case, arguments).result(LIMIT_S)

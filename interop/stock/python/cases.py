@@ -1,4 +1,4 @@
-"""The cases, by name. Each takes the program's arguments, and raises if the server does not do as it should."""
+"""The cases, by name. Each takes the program's arguments, and raises an error if the server has a fault."""
 
 import contextlib
 import functools
@@ -46,7 +46,7 @@ def empty_unary(stub):
 
 @test_service
 def cacheable_unary(stub):
-    # No cache stands between: the two calls have to succeed, with any content.
+    # No cache is between client and server, so both calls have to succeed, but may have different content.
     for _ in range(2):
         stub.CacheableUnaryCall(m.SimpleRequest(payload=zeros(1)), metadata=[("x-user-ip", "1.2.3.4")])
 
@@ -186,7 +186,7 @@ CONCURRENT = 100
 
 
 def soak(arguments, stub_of):
-    """Large unary calls, the iterations shared out among threads."""
+    """Makes large unary calls. The threads share the iterations."""
     failures = []
 
     def work(share):

@@ -1,4 +1,4 @@
-"""How cases connect, and what they expect."""
+"""Connects, and compares results with the expected ones, for all cases."""
 
 import grpc
 
@@ -6,7 +6,8 @@ from service import LIMIT
 
 
 def connect(arguments):
-    # A connection of its own for each case: C-core shares those of channels that are alike.
+    # Each case has its own connection. By default C-core shares a connection between channels with the same
+    # options.
     options = [*LIMIT, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     if host := arguments.server_host_override:
         options += [("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)]
@@ -22,7 +23,7 @@ def expect(what, got, wanted, seen=None):
 
 
 def refused(code, call):
-    """The error with which the call ends, which has this status."""
+    """Returns the error of a call, which must end with the status `code`."""
     try:
         reply = call()
     except grpc.RpcError as error:

@@ -82,7 +82,7 @@ def checked_ping_pong(stub, _):
 
 @case
 def checked_half_close(stub, _):
-    """The client's half ends at once, and the server goes on."""
+    """The client ends its half first. The server must still send its replies."""
     sent = [request(seed, 1000, 300_000) for seed in range(20)]
     replies = list(stub.Exchange(iter(sent)))
     expect("replies", len(replies), len(sent))
@@ -124,7 +124,7 @@ def checked_large_metadata(_, stub):
 @case
 def checked_status_details(stub, _):
     message = "not found: Größe ☺"
-    # google.rpc.Status: code, message and one detail, of a type that nobody knows.
+    # google.rpc.Status: code, message and one detail, of a type that does not exist.
     detail = any_pb2.Any(type_url="example.test/Unknown", value=content(3, 300)).SerializeToString()
     text = message.encode()
     details = bytes([0x08, 5, 0x12, len(text)]) + text + bytes([0x1A, len(detail) & 0x7F | 0x80, len(detail) >> 7]) + detail

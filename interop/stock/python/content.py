@@ -17,7 +17,7 @@ def content(seed, length, period=0):
 
 
 def first_mismatch(seed, payload, period=0):
-    """Offset of the first wrong byte, plus one; 0 if all are right."""
+    """Returns the offset of the first wrong byte, plus one, or 0 if all bytes are right."""
     expected = content(seed, len(payload), period)
     if payload == expected:
         return 0

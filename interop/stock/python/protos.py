@@ -1,4 +1,4 @@
-"""Messages, stubs and handlers of interop/proto, made at run time: nothing is generated into the repository."""
+"""Makes messages, stubs and handlers of interop/proto at run time, so that no code is generated for them."""
 
 import os
 import pathlib
@@ -37,7 +37,7 @@ def message(name):
 
 
 class Messages:
-    """The messages by their names: of gRPC's tests, and of the checked calls."""
+    """The messages of gRPC's tests and of the checked calls, as attributes with their names."""
 
     def __getattr__(self, name):
         package = "tonic_rdma.interop.v1" if name.startswith(("Checked", "Fail")) else "grpc.testing"
@@ -63,7 +63,7 @@ class Stub:
 
 
 def handlers(service, servicer):
-    """Handlers for those methods of the service that the servicer has."""
+    """Returns handlers for the methods that the servicer implements."""
     table = {}
     for method in POOL.FindServiceByName(service).methods:
         if behaviour := getattr(servicer, method.name, None):

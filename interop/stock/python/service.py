@@ -14,7 +14,7 @@ ECHO_INITIAL, ECHO_TRAILING = "x-grpc-test-echo-initial", "x-grpc-test-echo-trai
 
 
 def serve(host, port, credentials):
-    # Before 3.13 Python's threads are its calls in flight.
+    # In grpcio each call in flight occupies a thread.
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=32), options=[*LIMIT, ("grpc.so_reuseport", 0)])
     services = [protos.handlers(protos.TEST, TestService()), protos.handlers(protos.CHECKED, Checked())]
     server.add_generic_rpc_handlers(services)
@@ -48,7 +48,7 @@ def echo_status(request, context):
 
 
 def compress(asked, context):
-    """Whether this message goes out compressed: what `response_compressed` asks for."""
+    """Leaves the next message uncompressed unless the request asks for compression."""
     if not asked.value:
         context.disable_next_message_compression()
 
@@ -66,7 +66,7 @@ class TestService:
 
     def CacheableUnaryCall(self, request, context):
         context.send_initial_metadata([("cache-control", "max-age=60, public")])
-        # As the official servers: the time, so that an answer from a cache shows.
+        # The reply is the time, as in the official servers, so that a reply from a cache can be recognised.
         return m.SimpleResponse(payload=m.Payload(body=str(time.time_ns()).encode()))
 
     def StreamingOutputCall(self, request, context):
@@ -95,7 +95,7 @@ class TestService:
 
 
 def compress_what_compresses(request, context):
-    """What has a period does. All replies of the call go out compressed."""
+    """Compresses all replies of the call if the content has a period, because only such content gets shorter."""
     if request.period:
         context.set_compression(grpc.Compression.Gzip)
 

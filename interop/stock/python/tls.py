@@ -52,7 +52,7 @@ def server(arguments):
 
 
 def look_at(arguments, authority, certificate, key):
-    """Python's own TLS tells what is wrong with files: C-core says it to its log, and goes on."""
+    """Checks the files by Python's own TLS, because C-core only logs a wrong file and continues."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     named = {name: getattr(arguments, name) for name in (authority, certificate, key)}
     checks = [
