@@ -51,8 +51,8 @@ func acceptingGzip(ctx context.Context) context.Context {
 }
 
 // wire notes the messages of all calls as they arrive. The library does not show a message's flag, but its
-// length on the wire and after decompression: if both are equal, the message counts as plain. (No message here keeps
-// its length when it is compressed.)
+// length on the wire and its length after decompression: if both are equal, the message counts as plain.
+// (No message here keeps its length when it is compressed.)
 type wire struct{}
 
 func (wire) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
