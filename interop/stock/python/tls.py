@@ -31,7 +31,7 @@ def client(arguments):
         return None
     if arguments.use_test_ca and not arguments.ca_file:
         raise SystemExit("--use_test_ca needs --ca_file")
-    look_at(arguments, *FILES["client"])
+    check_files(arguments, *FILES["client"])
     return grpc.ssl_channel_credentials(
         root_certificates=content(arguments, "ca_file") if arguments.use_test_ca else None,
         private_key=content(arguments, "client_key_file"),
@@ -45,13 +45,13 @@ def server(arguments):
         return None
     if not (arguments.cert_file and arguments.key_file):
         raise SystemExit("--use_tls needs --cert_file and --key_file")
-    look_at(arguments, "client_ca_file", "cert_file", "key_file")
+    check_files(arguments, "client_ca_file", "cert_file", "key_file")
     pair = (content(arguments, "key_file"), content(arguments, "cert_file"))
     authority = content(arguments, "client_ca_file")
     return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
 
 
-def look_at(arguments, authority, certificate, key):
+def check_files(arguments, authority, certificate, key):
     """Checks the files by Python's own TLS, because C-core only logs a wrong file and continues."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     named = {name: getattr(arguments, name) for name in (authority, certificate, key)}
