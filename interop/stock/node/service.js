@@ -45,8 +45,8 @@ const unary = reply => (call, callback) => {
 }
 
 // Makes a handler that sends a stream of replies. `replies` is an async generator of them, from the stream of
-// requests or from the only request. At the end of the requests an ordinary iterator would destroy the stream,
-// and with it the replies that are not sent yet.
+// requests or from the only request. At the end of the requests an ordinary iterator would destroy the
+// stream, and with it the replies that are not sent yet.
 const streamed = replies => async call => {
   const trailers = echoMetadata(call)
   const once = event => new Promise(done => call.once(event, done))

@@ -1,5 +1,6 @@
-//! Follows the links of all pages to files and headings, and looks for the files that pages name in code. A
-//! page of the book without a link in the summary is a fault too, because readers can't find this page.
+//! Follows the links of all pages to files and headings, and looks for the files that pages name in code, and
+//! the tests that the software device's promise names. A page of the book without a link in the summary is a
+//! fault too, because readers can't find this page.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Checks the lists, the links and the code of README and the book, without running the code.
+//! Checks the lists, links and quotations of README and the book. The pages' code runs as doc tests.
 
 mod links;
 mod messages;
