@@ -1,7 +1,7 @@
-//! Child processes: start, reports, commands, end. And the child's own side: its commands, and its end with
-//! its parent.
+//! Child processes, as the parent and as the child see them. The parent starts and ends children, sends
+//! commands, and gets reports. The child gets commands, sends reports, and ends with its parent.
 //!
-//! A child reports in lines on its stdout, and gets commands in lines on its stdin, which closes when its
+//! A report is a line on the child's stdout. A command is a line on the child's stdin, which closes when the
 //! parent ends. A thread for each child reads the reports and hands them to a closure, so that they may go to
 //! a channel of std or of tokio, which several children may share.
 

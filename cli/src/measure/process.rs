@@ -1,6 +1,6 @@
 //! The processes of a run: their allocator, a container for the server, and limits of a process with many
-//! connections. And child processes that run this program again: a child gets commands on its stdin and
-//! writes reports to its stdout, a line of JSON each, and ends by itself when its parent ends.
+//! connections. Also child processes that run this program again. A child gets commands on its stdin and
+//! writes reports to its stdout, one line of JSON each. It ends by itself when its parent ends.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -36,9 +36,8 @@ impl Allocator {
         }
     }
 
-    /// Ensures that this process has the allocator. If it has another, the program starts again, in this
-    /// process and with the same arguments; this returns only if that fails. Callers must call this before
-    /// any other work, which would be lost.
+    /// Ensures that this process has the allocator. If it has another, replaces the process by a new run of
+    /// the program with the same arguments. Call it before any other work, because that work would be lost.
     pub(crate) fn ensure(self) -> Result<(), Failure> {
         // One restart is enough: a program that was started for this allocator and has another is broken.
         let restarted = std::env::var_os(VARIABLE).is_some_and(|value| value == self.name());
@@ -71,7 +70,7 @@ impl fmt::Display for Allocator {
     }
 }
 
-/// The command of util-linux that makes the namespaces, and its options.
+/// The command of util-linux that makes the namespaces of a container, and its options.
 const UNSHARE: &str = "unshare";
 const NAMESPACES: [&str; 7] =
     ["--user", "--map-root-user", "--pid", "--ipc", "--mount", "--fork", "--kill-child"];

@@ -1,4 +1,4 @@
-//! The outputs of a run: a table for people, and JSON. And the progress bar.
+//! The outputs of a run: a table for people, JSON, and the progress bar.
 
 use std::io::IsTerminal;
 use std::path::Path;

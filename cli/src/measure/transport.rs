@@ -1,5 +1,5 @@
-//! The connections of `compare` and `parameter-server`: over RDMA, which no other file of these two commands
-//! makes, the channel of all gRPC modes, the encoding of messages, and TCP listeners.
+//! The connections of `compare` and `parameter-server`. No other file of the two commands connects over RDMA.
+//! Also the channel of all gRPC modes, the encoding of messages, and TCP listeners.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -32,7 +32,7 @@ const LANDING_BUDGET: u64 = 256 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct Rdma {
     config: Config,
-    /// Of native calls.
+    /// The settings of native calls.
     calls: CallConfig,
 }
 

@@ -1,4 +1,4 @@
-//! The errors of calls, of all modes.
+//! The errors of calls, in all modes.
 
 use std::time::Duration;
 

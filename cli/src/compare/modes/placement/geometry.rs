@@ -1,4 +1,5 @@
-//! The offsets of an operation's buffers, as both sides know them.
+//! What both ends of a mode that places tensors know: the offsets and seeds of an operation's buffers, and
+//! the record of a trial. And the timer by which a thread that polls yields.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

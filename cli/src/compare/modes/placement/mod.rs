@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Both ends poll memory during a trial of the mode, and only then: otherwise the server would starve the
-//! services of other modes. While they poll they yield to their runtime now and then (`yield_timer`). In
-//! `rdma-zerocp-await` both sides wait by futures, without polling. The receiver reports its findings at the
-//! end of the trial, for all operations at once (`record`).
+//! services of other modes. While they poll they yield to their runtime now and then (`YieldTimer` in
+//! `geometry`). In `rdma-zerocp-await` both ends wait by futures, without polling. The receiver reports its
+//! findings at the end of the trial, for all operations at once (`Record`).
 
 pub(crate) mod geometry;
 pub(crate) mod receiver;

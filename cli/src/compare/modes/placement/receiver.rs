@@ -189,9 +189,11 @@ enum Targets {
 #[derive(Debug)]
 struct SlotOperation {
     lengths: Arc<[u64]>,
-    /// Index of the slot of the next tensor. The two fields below have the findings in the operation so far.
+    /// Index of the slot of the next tensor.
     next: usize,
+    /// The seed of the operation, found by its first tensor, or `None` if no operation has this content.
     identity: Option<u64>,
+    /// The result of consuming the tensors that have arrived.
     found: Option<Reduced>,
     /// Seeds of the operation's buffers.
     seeds: Vec<u64>,
