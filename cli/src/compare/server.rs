@@ -247,7 +247,7 @@ pub(crate) async fn start(job: &ServerJob) -> Result<(Children<Addresses>, Addre
     Conditions::of(&job.options).allocator.choose_for(&mut command);
     let mut children = Children::new();
     children.start("the server process", command)?;
-    let mut addresses = children.hear(0..1, Instant::now() + START, EXPLANATION).await?;
+    let mut addresses = children.receive_reports(0..1, Instant::now() + START, EXPLANATION).await?;
     let missing = || Failure::run("the server process has no addresses");
     Ok((children, addresses.pop().ok_or_else(missing)?))
 }

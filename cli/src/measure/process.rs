@@ -177,7 +177,7 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
 
     /// Waits until each of `children` has sent a report. The failure or the end of any child is an error.
     /// `grace` is the time to wait for the end of a child that explains the failure of another one.
-    pub(crate) async fn hear(
+    pub(crate) async fn receive_reports(
         &mut self,
         children: Range<usize>,
         deadline: Instant,
@@ -369,8 +369,8 @@ mod child_tests {
     #[tokio::test]
     async fn a_reported_failure_is_not_waited_for_when_no_child_is_left_to_explain_it() {
         let mut children = children(&[r#"echo '{"failed":{"reason":"no memory","usage":false}}'"#]);
-        let hearing = children.hear(0..1, Instant::now() + LIMIT, 100 * LIMIT);
-        let heard = tokio::time::timeout(LIMIT, hearing)
+        let receiving = children.receive_reports(0..1, Instant::now() + LIMIT, 100 * LIMIT);
+        let heard = tokio::time::timeout(LIMIT, receiving)
             .await
             .expect("it waits for the end of a child that has ended");
         assert_eq!(heard.unwrap_err().to_string(), "the child: no memory");
@@ -380,7 +380,7 @@ mod child_tests {
     async fn a_child_that_ends_in_the_middle_of_a_run_is_named_whatever_its_status() {
         for (status, named) in [("0", "(exit status: 0)"), ("3", "(exit status: 3)")] {
             let mut children = children(&[&format!("echo '{{\"report\":7}}'; exit {status}")]);
-            assert_eq!(children.hear(0..1, Instant::now() + LIMIT, LIMIT).await.unwrap(), [7]);
+            assert_eq!(children.receive_reports(0..1, Instant::now() + LIMIT, LIMIT).await.unwrap(), [7]);
             let ended = tokio::time::timeout(LIMIT, children.end()).await.expect("its end is not noticed");
             assert!(format!("{ended:?}").contains(named), "{ended:?}");
         }
@@ -390,7 +390,8 @@ mod child_tests {
     async fn the_end_of_another_child_explains_a_reported_failure() {
         let failed = r#"echo '{"failed":{"reason":"lost","usage":false}}'"#;
         let mut children = children(&[failed, "sleep 0.1; kill -9 $$"]);
-        let error = children.hear(0..2, Instant::now() + LIMIT, LIMIT).await.unwrap_err().to_string();
+        let error =
+            children.receive_reports(0..2, Instant::now() + LIMIT, LIMIT).await.unwrap_err().to_string();
         assert!(error.contains("in the middle of the run (ended (signal: 9"), "{error}");
     }
 }

@@ -266,7 +266,7 @@ impl Session {
             };
             session.children.start(&name, command)?;
         }
-        let servers = session.hear(session.servers(), deadline).await?;
+        let servers = session.receive_reports(session.servers(), deadline).await?;
         let addresses: Vec<Addresses> =
             servers.iter().filter_map(|server| server.addresses.clone()).collect();
         for worker in 0..cell.workers {
@@ -274,14 +274,14 @@ impl Session {
             let command = process::command("parameter-server-worker", &job)?;
             session.children.start(&format!("worker process {worker}"), command)?;
         }
-        let workers = session.hear(session.workers(), deadline).await?;
+        let workers = session.receive_reports(session.workers(), deadline).await?;
         session.pinned = servers.iter().chain(&workers).all(|ready| ready.pinned);
         session.provider = workers.iter().find_map(|ready| ready.provider.clone());
         let devices: Vec<String> = workers.into_iter().filter_map(|ready| ready.device).collect();
         if !devices.is_empty() {
             let attach = ChildCommand::Attach { workers: devices };
             session.children.send(session.servers(), &attach)?;
-            session.hear(session.servers(), deadline).await?;
+            session.receive_reports(session.servers(), deadline).await?;
         }
         Ok(session)
     }
@@ -294,8 +294,12 @@ impl Session {
         self.cell.servers..self.cell.servers + self.cell.workers
     }
 
-    async fn hear(&mut self, children: Range<usize>, deadline: Instant) -> Result<Vec<Report>, Failure> {
-        self.children.hear(children, deadline, EXPLANATION).await
+    async fn receive_reports(
+        &mut self,
+        children: Range<usize>,
+        deadline: Instant,
+    ) -> Result<Vec<Report>, Failure> {
+        self.children.receive_reports(children, deadline, EXPLANATION).await
     }
 
     /// Makes a trial: all workers make some mini-batches at the same time.
@@ -314,9 +318,9 @@ impl Session {
         let deadline = Instant::now() + TIMEOUT + (slowest(bytes) + computing) * steps;
         let (servers, workers) = (self.servers(), self.workers());
         self.children.send(0..workers.end, &ChildCommand::Trial(trial))?;
-        let workers = self.hear(workers, deadline).await?;
+        let workers = self.receive_reports(workers, deadline).await?;
         self.children.send(servers.clone(), &ChildCommand::Collect)?;
-        let servers = self.hear(servers, deadline).await?;
+        let servers = self.receive_reports(servers, deadline).await?;
         self.check(trial, &servers, &workers)?;
         let all = || workers.iter().chain(&servers);
         Ok(Outcome {
