@@ -190,7 +190,7 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
                 return Err(Failure::run(format!("{name} gave no answer in time: it is stuck")));
             };
             let Some((from, event)) = event else { return Err(Failure::run("all processes have ended")) };
-            match self.heed(from, event) {
+            match self.report_in(from, event) {
                 Ok(None) => {}
                 Ok(Some(report)) => match reports.get_mut(from.wrapping_sub(children.start)) {
                     Some(slot) => *slot = Some(report),
@@ -210,7 +210,7 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
 
     /// Returns the report that `event` has. A child that fails or ends is an error, unless it reported a
     /// failure before.
-    fn heed(&mut self, from: usize, event: Event<Line<R>>) -> Result<Option<R>, Failure> {
+    fn report_in(&mut self, from: usize, event: Event<Line<R>>) -> Result<Option<R>, Failure> {
         let is_first = self.failed.is_empty();
         self.ended += usize::from(matches!(event, Event::Ended(_)));
         let text = match event {
@@ -237,7 +237,7 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
     pub(crate) async fn end(&mut self) -> Option<Failure> {
         while self.ended < self.running.len() {
             let (from, event) = self.events.recv().await?;
-            if let Err(failure) = self.heed(from, event) {
+            if let Err(failure) = self.report_in(from, event) {
                 return Some(failure);
             }
         }
