@@ -18,7 +18,7 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use super::cell::{Caller, Level, Transport};
 use super::honest::connect;
 use super::hostile::{self, Scribble};
-use super::server::{payload, say};
+use super::server::{payload, print_line};
 use super::system;
 
 /// Connections that a half-open neighbour holds.
@@ -52,7 +52,7 @@ const DIAL: Duration = Duration::from_secs(1);
 fn harmed() {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, SeqCst) {
-        say(READY);
+        print_line(READY);
     }
 }
 

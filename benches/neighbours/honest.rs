@@ -17,7 +17,7 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
 use super::bad::READY;
 use super::cell::{Caller, Cell, Level, Neighbour, Options, Transport};
-use super::server::{self, Resources, payload, say, start};
+use super::server::{self, Resources, payload, print_line, start};
 use super::{hostile, system};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -148,7 +148,7 @@ pub(crate) fn visit(caller: &Caller) {
         call(&mut TransferClient::new(channel), 64, 0).await
     };
     let result = caller.runtime.build().unwrap().block_on(visit);
-    say(result.map_or_else(|error: Failure| one_line(&chain(&*error)), |()| SERVED.to_owned()));
+    print_line(result.map_or_else(|error: Failure| one_line(&chain(&*error)), |()| SERVED.to_owned()));
 }
 
 /// Connects to the server, over RDMA by this policy.

@@ -25,7 +25,7 @@ const LIMIT: usize = 64 << 20;
 
 /// Serves until the parent process ends.
 pub(crate) fn run(transport: Transport, runtime: Flavour) {
-    end_with_stdin(|| say(SERVED.load(SeqCst))).unwrap();
+    end_with_stdin(|| print_line(SERVED.load(SeqCst))).unwrap();
     runtime.build().unwrap().block_on(async {
         let service = TransferServer::new(PayloadService).max_decoding_message_size(LIMIT);
         let router = Server::builder().add_service(service);
@@ -33,12 +33,12 @@ pub(crate) fn run(transport: Transport, runtime: Flavour) {
             Transport::Tcp => {
                 let incoming =
                     TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
-                say(incoming.local_addr().unwrap());
+                print_line(incoming.local_addr().unwrap());
                 router.serve_with_incoming(incoming).await.unwrap();
             }
             Transport::Rdma => {
                 let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
-                say(incoming.local_addr());
+                print_line(incoming.local_addr());
                 router.serve_with_incoming(incoming).await.unwrap();
             }
         }
@@ -46,7 +46,7 @@ pub(crate) fn run(transport: Transport, runtime: Flavour) {
 }
 
 /// Prints a line for the parent process, which may have ended.
-pub(crate) fn say(line: impl Display) {
+pub(crate) fn print_line(line: impl Display) {
     let _ = report_line(line);
 }
 
