@@ -1,5 +1,5 @@
-//! What a small native call costs: rung by rung, beside a stream without a reader, and beside a large
-//! transfer.
+//! Measures a small native call: without generated code and with it, beside a stream without a reader, and
+//! beside a large transfer.
 //!
 //! ```sh
 //! cargo bench --bench native                              # all
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! All calls of a measurement go over one connection. The bench starts itself once more as the server
-//! process. Each process has a core of its own, and a runtime that polls when it is idle. The rung below a
-//! call, a message of the device and its answer, is
+//! process. Each process has a core of its own, and a runtime that polls when it is idle. What the
+//! device takes of a call, a message and its answer, is measured by
 //! `cargo bench -p tonic-rdma-verbs --bench soft_device -- perf send 64`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
@@ -133,12 +133,12 @@ async fn together(rounds: usize, length: Duration) {
 
 async fn rungs(client: &Client, inflight: &[usize], rounds: usize, length: Duration) {
     for &inflight in inflight {
-        for rung in [Rung::Plain, Rung::Generated] {
+        for kind in [CallKind::Plain, CallKind::Generated] {
             let mut figures = Vec::new();
             for _ in 0..rounds {
-                figures.push(Figures::of(client.calls(rung, inflight, length).await, length));
+                figures.push(Figures::of(client.calls(kind, inflight, length).await, length));
             }
-            show(&format!("{rung:?} × {inflight}"), figures);
+            show(&format!("{kind:?} × {inflight}"), figures);
         }
     }
 }
@@ -146,9 +146,9 @@ async fn rungs(client: &Client, inflight: &[usize], rounds: usize, length: Durat
 async fn blocked(client: &Client, rounds: usize, length: Duration) {
     let (mut alone, mut beside, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let before = Figures::of(client.calls(Rung::Generated, CALLERS, length).await, length);
+        let before = Figures::of(client.calls(CallKind::Generated, CALLERS, length).await, length);
         let stream = client.block().await;
-        let during = Figures::of(client.calls(Rung::Generated, CALLERS, length).await, length);
+        let during = Figures::of(client.calls(CallKind::Generated, CALLERS, length).await, length);
         drop(stream);
         costs.push((1.0 - during.rate / before.rate) * 100.0);
         alone.push(before);
@@ -162,12 +162,12 @@ async fn blocked(client: &Client, rounds: usize, length: Duration) {
 async fn beside(client: &Client, rounds: usize, length: Duration) {
     let (mut alone, mut beside, mut times) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let before = Figures::of(client.calls(Rung::Generated, 1, length).await, length);
+        let before = Figures::of(client.calls(CallKind::Generated, 1, length).await, length);
         let goes_on = Arc::new(AtomicBool::new(true));
         let transfers = tokio::spawn(client.clone().transfer(LARGE, Arc::clone(&goes_on)));
         // The first transfer touches fresh memory.
         tokio::time::sleep(Duration::from_millis(50)).await;
-        let during = Figures::of(client.calls(Rung::Generated, 1, length).await, length);
+        let during = Figures::of(client.calls(CallKind::Generated, 1, length).await, length);
         goes_on.store(false, Ordering::Relaxed);
         assert!(transfers.await.unwrap() > 0);
         times.push(during.p99 / before.p99);
@@ -205,7 +205,7 @@ fn show(name: &str, rounds: Vec<Figures>) {
 
 /// A way to make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rung {
+pub(crate) enum CallKind {
     /// A request and a response with bodies of bytes, without generated code.
     Plain,
     /// tonic's generated code.
@@ -228,20 +228,20 @@ impl Client {
         let generated = TransferClient::new(channel.clone());
         let gathering = TransferClient::new(gather::GatherBoth::new(channel.clone()));
         let client = Self { plain: channel, generated, gathering };
-        client.clone().call(Rung::Generated).await;
+        client.clone().call(CallKind::Generated).await;
         client
     }
 
     /// Makes one small call.
-    async fn call(&mut self, rung: Rung) {
-        match rung {
-            Rung::Plain => {
+    async fn call(&mut self, kind: CallKind) {
+        match kind {
+            CallKind::Plain => {
                 let body = Body::new(Full::new(Bytes::from_static(&[0; LENGTH])));
                 let request = http::Request::post("/native.Plain/Call").body(body).unwrap();
                 let response = self.plain.call(request).await.unwrap();
                 assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), LENGTH);
             }
-            Rung::Generated => {
+            CallKind::Generated => {
                 let payload = Bytes::from_static(&[0; LENGTH]);
                 let reply =
                     self.generated.put(PutRequest { payload, ..PutRequest::default() }).await.unwrap();
@@ -251,7 +251,7 @@ impl Client {
     }
 
     /// Makes calls for `length`, so many at a time. Returns their times.
-    pub(crate) async fn calls(&self, rung: Rung, inflight: usize, length: Duration) -> Vec<Duration> {
+    pub(crate) async fn calls(&self, kind: CallKind, inflight: usize, length: Duration) -> Vec<Duration> {
         let mut callers = JoinSet::new();
         let end = Instant::now() + length;
         for _ in 0..inflight {
@@ -260,7 +260,7 @@ impl Client {
                 let mut times = Vec::with_capacity(1 << 18);
                 loop {
                     let start = Instant::now();
-                    client.call(rung).await;
+                    client.call(kind).await;
                     let now = Instant::now();
                     times.push(now - start);
                     if now >= end {
