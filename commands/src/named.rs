@@ -16,7 +16,7 @@ pub trait Named: ValueEnum {
 
 impl<T: ValueEnum> Named for T {
     fn name(&self) -> &'static str {
-        // clap makes a name anew each time. A program has few names, so each is kept for good.
+        // clap allocates a name with each call. A program has few names, so each is kept, and never freed.
         static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
         let Some(value) = self.to_possible_value() else { return "" };
         let mut names = lock(&NAMES);

@@ -398,7 +398,7 @@ fn the_first_signal_drains_and_the_second_signal_resets() {
     eventually("the port is closed", || {
         TcpStream::connect(pair.near.address.trim_start_matches("tcp://")).is_err()
     });
-    // The connection goes on.
+    // The connection still carries bytes.
     client.write_all(b"still here").unwrap();
     let mut got = [0; 10];
     server.read_exact(&mut got).unwrap();

@@ -203,7 +203,7 @@ impl Participant {
         begun.is_ok()
     }
 
-    /// Ends the trial, so that other modes have theirs.
+    /// Ends the trial, so that this mode uses no core in the trials of others.
     async fn end(&mut self) {
         match within(ANSWER_LIMIT, self.caller.end()).await {
             Ok(messages) => self.tally.every_byte += messages,
@@ -319,7 +319,7 @@ pub(crate) struct Counts {
     pub(crate) mismatches: u64,
     /// Operations of an open loop that were sent.
     pub(crate) sent: u64,
-    /// Operations without an answer at the end of the offering.
+    /// Operations of an open loop without an answer when the time to send operations was over.
     pub(crate) backlog: u64,
 }
 
@@ -335,7 +335,7 @@ impl Counts {
         self.error(1, error.to_string());
     }
 
-    /// Adds the errors alone.
+    /// Adds only the errors of `other`.
     fn add_errors(&mut self, other: Self) {
         self.errors += other.errors;
         self.first_error = self.first_error.take().or(other.first_error);
@@ -450,9 +450,9 @@ impl Tally {
         Checks { every_byte: *every_byte, stamps: *stamps, mismatches: counts.mismatches }
     }
 
-    /// Returns whether the mode fell behind the offered rate: an operation was not sent at all, more than one
-    /// in twenty had no answer when the offering ended (up to four in each trial are no sign of it), or the
-    /// trials took twice as long.
+    /// Returns whether the mode fell behind the offered rate. It did if an operation was never sent, if more
+    /// than one in twenty (and more than four in each trial) had no answer when the time to send operations
+    /// was over, or if the trials took twice as long.
     fn saturated(&self, rate: f64) -> bool {
         const HANDFUL: u64 = 4;
         let Counts { ops, sent, backlog, .. } = self.counts;
