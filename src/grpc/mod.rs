@@ -1,6 +1,6 @@
 //! gRPC calls between RDMA peers without HTTP/2.
 //!
-//! This floor has the channel and the server that generated code takes. A peer that does not know native
+//! This layer has the channel and the server that generated code takes. A peer that does not know native
 //! calls gets HTTP/2, over the same connection.
 //!
 //! ```text

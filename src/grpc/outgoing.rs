@@ -2,7 +2,7 @@
 //!
 //! A body's frames have no meaning: a message may be a part of a frame, or have several frames. gRPC puts a
 //! prefix before each message, with the message's length. [`Outgoing`] reads these prefixes. A large message
-//! goes to the stream in its parts, together with the place of its longest part, or of its last large one.
+//! goes to the stream in its parts, together with the offset of its longest part, or of its last large one.
 //! These are large fields where [`gather`](crate::gather) encodes the body.
 
 use bytes::{Buf, Bytes};
@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 use super::landed::{AlignedField, PREFIX};
 use super::session::Stream;
 
-/// The place that messages go to.
+/// What messages go to: a stream.
 pub(super) trait Sink {
     /// Queues bytes of the body.
     fn data(&self, data: Bytes, end: bool);
@@ -41,7 +41,8 @@ pub(super) struct Outgoing {
     parts: Vec<Bytes>,
     /// Bytes that are missing for the end of the message, parts included.
     missing: usize,
-    /// The bytes are no messages of gRPC, or not in this place: they go on as they are.
+    /// The bytes are not gRPC messages, or the boundary of the next message is not known: they are sent as
+    /// they are.
     opaque: bool,
 }
 
@@ -85,8 +86,8 @@ impl Outgoing {
         for (index, part) in self.parts.drain(..).enumerate() {
             sink.data(part, end && index + 1 == count);
         }
-        // The rest of this message can't be sent as a whole any more, nor can what follows be told from it if
-        // it never comes.
+        // This message can't be sent as a whole any more. If its rest never comes, what follows can't be told
+        // from it, either.
         self.opaque |= self.missing > 0 && count > 0;
     }
 
@@ -138,8 +139,8 @@ fn length_of(data: &[u8]) -> Option<usize> {
     (prefix.get_u32() as usize).checked_add(PREFIX)
 }
 
-/// Returns the place of the longest part in the message, or of the last large one if there is one; for a
-/// message of one part, the place after its prefix.
+/// Returns the offset in the message of its longest part, or of its last large part if `aligned` asks for it
+/// and there is one. In a message of one part, it is the offset after the prefix.
 fn place_of(aligned: AlignedField, parts: &[Bytes]) -> usize {
     let (mut at, mut longest, mut place) = (0, 0, PREFIX);
     for part in parts {

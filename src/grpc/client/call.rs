@@ -27,7 +27,8 @@ use tonic_rdma_verbs::unstable::lock;
 /// A call without HTTP/2.
 ///
 /// The first poll queues what the request has, and lets other tasks run, so that calls which are made
-/// together go out together. Later polls look at the completion queue for a short time before they wait.
+/// together go out together. Each later poll also polls the completion queue for a short time before the call
+/// waits.
 pub(super) struct NativeCall {
     endpoints: Arc<Endpoints>,
     connection: Arc<Connection>,
@@ -91,7 +92,7 @@ impl NativeCall {
             }
         };
         if !(has_sender && self.waits(context)) {
-            // Calls that are made together go out before this one looks for its response.
+            // Calls that are made together go out before this one checks for its response.
             context.waker().wake_by_ref();
         }
         Poll::Pending
@@ -155,7 +156,7 @@ impl NativeCall {
         if is_whole {
             let has_sender = session.drive_if(is_alone);
             self.active = Some(ActiveCall::new(stream));
-            // The request is on its way, so this look at the clock delays no peer.
+            // The request is on its way, so reading the clock now delays no peer.
             self.deadline.begun();
             return Ok(has_sender);
         }
@@ -204,8 +205,8 @@ pub(super) fn polled_again() -> Status {
     Status::internal("the call was polled after its end")
 }
 
-/// Waits for the headers of the response. The call keeps parts of the body that have arrived. The call can be
-/// sent `again`.
+/// Waits for the headers of the response. The call keeps parts of the body that have arrived. `again`: the
+/// call can be sent again.
 fn poll_headers(
     call: &mut ActiveCall,
     deadline: &mut Deadline,
@@ -213,7 +214,7 @@ fn poll_headers(
     context: &mut Context<'_>,
 ) -> Poll<Result<HeaderMap, Unanswered>> {
     let fault = match call.poll_headers(deadline, context) {
-        // The server answers with trailers only, or with empty headers, or it will.
+        // Either only trailers follow, or the headers have no fields, or the next part has not arrived yet.
         Poll::Ready(Ok(head)) if head.is_empty() && call.first.is_none() => {
             match call.stream().poll_part(context) {
                 Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
@@ -253,7 +254,7 @@ impl RetryableCall {
     }
 }
 
-/// Waits for a connection, and makes the call. The server has refused the call so many times.
+/// Waits for a connection, and makes the call. `refusals`: how often the server has refused it.
 pub(super) async fn wait_and_call(
     endpoints: Arc<Endpoints>,
     mut request: PendingRequest,
@@ -382,7 +383,7 @@ impl ActiveCall {
     }
 
     /// Waits for the next part of the response, in the same way. Most parts come together with the headers,
-    /// so this looks first.
+    /// so this checks for a part first.
     fn poll_part(
         &self,
         deadline: &Deadline,

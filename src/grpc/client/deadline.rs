@@ -46,7 +46,7 @@ impl Deadline {
         Self { begun, own, endpoint: None, timer: None, is_over: false }
     }
 
-    /// Takes the deadline. What is left never passes.
+    /// Takes the deadline, and leaves one that never passes.
     pub(super) fn take(&mut self) -> Self {
         Self { own: self.own.take(), endpoint: self.endpoint.take(), timer: self.timer.take(), ..*self }
     }
@@ -131,7 +131,7 @@ pub(super) struct Origin {
 pub(super) struct EndpointTimeout {
     /// It does not keep the probe.
     pub(super) known: watch::Receiver<Option<Duration>>,
-    /// The same in nanoseconds, for calls, which look often; 0 as long as it is not known.
+    /// The same in nanoseconds, for calls, which read it often; 0 as long as it is not known.
     nanoseconds: Arc<AtomicU64>,
     _probe: OwnedTask,
 }

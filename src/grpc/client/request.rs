@@ -106,7 +106,7 @@ impl RequestBody {
         Ok(())
     }
 
-    /// Returns the body if it is one frame of small messages, and has ended. Looks for the end behind the
+    /// Returns the body if it is one frame of small messages, and has ended. Polls for the end behind the
     /// first frame.
     pub(super) fn whole(&mut self, context: &mut Context<'_>) -> Option<Bytes> {
         let only = self.frames.only()?;

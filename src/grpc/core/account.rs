@@ -1,28 +1,29 @@
-//! What the streams of a connection keep in memory for the peer, and the bounds of it.
+//! What the streams of a connection keep in memory for the peer, and the bounds of that memory.
 
 use super::stream::{OVERHEAD, Receiving, Stream};
 
 /// The sums over all streams of what arrived and was not taken, each with its bound.
 #[derive(Debug)]
 pub(super) struct ReceiveAccount {
-    /// The window of a stream before the application takes the first part, and after.
+    /// The window of a stream before the application takes the first part, and the window after that.
     first_window: i64,
     full_window: i64,
     /// The cost of data that was not taken.
     unread_data: i64,
     most_unread_data: i64,
-    /// What the headers and trailers count that the application may still hold.
+    /// The counted length of headers and trailers that the application may still hold.
     headers: usize,
     most_headers: usize,
-    /// What the streams with a full window have beyond the first window.
+    /// The sum of what full windows have beyond the first window.
     full_windows: i64,
     most_full_windows: i64,
 }
 
 impl ReceiveAccount {
-    /// Streams that have full windows at least, however small the budget is.
+    /// The number of full windows that there is always room for, however small the budget is.
     const FULL_WINDOWS: i64 = 8;
-    /// Headers of the longest kind that there is room for at least, however small the budget is.
+    /// The number of headers of the greatest length that there is always room for, however small the budget
+    /// is.
     const LONG_HEADERS: usize = 64;
 
     /// Makes an account without bounds, for streams with these windows.
@@ -39,8 +40,9 @@ impl ReceiveAccount {
         }
     }
 
-    /// Sets the bounds: `budget` bytes in windows beyond the first ones, as much again in data, and a quarter
-    /// in headers, of which the longest count `longest`.
+    /// Sets the bounds by `budget`, in bytes: windows beyond the first ones may have as much, data that was
+    /// not taken twice as much, and headers a quarter. `longest` is the most that the headers of one call
+    /// count.
     pub(super) fn set_budget(&mut self, budget: u64, longest: usize) {
         let limit = i64::try_from(budget).unwrap_or(i64::MAX);
         self.most_full_windows = limit.max(self.full_window.saturating_mul(Self::FULL_WINDOWS));
@@ -59,7 +61,7 @@ impl ReceiveAccount {
         self.unread_data
     }
 
-    /// Returns what the headers and trailers count.
+    /// Returns the counted length of headers and trailers.
     pub(super) fn headers(&self) -> usize {
         self.headers
     }

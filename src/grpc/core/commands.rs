@@ -150,7 +150,7 @@ impl<K> Core<K> {
     }
 
     /// Takes the rest of a response, if it is all there: one part with little data, and trailers. Longer data
-    /// counts until somebody asks for it.
+    /// stays, and counts against the window until the application takes it.
     pub(in crate::grpc) fn take_rest(&mut self, key: StreamKey) -> Option<(Bytes, HeaderMap)> {
         let receiving = &mut self.streams[key].receiving;
         if !receiving.ended || receiving.trailers.is_none() || !receiving.parts.is_only_data(Self::LITTLE) {
@@ -353,8 +353,8 @@ impl<K> Core<K> {
         }
     }
 
-    /// Removes calls that were dropped before they were opened, once they are at least `least`, and as many
-    /// as the others.
+    /// Removes calls that were dropped before they were opened, if there are at least `least` of them, and
+    /// they are at least half of the calls that wait to be opened.
     pub(super) fn sweep_unopened(&mut self, least: usize) {
         self.streams.sweep_unopened(least).into_iter().for_each(|key| self.remove_if_over(key));
     }

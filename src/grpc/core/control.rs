@@ -61,7 +61,7 @@ impl Control {
         self.urgent = true;
     }
 
-    /// Returns whether something was queued since the last question that the peer waits for.
+    /// Returns whether something that the peer waits for was queued since the last call.
     pub(super) fn take_urgent(&mut self) -> bool {
         std::mem::take(&mut self.urgent)
     }

@@ -65,7 +65,7 @@ pub(super) enum Role {
     Server,
 }
 
-/// The reason why a connection accepts no more calls, once a call has its last number.
+/// The reason why a connection accepts no more calls after the last number of a stream was used.
 const USED_UP: &str = "the numbers of its streams are used up";
 
 /// All calls of a connection. `K` keeps memory in place that the peer may read.
@@ -94,9 +94,9 @@ pub(super) struct Core<K> {
 }
 
 impl<K> Core<K> {
-    /// Ended calls whose offers may be outstanding before a client opens more calls, in multiples of the
-    /// calls that may be open. A server counts calls as ended whose end the client has not seen yet, so it
-    /// allows one multiple more.
+    /// A client opens no calls while more ended calls than this have outstanding offers, in multiples of the
+    /// calls that may be open. The count of a server includes calls whose end the client has not seen yet, so
+    /// a server allows one multiple more.
     const LINGERING: usize = 2;
     /// The most that a stream may be sent ahead before the application reads. A hostile or a busy peer can't
     /// fill more memory than that for each stream.
@@ -130,8 +130,8 @@ impl<K> Core<K> {
         }
     }
 
-    /// Sets the memory that messages in one segment may have. As much may be in windows beyond the first
-    /// ones, and as much again in data that was not taken. A quarter may be in headers.
+    /// Sets the memory that messages in one segment may have. Windows beyond the first ones may have as much,
+    /// data that was not taken twice as much, and headers a quarter.
     pub(super) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
         self.account.set_budget(budget.limit(), self.limits.header_bytes as usize);
         self.received_offers.set_budget(budget);
@@ -142,7 +142,7 @@ impl<K> Core<K> {
         &mut self.after
     }
 
-    /// Returns whether something was queued since the last question that the peer waits for.
+    /// Returns whether something that the peer waits for was queued since the last call.
     pub(super) fn take_urgent(&mut self) -> bool {
         self.control.take_urgent()
     }

@@ -17,8 +17,8 @@ impl<K> Core<K> {
     /// The most credit of a stream.
     const MOST_CREDIT: i64 = 1 << 50;
 
-    /// Takes a message of the peer. Tasks to wake are in `wakers` then. New calls wait in
-    /// [`next_accepted`](Self::next_accepted).
+    /// Takes a message of the peer. Afterwards, tasks to wake are in [`after_unlock`](Self::after_unlock),
+    /// and new calls in [`next_accepted`](Self::next_accepted).
     ///
     /// # Errors
     /// The message breaks the rules. The connection has to end.

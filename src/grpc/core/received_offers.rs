@@ -436,7 +436,7 @@ impl<K> Core<K> {
         Some(if in_one { Part::Message(memory) } else { Part::Data(memory) })
     }
 
-    /// Returns the landed bytes that were taken since the last question.
+    /// Returns the landed bytes that were taken since the last call.
     pub(in crate::grpc) fn take_landed_bytes(&mut self) -> LandedBytes {
         std::mem::take(&mut self.received_offers.landed)
     }

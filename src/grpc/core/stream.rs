@@ -13,8 +13,8 @@ use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{OfferSegment, RequestHeaders};
 use crate::grpc::landing_budget::CallShare;
 
-/// The place of a stream in the state machine. It is used again after the stream's handle is gone and the
-/// call has ended.
+/// The key of a stream's slot. The slot is used again after the stream's handle is gone and the call has
+/// ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::grpc) struct StreamKey(pub(super) u32);
 
@@ -61,8 +61,8 @@ pub(in crate::grpc) struct LandedBytes {
 pub(crate) enum Part {
     /// Bytes of the body, in order. Messages may begin and end anywhere in them.
     Data(Bytes),
-    /// One whole gRPC message with its prefix of five bytes, in one segment of registered memory. The place
-    /// that the sender named ([`send_message`](super::Core::send_message)) is at a multiple of 64 bytes. Only
+    /// One whole gRPC message with its prefix of five bytes, in one segment of registered memory. The byte
+    /// that the sender chose ([`send_message`](super::Core::send_message)) is at a multiple of 64 bytes. Only
     /// after [`deliver_landed`](super::Core::deliver_landed).
     Message(Bytes),
     /// The trailers. Nothing follows.
@@ -252,7 +252,7 @@ pub(super) struct Receiving {
     pub(super) allowance: i64,
     /// The cost of the parts that arrived and were not taken.
     pub(super) unread: i64,
-    /// The allowance and the unread cost together aim at this.
+    /// Credit is given until `allowance` and `unread` together reach this.
     pub(super) target: i64,
     /// The application has asked for a part.
     pub(super) wanted: bool,
@@ -300,8 +300,8 @@ pub(super) const OVERHEAD: i64 = 256;
 impl Stream {
     /// The most copied bytes of a stream that wait for the peer to read them.
     pub(super) const MOST_COPIED: usize = 256 << 10;
-    /// The most offered bytes of a stream that wait for the peer to read them, but for the last offer. Credit
-    /// does not bound them: the peer grants as much as it likes.
+    /// A stream offers no more while so many offered bytes wait for the peer to read them. Credit does not
+    /// bound them, because the peer grants as much as it likes.
     const MOST_OFFERED: usize = 64 << 20;
 
     /// Returns whether there is something to send that needs no credit, or that there is credit for.
@@ -330,7 +330,7 @@ impl Stream {
         sending.done = true;
     }
 
-    /// Adds the tasks that wait for anything to `wakers`.
+    /// Moves the wakers of all tasks that wait to `wakers`.
     pub(super) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
         let all = [&mut self.receiving.waker, &mut self.sending.waker, &mut self.reset_waker];
         wakers.extend(all.into_iter().filter_map(Option::take));

@@ -156,8 +156,8 @@ impl Streams {
         true
     }
 
-    /// Takes calls that were dropped before they were opened out of the queue, once they are at least
-    /// `least`, and as many as the others.
+    /// Takes calls that were dropped before they were opened out of the queue, if there are at least `least`
+    /// of them, and they are at least half of the queue.
     pub(super) fn sweep_unopened(&mut self, least: usize) -> Vec<StreamKey> {
         let unopened = &mut self.queues[Queue::Unopened as usize];
         if self.unopened_dropped < least || self.unopened_dropped * 2 < unopened.len() {

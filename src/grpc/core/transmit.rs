@@ -13,8 +13,8 @@ impl<K> Core<K> {
     /// A sender that waits is woken below this number of queued bytes.
     const QUEUED_LOW: usize = 512 << 10;
 
-    /// Starts reads, and sends messages while there is room and something to send. Tasks to wake are in
-    /// [`after`](Self::after) then.
+    /// Starts reads, and sends messages while there is room and something to send. Afterwards, tasks to wake
+    /// are in [`after_unlock`](Self::after_unlock).
     pub(in crate::grpc) fn transmit<W: Wire<Kept = K>>(&mut self, wire: &mut W) -> Result<(), W::Fault> {
         if self.ended.is_some() {
             return Ok(());
@@ -42,8 +42,8 @@ impl<K> Core<K> {
             let before = (self.output.copy_budget(), self.streams.waiting());
             self.fill(wire);
             if self.output.message.is_empty() {
-                // There is more to do if headers were refused, because a reset waits then, and if a stream
-                // left its queue without sending, because another is the first then.
+                // The loop also goes on if headers were refused, because a reset waits then, and if a stream
+                // left its queue without sending, because another stream is the first then.
                 let has_reset = self.control.has_resets() && self.peer.is_some();
                 if !has_reset && (self.output.copy_budget(), self.streams.waiting()) == before {
                     return Ok(has_sent);

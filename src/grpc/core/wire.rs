@@ -14,7 +14,7 @@ use tonic_rdma_verbs::RemoteSegment;
 #[derive(Debug, Default)]
 pub(super) struct Message {
     bytes: Vec<u8>,
-    /// Long payloads, each with its place in `bytes`.
+    /// Long payloads, each with its offset in `bytes`.
     long: Vec<(usize, Bytes)>,
     long_bytes: usize,
     room: usize,

@@ -519,7 +519,7 @@ impl Encoder {
 
 /// Returns a copy, which has an owner of its own.
 fn own(value: &HeaderValue) -> HeaderValue {
-    // The bytes of a value are those of a value.
+    // The bytes come from a valid value, so this does not fail.
     HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
 }
 

@@ -140,8 +140,8 @@ pub(in crate::grpc) struct Frames {
 }
 
 impl Frames {
-    /// The most bytes of a message that a part may keep in memory beside itself, and four times its own
-    /// length. A part that would keep more is copied.
+    /// A part keeps the memory of its message if that has at most this many bytes and four times the length
+    /// of the part. Otherwise the part is copied.
     const KEPT: usize = 256;
     /// The memory that a short message may share with others, in bytes.
     const SHARED: usize = 16 << 10;
@@ -192,7 +192,7 @@ impl Frames {
     }
 }
 
-/// A place in a message.
+/// The range of a payload in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::grpc) struct Payload {
     start: usize,
@@ -358,7 +358,7 @@ impl ContentOffer {
                     let (bytes, after) =
                         rest.split_at_checked(length).ok_or(bad("a segment is longer than the frame"))?;
                     rest = after;
-                    // Pieces wait in memory, so they do not keep the message.
+                    // Segments wait in memory, so they must not keep the message there.
                     OfferSegment::Inline(Bytes::copy_from_slice(bytes))
                 }
                 _ => return Err(bad("a segment has an unknown tag")),
@@ -384,14 +384,14 @@ fn short(_: TryGetError) -> CallViolation {
     CallViolation::Offer("the frame is too short")
 }
 
-/// The reason that an end gives when it resets a call.
+/// The reason that a side gives when it resets a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResetCode {
     /// The caller, or the handler, is no longer interested.
     Cancel,
     /// The peer did not begin with the call. It may be sent again.
     Refused,
-    /// The peer failed within.
+    /// The peer failed for a reason of its own.
     Internal,
     /// The deadline has passed.
     DeadlineExceeded,

@@ -79,9 +79,9 @@ impl<S: GrpcService> Call<S> {
         Self { stream, state: CallState::Waiting(service, request), limit, answered: false }
     }
 
-    /// Polls the call where it was found. Returns whether it waits: then it is to go on as a task. What it
-    /// has to send is queued. Also returns the time of a look at the completion queue, which is not the
-    /// handler's.
+    /// Polls the call where it was found. Returns whether the call waits, so that it has to go on as a task.
+    /// What it has to send is queued. Also returns the time of a poll of the completion queue, which is not
+    /// the handler's time.
     pub(super) fn poll_in_place(&mut self) -> (bool, Duration) {
         let mut context = Context::from_waker(Waker::noop());
         if self.guarded(&mut context).is_ready() {
@@ -94,7 +94,7 @@ impl<S: GrpcService> Call<S> {
 
     /// Carries the call on, and catches panics of the handler.
     fn guarded(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        // The call is not used after a panic, but for its stream, which has locks of its own.
+        // After a panic, only the stream of the call is used, and the stream has locks of its own.
         // Both callers drive the session afterwards.
         let session = Arc::clone(&self.stream.session);
         let later = session.drives_later();
@@ -202,7 +202,7 @@ impl<S: GrpcService> Call<S> {
                 }
             }
         }
-        // Others have their turn.
+        // Other tasks run first.
         context.waker().wake_by_ref();
         Poll::Pending
     }

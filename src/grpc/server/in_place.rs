@@ -58,8 +58,8 @@ pub(super) struct InPlace {
 }
 
 impl InPlace {
-    /// Takes the right. `alone` says that the runtime has no other thread. Returns `None` if the call belongs
-    /// into a task. The poll is measured, which needs two looks at the clock, if the runtime has other
+    /// Takes the right. `alone` says that the runtime has no other thread. Returns `None` if the call has to
+    /// become a task. Measuring a poll reads the clock twice. So a poll is measured if the runtime has other
     /// threads, if there are slow paths, and otherwise for one call of eight.
     pub(super) fn begin(have_slow: bool, alone: bool) -> Option<Self> {
         let is_measured = |thread: &Thread| {
@@ -168,7 +168,7 @@ impl Average {
         self.nanoseconds.load(Ordering::Relaxed) <= nanoseconds(SLOW) / 16
     }
 
-    /// Adds a poll. Two threads at a time may lose one poll of two.
+    /// Adds a poll. If two threads add at the same time, one of the polls may be lost.
     fn add(&self, time: Duration) {
         let (before, time) = (self.nanoseconds.load(Ordering::Relaxed), nanoseconds(time));
         let after = if before > nanoseconds(SLOW) && time <= nanoseconds(SLOW) {

@@ -616,7 +616,7 @@ impl<S: GrpcService> Acceptor<S> {
     }
 }
 
-/// Makes the request that services see. It is that which tonic makes of the same call over HTTP/2.
+/// Makes the request that services see, equal to the one that tonic makes of the same call over HTTP/2.
 fn request(stream: Arc<Stream>, head: RequestHeaders, mut extensions: Extensions) -> Request<Body> {
     let RequestHeaders { path, authority, headers } = head;
     let mut uri = http::uri::Parts::default();
@@ -685,7 +685,7 @@ async fn after(time: Option<Duration>) {
 
 /// Waits until there was no call for `limit`.
 async fn idle(session: &Session, accepted: &AtomicU64, limit: Option<Duration>) {
-    /// Looks in that time.
+    /// Checks in that time.
     const POLLS: u32 = 4;
     let Some(limit) = limit else { return pending().await };
     let (mut last, mut quiet) = (accepted.load(Ordering::Relaxed), 0);

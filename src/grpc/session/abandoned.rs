@@ -1,9 +1,9 @@
 //! Requests that callers leave to others.
 //!
 //! Calls that are made together share messages. In a runtime of one thread, a task of the session sends their
-//! requests: it runs when the tasks that were ready have made their calls. Elsewhere another thread would run
-//! the task at once, so each caller looks with its next poll whether requests are left. Callers may have no
-//! next poll for a long time, so the task looks as well, some milliseconds later.
+//! requests: it runs when the tasks that were ready have made their calls. In other runtimes another thread
+//! would run the task at once, so each caller checks with its next poll whether requests were left. Callers
+//! may have no next poll for a long time, so the task checks as well, some milliseconds later.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -29,7 +29,7 @@ pub(super) enum Sends {
     Caller,
 }
 
-/// The task was woken, and will look.
+/// The task was woken, and will check for requests.
 const WOKEN: u8 = 1;
 /// Requests are left to callers.
 const ABANDONED: u8 = 2;
@@ -75,7 +75,7 @@ impl AbandonedRequests {
             // finds this request.
             if self.0.state.load(Ordering::Relaxed) != ABANDONED | WOKEN {
                 self.0.wake(ABANDONED | WOKEN);
-                // SYNC: the task that ends has looked before this request was left, or this sees that it has
+                // SYNC: either the task that ends finds this request, or this load finds that the task has
                 // ended.
                 if thread.load(Ordering::SeqCst) == 0 {
                     return Sends::Caller;
@@ -109,7 +109,7 @@ impl Drop for AbandonedRequests {
 }
 
 impl AbandonedState {
-    /// Sets bits, and wakes the task if none has woken it since it looked.
+    /// Sets bits, and wakes the task unless it was woken after its last check.
     fn wake(&self, bits: u8) {
         if self.state.fetch_or(bits, Ordering::SeqCst) & WOKEN == 0 {
             self.wake.notify_one();

@@ -79,7 +79,7 @@ impl Session {
         session.abandoned.start(move || {
             let Some(session) = weak.upgrade() else { return false };
             session.drive();
-            // The callers do not look before they wait.
+            // The callers do not poll the queue before they wait.
             session.endpoint.poll_queue();
             true
         });

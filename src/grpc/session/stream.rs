@@ -75,7 +75,7 @@ impl Stream {
         self.with(|core| core.send_message(self.key, parts, aligned_at, end));
     }
 
-    /// Carries out the wishes of the wrapper of a client, or of the layer of a server.
+    /// Applies what the wrapper of a client, or the layer of a server, asks for.
     pub(crate) fn land(&self, landing: Landing) {
         // Relaxed: the flag guards no other memory.
         self.aligns_last.store(landing.aligned == AlignedField::Last, Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl Stream {
     }
 
     /// Takes the headers of the response if they have arrived (clients), and registers no task, for callers
-    /// that look at the completion queue themselves. If the rest of the response is there, one part and
+    /// that poll the completion queue themselves. If the rest of the response is there, one part and
     /// trailers, both are taken, too.
     ///
     /// # Errors
@@ -198,7 +198,7 @@ impl Stream {
         let mut state = self.lock();
         let part = state.core.poll_part(self.key, Some(context.waker()));
         let is_urgent = state.core.take_urgent();
-        // Relaxed: only the reader looks at the flags.
+        // Relaxed: only the reader uses the flags.
         if part.is_pending() {
             self.starved.store(state.core.starved(self.key).is_some(), Ordering::Relaxed);
         } else if state.core.is_end(self.key) {
@@ -234,15 +234,15 @@ impl Stream {
     }
 
     /// Returns whether [`poll_headers`](Self::poll_headers) or [`poll_part`](Self::poll_part) would return
-    /// something now, for callers that look at the completion queue themselves.
+    /// something now, for callers that poll the completion queue themselves.
     pub(crate) fn has_arrived(&self) -> bool {
         self.lock().core.has_arrived(self.key)
     }
 
-    /// Looks at the completion queue once, if the next part is being read from the peer's memory. Returns the
-    /// time of the look, if the part has landed thereby, as it has where a READ is a copy, or if the call has
-    /// failed meanwhile. The caller must drive afterwards: the peer is told with the next message that its
-    /// memory is free, which is usually the reply.
+    /// Polls the completion queue once, if the next part is being read from the peer's memory. Returns the
+    /// time of the poll if the part has landed by then, as it has where a READ is a copy, or if the call has
+    /// failed meanwhile. The caller must drive afterwards: the next message, usually the reply, tells the
+    /// peer that its memory is free.
     pub(crate) fn poll_for_landing(&self) -> Option<Duration> {
         {
             let core = &mut self.lock().core;
@@ -302,8 +302,8 @@ impl Stream {
     }
 }
 
-/// While this exists, TAKEN waits for the next message. A task that a look wakes may panic, so the end of the
-/// wait is a drop.
+/// While this exists, TAKEN waits for the next message. A task that a poll wakes may panic, so dropping this
+/// ends the wait.
 struct KeepsTaken<'a>(&'a Stream);
 
 impl Drop for KeepsTaken<'_> {
@@ -324,8 +324,8 @@ impl Drop for Stream {
     }
 }
 
-/// The memory_timeout of one reader. Messages need memory that the application may hold; a reader that waits
-/// for it too long fails.
+/// Limits how long one reader waits for memory. Messages need memory that the application may hold; a reader
+/// that waits for it too long fails.
 #[derive(Debug, Default)]
 pub(in crate::grpc) struct MemoryTimeout {
     /// The end of the wait, while there is one.
