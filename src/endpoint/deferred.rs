@@ -43,7 +43,7 @@ pub trait Run: Send + Sync + Debug {
 }
 
 thread_local! {
-    /// Empty lists with memory.
+    /// Empty lists that keep their memory.
     static REUSED: RefCell<Deferred> = const { RefCell::new(Deferred::new()) };
 }
 

@@ -63,8 +63,8 @@ pub(crate) enum NegotiationError {
     /// The peer sent a message that is not due now.
     #[error("the peer sent {0} out of turn")]
     OutOfTurn(&'static str),
-    /// The listener has no slot for a new client, and this client has kept it waiting for longest, among the
-    /// clients of the address with most unfinished negotiations.
+    /// The listener has no slot for a new client, and has waited for this client for longest, among the
+    /// clients of the source with most unfinished negotiations.
     #[error("the listener needs the place of this unfinished negotiation for a new client")]
     Displaced,
     /// The policy requires RDMA, and there is none to this client.

@@ -255,13 +255,14 @@ impl ReadQuota {
     /// Bytes of small messages that are read before other tasks run: two or three small calls with their
     /// headers.
     const QUANTUM: usize = 512;
-    /// The last bytes of a message, up to this many, are read in pieces, because calls end and begin there.
+    /// The last bytes of a message, up to this many, are read in several steps, because calls end and begin
+    /// there.
     const TAIL: usize = 4096;
     /// Longer messages have a quantum of their own. They are parts of a large message, so their reader gains
     /// little from a wait. The value is most of an HTTP/2 frame of the default size.
     const SMALL: usize = 12 * 1024;
-    /// Bytes of large messages that are read before other tasks run: more than a call of 64 KiB, which so has
-    /// no wait.
+    /// Bytes of large messages that are read before other tasks run: more than a call of 64 KiB has, so such
+    /// a call has no wait.
     const LARGE_QUANTUM: usize = 72 * 1024;
 
     /// Notes that other tasks have run.

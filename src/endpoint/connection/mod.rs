@@ -66,17 +66,17 @@ pub(super) enum Traffic {
         domain: Arc<dyn ProtectionDomain>,
         /// Most READs at a time.
         reads: u32,
-        /// This side.
+        /// The role of this side in the calls.
         role: Role,
     },
 }
 
-/// An end of a connection of native calls.
+/// The role of one side of a connection of native calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// The end that makes the calls.
+    /// The side that makes the calls.
     Client,
-    /// The end that serves the calls.
+    /// The side that serves the calls.
     Server,
 }
 

@@ -82,8 +82,8 @@ impl Link {
     }
 
     /// Returns how many sends may be outstanding to a peer with `slots` receive buffers so that the sends
-    /// never wait for their completions: a message for each buffer, as many that arrived but have not
-    /// completed here, and those without a completion.
+    /// never wait for their completions: one for each buffer, as many again that have arrived but have not
+    /// completed here, and those that ask for no completion.
     pub(crate) fn sends_for(slots: u32) -> u32 {
         slots.saturating_mul(2).saturating_add(Self::SIGNAL_EVERY)
     }
@@ -276,7 +276,7 @@ fn gather(
     Ok(Gathered { in_place, ..segments })
 }
 
-/// Copies the slices without a place into `block`, and lists all segments in order.
+/// Copies the slices that are not in `placed` into `block`, and lists all segments in order.
 fn arrange(
     slices: &[IoSlice<'_>],
     placed: &[Option<LocalSegment>],

@@ -1,6 +1,6 @@
-//! The part of a connection's state that only message connections have, what a handler may do while it
-//! transmits, its memory (for landing, and of the application that the peer may read), and the fetches:
-//! content in the peer's memory that READs bring here.
+//! What only connections of messages have: the handler of their messages, and what it may do while it
+//! transmits ([`Sender`]); their memory, both for landing and of the application where the peer may read it;
+//! and their fetches, which bring content from the peer's memory by READs.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
@@ -68,8 +68,8 @@ pub(crate) struct MessageSettings {
     /// Bytes that may lie in landed memory at a time: fetches in flight, and memory that the application
     /// still holds.
     pub(crate) landing_budget: u64,
-    /// The peer may read memory of pools for sending that this side offers, from where it lies. It then may
-    /// read the whole slab of such memory. Otherwise it is copied.
+    /// The peer may read content in memory of pools for sending from where it lies. The peer can then read
+    /// the whole slab that the content is in. Otherwise content is copied.
     pub(crate) expose: bool,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Messages {
     inbox: BytesMut,
     /// Work for the thread that holds the lock, once it does not hold it any more.
     pub(crate) after: Deferred,
-    /// The handler gave all that it had in its last turn.
+    /// The handler gave all that it had when it was last asked.
     exhausted: bool,
     told_finished: bool,
 }
@@ -150,7 +150,8 @@ impl Messages {
         }
     }
 
-    /// Returns whether the handler had nothing more to send in its last turn, and no fetch is in flight.
+    /// Returns whether the handler had nothing more to send when it was last asked, and no fetch is in
+    /// flight.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.exhausted && self.fetches.is_empty() && !self.fetches.has_over()
     }
@@ -176,8 +177,8 @@ impl Messages {
         protocol: &mut protocol::Connection,
         counters: &Counters,
     ) -> Result<bool, ConnectionFault> {
-        // Only the answer to the last message counts, as nothing else changes the handler's state meanwhile
-        // but what drives by itself.
+        // Only the answer to the last message counts: whatever else changes the handler's state meanwhile
+        // drives the connection itself.
         let mut has_work = true;
         while let Some((fetch, landed)) = self.fetches.poll_over() {
             if let Some(landed) = &landed {
@@ -447,10 +448,10 @@ struct Fetch {
 }
 
 impl Fetches {
-    /// Longest READ whose bytes a device, or the peer, brings beside the CPU of this side, and most of them
-    /// at a time: together more than a fast network has in flight.
+    /// The longest READ, and most READs at a time, where a device or the peer moves the bytes while this CPU
+    /// does other work. Together they are more than a fast network has in flight.
     const BESIDE: (u64, u32) = (256 << 10, 8);
-    /// The same where a READ is a copy, made when it is posted, which delays messages for as long.
+    /// The same where a READ is a copy by the thread that posts it. Messages wait for this copy.
     const BY_COPY: (u64, u32) = (128 << 10, 1);
 
     /// Makes an empty list, which posts at most `most` READs at a time.
@@ -506,7 +507,7 @@ impl Fetches {
         }
     }
 
-    /// Allows READs at once again. The connection calls this when it begins to carry on.
+    /// Allows more bytes to be read at once. The connection calls this when it begins to progress.
     pub(crate) fn renew(&mut self) {
         self.at_once = self.most_at_once;
     }
@@ -589,8 +590,8 @@ impl Fetches {
 }
 
 impl Fetch {
-    /// Reads the rest at once, if it has at most `most` bytes, which become fewer. Returns the number of
-    /// READs.
+    /// Reads the rest at once, if it has at most `most` bytes, and subtracts it from `most`. Returns the
+    /// number of READs.
     fn land(&mut self, most: &mut u64, link: &Link) -> u64 {
         let left = self.rest.iter().fold(0_u64, |sum, (_, length, _)| sum.saturating_add(*length));
         if left > *most {
@@ -639,8 +640,8 @@ impl Shortage {
     const EASED: u8 = 2;
 }
 
-/// Landed memory of the application, which ends a shortage when it is dropped. The memory is dropped before
-/// the rest.
+/// Landed memory that the application has. Dropping it gives the memory back, and then ends a shortage: so
+/// `landed` is the first field.
 struct Lent {
     landed: Landed,
     _ease: Ease,
@@ -695,7 +696,7 @@ impl MessageMemory {
             let settings = PoolSettings {
                 access: Access::LOCAL_WRITE,
                 send_quota: 0,
-                // Pieces are longer than their content by up to a half.
+                // Blocks of the pool are longer than their content by up to a half.
                 receive_quota: self.landing_budget.saturating_add(self.landing_budget / 2),
                 ..PoolSettings::default()
             };

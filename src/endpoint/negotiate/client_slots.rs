@@ -25,8 +25,8 @@ use tonic_rdma_verbs::unstable::{DeviceOwner, lock};
 #[derive(Debug)]
 pub struct ClientSlots {
     limit: usize,
-    /// A client that has kept this side waiting for less time keeps its slot. While slots are free, which
-    /// others may still take, a client keeps it for [`WHILE_FREE`] times as long.
+    /// A client that has kept this side waiting for less time keeps its slot. While some slots are free, kept
+    /// back for other sources, a client keeps its slot for [`WHILE_FREE`] times as long.
     least_wait: Duration,
     /// Most clients that wait for a slot.
     most_waiters: usize,
@@ -45,7 +45,7 @@ pub struct Source {
     owner: Option<DeviceOwner>,
 }
 
-/// The address of a client, or the part of it that one network has to itself.
+/// The address of a client, or the part of an IPv6 address that belongs to its network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Network {
     /// A whole address.
@@ -56,7 +56,7 @@ enum Network {
     Any,
 }
 
-/// The sources that have most of their slots by one right: those of one user, or one address.
+/// What slots are counted by beside the source: the user if it is known, otherwise the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Group {
     Network(Network),
@@ -85,7 +85,8 @@ struct HeldSlot {
 enum Stage {
     /// This side works for the client.
     Busy,
-    /// This side has waited for the client since this time, and waits for the least time at least.
+    /// This side has waited for the client since this time, and the client keeps the slot for at least this
+    /// long.
     Waits { since: Instant, least: Duration },
     /// Another client gets the slot.
     Leaving,
@@ -99,8 +100,8 @@ pub struct ClientSlot {
     wanted: Arc<Notify>,
 }
 
-/// While slots are free, the clients that wait for one are of sources that hold many. They can wait: a burst
-/// of clients of one source on a busy machine needs time to answer.
+/// While slots are free, the clients that wait for one belong to sources that have many. These clients can
+/// wait: a burst of clients of one source on a busy machine needs time to answer.
 const WHILE_FREE: u32 = 4;
 
 /// All slots are taken, and as many clients wait for a slot as may wait.
@@ -205,9 +206,9 @@ impl ClientSlots {
         Some(ClientSlot { slots: Arc::clone(self), key, wanted })
     }
 
-    /// Tells a client to leave, unless enough clients are leaving for those that wait for a slot. The client
-    /// is not of a source that has fewer slots than `source`. Returns when to try again, if a client will
-    /// have waited for long enough then.
+    /// Tells a client to leave, unless enough clients are leaving for those that wait for a slot. A client of
+    /// a source that has fewer slots than `source` is not chosen. If no client has waited for long enough,
+    /// returns the time when the first one will have.
     fn make_room(&self, source: Source) -> Option<Instant> {
         let mut table = lock(&self.table);
         if table.leaving >= table.waiters.values().sum() {
@@ -245,7 +246,7 @@ impl ClientSlots {
 }
 
 impl Table {
-    /// Returns the number of slots of the source's group, and of the source.
+    /// Returns how many slots the source's group has, and how many the source.
     fn count(&self, source: Source) -> (usize, usize) {
         let of_group = self.by_group.get(&source.group()).copied().unwrap_or(0);
         (of_group, self.by_source.get(&source).copied().unwrap_or(0))

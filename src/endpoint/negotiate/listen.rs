@@ -110,8 +110,8 @@ impl Listener {
     }
 
     /// Sets whether native calls are taken from now on, too: then connections whose client asks for them
-    /// carry messages. Others, also those that were negotiated before this call, are byte streams. Clients
-    /// that ask before the first connection is taken wait for this call a moment.
+    /// carry messages. Other connections, also those that were negotiated before this call, are byte streams.
+    /// Clients that ask before the first connection is taken wait a moment for this call.
     pub(crate) fn take_native_calls(&self, native: bool) {
         self.native.send_replace(Some(native));
     }

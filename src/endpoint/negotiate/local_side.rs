@@ -99,7 +99,7 @@ impl Prepared {
         }
     }
 
-    /// Connects to the peer's end. `native`: this side of the calls, if the connection carries native calls.
+    /// Connects to the peer's end. `native`: the role of this side, if the connection carries native calls.
     /// May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
     pub(super) fn connect(
         self,

@@ -132,8 +132,8 @@ impl Drop for CallInFlight {
 pub struct OwnPolling(Arc<Reactor>);
 
 impl OwnPolling {
-    /// Begins to poll on this thread, which polls until it drops the result. Otherwise there is one poll in
-    /// each millisecond.
+    /// Begins to poll on this thread, which polls until it drops the result. The poll task polls once in each
+    /// millisecond meanwhile.
     pub fn of(reactor: &Arc<Reactor>) -> Self {
         reactor.callers.own_polling.fetch_add(1, Ordering::SeqCst);
         // If the poll task is in a step, it may arm the queues once more. Then the first event wakes it, and
@@ -162,7 +162,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Decides whether a future waits, and learns from the waits before.
+/// Decides whether a future polls for a short time, and learns from earlier waits.
 ///
 /// If the runtime's thread has nothing else to do, a future that waits for an answer spares the way through
 /// the scheduler: it polls the queue itself for some microseconds. Otherwise the future would return
@@ -190,7 +190,7 @@ impl ShortWaits {
     /// After so many waits in a row without an answer, the number of futures that do not wait grows no more.
     const MOST_FAILED: u32 = 8;
 
-    /// Makes it for waits of `longest` at most, and never of more than 20 µs.
+    /// Makes the decision for waits of `longest` at most, and never of more than 20 µs.
     pub(super) fn new(longest: Duration) -> Self {
         Self { longest: longest.min(Self::LONGEST), ..Self::default() }
     }

@@ -1,9 +1,10 @@
-//! What polls a reactor's queues, and the threads of callers.
+//! The tasks and threads that poll a reactor's queues, and what is known about the current thread: its
+//! number, and whether it may begin calls.
 //!
 //! One task of a reactor polls its queues while the runtime is never idle; the event descriptors of the
 //! queues wake it. With [`PollMode::Busy`](crate::PollMode::Busy) a thread of its own spins on each queue.
 //! Another task takes the events of the device that belong to no request: port down, queue pair failed,
-//! device removed. Each thread knows its number, and whether it may begin calls.
+//! device removed.
 
 use std::cell::Cell;
 use std::future::{Future as _, poll_fn};
@@ -144,7 +145,7 @@ thread_local! {
     static HERE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread begins calls, or it does not, until this is dropped.
+/// Sets whether this thread may begin calls. Dropping this restores the earlier value.
 ///
 /// A handler must not begin within the poll of another future: it would see the task-locals, the span and the
 /// other context of that future, and would run under the locks that its caller holds. So calls begin where no
@@ -161,12 +162,13 @@ impl Accepting {
         Self { before: HERE.replace(true) }
     }
 
-    /// Takes the right to begin a call: none begins within it. Returns `None` if this thread begins no calls.
+    /// Takes the right to begin one call. Until this is dropped, no other call may begin on this thread.
+    /// Returns `None` if the thread may begin none.
     pub(crate) fn take() -> Option<Self> {
         HERE.replace(false).then_some(Self { before: true })
     }
 
-    /// Returns whether this thread begins calls.
+    /// Returns whether this thread may begin calls.
     pub(crate) fn is_here() -> bool {
         HERE.get()
     }

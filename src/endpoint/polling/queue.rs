@@ -37,7 +37,7 @@ pub struct Queue {
     /// Completions that the queue has room for.
     capacity: u32,
     pub(super) watched: WatchList,
-    /// The poller sleeps, or is about to. Completions wake the poller. A watched word has none, unless the
+    /// The poller sleeps, or is about to. Completions wake it. A watched word has no completion, unless the
     /// peer is asked for one.
     asleep: AtomicBool,
     /// The poller's sleep has a short time limit.

@@ -65,11 +65,11 @@ pub struct Reactor {
     _threads: Vec<BusyThread>,
 }
 
-/// Work that a thread has found and may not carry out. The poll task does.
+/// Work that a thread has found and may not run. The poll task runs it.
 #[derive(Debug, Default)]
 struct UnfinishedRuns {
     any: AtomicBool,
-    /// The reactor keeps none of them: each has the reactor.
+    /// Weak, because each run keeps the reactor.
     runs: Mutex<Vec<Weak<dyn Run>>>,
 }
 
@@ -293,7 +293,7 @@ impl Reactor {
         }
     }
 
-    /// Carries out the work of the poll task that other threads found.
+    /// Runs the work that other threads left to the poll task.
     fn carry_out_left(&self) {
         if self.unfinished.any.load(Ordering::Relaxed) && self.unfinished.any.swap(false, Ordering::Acquire) {
             let runs = std::mem::take(&mut *lock(&self.unfinished.runs));

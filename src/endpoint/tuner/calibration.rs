@@ -22,7 +22,7 @@ use tonic_rdma_verbs::unstable::units::size;
 /// Default length of a chunk, in bytes.
 pub(super) const DEFAULT_CHUNK: usize = 256 * 1024;
 
-/// The provider of the software device. It copies an eager message twice, in pieces that stay in the caches.
+/// The provider of the software device. It copies an eager message twice, in parts that stay in the caches.
 /// It copies a rendezvous twice, too, and needs a message to the peer first. So no write goes by rendezvous
 /// there, and connections measure nothing.
 pub(super) const SOFTWARE: &str = "soft";
