@@ -7,7 +7,7 @@ use super::settings::{AbortCode, ControlMessage, Settings, SettingsError};
 use super::violation::ProtocolViolation;
 use crate::wire::{Chunk, Header, MAX_CHUNKS, MessageKind};
 
-/// One end of a connection. Callers drive it by commands, inputs (`handle_*`) and outputs (`poll_*`).
+/// One side of a connection. Callers drive it by commands, inputs (`handle_*`) and outputs (`poll_*`).
 #[derive(Debug)]
 pub struct Connection {
     outbound: Outbound,
@@ -404,7 +404,7 @@ impl Connection {
         }
     }
 
-    /// Returns true if one side has offered memory that the peer has not read to its end.
+    /// Returns true if one side has offered memory that the other has not read to its end.
     pub fn is_transferring(&self) -> bool {
         self.outbound.has_unread_chunks() || self.inbound.awaits_reads()
     }

@@ -21,10 +21,12 @@
 //! | closing | no; the Fin waits for a credit | Fin sent (next: closed) |
 //! | closed | no | |
 //!
-//! An abort, sent or received, ends both directions at once. Credits: every header has the absolute count of
-//! receive slots posted since the start; a side that has sent that many messages waits. Some slots are kept
-//! for control messages. Acknowledgements are sent even if the application neither reads nor writes. So
-//! neither direction can block the other. The book's page on the protocol has the reasons.
+//! An abort, sent or received, ends both directions at once.
+//!
+//! Credits: every header has the absolute count of receive slots posted since the start; a side that has sent
+//! that many messages waits. Some slots are kept for control messages. Acknowledgements are sent even if the
+//! application neither reads nor writes. So neither direction can block the other. The book's page on the
+//! protocol has the reasons.
 
 mod connection;
 mod directions;

@@ -1,7 +1,7 @@
 //! tonic's transport: a connector for clients, an incoming stream for servers.
 //!
-//! This floor has the connector and the listener that tonic takes, a channel over several endpoints
-//! ([`balance`]), and the codec that sends large fields without a copy ([`gather`]). It does not look at the
+//! This layer has the connector and the listener that tonic takes, a channel over several endpoints
+//! ([`balance`]), and the codec that sends large fields without a copy ([`gather`]). It does not read the
 //! bytes that the [`endpoint`](crate::endpoint)'s streams carry.
 
 pub(crate) mod balance;

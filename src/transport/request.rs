@@ -1,4 +1,4 @@
-//! The connection of a request, for services and layers, and fields of its head.
+//! The connection of a request, for services and layers, and fields of its headers.
 
 use std::time::Duration;
 
@@ -132,8 +132,8 @@ fn with_addresses(mut request: Request<Body>) -> Request<Body> {
     request
 }
 
-/// Returns the field `name`, which is in lower case. Heads of calls have a few fields, and comparing their
-/// names costs less than the hash of one.
+/// Returns the field `name`, which is in lower case. The headers of a call have few fields, and comparing
+/// their names costs less than the hash of one.
 pub(crate) fn field<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a HeaderValue> {
     /// Most fields that are compared.
     const FEW: usize = 8;

@@ -7,8 +7,8 @@
 //!  ├── magic ──────────────┼── version ─┼── type ────┼── length of body ────┼── body ──
 //! ```
 //!
-//! The first byte of the magic is neither an ASCII letter nor a TLS record type. A stock HTTP/2 or TLS server
-//! therefore refuses it at once, and this side never takes a stock client for a peer with this transport.
+//! The first byte of the magic is neither an ASCII letter nor a TLS record type. So a stock HTTP/2 or TLS
+//! server refuses a hello at once, and a stock client is never taken for a peer with this transport.
 
 use bytes::{Buf, BufMut};
 
@@ -34,7 +34,7 @@ pub enum Message {
     ClientHello(ClientHello),
     /// The answer, from the server.
     ServerHello(ServerHello),
-    /// The last message, from each side: the value that it read in the peer's memory.
+    /// The last message, from each side: the value that the sender read in the receiver's memory.
     Confirm(Confirm),
 }
 
@@ -113,7 +113,7 @@ pub enum Answer {
 pub enum Confirm {
     /// The queue pairs are connected.
     Connected {
-        /// The value that this side read in the peer's memory, if the device works by shared memory.
+        /// The value that the sender read in the receiver's memory, if the device works by shared memory.
         nonce: Option<u64>,
     },
     /// The queue pairs are not connected. Both sides go on over this TCP connection.

@@ -1,6 +1,6 @@
-//! A connection to one endpoint by a channel of tonic's. It is watched for the first bytes from the server,
-//! and for its end, and its calls are counted. Errors of dials to endpoints, and of calls on a balanced
-//! channel.
+//! A connection to one endpoint, made by a channel of tonic's. The balancer waits for the first bytes from
+//! the server and for the end of the connection, and counts its calls. Also the errors of dials to endpoints,
+//! and of calls on a balanced channel.
 
 use std::error::Error;
 use std::future::{Future, poll_fn};

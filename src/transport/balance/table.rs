@@ -130,9 +130,9 @@ impl<C: Connection> Table<C> {
         }
     }
 
-    /// Returns the connection for a call that has `begun` then, or `None` if the call waits for a change of
+    /// Returns the connection for a call that began at `begun`, or `None` if the call waits for a change of
     /// the table. An endpoint on demand is dialled for each call that needs it: the failure of a dial ends
-    /// the calls that have begun before.
+    /// the calls that began before it.
     ///
     /// # Errors
     /// The call fails with UNAVAILABLE, because all endpoints are down.
@@ -211,7 +211,7 @@ impl<C: Connection> Table<C> {
     /// dial, the endpoint is down.
     fn ended(&self, id: u64, too_soon: bool) {
         self.set(id, |entry| match (&entry.state, self.on_demand) {
-            // A call waits.
+            // A call waits for the next dial.
             (ConnectionState::Connecting, true) => None,
             (_, true) => Some(ConnectionState::Idle),
             (_, false) if too_soon => Some(ConnectionState::down(DialError::EndedAtOnce)),
@@ -227,7 +227,7 @@ impl<C: Connection> Table<C> {
         });
     }
 
-    /// Waits until the state of an endpoint is such, or the endpoint is removed.
+    /// Waits until `is_such` holds for the state of an endpoint, or the endpoint is removed.
     async fn until(&self, id: u64, is_such: impl Fn(&ConnectionState<C>) -> bool) {
         let is_such = |(): &()| lock(&self.entries).by_id.get(&id).is_none_or(|entry| is_such(&entry.state));
         // This fails only if the sender is gone, which `self` holds.
@@ -282,9 +282,9 @@ impl<C: Connection> Entries<C> {
         Some(Arc::clone(if count > 1 && other.load() < one.load() { other } else { one }))
     }
 
-    /// Lets the tasks of endpoints dial whose connection accepts no further calls; with `begun`, also of
-    /// those on demand that are idle, or have been down since before that. Adds what is to be dropped to
-    /// `old`, if there is a change.
+    /// Lets tasks dial again whose endpoint has a connection that accepts no further calls. With `begun`,
+    /// also those of endpoints on demand that are idle, or have been down since before that time. Adds what
+    /// is to be dropped to `old`, if there is a change.
     fn dial_again(&mut self, begun: Option<Instant>, old: &mut Vec<ConnectionState<C>>) {
         let before = old.len();
         for entry in self.by_id.values_mut() {

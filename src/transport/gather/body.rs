@@ -1,5 +1,5 @@
-//! The codec that does not copy large fields if the message's body collects them, the list in which these
-//! pieces go to the body, and the body, which puts them into their places.
+//! The codec and the body of gathered messages. The codec leaves large parts out of tonic's buffer, and adds
+//! them to a list of the thread; the body takes the list, and puts the parts back in their order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ use tonic_rdma_verbs::unstable::{GatherBuf, LargePart};
 /// Bytes before each message in the body: a flag and the length of the message.
 const PREFIX: usize = 5;
 
-/// A body of encoded messages, with the pieces that the codec did not copy.
+/// A body of encoded messages, with the large parts that the codec did not copy.
 #[derive(Debug)]
 pub(super) struct GatherBody {
     inner: Body,
@@ -75,8 +75,8 @@ impl http_body::Body for GatherBody {
     }
 }
 
-/// Returns the error of a body whose messages don't fit the pieces, because another body encoded a message
-/// while this body was polled.
+/// Returns the error of a body whose messages do not fit the large parts, because another body encoded a
+/// message while this body was polled.
 fn misplaced() -> Status {
     Status::internal(
         "a message was encoded with GatherCodec for a body that is not gathered, inside one that is",
@@ -102,7 +102,7 @@ impl Transport {
     }
 }
 
-/// Puts the pieces into the messages of `data`.
+/// Puts the large parts into the messages of `data`.
 fn assemble(mut data: Bytes, partial: Vec<Partial>, transport: Transport) -> Result<VecDeque<Bytes>, Status> {
     let mut output = Output { transport, frames: VecDeque::new(), copied: BytesMut::new() };
     let mut partial = partial.into_iter().peekable();
@@ -151,7 +151,7 @@ fn assemble(mut data: Bytes, partial: Vec<Partial>, transport: Transport) -> Res
     Ok(output.finish())
 }
 
-/// The frames of the body: large pieces in their own frames, small ones copied together.
+/// The frames of the body: large parts in their own frames, small ones copied together.
 #[derive(Debug)]
 struct Output {
     transport: Transport,
@@ -163,9 +163,10 @@ impl Output {
     /// The longest part of tonic's buffer that is copied once more, to share a frame with other parts, in
     /// bytes. Up to this length the copy costs less than a frame.
     const COPY: usize = 4096;
-    /// A frame before a large one is filled up to a multiple of this length, a page. The large piece then has
-    /// the same place within a page in the receiver's buffers as in a body that was copied whole. If the two
-    /// places differ by a few bytes, some processors copy 15 times slower (`copy.rs` in the package `verbs`).
+    /// A frame before a large one is filled up to a multiple of this length, a page. The large part then has
+    /// the same offset within a page in the receiver's buffers as in a body that was copied whole. If the two
+    /// offsets differ by a few bytes, some processors copy 15 times slower (`copy.rs` in the package
+    /// `verbs`).
     const ALIGNMENT: usize = 4096;
 
     fn small(&mut self, bytes: Bytes) {
@@ -316,12 +317,12 @@ pub(super) struct Partial {
     pub(super) index: usize,
     /// The number of its bytes in tonic's buffer, without the prefix of the message.
     pub(super) copied: usize,
-    /// The pieces that are not in tonic's buffer.
+    /// The parts that are not in tonic's buffer.
     pub(super) pieces: Vec<LargePart>,
 }
 
 /// tonic calls the codec inside the body's `poll_frame`, on one thread, and returns everything that was
-/// encoded. So the body opens a list before the poll, the codec adds its pieces to the list, and the body
+/// encoded. So the body opens a list before the poll, the codec adds large parts to the list, and the body
 /// takes the list after the poll.
 #[derive(Debug)]
 struct PieceList {
@@ -353,12 +354,12 @@ pub(super) fn collect<R>(threshold: usize, poll: impl FnOnce() -> R) -> (R, Vec<
     (result, list.map(|list| list.partial).unwrap_or_default())
 }
 
-/// Returns the threshold of the body that collects pieces which are not copied, if there is such a body.
+/// Returns the threshold of the body that collects large parts, if there is such a body.
 pub(super) fn threshold() -> Option<usize> {
     LIST.with_borrow(|list| list.as_ref().map(|list| list.threshold))
 }
 
-/// Notes that a message was encoded: `copied` bytes of it are in tonic's buffer, and `pieces` are not.
+/// Notes that a message was encoded: `copied` bytes of it are in tonic's buffer, and `large_parts` are not.
 pub(super) fn add(copied: usize, pieces: Vec<LargePart>) {
     LIST.with_borrow_mut(|list| {
         if let Some(list) = list {

@@ -2,7 +2,7 @@
 //! memory that they arrived in.
 //!
 //! tonic gives a decoder its own copy of a message. [`GatherCodec`](crate::gather::GatherCodec) gets the
-//! arrived memory by another way. This module owns the parts of that way. It does no IO.
+//! arrived memory another way, whose parts are in this module. It does no IO.
 //!
 //! ```text
 //!  wrapper of the client, layer of the server     ask for landed messages, with a limit of their length: Landing
@@ -20,8 +20,8 @@
 //! # How native calls use it
 //!
 //! - The client's call looks for a [`Landing`] in the extensions of its `http::Request`. If there is one, it
-//!   calls `stream.deliver_landed(landing)` when it opens the stream. If there is a [`NativeCall`], it sets
-//!   it before it polls the body.
+//!   calls `Stream::land` when it has opened the stream. If there is a [`NativeCall`], it sets it before it
+//!   polls the body.
 //! - The server puts a [`LandingSwitch`] of the stream into the extensions of each request.
 //! - Bodies pass each `Part::Message` through their [`Presenter`].
 //!
@@ -49,8 +49,8 @@ pub(crate) enum AlignedField {
     Last,
 }
 
-/// The wish for landed messages, with the limit of their length, and the choice for the messages of this
-/// side.
+/// Asks for landed messages, with the limit of their length, and chooses the alignment of this side's
+/// messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Landing {
     /// In bytes, without the prefix.
@@ -73,8 +73,8 @@ pub(crate) trait LandingTarget: Debug + Send + Sync {
     fn deliver_landed(&self, landing: Landing);
 }
 
-/// The place where a server's layer asks for landed messages. The server puts it into the extensions of each
-/// native request.
+/// By this, a server's layer asks for landed messages. The server puts it into the extensions of each native
+/// request.
 #[derive(Clone, Debug)]
 pub(crate) struct LandingSwitch(
     /// The switch does not keep the stream.
