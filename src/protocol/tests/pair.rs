@@ -162,7 +162,7 @@ impl Pair {
         self.wire[end].len()
     }
 
-    /// Sends a message, which takes a place on the queue and on the wire.
+    /// Sends a message, which takes an entry of the send queue until it completes, and is on the wire.
     fn post(&mut self, from: usize, message: Vec<u8>) {
         let end = &mut self.ends[from];
         end.outstanding_sends += 1;

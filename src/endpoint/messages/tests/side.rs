@@ -1,4 +1,4 @@
-//! One end of a message connection, with a handler that keeps what arrives and offers content.
+//! One side of a message connection, with a handler that keeps what arrives and offers content.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
@@ -252,7 +252,7 @@ impl Side {
         self.handler.inner.lock().unwrap().offers.len()
     }
 
-    /// Polls at what has arrived, and changes it.
+    /// Calls `check` with what has arrived and what is offered, which it may change.
     pub(super) fn with<T>(&self, check: impl FnOnce(&mut Inner) -> T) -> T {
         check(&mut self.handler.inner.lock().unwrap())
     }

@@ -200,8 +200,8 @@ fn calls_that_are_made_together_share_messages() {
     assert_eq!(pair.ends[0].messages - before, 1);
 }
 
-/// A large call that the peer reset still has its place when there is room again. It must not keep the others
-/// from their turns.
+/// A large call that the peer reset is still in its queue when there is room again. It must not keep the
+/// others from their turns.
 #[test]
 fn a_large_call_that_was_reset_leaves_its_turn_to_the_next() {
     let limits = (1 << 16, 16 << 10, 1 << 20);
@@ -218,7 +218,7 @@ fn a_large_call_that_was_reset_leaves_its_turn_to_the_next() {
     pair.receive(1, small).unwrap();
     let (_, second) = (accept(&mut pair), accept(&mut pair));
     assert_eq!(pair.ends[0].core.streams.queues()[1], [keys[1], keys[0]], "the second call is next");
-    // The server resets that call. Nothing but its message makes the client look.
+    // The server resets that call. Nothing but its message makes the client transmit.
     pair.ends[1].core.reset(second, ResetCode::Cancel);
     pair.transmit(1);
     let reset = pair.ends[1].sent.pop_back().unwrap();
