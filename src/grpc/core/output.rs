@@ -9,7 +9,7 @@ use crate::grpc::frame::{ContentOffer, END, FrameHeader, Kind, MESSAGE, OfferSeg
 
 /// How a stream's turn ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum TurnEnd {
     /// The message is full. The stream goes on with the next one.
     Full,
     /// The stream has nothing to send now.
@@ -72,7 +72,7 @@ impl<K> Output<K> {
         after: &mut AfterUnlock,
         wire: &mut W,
         is_bulk: bool,
-    ) -> (Option<Turn>, bool) {
+    ) -> (Option<TurnEnd>, bool) {
         let sending = &mut stream.sending;
         let data = match sending.parts.front_mut() {
             Some(OutPart::Data(data)) => data,
@@ -95,7 +95,7 @@ impl<K> Output<K> {
         if data.len() >= Self::EXPOSED {
             if self.message.left() < FrameHeader::LENGTH + ContentOffer::PREFIX + OfferSegment::REMOTE_LENGTH
             {
-                return (Some(Turn::Full), false);
+                return (Some(TurnEnd::Full), false);
             }
             if let Some((from, kept)) = wire.expose(data) {
                 let data = std::mem::take(data);
@@ -103,11 +103,11 @@ impl<K> Output<K> {
                 prepared.push(from, kept, data.len());
                 let is_end = self.offer(stream, after, prepared, 0, false);
                 after.memory.push(data);
-                return (Some(Turn::Bulk), is_end);
+                return (Some(TurnEnd::Bulk), is_end);
             }
             if data.len() > wire.room().saturating_sub(Self::SPARE) {
                 if !is_bulk {
-                    return (Some(Turn::Bulk), false);
+                    return (Some(TurnEnd::Bulk), false);
                 }
                 let length = data.len().min(Self::COPIED);
                 if let Some((from, kept)) = wire.copy(&data[..length]) {
@@ -115,7 +115,7 @@ impl<K> Output<K> {
                     after.memory.push(data.split_to(length));
                     let mut prepared = Preparing { copied: length, ..Preparing::new() };
                     prepared.push(from, kept, length);
-                    return (Some(Turn::Bulk), self.offer(stream, after, prepared, 0, false));
+                    return (Some(TurnEnd::Bulk), self.offer(stream, after, prepared, 0, false));
                 }
             }
         }
@@ -123,18 +123,18 @@ impl<K> Output<K> {
     }
 
     /// Sends the first part of a stream's body, or a chunk of it, as data.
-    fn send_inline(&mut self, stream: &mut Stream, after: &mut AfterUnlock) -> (Option<Turn>, bool) {
+    fn send_inline(&mut self, stream: &mut Stream, after: &mut AfterUnlock) -> (Option<TurnEnd>, bool) {
         let fits = self.message.payload_left();
         let sending = &mut stream.sending;
         let Some(OutPart::Data(data)) = sending.parts.front_mut() else { return (None, false) };
         let allowed = data.len().min(usize::try_from(sending.credit).unwrap_or(0));
         // Parts are not cut to fill the rest of a message.
         if allowed > fits && !self.message.is_empty() {
-            return (Some(Turn::Full), false);
+            return (Some(TurnEnd::Full), false);
         }
         let length = allowed.min(fits);
         if length == 0 {
-            return (Some(Turn::Full), false);
+            return (Some(TurnEnd::Full), false);
         }
         sending.credit -= length as i64 + OVERHEAD;
         sending.bytes -= length;
@@ -148,7 +148,7 @@ impl<K> Output<K> {
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Data, stream.id, length) };
         after.memory.extend(self.message.data(&header, taken));
         // The message is full: others have their turns first.
-        (goes_on.then_some(Turn::Bulk), is_end)
+        (goes_on.then_some(TurnEnd::Bulk), is_end)
     }
 
     /// Adds an OFFER to the message. The caller has checked that it fits. Returns whether it ends the stream.
@@ -192,7 +192,7 @@ impl<K> Output<K> {
         wire: &mut W,
         total: usize,
         most_copied: usize,
-    ) -> (Option<Turn>, bool) {
+    ) -> (Option<TurnEnd>, bool) {
         let mut prepared = self.offers.take_preparing(stream);
         let Some(OutPart::Message { parts, aligned_at }) = stream.sending.parts.front_mut() else {
             return (None, false);
@@ -242,13 +242,13 @@ impl<K> Output<K> {
         if !parts.is_empty() && !prepared.failed {
             // It goes on when the stream has its turn again.
             self.offers.keep_preparing(stream, prepared);
-            return (Some(Turn::Bulk), false);
+            return (Some(TurnEnd::Bulk), false);
         }
         if prepared.done > 0
             && FrameHeader::LENGTH + ContentOffer::PREFIX + prepared.encoded > self.message.left()
         {
             self.offers.keep_preparing(stream, prepared);
-            return (Some(Turn::Full), false);
+            return (Some(TurnEnd::Full), false);
         }
         // A message that can't be offered as a whole goes on as plain data.
         let rest = std::mem::take(parts);

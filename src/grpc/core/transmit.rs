@@ -1,6 +1,6 @@
 //! Puts messages together: which frames go next.
 
-use super::output::Turn;
+use super::output::TurnEnd;
 use super::stream::{OutHeaders, Queue, Stream, StreamKey};
 use super::wire::{Message, Wire};
 use super::{Core, Role, USED_UP};
@@ -87,16 +87,16 @@ impl<K> Core<K> {
         self.open_streams();
         while let Some(key) = self.streams.front(Queue::Ready) {
             match self.turn(key, wire, false) {
-                Turn::Full => return,
-                Turn::Over => self.leave(key, Queue::Ready),
-                Turn::Bulk => self.streams.move_to_bulk(),
+                TurnEnd::Full => return,
+                TurnEnd::Over => self.leave(key, Queue::Ready),
+                TurnEnd::Bulk => self.streams.move_to_bulk(),
             }
         }
         if let Some(key) = self.streams.front(Queue::Bulk) {
             match self.turn(key, wire, true) {
-                Turn::Full => {}
-                Turn::Over => self.leave(key, Queue::Bulk),
-                Turn::Bulk => self.streams.rotate(Queue::Bulk),
+                TurnEnd::Full => {}
+                TurnEnd::Over => self.leave(key, Queue::Bulk),
+                TurnEnd::Bulk => self.streams.rotate(Queue::Bulk),
             }
         }
     }
@@ -138,42 +138,42 @@ impl<K> Core<K> {
     }
 
     /// Gives a stream its turn. A stream that has used the rest of the message goes behind the others.
-    fn turn<W: Wire<Kept = K>>(&mut self, key: StreamKey, wire: &mut W, is_bulk: bool) -> Turn {
+    fn turn<W: Wire<Kept = K>>(&mut self, key: StreamKey, wire: &mut W, is_bulk: bool) -> TurnEnd {
         let before = self.output.message.left();
         let turn = self.send_from(key, wire, is_bulk);
-        if turn == Turn::Over || turn == Turn::Full && self.output.message.left() == before {
+        if turn == TurnEnd::Over || turn == TurnEnd::Full && self.output.message.left() == before {
             return turn;
         }
-        if self.streams[key].can_send() { Turn::Bulk } else { Turn::Over }
+        if self.streams[key].can_send() { TurnEnd::Bulk } else { TurnEnd::Over }
     }
 
     /// Sends from a stream.
-    fn send_from<W: Wire<Kept = K>>(&mut self, key: StreamKey, wire: &mut W, is_bulk: bool) -> Turn {
+    fn send_from<W: Wire<Kept = K>>(&mut self, key: StreamKey, wire: &mut W, is_bulk: bool) -> TurnEnd {
         if !self.streams.get(key).is_some_and(Stream::can_send) {
-            return Turn::Over;
+            return TurnEnd::Over;
         }
         if self.streams[key].sending.headers.is_some() && !self.begin(key) {
             // Headers that did not fit at all keep the stream's slot in the queue. Headers that were begun
             // end the turn.
-            return Turn::Full;
+            return TurnEnd::Full;
         }
         loop {
             let stream = &mut self.streams[key];
             let sending = &mut stream.sending;
             if sending.done || !sending.parts.is_empty() && !sending.may_send_parts() {
-                return Turn::Over;
+                return TurnEnd::Over;
             }
             if sending.parts.is_empty() {
                 if sending.trailers.is_some() {
-                    return if self.send_trailers_of(key) { Turn::Over } else { Turn::Full };
+                    return if self.send_trailers_of(key) { TurnEnd::Over } else { TurnEnd::Full };
                 }
                 if sending.end {
                     if !self.output.end(stream.id) {
-                        return Turn::Full;
+                        return TurnEnd::Full;
                     }
                     self.sent_end(key);
                 }
-                return Turn::Over;
+                return TurnEnd::Over;
             }
             let (turn, is_end) = self.output.send_front(stream, &mut self.after, wire, is_bulk);
             if is_end {
