@@ -34,7 +34,7 @@ pub(super) struct Callers {
 
 /// The right to poll, until dropped.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
+pub(super) struct PollPermit<'a> {
     callers: &'a Callers,
     pub(super) pace: MutexGuard<'a, Pace>,
 }
@@ -53,11 +53,11 @@ impl Callers {
     }
 
     /// Returns the right to poll; `None` while another caller has it.
-    pub(super) fn begin(&self) -> Option<Turn<'_>> {
+    pub(super) fn begin(&self) -> Option<PollPermit<'_>> {
         let pace = self.pace.try_lock().ok()?;
         self.polling.store(true, Ordering::SeqCst);
         self.polled.store(true, Ordering::SeqCst);
-        Some(Turn { callers: self, pace })
+        Some(PollPermit { callers: self, pace })
     }
 
     /// Notes that an answer came that no caller was polling for.
@@ -90,7 +90,7 @@ impl Callers {
 
     /// Ends a caller's turn, and returns whether the poll task has to take over: a future waits, or other
     /// calls are in flight. `always`: something else may arrive, too.
-    pub(super) fn hand_over(&self, turn: Turn<'_>, always: bool) -> bool {
+    pub(super) fn hand_over(&self, turn: PollPermit<'_>, always: bool) -> bool {
         drop(turn);
         let waiting = self.waiting.load(Ordering::SeqCst) && self.waiting.swap(false, Ordering::SeqCst);
         let takes_over = waiting || always || self.calls.load(Ordering::SeqCst) > 1;
@@ -156,7 +156,7 @@ impl Drop for OwnPolling {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for PollPermit<'_> {
     fn drop(&mut self) {
         self.callers.polling.store(false, Ordering::SeqCst);
     }
