@@ -440,7 +440,7 @@ pub(super) struct Liveness {
     answer_by: Option<Instant>,
     /// The time of the next check before `answer_by`. An answer that arrives wakes no task, so this check
     /// finds the answer.
-    look_again: Instant,
+    next_check: Instant,
     /// The number of pings sent, which is the nonce of the last one.
     pub(super) pings: u64,
     /// The nonce of the newest ping that was answered.
@@ -457,7 +457,7 @@ impl Liveness {
             last_received: now,
             ping_due: false,
             answer_by: None,
-            look_again: now,
+            next_check: now,
             pings: 0,
             answered: 0,
             pong_due: None,
@@ -480,20 +480,20 @@ impl Liveness {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         let interval = self.interval?;
-        Some(self.answer_by.map_or(self.last_received + interval, |answer_by| answer_by.min(self.look_again)))
+        Some(self.answer_by.map_or(self.last_received + interval, |answer_by| answer_by.min(self.next_check)))
     }
 
     /// Returns true if the peer did not answer in time.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
         let Some(interval) = self.interval else { return false };
         if let Some(answer_by) = self.answer_by {
-            self.look_again = now + interval;
+            self.next_check = now + interval;
             return now >= answer_by;
         }
         if now < self.last_received + interval {
             return false;
         }
-        self.look_again = now + interval;
+        self.next_check = now + interval;
         // The time also runs while the ping waits for a credit: a peer that gives no credits is as bad as a
         // silent one.
         self.ping_due = true;
