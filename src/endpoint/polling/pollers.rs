@@ -338,7 +338,7 @@ pub(super) fn watch_device(
 }
 
 /// Longest time between two checks of the device, because some devices fail without an event.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 async fn take_device_events(
     descriptor: AsyncFd<OwnedFd>,
@@ -346,7 +346,7 @@ async fn take_device_events(
     queues: Vec<Weak<Queue>>,
 ) {
     loop {
-        match timeout(LOOK_EVERY, descriptor.readable()).await {
+        match timeout(CHECK_EVERY, descriptor.readable()).await {
             // The flag is cleared before the events are taken, so that an event that comes meanwhile is not
             // missed.
             Ok(Ok(mut ready)) => ready.clear_ready(),

@@ -250,13 +250,13 @@ impl Loopback {
 
     /// Waits for completions, and handles them.
     fn poll(&mut self) -> Result<(), Failure> {
-        const LOOK_EVERY: u32 = 64;
+        const CHECK_EVERY: u32 = 64;
         let mut completions = [WorkCompletion::EMPTY; 32];
         let (mut count, mut idle, mut since) = (0, 0_u32, None);
         while count == 0 {
             count = self.queue.poll(&mut completions);
             idle += 1;
-            if idle.is_multiple_of(LOOK_EVERY) {
+            if idle.is_multiple_of(CHECK_EVERY) {
                 if since.get_or_insert_with(Instant::now).elapsed() > Self::TIMEOUT {
                     return Err(format!("nothing arrived for {:?}", Self::TIMEOUT).into());
                 }
