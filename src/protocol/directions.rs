@@ -385,7 +385,7 @@ impl Outbound {
     pub(super) fn blocked(&self) -> Option<Blocked> {
         if self.credits() <= self.reserve {
             Some(Blocked::Credits)
-        } else if self.queued + Settings::CONTROL_PLACES >= self.queue {
+        } else if self.queued + Settings::CONTROL_ENTRIES >= self.queue {
             Some(Blocked::SendQueue)
         } else {
             None

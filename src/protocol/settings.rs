@@ -64,9 +64,9 @@ impl Settings {
     /// The largest slot, in bytes.
     pub const MAX_SLOT_SIZE: u32 = 1 << 30;
     /// The smallest number of entries of the send queue.
-    pub const MIN_SEND_QUEUE: u32 = 2 * Self::CONTROL_PLACES;
+    pub const MIN_SEND_QUEUE: u32 = 2 * Self::CONTROL_ENTRIES;
     /// The entries of the send queue that data leaves free for control messages.
-    pub(super) const CONTROL_PLACES: u32 = 8;
+    pub(super) const CONTROL_ENTRIES: u32 = 8;
 
     /// Returns how many of `slots` slots are kept for control messages.
     pub(super) fn reserve(slots: u32) -> u64 {
