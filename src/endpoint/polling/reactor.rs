@@ -294,7 +294,7 @@ impl Reactor {
     }
 
     /// Runs the work that other threads left to the poll task.
-    fn carry_out_left(&self) {
+    fn run_unfinished(&self) {
         if self.unfinished.any.load(Ordering::Relaxed) && self.unfinished.any.swap(false, Ordering::Acquire) {
             let runs = std::mem::take(&mut *lock(&self.unfinished.runs));
             run_each("work of a connection", runs.iter().filter_map(Weak::upgrade), Run::run);
@@ -325,7 +325,7 @@ impl Reactor {
         let wanted = pace.spin(
             || self.disarm(armed),
             || {
-                self.carry_out_left();
+                self.run_unfinished();
                 spin.found(self.poll(), Instant::now)
             },
         );
@@ -390,7 +390,7 @@ impl Reactor {
     /// [`Step::Watch`] without a wake-up.
     pub(super) fn step(&self, watched: bool) -> Step {
         let _accepting = Accepting::begin();
-        self.carry_out_left();
+        self.run_unfinished();
         if self.mode == PollMode::Busy && !self.sleeping_threads.any() {
             return Step::Sleep;
         }
