@@ -126,7 +126,7 @@ impl Outgoing {
         {
             sink.data(only.clone(), end);
         } else {
-            let aligned_at = place_of(sink.aligned(), &parts);
+            let aligned_at = aligned_offset(sink.aligned(), &parts);
             sink.message(parts, aligned_at, end);
         }
     }
@@ -141,7 +141,7 @@ fn length_of(data: &[u8]) -> Option<usize> {
 
 /// Returns the offset in the message of its longest part, or of its last large part if `aligned` asks for it
 /// and there is one. In a message of one part, it is the offset after the prefix.
-fn place_of(aligned: AlignedField, parts: &[Bytes]) -> usize {
+fn aligned_offset(aligned: AlignedField, parts: &[Bytes]) -> usize {
     let (mut at, mut longest, mut place) = (0, 0, PREFIX);
     for part in parts {
         let is_last = aligned == AlignedField::Last && part.len() >= Outgoing::LARGE;
