@@ -88,7 +88,7 @@ pub(crate) struct Messages {
     pub(crate) after: Deferred,
     /// The handler gave all that it had when it was last asked.
     exhausted: bool,
-    told_finished: bool,
+    finish_reported: bool,
 }
 
 /// Tells a handler that its connection is over, and drops it, without the connection's lock.
@@ -131,7 +131,7 @@ impl Messages {
             inbox: BytesMut::new(),
             after: Deferred::default(),
             exhausted: true,
-            told_finished: false,
+            finish_reported: false,
         })
     }
 
@@ -207,8 +207,8 @@ impl Messages {
             protocol.consume(length);
             has_work = handler.receive(message, &mut self.after)?;
         }
-        if !self.told_finished && protocol.is_read_closed() {
-            self.told_finished = true;
+        if !self.finish_reported && protocol.is_read_closed() {
+            self.finish_reported = true;
             handler.peer_finished(&mut self.after);
         }
         Ok(has_work || !self.is_exhausted())
