@@ -99,7 +99,7 @@ pub(super) enum Gone {
 
 /// Both sides, and the wire between them.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct ConnectionPair {
     pub(super) ends: [PairEnd; 2],
     /// The messages on the wire to each side.
     wire: [VecDeque<Message>; 2],
@@ -109,7 +109,7 @@ pub(super) struct Pair {
     pub(super) violation: Option<ProtocolViolation>,
 }
 
-impl Pair {
+impl ConnectionPair {
     pub(super) fn new(settings: [Settings; 2]) -> Self {
         let now = Instant::now();
         let ends = [0, 1].map(|index| PairEnd::new(index, &settings, now));

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::pair::{Pair, Random};
+use super::pair::{ConnectionPair, Random};
 use crate::protocol::{AbortCode, Settings};
 
 const SCHEDULES: u64 = 20_000;
@@ -87,7 +87,7 @@ enum Ending {
 fn run(seed: u64) {
     let mut random = Random::new(seed);
     let is_long = random.chance(3);
-    let mut pair = Pair::new([settings(&mut random), settings(&mut random)]);
+    let mut pair = ConnectionPair::new([settings(&mut random), settings(&mut random)]);
     let mut applications = [0, 1].map(|_| Application::random(&mut random, is_long));
     for end in &mut pair.ends {
         end.buffers = 1 + random.below(6) as usize;
@@ -115,7 +115,7 @@ fn run(seed: u64) {
 }
 
 /// Runs one event at one side.
-fn step(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
+fn step(pair: &mut ConnectionPair, applications: &mut [Application; 2], random: &mut Random) {
     let end = random.below(2) as usize;
     let what = random.below(10);
     if what != 8 && applications[end].paused > 0 {
@@ -139,7 +139,7 @@ fn step(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Rando
     }
 }
 
-fn write(pair: &mut Pair, end: usize, application: &mut Application, random: &mut Random) {
+fn write(pair: &mut ConnectionPair, end: usize, application: &mut Application, random: &mut Random) {
     let left = application.to_write - pair.ends[end].written;
     if left == 0 {
         if random.chance(30) {
@@ -161,7 +161,7 @@ fn write(pair: &mut Pair, end: usize, application: &mut Application, random: &mu
 
 /// Lets both sides write everything, close and read. Checks that everything arrives, and that then no more
 /// messages are sent.
-fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
+fn finish(pair: &mut ConnectionPair, applications: &mut [Application; 2], random: &mut Random) {
     for application in applications.iter_mut() {
         application.read_percent = 100;
     }
@@ -189,7 +189,7 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
 
 /// Lets both sides be idle, with pings only. Checks that each side returns the credits that it has beyond
 /// those at the start.
-fn idle(pair: &mut Pair, random: &mut Random) {
+fn idle(pair: &mut ConnectionPair, random: &mut Random) {
     pair.widen(random.below(2) as usize, 1 + random.below(30) as u32);
     pair.settle_in_any_order(true, random);
     for _ in 0..4 {
@@ -203,7 +203,7 @@ fn idle(pair: &mut Pair, random: &mut Random) {
 }
 
 /// Aborts at one side. Checks that the peer receives the abort, and that both sides become silent.
-fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
+fn abort(pair: &mut ConnectionPair, end: usize, random: &mut Random) {
     pair.abort(end, AbortCode::RESET);
     pair.settle_in_any_order(false, random);
     let is_aborted =
@@ -215,7 +215,7 @@ fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
 
 /// Lets one side hang. Checks that the peer reads the data that had arrived, and then finds the failure by
 /// ping.
-fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
+fn hang(pair: &mut ConnectionPair, hanging: usize, random: &mut Random) {
     let alive = 1 - hanging;
     pair.hang(hanging);
     go_on_alone(pair, alive, random);
@@ -224,7 +224,7 @@ fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
 
 /// Fails a send or a READ of one side. Checks that this side reads the data that has arrived, and that the
 /// peer finds the failure by ping.
-fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
+fn fail(pair: &mut ConnectionPair, failed: usize, random: &mut Random) {
     let alive = 1 - failed;
     let arriving = random.below(1 + pair.on_the_way_to(alive) as u64) as usize;
     pair.fail(failed, arriving);
@@ -237,7 +237,7 @@ fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
 
 /// Checks a side that has given up its peer: it sends no more messages, and the peer then gives up this side,
 /// too.
-fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
+fn given_up(pair: &mut ConnectionPair, end: usize, random: &mut Random) {
     check_silent(pair, end);
     pair.read(end, usize::MAX);
     pair.fail(end, usize::MAX);
@@ -248,7 +248,7 @@ fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
 
 /// Lets the remaining end read and write until nothing moves. Checks that it gives up the peer, which does
 /// not answer a ping.
-fn go_on_alone(pair: &mut Pair, alive: usize, random: &mut Random) {
+fn go_on_alone(pair: &mut ConnectionPair, alive: usize, random: &mut Random) {
     while pair.write_eager(alive, 50) + pair.write_rendezvous(alive, &[300]) > 0 {
         pair.settle_in_any_order(random.chance(50), random);
     }
@@ -262,7 +262,7 @@ fn go_on_alone(pair: &mut Pair, alive: usize, random: &mut Random) {
 }
 
 /// Checks that a connection that aborted takes no data, posts nothing, and needs no timer.
-fn check_silent(pair: &mut Pair, end: usize) {
+fn check_silent(pair: &mut ConnectionPair, end: usize) {
     let before = pair.log.len();
     pair.serve(end);
     assert_eq!(pair.write_eager(end, 10) + pair.write_rendezvous(end, &[10]), 0, "data after a time-out");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::pair::Pair;
+use super::pair::ConnectionPair;
 use crate::protocol::{AbortCode, Blocked, Event, Settings};
 use crate::wire::MessageKind::{self, Abort, Ack, Eager, Fin, Ping, Pong, Rts};
 
@@ -11,13 +11,13 @@ fn small() -> Settings {
 }
 
 /// Checks the messages that went over the wire: (end, kind) of each.
-fn transcript(pair: &Pair, expected: &[(usize, MessageKind)]) {
+fn transcript(pair: &ConnectionPair, expected: &[(usize, MessageKind)]) {
     assert_eq!(pair.log, expected);
 }
 
 #[test]
 fn an_eager_message_needs_no_answer() {
-    let mut pair = Pair::alike(small());
+    let mut pair = ConnectionPair::alike(small());
     assert_eq!(pair.write_eager(0, 100), 100);
     pair.settle(true);
     transcript(&pair, &[(0, Eager)]);
@@ -26,7 +26,7 @@ fn an_eager_message_needs_no_answer() {
 
 #[test]
 fn an_eager_message_is_no_longer_than_a_slot() {
-    let mut pair = Pair::alike(small());
+    let mut pair = ConnectionPair::alike(small());
     assert_eq!(pair.write_eager(0, 1000), 256 - 32);
     pair.settle(true);
     assert_eq!(pair.write_eager(0, 1000 - 224), 224);
@@ -34,7 +34,7 @@ fn an_eager_message_is_no_longer_than_a_slot() {
 
 #[test]
 fn a_rendezvous_is_read_and_acknowledged() {
-    let mut pair = Pair::alike(small());
+    let mut pair = ConnectionPair::alike(small());
     assert_eq!(pair.write_rendezvous(0, &[5000, 3000]), 2);
     pair.settle(true);
     // Each chunk is acknowledged when it has landed. Two control messages need an acknowledgement of their
@@ -46,7 +46,7 @@ fn a_rendezvous_is_read_and_acknowledged() {
 
 #[test]
 fn an_acknowledgement_goes_with_data_if_there_is_data() {
-    let mut pair = Pair::alike(small());
+    let mut pair = ConnectionPair::alike(small());
     pair.write_rendezvous(0, &[5000]);
     pair.arrive(1);
     pair.serve(1);
@@ -59,7 +59,7 @@ fn an_acknowledgement_goes_with_data_if_there_is_data() {
 
 #[test]
 fn eager_data_is_delivered_after_an_earlier_rendezvous() {
-    let mut pair = Pair::alike(small());
+    let mut pair = ConnectionPair::alike(small());
     pair.write_rendezvous(0, &[100]);
     pair.write_eager(0, 10);
     pair.arrive(1);
@@ -72,7 +72,7 @@ fn eager_data_is_delivered_after_an_earlier_rendezvous() {
 
 #[test]
 fn a_writer_without_credits_waits_until_the_peer_reads() {
-    let mut pair = Pair::alike(small());
+    let mut pair = ConnectionPair::alike(small());
     let mut sent = 0;
     while pair.write_eager(0, 10) > 0 {
         sent += 1;
@@ -90,7 +90,7 @@ fn a_writer_without_credits_waits_until_the_peer_reads() {
 
 #[test]
 fn a_full_send_queue_delays_data_but_no_control_message() {
-    let mut pair = Pair::alike(Settings { send_queue: 16, ..small() });
+    let mut pair = ConnectionPair::alike(Settings { send_queue: 16, ..small() });
     let mut sent = 0;
     while pair.write_eager(0, 10) > 0 {
         sent += 1;
@@ -108,7 +108,7 @@ fn a_full_send_queue_delays_data_but_no_control_message() {
 
 #[test]
 fn each_direction_closes_by_itself() {
-    let mut pair = Pair::alike(small());
+    let mut pair = ConnectionPair::alike(small());
     pair.write_eager(0, 50);
     pair.ends[0].connection.close_write();
     assert_eq!(pair.write_eager(0, 10), 0, "closed for writing");
@@ -123,7 +123,7 @@ fn each_direction_closes_by_itself() {
 
 #[test]
 fn the_stream_ends_only_after_everything_was_read() {
-    let mut pair = Pair::alike(small());
+    let mut pair = ConnectionPair::alike(small());
     pair.write_rendezvous(0, &[400]);
     pair.ends[0].connection.close_write();
     pair.serve(0);
@@ -137,7 +137,7 @@ fn the_stream_ends_only_after_everything_was_read() {
 
 #[test]
 fn an_abort_is_sent_once_and_ends_both_directions() {
-    let mut pair = Pair::alike(small());
+    let mut pair = ConnectionPair::alike(small());
     pair.ends[0].connection.abort(AbortCode::RESET);
     pair.ends[0].connection.abort(AbortCode::CLOSED);
     pair.settle(true);
@@ -153,7 +153,7 @@ fn pinging() -> Settings {
 
 #[test]
 fn a_silent_peer_is_pinged_and_answers() {
-    let mut pair = Pair::new([pinging(), small()]);
+    let mut pair = ConnectionPair::new([pinging(), small()]);
     assert_eq!(pair.ends[0].connection.poll_timeout(), Some(pair.now + Duration::from_secs(10)));
     pair.pass(Duration::from_secs(9));
     pair.settle(true);
@@ -168,7 +168,7 @@ fn a_silent_peer_is_pinged_and_answers() {
 
 #[test]
 fn a_ping_on_demand_is_answered() {
-    let mut pair = Pair::new([small(), small()]);
+    let mut pair = ConnectionPair::new([small(), small()]);
     pair.ends[0].connection.ping();
     pair.serve(0);
     assert_eq!(pair.ends[0].connection.pongs(), 0);
@@ -179,7 +179,7 @@ fn a_ping_on_demand_is_answered() {
 
 #[test]
 fn a_peer_that_does_not_answer_is_given_up() {
-    let mut pair = Pair::new([pinging(), small()]);
+    let mut pair = ConnectionPair::new([pinging(), small()]);
     pair.pass(Duration::from_secs(10));
     pair.serve(0);
     transcript(&pair, &[(0, Ping)]);
@@ -194,7 +194,7 @@ fn a_peer_that_does_not_answer_is_given_up() {
 
 #[test]
 fn a_ping_that_was_answered_is_followed_by_another() {
-    let mut pair = Pair::new([pinging(), small()]);
+    let mut pair = ConnectionPair::new([pinging(), small()]);
     for _ in 0..3 {
         pair.pass(Duration::from_secs(10));
         pair.serve(0);
@@ -208,7 +208,7 @@ fn a_ping_that_was_answered_is_followed_by_another() {
 
 #[test]
 fn any_message_is_a_sign_of_life() {
-    let mut pair = Pair::new([pinging(), small()]);
+    let mut pair = ConnectionPair::new([pinging(), small()]);
     pair.pass(Duration::from_secs(10));
     pair.serve(0);
     pair.write_eager(1, 10);
