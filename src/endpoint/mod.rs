@@ -45,7 +45,7 @@ pub(crate) use error::{ConnectionFault, not_in_time};
 pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};
 pub use link::{WorkId, WorkKind};
 pub(crate) use messages::{
-    FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
+    FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, ReadSegment, Sender,
 };
 pub use negotiate::{
     ClientSlot, ClientSlots, Devices, Dialer, Listener, SlotLost, Source, TooManyWaiters, connect_tcp,

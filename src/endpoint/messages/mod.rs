@@ -31,7 +31,7 @@ use crate::endpoint::polling::CallInFlight;
 use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
 
-pub(crate) use self::traffic::{FetchError, MessageHandler, MessageSettings, Piece, Sender};
+pub(crate) use self::traffic::{FetchError, MessageHandler, MessageSettings, ReadSegment, Sender};
 
 #[cfg(test)]
 pub(crate) use self::traffic::Exposed;

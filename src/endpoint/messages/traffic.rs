@@ -263,7 +263,7 @@ pub(crate) struct Sender<'a> {
 
 /// A part of the content of a fetch, in order.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Piece<'a> {
+pub(crate) enum ReadSegment<'a> {
     /// Bytes of the peer's memory.
     Remote {
         /// The address, and the key of the peer's region.
@@ -359,7 +359,7 @@ impl Sender<'_> {
     pub(crate) fn fetch(
         &mut self,
         id: u64,
-        pieces: &[Piece<'_>],
+        pieces: &[ReadSegment<'_>],
         aligned_at: usize,
     ) -> Result<(), FetchError> {
         let length = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.length()));
@@ -402,7 +402,7 @@ impl Sender<'_> {
     }
 }
 
-impl Piece<'_> {
+impl ReadSegment<'_> {
     fn length(&self) -> u64 {
         match self {
             Self::Remote { length, .. } => *length,
@@ -479,18 +479,18 @@ impl Fetches {
     }
 
     /// Adds a fetch of `pieces` into `landing`, which has room for all of them.
-    pub(crate) fn add(&mut self, id: u64, pieces: &[Piece<'_>], mut landing: Landing) {
+    pub(crate) fn add(&mut self, id: u64, pieces: &[ReadSegment<'_>], mut landing: Landing) {
         let mut rest = Vec::with_capacity(pieces.len());
         let mut at = 0;
         for piece in pieces {
             match piece {
-                Piece::Inline(bytes) => {
+                ReadSegment::Inline(bytes) => {
                     // The landing was leased for all pieces, so they fit.
                     let _ = landing.copy_in(at, bytes);
                     at += bytes.len();
                 }
-                Piece::Remote { length: 0, .. } => {}
-                Piece::Remote { from, length } => {
+                ReadSegment::Remote { length: 0, .. } => {}
+                ReadSegment::Remote { from, length } => {
                     rest.push((*from, *length, at));
                     at += *length as usize;
                 }

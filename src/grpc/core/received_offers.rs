@@ -12,7 +12,7 @@ use super::control::Control;
 use super::stream::{InPart, LandedBytes, NumberMap, OVERHEAD, Part, Queue, Receiving, StreamKey};
 use super::wire::{ReadRefused, Wire};
 use super::{Core, Role};
-use crate::endpoint::Piece;
+use crate::endpoint::ReadSegment;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{CallViolation, ContentOffer, OfferSegment, ResetCode};
 use crate::grpc::landing_budget::{Charge, LandingBudget};
@@ -464,7 +464,7 @@ impl ReceivedOffer {
     }
 
     /// Returns where a range of the offered bytes lies.
-    fn segments(&self, range: Range<u64>) -> Vec<Piece<'_>> {
+    fn segments(&self, range: Range<u64>) -> Vec<ReadSegment<'_>> {
         let (mut at, mut found) = (0, Vec::with_capacity(2));
         for segment in &self.offer.segments {
             let (start, end) = (range.start.max(at), range.end.min(at + segment.length()));
@@ -473,11 +473,11 @@ impl ReceivedOffer {
                 found.push(match segment {
                     OfferSegment::Remote { from, .. } => {
                         let from = RemoteSegment { address: from.address + offset, ..*from };
-                        Piece::Remote { from, length }
+                        ReadSegment::Remote { from, length }
                     }
                     // Offsets of inline segments are below 65 536.
                     OfferSegment::Inline(bytes) => {
-                        Piece::Inline(&bytes[offset as usize..(offset + length) as usize])
+                        ReadSegment::Inline(&bytes[offset as usize..(offset + length) as usize])
                     }
                 });
             }

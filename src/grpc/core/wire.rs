@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::endpoint::Piece;
+use crate::endpoint::ReadSegment;
 use crate::grpc::frame::FrameHeader;
 use tonic_rdma_verbs::RemoteSegment;
 
@@ -123,7 +123,7 @@ pub(in crate::grpc) trait Wire {
 
     /// Starts to read the segments into one segment of memory whose byte `aligned_at` lies at a multiple of
     /// 64.
-    fn read(&mut self, id: u64, segments: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused>;
+    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused>;
 
     /// Ends a fetch. It is reported as landed without memory.
     fn cancel_read(&mut self, id: u64);

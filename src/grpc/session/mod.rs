@@ -32,7 +32,7 @@ use bytes::Bytes;
 use self::abandoned::{AbandonedRequests, Sends};
 use crate::endpoint::{
     Accepting, ConnectionFault, Deferred, FetchError, MessageEndpoint, MessageHandler, MessageSettings,
-    Piece, Run, Sender,
+    ReadSegment, Run, Sender,
 };
 use crate::grpc::calls::CallConfig;
 use crate::grpc::core::{AfterUnlock, Core, ReadRefused, Role, Wire};
@@ -499,7 +499,7 @@ impl Wire for Sender<'_> {
         Some((block.remote(0), Kept::Copied(block)))
     }
 
-    fn read(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
+    fn read(&mut self, id: u64, pieces: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
         self.fetch(id, pieces, aligned_at).map_err(|error| match error {
             FetchError::NoMemory(_) => ReadRefused::Later,
             error @ FetchError::TooLong { .. } => ReadRefused::Never(error.to_string().into()),

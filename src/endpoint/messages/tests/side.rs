@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::endpoint::config::Config;
 use crate::endpoint::messages::{
-    Exposed, FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
+    Exposed, FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, ReadSegment, Sender,
 };
 use crate::endpoint::negotiate::{Dialer, Listener};
 use crate::endpoint::{ConnectionFault, Deferred};
@@ -127,8 +127,8 @@ impl MessageHandler for Keeper {
         while !inner.holds_offers
             && let Some(wanted) = inner.wanted.front()
         {
-            let first = std::iter::once(Piece::Inline(&wanted.first));
-            let rest = wanted.parts.iter().map(|&(from, length)| Piece::Remote { from, length });
+            let first = std::iter::once(ReadSegment::Inline(&wanted.first));
+            let rest = wanted.parts.iter().map(|&(from, length)| ReadSegment::Remote { from, length });
             let pieces: Vec<_> = first.chain(rest).collect();
             match sender.fetch(wanted.id, &pieces, wanted.aligned_at as usize) {
                 Ok(()) => {}

@@ -9,7 +9,7 @@ use std::task::Waker;
 use bytes::Bytes;
 use fastrand::Rng;
 
-use crate::endpoint::Piece;
+use crate::endpoint::ReadSegment;
 use crate::grpc::core::{Core, ReadRefused, Role, Wire};
 use crate::grpc::frame::CallViolation;
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
@@ -116,12 +116,12 @@ impl Wire for SimulatedWire<'_> {
         (!is_refused).then(|| self.lend(Bytes::copy_from_slice(bytes)))
     }
 
-    fn read(&mut self, id: u64, segments: &[Piece<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
+    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
         let segments: Vec<_> = segments
             .iter()
             .map(|segment| match segment {
-                Piece::Remote { from, length } => Ok((from.address, *length)),
-                Piece::Inline(bytes) => Err(bytes.to_vec()),
+                ReadSegment::Remote { from, length } => Ok((from.address, *length)),
+                ReadSegment::Inline(bytes) => Err(bytes.to_vec()),
             })
             .collect();
         let lengths = segments
