@@ -424,7 +424,7 @@ pub(crate) struct Fetches {
     /// Most READs at a time.
     most: u32,
     /// Longest READ.
-    piece: u64,
+    longest: u64,
     /// Bytes that may still be read at once, without a completion, before the thread does other work of the
     /// connection.
     at_once: u64,
@@ -462,7 +462,7 @@ impl Fetches {
             turns: VecDeque::new(),
             outstanding: 0,
             most,
-            piece: 0,
+            longest: 0,
             at_once: 0,
             most_at_once: 0,
             over: VecDeque::new(),
@@ -472,10 +472,10 @@ impl Fetches {
     /// Chooses the length and the number of READs, before the first fetch. `by_copy`: a READ is a copy by the
     /// thread that posts it.
     pub(crate) fn start(&mut self, by_copy: bool) {
-        let (piece, most) = if by_copy { Self::BY_COPY } else { Self::BESIDE };
-        self.piece = piece;
+        let (longest, most) = if by_copy { Self::BY_COPY } else { Self::BESIDE };
+        self.longest = longest;
         self.most = self.most.min(most);
-        self.most_at_once = if by_copy { piece } else { 0 };
+        self.most_at_once = if by_copy { longest } else { 0 };
     }
 
     /// Adds a fetch of `pieces` into `landing`, which has room for all of them.
@@ -529,7 +529,7 @@ impl Fetches {
                 continue;
             }
             let Some((from, length, at)) = fetch.rest.last_mut() else { continue };
-            let now = (*length).min(self.piece);
+            let now = (*length).min(self.longest);
             link.post_landing(&mut fetch.landing, key, *at..*at + now as usize, *from)?;
             from.address = from.address.wrapping_add(now);
             (*length, *at) = (*length - now, *at + now as usize);
