@@ -350,7 +350,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Starts a fetch: reads the concatenation of `pieces` into one piece of registered memory, whose byte
+    /// Starts a fetch: reads the concatenation of `segments` into one block of registered memory, whose byte
     /// `aligned_at` lies at a multiple of 64. [`landed`](MessageHandler::landed) gets the memory, with the
     /// number `id`, after `transmit` has returned. Many fetches take turns.
     ///
@@ -359,14 +359,14 @@ impl Sender<'_> {
     pub(crate) fn fetch(
         &mut self,
         id: u64,
-        pieces: &[ReadSegment<'_>],
+        segments: &[ReadSegment<'_>],
         aligned_at: usize,
     ) -> Result<(), FetchError> {
-        let length = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.length()));
+        let length = segments.iter().fold(0_u64, |sum, segment| sum.saturating_add(segment.length()));
         let landing = self.memory.lease(length, aligned_at);
         let landing =
             landing.inspect_err(|error| self.refused |= matches!(error, FetchError::NoMemory(_)))?;
-        self.fetches.add(id, pieces, landing);
+        self.fetches.add(id, segments, landing);
         Ok(())
     }
 
@@ -478,14 +478,14 @@ impl Fetches {
         self.most_at_once = if by_copy { longest } else { 0 };
     }
 
-    /// Adds a fetch of `pieces` into `landing`, which has room for all of them.
-    pub(crate) fn add(&mut self, id: u64, pieces: &[ReadSegment<'_>], mut landing: Landing) {
-        let mut rest = Vec::with_capacity(pieces.len());
+    /// Adds a fetch of `segments` into `landing`, which has room for all of them.
+    pub(crate) fn add(&mut self, id: u64, segments: &[ReadSegment<'_>], mut landing: Landing) {
+        let mut rest = Vec::with_capacity(segments.len());
         let mut at = 0;
-        for piece in pieces {
-            match piece {
+        for segment in segments {
+            match segment {
                 ReadSegment::Inline(bytes) => {
-                    // The landing was leased for all pieces, so they fit.
+                    // The landing was leased for all segments, so they fit.
                     let _ = landing.copy_in(at, bytes);
                     at += bytes.len();
                 }

@@ -499,8 +499,8 @@ impl Wire for Sender<'_> {
         Some((block.remote(0), Kept::Copied(block)))
     }
 
-    fn read(&mut self, id: u64, pieces: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
-        self.fetch(id, pieces, aligned_at).map_err(|error| match error {
+    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
+        self.fetch(id, segments, aligned_at).map_err(|error| match error {
             FetchError::NoMemory(_) => ReadRefused::Later,
             error @ FetchError::TooLong { .. } => ReadRefused::Never(error.to_string().into()),
         })

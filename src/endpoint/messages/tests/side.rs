@@ -129,8 +129,8 @@ impl MessageHandler for Keeper {
         {
             let first = std::iter::once(ReadSegment::Inline(&wanted.first));
             let rest = wanted.parts.iter().map(|&(from, length)| ReadSegment::Remote { from, length });
-            let pieces: Vec<_> = first.chain(rest).collect();
-            match sender.fetch(wanted.id, &pieces, wanted.aligned_at as usize) {
+            let segments: Vec<_> = first.chain(rest).collect();
+            match sender.fetch(wanted.id, &segments, wanted.aligned_at as usize) {
                 Ok(()) => {}
                 Err(FetchError::NoMemory(_)) => {
                     inner.stalls += 1;
