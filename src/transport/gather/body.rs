@@ -16,7 +16,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-use super::landed::{self, NativeCall};
+use super::landed::{self, NativeFlag};
 use super::{NATIVE_THRESHOLD, THRESHOLD};
 use tonic_rdma_verbs::unstable::{GatherBuf, LargePart};
 
@@ -28,12 +28,12 @@ const PREFIX: usize = 5;
 pub(super) struct GatherBody {
     inner: Body,
     ready: VecDeque<Bytes>,
-    native: NativeCall,
+    native: NativeFlag,
 }
 
 impl GatherBody {
     /// Makes a body of the messages of `inner`. Where `native` is set, each field keeps its own frame.
-    pub(super) fn new(inner: Body, native: NativeCall) -> Self {
+    pub(super) fn new(inner: Body, native: NativeFlag) -> Self {
         Self { inner, ready: VecDeque::new(), native }
     }
 }

@@ -20,7 +20,7 @@
 //! # How native calls use it
 //!
 //! - The client's call looks for a [`Landing`] in the extensions of its `http::Request`. If there is one, it
-//!   calls `Stream::land` when it has opened the stream. If there is a [`NativeCall`], it sets it before it
+//!   calls `Stream::land` when it has opened the stream. If there is a [`NativeFlag`], it sets it before it
 //!   polls the body.
 //! - The server puts a [`LandingSwitch`] of the stream into the extensions of each request.
 //! - Bodies pass each `Part::Message` through their [`Presenter`].
@@ -94,9 +94,9 @@ impl LandingSwitch {
 /// the request and keeps a clone in the request's body, and the channel sets it before it polls this body.
 /// Such a body leaves large fields as they are.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct NativeCall(Arc<AtomicBool>);
+pub(crate) struct NativeFlag(Arc<AtomicBool>);
 
-impl NativeCall {
+impl NativeFlag {
     /// Notes that the call goes without HTTP/2.
     pub(crate) fn set(&self) {
         // Relaxed: the flag guards no other memory.

@@ -173,7 +173,7 @@ use tower::util::future::MapResponseFuture;
 use tower_service::Service;
 
 use self::body::GatherBody;
-use self::landed::{AlignedField, Landing, LandingSwitch, NativeCall};
+use self::landed::{AlignedField, Landing, LandingSwitch, NativeFlag};
 use super::request::field;
 
 pub use self::body::{GatherCodec, GatherDecoder, GatherEncoder};
@@ -263,7 +263,7 @@ fn gather_request(mut request: Request<Body>) -> Request<Body> {
     if is_compressed(request.headers()) {
         return request;
     }
-    let native = NativeCall::default();
+    let native = NativeFlag::default();
     request.extensions_mut().insert(native.clone());
     request.map(|body| Body::new(GatherBody::new(body, native)))
 }
@@ -281,7 +281,7 @@ fn gather_response_of(response: Response<Body>, is_native: bool) -> Response<Bod
     if is_compressed(response.headers()) {
         return response;
     }
-    let native = NativeCall::default();
+    let native = NativeFlag::default();
     if is_native {
         native.set();
     }
