@@ -134,7 +134,7 @@ impl NativeCall {
         if let Some(flag) = request.extensions.get::<NativeFlag>() {
             flag.set();
         }
-        request.body.look(context)?;
+        request.body.take_first(context)?;
         let session = &native.session;
         let whole = request.body.whole(context);
         let head = request.head(&native.terms);

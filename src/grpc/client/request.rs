@@ -97,7 +97,7 @@ pub(super) struct RequestBody {
 impl RequestBody {
     /// Takes the first frame from the body, if it is there, so that a body which can't be sent is known
     /// before the call begins.
-    pub(super) fn look(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
+    pub(super) fn take_first(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
         if self.frames.is_empty()
             && let Poll::Ready(Some(frame)) = self.poll_rest(context)
         {
