@@ -154,7 +154,7 @@ impl ReceivedOffers {
     /// Returns the first offer of a stream with bytes for which no read was started.
     fn next_of(&self, receiving: &Receiving) -> Option<usize> {
         receiving.parts.iter().find_map(|part| match part {
-            InPart::Offer(offer) if self.offers[*offer].left() > 0 => Some(*offer),
+            InPart::Offer(offer) if self.offers[*offer].unrequested() > 0 => Some(*offer),
             _ => None,
         })
     }
@@ -212,7 +212,7 @@ impl ReceivedOffers {
                 return Err(NotStarted::Enough);
             }
         }
-        let length = if offer.in_one { offer.left() } else { offer.left().min(Self::READ) };
+        let length = if offer.in_one { offer.unrequested() } else { offer.unrequested().min(Self::READ) };
         let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };
         let id = self.next_read;
         let segments = offer.segments(offer.requested..offer.requested + length);
@@ -262,7 +262,7 @@ impl ReceivedOffers {
     /// Tells the peer that an offer's memory is free, once nothing reads it any more.
     fn give_back(&mut self, index: usize, control: &mut Control) {
         let offer = &self.offers[index];
-        if offer.under_way > 0 || offer.left() > 0 {
+        if offer.under_way > 0 || offer.unrequested() > 0 {
             return;
         }
         control.taken(offer.offer.id);
@@ -281,7 +281,7 @@ impl ReceivedOffers {
     /// Gives an offer up that nothing reads any more.
     pub(super) fn discard(&mut self, index: usize, control: &mut Control) {
         let Some(offer) = self.offers.get_mut(index) else { return };
-        let is_given_back = offer.under_way == 0 && offer.left() == 0;
+        let is_given_back = offer.under_way == 0 && offer.unrequested() == 0;
         offer.stream = None;
         offer.requested = offer.offer.total;
         let unlanded = offer.reads.drain(..).filter(|read| read.memory.is_none());
@@ -299,7 +299,7 @@ impl ReceivedOffers {
         let offer = &mut self.offers[index];
         let memory = offer.reads.front_mut()?.memory.take()?;
         let ContentRead { length, charge, .. } = offer.reads.pop_front()?;
-        let is_last = offer.left() == 0 && offer.reads.is_empty();
+        let is_last = offer.unrequested() == 0 && offer.reads.is_empty();
         if is_last {
             self.offers.remove(index);
         }
@@ -444,7 +444,7 @@ impl<K> Core<K> {
 
 impl ReceivedOffer {
     /// Returns the number of bytes for which no read was started.
-    fn left(&self) -> u64 {
+    fn unrequested(&self) -> u64 {
         self.offer.total - self.requested
     }
 
@@ -455,7 +455,7 @@ impl ReceivedOffer {
 
     /// Returns the cost of what was not taken of the offer.
     fn cost(&self) -> i64 {
-        i64::try_from(self.left() + self.landing()).unwrap_or(i64::MAX >> 1) + OVERHEAD
+        i64::try_from(self.unrequested() + self.landing()).unwrap_or(i64::MAX >> 1) + OVERHEAD
     }
 
     /// Returns whether the next bytes have landed.
