@@ -20,9 +20,9 @@ use crate::endpoint::Accepting;
 const SLOW: Duration = Duration::from_micros(50);
 /// Of so many calls of a slow path, one is polled in place, to find out whether the path is still slow.
 const RETRY: u32 = 64;
-/// A thread spends at most this long on calls without a pause, if the runtime has other threads.
-const TURN: Duration = Duration::from_micros(200);
-/// A pause ends a turn.
+/// A thread spends at most this long on one burst of calls, if the runtime has other threads.
+const BURST: Duration = Duration::from_micros(200);
+/// A pause of this length ends a burst.
 const PAUSE: Duration = Duration::from_micros(5);
 /// Of so many polls in the only thread of a runtime, one is measured.
 const MEASURED: u32 = 8;
@@ -45,7 +45,7 @@ struct Thread {
     count: Cell<u32>,
     /// The end of its last poll in place.
     ended: Cell<Option<Instant>>,
-    /// The time that it has spent in this turn.
+    /// The time that it has spent in this burst.
     spent: Cell<Duration>,
 }
 
@@ -78,7 +78,7 @@ impl InPlace {
             let paused = thread.ended.get().is_none_or(|ended| now.saturating_duration_since(ended) > PAUSE);
             if paused {
                 thread.spent.set(Duration::ZERO);
-            } else if !alone && thread.spent.get() > TURN {
+            } else if !alone && thread.spent.get() > BURST {
                 thread.ended.set(Some(now));
                 return None;
             }
@@ -112,7 +112,7 @@ pub(super) struct Paths {
 struct Average {
     nanoseconds: AtomicU64,
     /// Calls that were left to tasks.
-    left: AtomicU32,
+    left_to_tasks: AtomicU32,
 }
 
 impl Paths {
@@ -159,7 +159,7 @@ impl Average {
 
     fn is_quick(&self) -> bool {
         self.nanoseconds.load(Ordering::Relaxed) <= nanoseconds(SLOW)
-            || self.left.fetch_add(1, Ordering::Relaxed) % RETRY == RETRY - 1
+            || self.left_to_tasks.fetch_add(1, Ordering::Relaxed) % RETRY == RETRY - 1
     }
 
     /// Returns whether the path has been quick for some time. The first call of a path is often slow, because
@@ -223,7 +223,7 @@ mod tests {
         let now = Instant::now();
         THREAD.with(|thread| {
             thread.ended.set(Some(now));
-            thread.spent.set(TURN * 2);
+            thread.spent.set(BURST * 2);
         });
         assert!(!begin(now + PAUSE / 2, false), "others can help");
         assert!(begin(now + PAUSE / 2, true), "no other thread");
