@@ -70,8 +70,8 @@ impl NativeCall {
         mut deadline: Deadline,
         request: PendingRequest,
     ) -> Self {
-        if let Some(terms) = connection.terms() {
-            deadline.set_endpoint(Some(&terms.timeout));
+        if let Some(defaults) = connection.defaults() {
+            deadline.set_endpoint(Some(&defaults.timeout));
         }
         Self { endpoints, connection, deadline, request: Some(request), active: None }
     }
@@ -137,7 +137,7 @@ impl NativeCall {
         request.body.take_first(context)?;
         let session = &native.session;
         let whole = request.body.whole(context);
-        let head = request.head(&native.terms);
+        let head = request.head(&native.defaults);
         let is_whole = whole.is_some();
         let opened = match whole {
             Some(body) => session.open_with(head, body),

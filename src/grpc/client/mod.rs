@@ -431,14 +431,14 @@ enum Connection {
 #[derive(Debug)]
 struct NativeConnection {
     session: Arc<Session>,
-    terms: Arc<Terms>,
+    defaults: Arc<CallDefaults>,
     /// It wakes calls when their time-out becomes known.
     _wakes: OwnedTask,
 }
 
-/// What each native call to an endpoint gets.
+/// What the settings of an endpoint give to each native call: its origin, user agent and time-out.
 #[derive(Debug)]
-struct Terms {
+struct CallDefaults {
     origin: Origin,
     timeout: Arc<EndpointTimeout>,
 }
@@ -448,18 +448,18 @@ struct Terms {
 struct Target {
     endpoint: Endpoint,
     dialling: Arc<Dialling>,
-    /// The terms of native calls, once a connection has had some.
-    terms: OnceCell<Arc<Terms>>,
+    /// The defaults of native calls, once a native connection was made.
+    defaults: OnceCell<Arc<CallDefaults>>,
 }
 
 impl Target {
     fn new(endpoint: Endpoint, dialling: &Arc<Dialling>) -> Arc<Self> {
-        Arc::new(Self { endpoint, dialling: Arc::clone(dialling), terms: OnceCell::new() })
+        Arc::new(Self { endpoint, dialling: Arc::clone(dialling), defaults: OnceCell::new() })
     }
 
     /// Connects to the endpoint.
     async fn connect(&self) -> Result<Connection, DialError> {
-        let Self { endpoint, dialling, terms } = self;
+        let Self { endpoint, dialling, defaults } = self;
         dialling.calls.validate()?;
         let uri = endpoint.uri();
         let without = is_tls(uri).then_some("TLS connections keep HTTP/2");
@@ -473,19 +473,19 @@ impl Target {
         };
         match negotiated {
             Negotiated::Messages(messages) => {
-                let terms = Arc::clone(
-                    terms
+                let defaults = Arc::clone(
+                    defaults
                         .get_or_init(|| async {
                             let (origin, timeout) = deadline::learn(endpoint).await;
-                            Arc::new(Terms { origin, timeout: Arc::new(timeout) })
+                            Arc::new(CallDefaults { origin, timeout: Arc::new(timeout) })
                         })
                         .await,
                 );
                 *lock(&dialling.last) = Some(messages.info().clone());
                 let session = Session::client(messages, &dialling.calls);
-                let wakes = wake_calls(Arc::downgrade(&session), terms.timeout.known.clone());
+                let wakes = wake_calls(Arc::downgrade(&session), defaults.timeout.known.clone());
                 let wakes = OwnedTask(tokio::spawn(wakes).abort_handle());
-                Ok(Connection::Native(NativeConnection { session, terms, _wakes: wakes }))
+                Ok(Connection::Native(NativeConnection { session, defaults, _wakes: wakes }))
             }
             Negotiated::Stream(stream) => {
                 *lock(&dialling.last) = Some(stream.info().clone());
@@ -509,10 +509,10 @@ impl Target {
 }
 
 impl Connection {
-    /// Returns the terms of native calls, if this connection has such calls.
-    fn terms(&self) -> Option<&Arc<Terms>> {
+    /// Returns the defaults of native calls, if this connection has such calls.
+    fn defaults(&self) -> Option<&Arc<CallDefaults>> {
         match self {
-            Self::Native(native) => Some(&native.terms),
+            Self::Native(native) => Some(&native.defaults),
             Self::Http2(_) => None,
         }
     }

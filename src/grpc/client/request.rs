@@ -13,7 +13,7 @@ use http_body::{Body as _, Frame};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::Terms;
+use super::CallDefaults;
 use crate::grpc::core::Parts;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{RequestHeaders, ResetCode, Stream};
@@ -44,10 +44,10 @@ impl PendingRequest {
 
     /// Returns the headers as the server gets them. Headers that were sent before, to a server that refused
     /// them, are copied.
-    pub(super) fn head(&mut self, terms: &Terms) -> Arc<RequestHeaders> {
+    pub(super) fn head(&mut self, defaults: &CallDefaults) -> Arc<RequestHeaders> {
         let head = Arc::make_mut(&mut self.head);
-        head.authority.clone_from(&terms.origin.authority);
-        set_user_agent(&mut head.headers, self.user_agent.as_ref(), terms.origin.user_agent.as_ref());
+        head.authority.clone_from(&defaults.origin.authority);
+        set_user_agent(&mut head.headers, self.user_agent.as_ref(), defaults.origin.user_agent.as_ref());
         Arc::clone(&self.head)
     }
 
