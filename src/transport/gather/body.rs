@@ -126,7 +126,7 @@ fn assemble(mut data: Bytes, partial: Vec<Partial>, transport: Transport) -> Res
         if found.copied != copied {
             return Err(misplaced());
         }
-        let length = copied + found.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
+        let length = copied + found.parts.iter().map(|part| part.bytes.len()).sum::<usize>();
         let length = u32::try_from(length).map_err(|_| {
             Status::resource_exhausted(format!(
                 "a message of {length} bytes, of which {} can be sent",
@@ -137,10 +137,10 @@ fn assemble(mut data: Bytes, partial: Vec<Partial>, transport: Transport) -> Res
         output.copied.put_u8(0);
         output.copied.put_u32(length);
         let mut at = 0;
-        for piece in found.pieces {
-            output.small(message.split_to(piece.at - at));
-            output.large(piece.bytes);
-            at = piece.at;
+        for part in found.parts {
+            output.small(message.split_to(part.at - at));
+            output.large(part.bytes);
+            at = part.at;
         }
         output.small(message);
         output.end_of_message();
@@ -275,8 +275,8 @@ impl<T: Message> Encoder for GatherEncoder<T> {
         let Some(threshold) = threshold() else { return item.encode(buffer).map_err(failed) };
         let mut gather = GatherBuf::new(buffer, threshold);
         item.encode(&mut gather).map_err(failed)?;
-        let (copied, pieces) = gather.finish();
-        add(copied, pieces);
+        let (copied, parts) = gather.finish();
+        add(copied, parts);
         Ok(())
     }
 }
@@ -318,14 +318,14 @@ pub(super) struct Partial {
     /// The number of its bytes in tonic's buffer, without the prefix of the message.
     pub(super) copied: usize,
     /// The parts that are not in tonic's buffer.
-    pub(super) pieces: Vec<LargePart>,
+    pub(super) parts: Vec<LargePart>,
 }
 
 /// tonic calls the codec inside the body's `poll_frame`, on one thread, and returns everything that was
 /// encoded. So the body opens a list before the poll, the codec adds large parts to the list, and the body
 /// takes the list after the poll.
 #[derive(Debug)]
-struct PieceList {
+struct PartList {
     /// The shortest content of a field that is not copied, in bytes.
     threshold: usize,
     messages: usize,
@@ -333,20 +333,20 @@ struct PieceList {
 }
 
 thread_local! {
-    static LIST: RefCell<Option<PieceList>> = const { RefCell::new(None) };
+    static LIST: RefCell<Option<PartList>> = const { RefCell::new(None) };
 }
 
 /// Runs `poll` with an empty list, and returns the messages that were added to it. Fields of `threshold`
 /// bytes or more are to be added.
 pub(super) fn collect<R>(threshold: usize, poll: impl FnOnce() -> R) -> (R, Vec<Partial>) {
     /// Puts the list of an outer body back, also after a panic in `poll`.
-    struct Outer(Option<PieceList>);
+    struct Outer(Option<PartList>);
     impl Drop for Outer {
         fn drop(&mut self) {
             LIST.with_borrow_mut(|list| *list = self.0.take());
         }
     }
-    let list = PieceList { threshold, messages: 0, partial: Vec::new() };
+    let list = PartList { threshold, messages: 0, partial: Vec::new() };
     let outer = Outer(LIST.with_borrow_mut(|outer| outer.replace(list)));
     let result = poll();
     let list = LIST.with_borrow_mut(Option::take);
@@ -359,14 +359,14 @@ pub(super) fn threshold() -> Option<usize> {
     LIST.with_borrow(|list| list.as_ref().map(|list| list.threshold))
 }
 
-/// Notes that a message was encoded: `copied` bytes of it are in tonic's buffer, and `large_parts` are not.
-pub(super) fn add(copied: usize, pieces: Vec<LargePart>) {
+/// Notes that a message was encoded: `copied` bytes of it are in tonic's buffer, and `parts` are not.
+pub(super) fn add(copied: usize, parts: Vec<LargePart>) {
     LIST.with_borrow_mut(|list| {
         if let Some(list) = list {
             let index = list.messages;
             list.messages += 1;
-            if !pieces.is_empty() {
-                list.partial.push(Partial { index, copied, pieces });
+            if !parts.is_empty() {
+                list.partial.push(Partial { index, copied, parts });
             }
         }
     });
@@ -387,9 +387,9 @@ mod tests {
         framed
     }
 
-    fn partial(index: usize, copied: usize, pieces: &[(usize, &'static [u8])]) -> Partial {
-        let piece = |&(at, bytes)| LargePart { at, bytes: Bytes::from_static(bytes) };
-        Partial { index, copied, pieces: pieces.iter().map(piece).collect() }
+    fn partial(index: usize, copied: usize, parts: &[(usize, &'static [u8])]) -> Partial {
+        let part = |&(at, bytes)| LargePart { at, bytes: Bytes::from_static(bytes) };
+        Partial { index, copied, parts: parts.iter().map(part).collect() }
     }
 
     #[test]
@@ -405,10 +405,10 @@ mod tests {
     fn a_large_piece_is_not_copied() {
         let large = Bytes::from(vec![1; 100_000]);
         let long = vec![2; Output::COPY + 1];
-        let pieces = vec![LargePart { at: 0, bytes: large.clone() }];
+        let parts = vec![LargePart { at: 0, bytes: large.clone() }];
         let frames = assemble(
             framed(&long).into(),
-            vec![Partial { index: 0, copied: long.len(), pieces }],
+            vec![Partial { index: 0, copied: long.len(), parts }],
             Transport::Http2,
         )
         .unwrap();
@@ -422,9 +422,9 @@ mod tests {
     fn without_http2_each_message_and_each_large_piece_has_its_own_frames() {
         let large = Bytes::from(vec![1; 10_000]);
         let data = [framed(b"one"), framed(b"abcd"), framed(b"two")].concat();
-        let pieces =
+        let parts =
             vec![LargePart { at: 2, bytes: large.clone() }, LargePart { at: 4, bytes: large.clone() }];
-        let partial = vec![Partial { index: 1, copied: 4, pieces }];
+        let partial = vec![Partial { index: 1, copied: 4, parts }];
         let frames = assemble(data.into(), partial, Transport::Native).unwrap();
         let lengths: Vec<_> = frames.iter().map(Bytes::len).collect();
         assert_eq!(lengths, [PREFIX + 3, PREFIX + 2, large.len(), 2, large.len(), PREFIX + 3]);
@@ -455,22 +455,22 @@ mod pieces_tests {
 
     use super::*;
 
-    fn piece() -> Vec<LargePart> {
+    fn part() -> Vec<LargePart> {
         vec![LargePart { at: 1, bytes: Bytes::from_static(b"x") }]
     }
 
     #[test]
     fn lists_nest_and_end_with_their_poll() {
         assert_eq!(threshold(), None);
-        add(1, piece());
+        add(1, part());
         let ((), outer) = collect(9, || {
             assert_eq!(threshold(), Some(9));
             add(1, Vec::new());
-            let ((), inner) = collect(8, || add(2, piece()));
-            assert_eq!(inner, [Partial { index: 0, copied: 2, pieces: piece() }]);
-            add(3, piece());
+            let ((), inner) = collect(8, || add(2, part()));
+            assert_eq!(inner, [Partial { index: 0, copied: 2, parts: part() }]);
+            add(3, part());
         });
-        assert_eq!(outer, [Partial { index: 1, copied: 3, pieces: piece() }]);
+        assert_eq!(outer, [Partial { index: 1, copied: 3, parts: part() }]);
         assert_eq!(threshold(), None);
     }
 
