@@ -642,14 +642,14 @@ impl Shortage {
 
 /// Landed memory that the application has. Dropping it gives the memory back, and then ends a shortage: so
 /// `landed` is the first field.
-struct Lent {
+struct LentMemory {
     landed: Landed,
     _ease: Ease,
 }
 
 struct Ease(Arc<Shortage>);
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for LentMemory {
     fn as_ref(&self) -> &[u8] {
         &self.landed
     }
@@ -719,7 +719,7 @@ impl MessageMemory {
 
     /// Lends landed memory to the application.
     pub(crate) fn lend(&self, landed: Landed) -> Bytes {
-        Bytes::from_owner(Lent { landed, _ease: Ease(Arc::clone(&self.shortage)) })
+        Bytes::from_owner(LentMemory { landed, _ease: Ease(Arc::clone(&self.shortage)) })
     }
 
     /// Gives the peer the right to read `bytes`, if they lie in memory of a pool for sending.
