@@ -88,10 +88,10 @@ impl Callers {
         self.waiting.store(true, Ordering::SeqCst);
     }
 
-    /// Ends a caller's turn, and returns whether the poll task has to take over: a future waits, or other
+    /// Ends a caller's polling, and returns whether the poll task has to take over: a future waits, or other
     /// calls are in flight. `always`: something else may arrive, too.
-    pub(super) fn hand_over(&self, turn: PollPermit<'_>, always: bool) -> bool {
-        drop(turn);
+    pub(super) fn hand_over(&self, permit: PollPermit<'_>, always: bool) -> bool {
+        drop(permit);
         let waiting = self.waiting.load(Ordering::SeqCst) && self.waiting.swap(false, Ordering::SeqCst);
         let takes_over = waiting || always || self.calls.load(Ordering::SeqCst) > 1;
         if takes_over {
@@ -272,10 +272,10 @@ mod tests {
     fn the_poll_task_does_not_wait_after_a_caller_that_stopped_without_its_answer() {
         let callers = Callers::new(Duration::from_micros(120));
         callers.calls.store(1, Ordering::SeqCst);
-        let turn = callers.begin().unwrap();
+        let permit = callers.begin().unwrap();
         assert!(callers.is_polling());
         callers.wait();
-        assert!(callers.hand_over(turn, false), "a future waits");
+        assert!(callers.hand_over(permit, false), "a future waits");
         assert!(!callers.is_polling() && !callers.have_polled(), "nothing else would poll the queue");
     }
 
@@ -295,14 +295,14 @@ mod tests {
     fn the_poll_task_waits_once_for_the_next_call_of_the_only_caller() {
         let callers = Callers::new(Duration::from_micros(120));
         callers.calls.store(1, Ordering::SeqCst);
-        let turn = callers.begin().unwrap();
-        assert!(!callers.hand_over(turn, false));
+        let permit = callers.begin().unwrap();
+        assert!(!callers.hand_over(permit, false));
         assert!(callers.have_polled());
         assert!(!callers.have_polled(), "no caller came since");
         // Other calls wait for their answers.
         callers.calls.store(2, Ordering::SeqCst);
-        let turn = callers.begin().unwrap();
-        assert!(callers.hand_over(turn, false));
+        let permit = callers.begin().unwrap();
+        assert!(callers.hand_over(permit, false));
         assert!(!callers.have_polled());
     }
 }

@@ -222,7 +222,7 @@ impl Reactor {
         if self.mode != PollMode::Adaptive || !self.multi_thread || !may_spin() {
             return self.wait_shortly(queue, begun, is_done);
         }
-        let Some(mut turn) = self.callers.begin() else {
+        let Some(mut permit) = self.callers.begin() else {
             self.callers.wait();
             // The caller that polls may have stopped before it could see this.
             if !self.callers.is_polling() && !queue.is_asleep() {
@@ -250,11 +250,11 @@ impl Reactor {
                 false => Observation::Nothing,
             }
         };
-        turn.pace.spin(begin, poll);
+        permit.pace.spin(begin, poll);
         if !done {
             self.callers.wait();
         }
-        let takes_over = self.callers.hand_over(turn, !self.serves_callers_only());
+        let takes_over = self.callers.hand_over(permit, !self.serves_callers_only());
         // A poll task that sleeps at armed queues is woken by an event. If this caller took the arming back,
         // the poll task polls from time to time from now on.
         if was_armed || (takes_over && !queue.is_asleep()) {
