@@ -88,8 +88,8 @@ impl<S: GrpcService> Call<S> {
             return (false, Duration::ZERO);
         }
         // A request that the CPU reads from the client's memory is there already.
-        let Some(looked) = self.stream.poll_for_landing() else { return (true, Duration::ZERO) };
-        (self.guarded(&mut context).is_pending(), looked)
+        let Some(poll_time) = self.stream.poll_for_landing() else { return (true, Duration::ZERO) };
+        (self.guarded(&mut context).is_pending(), poll_time)
     }
 
     /// Carries the call on, and catches panics of the handler.

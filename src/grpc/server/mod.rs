@@ -567,13 +567,13 @@ impl<S: GrpcService> Acceptor<S> {
         let request = request(Arc::clone(&stream), head, extensions);
         let mut call = Call::new(stream, service, request, timeout);
         let may_run = limits.poll_in_place && paths.is_quick(path.path());
-        let turn = if may_run { InPlace::begin(paths.have_slow(), *alone) } else { None };
-        let Some(turn) = turn else {
+        let right = if may_run { InPlace::begin(paths.have_slow(), *alone) } else { None };
+        let Some(right) = right else {
             runtime.spawn(call);
             return;
         };
-        let (waits, looked) = call.poll_in_place();
-        let took = turn.end().map(|took| took.saturating_sub(looked));
+        let (waits, poll_time) = call.poll_in_place();
+        let took = right.end().map(|took| took.saturating_sub(poll_time));
         if waits {
             // Before the session drives, because that may take other calls, and this one has to be polled
             // when it can go on.
