@@ -81,7 +81,7 @@ pub struct Polled {
     pub completions: usize,
     /// Tasks woken.
     pub woken: usize,
-    /// Pieces of work that were run. They may have woken tasks, too.
+    /// Calls of [`Run::run`], which may have woken tasks, too.
     pub ran: usize,
     /// A part of a message was moved, and the next polls are likely to move more.
     pub moving: bool,

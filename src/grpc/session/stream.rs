@@ -179,7 +179,7 @@ impl Stream {
 
     /// Drives. What the peer is to be told about the memory of a whole message is kept back if this thread
     /// drives once more when the reader has the message. The peer waits for the memory of a message that
-    /// comes in pieces.
+    /// comes in parts.
     fn drive_for_reader(&self) {
         let keeps = self.session.will_drive() && {
             let core = &mut self.lock().core;
