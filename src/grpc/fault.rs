@@ -31,7 +31,7 @@ pub(crate) enum CallFault {
     #[error(
         "metadata of {length} bytes, of which the peer takes {limit} (CallConfig::max_header_list_size there)"
     )]
-    HeadTooLarge {
+    HeadersTooLarge {
         /// The length of the headers: names, values, and 32 bytes for each.
         length: usize,
         /// The limit.
@@ -70,7 +70,7 @@ impl CallFault {
                 ResetCode::ResourceExhausted => Code::ResourceExhausted,
                 ResetCode::Internal | ResetCode::Other(_) => Code::Internal,
             },
-            Self::HeadTooLarge { .. } | Self::NoMemory { .. } => Code::ResourceExhausted,
+            Self::HeadersTooLarge { .. } | Self::NoMemory { .. } => Code::ResourceExhausted,
             Self::MessageTooLarge { .. } => Code::OutOfRange,
             Self::Ended => Code::Internal,
         }

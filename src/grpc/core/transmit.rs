@@ -224,7 +224,7 @@ impl<K> Core<K> {
 
     /// Ends a call whose headers or trailers are too long for the peer.
     fn refuse_headers(&mut self, key: StreamKey, length: usize, limit: usize) {
-        let fault = CallFault::HeadTooLarge { length, limit };
+        let fault = CallFault::HeadersTooLarge { length, limit };
         // The peer has seen nothing of a request, but expects the rest of a response.
         if self.role == Role::Server {
             self.control.reset(self.streams[key].id, ResetCode::ResourceExhausted);

@@ -385,7 +385,7 @@ async fn a_head_of_many_messages_arrives_and_a_longer_one_is_refused() {
     let call = pair.client.open(long).unwrap();
     pair.client.drive();
     let fault = response_head(&call).await.unwrap_err();
-    assert!(matches!(fault, CallFault::HeadTooLarge { limit: 100_000, .. }), "{fault}");
+    assert!(matches!(fault, CallFault::HeadersTooLarge { limit: 100_000, .. }), "{fault}");
     assert_eq!(fault.code(), Code::ResourceExhausted);
 }
 
