@@ -32,7 +32,7 @@ pub struct ClientSlots {
     most_waiters: usize,
     /// Whether a source has to leave slots to others.
     is_shared: bool,
-    table: Mutex<Table>,
+    table: Mutex<SlotTable>,
     /// Notified when a slot is free, or when its client begins to keep this side waiting.
     changed: Notify,
 }
@@ -64,7 +64,7 @@ enum Group {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct SlotTable {
     held: Slab<HeldSlot>,
     by_source: HashMap<Source, usize>,
     by_group: HashMap<Group, usize>,
@@ -232,7 +232,7 @@ impl ClientSlots {
                 chosen = Some((key, since, of_source));
             }
         }
-        let Table { held, leaving, .. } = &mut *table;
+        let SlotTable { held, leaving, .. } = &mut *table;
         match chosen.and_then(|(key, ..)| held.get_mut(key)) {
             Some(held) => {
                 held.stage = Stage::Leaving;
@@ -245,7 +245,7 @@ impl ClientSlots {
     }
 }
 
-impl Table {
+impl SlotTable {
     /// Returns how many slots the source's group has, and how many the source.
     fn count(&self, source: Source) -> (usize, usize) {
         let of_group = self.by_group.get(&source.group()).copied().unwrap_or(0);
