@@ -77,12 +77,12 @@ struct SlotTable {
 #[derive(Debug)]
 struct HeldSlot {
     source: Source,
-    stage: Stage,
+    stage: SlotStage,
     wanted: Arc<Notify>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum SlotStage {
     /// This side works for the client.
     Busy,
     /// This side has waited for the client since this time, and the client keeps the slot for at least this
@@ -201,7 +201,7 @@ impl ClientSlots {
         *table.by_source.entry(source).or_default() += 1;
         *table.by_group.entry(source.group()).or_default() += 1;
         let wanted = Arc::<Notify>::default();
-        let held = HeldSlot { source, stage: Stage::Busy, wanted: Arc::clone(&wanted) };
+        let held = HeldSlot { source, stage: SlotStage::Busy, wanted: Arc::clone(&wanted) };
         let key = table.held.insert(held);
         Some(ClientSlot { slots: Arc::clone(self), key, wanted })
     }
@@ -218,10 +218,10 @@ impl ClientSlots {
         let now = Instant::now();
         let of_waiter = table.count(source);
         let waiting = table.held.iter().filter_map(|(key, held)| match held.stage {
-            Stage::Waits { since, least } => {
+            SlotStage::Waits { since, least } => {
                 Some((key, since, since + least * factor, table.count(held.source)))
             }
-            Stage::Busy | Stage::Leaving => None,
+            SlotStage::Busy | SlotStage::Leaving => None,
         });
         let (mut chosen, mut soonest) = (None, None);
         for (key, since, keeps_until, of_source) in waiting.filter(|(.., of_source)| *of_source >= of_waiter)
@@ -235,7 +235,7 @@ impl ClientSlots {
         let SlotTable { held, leaving, .. } = &mut *table;
         match chosen.and_then(|(key, ..)| held.get_mut(key)) {
             Some(held) => {
-                held.stage = Stage::Leaving;
+                held.stage = SlotStage::Leaving;
                 held.wanted.notify_one();
                 *leaving += 1;
                 None
@@ -262,9 +262,9 @@ impl ClientSlot {
     /// Does what [`waits`](Self::waits) does, but the client keeps the slot for at least the time `least`.
     pub fn waits_for(&self, least: Duration) {
         if let Some(held) = lock(&self.slots.table).held.get_mut(self.key)
-            && held.stage == Stage::Busy
+            && held.stage == SlotStage::Busy
         {
-            held.stage = Stage::Waits { since: Instant::now(), least };
+            held.stage = SlotStage::Waits { since: Instant::now(), least };
         }
         self.slots.changed.notify_waiters();
     }
@@ -275,8 +275,8 @@ impl ClientSlot {
     /// Another client gets the slot.
     pub fn works(&self) -> Result<(), SlotLost> {
         match lock(&self.slots.table).held.get_mut(self.key) {
-            Some(held) if held.stage != Stage::Leaving => {
-                held.stage = Stage::Busy;
+            Some(held) if held.stage != SlotStage::Leaving => {
+                held.stage = SlotStage::Busy;
                 Ok(())
             }
             _ => Err(SlotLost),
@@ -293,7 +293,7 @@ impl Drop for ClientSlot {
     fn drop(&mut self) {
         let mut table = lock(&self.slots.table);
         if let Some(held) = table.held.try_remove(self.key) {
-            table.leaving -= usize::from(held.stage == Stage::Leaving);
+            table.leaving -= usize::from(held.stage == SlotStage::Leaving);
             remove_one(&mut table.by_source, held.source);
             remove_one(&mut table.by_group, held.source.group());
         }
