@@ -304,7 +304,8 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Adds `count`. The caller holds the lock of the counter's owner, so a plain load and store suffice.
+    /// Adds `count`. All additions to one counter are made under one lock, such as that of its connection,
+    /// session or queue, so a plain load and store suffice.
     pub(crate) fn add(&self, count: u64) {
         self.value.store(self.value.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
