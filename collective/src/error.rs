@@ -79,8 +79,10 @@ impl CollectiveError {
     }
 
     /// Returns the rank whose loss ended the operation: this one's or, with
-    /// [`Revoked`](CollectiveErrorKind::Revoked), an earlier one. All survivors get the same rank, so all of
-    /// them can call [`Communicator::shrink`](crate::Communicator::shrink).
+    /// [`Revoked`](CollectiveErrorKind::Revoked), an earlier one. Survivors that fail because of the loss get
+    /// the same rank. A survivor whose first news is a failure of another rank gets
+    /// [`Reported`](CollectiveErrorKind::Reported) instead. [`Communicator::shrink`](crate::Communicator::shrink)
+    /// works after both.
     pub fn lost_rank(&self) -> Option<usize> {
         self.loss.as_ref().and(self.rank)
     }

@@ -73,7 +73,7 @@ impl RdmaConnector {
     }
 
     /// Sets the configuration of the connections, in place of that of the environment. Clones that were made
-    /// before keep theirs.
+    /// before keep theirs, and [`last_connection`](Self::last_connection) of each shows its own connections.
     ///
     /// ```
     /// use tonic_rdma::{Config, Policy, RdmaConnector};
@@ -83,7 +83,7 @@ impl RdmaConnector {
     /// ```
     #[must_use]
     pub fn config(self, config: Config) -> Self {
-        Self { dialer: Dialer::new(config), ..self }
+        Self { dialer: Dialer::new(config), last: Arc::default() }
     }
 
     /// Returns what was negotiated for the last connection of this connector and its clones; `None` before

@@ -18,18 +18,15 @@ type BoxedError = Box<dyn Error + Send + Sync>;
 /// The error of a device, a channel, a slot or a tensor. Clones share one error.
 ///
 /// A program decides by [`kind`](Self::kind), and people read [`reason`](Self::reason). The reason has the
-/// message of the [`source`](Error::source), which is there to be downcast.
+/// message of the [`cause`](Self::cause), which is there to be downcast. [`source`](Error::source) goes on
+/// with the source of the cause, so a report that prints the whole chain repeats nothing.
 ///
 /// ```
-/// use std::error::Error as _;
-/// use tonic_rdma_tensor::{TensorError, TensorErrorKind};
+/// use tonic_rdma_tensor::{TensorError, VerbsError};
 ///
 /// /// Returns the error of the system that left no memory, if it was one.
 /// fn system_error(error: &TensorError) -> Option<&std::io::Error> {
-///     if error.kind() != TensorErrorKind::NoMemory {
-///         return None;
-///     }
-///     error.source()?.downcast_ref()
+///     error.cause()?.downcast_ref::<VerbsError>()?.system()
 /// }
 /// ```
 #[derive(Clone)]
@@ -106,6 +103,11 @@ impl TensorError {
     /// [`Refused`](TensorErrorKind::Refused).
     pub fn code(&self) -> Option<tonic::Code> {
         self.0.code
+    }
+
+    /// Returns the error whose message is in the reason, if there was one.
+    pub fn cause(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
+        self.0.source.as_deref()
     }
 
     /// Returns the part of the reason that the peer said, or how the link to it was lost.
@@ -250,7 +252,7 @@ impl fmt::Debug for TensorError {
 
 impl Error for TensorError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source.as_deref().map(|source| source as _)
+        self.0.source.as_ref()?.source()
     }
 }
 

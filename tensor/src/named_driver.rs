@@ -165,6 +165,7 @@ impl NamedProvider {
         self.outbox.add(actions.map_err(|error| {
             let kind = match error {
                 OfferError::AlreadyOffered { .. } => TensorErrorKind::NameTaken,
+                OfferError::TooMuch { bytes, limit, .. } if bytes > limit => TensorErrorKind::InvalidArgument,
                 OfferError::TooMany { .. } | OfferError::TooMuch { .. } => TensorErrorKind::Busy,
                 _ => TensorErrorKind::InvalidArgument,
             };
@@ -446,7 +447,7 @@ impl NamedRequester {
 
     /// Makes a sink for a tensor, which the peer may write.
     fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), TensorError> {
-        Metadata::try_from(metadata).map_err(TensorError::local)?;
+        Metadata::try_from(metadata)?;
         let memory = self.region_cache.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
         let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
@@ -483,8 +484,8 @@ impl NamedRequester {
                 if let Some(expected) = checksum {
                     verify(request_id, &bytes, expected).map_err(TensorError::local)?;
                 }
-                let metadata = Metadata::try_from(metadata).map_err(TensorError::local)?;
-                Tensor::deserialize(&metadata, bytes).map(NamedReply::Tensor).map_err(TensorError::local)
+                let metadata = Metadata::try_from(metadata)?;
+                Tensor::deserialize(&metadata, bytes).map(NamedReply::Tensor)
             }
         }
     }

@@ -421,9 +421,8 @@ impl RemoteRegion {
 
     /// Returns the segment of `length` bytes at `offset`.
     pub(crate) fn at(&self, offset: u64, length: u64) -> Result<RemoteSegment, TensorError> {
-        let available = self.len();
-        let out = TensorError::out_of_range("remote", offset, length, available);
-        self.shared.place.at(offset, length).ok_or(out)
+        let segment = self.shared.place.at(offset, length);
+        segment.ok_or_else(|| TensorError::out_of_range("remote", offset, length, self.len()))
     }
 }
 

@@ -4,9 +4,7 @@
 
 pub use crate::wire::{tensor_frame, tensor_metadata};
 
-use std::fmt::Display;
 use std::sync::Weak;
-use std::time::Duration;
 
 use crate::device::RdmaDevice;
 use crate::device::state::Group;
@@ -17,21 +15,6 @@ use tonic_rdma_verbs::unstable::lock;
 /// Without a name, because the ranks have not met yet, no peer does.
 pub fn admit_only_ranks(device: &RdmaDevice, name: Option<[u8; 16]>) {
     *lock(&device.shared.group) = name.map_or(Group::Joining, Group::Named);
-}
-
-/// Makes the error of a link to `peer` that was lost for `reason`.
-pub fn peer_lost(peer: &str, reason: impl Display) -> TensorError {
-    TensorError::peer_lost(&peer.into(), reason)
-}
-
-/// Makes the error of a link to `peer` that was closed here.
-pub fn closed(peer: &str) -> TensorError {
-    TensorError::closed(&peer.into())
-}
-
-/// Makes the error of `what`, which did not happen within `limit`.
-pub fn timeout(what: &str, limit: Duration) -> TensorError {
-    TensorError::timeout(what, limit)
 }
 
 /// Returns the part of the error's reason that the peer said, or how the link to it was lost.

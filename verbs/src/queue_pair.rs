@@ -107,7 +107,7 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
 }
 
 /// A queue pair of a device whose work the CPUs of both sides do ([`QueuePair::local`]). Any thread may call
-/// these functions. None of them waits for the peer. Once the queue pair is destroyed, they do nothing.
+/// these functions. None of them waits for the peer. Once the queue pair is destroyed, they carry out nothing.
 pub trait LocalQueuePair: Sealed + Send + Sync + Debug {
     /// Returns evidence that both sides access one memory.
     fn probe(&self) -> Probe;

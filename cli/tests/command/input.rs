@@ -8,7 +8,7 @@ use super::process::{refused, run, tonic_rdma};
 #[test]
 fn bad_input_is_named_in_one_line() {
     for (arguments, named) in [
-        (&["compare", "--fast"][..], &["--fast", "--quick"][..]),
+        (&["compare", "--quik"][..], &["--quik", "--quick"][..]),
         (&["compre"], &["compre", "did you mean compare?"]),
         (&["compare", "--mode", "grpc-tcp"], &["--mode", "did you mean --modes?"]),
         (&["bridge"], &["not provided: --listen <ADDR> --connect <ADDR>"]),

@@ -63,7 +63,8 @@ const DTYPES: [Dtype; 12] = [
 const KINDS: [&str; 6] = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "send"];
 const MOST_ELEMENTS: u64 = (1 << 40) - 1;
 const ROOTS: usize = 1 << 12;
-const _: () = assert!(Launch::MAX_SIZE <= ROOTS && DTYPES.len() < 16 && Algorithm::ALL.len() <= 4);
+const _: () = assert!(Launch::MAX_SIZE <= ROOTS && DTYPES.len() < 16);
+const _: () = assert!(Algorithm::ALL.len() <= 4 && Reduction::ALL.len() <= 8);
 
 impl Call {
     /// Returns the packed form.

@@ -275,7 +275,7 @@ fn search(graph: &Topology, parts: usize, percent: u32, all: usize) -> Result<Pa
     let beginnings =
         all_beginnings(&groups, all).unwrap_or_else(|| of_orders(&groups, OF_AN_ORDER.max(2 * parts)));
     let chain = best_chain(&groups, &beginnings, parts, percent)
-        .ok_or(GraphError::from(Problem::Parts { parts, most }))?;
+        .ok_or_else(|| GraphError::from(Problem::Parts { parts, most }))?;
 
     let mut part_of: Vec<Option<Part>> = vec![None; graph.len()];
     for (group, nodes) in groups.members.iter().enumerate() {

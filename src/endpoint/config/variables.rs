@@ -68,7 +68,6 @@ impl Config {
     /// # Errors
     /// A variable has a value that it does not accept, or a name that was changed.
     pub fn from_env() -> Result<Self, RdmaError> {
-        refuse_renamed(|name| std::env::var_os(name))?;
         warn_of_unknown_variables();
         Self::from_variables(|name| std::env::var_os(name))
     }
@@ -84,8 +83,9 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A variable has a value that it does not accept.
+    /// As those of [`from_env`](Self::from_env).
     pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, RdmaError> {
+        refuse_renamed(&lookup)?;
         let mut config = Self::default();
         let variables = Variables { lookup };
         variables.choice(&rules::POLICY, POLICIES, &mut config.policy)?;
@@ -246,7 +246,9 @@ pub fn known_variables() -> BTreeSet<String> {
         known.borrow_mut().insert(name.to_owned());
         None
     });
-    known.into_inner()
+    let mut known = known.into_inner();
+    known.retain(|name| RENAMED.iter().all(|(old, _)| old != name));
+    known
 }
 
 /// Logs a warning for each variable of the environment that begins like a setting and is none, once for each

@@ -395,7 +395,7 @@ fn innermost(error: &(dyn Error + 'static)) -> String {
 fn not_connected(error: DialError) -> RdmaError {
     match error {
         DialError::Config(error) | DialError::Connect(error) => error,
-        error => RdmaError::because(RdmaErrorKind::Http2, innermost(&error), error),
+        error => RdmaError::because(error.kind(), innermost(&error), error),
     }
 }
 
@@ -405,7 +405,7 @@ fn not_opened(error: OpenError) -> Status {
         OpenError::Ended(fault) => fault.into(),
         error @ OpenError::GoingAway(_) => {
             let mut status = Status::unavailable(error.to_string());
-            status.set_source(Arc::new(error));
+            status.set_source(Arc::new(RdmaError::of(RdmaErrorKind::NotProcessed, error)));
             status
         }
     }

@@ -284,7 +284,7 @@ impl From<RdmaError> for DialError {
 }
 
 impl DialError {
-    fn kind(&self) -> RdmaErrorKind {
+    pub fn kind(&self) -> RdmaErrorKind {
         match self {
             Self::Config(error) | Self::Connect(error) => error.kind(),
             Self::Channel(_) => RdmaErrorKind::Http2,
@@ -319,6 +319,9 @@ pub(super) fn unavailable(count: usize, last: Option<(&Uri, &Arc<DialError>)>) -
         _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {reason}"),
     };
     let mut status = Status::unavailable(message);
-    status.set_source(Arc::new(RdmaError::of(error.kind(), Arc::clone(error))));
+    status.set_source(Arc::new(match &**error {
+        DialError::Config(error) | DialError::Connect(error) => error.clone(),
+        other => RdmaError::of(other.kind(), Arc::clone(error)),
+    }));
     status
 }

@@ -289,7 +289,7 @@ impl Link {
         if pairs.len() >= WordPage::PAIRS {
             let most = WordPage::PAIRS;
             return Err(TensorError::new(
-                TensorErrorKind::Busy,
+                TensorErrorKind::Other,
                 format!("a link serves {most} slots and regions in its life"),
             ));
         }

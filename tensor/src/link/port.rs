@@ -494,7 +494,8 @@ impl Participant for Port {
 
     fn fail_with_device(&self) {
         if let Some(reason) = self.with_queue_pair(|queue_pair| queue_pair.failure()).flatten() {
-            self.fail(TensorError::other(format!("the device ended the link: {reason}")));
+            let reason = format!("the device ended the link: {reason}");
+            self.fail(TensorError::new(TensorErrorKind::Device, reason));
         }
     }
 

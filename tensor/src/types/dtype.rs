@@ -156,7 +156,7 @@ impl TryFrom<u16> for Dtype {
             .iter()
             .find(|row| row.code == code)
             .map(|row| row.dtype)
-            .ok_or(ValueError::UnknownCode(code).into())
+            .ok_or_else(|| ValueError::UnknownCode(code).into())
     }
 }
 

@@ -86,7 +86,7 @@ impl Queue {
     ) -> Result<Arc<Self>, VerbsError> {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
         let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.device, device));
-        own.ok_or(VerbsError::foreign("completion queue"))
+        own.ok_or_else(|| VerbsError::foreign("completion queue"))
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::ibv_cq {

@@ -41,7 +41,7 @@ impl Domain {
     }
 
     pub(crate) fn strong(&self) -> Result<Arc<Self>, VerbsError> {
-        self.me.upgrade().ok_or(VerbsError::foreign("protection domain"))
+        self.me.upgrade().ok_or_else(|| VerbsError::foreign("protection domain"))
     }
 }
 

@@ -74,5 +74,5 @@ use super::{QueuePair, VerbsError};
 /// - [`System`](crate::VerbsErrorKind::System) if the device does not answer.
 pub fn query(queue_pair: &dyn QueuePair) -> Result<QueuePairAttributes, VerbsError> {
     let pair = (queue_pair as &dyn Any).downcast_ref::<queue_pair::VerbsPair>();
-    pair.ok_or(VerbsError::foreign("queue pair"))?.query()
+    pair.ok_or_else(|| VerbsError::foreign("queue pair"))?.query()
 }

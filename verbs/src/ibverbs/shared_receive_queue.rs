@@ -70,7 +70,7 @@ impl SharedQueue {
     ) -> Result<Arc<Self>, VerbsError> {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
         let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.domain.device, device));
-        own.ok_or(VerbsError::foreign("shared receive queue"))
+        own.ok_or_else(|| VerbsError::foreign("shared receive queue"))
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::ibv_srq {

@@ -187,7 +187,7 @@ impl Queue {
     ) -> Result<Arc<Self>, VerbsError> {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
         let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.device, device));
-        own.ok_or(VerbsError::foreign("completion queue"))
+        own.ok_or_else(|| VerbsError::foreign("completion queue"))
     }
 
     pub(super) fn id(&self) -> u64 {

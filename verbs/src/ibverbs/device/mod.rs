@@ -225,7 +225,7 @@ impl Device {
     }
 
     pub(crate) fn strong(&self) -> Result<Arc<Self>, VerbsError> {
-        self.me.upgrade().ok_or(VerbsError::foreign("context"))
+        self.me.upgrade().ok_or_else(|| VerbsError::foreign("context"))
     }
 }
 

@@ -125,6 +125,7 @@ impl PoolShared {
         let (leased, asked) = (*state.leased(quota), capacity as u64);
         let room = limit.saturating_sub(leased);
         if asked > room {
+            drop(state);
             let reason =
                 format!("{quota} quota exhausted: asked for {asked} bytes, {leased} of {limit} are leased");
             return Err(VerbsError::new(VerbsErrorKind::QuotaExhausted, reason));
