@@ -23,7 +23,7 @@ use crate::session::threads::{self, FAREWELL};
 use crate::session::{Addresses, Core, Listener, ModeEndpoints, Session};
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::{
-    CallEnds, Caller, Mailbox, PeerEnd, Peers, SlotEnds, SlotReceiver, SlotSender, TransferMode,
+    CallEndpoints, Caller, Mailbox, PeerEnd, Peers, SlotEndpoints, SlotReceiver, SlotSender, TransferMode,
 };
 use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_tensor::unstable::bootstrap::{
@@ -140,7 +140,10 @@ fn receivers(
         let arriving = peering.placements.arriving(peering.part);
         let of_mode = if mode.uses_slots() {
             let slots = arriving.map(|crossing| slot(device, peering, keys, mode, crossing));
-            ModeEndpoints::Slots(SlotEnds { senders: vec![], receivers: slots.collect::<Result<_, _>>()? })
+            ModeEndpoints::Slots(SlotEndpoints {
+                senders: vec![],
+                receivers: slots.collect::<Result<_, _>>()?,
+            })
         } else {
             let mut received = Vec::new();
             for crossing in arriving {
@@ -148,7 +151,7 @@ fn receivers(
                 received.push((crossing.clone(), Arc::clone(&mailbox)));
                 mailboxes.insert((mode, crossing.id.0), (crossing.clone(), mailbox));
             }
-            ModeEndpoints::Calls(CallEnds { mode, window, senders: vec![], mailboxes: received })
+            ModeEndpoints::Calls(CallEndpoints { mode, window, senders: vec![], mailboxes: received })
         };
         ends.insert(mode, of_mode);
     }

@@ -55,7 +55,9 @@ use crate::placement::Part;
 use crate::schedule::Transfers;
 use crate::transfer::proto::Details;
 use crate::transfer::proto::parts_server::PartsServer;
-use crate::transfer::{Base, CallEnds, CallTransfers, RunsOfParts, SlotEnds, SlotTransfers, TransferMode};
+use crate::transfer::{
+    Base, CallEndpoints, CallTransfers, RunsOfParts, SlotEndpoints, SlotTransfers, TransferMode,
+};
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
 use tonic_rdma_tensor::unstable::bootstrap::{self, BootstrapCell, OwnRuntime};
@@ -114,8 +116,8 @@ pub struct Addresses {
 /// What the transfers of one mode need.
 #[derive(Debug)]
 enum ModeEndpoints {
-    Calls(CallEnds),
-    Slots(SlotEnds),
+    Calls(CallEndpoints),
+    Slots(SlotEndpoints),
 }
 
 /// What lives as long as the session or one of its transfers.

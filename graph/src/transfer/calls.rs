@@ -40,7 +40,7 @@ pub(crate) enum Caller {
 
 /// What one part needs for one mode with calls.
 #[derive(Debug)]
-pub(crate) struct CallEnds {
+pub(crate) struct CallEndpoints {
     pub(crate) mode: TransferMode,
     /// The calls in flight of each crossing tensor.
     pub(crate) window: usize,
@@ -80,7 +80,7 @@ struct Calls {
 }
 
 impl CallTransfers {
-    pub(crate) fn new(base: Base, ends: CallEnds) -> Self {
+    pub(crate) fn new(base: Base, ends: CallEndpoints) -> Self {
         let flushed = base.peers.cell();
         let outgoing = ends.senders.into_iter().map(|(crossing, caller, key)| {
             let calls = Arc::new(Calls {

@@ -48,7 +48,7 @@ pub(crate) enum SlotReceiver {
 
 /// The slots of one part in one mode.
 #[derive(Debug, Default)]
-pub(crate) struct SlotEnds {
+pub(crate) struct SlotEndpoints {
     pub(crate) senders: Vec<(Crossing, SlotSender)>,
     pub(crate) receivers: Vec<(Crossing, SlotReceiver)>,
 }
@@ -97,7 +97,7 @@ impl SlotTransfers {
         device: RdmaDevice,
         mode: TransferMode,
         copies: Option<Pool>,
-        ends: SlotEnds,
+        ends: SlotEndpoints,
     ) -> Self {
         let senders = ends.receivers.iter().map(|(crossing, _)| crossing.from);
         let agreement = Agreement::new(&base, mode, senders);
