@@ -56,7 +56,7 @@ use crate::schedule::Transfers;
 use crate::transfer::proto::Details;
 use crate::transfer::proto::parts_server::PartsServer;
 use crate::transfer::{
-    Base, CallEndpoints, CallTransfers, RunsOfParts, SlotEndpoints, SlotTransfers, TransferMode,
+    CallEndpoints, CallTransfers, RunsOfParts, SessionHandle, SlotEndpoints, SlotTransfers, TransferMode,
 };
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
@@ -162,17 +162,17 @@ impl Session {
         let ends = lock(&self.ends).remove(&mode);
         let taken = || GraphError::of_setting("mode", format!("{mode}: its transfers were taken already"));
         let Core { state, threads, .. } = &*self.core;
-        let base = Base {
+        let session = SessionHandle {
             peers: Arc::clone(&state.peers),
             runtime: threads.handle.clone(),
             runs: Arc::clone(state) as Arc<dyn RunsOfParts>,
-            _session: Arc::clone(&self.core) as Arc<dyn Send + Sync>,
+            _core: Arc::clone(&self.core) as Arc<dyn Send + Sync>,
         };
         Ok(Transfers(match ends.ok_or_else(taken)? {
-            ModeEndpoints::Calls(ends) => Box::new(CallTransfers::new(base, ends)),
+            ModeEndpoints::Calls(ends) => Box::new(CallTransfers::new(session, ends)),
             ModeEndpoints::Slots(ends) => {
                 let copies = (mode == TransferMode::RdmaCp).then(|| Pool::for_sending(self.copies));
-                Box::new(SlotTransfers::new(base, self.core.device.clone(), mode, copies, ends))
+                Box::new(SlotTransfers::new(session, self.core.device.clone(), mode, copies, ends))
             }
         }))
     }

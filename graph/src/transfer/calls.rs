@@ -18,7 +18,7 @@ use crate::placement::{Crossing, CrossingId};
 use crate::schedule::{CrossingCounts, Start, Transport, Unfinished};
 use crate::sites::NodeSites;
 use crate::transfer::TransferMode;
-use crate::transfer::peers::{Base, WakerCell};
+use crate::transfer::peers::{SessionHandle, WakerCell};
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::proto::{self, PutRequest};
 use tonic_rdma::RdmaChannel;
@@ -51,7 +51,7 @@ pub(crate) struct CallEndpoints {
 
 /// The transfers of `grpc-tcp`, `grpc-rdma` and `grpc-native`.
 pub(crate) struct CallTransfers {
-    base: Base,
+    session: SessionHandle,
     mode: TransferMode,
     window: usize,
     outgoing: HashMap<CrossingId, Outgoing>,
@@ -80,13 +80,13 @@ struct Calls {
 }
 
 impl CallTransfers {
-    pub(crate) fn new(base: Base, ends: CallEndpoints) -> Self {
-        let flushed = base.peers.cell();
+    pub(crate) fn new(session: SessionHandle, ends: CallEndpoints) -> Self {
+        let flushed = session.peers.cell();
         let outgoing = ends.senders.into_iter().map(|(crossing, caller, key)| {
             let calls = Arc::new(Calls {
                 in_flight: AtomicUsize::new(0),
                 fault: Mutex::default(),
-                ended: base.peers.cell(),
+                ended: session.peers.cell(),
                 flushed: Arc::clone(&flushed),
             });
             let counts = CrossingCounts::default();
@@ -96,16 +96,16 @@ impl CallTransfers {
         let incoming =
             ends.mailboxes.into_iter().map(|(crossing, mailbox)| (crossing.id, (crossing, mailbox)));
         let incoming = incoming.collect();
-        Self { base, mode: ends.mode, window: ends.window.max(1), outgoing, incoming, flushed }
+        Self { session, mode: ends.mode, window: ends.window.max(1), outgoing, incoming, flushed }
     }
 }
 
 impl<V: Value> Transport<V> for CallTransfers {
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
-        let base = &self.base;
-        let out = self.outgoing.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
-        base.peers.check(out.crossing.to)?;
-        if !out.check(base)? || out.calls.in_flight.load(Ordering::Acquire) >= self.window {
+        let session = &self.session;
+        let out = self.outgoing.get_mut(&crossing).ok_or_else(|| session.unknown(crossing, step))?;
+        session.peers.check(out.crossing.to)?;
+        if !out.check(session)? || out.calls.in_flight.load(Ordering::Acquire) >= self.window {
             return Ok(Start::Busy);
         }
         let content = tensor.to_contiguous().and_then(|tensor| tensor.to_bytes());
@@ -128,7 +128,7 @@ impl<V: Value> Transport<V> for CallTransfers {
         out.sequence += 1;
         out.calls.in_flight.fetch_add(1, Ordering::AcqRel);
         let (caller, calls) = (out.caller.clone(), Arc::clone(&out.calls));
-        base.runtime.spawn(async move {
+        session.runtime.spawn(async move {
             let _call = InFlight(&calls);
             if let Err(status) = caller.put(request).await {
                 lock(&calls.fault).get_or_insert((step, status));
@@ -144,10 +144,10 @@ impl<V: Value> Transport<V> for CallTransfers {
         sites: &NodeSites,
     ) -> Result<Option<V>, GraphError> {
         let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
-            return Err(self.base.unknown(crossing, step));
+            return Err(self.session.unknown(crossing, step));
         };
         // Before the check: all that a part had sent when it ended is here.
-        let peer = self.base.peers.check(crossing.from);
+        let peer = self.session.peers.check(crossing.from);
         let Some(parcel) = mailbox.take() else { return peer.map(|()| None) };
         let failed = |source: KernelError| crossing.failed(crossing.from, step, source);
         let Parcel { step: came, spec, content } = parcel;
@@ -178,11 +178,11 @@ impl<V: Value> Transport<V> for CallTransfers {
         context: &mut Context<'_>,
     ) -> Poll<Result<(), GraphError>> {
         let Some(out) = self.outgoing.get(&crossing) else {
-            return Poll::Ready(Err(self.base.unknown(crossing, 0)));
+            return Poll::Ready(Err(self.session.unknown(crossing, 0)));
         };
         out.calls.ended.set(context.waker());
-        self.base.peers.check(out.crossing.to)?;
-        match out.check(&self.base)? && out.calls.in_flight.load(Ordering::Acquire) < self.window {
+        self.session.peers.check(out.crossing.to)?;
+        match out.check(&self.session)? && out.calls.in_flight.load(Ordering::Acquire) < self.window {
             true => Poll::Ready(Ok(())),
             false => Poll::Pending,
         }
@@ -190,22 +190,22 @@ impl<V: Value> Transport<V> for CallTransfers {
 
     fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
         self.flushed.set(context.waker());
-        self.base.peers.check_all()?;
+        self.session.peers.check_all()?;
         let mut flushed = true;
         for out in self.outgoing.values() {
-            let left = self.base.peers.left(out.crossing.to);
+            let left = self.session.peers.left(out.crossing.to);
             if out.calls.in_flight.load(Ordering::Acquire) > 0 {
                 flushed &= left;
             } else if !left {
                 // A part that has left in good order needs nothing any more.
-                flushed &= out.check(&self.base)?;
+                flushed &= out.check(&self.session)?;
             }
         }
         if flushed { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
     fn unfinished(&self) -> Option<Unfinished> {
-        let sends = |out: &Outgoing| match self.base.peers.left(out.crossing.to) {
+        let sends = |out: &Outgoing| match self.session.peers.left(out.crossing.to) {
             true => 0,
             false => out.calls.in_flight.load(Ordering::Acquire) as u64,
         };
@@ -217,20 +217,20 @@ impl<V: Value> Transport<V> for CallTransfers {
     }
 
     fn abort(&mut self, reason: &str) {
-        self.base.runs.abort(reason);
+        self.session.runs.abort(reason);
     }
 }
 
 impl Outgoing {
     /// Returns the error of a call that failed, or whether calls can go on. They can't if the connection has
     /// ended, and the reason is not known yet.
-    fn check(&self, base: &Base) -> Result<bool, GraphError> {
+    fn check(&self, session: &SessionHandle) -> Result<bool, GraphError> {
         let fault = lock(&self.calls.fault).clone();
         let Some((step, status)) = fault else { return Ok(true) };
         let peer = self.crossing.to;
         match is_of_call(&status) {
             true => Err(self.crossing.failed(peer, step, status)),
-            false => base.connection_ended(peer, &KernelError::from(status)).map(|()| false),
+            false => session.connection_ended(peer, &KernelError::from(status)).map(|()| false),
         }
     }
 }

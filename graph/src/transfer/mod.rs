@@ -26,7 +26,7 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::calls::{CallEndpoints, CallTransfers, Caller, LONGEST_CALL, Mailbox, Parcel, refusal};
-pub(crate) use self::peers::{Base, PeerEnd, Peers, RunsOfParts};
+pub(crate) use self::peers::{PeerEnd, Peers, RunsOfParts, SessionHandle};
 pub(crate) use self::slots::{SlotEndpoints, SlotReceiver, SlotSender, SlotTransfers};
 
 /// How the crossing tensors of a run move from part to part. The names are those of the command line.

@@ -167,17 +167,17 @@ const REASON: Duration = Duration::from_secs(2);
 
 /// What transfers need of their session.
 #[derive(Clone)]
-pub(crate) struct Base {
+pub(crate) struct SessionHandle {
     pub(crate) peers: Arc<Peers>,
     /// The threads of the session.
     pub(crate) runtime: Handle,
     /// Which steps the parts run.
     pub(crate) runs: Arc<dyn RunsOfParts>,
     /// Keeps the connections.
-    pub(crate) _session: Arc<dyn Send + Sync>,
+    pub(crate) _core: Arc<dyn Send + Sync>,
 }
 
-impl Base {
+impl SessionHandle {
     /// Makes the error of a crossing tensor that this part does not send or receive.
     pub(crate) fn unknown(&self, crossing: CrossingId, step: u64) -> GraphError {
         let reason =
@@ -238,37 +238,45 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    pub(crate) fn new(base: &Base, mode: TransferMode, senders: impl Iterator<Item = Part>) -> Self {
+    pub(crate) fn new(
+        session: &SessionHandle,
+        mode: TransferMode,
+        senders: impl Iterator<Item = Part>,
+    ) -> Self {
         let mut senders: Vec<Part> = senders.collect();
         senders.sort_unstable();
         senders.dedup();
-        Self { mode, senders, number: None, heard: base.peers.cell() }
+        Self { mode, senders, number: None, heard: session.peers.cell() }
     }
 
     /// Tells the other parts which steps this part runs now.
-    pub(crate) fn begin(&mut self, base: &Base, steps: &Range<u64>) {
-        self.number = base.runs.begin(self.mode, steps);
+    pub(crate) fn begin(&mut self, session: &SessionHandle, steps: &Range<u64>) {
+        self.number = session.runs.begin(self.mode, steps);
     }
 
     /// Returns whether all senders run the same steps. Wakes the waker of `context` when that may be known.
-    pub(crate) fn poll(&self, base: &Base, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+    pub(crate) fn poll(
+        &self,
+        session: &SessionHandle,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), GraphError>> {
         let Some(number) = self.number else { return Poll::Ready(Ok(())) };
         // Before the check, so that nothing that is said later is missed.
         self.heard.set(context.waker());
         // Before the steps are compared: a part whose steps differ is in trouble before it counts as heard.
-        let all = self.senders.iter().all(|peer| self.has_heard(base, *peer, number));
-        base.peers.check_all()?;
+        let all = self.senders.iter().all(|peer| self.has_heard(session, *peer, number));
+        session.peers.check_all()?;
         if all { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
     /// Returns a sender that has not said which steps it runs.
-    pub(crate) fn unheard(&self, base: &Base) -> Option<Part> {
+    pub(crate) fn unheard(&self, session: &SessionHandle) -> Option<Part> {
         let number = self.number?;
-        self.senders.iter().copied().find(|peer| !self.has_heard(base, *peer, number))
+        self.senders.iter().copied().find(|peer| !self.has_heard(session, *peer, number))
     }
 
-    fn has_heard(&self, base: &Base, peer: Part, number: u64) -> bool {
-        base.runs.has_begun(peer, self.mode, number) || base.peers.left(peer)
+    fn has_heard(&self, session: &SessionHandle, peer: Part, number: u64) -> bool {
+        session.runs.has_begun(peer, self.mode, number) || session.peers.left(peer)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::placement::{Crossing, CrossingId, Part};
 use crate::schedule::{CrossingCounts, Start, Transport, Unfinished};
 use crate::sites::NodeSites;
 use crate::transfer::TransferMode;
-use crate::transfer::peers::{Agreement, Base};
+use crate::transfer::peers::{Agreement, SessionHandle};
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::unstable::OwnPolling;
 use tonic_rdma_tensor::{
@@ -55,7 +55,7 @@ pub(crate) struct SlotEndpoints {
 
 /// The transfers of `rdma-cp` and `rdma-zerocp`.
 pub(crate) struct SlotTransfers {
-    base: Base,
+    session: SessionHandle,
     device: RdmaDevice,
     /// Here while the executor polls slots itself, and not while it sleeps. Then what arrives, or was sent,
     /// wakes no other thread.
@@ -93,14 +93,14 @@ enum SlotError {
 impl SlotTransfers {
     /// Makes the transfers of slots that are attached. Tensors are copied to `copies` if it is there.
     pub(crate) fn new(
-        base: Base,
+        session: SessionHandle,
         device: RdmaDevice,
         mode: TransferMode,
         copies: Option<Pool>,
         ends: SlotEndpoints,
     ) -> Self {
         let senders = ends.receivers.iter().map(|(crossing, _)| crossing.from);
-        let agreement = Agreement::new(&base, mode, senders);
+        let agreement = Agreement::new(&session, mode, senders);
         let outgoing = ends.senders.into_iter().map(|(crossing, sender)| {
             let counts = CrossingCounts::default();
             (crossing.id, Outgoing { crossing, sender: Lendable::new(sender), counts, copied: 0, pending: 0 })
@@ -109,7 +109,7 @@ impl SlotTransfers {
             (crossing.id, Incoming { crossing, receiver: Lendable::new(receiver) })
         });
         let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
-        Self { base, device, polling: None, copies, outgoing, incoming, agreement }
+        Self { session, device, polling: None, copies, outgoing, incoming, agreement }
     }
 
     /// Notes that the executor polls slots itself from now on.
@@ -120,15 +120,15 @@ impl SlotTransfers {
 
 impl<V: Value> Transport<V> for SlotTransfers {
     fn begin(&mut self, steps: &Range<u64>) {
-        self.agreement.begin(&self.base, steps);
+        self.agreement.begin(&self.session, steps);
     }
 
     fn poll_agreed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
-        self.agreement.poll(&self.base, context)
+        self.agreement.poll(&self.session, context)
     }
 
     fn unheard(&self) -> Option<Part> {
-        self.agreement.unheard(&self.base)
+        self.agreement.unheard(&self.session)
     }
 
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
@@ -137,14 +137,14 @@ impl<V: Value> Transport<V> for SlotTransfers {
             // Gives the memory of earlier tensors back.
             self.polls().poll();
         }
-        let base = &self.base;
-        let out = self.outgoing.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
+        let session = &self.session;
+        let out = self.outgoing.get_mut(&crossing).ok_or_else(|| session.unknown(crossing, step))?;
         let peer = out.crossing.to;
-        base.peers.check(peer)?;
+        session.peers.check(peer)?;
         match out.start(tensor, self.copies.as_ref()) {
             Ok(true) => Ok(Start::Begun),
             Ok(false) => Ok(Start::Busy),
-            Err(error) => base.slot_error(&out.crossing, peer, step, error).map(|()| Start::Busy),
+            Err(error) => session.slot_error(&out.crossing, peer, step, error).map(|()| Start::Busy),
         }
     }
 
@@ -155,18 +155,18 @@ impl<V: Value> Transport<V> for SlotTransfers {
         sites: &NodeSites,
     ) -> Result<Option<V>, GraphError> {
         self.polls();
-        let base = &self.base;
-        let incoming = self.incoming.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
+        let session = &self.session;
+        let incoming = self.incoming.get_mut(&crossing).ok_or_else(|| session.unknown(crossing, step))?;
         let peer = incoming.crossing.from;
         let receiver = incoming.receiver.here();
         let receiver = receiver.map_err(|error| incoming.crossing.failed(peer, step, error))?;
         let Some(receiver) = receiver else { return Ok(None) };
         // Before the check: all that a part had sent when it ended is here.
-        let well = base.peers.check(peer);
+        let well = session.peers.check(peer);
         match receiver.try_take(&incoming.crossing, sites) {
             Ok(Some(value)) => Ok(Some(value)),
             Ok(None) => well.map(|()| None),
-            Err(error) => base.slot_error(&incoming.crossing, peer, step, error).map(|()| None),
+            Err(error) => session.slot_error(&incoming.crossing, peer, step, error).map(|()| None),
         }
     }
 
@@ -178,15 +178,15 @@ impl<V: Value> Transport<V> for SlotTransfers {
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>> {
         self.polling = None;
-        let base = &self.base;
+        let session = &self.session;
         let Some(incoming) = self.incoming.get_mut(&crossing) else {
-            return Poll::Ready(Err(base.unknown(crossing, step)));
+            return Poll::Ready(Err(session.unknown(crossing, step)));
         };
         let peer = incoming.crossing.from;
         loop {
             // Before the checks: the task ends with each change from here on.
-            let mut changes = base.peers.changes();
-            let well = base.peers.check(peer);
+            let mut changes = session.peers.changes();
+            let well = session.peers.check(peer);
             let receiver = match ready!(incoming.receiver.poll_here(context)) {
                 Ok(receiver) => receiver,
                 Err(error) => return Poll::Ready(Err(incoming.crossing.failed(peer, step, error))),
@@ -196,11 +196,11 @@ impl<V: Value> Transport<V> for SlotTransfers {
                 Ok(Some(value)) => return Poll::Ready(Ok(value)),
                 Ok(None) => well?,
                 Err(error) => {
-                    base.slot_error(&incoming.crossing, peer, step, error)?;
+                    session.slot_error(&incoming.crossing, peer, step, error)?;
                     goes_on = false;
                 }
             }
-            incoming.receiver.lend(&base.runtime, |mut receiver| async move {
+            incoming.receiver.lend(&session.runtime, |mut receiver| async move {
                 wait(goes_on, receiver.arrived(), &mut changes).await;
                 receiver
             });
@@ -213,14 +213,14 @@ impl<V: Value> Transport<V> for SlotTransfers {
         context: &mut Context<'_>,
     ) -> Poll<Result<(), GraphError>> {
         self.polling = None;
-        let base = &self.base;
+        let session = &self.session;
         let Some(out) = self.outgoing.get_mut(&crossing) else {
-            return Poll::Ready(Err(base.unknown(crossing, 0)));
+            return Poll::Ready(Err(session.unknown(crossing, 0)));
         };
         let peer = out.crossing.to;
         loop {
-            let mut changes = base.peers.changes();
-            base.peers.check(peer)?;
+            let mut changes = session.peers.changes();
+            session.peers.check(peer)?;
             let sender = match ready!(out.sender.poll_here(context)) {
                 Ok(sender) => sender,
                 Err(error) => return Poll::Ready(Err(out.crossing.failed(peer, 0, error))),
@@ -230,11 +230,11 @@ impl<V: Value> Transport<V> for SlotTransfers {
                 Ok(true) => return Poll::Ready(Ok(())),
                 Ok(false) => {}
                 Err(error) => {
-                    base.slot_error(&out.crossing, peer, 0, error.into())?;
+                    session.slot_error(&out.crossing, peer, 0, error.into())?;
                     goes_on = false;
                 }
             }
-            out.sender.lend(&base.runtime, |mut sender| async move {
+            out.sender.lend(&session.runtime, |mut sender| async move {
                 wait(goes_on, sender.ready(), &mut changes).await;
                 sender
             });
@@ -243,12 +243,12 @@ impl<V: Value> Transport<V> for SlotTransfers {
 
     fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
         self.polling = None;
-        let base = &self.base;
-        base.peers.check_all()?;
+        let session = &self.session;
+        session.peers.check_all()?;
         let mut flushed = true;
         for out in self.outgoing.values_mut() {
             // All are polled, so that `unfinished` sees each send that has ended.
-            flushed &= out.poll_flushed(base, context)?.is_ready();
+            flushed &= out.poll_flushed(session, context)?.is_ready();
         }
         if flushed { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
@@ -267,17 +267,21 @@ impl<V: Value> Transport<V> for SlotTransfers {
 
     fn abort(&mut self, reason: &str) {
         self.polling = None;
-        self.base.runs.abort(reason);
+        self.session.runs.abort(reason);
     }
 }
 
 impl Outgoing {
     /// Returns whether all sends are over, and notes how many are not.
-    fn poll_flushed(&mut self, base: &Base, context: &mut Context<'_>) -> Result<Poll<()>, GraphError> {
+    fn poll_flushed(
+        &mut self,
+        session: &SessionHandle,
+        context: &mut Context<'_>,
+    ) -> Result<Poll<()>, GraphError> {
         let peer = self.crossing.to;
         loop {
-            let mut changes = base.peers.changes();
-            base.peers.check_all()?;
+            let mut changes = session.peers.changes();
+            session.peers.check_all()?;
             let sender = match self.sender.poll_here(context) {
                 Poll::Ready(Ok(sender)) => sender,
                 Poll::Ready(Err(error)) => return Err(self.crossing.failed(peer, 0, error)),
@@ -286,21 +290,21 @@ impl Outgoing {
             let mut goes_on = true;
             match sender.pending() {
                 // A part that has left in good order needs nothing any more.
-                Ok(pending) if pending == 0 || base.peers.left(peer) => {
+                Ok(pending) if pending == 0 || session.peers.left(peer) => {
                     self.pending = 0;
                     return Ok(Poll::Ready(()));
                 }
                 Ok(pending) => self.pending = pending,
-                Err(_) if base.peers.left(peer) => {
+                Err(_) if session.peers.left(peer) => {
                     self.pending = 0;
                     return Ok(Poll::Ready(()));
                 }
                 Err(error) => {
-                    base.slot_error(&self.crossing, peer, 0, error.into())?;
+                    session.slot_error(&self.crossing, peer, 0, error.into())?;
                     goes_on = false;
                 }
             }
-            self.sender.lend(&base.runtime, |mut sender| async move {
+            self.sender.lend(&session.runtime, |mut sender| async move {
                 // After the time the sends that are left are counted anew.
                 wait(goes_on, tokio::time::timeout(COUNT, sender.flush()), &mut changes).await;
                 sender
@@ -403,7 +407,7 @@ impl From<TensorError> for SlotError {
     }
 }
 
-impl Base {
+impl SessionHandle {
     /// Returns the error of a slot. If only the link has ended, the reason may come later; until then there
     /// is no error.
     fn slot_error(
