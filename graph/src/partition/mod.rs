@@ -502,12 +502,12 @@ struct Groups {
     /// The groups that must come after each group.
     after: Vec<Vec<usize>>,
     /// The tensors that may cross.
-    tensors: Vec<Tensor>,
+    tensors: Vec<GroupTensor>,
 }
 
 /// A tensor that consumers of several groups need, or of another group than that of its producer.
 #[derive(Debug)]
-struct Tensor {
+struct GroupTensor {
     bytes: u64,
     /// The groups that have the tensor without a transfer: that of the producer. For an input of the graph
     /// these are the consumers, because an input is fed to the first part that needs it.
@@ -561,7 +561,7 @@ impl Groups {
             // A dimension that is not known counts as 1.
             let bytes = node.outputs.get(outlet.output).map_or(0, |fact| fact.bytes(1));
             if !consumers.is_empty() && sources != consumers || consumers.len() > 1 {
-                tensors.push(Tensor { bytes, sources, consumers });
+                tensors.push(GroupTensor { bytes, sources, consumers });
             }
         }
         for groups in before.iter_mut().chain(&mut after) {
