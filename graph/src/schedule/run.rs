@@ -99,8 +99,8 @@ impl<'a, V: Value> Run<'a, V> {
             }
             self.retry_sends()?;
             let more = match self.executor.settings.receive {
-                ReceiveMode::Blocking => self.turn_in_order()?,
-                ReceiveMode::PollingAsync | ReceiveMode::Callback => self.turn_of_queue()?,
+                ReceiveMode::Blocking => self.run_next_in_order()?,
+                ReceiveMode::PollingAsync | ReceiveMode::Callback => self.take_entry()?,
             };
             let ended = self.end_steps()?;
             if !more && !ended {
@@ -172,7 +172,7 @@ impl<'a, V: Value> Run<'a, V> {
     }
 
     /// Takes one entry of the queue. Returns whether another turn is worth while now.
-    fn turn_of_queue(&mut self) -> Result<bool, GraphError> {
+    fn take_entry(&mut self) -> Result<bool, GraphError> {
         if self.executor.settings.receive == ReceiveMode::Callback {
             self.take_arrivals()?;
         }
@@ -206,7 +206,7 @@ impl<'a, V: Value> Run<'a, V> {
 
     /// Runs the next node in topological order if its inputs are there. Returns false to wait for one of
     /// them.
-    fn turn_in_order(&mut self) -> Result<bool, GraphError> {
+    fn run_next_in_order(&mut self) -> Result<bool, GraphError> {
         let Some((step, node)) = self.flights.first_node() else { return Ok(false) };
         for input in 0..self.executor.plan.nodes[node].inputs.len() {
             let Source::Value(value) = self.executor.plan.nodes[node].inputs[input] else { continue };
