@@ -137,7 +137,7 @@ impl<'a, V: Value> Run<'a, V> {
             for step in self.sends.retry(&mut *self.executor.transfers)? {
                 self.flights.began(step);
                 self.check_late();
-                self.went_on();
+                self.note_progress();
             }
         }
         Ok(())
@@ -250,7 +250,7 @@ impl<'a, V: Value> Run<'a, V> {
 
     fn arrived(&mut self, receive: usize, step: u64, value: V) -> Result<(), GraphError> {
         self.check_late();
-        self.went_on();
+        self.note_progress();
         self.report.received += 1;
         self.missing[receive] = false;
         let planned = &self.executor.plan.receives[receive];
@@ -291,7 +291,7 @@ impl<'a, V: Value> Run<'a, V> {
         if let Some((step, node)) = flights.ran(step, node) {
             queue.ready(step, node);
         }
-        self.went_on();
+        self.note_progress();
         Ok(())
     }
 
@@ -361,7 +361,7 @@ impl<'a, V: Value> Run<'a, V> {
         Ok(())
     }
 
-    fn went_on(&mut self) {
+    fn note_progress(&mut self) {
         self.quiet_since = None;
         self.misses = 0;
     }
@@ -446,7 +446,7 @@ impl<'a, V: Value> Run<'a, V> {
         &mut self,
         poll: impl Fn(&mut dyn Transport<V>, &mut Context<'_>) -> Poll<Result<(), GraphError>>,
     ) -> Result<(), GraphError> {
-        self.went_on();
+        self.note_progress();
         let waker = self.waker.clone();
         let mut least = u64::MAX;
         loop {
@@ -458,7 +458,7 @@ impl<'a, V: Value> Run<'a, V> {
             let left = self.executor.transfers.unfinished().map_or(0, |unfinished| unfinished.sends);
             if left < least {
                 least = left;
-                self.went_on();
+                self.note_progress();
             }
             let quiet = self.check_deadline()?;
             self.sleep(quiet);
