@@ -191,17 +191,17 @@ impl<V: Value> Transport<V> for SlotTransfers {
                 Ok(receiver) => receiver,
                 Err(error) => return Poll::Ready(Err(incoming.crossing.failed(peer, step, error))),
             };
-            let mut goes_on = true;
+            let mut connected = true;
             match receiver.try_take(&incoming.crossing, sites) {
                 Ok(Some(value)) => return Poll::Ready(Ok(value)),
                 Ok(None) => well?,
                 Err(error) => {
                     session.slot_error(&incoming.crossing, peer, step, error)?;
-                    goes_on = false;
+                    connected = false;
                 }
             }
             incoming.receiver.lend(&session.runtime, |mut receiver| async move {
-                wait(goes_on, receiver.arrived(), &mut changes).await;
+                wait(connected, receiver.arrived(), &mut changes).await;
                 receiver
             });
         }
@@ -225,17 +225,17 @@ impl<V: Value> Transport<V> for SlotTransfers {
                 Ok(sender) => sender,
                 Err(error) => return Poll::Ready(Err(out.crossing.failed(peer, 0, error))),
             };
-            let mut goes_on = true;
+            let mut connected = true;
             match sender.is_ready() {
                 Ok(true) => return Poll::Ready(Ok(())),
                 Ok(false) => {}
                 Err(error) => {
                     session.slot_error(&out.crossing, peer, 0, error.into())?;
-                    goes_on = false;
+                    connected = false;
                 }
             }
             out.sender.lend(&session.runtime, |mut sender| async move {
-                wait(goes_on, sender.ready(), &mut changes).await;
+                wait(connected, sender.ready(), &mut changes).await;
                 sender
             });
         }
@@ -287,7 +287,7 @@ impl Outgoing {
                 Poll::Ready(Err(error)) => return Err(self.crossing.failed(peer, 0, error)),
                 Poll::Pending => return Ok(Poll::Pending),
             };
-            let mut goes_on = true;
+            let mut connected = true;
             match sender.pending() {
                 // A part that has left in good order needs nothing any more.
                 Ok(pending) if pending == 0 || session.peers.left(peer) => {
@@ -301,12 +301,12 @@ impl Outgoing {
                 }
                 Err(error) => {
                     session.slot_error(&self.crossing, peer, 0, error.into())?;
-                    goes_on = false;
+                    connected = false;
                 }
             }
             self.sender.lend(&session.runtime, |mut sender| async move {
                 // After the time the sends that are left are counted anew.
-                wait(goes_on, tokio::time::timeout(COUNT, sender.flush()), &mut changes).await;
+                wait(connected, tokio::time::timeout(COUNT, sender.flush()), &mut changes).await;
                 sender
             });
         }
@@ -345,9 +345,9 @@ impl Outgoing {
 
 /// Waits for `event`, if there is still one to wait for, or until another part has changed. A failure shows
 /// at the next poll.
-async fn wait<T>(goes_on: bool, event: impl Future<Output = T>, changes: &mut watch::Receiver<u64>) {
+async fn wait<T>(connected: bool, event: impl Future<Output = T>, changes: &mut watch::Receiver<u64>) {
     tokio::select! {
-        _ = event, if goes_on => {}
+        _ = event, if connected => {}
         _ = changes.changed() => {}
     }
 }
