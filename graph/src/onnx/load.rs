@@ -423,7 +423,7 @@ fn find_use(graph: &GraphProto, name: &str, dims: &[i64], depth: usize) -> Optio
     let before_last = *dims.iter().nth_back(1).unwrap_or(&last);
     graph.node.iter().find_map(|node| {
         let input = node.input.iter().position(|input| input == name)?;
-        let gain = share(graph, node);
+        let gain = residual_gain(graph, node);
         let product = |inputs: i64| {
             let rectified = node.output.first().is_some_and(|output| rectified(graph, output, 0));
             Use::Product(inputs, if rectified { gain } else { gain / f32::sqrt(2.0) })
@@ -456,7 +456,7 @@ fn find_use(graph: &GraphProto, name: &str, dims: &[i64], depth: usize) -> Optio
 /// Returns what a node's weights must be multiplied by, so that a sum that its output goes into is not much
 /// larger than the output. Without this, activations grow by half with each block of a residual network, and
 /// its results become 0 or 1 for any input.
-fn share(graph: &GraphProto, node: &NodeProto) -> f32 {
+fn residual_gain(graph: &GraphProto, node: &NodeProto) -> f32 {
     let Some(output) = node.output.first() else { return 1.0 };
     let sums = |sum: &&NodeProto| {
         matches!(sum.op_type.as_str(), "Sum" | "Add") && sum.input.len() > 1 && sum.input.contains(output)
