@@ -321,13 +321,13 @@ impl RunningPart {
         self.change(mode)?;
         let end = trial.first + trial.count;
         let before = self.counts();
-        let mut checking = self.checks.begin(trial);
+        let mut program = self.checks.begin(trial);
         let report = match trial.replay {
             true => self.executor.replay(trial.first..end),
-            false => self.executor.run_and_keep(trial.first..end, &mut checking),
+            false => self.executor.run_and_keep(trial.first..end, &mut program),
         };
         let report = report.map_err(|error| Failure::run(mode.to_string()).because(error))?;
-        let (mut done, difference) = (checking.done, checking.difference);
+        let (mut done, difference) = (program.done, program.difference);
         done.nanos = report.elapsed.as_nanos().try_into().unwrap_or(u64::MAX);
         if !trial.replay {
             let after = self.counts();
@@ -387,7 +387,7 @@ struct Checks {
 
 /// A trial of a part.
 #[derive(Debug)]
-struct Checking<'a> {
+struct TrialProgram<'a> {
     checks: &'a Checks,
     trial: &'a Trial,
     done: Done,
@@ -416,12 +416,12 @@ impl Checks {
     }
 
     /// Begins a trial.
-    fn begin<'a>(&'a self, trial: &'a Trial) -> Checking<'a> {
-        Checking { checks: self, trial, done: Done::default(), difference: None }
+    fn begin<'a>(&'a self, trial: &'a Trial) -> TrialProgram<'a> {
+        TrialProgram { checks: self, trial, done: Done::default(), difference: None }
     }
 }
 
-impl Checking<'_> {
+impl TrialProgram<'_> {
     fn compare(&mut self, what: Checked, micro_batch: u64, value: &ModelValue) -> Result<(), KernelError> {
         if !self.trial.check {
             return Ok(());
@@ -442,7 +442,7 @@ impl Checking<'_> {
     }
 }
 
-impl Program<ModelValue> for Checking<'_> {
+impl Program<ModelValue> for TrialProgram<'_> {
     fn feed(&mut self, step: u64, input: NodeId) -> Result<ModelValue, KernelError> {
         let set = self.checks.set_of(step) as usize;
         let value = self.checks.inputs.get(set).and_then(|inputs| inputs.get(&input));
@@ -534,22 +534,22 @@ mod checks_tests {
         let digests = vec![digest(&value(0)).unwrap(), digest(&value(1)).unwrap()];
         checks.expect(Expected { crossings: vec![(4, digests)], results: Vec::new() });
         let trial = Trial { mode: TransferMode::RdmaCp, first: 0, count: 4, replay: false, check: true };
-        let mut checking = checks.begin(&trial);
-        assert_eq!(checking.feed(3, NodeId(0)).unwrap().bytes(), [1, 7]);
+        let mut program = checks.begin(&trial);
+        assert_eq!(program.feed(3, NodeId(0)).unwrap().bytes(), [1, 7]);
         for (micro_batch, content) in [(0, 0), (1, 1), (2, 0), (3, 0)] {
-            checking.crossed(Direction::Received, CrossingId(4), micro_batch, &value(content)).unwrap();
+            program.crossed(Direction::Received, CrossingId(4), micro_batch, &value(content)).unwrap();
         }
-        assert_eq!((checking.done.checked, checking.done.errors), (4, 1));
-        let (differs, content) = checking.difference.unwrap();
+        assert_eq!((program.done.checked, program.done.errors), (4, 1));
+        let (differs, content) = program.difference.unwrap();
         assert_eq!((differs.micro_batch, differs.set, &content[..]), (3, 1, &[0, 7][..]));
-        let mut checking = checks.begin(&trial);
-        assert!(checking.crossed(Direction::Received, CrossingId(5), 4, &value(1)).is_err());
+        let mut program = checks.begin(&trial);
+        assert!(program.crossed(Direction::Received, CrossingId(5), 4, &value(1)).is_err());
 
         // A trial that is measured compares nothing.
         let measured = Trial { check: false, ..trial.clone() };
-        let mut checking = checks.begin(&measured);
-        checking.crossed(Direction::Received, CrossingId(4), 0, &value(9)).unwrap();
-        assert_eq!((checking.done.checked, checking.done.errors), (0, 0));
+        let mut program = checks.begin(&measured);
+        program.crossed(Direction::Received, CrossingId(4), 0, &value(9)).unwrap();
+        assert_eq!((program.done.checked, program.done.errors), (0, 0));
     }
 }
 
