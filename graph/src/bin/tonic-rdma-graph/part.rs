@@ -240,13 +240,13 @@ struct RunningPart {
 }
 
 impl RunningPart {
-    /// Loads the model of a job, and connects to the other parts. `meet` gets the port at which they find
+    /// Loads the model of a job, and connects to the other parts. `exchange_addresses` gets the port at which they find
     /// this part, and returns the addresses at which they listen, or `None` if there is no more to do.
     fn start(
         job: Job,
         file: &[u8],
         address: IpAddr,
-        meet: impl FnOnce(u16) -> Result<Option<Vec<String>>, Failure>,
+        exchange_addresses: impl FnOnce(u16) -> Result<Option<Vec<String>>, Failure>,
     ) -> Result<Option<Self>, Failure> {
         let refused = |error: GraphError| Failure::refused(&error);
         let failed = |error: GraphError| Failure::run("can't connect with the other parts").because(error);
@@ -270,7 +270,7 @@ impl RunningPart {
         let listener =
             listener.map_err(|error| Failure::run("can't listen for the other parts").because(error))?;
 
-        let Some(peers) = meet(listener.address().port())? else { return Ok(None) };
+        let Some(peers) = exchange_addresses(listener.address().port())? else { return Ok(None) };
         let limit = Duration::from_millis(job.limit_ms);
         let peering = Peering::new(part, peers, &graph, &placements).modes(job.modes.iter().copied());
         let session = listener.connect(peering.window(job.window).timeout(limit)).map_err(failed)?;
