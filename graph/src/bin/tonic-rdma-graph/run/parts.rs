@@ -131,12 +131,12 @@ impl Parts {
         timeout(left, self.events.recv()).await.ok().flatten()
     }
 
-    /// Waits for a report of each part. `took` takes it, or gives another report back ([`only!`]). `what`
+    /// Waits for a report of each part. `accept` takes it, or gives another report back ([`only!`]). `what`
     /// ends the sentence "part 0 has not …".
     pub(crate) async fn gather<T>(
         &mut self,
         what: &str,
-        took: impl Fn(Report) -> Result<T, Report>,
+        accept: impl Fn(Report) -> Result<T, Report>,
     ) -> Result<Vec<T>, Failure> {
         let mut found: Vec<Option<T>> = (0..self.len()).map(|_| None).collect();
         let end = Instant::now() + self.limit;
@@ -148,7 +148,7 @@ impl Parts {
                 Some((part, Event::Report(Report::Failed { reason, usage }, _))) => {
                     return Err(self.failed(part, reason, usage).await);
                 }
-                Some((part, Event::Report(report, _))) => match took(report) {
+                Some((part, Event::Report(report, _))) => match accept(report) {
                     Ok(value) => found[part] = Some(value),
                     Err(other) => {
                         return Err(Failure::run(format!("part {part} has not {what}: it sent {other:?}")));
