@@ -74,7 +74,7 @@ pub struct CrossingMemory {
 /// Ends the execution of a node when it is dropped, on the same thread.
 #[derive(Debug)]
 #[must_use = "the execution of the node ends when this is dropped"]
-pub(crate) struct Entered {
+pub(crate) struct ExecutionScope {
     _scope: Option<NodeScope>,
 }
 
@@ -130,7 +130,7 @@ impl NodeSites {
 
     /// Begins an execution of a node on this thread. Allocations of this thread belong to the node until the
     /// guard is dropped. For an input of the graph, enter it while the program makes the tensor.
-    pub(crate) fn enter(&self, node: NodeId) -> Entered {
+    pub(crate) fn enter(&self, node: NodeId) -> ExecutionScope {
         self.begin(SiteOwner::Node(node.0))
     }
 
@@ -176,14 +176,14 @@ impl NodeSites {
         lock(&self.crossings).get(crossing.0).copied().unwrap_or_default()
     }
 
-    fn begin(&self, owner: SiteOwner) -> Entered {
+    fn begin(&self, owner: SiteOwner) -> ExecutionScope {
         let number = match owner {
             SiteOwner::Node(node) => node,
             SiteOwner::Receive(crossing) => self.nodes + crossing,
         };
         let trace = self.trace.as_ref();
         // A number that does not fit is no node, so its allocations are not traced.
-        Entered { _scope: u32::try_from(number).ok().and_then(|number| Some(trace?.enter(number))) }
+        ExecutionScope { _scope: u32::try_from(number).ok().and_then(|number| Some(trace?.enter(number))) }
     }
 
     fn owner(&self, number: usize) -> SiteOwner {
