@@ -78,11 +78,11 @@ fn main() {
     }
 }
 
-fn measure(steps: u64, is_wait: bool) -> Medians {
+fn measure(steps: u64, waits: bool) -> Medians {
     let mut medians = Medians::new();
     for outstanding in OUTSTANDING {
         let mut reports: [Vec<RunReport>; 3] = Default::default();
-        let mut bench = Bench::new(outstanding, EACH, is_wait);
+        let mut bench = Bench::new(outstanding, EACH, waits);
         // The first round warms up, and is not counted.
         for round in 0..=steps {
             for (mode, reports) in ReceiveMode::ALL.into_iter().zip(&mut reports) {
@@ -208,7 +208,7 @@ struct Bench {
 impl Bench {
     /// Makes a graph in which `outstanding` tensors go from part 0 to part 1. Each node of part 1 computes,
     /// or waits without a core, for as long as `each`.
-    fn new(outstanding: usize, each: Duration, is_wait: bool) -> Self {
+    fn new(outstanding: usize, each: Duration, waits: bool) -> Self {
         let mut graph = Topology::new();
         let mut kernels = [Kernels::new(), Kernels::new()];
         let mut parts = Vec::new();
@@ -218,7 +218,7 @@ impl Bench {
             let node = Node { name, kind, role: Role::Compute, inputs, outputs, work: 1, stays: false };
             let node = graph.add(node).expect("a node");
             parts.push(Part(part));
-            kernels[part].insert(node, Box::new(move |_: u64, _: Vec<Content>| compute(work, is_wait)));
+            kernels[part].insert(node, Box::new(move |_: u64, _: Vec<Content>| compute(work, waits)));
             Outlet { node, output: 0 }
         };
         let sent: Vec<Outlet> =
@@ -252,9 +252,9 @@ impl Bench {
     }
 }
 
-fn compute(work: Duration, is_wait: bool) -> Result<Vec<Content>, KernelError> {
+fn compute(work: Duration, waits: bool) -> Result<Vec<Content>, KernelError> {
     let begin = Instant::now();
-    if is_wait && !work.is_zero() {
+    if waits && !work.is_zero() {
         thread::sleep(work);
     }
     while begin.elapsed() < work {
