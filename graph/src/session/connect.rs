@@ -389,11 +389,11 @@ pub(super) fn endpoint(peer: Part, address: &str) -> Result<Endpoint, GraphError
 }
 
 /// Opens the connections of all modes to a part to which this part sends.
-pub(super) async fn open(plan: PeerContext<'_>) -> Result<Sending, GraphError> {
+pub(super) async fn open(context: PeerContext<'_>) -> Result<Sending, GraphError> {
     let mut sending = Sending::default();
-    let peering = plan.peering;
+    let peering = context.peering;
     let leaving: Vec<&Crossing> =
-        peering.placements.leaving(peering.part).filter(|crossing| crossing.to == plan.peer).collect();
+        peering.placements.leaving(peering.part).filter(|crossing| crossing.to == context.peer).collect();
     if leaving.is_empty() {
         return Ok(sending);
     }
@@ -401,16 +401,16 @@ pub(super) async fn open(plan: PeerContext<'_>) -> Result<Sending, GraphError> {
         if mode.uses_slots() {
             let channel = match sending.channel.take() {
                 Some(channel) => channel,
-                None => channel(plan, mode).await?,
+                None => channel(context, mode).await?,
             };
             for crossing in &leaving {
-                let sender = attach(plan, &channel, mode, crossing).await?;
+                let sender = attach(context, &channel, mode, crossing).await?;
                 sending.slots.push((mode, ((*crossing).clone(), sender)));
             }
             sending.channel = Some(channel);
         } else {
-            let caller = caller(plan, mode).await?;
-            let key = Bytes::copy_from_slice(plan.key);
+            let caller = caller(context, mode).await?;
+            let key = Bytes::copy_from_slice(context.key);
             let senders = leaving.iter().map(|it| ((*it).clone(), caller.clone(), key.clone()));
             sending.calls.extend(senders.map(|sender| (mode, sender)));
         }
@@ -430,35 +430,35 @@ impl PeerContext<'_> {
 }
 
 /// Connects for calls in `mode`.
-async fn caller(plan: PeerContext<'_>, mode: TransferMode) -> Result<Caller, GraphError> {
-    let endpoint = endpoint(plan.peer, plan.peering.address(plan.peer))?;
-    let config = plan.settings.with_policy(Policy::Require);
-    let longest = usize::try_from(plan.settings.largest_tensor.saturating_add(MESSAGE_MARGIN));
+async fn caller(context: PeerContext<'_>, mode: TransferMode) -> Result<Caller, GraphError> {
+    let endpoint = endpoint(context.peer, context.peering.address(context.peer))?;
+    let config = context.settings.with_policy(Policy::Require);
+    let longest = usize::try_from(context.settings.largest_tensor.saturating_add(MESSAGE_MARGIN));
     let longest = longest.unwrap_or(usize::MAX);
     match mode {
         TransferMode::GrpcNative => {
-            let builder = RdmaChannel::builder(endpoint).config(config).calls(calls(plan.settings));
-            let channel = builder.connect().await.map_err(|error| plan.no_rdma(mode, error.into()))?;
+            let builder = RdmaChannel::builder(endpoint).config(config).calls(calls(context.settings));
+            let channel = builder.connect().await.map_err(|error| context.no_rdma(mode, error.into()))?;
             let info = channel.last_connection();
             if !info.as_ref().is_some_and(|info| info.is_native()) {
-                return Err(plan.no_rdma(mode, no_connection(info.as_ref())));
+                return Err(context.no_rdma(mode, no_connection(info.as_ref())));
             }
             Ok(Caller::Native(PartsClient::new(channel).max_encoding_message_size(longest)))
         }
         TransferMode::GrpcRdma => {
             let connector = RdmaConnector::new().config(config);
             let connecting = endpoint.connect_with_connector(connector.clone());
-            let channel = connecting.await.map_err(|error| plan.no_rdma(mode, error.into()))?;
+            let channel = connecting.await.map_err(|error| context.no_rdma(mode, error.into()))?;
             let info = connector.last_connection();
             if info.as_ref().and_then(RdmaConnectInfo::provider).is_none() {
-                return Err(plan.no_rdma(mode, no_connection(info.as_ref())));
+                return Err(context.no_rdma(mode, no_connection(info.as_ref())));
             }
             Ok(Caller::Http2(PartsClient::new(channel).max_encoding_message_size(longest)))
         }
         TransferMode::GrpcTcp | TransferMode::RdmaCp | TransferMode::RdmaZerocp => {
             let channel = endpoint.connect().await;
             let lost =
-                |error| GraphError::from(Problem::PeerLost { peer: plan.peer.0, source: Box::new(error) });
+                |error| GraphError::from(Problem::PeerLost { peer: context.peer.0, source: Box::new(error) });
             Ok(Caller::Http2(PartsClient::new(channel.map_err(lost)?).max_encoding_message_size(longest)))
         }
     }
@@ -472,37 +472,37 @@ fn no_connection(info: Option<&RdmaConnectInfo>) -> Box<dyn Error + Send + Sync>
 
 /// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is
 /// busy, and is asked again.
-async fn channel(plan: PeerContext<'_>, mode: TransferMode) -> Result<Channel, GraphError> {
+async fn channel(context: PeerContext<'_>, mode: TransferMode) -> Result<Channel, GraphError> {
     loop {
-        match plan.device.channel(plan.peering.address(plan.peer), 0).await {
+        match context.device.channel(context.peering.address(context.peer), 0).await {
             Ok(channel) => return Ok(channel),
             Err(error) if error.code() == Some(Code::ResourceExhausted) => {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50))).await;
             }
             Err(error) if matches!(error.kind(), TensorErrorKind::PeerLost | TensorErrorKind::Closed) => {
-                return Err(Problem::PeerLost { peer: plan.peer.0, source: Box::new(error) }.into());
+                return Err(Problem::PeerLost { peer: context.peer.0, source: Box::new(error) }.into());
             }
-            Err(error) => return Err(plan.no_rdma(mode, Box::new(error))),
+            Err(error) => return Err(context.no_rdma(mode, Box::new(error))),
         }
     }
 }
 
 /// Learns the address of a slot.
 async fn attach(
-    plan: PeerContext<'_>,
+    context: PeerContext<'_>,
     channel: &Channel,
     mode: TransferMode,
     crossing: &Crossing,
 ) -> Result<SlotSender, GraphError> {
-    let name = slot_name(plan.key, mode, crossing);
+    let name = slot_name(context.key, mode, crossing);
     let sender = match &crossing.placement {
         Placement::Static(spec) => channel.static_sender(&name, spec).await.map(SlotSender::Static),
         Placement::Dynamic { .. } => channel.dynamic_sender(&name).await.map(SlotSender::Dynamic),
     };
     sender.map_err(|error| match error.kind() {
         TensorErrorKind::PeerLost | TensorErrorKind::Closed => {
-            GraphError::from(Problem::PeerLost { peer: plan.peer.0, source: Box::new(error) })
+            GraphError::from(Problem::PeerLost { peer: context.peer.0, source: Box::new(error) })
         }
-        _ => crossing.failed(plan.peer, 0, error),
+        _ => crossing.failed(context.peer, 0, error),
     })
 }
