@@ -17,7 +17,7 @@ use tonic_rdma_verbs::unstable::lock;
 pub(super) const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How long they go on if this part has failed, and another part has not called yet to hear why.
-const REASON: Duration = Duration::from_secs(3);
+const FAREWELL_AFTER_FAILURE: Duration = Duration::from_secs(3);
 
 /// How long the tasks of the threads may take to end.
 const LAST_TASKS: Duration = Duration::from_secs(1);
@@ -62,18 +62,18 @@ pub(super) fn run<T: Send + 'static>(
 }
 
 /// Waits until the other parts have heard why this one has failed, if it has, at most for `limit`.
-pub(super) fn say_why(cell: &BootstrapCell<Details>, limit: Duration, hurries: impl Fn() -> bool) {
+pub(super) fn say_why(cell: &BootstrapCell<Details>, limit: Duration, port_wanted: impl Fn() -> bool) {
     let Some(bootstrap) = cell.get().filter(|bootstrap| bootstrap.has_unread_failure()) else { return };
-    wait_while(|| bootstrap.has_unread_failure() && !hurries(), limit);
+    wait_while(|| bootstrap.has_unread_failure() && !port_wanted(), limit);
     thread::sleep(LAST_ANSWER);
 }
 
 /// Tells the other parts that this part has left, unless it has failed, and waits until they know, at most
 /// for `limit`.
-pub(super) fn leave(cell: &BootstrapCell<Details>, limit: Duration, hurries: impl Fn() -> bool) {
+pub(super) fn leave(cell: &BootstrapCell<Details>, limit: Duration, port_wanted: impl Fn() -> bool) {
     let Some(bootstrap) = cell.get() else { return };
     bootstrap.leave();
-    wait_while(|| bootstrap.is_watched() && !hurries(), limit);
+    wait_while(|| bootstrap.is_watched() && !port_wanted(), limit);
 }
 
 fn wait_while(waits: impl Fn() -> bool, limit: Duration) {
@@ -93,8 +93,8 @@ impl Drop for Threads {
         let (cell, farewell) = (Arc::clone(&self.cell), Farewell::begin(self.port));
         // The ordinary drop waits for the threads, which is not allowed on a runtime's thread.
         let rest = move || {
-            say_why(&cell, REASON, || farewell.hurries());
-            leave(&cell, FAREWELL, || farewell.hurries());
+            say_why(&cell, FAREWELL_AFTER_FAILURE, || farewell.port_wanted());
+            leave(&cell, FAREWELL, || farewell.port_wanted());
             runtime.end_within(LAST_TASKS);
             drop(farewell);
         };
@@ -104,11 +104,11 @@ impl Drop for Threads {
 }
 
 /// How long a listener waits for the end of a farewell. It takes some milliseconds.
-const END: Duration = Duration::from_secs(2);
+const FAREWELL_END: Duration = Duration::from_secs(2);
 
 /// The farewells of this process: the port, and whether a listener wants it.
-static OPEN: Mutex<Vec<(u16, Arc<AtomicBool>)>> = Mutex::new(Vec::new());
-static OVER: Condvar = Condvar::new();
+static FAREWELLS: Mutex<Vec<(u16, Arc<AtomicBool>)>> = Mutex::new(Vec::new());
+static FAREWELL_OVER: Condvar = Condvar::new();
 
 /// A port at which this process still answers, although the session has ended. When this is dropped, nothing
 /// listens there any more.
@@ -122,21 +122,21 @@ struct Farewell(Arc<AtomicBool>);
 impl Farewell {
     /// Begins a farewell.
     fn begin(port: u16) -> Self {
-        let hurries = Arc::default();
-        lock(&OPEN).push((port, Arc::clone(&hurries)));
-        Self(hurries)
+        let port_wanted = Arc::default();
+        lock(&FAREWELLS).push((port, Arc::clone(&port_wanted)));
+        Self(port_wanted)
     }
 
     /// Returns whether a listener wants the port.
-    fn hurries(&self) -> bool {
+    fn port_wanted(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Farewell {
     fn drop(&mut self) {
-        lock(&OPEN).retain(|(_, hurries)| !Arc::ptr_eq(hurries, &self.0));
-        OVER.notify_all();
+        lock(&FAREWELLS).retain(|(_, port_wanted)| !Arc::ptr_eq(port_wanted, &self.0));
+        FAREWELL_OVER.notify_all();
     }
 }
 
@@ -144,10 +144,12 @@ impl Drop for Farewell {
 pub(super) fn make_room(address: &str) {
     let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
     let is_there = |open: &&(u16, Arc<AtomicBool>)| Some(open.0) == port;
-    let open = lock(&OPEN);
-    open.iter().filter(is_there).for_each(|(_, hurries)| hurries.store(true, Ordering::Relaxed));
+    let open = lock(&FAREWELLS);
+    open.iter().filter(is_there).for_each(|(_, port_wanted)| port_wanted.store(true, Ordering::Relaxed));
     // If the farewell does not end in time, the listener finds the port in use, and says so.
-    drop(OVER.wait_timeout_while(open, END, |open| open.iter().any(|open| is_there(&open))));
+    drop(
+        FAREWELL_OVER.wait_timeout_while(open, FAREWELL_END, |open| open.iter().any(|open| is_there(&open))),
+    );
 }
 
 #[cfg(test)]

@@ -163,7 +163,7 @@ impl WakerCell {
 }
 
 /// How long the reason for the end of a connection may take.
-const REASON: Duration = Duration::from_secs(2);
+const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 /// What transfers need of their session.
 #[derive(Clone)]
@@ -195,12 +195,12 @@ impl SessionHandle {
         self.peers.check(peer)?;
         if self.peers.doubt(peer) {
             let peers = Arc::clone(&self.peers);
-            let seconds = REASON.as_secs();
+            let seconds = REASON_LIMIT.as_secs();
             let reason = format!(
                 "a connection for tensors has ended ({source}), and in {seconds} s the part has not said why"
             );
             self.runtime.spawn(async move {
-                tokio::time::sleep(REASON).await;
+                tokio::time::sleep(REASON_LIMIT).await;
                 if !peers.left(peer) {
                     peers.ended(peer, PeerEnd::Lost(reason));
                 }
