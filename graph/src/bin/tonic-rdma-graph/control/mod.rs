@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn symbols_take_the_lengths_in_trial() {
+    fn symbols_take_the_lengths_in_turn() {
         let symbols = ["a".to_owned(), "b".to_owned()];
         let found = |set| lengths(&symbols, &[5, 6, 7], set).into_values().collect::<Vec<_>>();
         assert_eq!([found(0), found(1), found(2), found(3)], [[5, 6], [6, 7], [7, 5], [5, 6]]);
