@@ -8,7 +8,7 @@
 //! Part 0 sends a number of tensors in each step, and a simulated network delivers one after the other, in an
 //! order that differs from step to step and from the order of their consumers. Part 1 has a consumer for each
 //! tensor, and as many nodes that need no tensor. Each of these nodes computes for as long as the network
-//! takes for a tensor, or, with `--nodes wait`, waits without a core, as for an accelerator. All modes run in
+//! takes for a tensor, or, with `--nodes wait`, waits without a core, as for an accelerator. All modes take
 //! turns in one process, and the table shows medians of the time of a step of part 1. `computing` is the sum
 //! of the times of its nodes: no mode is faster.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]

@@ -64,7 +64,7 @@ impl Fact {
         self.dtype == spec.dtype() && self.dims.len() == dims.len() && self.dims.iter().zip(dims).all(known)
     }
 
-    /// Returns the number of bytes, with `symbolic` in position of each dimension that is not known.
+    /// Returns the number of bytes, where `symbolic` stands for each dimension that is not known.
     pub fn bytes(&self, symbolic: u64) -> u64 {
         let elements = self.dims.iter().map(|dim| dim.known().unwrap_or(symbolic));
         elements.fold(self.dtype.size().unwrap_or(1) as u64, u64::saturating_mul)
@@ -130,7 +130,7 @@ pub trait Value: Clone + Send + Debug + 'static {
 /// The computation of a node.
 pub trait Kernel<V>: Send {
     /// Computes the outputs of the node in a step. An input that is not used elsewhere may be changed in
-    /// position. Several steps may be under way. Each node sees them in ascending order.
+    /// place. Several steps may be in flight. Each node sees them in ascending order.
     ///
     /// # Errors
     /// The inputs have a wrong type or shape, or the engine failed.
@@ -146,7 +146,7 @@ where
     }
 }
 
-/// Calls an engine or the program. A panic becomes an error. `who` has panicked, for the message.
+/// Calls an engine or the program. A panic becomes an error, whose message begins with `who`.
 pub(crate) fn guarded<R>(who: &str, call: impl FnOnce() -> Result<R, KernelError>) -> Result<R, KernelError> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().copied();

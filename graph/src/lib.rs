@@ -2,15 +2,15 @@
 //!
 //! The runtime of a graph knows, before the first step, which tensors cross from process to process, and the
 //! shapes of most of them (Xue et al., *Fast Distributed Deep Learning over RDMA*, EuroSys 2019; § in these
-//! pages means a section of that paper). This crate is that runtime. An engine that exists computes the
-//! nodes: `tract-onnx` for ONNX models, and any framework whose values implement [`Value`](dataflow::Value).
+//! pages means a section of that paper). This crate is that runtime. An existing engine computes the nodes:
+//! `tract-onnx` for ONNX models, and any framework whose values implement [`Value`](dataflow::Value).
 //!
 //! ```text
 //!  session    the processes of a split graph: they find one another, distribute addresses (§3.4), and run
-//!  schedule   an executor of ready nodes; a receive that has not arrived goes to the tail of the queue (§4)
 //!  transfer   senders and receivers of crossing tensors: gRPC calls, static slots, dynamic slots (§3.2, §3.3)
-//!  onnx       ONNX models by tract: nodes, facts, kernels
 //!  explain    what becomes of each crossing tensor, as text and as JSON
+//!  schedule   an executor of ready nodes; a receive that has not arrived goes to the tail of the queue (§4)
+//!  onnx       ONNX models by tract: nodes, facts, kernels
 //!  sites      which allocation of which node makes each crossing tensor (§3.4)
 //!  partition  which node belongs to which part: balanced, or as the user says
 //!  placement  crossing tensors, each static or dynamic (§3.4)

@@ -151,7 +151,7 @@ fn outlet(ids: &HashMap<usize, NodeId>, outlet: OutletId) -> TractResult<Outlet>
     Ok(Outlet { node: *node, output: outlet.slot })
 }
 
-/// Tells what the engine knows of a tensor. A type that is private to the engine becomes a string of bytes:
+/// Returns what the engine knows of a tensor. A type that is private to the engine becomes a string of bytes:
 /// it never crosses.
 fn fact(fact: &TypedFact) -> dataflow::Fact {
     let dim = |dim: &TDim| match dim.to_i64() {
@@ -203,7 +203,7 @@ struct NodeKernel {
     facts: Vec<TypedFact>,
     /// The number of inputs that the node computes with. The inputs after these determine symbols.
     own: usize,
-    /// A symbol does not keep its name alive.
+    /// Keeps the names of the symbols alive, because the symbols in `facts` do not.
     _symbols: SymbolScope,
 }
 

@@ -72,7 +72,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, GraphError> {
     Ok(bytes)
 }
 
-/// Parses the model. Consumes it, so that its weights are not in memory twice for longer than necessary.
+/// Parses and optimises the model. Consumes `proto`, so that the weights are in memory twice as briefly as
+/// possible.
 fn optimise(
     engine: &tract_onnx::Onnx,
     proto: ModelProto,
@@ -411,8 +412,8 @@ fn shapes(graph: &GraphProto) -> HashMap<String, Vec<i64>> {
     shapes
 }
 
-/// Tells what a constant is for, by the first node that uses it as a weight. Nodes that only change its shape
-/// are followed.
+/// Returns what a constant is for, by the first node that uses it as a weight. Nodes that only change its
+/// shape are followed.
 fn find_use(graph: &GraphProto, name: &str, dims: &[i64], depth: usize) -> Option<Use> {
     // A chain of nodes that only change the shape is short.
     if depth > 4 {
@@ -485,7 +486,7 @@ fn residual_gain(graph: &GraphProto, node: &NodeProto) -> f32 {
     }
 }
 
-/// Tells whether a rectifier follows, which makes every other number 0.
+/// Returns whether a rectifier follows, which makes every other number 0.
 fn rectified(graph: &GraphProto, output: &String, depth: usize) -> bool {
     let mut users = graph.node.iter().filter(|node| node.input.contains(output));
     users.any(|user| match user.op_type.as_str() {

@@ -210,8 +210,7 @@ impl Model {
             let outputs = plan::eval(session, state, node, inputs)?;
             for (slot, output) in outputs.iter().enumerate() {
                 if let Some(outlet) = wanted.get(&OutletId::new(node.id, slot)) {
-                    // A copy, so that the engine may change the original in place as it would without this
-                    // run's question.
+                    // A copy, so that the engine can still change the original in place.
                     values.insert(*outlet, TValue::from(Tensor::clone(output)));
                 }
             }
@@ -299,8 +298,8 @@ pub enum Weights {
     /// From a generator with this seed. Weights of convolutions, matrix products, normalisations and
     /// recurrent layers get random values of a scale that keeps activations finite and different from zero.
     /// All other constants stay as they are in the file. The model is then good for comparing results, and
-    /// for nothing else. It makes a check worth something where all weights in the file are equal, as in the
-    /// `light` models of ONNX.
+    /// for nothing else. In the `light` models of ONNX all weights are equal, so without seeded values a
+    /// comparison would miss most errors.
     Seeded(u64),
 }
 
@@ -367,8 +366,7 @@ fn random_value(dtype: Dtype, dims: &[u64], mut random: Rng) -> Result<ModelValu
                 Dtype::F64 => element.copy_from_slice(&(2.0 * random.f64() - 1.0).to_ne_bytes()),
                 Dtype::F16 => element.copy_from_slice(&half(&mut random).to_ne_bytes()),
                 Dtype::Bool => element.fill(random.u8(0..2)),
-                // Whole numbers from 0 to 7. This works as long as the machine is little-endian, which the
-                // engine's kernels are for.
+                // Whole numbers from 0 to 7, in the lowest byte.
                 _ => {
                     element.fill(0);
                     let low = if cfg!(target_endian = "little") { 0 } else { size - 1 };

@@ -260,9 +260,9 @@ const OF_AN_ORDER: usize = 250;
 /// Searches for a partition with similar work in all parts, and few bytes between them.
 ///
 /// A part of a pipeline is the difference of two *beginnings*: sets of nodes that contain with each node all
-/// that it needs. The search covers all beginnings if they are at most `all`. Otherwise it covers those that
-/// begin one of four topological orders. Among the covered beginnings, dynamic programming finds the best
-/// chain, so the result is exact for small graphs, and for models that are nearly chains.
+/// that it needs (order ideals). The search covers all beginnings if they are at most `all`. Otherwise it
+/// covers those that begin one of four topological orders. Among the covered beginnings, dynamic programming
+/// finds the best chain, so the result is exact for small graphs, and for models that are nearly chains.
 fn search(graph: &Topology, parts: usize, percent: u32, all: usize) -> Result<Partition, GraphError> {
     let groups = Groups::of(graph);
     let most = groups.len().max(1);
@@ -392,13 +392,13 @@ fn of_orders(groups: &Groups, most: usize) -> Vec<Beginning> {
         Beginning::new(groups, set).live_bytes(groups)
     };
     let mut orders = vec![
-        // That of the graph; then the latest group that became ready, which follows a branch to its end; then
-        // its mirror image.
+        // The order of the graph; then always the group that became ready last, which follows a branch to its
+        // end; then its mirror image.
         (0..groups.len()).collect(),
         groups.order(|_, _| 0),
         groups.order(|group, _| std::cmp::Reverse(group)),
     ];
-    // This order is dear to find.
+    // This order takes long to find.
     if groups.len() <= BEGINNINGS {
         orders.push(groups.order(live_after));
     }
@@ -412,9 +412,9 @@ fn of_orders(groups: &Groups, most: usize) -> Vec<Beginning> {
             of_order.push(Beginning::new(groups, set.clone()));
         }
         let last = of_order.len() - 1;
-        let window = (of_order.len() - 2).div_ceil(most).max(1);
-        let inner = of_order[1..last].chunks(window);
-        let chosen = inner.filter_map(|window| window.iter().min_by_key(|one| one.live_bytes(groups)));
+        let chunk = (of_order.len() - 2).div_ceil(most).max(1);
+        let inner = of_order[1..last].chunks(chunk);
+        let chosen = inner.filter_map(|chunk| chunk.iter().min_by_key(|one| one.live_bytes(groups)));
         for beginning in [&of_order[0]].into_iter().chain(chosen).chain([&of_order[last]]) {
             if sets.insert(beginning.groups.clone()) {
                 beginnings.push(beginning.clone());

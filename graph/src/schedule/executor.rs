@@ -322,7 +322,7 @@ impl StopHandle {
     }
 }
 
-/// The side of a crossing at which a value is seen.
+/// The end of a crossing at which a value is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// This part sends the value.
@@ -353,8 +353,8 @@ pub trait Program<V> {
         Ok(())
     }
 
-    /// Sees each value that crosses, at both sides: before it is sent, and after it was received. A clone
-    /// that is kept makes an engine copy the tensor where it would otherwise work in place.
+    /// Sees each value that crosses, at both ends: before it is sent, and after it was received. A clone that
+    /// is kept makes an engine copy the tensor where it would otherwise work in place.
     ///
     /// # Errors
     /// Ends the run with an error that names the crossing tensor.

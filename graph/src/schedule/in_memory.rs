@@ -225,8 +225,8 @@ struct NetworkState {
     number: u64,
 }
 
-/// The tensors of one crossing. Wakers are woken while the state is locked, so that a thread which a timer
-/// has woken does not see the change before its waker is woken. Such a thread would count a late wake
+/// The tensors of one crossing. Wakers are woken while the state is locked. Otherwise a thread that a timer
+/// has woken could see the change before its waker is woken, and would count a late wake-up
 /// ([`RunReport::late`](crate::schedule::RunReport::late)).
 #[derive(Default)]
 struct CrossingQueue {
@@ -332,8 +332,8 @@ impl Network {
         queue.arrived.len() + queue.under_way
     }
 
-    /// Waits until fewer than `below` tensors of a crossing are not taken, by default until there is room for
-    /// another one.
+    /// Returns whether fewer than `below` tensors of a crossing are not taken, by default whether there is
+    /// room for another one. Otherwise keeps the waker.
     fn poll_below(
         &self,
         part: Part,

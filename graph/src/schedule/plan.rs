@@ -252,7 +252,7 @@ struct StepValue<V> {
 }
 
 impl<V: Clone> Flights<V> {
-    /// Begins before `first` step.
+    /// Makes a list without steps. The first step will be `first`.
     pub(super) fn new(plan: &Plan, first: u64) -> Self {
         Self {
             flights: VecDeque::new(),
@@ -261,7 +261,7 @@ impl<V: Clone> Flights<V> {
         }
     }
 
-    /// Adds the next step. Tells which nodes are ready, and which receives are now due.
+    /// Adds the next step. Returns which nodes are ready, and which receives are now due.
     pub(super) fn admit(&mut self, plan: &Plan, step: u64, began: Duration) -> Due {
         let values =
             plan.values.iter().map(|value| StepValue { value: None, uses: value.consumers.len() }).collect();
@@ -284,7 +284,7 @@ impl<V: Clone> Flights<V> {
     }
 
     /// Takes the inputs of a node. The last consumer of a value gets the value itself, so that an engine can
-    /// change it in position. Constants are clones. Without values, as in a replay, there are none to take.
+    /// change it in place. Constants are clones. A replay has no values, so it takes none.
     pub(super) fn inputs(&mut self, plan: &Plan, step: u64, node: usize, constants: &[Vec<V>]) -> Vec<V> {
         let Some(flight) = self.flight(step) else { return Vec::new() };
         let mut inputs = Vec::with_capacity(plan.nodes[node].inputs.len());
@@ -323,7 +323,7 @@ impl<V: Clone> Flights<V> {
         }
     }
 
-    /// Notes that a node has run. Tells whether it is ready in the next step.
+    /// Notes that a node has run. Returns the next step with this node if the node is ready in it.
     pub(super) fn ran(&mut self, step: u64, node: usize) -> Option<(u64, usize)> {
         self.flight(step)?.nodes_left -= 1;
         self.node_steps[node] = step + 1;
@@ -331,7 +331,7 @@ impl<V: Clone> Flights<V> {
         (next.waits_for[node] == 0).then_some((step + 1, node))
     }
 
-    /// Notes that a receive has arrived. Tells whether it is due in the next step.
+    /// Notes that a receive has arrived. Returns whether it is due in the next step.
     pub(super) fn arrived(&mut self, step: u64, receive: usize) -> bool {
         if let Some(flight) = self.flight(step) {
             flight.receives_left -= 1;

@@ -25,11 +25,11 @@ pub(super) struct Run<'a, V> {
     executor: &'a mut Executor<V>,
     program: &'a mut dyn Program<V>,
     work: Work,
-    /// The steps that are not in flight yet, and the last of all.
+    /// The steps that are not in flight yet. Its end is the end of the run.
     steps: Range<u64>,
     flights: Flights<V>,
     queue: Queue,
-    /// The number of polls without success since something went on.
+    /// The number of polls that found nothing since the last progress.
     misses: usize,
     /// The receives of steps in flight that were polled and had not arrived.
     missing: Vec<bool>,
@@ -41,7 +41,7 @@ pub(super) struct Run<'a, V> {
     arrivals: Vec<Waker>,
     report: RunReport,
     began: Instant,
-    /// When the thread found that nothing goes on. `None` while something does, because a reading of the
+    /// When the thread first found no progress. `None` while there is progress, because a reading of the
     /// clock for each node costs time.
     quiet_since: Option<Instant>,
     /// How long the thread polls before it sleeps.
@@ -171,7 +171,7 @@ impl<'a, V: Value> Run<'a, V> {
         }
     }
 
-    /// Takes one entry of the queue. Returns whether another turn is worth while now.
+    /// Takes one entry of the queue. Returns whether it is worthwhile to take another one at once.
     fn take_entry(&mut self) -> Result<bool, GraphError> {
         if self.executor.settings.receive == ReceiveMode::Callback {
             self.take_arrivals()?;
@@ -395,7 +395,10 @@ impl<'a, V: Value> Run<'a, V> {
         Ok(())
     }
 
-    /// Returns how long nothing has gone on.
+    /// Returns the time since the last progress.
+    ///
+    /// # Errors
+    /// It is longer than the deadline.
     fn check_deadline(&mut self) -> Result<Duration, GraphError> {
         let quiet = self.quiet_since.get_or_insert_with(Instant::now).elapsed();
         let deadline = self.executor.settings.deadline;
@@ -435,7 +438,8 @@ impl<'a, V: Value> Run<'a, V> {
         self.timed_out = !self.alarm.sleep(left.min(LONGEST_SLEEP));
     }
 
-    /// Counts what a sleep found that a timer ended, and for which no waker has been woken since.
+    /// Counts progress after a sleep that a timer ended, if no waker has been woken since: such a wake-up is
+    /// late or lost.
     fn check_late(&mut self) {
         self.report.late += u64::from(self.timed_out && !self.alarm.has_rung());
         self.timed_out = false;
@@ -464,6 +468,7 @@ impl<'a, V: Value> Run<'a, V> {
             self.sleep(quiet);
         }
     }
+
     fn transfer_error(&self, crossing: CrossingId, step: u64, source: KernelError) -> GraphError {
         let crossing = &self.executor.placements.crossings()[crossing.0];
         let peer = if crossing.from == self.executor.part() { crossing.to } else { crossing.from };
@@ -665,8 +670,9 @@ impl Alarm {
     /// Sleeps until the alarm rings, at most for `longest`. Returns whether it has rung. Only the thread that
     /// made the alarm may call this.
     fn sleep(&self, longest: Duration) -> bool {
-        // A ring after `set` leaves the thread's token, so that it is not lost. A token may also be left of
-        // an earlier ring, or of another user of this thread: it ends a park early, and is no ring.
+        // A ring between `set` and the park is not lost, because it leaves the thread's unpark token. The
+        // token may also be of an earlier ring, or of another user of this thread: then the park ends early,
+        // and the loop parks again.
         let began = Instant::now();
         while !self.has_rung() {
             let left = longest.saturating_sub(began.elapsed());

@@ -1,4 +1,4 @@
-//! What moves the tensors of crossings between parts.
+//! The interface between an executor and what moves its crossing tensors ([`Transport`]).
 
 use std::fmt;
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub struct CrossingCounts {
     pub sent: u64,
     /// Bytes of these tensors.
     pub bytes: u64,
-    /// Tensors that this side copied before they were sent, or while they were sent.
+    /// Tensors that this part copied before it sent them, or while it sent them.
     pub copied: u64,
     /// Tensors so small that they went inline, in the request itself.
     pub inline: u64,
@@ -72,7 +72,7 @@ impl<V> fmt::Debug for Transfers<V> {
 /// - For each crossing tensor, sends come in ascending order of the steps. After [`Start::Busy`] the same
 ///   send comes again.
 /// - For each crossing tensor, it asks for one step at a time, in ascending order, and for each step that the
-///   other side sends.
+///   other part sends.
 /// - A step that has been taken is never asked for again.
 ///
 /// No method waits. A transfer may have threads or a runtime of its own behind this trait.
@@ -82,8 +82,8 @@ pub(crate) trait Transport<V>: Send {
     fn begin(&mut self, _steps: &Range<u64>) {}
 
     /// Returns whether all parts that send to this one are known to run the same steps. Otherwise wakes the
-    /// waker of `context` when that may be so. The executor calls it at the end of a run, so that no run ends
-    /// well that took tensors of other steps.
+    /// waker of `context` when that may have changed. The executor calls it at the end of a run, so that no
+    /// run ends well that took tensors of other steps.
     ///
     /// # Errors
     /// A part runs other steps, or is gone.
@@ -139,8 +139,8 @@ pub(crate) trait Transport<V>: Send {
 
     /// Returns whether all sends that have begun are over: this part is not needed for them any more. A
     /// tensor is then in memory of the peer, which may not have taken it yet, or the peer has left. So the
-    /// run of a peer may end later than that of this part. Otherwise wakes the waker of `context` when that
-    /// may be so, or when a peer is gone. The executor calls it at the end of a run.
+    /// run of a peer may end later than that of this part. Otherwise wakes the waker of `context` when the
+    /// sends may be over, or when a peer is gone. The executor calls it at the end of a run.
     ///
     /// # Errors
     /// A peer is gone.

@@ -54,7 +54,7 @@ pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, G
         |error| GraphError::of_setting("key", format!("the system gives no random bytes: {error}"));
     let keys = keys.map_err(no_random)?;
     let peers = Arc::new(Peers::new(parts));
-    // Slots and mailboxes are there before another part hears of this one.
+    // Slots and mailboxes exist before another part can call this one.
     let (mut ends, mailboxes) = receivers(&device, &peering, &keys, &peers)?;
     let (common, address) = (peering.common(), address.to_string());
     let (noun, number, size) = ("part", peering.part.0, parts);
@@ -277,7 +277,7 @@ where
     Ok(all)
 }
 
-/// Carries out `work`, until a part has failed or is lost.
+/// Carries out `work`, and stops it if a part fails or is lost.
 async fn or_trouble<T>(
     state: &SessionState,
     work: impl Future<Output = Result<T, GraphError>>,

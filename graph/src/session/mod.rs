@@ -15,12 +15,12 @@
 //! How parts join and watch one another is the bootstrap of `tonic-rdma-tensor`, which groups of ranks use
 //! too.
 //!
-//! A session has threads of its own. Its methods may be called without a runtime. They must not be called on
-//! a thread of a runtime where they wait, which each of them says.
+//! A session has threads of its own, so its methods need no runtime. [`Listener::bind`],
+//! [`Listener::connect`] and [`Session::leave`] wait, so a thread of a runtime must not call them.
 //!
 //! # How the modes with calls are set up
 //!
-//! They are to be as fast as a user of gRPC can make them, because the other modes are compared with them.
+//! These modes are to be as fast as a user of gRPC can make them, because the others are compared with them.
 //! Each part has one connection to each receiver, with TCP_NODELAY, windows of 16 MiB for a call and 32 MiB
 //! for a connection, and frames of 512 KiB, which carried most in measurements. As many calls of each
 //! crossing tensor are in flight as the window has steps, and calls of different crossing tensors are in
@@ -123,7 +123,7 @@ enum ModeEndpoints {
 /// What lives as long as the session or one of its transfers.
 struct Core {
     state: Arc<SessionState>,
-    /// Links to the other parts, for as long as the session lives.
+    /// Keeps the channels to the other parts open.
     _channels: Vec<Channel>,
     device: RdmaDevice,
     /// Dropped last.
@@ -191,8 +191,8 @@ impl Session {
     }
 
     /// Leaves the session, and waits until all other parts know, at most for `limit`. A process that ends at
-    /// once calls this, so that the other parts don't take its end for a crash. Transfers that live on find
-    /// no threads.
+    /// once calls this, so that the other parts don't take its end for a crash. Leave after the last run: for
+    /// a part that still needs this one, this one is then gone.
     pub fn leave(self, limit: Duration) {
         threads::leave(&self.core.threads.cell, limit, || false);
     }

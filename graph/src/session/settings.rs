@@ -14,14 +14,14 @@ use crate::session::Listener;
 use crate::transfer::TransferMode;
 use tonic_rdma::{CallConfig, Config, Policy};
 
-/// HTTP/2 windows and frames in bytes, of both sides. The command `tonic-rdma compare` found them best for
-/// tensors of 64 KiB to 64 MiB over TCP; larger windows carried no more (`cli/src/measure/settings.rs`).
+/// HTTP/2 windows and frames in bytes, of client and server. The command `tonic-rdma compare` found them best
+/// for tensors of 64 KiB to 64 MiB over TCP; larger windows carried no more (`cli/src/measure/settings.rs`).
 pub(super) const STREAM_WINDOW: u32 = 16 << 20;
 pub(super) const CONNECTION_WINDOW: u32 = 32 << 20;
 pub(super) const MAX_FRAME: u32 = 512 << 10;
 
-/// The most calls under way in one connection. HTTP/2 makes a caller wait that has more, so all tensors that
-/// may be under way to one part have to fit: the crossing tensors times the window.
+/// The most calls in flight on one connection. HTTP/2 delays further calls, so this must be enough for all
+/// tensors that may be in flight to one part: the crossing tensors times the window.
 pub(super) const MAX_CALLS: u32 = 1 << 16;
 /// The calls of a connection that bring no tensor: to join and to watch, of which a part makes one each. The
 /// rest is room for repeated ones.
@@ -33,7 +33,7 @@ pub(super) const MESSAGE_MARGIN: u64 = 4096;
 /// The settings of a part's connections. [`Listener::builder`] makes them.
 #[derive(Clone, Debug)]
 pub struct ListenerBuilder {
-    /// `None` means that of the variables.
+    /// `None` means the values of the `RDMA_*` variables.
     config: Option<Config>,
     pub(super) threads: usize,
     pub(super) largest_tensor: u64,

@@ -71,7 +71,7 @@ impl SessionState {
 }
 
 /// A slot has no room for the number of a step: its n-th tensor is the sender's n-th tensor. So all parts
-/// have to run the same steps. Each part tells the others the steps of each of its runs, and both sides
+/// have to run the same steps. Each part tells the others the steps of each of its runs, and both parts
 /// compare. A part that takes tensors out of slots does not end a run well before it knows that the senders
 /// run the same steps.
 impl RunsOfParts for SessionState {
@@ -119,7 +119,7 @@ fn difference(ours: &[Run], theirs: &[Run]) -> Option<(Run, Run)> {
     })
 }
 
-/// The service. Its content is empty while the part does not connect yet.
+/// The service. It is empty until the part connects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Service(pub(super) Arc<OnceLock<Arc<SessionState>>>);
 
@@ -139,8 +139,8 @@ impl Parts for Service {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let request = request.into_inner();
         let state = self.0.get().ok_or_else(|| Status::unavailable("this part does not connect yet"))?;
-        // A caller of another session means a process that listened here before. Its end is no fault of the
-        // tensor.
+        // A caller of another session takes this process for one that listened here before, and that has
+        // ended. So this error is not marked as a refusal of the tensor.
         let caller = state.bootstrap.caller(request.part, &request.key)?;
         let taken = take(state, Part(caller), request).await;
         taken.map(|()| Response::new(PutReply {})).map_err(refusal)

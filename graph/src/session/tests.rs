@@ -1,4 +1,4 @@
-//! Calls of a caller that is no honest part.
+//! Calls of callers that do not keep to the protocol.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -108,7 +108,7 @@ async fn hello(address: SocketAddr, right: JoinRequest) -> (Client, JoinReply) {
     }
 }
 
-/// ModeEndpoints the connecting: part 1 speaks a version that does not exist.
+/// Makes the connecting of part 0 fail: part 1 speaks a version that does not exist.
 async fn end(client: Client) {
     let reply = client.join(JoinRequest { version: 9, ..client.right.clone() }).await.unwrap();
     assert!(reply.key.is_empty());

@@ -16,7 +16,7 @@ use tonic_rdma_verbs::unstable::lock;
 /// How long the threads go on after the end of a session, so that the other parts learn of the end.
 pub(super) const FAREWELL: Duration = Duration::from_secs(1);
 
-/// How long they go on if this part has failed, and another part has not called yet to hear why.
+/// How long the threads go on if this part has failed, and another part has not called yet to hear why.
 const FAREWELL_AFTER_FAILURE: Duration = Duration::from_secs(3);
 
 /// How long the tasks of the threads may take to end.
@@ -140,7 +140,7 @@ impl Drop for Farewell {
     }
 }
 
-/// ModeEndpoints the farewells of this process at the port of `address`, `host:port`.
+/// Ends the farewells of this process at the port of `address`, `host:port`.
 pub(super) fn make_room(address: &str) {
     let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
     let is_there = |open: &&(u16, Arc<AtomicBool>)| Some(open.0) == port;

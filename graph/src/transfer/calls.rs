@@ -146,9 +146,9 @@ impl<V: Value> Transport<V> for CallTransfers {
         let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
             return Err(self.session.unknown(crossing, step));
         };
-        // Before the check: all that a part had sent when it ended is here.
-        let peer = self.session.peers.check(crossing.from);
-        let Some(parcel) = mailbox.take() else { return peer.map(|()| None) };
+        // Checked before the take: when the end of a part is known, all that it had sent is here.
+        let health = self.session.peers.check(crossing.from);
+        let Some(parcel) = mailbox.take() else { return health.map(|()| None) };
         let failed = |source: KernelError| crossing.failed(crossing.from, step, source);
         let Parcel { step: came, spec, content } = parcel;
         if came != step {
@@ -166,7 +166,7 @@ impl<V: Value> Transport<V> for CallTransfers {
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>> {
         if let Some((_, mailbox)) = self.incoming.get(&crossing) {
-            // Before the check, so that no arrival is missed.
+            // Set before the take, so that no arrival is missed.
             mailbox.arrived().set(context.waker());
         }
         self.try_take(crossing, step, sites).transpose().map_or(Poll::Pending, Poll::Ready)
@@ -295,8 +295,8 @@ pub(crate) struct Parcel {
 /// so each parcel has a number.
 ///
 /// At most `window` parcels wait here. A call whose parcel comes too early waits until there is room, so that
-/// a parcel that is needed sooner always has one. At most one call waits for each number, so at most `window`
-/// calls wait.
+/// a parcel that is needed sooner always finds room. At most one call waits for each number, so at most
+/// `window` calls wait.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     name: String,

@@ -1,5 +1,5 @@
-//! What is known of the other parts: whether they are well, have left, have failed, or are lost, and which
-//! steps they run.
+//! What is known of the other parts: whether they run, have left, have failed, or are lost, and which steps
+//! they run.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use tonic_rdma_verbs::unstable::{lock, wake_all};
 /// The state of the other parts, as this part knows it. All transfers of a session share it.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    /// Whether any part is not well, so that a check costs one load while all are.
+    /// Whether any part has left, failed or is lost. While none has, a check costs one load.
     trouble: AtomicBool,
     health: Mutex<Health>,
     /// Counts the changes.
@@ -261,9 +261,10 @@ impl Agreement {
         context: &mut Context<'_>,
     ) -> Poll<Result<(), GraphError>> {
         let Some(number) = self.number else { return Poll::Ready(Ok(())) };
-        // Before the check, so that nothing that is said later is missed.
+        // Set before the check, so that no later message is missed.
         self.heard.set(context.waker());
-        // Before the steps are compared: a part whose steps differ is in trouble before it counts as heard.
+        // Asked before the check of the peers: `has_begun` notes a part whose steps differ, and the check
+        // finds it.
         let all = self.senders.iter().all(|peer| self.has_heard(session, *peer, number));
         session.peers.check_all()?;
         if all { Poll::Ready(Ok(())) } else { Poll::Pending }

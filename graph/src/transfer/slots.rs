@@ -24,7 +24,7 @@ use tonic_rdma_tensor::{
     TensorError, TensorErrorKind, TensorMut,
 };
 
-/// How often a flush counts the sends of a crossing tensor that are left.
+/// How often a flush counts the pending sends of a crossing tensor.
 const COUNT: Duration = Duration::from_millis(50);
 
 /// How long the executor's thread polls slots before it sleeps. This thread moves the tensors itself. Once it
@@ -57,8 +57,8 @@ pub(crate) struct SlotEndpoints {
 pub(crate) struct SlotTransfers {
     session: SessionHandle,
     device: RdmaDevice,
-    /// Here while the executor polls slots itself, and not while it sleeps. Then what arrives, or was sent,
-    /// wakes no other thread.
+    /// `Some` while the executor's thread polls slots itself: then arrivals and completions wake no other
+    /// thread. `None` while it sleeps.
     polling: Option<OwnPolling>,
     /// Registered memory for copies, if all tensors are copied (`rdma-cp`).
     copies: Option<Pool>,
@@ -132,7 +132,7 @@ impl<V: Value> Transport<V> for SlotTransfers {
     }
 
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
-        // A part that receives something begins with its first poll for it.
+        // A part that receives tensors begins to poll when it first looks for one.
         if self.polling.is_some() || self.incoming.is_empty() {
             // Gives the memory of earlier tensors back.
             self.polls().poll();
@@ -161,11 +161,11 @@ impl<V: Value> Transport<V> for SlotTransfers {
         let receiver = incoming.receiver.here();
         let receiver = receiver.map_err(|error| incoming.crossing.failed(peer, step, error))?;
         let Some(receiver) = receiver else { return Ok(None) };
-        // Before the check: all that a part had sent when it ended is here.
-        let well = session.peers.check(peer);
+        // Checked before the take: when the end of a part is known, all that it had sent is here.
+        let health = session.peers.check(peer);
         match receiver.try_take(&incoming.crossing, sites) {
             Ok(Some(value)) => Ok(Some(value)),
-            Ok(None) => well.map(|()| None),
+            Ok(None) => health.map(|()| None),
             Err(error) => session.slot_error(&incoming.crossing, peer, step, error).map(|()| None),
         }
     }
@@ -184,9 +184,9 @@ impl<V: Value> Transport<V> for SlotTransfers {
         };
         let peer = incoming.crossing.from;
         loop {
-            // Before the checks: the task ends with each change from here on.
+            // Subscribed before the check, so that any later change ends the task below.
             let mut changes = session.peers.changes();
-            let well = session.peers.check(peer);
+            let health = session.peers.check(peer);
             let receiver = match ready!(incoming.receiver.poll_here(context)) {
                 Ok(receiver) => receiver,
                 Err(error) => return Poll::Ready(Err(incoming.crossing.failed(peer, step, error))),
@@ -194,7 +194,7 @@ impl<V: Value> Transport<V> for SlotTransfers {
             let mut connected = true;
             match receiver.try_take(&incoming.crossing, sites) {
                 Ok(Some(value)) => return Poll::Ready(Ok(value)),
-                Ok(None) => well?,
+                Ok(None) => health?,
                 Err(error) => {
                     session.slot_error(&incoming.crossing, peer, step, error)?;
                     connected = false;
@@ -305,7 +305,7 @@ impl Outgoing {
                 }
             }
             self.sender.lend(&session.runtime, |mut sender| async move {
-                // After the time the sends that are left are counted anew.
+                // After `COUNT`, the pending sends are counted again.
                 wait(connected, tokio::time::timeout(COUNT, sender.flush()), &mut changes).await;
                 sender
             });
@@ -343,8 +343,8 @@ impl Outgoing {
     }
 }
 
-/// Waits for `event`, if there is still one to wait for, or until another part has changed. A failure shows
-/// at the next poll.
+/// Waits for `event` while the slot is connected, or until the state of another part has changed. The next
+/// poll finds a failure.
 async fn wait<T>(connected: bool, event: impl Future<Output = T>, changes: &mut watch::Receiver<u64>) {
     tokio::select! {
         _ = event, if connected => {}
@@ -433,7 +433,7 @@ fn other(error: impl Into<KernelError>) -> SlotError {
     SlotError::Other(error.into())
 }
 
-/// A thing that is here, or with a task.
+/// A slot's end that is here, or lent to a task that waits with it.
 #[derive(Debug)]
 enum Lendable<T> {
     Here(T),

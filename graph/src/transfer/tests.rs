@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
-//! Slots, with the allocator that traces.
+//! Transfers through slots, in a program whose global allocator traces.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -81,8 +81,8 @@ fn chains(parts: usize) -> (Topology, Arc<Placements>) {
 /// The counts of a part's sends at each end.
 type Counted = Vec<Vec<(Crossing, CrossingCounts, CrossingMemory)>>;
 
-/// Runs all parts to each of the steps `ends`, one after the other. Returns the counts of each part, or its
-/// error.
+/// Runs all parts up to each of the steps `ends`, one run after the other. Returns the counts of each part,
+/// or its error.
 fn run(
     parts: usize,
     mode: TransferMode,

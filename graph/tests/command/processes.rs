@@ -1,4 +1,4 @@
-//! What becomes of the parts, and of a run without them.
+//! Processes of parts that are killed or stay alone, and how the run ends then.
 
 use std::path::Path;
 use std::process::{Child, Command};

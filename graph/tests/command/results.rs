@@ -1,4 +1,4 @@
-//! What a run finds.
+//! The results of a run: JSON, table and plot.
 
 use serde_json::Value;
 

@@ -105,7 +105,7 @@ impl part_server::Part for PartService {
         let stop = Arc::new(OnceLock::<StopHandle>::new());
         let worker =
             Worker { address: self.address, orders, reports: reports.clone(), stop: Arc::clone(&stop) };
-        // The thread sees the end of the orders, also where it waits for other parts.
+        // The stop handle ends the run of the worker's thread, also where it waits for other parts.
         tokio::spawn(async move {
             if let Err(failure) = pass(request.into_inner(), &sender).await {
                 let _ = reports.send(Err(Status::invalid_argument(failure.with_causes()))).await;
@@ -131,7 +131,7 @@ async fn pass(
     mut orders: Streaming<proto::Order>,
     sender: &mpsc::Sender<(Order, Bytes)>,
 ) -> Result<(), Failure> {
-    // A coordinator that is gone and one that ends look alike: there is no more to do.
+    // Whether the coordinator has ended the stream or is gone: there is no more to do.
     while let Ok(Some(order)) = orders.message().await {
         let read = read(&order.json, "the coordinator")?;
         if sender.send((read, order.content)).await.is_err() {
@@ -385,7 +385,7 @@ struct Checks {
     digests: HashMap<Checked, Vec<u64>>,
 }
 
-/// A trial of a part.
+/// The program of a trial: feeds the inputs of this part, and compares what arrives and the results.
 #[derive(Debug)]
 struct TrialProgram<'a> {
     checks: &'a Checks,
@@ -396,7 +396,7 @@ struct TrialProgram<'a> {
 }
 
 impl Checks {
-    /// Makes the program of a part with these inputs, for each set.
+    /// Makes the checks of a part that has these inputs in each set.
     fn new(inputs: Vec<HashMap<NodeId, ModelValue>>, results: Vec<Outlet>) -> Self {
         Self { inputs, results, digests: HashMap::new() }
     }

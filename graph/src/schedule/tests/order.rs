@@ -1,5 +1,5 @@
-//! What runs before what. No test here measures time: each waits for a count that only the right order
-//! reaches.
+//! The order of nodes and receives. No test here measures time: each waits for a count that only the right
+//! order reaches.
 
 use std::sync::Arc;
 use std::thread;

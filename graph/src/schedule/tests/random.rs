@@ -35,7 +35,7 @@ struct Case {
     depth: usize,
     steps: u64,
     mode: ReceiveMode,
-    /// Delays in microseconds, in turns.
+    /// Delays in microseconds, which crossing tensors take in turn.
     delays: Vec<u64>,
 }
 

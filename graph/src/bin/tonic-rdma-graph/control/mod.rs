@@ -35,7 +35,7 @@ pub(crate) enum Order {
     Describe,
 }
 
-/// What a part has to know to be a part.
+/// What a part has to know before it can load the model and connect.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) part: usize,
@@ -54,7 +54,7 @@ pub(crate) struct Job {
     pub(crate) receive: ReceiveMode,
     /// The number of micro-batches that may be under way.
     pub(crate) window: usize,
-    /// The longest time for a tensor to arrive, in milliseconds.
+    /// The longest time to connect, and the longest time of a run without progress, in milliseconds.
     pub(crate) limit_ms: u64,
 }
 
@@ -71,10 +71,11 @@ pub(crate) struct Expected {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Trial {
     pub(crate) mode: TransferMode,
-    /// The number of the first micro-batch of this trial. All trials of a mode count on.
+    /// The number of the first micro-batch of this trial. It is higher than those of all earlier trials, in
+    /// any mode.
     pub(crate) first: u64,
     pub(crate) count: u64,
-    /// Whether kernels return what they returned before instead of computing.
+    /// Whether no kernel runs, and the tensors of the last computed micro-batch cross again.
     pub(crate) replay: bool,
     /// Whether every tensor that arrives, and every result, is compared. Replays compare nothing.
     pub(crate) check: bool,
