@@ -105,20 +105,21 @@ async fn coordinate(
         let (plan, seed, lengths) = (Arc::clone(plan), options.seed, options.lengths.0.clone());
         tokio::task::spawn_blocking(move || Reference::compute(&plan, seed, &lengths))
     };
-    let ports = parts.gather("loaded the model", only!(Report::Loaded { port } => port)).await?;
+    let ports = parts.collect_reports("loaded the model", only!(Report::Loaded { port } => port)).await?;
     let peers = addresses.iter().zip(ports).map(|(address, port)| with_port(address, port)).collect();
     parts.send_all(&Order::Connect { peers }).await?;
     let connected = only!(Report::Connected { static_addresses } => static_addresses);
-    let addresses = parts.gather("connected", connected).await?.iter().sum();
+    let addresses = parts.collect_reports("connected", connected).await?.iter().sum();
     let reference = reference.await.map_err(|error| Failure::run("the unsplit model").because(error))??;
     for part in 0..parts.len() {
         parts.send(part, &Order::Expect(reference.expected(plan, part)?), Bytes::new()).await?;
     }
-    parts.gather("took what it has to check", only!(Report::Ready => ())).await?;
+    parts.collect_reports("took what it has to check", only!(Report::Ready => ())).await?;
     let mut rounds = Rounds::new(options, plan, &reference);
     rounds.run(&mut parts).await?;
     parts.send_all(&Order::Describe).await?;
-    let described = parts.gather("described its tensors", only!(Report::Tensors(tensors) => tensors)).await?;
+    let described =
+        parts.collect_reports("described its tensors", only!(Report::Tensors(tensors) => tensors)).await?;
     let differences = std::mem::take(&mut rounds.differences);
     let modes = rounds.rows(&described);
     Ok((results(options, plan, &reference, addresses, &described, modes), differences))
@@ -396,7 +397,7 @@ impl<'a> Rounds<'a> {
         let trial = Trial { mode: self.modes[mode].mode, first: self.next, count, replay, check };
         self.next += count;
         parts.send_all(&Order::Run(trial)).await?;
-        let done = parts.gather("run its micro-batches", only!(Report::Done(done) => done)).await?;
+        let done = parts.collect_reports("run its micro-batches", only!(Report::Done(done) => done)).await?;
         let measured = &mut self.modes[mode];
         measured.checked += done.iter().map(|done| done.checked).sum::<u64>();
         measured.errors += done.iter().map(|done| done.errors).sum::<u64>();

@@ -133,7 +133,7 @@ impl Parts {
 
     /// Waits for a report of each part. `accept` takes it, or gives another report back ([`only!`]). `what`
     /// ends the sentence "part 0 has not …".
-    pub(crate) async fn gather<T>(
+    pub(crate) async fn collect_reports<T>(
         &mut self,
         what: &str,
         accept: impl Fn(Report) -> Result<T, Report>,
@@ -204,7 +204,7 @@ impl Parts {
     }
 }
 
-/// Makes a closure for [`Parts::gather`] that takes one kind of report.
+/// Makes a closure for [`Parts::collect_reports`] that takes one kind of report.
 macro_rules! only {
     ($report:pat => $value:expr) => {
         |report| match report {
