@@ -279,7 +279,7 @@ pub(crate) struct Rounds<'a> {
     /// The number of rounds, if the user chose it.
     asked: Option<u64>,
     /// The micro-batches of a trial that is checked: a step at least, and each set of inputs at least once.
-    checked: u64,
+    batches_of_check: u64,
     /// The number of the next micro-batch.
     next: u64,
     modes: Vec<Measured>,
@@ -321,7 +321,7 @@ impl<'a> Rounds<'a> {
             batches: options.micro_batches,
             steps: options.steps,
             asked: options.rounds,
-            checked: options.micro_batches.max(plan.sets),
+            batches_of_check: options.micro_batches.max(plan.sets),
             next: 0,
             modes,
             differences: Vec::new(),
@@ -345,7 +345,7 @@ impl<'a> Rounds<'a> {
                 if steps > 0 {
                     // What is measured is not checked at the same time, because the check takes time of the
                     // step.
-                    self.trial(parts, mode, self.checked, false, true).await?;
+                    self.trial(parts, mode, self.batches_of_check, false, true).await?;
                     let nanos = self.trial(parts, mode, steps * self.batches, false, false).await?;
                     self.modes[mode].steps.push(nanos as f64 / steps as f64);
                 }
