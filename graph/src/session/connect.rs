@@ -201,7 +201,7 @@ async fn connect_all(context: Arc<Context>) -> Result<(Vec<Sending>, Addresses),
                 open(PeerContext { settings, device, peering, peer, key }),
             );
             let late = |_| late(&context, peer, "its connections for tensors are not open".to_owned());
-            or_trouble(&context.state, async { opening.await.map_err(late)? }).await
+            unless_peer_fails(&context.state, async { opening.await.map_err(late)? }).await
         }
     })
     .await?;
@@ -215,7 +215,7 @@ async fn connect_all(context: Arc<Context>) -> Result<(Vec<Sending>, Addresses),
         standing.details.addresses = addresses;
     });
     let late = |part| late(&context, Part(part), "it is not ready yet".to_owned());
-    or_trouble(state, async { state.bootstrap.all_ready(context.until).await.map_err(late) }).await?;
+    unless_peer_fails(state, async { state.bootstrap.all_ready(context.until).await.map_err(late) }).await?;
     let given = addresses_given(&context)?;
     let learned = learned.iter().sum::<u64>() as usize;
     let sending = sending.into_iter().map(|(_, sending)| sending).collect();
@@ -227,7 +227,7 @@ async fn join(context: &Context, peer: Part) -> Result<(Key, MemberStateStream),
     let (state, address) = (&context.state, context.peering.address(peer));
     let channel = endpoint(peer, address)?.connect_lazy();
     let joining = state.bootstrap.join(channel.clone(), peer.0, false, context.until);
-    let joined = or_trouble(state, async { Ok(joining.await) }).await?;
+    let joined = unless_peer_fails(state, async { Ok(joining.await) }).await?;
     let key = match joined {
         Ok(joined) => joined.key,
         Err(reason) => return Err(not_joined(context, peer, reason)),
@@ -245,7 +245,7 @@ async fn join(context: &Context, peer: Part) -> Result<(Key, MemberStateStream),
 async fn follow(state: Arc<SessionState>, peer: Part, stream: MemberStateStream) {
     let said = || {
         state.compare_runs(peer);
-        state.peers.said_something();
+        state.peers.wake_transfers();
     };
     match state.bootstrap.follow(peer.0, stream, said).await {
         WatchEnd::Left => state.peers.has_left(peer),
@@ -278,7 +278,7 @@ where
 }
 
 /// Carries out `work`, and stops it if a part fails or is lost.
-async fn or_trouble<T>(
+async fn unless_peer_fails<T>(
     state: &SessionState,
     work: impl Future<Output = Result<T, GraphError>>,
 ) -> Result<T, GraphError> {

@@ -68,7 +68,7 @@ impl Peers {
     }
 
     /// Wakes all transfers, because a part has said something of itself.
-    pub(crate) fn said_something(&self) {
+    pub(crate) fn wake_transfers(&self) {
         let cells = lock(&self.cells).clone();
         cells.iter().for_each(|cell| cell.wake());
     }
@@ -82,7 +82,7 @@ impl Peers {
     fn changed(&self) {
         self.trouble.store(true, Ordering::Release);
         self.changes.send_modify(|count| *count += 1);
-        self.said_something();
+        self.wake_transfers();
     }
 
     /// Returns an error if any part has failed or is lost, or if `needed` has left.
