@@ -292,9 +292,9 @@ impl<V: Clone> Flights<V> {
             inputs.extend(match source {
                 Source::Constant(constant, output) => constants[*constant].get(*output).cloned(),
                 Source::Value(value) => {
-                    let held = &mut flight.values[*value];
-                    held.uses -= 1;
-                    if held.uses == 0 { held.value.take() } else { held.value.clone() }
+                    let input = &mut flight.values[*value];
+                    input.uses -= 1;
+                    if input.uses == 0 { input.value.take() } else { input.value.clone() }
                 }
             });
         }

@@ -470,8 +470,8 @@ fn no_connection(info: Option<&RdmaConnectInfo>) -> Box<dyn Error + Send + Sync>
     reason.into()
 }
 
-/// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is
-/// busy, and is asked again.
+/// Opens a channel to the part's tensor device. Tries again while the device answers that it is busy, because
+/// many parts call it at once.
 async fn channel(context: PeerContext<'_>, mode: TransferMode) -> Result<Channel, GraphError> {
     loop {
         match context.device.channel(context.peering.address(context.peer), 0).await {

@@ -66,7 +66,7 @@ fn while_connecting<F: Future<Output = ()>>(calls: impl FnOnce(Client, JoinReply
     let (graph, placements) = graph();
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let address = listener.address();
-    // Bound, but not listening: part 1 can't be called.
+    // Bound, but not listening, so that calls to part 1 fail.
     let absent = TcpSocket::new_v4().unwrap();
     absent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let peers = vec![address.to_string(), absent.local_addr().unwrap().to_string()];
@@ -99,7 +99,7 @@ async fn hello(address: SocketAddr, right: JoinRequest) -> (Client, JoinReply) {
     let parts = PartsClient::connect(format!("http://{address}")).await.unwrap();
     let client = Client { bootstrap, parts, right };
     loop {
-        // Part 7 does not exist, so that the difference is not that of part 1.
+        // As part 7, which does not exist, so that part 0 notes no difference of part 1.
         match client.join(JoinRequest { number: 7, common: HashMap::new(), ..client.right.clone() }).await {
             Ok(reply) => return (client, reply),
             Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
@@ -134,7 +134,7 @@ fn another_version_is_named() {
 fn a_caller_that_fits_makes_up_for_one_that_does_not() {
     let error = while_connecting(|client, _| async move {
         end(client.clone()).await;
-        // Time in which part 0 could end for this reason.
+        // Gives part 0 time to end for this reason, which it must not.
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(client.join(client.right.clone()).await.unwrap().key.len(), 16);
     });
@@ -196,7 +196,7 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
             status.message().to_owned()
         };
         for token in [Bytes::new(), Bytes::from_static(&[0; 16]), token.slice(1..)] {
-            // The sender takes it for the end of the part that it has talked to, which a mark would deny.
+            // Without a mark, the sender takes this for the end of an earlier process at this address.
             let status = put(&|it| it.key = token.clone()).await.unwrap_err();
             assert_eq!(status.message(), "the caller is no part of this session");
             assert!(status.metadata().get("tonic-rdma-graph-refusal").is_none(), "{status:?}");
@@ -209,7 +209,7 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
         }
         let reason = refused(put(&|it| it.mode = 5).await);
         assert_eq!(reason, "no call brings a tensor in mode rdma-zerocp");
-        // The third one goes the other way.
+        // Crossing tensor 2 goes the other way.
         for crossing in [2, 3, u64::MAX] {
             let reason = refused(put(&|it| it.crossing = crossing).await);
             assert_eq!(reason, format!("no crossing tensor {crossing} goes from part 1 to part 0"));
@@ -228,7 +228,7 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
             assert!(reason.starts_with("crossing tensor \"free to part 0\": "), "{reason}");
         }
 
-        // After all that, a right one has its place, once.
+        // After all that, a tensor that fits is taken, once.
         put(&|_| {}).await.unwrap();
         put(&|it| free(it, &[6])).await.unwrap();
         assert_eq!(refused(put(&|_| {}).await), "tensor 0 of \"fixed to part 0\" came already");

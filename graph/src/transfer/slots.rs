@@ -386,6 +386,7 @@ impl SlotSender {
 
 impl SlotReceiver {
     /// Takes the next tensor if it is here, and copies it into the memory of the engine.
+    /// [`NodeSites::filled`] checks its type and shape.
     fn try_take<V: Value>(&mut self, crossing: &Crossing, sites: &NodeSites) -> Result<Option<V>, SlotError> {
         let value = of_either!(self, receiver => {
             let Some(arrived) = receiver.try_recv()? else { return Ok(None) };

@@ -93,7 +93,7 @@ fn run(
     run_from(&vec![0; parts], mode, receive, ends, feed)
 }
 
-/// Runs as [`run`] does, each part from a first step of its own. The ends of its runs are that much later.
+/// Runs as [`run`] does, but each part begins at its own step of `firsts`, which is added to all `ends`.
 fn run_from(
     firsts: &[u64],
     mode: TransferMode,
@@ -132,7 +132,7 @@ fn run_from(
                 .map(|crossing| (crossing.clone(), executor.counts(crossing.id), sites.seen(crossing.id)));
             counted.push(leaving.collect());
         }
-        // A part that leaves ends its connections.
+        // Kept until all parts have ended, because a part that leaves ends its connections.
         (outcome.map(|()| counted), executor, session)
     };
     thread::scope(|scope| {
@@ -144,12 +144,12 @@ fn run_from(
     })
 }
 
-/// A tensor that arrives while the thread sleeps is placed as any other one.
+/// A tensor that arrives while the thread sleeps gets registered memory like any other one.
 #[test]
 fn what_arrives_and_is_passed_on_is_sent_without_a_copy_from_the_second_step_on() {
     for receive in ReceiveMode::ALL {
         let outcomes = run(3, TransferMode::RdmaZerocp, receive, &[1, 6], |step, _| {
-            // So that the other parts sleep.
+            // Longer than the other parts poll, so that they sleep.
             thread::sleep(Duration::from_millis(3));
             filled_with(step as u8, Dtype::U8, &[LENGTH, 2])
         });
@@ -161,7 +161,7 @@ fn what_arrives_and_is_passed_on_is_sent_without_a_copy_from_the_second_step_on(
                 assert_eq!((first.sent, all.sent, all.inline), (1, 6, 0), "{name}");
                 assert_eq!(all.copied - first.copied, 0, "{name}: {seen:?}");
                 if part == 1 {
-                    // Those of the inputs have the numbers 0 and 1.
+                    // The crossing tensors of the two inputs have the numbers 0 and 1.
                     let owner = SiteOwner::Receive(crossing.outlet.node.0 - 2);
                     let expected = Some(AllocationSite { owner, ordinal: 0 });
                     assert_eq!(seen.site, expected, "{name}: the first allocation is that of the engine");
@@ -183,7 +183,7 @@ fn a_dynamic_tensor_that_the_graph_does_not_know_is_an_error() {
         });
         let spec = TensorSpec::new(dtype, Shape::new(dims).unwrap()).unwrap();
         let expected = format!("the graph says uint8[N, 2], and {spec} came");
-        // A call is refused, so that the sender sees it.
+        // The receiver refuses a call, so the sender has the error. With slots the receiver has it.
         let (by, other) = if mode == TransferMode::GrpcTcp { (0, 1) } else { (1, 0) };
         let Problem::Transfer { crossing, step: 0, peer, source } =
             outcomes[by].as_ref().unwrap_err().problem()

@@ -143,12 +143,12 @@ impl Chain {
     }
 }
 
-/// Feeds a chain, and compares its results.
+/// Feeds the inputs of a chain, and compares its results.
 pub(crate) struct Checks<'a> {
     pub(crate) chain: &'a Chain,
     /// Steps whose result came.
     pub(crate) results: Vec<u64>,
-    /// Told each step whose input is asked for.
+    /// Gets each step whose input is asked for.
     pub(crate) fed: Option<std::sync::mpsc::Sender<u64>>,
 }
 
@@ -213,7 +213,7 @@ pub(crate) fn in_threads<T: Send>(
     after_connects(chain, modes, window, |_, connected| work(connected.unwrap()))
 }
 
-/// Lets all parts connect, each in a thread, and carries out `work` there with what came of it.
+/// Lets all parts connect, each in a thread, and calls `work` there with the session or the error.
 pub(crate) fn after_connects<T: Send>(
     chain: &Arc<Chain>,
     modes: &[TransferMode],

@@ -178,7 +178,7 @@ fn a_deadline_names_the_tensor_and_the_part_that_it_comes_from() {
         let error = executors[0].run(0..2, &mut feed).unwrap_err();
         assert!(matches!(error.problem(), Problem::Deadline { peer: 2, .. }), "{mode}: {error}");
         assert!(error.to_string().contains("crossing tensor last to part 0 of step 0"), "{mode}: {error}");
-        // The others learn of it.
+        // The other parts end, too.
         let error = executors[1].run(0..2, &mut feed).unwrap_err();
         assert!(matches!(error.problem(), Problem::PeerFailed { peer: 0, .. }), "{mode}: {error}");
     }
