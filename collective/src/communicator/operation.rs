@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::shared::{Backoff, EngineKind, Polling, SharedState};
-use crate::engine::{Holding, Lent, OperationId, Request, ShortResult};
+use crate::engine::{CallerMemory, Lent, OperationId, Request, ShortResult};
 use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
@@ -197,7 +197,7 @@ impl<X: Operand> Operation<X> {
                 Some(ShortResult::UnderWay(id)) => {
                     let operand = self.operand.take()?;
                     match operand.into_memory() {
-                        Ok(holding) => engine.adopt(id, holding),
+                        Ok(memory) => engine.adopt(id, memory),
                         Err(borrowed) => self.operand = Some(borrowed),
                     }
                     self.state = Phase::UnderWay(id);
@@ -206,15 +206,15 @@ impl<X: Operand> Operation<X> {
                 None => {}
             }
         }
-        let holding = self.operand.take()?.into_memory().unwrap_or_else(|borrowed| {
+        let memory = self.operand.take()?.into_memory().unwrap_or_else(|borrowed| {
             self.operand = Some(borrowed);
-            Holding::Borrowed
+            CallerMemory::Borrowed
         });
-        match engine.start(&self.request, holding) {
+        match engine.start(&self.request, memory) {
             Ok(id) => self.state = Phase::UnderWay(id),
-            Err((error, holding)) => {
+            Err((error, memory)) => {
                 drop(engine);
-                self.give_back(holding);
+                self.give_back(memory);
                 self.state = Phase::Refused(error);
             }
         }
@@ -239,9 +239,9 @@ impl<X: Operand> Operation<X> {
         if self.shared.progress(self.kind, now, lent) {
             backoff.moved();
         }
-        let (result, holding) = self.shared.engine(self.kind).take(id)?;
+        let (result, memory) = self.shared.engine(self.kind).take(id)?;
         self.state = Phase::Done;
-        self.give_back(holding);
+        self.give_back(memory);
         Some(match (result, self.operand.take()) {
             (Ok(()), Some(operand)) => Ok(operand),
             (Ok(()), None) => Err(failed::<X>(argument("the memory of the operation is gone"), None)),
@@ -249,8 +249,8 @@ impl<X: Operand> Operation<X> {
         })
     }
 
-    fn give_back(&mut self, holding: Holding<Memory>) {
-        if let Holding::Owned { input, out } = holding {
+    fn give_back(&mut self, memory: CallerMemory<Memory>) {
+        if let CallerMemory::Owned { input, out } = memory {
             self.operand = X::from_memory(input, out, self.lengths);
         }
     }
@@ -343,7 +343,7 @@ pub(crate) struct Lengths {
 }
 
 pub(crate) mod sealed {
-    use super::{Holding, Lengths, Lent, Memory, Number};
+    use super::{CallerMemory, Lengths, Lent, Memory, Number};
 
     /// What the operations need of an operand. The default methods are those of borrowed elements.
     #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
@@ -364,7 +364,7 @@ pub(crate) mod sealed {
         fn lend(&mut self) -> Lent<'_>;
 
         /// Returns the memory of an owned operand, or the operand itself if it is borrowed.
-        fn into_memory(self) -> Result<Holding<Memory>, Self> {
+        fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
             Err(self)
         }
 
@@ -392,8 +392,8 @@ impl<T: Number> sealed::Operand for Buffer<T> {
         Lent { input: None, out: bytemuck::cast_slice_mut(&mut self[..]) }
     }
 
-    fn into_memory(self) -> Result<Holding<Memory>, Self> {
-        Ok(Holding::Owned { input: None, out: Some(self.memory) })
+    fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
+        Ok(CallerMemory::Owned { input: None, out: Some(self.memory) })
     }
 
     fn from_memory(_: Option<Memory>, out: Option<Memory>, lengths: Lengths) -> Option<Self> {
@@ -421,8 +421,8 @@ impl<T: Number> sealed::Operand for (Buffer<T>, Buffer<T>) {
         }
     }
 
-    fn into_memory(self) -> Result<Holding<Memory>, Self> {
-        Ok(Holding::Owned { input: Some(self.0.memory), out: Some(self.1.memory) })
+    fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
+        Ok(CallerMemory::Owned { input: Some(self.0.memory), out: Some(self.1.memory) })
     }
 
     fn from_memory(input: Option<Memory>, out: Option<Memory>, lengths: Lengths) -> Option<Self> {
@@ -487,8 +487,8 @@ impl sealed::Operand for () {
         Lent { input: None, out: &mut [] }
     }
 
-    fn into_memory(self) -> Result<Holding<Memory>, Self> {
-        Ok(Holding::Owned { input: None, out: None })
+    fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
+        Ok(CallerMemory::Owned { input: None, out: None })
     }
 
     fn from_memory(_: Option<Memory>, _: Option<Memory>, _: Lengths) -> Option<Self> {

@@ -19,7 +19,7 @@ pub(crate) struct OperationId(pub(super) u64);
 
 /// The caller's memory while an operation is under way.
 #[derive(Debug)]
-pub(crate) enum Holding<M> {
+pub(crate) enum CallerMemory<M> {
     /// Registered memory, which the engine has until the end. Without `input`, the operation is in place.
     Owned { input: Option<M>, out: Option<M> },
     /// Slices, which the caller lends to each call of [`progress`](super::Engine::progress).
@@ -41,7 +41,7 @@ pub(super) struct InFlightOperation<M> {
     pub(super) call: Call,
     pub(super) packed: u64,
     pub(super) kernel: Option<Kernel>,
-    pub(super) holding: Holding<M>,
+    pub(super) memory: CallerMemory<M>,
     pub(super) execution: Execution<M>,
     pub(super) limit: Duration,
     /// When the clock was first read for this operation. The deadline counts from here.
@@ -168,9 +168,9 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
         lent: Option<Lent<'_>>,
     ) -> Result<bool, Fault> {
         let tag = Tag { operation: self.number, step: 0, call: self.packed };
-        let borrowed = matches!(self.holding, Holding::Borrowed);
+        let borrowed = matches!(self.memory, CallerMemory::Borrowed);
         let absent = borrowed && lent.is_none();
-        let (input, out) = bodies(&mut self.holding, lent);
+        let (input, out) = bodies(&mut self.memory, lent);
         self.neglected = false;
         match &mut self.execution {
             Execution::Planned(planned) => {
@@ -214,7 +214,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
 
     /// Copies the elements that no step has written to Out. Called once, after the last step.
     pub(super) fn end(&mut self, lent: Option<Lent<'_>>) {
-        let (input, out) = bodies(&mut self.holding, lent);
+        let (input, out) = bodies(&mut self.memory, lent);
         if let Execution::Planned(planned) = &mut self.execution {
             let mut bodies = Bodies([input, out, Body::of(&mut planned.staging), Body::Empty]);
             for copy in &planned.program.outs {
@@ -256,13 +256,13 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
     }
 }
 
-fn bodies<'a, M>(holding: &'a mut Holding<M>, lent: Option<Lent<'a>>) -> (Body<'a, M>, Body<'a, M>) {
-    match (holding, lent) {
-        (Holding::Owned { input, out }, _) => (Body::of(input), Body::of(out)),
-        (Holding::Borrowed, Some(lent)) => {
+fn bodies<'a, M>(memory: &'a mut CallerMemory<M>, lent: Option<Lent<'a>>) -> (Body<'a, M>, Body<'a, M>) {
+    match (memory, lent) {
+        (CallerMemory::Owned { input, out }, _) => (Body::of(input), Body::of(out)),
+        (CallerMemory::Borrowed, Some(lent)) => {
             (lent.input.map_or(Body::Empty, Body::ReadOnly), Body::Slice(lent.out))
         }
-        (Holding::Borrowed, None) => (Body::Empty, Body::Empty),
+        (CallerMemory::Borrowed, None) => (Body::Empty, Body::Empty),
     }
 }
 

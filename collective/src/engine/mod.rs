@@ -37,7 +37,7 @@ use crate::reduce::Kernel;
 use tonic_rdma::unstable::wake_all;
 
 pub(crate) use self::call::{Call, Kind};
-pub(crate) use self::in_flight::{Holding, Lent, OperationId};
+pub(crate) use self::in_flight::{CallerMemory, Lent, OperationId};
 
 /// The largest number of operations of the group that use the links at once. Later ones wait.
 const MOST_UNDER_WAY: usize = 64;
@@ -88,14 +88,14 @@ pub(crate) struct Engine<L: RankLinks> {
 }
 
 /// The result of an operation, and its memory.
-pub(crate) type Ended<M> = (Result<(), CollectiveError>, Holding<M>);
+pub(crate) type Ended<M> = (Result<(), CollectiveError>, CallerMemory<M>);
 
 /// An operation that has ended.
 #[derive(Debug)]
 struct Finished<M> {
     id: OperationId,
     result: Result<(), CollectiveError>,
-    holding: Holding<M>,
+    memory: CallerMemory<M>,
 }
 
 /// What an engine has done.
@@ -217,11 +217,11 @@ impl<L: RankLinks> Engine<L> {
     }
 
     /// Gives an operation of the short path its memory. Operations of slices have theirs lent.
-    pub(crate) fn adopt(&mut self, id: OperationId, holding: Holding<L::Memory>) {
+    pub(crate) fn adopt(&mut self, id: OperationId, memory: CallerMemory<L::Memory>) {
         if let Some(operation) = self.in_flight.iter_mut().find(|operation| operation.id == id) {
-            operation.holding = holding;
+            operation.memory = memory;
         } else if let Some(finished) = self.finished.iter_mut().find(|finished| finished.id == id) {
-            finished.holding = holding;
+            finished.memory = memory;
         }
     }
 
@@ -242,7 +242,7 @@ impl<L: RankLinks> Engine<L> {
             call: request.call,
             packed,
             kernel,
-            holding: Holding::Borrowed,
+            memory: CallerMemory::Borrowed,
             execution,
             limit: request.limit,
             started: None,
@@ -260,20 +260,20 @@ impl<L: RankLinks> Engine<L> {
     pub(crate) fn start(
         &mut self,
         request: &Request,
-        holding: Holding<L::Memory>,
-    ) -> Result<OperationId, (CollectiveError, Holding<L::Memory>)> {
-        let (program, kernel) = match self.prepare(request, &holding) {
+        memory: CallerMemory<L::Memory>,
+    ) -> Result<OperationId, (CollectiveError, CallerMemory<L::Memory>)> {
+        let (program, kernel) = match self.prepare(request, &memory) {
             Ok(prepared) => prepared,
-            Err(error) => return Err((error, holding)),
+            Err(error) => return Err((error, memory)),
         };
         if let Some(error) = self.refusal() {
-            return Err((error, holding));
+            return Err((error, memory));
         }
         let number = self.numbers.next(request.call.kind);
         let packed = request.call.pack();
         let id = self.push(request, number, packed, kernel, Execution::Planned(Planned::new(program)));
         if let Some(operation) = self.in_flight.back_mut() {
-            operation.holding = holding;
+            operation.memory = memory;
         }
         Ok(id)
     }
@@ -336,7 +336,7 @@ impl<L: RankLinks> Engine<L> {
             }
             let mine = lent.as_ref().is_some_and(|(id, _)| *id == operation.id);
             let mut slices = if mine { lent.take().map(|(_, lent)| lent) } else { None };
-            let has_memory = mine || matches!(operation.holding, Holding::Owned { .. });
+            let has_memory = mine || matches!(operation.memory, CallerMemory::Owned { .. });
             let mut context = Context {
                 links: &mut self.links,
                 busy: &mut self.busy,
@@ -375,7 +375,7 @@ impl<L: RankLinks> Engine<L> {
         }
         wake_all(operation.waker);
         if !operation.detached {
-            self.finished.push(Finished { id: operation.id, result, holding: operation.holding });
+            self.finished.push(Finished { id: operation.id, result, memory: operation.memory });
         }
     }
 
@@ -388,7 +388,7 @@ impl<L: RankLinks> Engine<L> {
     pub(crate) fn take(&mut self, id: OperationId) -> Option<Ended<L::Memory>> {
         let at = self.finished.iter().position(|finished| finished.id == id)?;
         let finished = self.finished.swap_remove(at);
-        Some((finished.result, finished.holding))
+        Some((finished.result, finished.memory))
     }
 
     /// Wakes `waker` when the operation has ended, or when it needs its slices.
@@ -408,7 +408,7 @@ impl<L: RankLinks> Engine<L> {
         let Some(at) = self.in_flight.iter().position(|operation| operation.id == id) else { return };
         let operation = &mut self.in_flight[at];
         operation.detached = true;
-        if matches!(operation.holding, Holding::Borrowed) {
+        if matches!(operation.memory, CallerMemory::Borrowed) {
             let what = format!(
                 "{} (operation {}) was dropped before its end, and its elements lie in slices; drive such operations to \
                  their end, or use a Buffer",
@@ -612,14 +612,14 @@ impl<L: RankLinks> Engine<L> {
             {
                 self.kept.extend(planned.staging.take());
                 self.kept.extend(planned.scratch.take());
-                keep(&mut operation.holding, &mut self.supply, &mut self.kept);
+                keep(&mut operation.memory, &mut self.supply, &mut self.kept);
             }
             wake_all(operation.waker);
             if !operation.detached {
                 self.finished.push(Finished {
                     id: operation.id,
                     result: Err(result),
-                    holding: operation.holding,
+                    memory: operation.memory,
                 });
             }
         }
@@ -640,11 +640,11 @@ impl<L: RankLinks> Engine<L> {
 /// Exchanges the memory of a failed operation for copies, because a peer may still read from it, and the
 /// caller may change what comes back. Where there is no memory for a copy, nothing comes back.
 fn keep<M: std::ops::DerefMut<Target = [u8]>>(
-    holding: &mut Holding<M>,
+    memory: &mut CallerMemory<M>,
     supply: &mut Supply<M>,
     kept: &mut Vec<M>,
 ) {
-    let Holding::Owned { input, out } = holding else { return };
+    let CallerMemory::Owned { input, out } = memory else { return };
     for memory in [input, out] {
         let Some(old) = memory.take() else { continue };
         if let Ok(mut new) = supply(old.len()) {

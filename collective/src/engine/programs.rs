@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::program::{self, Program, Shape};
-use super::{Engine, Holding, Kind, Request};
+use super::{Engine, CallerMemory, Kind, Request};
 use crate::error::{CollectiveError, argument};
 use crate::link::RankLinks;
 use crate::plan::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
@@ -31,14 +31,14 @@ impl<L: RankLinks> Engine<L> {
     pub(super) fn prepare(
         &mut self,
         request: &Request,
-        holding: &Holding<L::Memory>,
+        memory: &CallerMemory<L::Memory>,
     ) -> Result<(Arc<Program>, Option<Kernel>), CollectiveError> {
         let call = &request.call;
         let kernel = call.reduction.map(|reduction| Kernel::of(call.dtype, reduction)).transpose()?;
         let Some(size) = call.dtype.size() else {
             return Err(argument(format!("elements of type {:?} have no size", call.dtype)));
         };
-        self.check(request, holding, size)?;
+        self.check(request, memory, size)?;
         let inline = self.links.inline();
         let (arguments, result) = match call.kind {
             Kind::Group(collective) => {
@@ -69,13 +69,13 @@ impl<L: RankLinks> Engine<L> {
             input: request.input.map(|(start, end)| start..end),
             out: request.out.0..request.out.1,
             result,
-            registered: match holding {
+            registered: match memory {
                 // Memory of another communicator is not on offer here, so its elements are copied as those of
                 // slices are.
-                Holding::Owned { input, out } => {
+                CallerMemory::Owned { input, out } => {
                     input.iter().chain(out).all(|memory| self.links.offers(memory))
                 }
-                Holding::Borrowed => false,
+                CallerMemory::Borrowed => false,
             },
             inline,
         };
@@ -101,7 +101,7 @@ impl<L: RankLinks> Engine<L> {
     fn check(
         &self,
         request: &Request,
-        holding: &Holding<L::Memory>,
+        memory: &CallerMemory<L::Memory>,
         size: usize,
     ) -> Result<(), CollectiveError> {
         let call = &request.call;
@@ -121,7 +121,7 @@ impl<L: RankLinks> Engine<L> {
         if matches!(call.kind, Kind::Send { .. } | Kind::Receive { .. }) && rank == self.rank {
             return Err(argument(format!("rank {rank} can't exchange messages with itself")));
         }
-        let Holding::Owned { input, out } = holding else { return Ok(()) };
+        let CallerMemory::Owned { input, out } = memory else { return Ok(()) };
         let long = |memory: &Option<L::Memory>, (start, end): (usize, usize)| {
             memory.as_deref().map_or(0, <[u8]>::len) / size >= end - start
         };

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::engine::in_flight::Execution;
-use crate::engine::{Call, Engine, Holding, Kind, Lent, OperationId, Request, ShortResult};
+use crate::engine::{Call, Engine, CallerMemory, Kind, Lent, OperationId, Request, ShortResult};
 use crate::error::CollectiveError;
 use crate::link::{LinkError, LinkFault, RankLinks, Tag};
 use crate::plan::{Collective, part};
@@ -387,8 +387,8 @@ impl Rank {
                 ShortResult::UnderWay(id) => {
                     let slices = match task.hands {
                         Hands::Buffer | Hands::BufferPair => {
-                            let holding = self.own(own, out);
-                            self.engine.adopt(id, holding);
+                            let memory = self.own(own, out);
+                            self.engine.adopt(id, memory);
                             None
                         }
                         _ => Some((own, out)),
@@ -398,11 +398,11 @@ impl Rank {
             }
             return;
         }
-        let (holding, slices) = match task.hands {
+        let (memory, slices) = match task.hands {
             Hands::Buffer | Hands::BufferPair => (self.own(own, out), None),
-            _ => (Holding::Borrowed, Some((own, out))),
+            _ => (CallerMemory::Borrowed, Some((own, out))),
         };
-        match self.engine.start(&request, holding) {
+        match self.engine.start(&request, memory) {
             Ok(id) => self.running.push(RunningTask { task: index, id, slices }),
             Err((error, _)) => {
                 self.outcomes[index] = Some(Outcome { result: Err(error), out: Vec::new() });
@@ -435,12 +435,12 @@ impl Rank {
         (request(None, whole), None, out)
     }
 
-    fn own(&self, input: Option<Vec<u8>>, out: Vec<u8>) -> Holding<SimulatedMemory> {
+    fn own(&self, input: Option<Vec<u8>>, out: Vec<u8>) -> CallerMemory<SimulatedMemory> {
         let memory = |mut bytes: Vec<u8>| {
             bytes.extend([0xB6; 5]);
             SimulatedMemory { number: self.numbers.fetch_add(1, Ordering::Relaxed), bytes }
         };
-        Holding::Owned { input: input.map(memory), out: Some(memory(out)) }
+        CallerMemory::Owned { input: input.map(memory), out: Some(memory(out)) }
     }
 
     fn poll(&mut self) {
@@ -467,12 +467,12 @@ impl Rank {
             (0..self.running.len()).filter(|at| self.engine.is_finished(self.running[*at].id)).collect();
         let at = *self.world.borrow_mut().random.choice(&ended).unwrap();
         let running = self.running.swap_remove(at);
-        let (result, holding) = self.engine.take(running.id).unwrap();
+        let (result, memory) = self.engine.take(running.id).unwrap();
         let task = self.tasks[running.task].clone();
         let (request, own, _) = self.request(&task);
         let size = task.call.dtype.size().unwrap();
-        let out = match (holding, running.slices) {
-            (Holding::Owned { input, out }, None) => {
+        let out = match (memory, running.slices) {
+            (CallerMemory::Owned { input, out }, None) => {
                 let (mut input, mut out) = (input, out.unwrap());
                 if let (Some(input), Some(own)) = (&mut input, &own) {
                     assert_eq!(input[..own.len()], own[..], "the input has changed");
@@ -486,7 +486,7 @@ impl Rank {
                 self.back.extend(input.into_iter().chain([out]));
                 bytes
             }
-            (Holding::Borrowed, Some((input, out))) => {
+            (CallerMemory::Borrowed, Some((input, out))) => {
                 assert_eq!(input, own, "the input has changed");
                 out
             }
@@ -514,9 +514,9 @@ impl Rank {
                 world.mirrors.entry(memory.number).or_default().clone_from(&memory.bytes);
             }
         };
-        let operation = self.engine.in_flight.iter().map(|operation| &operation.holding);
-        for holding in operation.chain(self.engine.finished.iter().map(|finished| &finished.holding)) {
-            if let Holding::Owned { input, out } = holding {
+        let operation = self.engine.in_flight.iter().map(|operation| &operation.memory);
+        for memory in operation.chain(self.engine.finished.iter().map(|finished| &finished.memory)) {
+            if let CallerMemory::Owned { input, out } = memory {
                 show(input);
                 show(out);
             }
