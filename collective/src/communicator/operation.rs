@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::shared::{Backoff, EngineKind, Polling, SharedState};
-use crate::engine::{CallerMemory, Lent, OperationId, Request, ShortResult};
+use crate::engine::{CallerMemory, LentSlices, OperationId, Request, ShortResult};
 use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
@@ -343,7 +343,7 @@ pub(crate) struct Lengths {
 }
 
 pub(crate) mod sealed {
-    use super::{CallerMemory, Lengths, Lent, Memory, Number};
+    use super::{CallerMemory, Lengths, LentSlices, Memory, Number};
 
     /// What the operations need of an operand. The default methods are those of borrowed elements.
     #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
@@ -361,7 +361,7 @@ pub(crate) mod sealed {
         fn lengths(&self) -> Lengths;
 
         /// Returns the bytes.
-        fn lend(&mut self) -> Lent<'_>;
+        fn lend(&mut self) -> LentSlices<'_>;
 
         /// Returns the memory of an owned operand, or the operand itself if it is borrowed.
         fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
@@ -388,8 +388,8 @@ impl<T: Number> sealed::Operand for Buffer<T> {
         Lengths { input: None, out: self.len() }
     }
 
-    fn lend(&mut self) -> Lent<'_> {
-        Lent { input: None, out: bytemuck::cast_slice_mut(&mut self[..]) }
+    fn lend(&mut self) -> LentSlices<'_> {
+        LentSlices { input: None, out: bytemuck::cast_slice_mut(&mut self[..]) }
     }
 
     fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
@@ -414,8 +414,8 @@ impl<T: Number> sealed::Operand for (Buffer<T>, Buffer<T>) {
         Lengths { input: Some(self.0.len()), out: self.1.len() }
     }
 
-    fn lend(&mut self) -> Lent<'_> {
-        Lent {
+    fn lend(&mut self) -> LentSlices<'_> {
+        LentSlices {
             input: Some(bytemuck::cast_slice(&self.0[..])),
             out: bytemuck::cast_slice_mut(&mut self.1[..]),
         }
@@ -439,8 +439,8 @@ impl<T: Number> sealed::Operand for &mut [T] {
         Lengths { input: None, out: self.len() }
     }
 
-    fn lend(&mut self) -> Lent<'_> {
-        Lent { input: None, out: bytemuck::cast_slice_mut(self) }
+    fn lend(&mut self) -> LentSlices<'_> {
+        LentSlices { input: None, out: bytemuck::cast_slice_mut(self) }
     }
 }
 
@@ -453,8 +453,8 @@ impl<T: Number> sealed::Operand for (&[T], &mut [T]) {
         Lengths { input: Some(self.0.len()), out: self.1.len() }
     }
 
-    fn lend(&mut self) -> Lent<'_> {
-        Lent { input: Some(bytemuck::cast_slice(self.0)), out: bytemuck::cast_slice_mut(self.1) }
+    fn lend(&mut self) -> LentSlices<'_> {
+        LentSlices { input: Some(bytemuck::cast_slice(self.0)), out: bytemuck::cast_slice_mut(self.1) }
     }
 }
 
@@ -468,8 +468,8 @@ impl<T: Number> sealed::Operand for &[T] {
         Lengths { input: Some(self.len()), out: 0 }
     }
 
-    fn lend(&mut self) -> Lent<'_> {
-        Lent { input: Some(bytemuck::cast_slice(self)), out: &mut [] }
+    fn lend(&mut self) -> LentSlices<'_> {
+        LentSlices { input: Some(bytemuck::cast_slice(self)), out: &mut [] }
     }
 }
 
@@ -483,8 +483,8 @@ impl sealed::Operand for () {
         Lengths { input: None, out: 0 }
     }
 
-    fn lend(&mut self) -> Lent<'_> {
-        Lent { input: None, out: &mut [] }
+    fn lend(&mut self) -> LentSlices<'_> {
+        LentSlices { input: None, out: &mut [] }
     }
 
     fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {

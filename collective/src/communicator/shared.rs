@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::engine::{Engine, Lent, OperationId};
+use crate::engine::{Engine, LentSlices, OperationId};
 use crate::error::{CollectiveError, CollectiveErrorKind, setup};
 use crate::group::Group;
 use crate::link::remote::RemoteLinks;
@@ -93,7 +93,7 @@ impl SharedState {
         self: &Arc<Self>,
         kind: EngineKind,
         now: Option<Instant>,
-        lent: Option<(OperationId, Lent<'_>)>,
+        lent: Option<(OperationId, LentSlices<'_>)>,
     ) -> bool {
         let (moved, failed) = {
             let mut engine = self.engine(kind);

@@ -28,7 +28,7 @@ pub(crate) enum CallerMemory<M> {
 
 /// Slices that the caller lends to a call.
 #[derive(Debug)]
-pub(crate) struct Lent<'a> {
+pub(crate) struct LentSlices<'a> {
     pub(crate) input: Option<&'a [u8]>,
     pub(crate) out: &'a mut [u8],
 }
@@ -165,7 +165,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
     pub(super) fn advance<L: RankLinks<Memory = M>>(
         &mut self,
         context: &mut Context<'_, L>,
-        lent: Option<Lent<'_>>,
+        lent: Option<LentSlices<'_>>,
     ) -> Result<bool, Fault> {
         let tag = Tag { operation: self.number, step: 0, call: self.packed };
         let borrowed = matches!(self.memory, CallerMemory::Borrowed);
@@ -213,7 +213,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
     }
 
     /// Copies the elements that no step has written to Out. Called once, after the last step.
-    pub(super) fn end(&mut self, lent: Option<Lent<'_>>) {
+    pub(super) fn end(&mut self, lent: Option<LentSlices<'_>>) {
         let (input, out) = bodies(&mut self.memory, lent);
         if let Execution::Planned(planned) = &mut self.execution {
             let mut bodies = Bodies([input, out, Body::of(&mut planned.staging), Body::Empty]);
@@ -256,7 +256,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
     }
 }
 
-fn bodies<'a, M>(memory: &'a mut CallerMemory<M>, lent: Option<Lent<'a>>) -> (Body<'a, M>, Body<'a, M>) {
+fn bodies<'a, M>(memory: &'a mut CallerMemory<M>, lent: Option<LentSlices<'a>>) -> (Body<'a, M>, Body<'a, M>) {
     match (memory, lent) {
         (CallerMemory::Owned { input, out }, _) => (Body::of(input), Body::of(out)),
         (CallerMemory::Borrowed, Some(lent)) => {

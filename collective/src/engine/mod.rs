@@ -37,7 +37,7 @@ use crate::reduce::Kernel;
 use tonic_rdma::unstable::wake_all;
 
 pub(crate) use self::call::{Call, Kind};
-pub(crate) use self::in_flight::{CallerMemory, Lent, OperationId};
+pub(crate) use self::in_flight::{CallerMemory, LentSlices, OperationId};
 
 /// The largest number of operations of the group that use the links at once. Later ones wait.
 const MOST_UNDER_WAY: usize = 64;
@@ -302,7 +302,7 @@ impl<L: RankLinks> Engine<L> {
     pub(crate) fn progress(
         &mut self,
         now: Option<Instant>,
-        mut lent: Option<(OperationId, Lent<'_>)>,
+        mut lent: Option<(OperationId, LentSlices<'_>)>,
     ) -> bool {
         if self.in_flight.is_empty() {
             return false;
@@ -344,7 +344,7 @@ impl<L: RankLinks> Engine<L> {
                 sum: &mut self.sum,
                 watch: self.watch.as_mut(),
             };
-            match operation.advance(&mut context, slices.as_mut().map(Lent::again)) {
+            match operation.advance(&mut context, slices.as_mut().map(LentSlices::again)) {
                 Ok(advanced) => moved |= advanced,
                 Err(fault) => {
                     self.fail_at(at, fault);
@@ -479,9 +479,9 @@ pub(crate) enum ShortResult {
     UnderWay(OperationId),
 }
 
-impl Lent<'_> {
-    fn again(&mut self) -> Lent<'_> {
-        Lent { input: self.input, out: self.out }
+impl LentSlices<'_> {
+    fn again(&mut self) -> LentSlices<'_> {
+        LentSlices { input: self.input, out: self.out }
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::engine::in_flight::Execution;
-use crate::engine::{Call, Engine, CallerMemory, Kind, Lent, OperationId, Request, ShortResult};
+use crate::engine::{Call, Engine, CallerMemory, Kind, LentSlices, OperationId, Request, ShortResult};
 use crate::error::CollectiveError;
 use crate::link::{LinkError, LinkFault, RankLinks, Tag};
 use crate::plan::{Collective, part};
@@ -453,7 +453,7 @@ impl Rank {
         let lent = lent.and_then(|at| {
             let running = &mut self.running[at];
             let (input, out) = running.slices.as_mut()?;
-            Some((running.id, Lent { input: input.as_deref(), out }))
+            Some((running.id, LentSlices { input: input.as_deref(), out }))
         });
         let before = self.world.borrow().given(self.rank);
         let moved = self.engine.progress(now, lent);
