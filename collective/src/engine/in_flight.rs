@@ -170,7 +170,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
         let tag = Tag { operation: self.number, step: 0, call: self.packed };
         let borrowed = matches!(self.memory, CallerMemory::Borrowed);
         let absent = borrowed && lent.is_none();
-        let (input, out) = bodies(&mut self.memory, lent);
+        let (input, out) = memories(&mut self.memory, lent);
         self.neglected = false;
         match &mut self.execution {
             Execution::Planned(planned) => {
@@ -186,7 +186,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
                 let (mut staging, mut scratch) = (planned.staging.take(), planned.scratch.take());
                 let mut run = Run {
                     planned,
-                    bodies: Bodies([input, out, Body::of(&mut staging), Body::of(&mut scratch)]),
+                    memories: MemoryRefs([input, out, MemoryRef::of(&mut staging), MemoryRef::of(&mut scratch)]),
                     kernel: self.kernel.as_ref(),
                     tag,
                     given: false,
@@ -214,11 +214,11 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
 
     /// Copies the elements that no step has written to Out. Called once, after the last step.
     pub(super) fn end(&mut self, lent: Option<LentSlices<'_>>) {
-        let (input, out) = bodies(&mut self.memory, lent);
+        let (input, out) = memories(&mut self.memory, lent);
         if let Execution::Planned(planned) = &mut self.execution {
-            let mut bodies = Bodies([input, out, Body::of(&mut planned.staging), Body::Empty]);
+            let mut memories = MemoryRefs([input, out, MemoryRef::of(&mut planned.staging), MemoryRef::Empty]);
             for copy in &planned.program.outs {
-                bodies.copy(copy);
+                memories.copy(copy);
             }
         }
     }
@@ -256,13 +256,13 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
     }
 }
 
-fn bodies<'a, M>(memory: &'a mut CallerMemory<M>, lent: Option<LentSlices<'a>>) -> (Body<'a, M>, Body<'a, M>) {
+fn memories<'a, M>(memory: &'a mut CallerMemory<M>, lent: Option<LentSlices<'a>>) -> (MemoryRef<'a, M>, MemoryRef<'a, M>) {
     match (memory, lent) {
-        (CallerMemory::Owned { input, out }, _) => (Body::of(input), Body::of(out)),
+        (CallerMemory::Owned { input, out }, _) => (MemoryRef::of(input), MemoryRef::of(out)),
         (CallerMemory::Borrowed, Some(lent)) => {
-            (lent.input.map_or(Body::Empty, Body::ReadOnly), Body::Slice(lent.out))
+            (lent.input.map_or(MemoryRef::Empty, MemoryRef::ReadOnly), MemoryRef::Slice(lent.out))
         }
-        (CallerMemory::Borrowed, None) => (Body::Empty, Body::Empty),
+        (CallerMemory::Borrowed, None) => (MemoryRef::Empty, MemoryRef::Empty),
     }
 }
 
@@ -310,7 +310,7 @@ impl<M> Planned<M> {
 
 struct Run<'a, M> {
     planned: &'a mut Planned<M>,
-    bodies: Bodies<'a, M>,
+    memories: MemoryRefs<'a, M>,
     kernel: Option<&'a Kernel>,
     tag: Tag,
     /// Whether a part of a message has come.
@@ -361,12 +361,12 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             let tag = Tag { step, ..self.tag };
             context.at(&tag, step, &program);
             if *inline {
-                if !context.links.send(*to, tag, self.bodies.bytes(*from, *length))? {
+                if !context.links.send(*to, tag, self.memories.bytes(*from, *length))? {
                     break;
                 }
                 self.planned.complete(step);
             } else {
-                let Some(memory) = self.bodies.registered(from.home) else {
+                let Some(memory) = self.memories.registered(from.home) else {
                     return Err(broken(&self.tag, step, "a message lies in memory that is not registered"));
                 };
                 let Some(number) = context.links.send_reference(*to, tag, memory, from.at, *length)? else {
@@ -400,12 +400,12 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             context.at(&self.tag, step, &program);
             let done = match parts[..] {
                 [part] if part.reduce.is_none() && part.into.home != Home::Input => {
-                    context.links.receive_into(*from, self.bodies.bytes_mut(part.into, part.length))?
+                    context.links.receive_into(*from, self.memories.bytes_mut(part.into, part.length))?
                 }
                 _ => {
-                    let (bodies, kernel) = (&mut self.bodies, self.kernel);
+                    let (memories, kernel) = (&mut self.memories, self.kernel);
                     context.links.receive(*from, &mut |offset, chunk| {
-                        bodies.take(kernel, parts, offset, chunk);
+                        memories.take(kernel, parts, offset, chunk);
                     })?
                 }
             };
@@ -414,7 +414,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
                 break;
             }
             for copy in outs {
-                self.bodies.copy(copy);
+                self.memories.copy(copy);
             }
             self.planned.peers[at].receives += 1;
             self.planned.complete(step);
@@ -428,18 +428,18 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
         let outs = match &program.steps[step as usize] {
             Work::Local { parts, outs } => {
                 for part in parts {
-                    self.bodies.local(self.kernel, part);
+                    self.memories.local(self.kernel, part);
                 }
                 outs
             }
             Work::Stage { copies } => copies,
             Work::Finish { copies, ranges, outs } => {
                 for copy in copies {
-                    self.bodies.copy(copy);
+                    self.memories.copy(copy);
                 }
                 if let Some(kernel) = self.kernel {
                     for &(address, length) in ranges {
-                        kernel.finish(self.bodies.bytes_mut(address, length), ranks);
+                        kernel.finish(self.memories.bytes_mut(address, length), ranks);
                     }
                 }
                 outs
@@ -447,7 +447,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             Work::Send { .. } | Work::Receive { .. } => return,
         };
         for copy in outs {
-            self.bodies.copy(copy);
+            self.memories.copy(copy);
         }
         self.planned.complete(step);
     }
@@ -460,14 +460,14 @@ fn broken(tag: &Tag, step: u32, what: &str) -> Fault {
 
 /// One memory of an operation.
 #[derive(Debug)]
-pub(crate) enum Body<'a, M> {
+pub(crate) enum MemoryRef<'a, M> {
     Registered(&'a mut M),
     Slice(&'a mut [u8]),
     ReadOnly(&'a [u8]),
     Empty,
 }
 
-impl<M: DerefMut<Target = [u8]>> Body<'_, M> {
+impl<M: DerefMut<Target = [u8]>> MemoryRef<'_, M> {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Registered(memory) => memory,
@@ -487,7 +487,7 @@ impl<M: DerefMut<Target = [u8]>> Body<'_, M> {
     }
 }
 
-impl<'a, M> Body<'a, M> {
+impl<'a, M> MemoryRef<'a, M> {
     pub(super) fn of(memory: &'a mut Option<M>) -> Self {
         memory.as_mut().map_or(Self::Empty, Self::Registered)
     }
@@ -495,9 +495,9 @@ impl<'a, M> Body<'a, M> {
 
 /// All memories of an operation, by [`Home`].
 #[derive(Debug)]
-pub(super) struct Bodies<'a, M>(pub(super) [Body<'a, M>; 4]);
+pub(super) struct MemoryRefs<'a, M>(pub(super) [MemoryRef<'a, M>; 4]);
 
-impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
+impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
     pub(super) fn bytes(&self, address: Address, length: usize) -> &[u8] {
         &self.0[address.home as usize].bytes()[address.at..address.at + length]
     }
@@ -509,7 +509,7 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
     /// Returns the registered memory of a home, if it is registered.
     pub(super) fn registered(&self, home: Home) -> Option<&M> {
         match &self.0[home as usize] {
-            Body::Registered(memory) => Some(memory),
+            MemoryRef::Registered(memory) => Some(memory),
             _ => None,
         }
     }

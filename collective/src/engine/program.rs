@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use crate::plan::{Action, Area, Plan, Span};
 
-/// One of the memories of an operation, in the order of `Bodies`. No step writes to `Input`.
+/// One of the memories of an operation, in the order of `MemoryRefs`. No step writes to `Input`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
     Input,

@@ -7,7 +7,7 @@
 
 use std::ops::DerefMut;
 
-use super::in_flight::{Body, Busy, Context, Fault, check};
+use super::in_flight::{MemoryRef, Busy, Context, Fault, check};
 use crate::link::{RankLinks, Tag};
 use crate::reduce::Kernel;
 
@@ -38,15 +38,15 @@ impl Short {
         context: &mut Context<'_, L>,
         kernel: Option<&Kernel>,
         tag: Tag,
-        input: &Body<'_, L::Memory>,
-        mut out: Body<'_, L::Memory>,
+        input: &MemoryRef<'_, L::Memory>,
+        mut out: MemoryRef<'_, L::Memory>,
         length: usize,
     ) -> Result<bool, Fault>
     where
         L::Memory: DerefMut<Target = [u8]>,
     {
         let own = match input {
-            Body::Empty => None,
+            MemoryRef::Empty => None,
             input => input.bytes().get(..length),
         };
         let Some(out) = out.bytes_mut().get_mut(..length) else { return Ok(false) };
