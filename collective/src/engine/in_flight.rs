@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::call::{Call, Packed};
-use super::program::{Address, Copy, Home, Part, Program, Work};
+use super::program::{Address, Copy, MemoryRole, Part, Program, Work};
 use super::short::Short;
 use crate::error::{CollectiveError, OperationStep, argument};
 use crate::link::{LinkError, LinkFault, RankLinks, Tag};
@@ -366,7 +366,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
                 }
                 self.planned.complete(step);
             } else {
-                let Some(memory) = self.memories.registered(from.home) else {
+                let Some(memory) = self.memories.registered(from.role) else {
                     return Err(broken(&self.tag, step, "a message lies in memory that is not registered"));
                 };
                 let Some(number) = context.links.send_reference(*to, tag, memory, from.at, *length)? else {
@@ -399,7 +399,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             check(*from, &self.tag, &tag, *length, arrived, step, program.steps.len() as u32)?;
             context.at(&self.tag, step, &program);
             let done = match parts[..] {
-                [part] if part.reduce.is_none() && part.into.home != Home::Input => {
+                [part] if part.reduce.is_none() && part.into.role != MemoryRole::Input => {
                     context.links.receive_into(*from, self.memories.bytes_mut(part.into, part.length))?
                 }
                 _ => {
@@ -493,32 +493,32 @@ impl<'a, M> MemoryRef<'a, M> {
     }
 }
 
-/// All memories of an operation, by [`Home`].
+/// All memories of an operation, by [`MemoryRole`].
 #[derive(Debug)]
 pub(super) struct MemoryRefs<'a, M>(pub(super) [MemoryRef<'a, M>; 4]);
 
 impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
     pub(super) fn bytes(&self, address: Address, length: usize) -> &[u8] {
-        &self.0[address.home as usize].bytes()[address.at..address.at + length]
+        &self.0[address.role as usize].bytes()[address.at..address.at + length]
     }
 
     pub(super) fn bytes_mut(&mut self, address: Address, length: usize) -> &mut [u8] {
-        &mut self.0[address.home as usize].bytes_mut()[address.at..address.at + length]
+        &mut self.0[address.role as usize].bytes_mut()[address.at..address.at + length]
     }
 
-    /// Returns the registered memory of a home, if it is registered.
-    pub(super) fn registered(&self, home: Home) -> Option<&M> {
-        match &self.0[home as usize] {
+    /// Returns the registered memory of a role, if it is registered.
+    pub(super) fn registered(&self, role: MemoryRole) -> Option<&M> {
+        match &self.0[role as usize] {
             MemoryRef::Registered(memory) => Some(memory),
             _ => None,
         }
     }
 
     pub(super) fn copy(&mut self, copy: &Copy) {
-        if copy.from.home == copy.to.home {
+        if copy.from.role == copy.to.role {
             let from: Range<usize> = copy.from.at..copy.from.at + copy.length;
-            self.0[copy.to.home as usize].bytes_mut().copy_within(from, copy.to.at);
-        } else if let Some((to, from)) = self.pair(copy.to.home, copy.from.home) {
+            self.0[copy.to.role as usize].bytes_mut().copy_within(from, copy.to.at);
+        } else if let Some((to, from)) = self.pair(copy.to.role, copy.from.role) {
             to[copy.to.at..copy.to.at + copy.length]
                 .copy_from_slice(&from[copy.from.at..copy.from.at + copy.length]);
         }
@@ -534,10 +534,10 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
                 break;
             }
             let bytes = &chunk[start - offset..end - offset];
-            let into = Address { home: part.into.home, at: part.into.at + (start - part.offset) };
+            let into = Address { role: part.into.role, at: part.into.at + (start - part.offset) };
             let reduce = part
                 .reduce
-                .map(|address| Address { home: address.home, at: address.at + (start - part.offset) });
+                .map(|address| Address { role: address.role, at: address.at + (start - part.offset) });
             match (reduce, kernel) {
                 (Some(with), Some(kernel)) => self.reduce(kernel, into, with, bytes),
                 _ => self.bytes_mut(into, bytes.len()).copy_from_slice(bytes),
@@ -549,10 +549,10 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
         let length = bytes.len();
         if with == into {
             kernel.reduce(self.bytes_mut(into, length), bytes);
-        } else if with.home == into.home {
+        } else if with.role == into.role {
             self.copy(&Copy { from: with, to: into, length });
             kernel.reduce(self.bytes_mut(into, length), bytes);
-        } else if let Some((to, from)) = self.pair(into.home, with.home) {
+        } else if let Some((to, from)) = self.pair(into.role, with.role) {
             kernel.reduce_into(&mut to[into.at..into.at + length], &from[with.at..with.at + length], bytes);
         }
     }
@@ -573,9 +573,9 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
             }
             with
         };
-        if other.home == part.into.home {
+        if other.role == part.into.role {
             self.reduce_within(kernel, part.into, other, part.length);
-        } else if let Some((to, from)) = self.pair(part.into.home, other.home) {
+        } else if let Some((to, from)) = self.pair(part.into.role, other.role) {
             kernel.reduce(
                 &mut to[part.into.at..part.into.at + part.length],
                 &from[other.at..other.at + part.length],
@@ -585,7 +585,7 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
 
     /// Reduces between two addresses of one memory.
     fn reduce_within(&mut self, kernel: &Kernel, into: Address, with: Address, length: usize) {
-        let bytes = self.0[into.home as usize].bytes_mut();
+        let bytes = self.0[into.role as usize].bytes_mut();
         if into.at < with.at {
             let (low, high) = bytes.split_at_mut(with.at);
             kernel.reduce(&mut low[into.at..into.at + length], &high[..length]);
@@ -596,7 +596,7 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
     }
 
     /// Returns two different memories, the first for writing.
-    fn pair(&mut self, to: Home, from: Home) -> Option<(&mut [u8], &[u8])> {
+    fn pair(&mut self, to: MemoryRole, from: MemoryRole) -> Option<(&mut [u8], &[u8])> {
         let [to, from] = self.0.get_disjoint_mut([to as usize, from as usize]).ok()?;
         Some((to.bytes_mut(), from.bytes()))
     }

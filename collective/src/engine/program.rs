@@ -24,7 +24,7 @@ use crate::plan::{Action, Area, Plan, Span};
 
 /// One of the memories of an operation, in the order of `MemoryRefs`. No step writes to `Input`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Home {
+pub(super) enum MemoryRole {
     Input,
     Out,
     Staging,
@@ -34,7 +34,7 @@ pub(super) enum Home {
 /// An address in one of the memories, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    pub(super) home: Home,
+    pub(super) role: MemoryRole,
     pub(super) at: usize,
 }
 
@@ -212,7 +212,7 @@ fn peers(plan: &Plan) -> Vec<PeerSteps> {
 struct Compiler<'a> {
     plan: &'a Plan,
     shape: &'a Shape,
-    homes: HomeMap,
+    roles: RoleMap,
     index: usize,
     stages: bool,
     copied: usize,
@@ -232,15 +232,15 @@ type Step<T> = Result<T, &'static str>;
 
 impl<'a> Compiler<'a> {
     fn new(plan: &'a Plan, shape: &'a Shape) -> Self {
-        let mut homes = HomeMap::new(shape.elements);
+        let mut roles = RoleMap::new(shape.elements);
         match &shape.input {
-            Some(input) => homes.change(input, |_| INPUT),
-            None => homes.change(&shape.out, |_| OUT),
+            Some(input) => roles.change(input, |_| INPUT),
+            None => roles.change(&shape.out, |_| OUT),
         }
         Self {
             plan,
             shape,
-            homes,
+            roles,
             index: 0,
             stages: false,
             copied: 0,
@@ -276,17 +276,17 @@ impl<'a> Compiler<'a> {
         let from = if span.area == Area::Scratch {
             self.scratch(span.range.start)
         } else if span.range.is_empty() {
-            Address { home: Home::Out, at: 0 }
+            Address { role: MemoryRole::Out, at: 0 }
         } else {
             let usable = if inline || self.shape.registered { !0 } else { STAGING };
-            let common = self.homes.common(&span.range) & usable;
+            let common = self.roles.common(&span.range) & usable;
             if common == 0 {
-                for (part, homes) in self.homes.parts(&span.range) {
-                    if homes & STAGING == 0 {
-                        copies.push(self.copy(&part, homes, STAGING)?);
+                for (part, roles) in self.roles.parts(&span.range) {
+                    if roles & STAGING == 0 {
+                        copies.push(self.copy(&part, roles, STAGING)?);
                     }
                 }
-                self.homes.change(&span.range, |homes| homes | STAGING);
+                self.roles.change(&span.range, |roles| roles | STAGING);
                 let range = span.range.clone();
                 self.stagings.push(Staged { step: self.index, range, copies });
                 self.address(span.range.start, STAGING)
@@ -294,7 +294,7 @@ impl<'a> Compiler<'a> {
                 self.address(span.range.start, common)
             }
         };
-        if from.home == Home::Staging {
+        if from.role == MemoryRole::Staging {
             self.comes_after_staging(&span.range);
         }
         Ok(Work::Send { to, from, length, inline })
@@ -329,10 +329,10 @@ impl<'a> Compiler<'a> {
                 None => None,
             });
         }
-        let home = if into.area == Area::Scratch { 0 } else { self.target(&into.range) };
-        let target = match home {
+        let role = if into.area == Area::Scratch { 0 } else { self.target(&into.range) };
+        let target = match role {
             0 => self.scratch(into.range.start),
-            home => self.address(into.range.start, home),
+            role => self.address(into.range.start, role),
         };
         let mut cuts: Vec<usize> = sources
             .iter()
@@ -346,7 +346,7 @@ impl<'a> Compiler<'a> {
         let address = |source: &Option<Vec<(usize, Address)>>, at: usize| {
             source.as_ref().and_then(|parts| {
                 let (start, address) = parts.iter().rev().find(|(start, _)| *start <= at)?;
-                Some(Address { home: address.home, at: address.at + (at - start) * size })
+                Some(Address { role: address.role, at: address.at + (at - start) * size })
             })
         };
         let parts = cuts
@@ -354,14 +354,14 @@ impl<'a> Compiler<'a> {
             .map(|cut| Part {
                 offset: cut[0] * size,
                 length: (cut[1] - cut[0]) * size,
-                into: Address { home: target.home, at: target.at + cut[0] * size },
+                into: Address { role: target.role, at: target.at + cut[0] * size },
                 reduce: address(&sources[0], cut[0]),
                 with: address(&sources[1], cut[0]),
             })
             .collect();
         let mut outs = Vec::new();
-        if home != 0 {
-            self.homes.change(&into.range, |_| home);
+        if role != 0 {
+            self.roles.change(&into.range, |_| role);
             outs = self.outs_after(&into.range)?;
         }
         Ok((parts, outs))
@@ -375,17 +375,17 @@ impl<'a> Compiler<'a> {
         }
         let target = self.target(&span.range);
         let (mut copies, mut ranges) = (Vec::new(), Vec::new());
-        for (part, homes) in self.homes.parts(&span.range) {
-            let home = if homes & target != 0 {
+        for (part, roles) in self.roles.parts(&span.range) {
+            let role = if roles & target != 0 {
                 target
-            } else if homes & STAGING != 0 {
+            } else if roles & STAGING != 0 {
                 STAGING
             } else {
-                copies.push(self.copy(&part, homes, target)?);
+                copies.push(self.copy(&part, roles, target)?);
                 target
             };
-            self.homes.change(&part, |_| home);
-            ranges.push((self.address(part.start, home), part.len() * self.shape.size));
+            self.roles.change(&part, |_| role);
+            ranges.push((self.address(part.start, role), part.len() * self.shape.size));
         }
         let outs = self.outs_after(&span.range)?;
         Ok(Work::Finish { copies, ranges, outs })
@@ -416,17 +416,17 @@ impl<'a> Compiler<'a> {
     fn outs(&mut self, range: &Range<usize>) -> Step<Vec<Copy>> {
         let wanted = intersection(&intersection(range, &self.shape.result), &self.shape.out);
         let mut copies = Vec::new();
-        for (part, homes) in self.homes.parts(&wanted) {
-            if homes & OUT == 0 {
-                copies.push(self.copy(&part, homes, OUT)?);
-                self.homes.change(&part, |homes| homes | OUT);
+        for (part, roles) in self.roles.parts(&wanted) {
+            if roles & OUT == 0 {
+                copies.push(self.copy(&part, roles, OUT)?);
+                self.roles.change(&part, |roles| roles | OUT);
             }
         }
         Ok(copies)
     }
 
-    /// Returns the home that a step which writes `range` writes to.
-    fn target(&self, range: &Range<usize>) -> Homes {
+    /// Returns the role that a step which writes `range` writes to.
+    fn target(&self, range: &Range<usize>) -> MemoryRoles {
         let inside = self.shape.out.start <= range.start && range.end <= self.shape.out.end;
         let read = |action: &Action| match action {
             Action::Send { from, .. } => {
@@ -446,12 +446,12 @@ impl<'a> Compiler<'a> {
             return Ok(vec![(0, self.scratch(span.range.start))]);
         }
         let mut ranges = Vec::new();
-        for (part, homes) in self.homes.parts(&span.range) {
-            if homes == 0 {
+        for (part, roles) in self.roles.parts(&span.range) {
+            if roles == 0 {
                 return Err("reads elements that have no value");
             }
-            let address = self.address(part.start, homes);
-            if address.home == Home::Staging {
+            let address = self.address(part.start, roles);
+            if address.role == MemoryRole::Staging {
                 self.comes_after_staging(&part);
             }
             ranges.push((part.start - span.range.start, address));
@@ -459,35 +459,35 @@ impl<'a> Compiler<'a> {
         Ok(ranges)
     }
 
-    fn copy(&mut self, part: &Range<usize>, homes: Homes, to: Homes) -> Step<Copy> {
-        if homes == 0 {
+    fn copy(&mut self, part: &Range<usize>, roles: MemoryRoles, to: MemoryRoles) -> Step<Copy> {
+        if roles == 0 {
             return Err("reads elements that have no value");
         }
         let length = part.len() * self.shape.size;
         self.copied += length;
-        let from = self.address(part.start, homes);
-        if from.home == Home::Staging {
+        let from = self.address(part.start, roles);
+        if from.role == MemoryRole::Staging {
             self.comes_after_staging(part);
         }
         Ok(Copy { from, to: self.address(part.start, to), length })
     }
 
-    /// Returns the address of an element that is valid in `homes`.
-    fn address(&mut self, element: usize, homes: Homes) -> Address {
+    /// Returns the address of an element that is valid in `roles`.
+    fn address(&mut self, element: usize, roles: MemoryRoles) -> Address {
         let size = self.shape.size;
-        if homes & OUT != 0 {
-            Address { home: Home::Out, at: element.saturating_sub(self.shape.out.start) * size }
-        } else if homes & STAGING != 0 {
+        if roles & OUT != 0 {
+            Address { role: MemoryRole::Out, at: element.saturating_sub(self.shape.out.start) * size }
+        } else if roles & STAGING != 0 {
             self.stages = true;
-            Address { home: Home::Staging, at: element * size }
+            Address { role: MemoryRole::Staging, at: element * size }
         } else {
             let start = self.shape.input.as_ref().map_or(0, |input| input.start);
-            Address { home: Home::Input, at: element.saturating_sub(start) * size }
+            Address { role: MemoryRole::Input, at: element.saturating_sub(start) * size }
         }
     }
 
     fn scratch(&self, element: usize) -> Address {
-        Address { home: Home::Scratch, at: element * self.shape.size }
+        Address { role: MemoryRole::Scratch, at: element * self.shape.size }
     }
 
     fn fits(&self, span: &Span) -> Step<()> {
@@ -510,62 +510,62 @@ fn intersection(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
 }
 
 /// A set of memories in which an element is valid.
-pub(super) type Homes = u8;
+pub(super) type MemoryRoles = u8;
 
-pub(super) const INPUT: Homes = 1;
-pub(super) const OUT: Homes = 2;
-pub(super) const STAGING: Homes = 4;
+pub(super) const INPUT: MemoryRoles = 1;
+pub(super) const OUT: MemoryRoles = 2;
+pub(super) const STAGING: MemoryRoles = 4;
 
-/// The homes of all elements, as ranges in order without gaps.
+/// The roles of all elements, as ranges in order without gaps.
 #[derive(Debug)]
-pub(super) struct HomeMap {
-    ranges: Vec<(Range<usize>, Homes)>,
+pub(super) struct RoleMap {
+    ranges: Vec<(Range<usize>, MemoryRoles)>,
 }
 
-impl HomeMap {
+impl RoleMap {
     /// Returns a map of `elements` elements that are valid nowhere.
     pub(super) fn new(elements: usize) -> Self {
         Self { ranges: vec![(0..elements, 0)] }
     }
 
-    /// Returns the parts of `range` and their homes, in order.
-    pub(super) fn parts(&self, range: &Range<usize>) -> Vec<(Range<usize>, Homes)> {
+    /// Returns the parts of `range` and their roles, in order.
+    pub(super) fn parts(&self, range: &Range<usize>) -> Vec<(Range<usize>, MemoryRoles)> {
         let first = self.ranges.partition_point(|(part, _)| part.end <= range.start);
         self.ranges[first..]
             .iter()
             .take_while(|(part, _)| part.start < range.end)
-            .map(|(part, homes)| (part.start.max(range.start)..part.end.min(range.end), *homes))
+            .map(|(part, roles)| (part.start.max(range.start)..part.end.min(range.end), *roles))
             .filter(|(part, _)| !part.is_empty())
             .collect()
     }
 
-    /// Returns the homes in which all elements of `range` are valid.
-    pub(super) fn common(&self, range: &Range<usize>) -> Homes {
-        self.parts(range).iter().fold(!0, |all, (_, homes)| all & homes)
+    /// Returns the roles in which all elements of `range` are valid.
+    pub(super) fn common(&self, range: &Range<usize>) -> MemoryRoles {
+        self.parts(range).iter().fold(!0, |all, (_, roles)| all & roles)
     }
 
-    /// Changes the homes of all elements of `range`.
-    pub(super) fn change(&mut self, range: &Range<usize>, change: impl Fn(Homes) -> Homes) {
+    /// Changes the roles of all elements of `range`.
+    pub(super) fn change(&mut self, range: &Range<usize>, change: impl Fn(MemoryRoles) -> MemoryRoles) {
         if range.is_empty() {
             return;
         }
-        let mut ranges: Vec<(Range<usize>, Homes)> = Vec::with_capacity(self.ranges.len() + 2);
-        let mut push = |part: Range<usize>, homes: Homes| {
+        let mut ranges: Vec<(Range<usize>, MemoryRoles)> = Vec::with_capacity(self.ranges.len() + 2);
+        let mut push = |part: Range<usize>, roles: MemoryRoles| {
             if part.is_empty() {
                 return;
             }
             match ranges.last_mut() {
-                Some((last, same)) if *same == homes && last.end == part.start => last.end = part.end,
-                _ => ranges.push((part, homes)),
+                Some((last, same)) if *same == roles && last.end == part.start => last.end = part.end,
+                _ => ranges.push((part, roles)),
             }
         };
-        for (part, homes) in &self.ranges {
-            push(part.start..part.end.min(range.start), *homes);
+        for (part, roles) in &self.ranges {
+            push(part.start..part.end.min(range.start), *roles);
             let inside = part.start.max(range.start)..part.end.min(range.end);
             if !inside.is_empty() {
-                push(inside, change(*homes));
+                push(inside, change(*roles));
             }
-            push(part.start.max(range.end)..part.end, *homes);
+            push(part.start.max(range.end)..part.end, *roles);
         }
         self.ranges = ranges;
     }
@@ -577,9 +577,9 @@ mod tests {
 
     #[test]
     fn a_change_splits_and_joins_ranges() {
-        let mut map = HomeMap::new(10);
+        let mut map = RoleMap::new(10);
         map.change(&(2..5), |_| OUT);
-        map.change(&(4..8), |homes| homes | STAGING);
+        map.change(&(4..8), |roles| roles | STAGING);
         assert_eq!(
             map.parts(&(0..10)),
             [(0..2, 0), (2..4, OUT), (4..5, OUT | STAGING), (5..8, STAGING), (8..10, 0)]
