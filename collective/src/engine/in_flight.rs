@@ -170,7 +170,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
         let tag = Tag { operation: self.number, step: 0, call: self.packed };
         let borrowed = matches!(self.memory, CallerMemory::Borrowed);
         let absent = borrowed && lent.is_none();
-        let (input, out) = memories(&mut self.memory, lent);
+        let (input, out) = input_and_out(&mut self.memory, lent);
         self.neglected = false;
         match &mut self.execution {
             Execution::Planned(planned) => {
@@ -186,7 +186,12 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
                 let (mut staging, mut scratch) = (planned.staging.take(), planned.scratch.take());
                 let mut run = Run {
                     planned,
-                    memories: MemoryRefs([input, out, MemoryRef::of(&mut staging), MemoryRef::of(&mut scratch)]),
+                    memories: MemoryRefs([
+                        input,
+                        out,
+                        MemoryRef::of(&mut staging),
+                        MemoryRef::of(&mut scratch),
+                    ]),
                     kernel: self.kernel.as_ref(),
                     tag,
                     given: false,
@@ -214,9 +219,10 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
 
     /// Copies the elements that no step has written to Out. Called once, after the last step.
     pub(super) fn end(&mut self, lent: Option<LentSlices<'_>>) {
-        let (input, out) = memories(&mut self.memory, lent);
+        let (input, out) = input_and_out(&mut self.memory, lent);
         if let Execution::Planned(planned) = &mut self.execution {
-            let mut memories = MemoryRefs([input, out, MemoryRef::of(&mut planned.staging), MemoryRef::Empty]);
+            let staging = MemoryRef::of(&mut planned.staging);
+            let mut memories = MemoryRefs([input, out, staging, MemoryRef::Empty]);
             for copy in &planned.program.outs {
                 memories.copy(copy);
             }
@@ -256,7 +262,11 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
     }
 }
 
-fn memories<'a, M>(memory: &'a mut CallerMemory<M>, lent: Option<LentSlices<'a>>) -> (MemoryRef<'a, M>, MemoryRef<'a, M>) {
+/// Returns the references to Input and Out.
+fn input_and_out<'a, M>(
+    memory: &'a mut CallerMemory<M>,
+    lent: Option<LentSlices<'a>>,
+) -> (MemoryRef<'a, M>, MemoryRef<'a, M>) {
     match (memory, lent) {
         (CallerMemory::Owned { input, out }, _) => (MemoryRef::of(input), MemoryRef::of(out)),
         (CallerMemory::Borrowed, Some(lent)) => {
@@ -458,7 +468,7 @@ fn broken(tag: &Tag, step: u32, what: &str) -> Fault {
     Fault::Error(argument(what))
 }
 
-/// One memory of an operation.
+/// A reference to one memory of an operation.
 #[derive(Debug)]
 pub(crate) enum MemoryRef<'a, M> {
     Registered(&'a mut M),
@@ -493,7 +503,7 @@ impl<'a, M> MemoryRef<'a, M> {
     }
 }
 
-/// All memories of an operation, by [`MemoryRole`].
+/// References to all memories of an operation, by [`MemoryRole`].
 #[derive(Debug)]
 pub(super) struct MemoryRefs<'a, M>(pub(super) [MemoryRef<'a, M>; 4]);
 
@@ -506,7 +516,7 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
         &mut self.0[address.role as usize].bytes_mut()[address.at..address.at + length]
     }
 
-    /// Returns the registered memory of a role, if it is registered.
+    /// Returns the memory of a role, if it is registered.
     pub(super) fn registered(&self, role: MemoryRole) -> Option<&M> {
         match &self.0[role as usize] {
             MemoryRef::Registered(memory) => Some(memory),

@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use crate::plan::{Action, Area, Plan, Span};
 
-/// One of the memories of an operation, in the order of `MemoryRefs`. No step writes to `Input`.
+/// Which of the memories of an operation is meant, in the order of `MemoryRefs`. No step writes to `Input`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemoryRole {
     Input,
@@ -425,7 +425,7 @@ impl<'a> Compiler<'a> {
         Ok(copies)
     }
 
-    /// Returns the role that a step which writes `range` writes to.
+    /// Returns the memory to which a step that writes `range` writes: Out or Staging.
     fn target(&self, range: &Range<usize>) -> MemoryRoles {
         let inside = self.shape.out.start <= range.start && range.end <= self.shape.out.end;
         let read = |action: &Action| match action {
@@ -516,7 +516,7 @@ pub(super) const INPUT: MemoryRoles = 1;
 pub(super) const OUT: MemoryRoles = 2;
 pub(super) const STAGING: MemoryRoles = 4;
 
-/// The roles of all elements, as ranges in order without gaps.
+/// The memories in which each element is valid, as ranges in order without gaps.
 #[derive(Debug)]
 pub(super) struct RoleMap {
     ranges: Vec<(Range<usize>, MemoryRoles)>,
@@ -528,7 +528,7 @@ impl RoleMap {
         Self { ranges: vec![(0..elements, 0)] }
     }
 
-    /// Returns the parts of `range` and their roles, in order.
+    /// Returns the parts of `range` in order, and the memories in which each is valid.
     pub(super) fn parts(&self, range: &Range<usize>) -> Vec<(Range<usize>, MemoryRoles)> {
         let first = self.ranges.partition_point(|(part, _)| part.end <= range.start);
         self.ranges[first..]
@@ -539,12 +539,12 @@ impl RoleMap {
             .collect()
     }
 
-    /// Returns the roles in which all elements of `range` are valid.
+    /// Returns the memories in which all elements of `range` are valid.
     pub(super) fn common(&self, range: &Range<usize>) -> MemoryRoles {
         self.parts(range).iter().fold(!0, |all, (_, roles)| all & roles)
     }
 
-    /// Changes the roles of all elements of `range`.
+    /// Changes for all elements of `range` in which memories they are valid.
     pub(super) fn change(&mut self, range: &Range<usize>, change: impl Fn(MemoryRoles) -> MemoryRoles) {
         if range.is_empty() {
             return;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::program::{self, Program, Shape};
-use super::{Engine, CallerMemory, Kind, Request};
+use super::{CallerMemory, Engine, Kind, Request};
 use crate::error::{CollectiveError, argument};
 use crate::link::RankLinks;
 use crate::plan::{Action, Area, Arguments, Collective, Plan, Span, Step, part};

@@ -7,7 +7,7 @@
 
 use std::ops::DerefMut;
 
-use super::in_flight::{MemoryRef, Busy, Context, Fault, check};
+use super::in_flight::{Busy, Context, Fault, MemoryRef, check};
 use crate::link::{RankLinks, Tag};
 use crate::reduce::Kernel;
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::engine::in_flight::Execution;
-use crate::engine::{Call, Engine, CallerMemory, Kind, LentSlices, OperationId, Request, ShortResult};
+use crate::engine::{Call, CallerMemory, Engine, Kind, LentSlices, OperationId, Request, ShortResult};
 use crate::error::CollectiveError;
 use crate::link::{LinkError, LinkFault, RankLinks, Tag};
 use crate::plan::{Collective, part};
