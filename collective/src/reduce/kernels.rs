@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use multiversion::multiversion;
 use multiversion::target::match_target;
 
-/// A reduction of two elements, and its loops.
-pub(super) trait Pair<T: Arithmetic>: Sized {
+/// A reduction of two elements to one, and its loops.
+pub(super) trait BinaryOperator<T: Arithmetic>: Sized {
     fn apply(left: T, right: T) -> T;
 
     /// Replaces each element of `into` by its reduction with the element of `with` at the same index.
@@ -27,14 +27,14 @@ pub(super) trait Pair<T: Arithmetic>: Sized {
 pub(super) struct Sum;
 pub(super) struct Extreme<const LARGER: bool>;
 
-impl<T: Arithmetic> Pair<T> for Sum {
+impl<T: Arithmetic> BinaryOperator<T> for Sum {
     #[inline(always)]
     fn apply(left: T, right: T) -> T {
         left.sum(right)
     }
 }
 
-impl<T: Arithmetic, const LARGER: bool> Pair<T> for Extreme<LARGER> {
+impl<T: Arithmetic, const LARGER: bool> BinaryOperator<T> for Extreme<LARGER> {
     #[inline(always)]
     fn apply(left: T, right: T) -> T {
         left.extreme::<LARGER>(right)
@@ -42,14 +42,14 @@ impl<T: Arithmetic, const LARGER: bool> Pair<T> for Extreme<LARGER> {
 }
 
 #[multiversion(targets("x86_64+avx2"), dispatcher = "direct")]
-fn reduce<T: Arithmetic, P: Pair<T>>(into: &mut [T], with: &[T]) {
+fn reduce<T: Arithmetic, P: BinaryOperator<T>>(into: &mut [T], with: &[T]) {
     for (into, &with) in into.iter_mut().zip(with) {
         *into = P::apply(*into, with);
     }
 }
 
 #[multiversion(targets("x86_64+avx2"), dispatcher = "direct")]
-fn reduce_into<T: Arithmetic, P: Pair<T>>(into: &mut [T], left: &[T], right: &[T]) {
+fn reduce_into<T: Arithmetic, P: BinaryOperator<T>>(into: &mut [T], left: &[T], right: &[T]) {
     for ((into, &left), &right) in into.iter_mut().zip(left).zip(right) {
         *into = P::apply(left, right);
     }
@@ -276,7 +276,7 @@ fn narrow_f16(value: f32) -> u16 {
 /// As [`Sum`], with the same results.
 pub(super) struct SumF16;
 
-impl Pair<f16> for SumF16 {
+impl BinaryOperator<f16> for SumF16 {
     #[inline(always)]
     fn apply(left: f16, right: f16) -> f16 {
         Sum::apply(left, right)

@@ -18,7 +18,7 @@ use bytemuck::{cast_slice, cast_slice_mut, try_cast_slice, try_cast_slice_mut};
 use half::{bf16, f16};
 use tonic_rdma_tensor::{Dtype, Element};
 
-use self::kernels::{Arithmetic, Divide, Extreme, Pair, Sum, SumF16};
+use self::kernels::{Arithmetic, Divide, Extreme, BinaryOperator, Sum, SumF16};
 use crate::error::{CollectiveError, argument};
 
 /// How the elements of all ranks become one.
@@ -164,7 +164,7 @@ impl Kernel {
         self.divide.is_some()
     }
 
-    fn of_float<T: Divide, S: Pair<T>>(reduction: Reduction) -> Option<Self> {
+    fn of_float<T: Divide, S: BinaryOperator<T>>(reduction: Reduction) -> Option<Self> {
         let divide = (reduction == Reduction::Mean).then_some(divide_bytes::<T> as fn(&mut [u8], usize));
         Some(Self { divide, ..Self::of_type::<T, S>(reduction) })
     }
@@ -173,15 +173,15 @@ impl Kernel {
         (reduction != Reduction::Mean).then(|| Self::of_type::<T, Sum>(reduction))
     }
 
-    fn of_type<T: Arithmetic, S: Pair<T>>(reduction: Reduction) -> Self {
+    fn of_type<T: Arithmetic, S: BinaryOperator<T>>(reduction: Reduction) -> Self {
         match reduction {
-            Reduction::Sum | Reduction::Mean => Self::of_pair::<T, S>(),
-            Reduction::Min => Self::of_pair::<T, Extreme<false>>(),
-            Reduction::Max => Self::of_pair::<T, Extreme<true>>(),
+            Reduction::Sum | Reduction::Mean => Self::of_operator::<T, S>(),
+            Reduction::Min => Self::of_operator::<T, Extreme<false>>(),
+            Reduction::Max => Self::of_operator::<T, Extreme<true>>(),
         }
     }
 
-    fn of_pair<T: Arithmetic, P: Pair<T>>() -> Self {
+    fn of_operator<T: Arithmetic, P: BinaryOperator<T>>() -> Self {
         Self { reduce: reduce_bytes::<T, P>, reduce_into: reduce_bytes_into::<T, P>, divide: None }
     }
 }
@@ -189,7 +189,7 @@ impl Kernel {
 /// Elements of one block on the stack, for bytes at an address that does not suit the type.
 const BLOCK: usize = 256;
 
-fn reduce_bytes<T: Arithmetic, P: Pair<T>>(into: &mut [u8], with: &[u8]) {
+fn reduce_bytes<T: Arithmetic, P: BinaryOperator<T>>(into: &mut [u8], with: &[u8]) {
     let length = whole::<T>(into.len().min(with.len()));
     let (into, with) = (&mut into[..length], &with[..length]);
     if let (Ok(into), Ok(with)) = (try_cast_slice_mut::<u8, T>(into), try_cast_slice::<u8, T>(with)) {
@@ -206,7 +206,7 @@ fn reduce_bytes<T: Arithmetic, P: Pair<T>>(into: &mut [u8], with: &[u8]) {
     }
 }
 
-fn reduce_bytes_into<T: Arithmetic, P: Pair<T>>(into: &mut [u8], left: &[u8], right: &[u8]) {
+fn reduce_bytes_into<T: Arithmetic, P: BinaryOperator<T>>(into: &mut [u8], left: &[u8], right: &[u8]) {
     let length = whole::<T>(into.len().min(left.len()).min(right.len()));
     let (into, left, right) = (&mut into[..length], &left[..length], &right[..length]);
     if let (Ok(into), Ok(left), Ok(right)) =

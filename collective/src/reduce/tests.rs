@@ -310,8 +310,8 @@ fn both_sums_of_f16_are_equal() {
     for other in [f16::SPECIAL, &random(12, 10)].concat() {
         let others = vec![other; all.len()];
         let (mut one, mut two) = (all.to_vec(), all.to_vec());
-        <Sum as Pair<f16>>::reduce(&mut one, &others);
-        <SumF16 as Pair<f16>>::reduce(&mut two, &others);
+        <Sum as BinaryOperator<f16>>::reduce(&mut one, &others);
+        <SumF16 as BinaryOperator<f16>>::reduce(&mut two, &others);
         same(&one, &two, "sum by integer arithmetic");
         same(&one, &expected(Reduction::Sum, all, &others), "sum by integer arithmetic");
     }
