@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
 
 /// The largest number of chunks of a whole, so that a plan has an upper bound.
-const MOST_PIECES: usize = 1 << 12;
+const MOST_CHUNKS: usize = 1 << 12;
 
 /// A plan under construction.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Builder {
             collective: arguments.collective,
             chunk: arguments
                 .chunk
-                .max(arguments.elements.div_ceil(MOST_PIECES))
+                .max(arguments.elements.div_ceil(MOST_CHUNKS))
                 .clamp(1, arguments.elements.max(1)),
             scratch: 0,
             steps: Vec::new(),
@@ -86,7 +86,7 @@ impl Builder {
     }
 
     /// Sends a range, one message for each chunk. `span` says where a chunk lies.
-    pub(super) fn send_pieces(
+    pub(super) fn send_chunks(
         &mut self,
         to: usize,
         range: Range<usize>,
@@ -98,7 +98,7 @@ impl Builder {
     }
 
     /// Receives a range of Work, one message for each chunk.
-    pub(super) fn receive_pieces(&mut self, from: usize, range: Range<usize>) {
+    pub(super) fn receive_chunks(&mut self, from: usize, range: Range<usize>) {
         for chunk in self.chunks(range) {
             self.receive(from, Span::work(chunk), None);
         }

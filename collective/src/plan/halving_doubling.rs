@@ -45,10 +45,10 @@ pub(super) fn all_reduce(builder: &mut Builder) {
             let others = (index << fan)..((index + 1) << fan);
             for other in others.clone() {
                 let range = larger.range(builder, other, larger.levels);
-                builder.send_pieces(larger.first + other, range, |chunk| sums.span(chunk));
+                builder.send_chunks(larger.first + other, range, |chunk| sums.span(chunk));
             }
             for other in others {
-                builder.receive_pieces(larger.first + other, larger.range(builder, other, larger.levels));
+                builder.receive_chunks(larger.first + other, larger.range(builder, other, larger.levels));
             }
         }
         None => {
@@ -59,15 +59,15 @@ pub(super) fn all_reduce(builder: &mut Builder) {
     }
     if let Some(smaller) = block.smaller(builder.ranks) {
         let to = smaller.first + (index >> (block.levels - smaller.levels));
-        builder.send_pieces(to, own, Span::work);
+        builder.send_chunks(to, own, Span::work);
     }
     for level in (0..block.levels).rev() {
         let halves = halves(&block.range(builder, index, level));
         let bit = block.bit(level);
         let is_upper = usize::from(index & bit != 0);
         let partner = block.first + (index ^ bit);
-        builder.send_pieces(partner, halves[is_upper].clone(), Span::work);
-        builder.receive_pieces(partner, halves[1 - is_upper].clone());
+        builder.send_chunks(partner, halves[is_upper].clone(), Span::work);
+        builder.receive_chunks(partner, halves[1 - is_upper].clone());
     }
 }
 
@@ -136,7 +136,7 @@ impl Sums {
 
     /// Sends sums of one half, and reduces those of the other half.
     fn exchange(&mut self, builder: &mut Builder, partner: usize, sent: &Range<usize>, kept: &Range<usize>) {
-        builder.send_pieces(partner, sent.clone(), |chunk| self.span(chunk));
+        builder.send_chunks(partner, sent.clone(), |chunk| self.span(chunk));
         self.reduce(builder, partner, kept);
     }
 

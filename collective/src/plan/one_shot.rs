@@ -42,7 +42,7 @@ pub(super) fn all_reduce(builder: &mut Builder) {
 pub(super) fn reduce_scatter(builder: &mut Builder) {
     for distance in 1..builder.ranks {
         let to = builder.ahead(distance);
-        builder.send_pieces(to, builder.part(to), Span::input);
+        builder.send_chunks(to, builder.part(to), Span::input);
     }
     let part = builder.part(builder.rank);
     // The ranks do not send their own parts, so no other rank takes what the result overwrites.
@@ -69,7 +69,7 @@ pub(super) fn all_gather(builder: &mut Builder) {
     }
     for distance in 1..builder.ranks {
         let from = builder.behind(distance);
-        builder.receive_pieces(from, builder.part(from));
+        builder.receive_chunks(from, builder.part(from));
     }
 }
 
