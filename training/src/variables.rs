@@ -38,13 +38,13 @@ pub(crate) enum Gradient {
 pub(crate) struct Variables {
     rate: f32,
     momentum: f32,
-    by_name: HashMap<String, Mutex<State>>,
+    by_name: HashMap<String, Mutex<VariableState>>,
     /// The names, in the order in which the model has them.
     names: Vec<String>,
 }
 
 #[derive(Debug)]
-struct State {
+struct VariableState {
     current: Version,
     previous: Option<Version>,
     /// The gradient of the step of the current version.
@@ -66,12 +66,12 @@ impl Variables {
         for Variable { name, dims, values } in variables {
             let velocities = vec![0.0; values.len()];
             let current = Version { number: 0, values: Block::new(&dims, values)?, velocities };
-            by_name.insert(name, Mutex::new(State { current, previous: None, pending: None }));
+            by_name.insert(name, Mutex::new(VariableState { current, previous: None, pending: None }));
         }
         Ok(Arc::new(Self { rate, momentum, by_name, names }))
     }
 
-    fn state(&self, name: &str) -> Result<MutexGuard<'_, State>, Error> {
+    fn state(&self, name: &str) -> Result<MutexGuard<'_, VariableState>, Error> {
         let state = self.by_name.get(name).ok_or_else(|| format!("there is no variable {name}"))?;
         Ok(state.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -114,7 +114,7 @@ impl Variables {
 
     /// Computes the next version from the pending gradient: `velocity = momentum · velocity + gradient`, then
     /// `value −= rate · velocity` (Polyak 1964).
-    fn apply(&self, name: &str, state: &mut State) -> Result<(), Error> {
+    fn apply(&self, name: &str, state: &mut VariableState) -> Result<(), Error> {
         let old = &state.current;
         let gradient = state.pending.take();
         let gradient =
