@@ -82,7 +82,7 @@ impl<T: Pod + WithDType> Block<T> {
     fn share(&self, dtype: Dtype) -> Result<tonic_rdma_tensor::Tensor, Error> {
         let dims: Vec<u64> = self.dims.iter().map(|length| *length as u64).collect();
         let spec = TensorSpec::new(dtype, Shape::new(&dims)?)?;
-        Ok(tonic_rdma_tensor::Tensor::from_bytes(spec, Bytes::from_owner(Shared(self.clone())))?)
+        Ok(tonic_rdma_tensor::Tensor::from_bytes(spec, Bytes::from_owner(BlockBytes(self.clone())))?)
     }
 
     fn filled(
@@ -104,9 +104,9 @@ impl<T> fmt::Debug for Block<T> {
 }
 
 /// The bytes of a block, which keep its memory.
-struct Shared<T>(Block<T>);
+struct BlockBytes<T>(Block<T>);
 
-impl<T: Pod + WithDType> AsRef<[u8]> for Shared<T> {
+impl<T: Pod + WithDType> AsRef<[u8]> for BlockBytes<T> {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(self.0.values())
     }
