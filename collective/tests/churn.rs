@@ -78,7 +78,7 @@ fn group(number: usize) {
 
 /// What the groups of this process hold.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Resources {
     blocks: isize,
     bytes: isize,
     descriptors: usize,
@@ -86,7 +86,7 @@ struct Held {
     threads: usize,
 }
 
-impl Held {
+impl Resources {
     fn now() -> Self {
         let (descriptors, mappings) = descriptors_and_mappings();
         let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
@@ -117,7 +117,7 @@ fn groups_that_are_gone_leave_nothing() {
         std::env::var("COLLECTIVE_GROUPS").map_or(100, |count| count.parse().expect("COLLECTIVE_GROUPS"));
     // The first ones fill caches.
     (0..5).for_each(group);
-    let before = Held::when(|now| now.mappings == 0);
+    let before = Resources::when(|now| now.mappings == 0);
     println!("before: {before:?}");
     for number in 0..count {
         group(number);
@@ -126,13 +126,13 @@ fn groups_that_are_gone_leave_nothing() {
             let resident = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
             println!(
                 "{number} groups: {} blocks, {} bytes, {resident}",
-                Held::now().blocks,
-                Held::now().bytes
+                Resources::now().blocks,
+                Resources::now().bytes
             );
         }
     }
     // Less than a block for two groups. Some blocks come and go with the threads of the runtimes.
-    let after = Held::when(|now| {
+    let after = Resources::when(|now| {
         now.mappings == 0
             && now.threads <= before.threads
             && now.descriptors <= before.descriptors
