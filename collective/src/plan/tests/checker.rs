@@ -122,7 +122,7 @@ pub(super) fn carry_out(
     while group.event() {}
     for (number, rank) in group.ranks.iter().enumerate() {
         let left: Vec<_> =
-            (0..rank.plan.steps.len()).filter(|step| rank.states[*step] != State::Done).collect();
+            (0..rank.plan.steps.len()).filter(|step| rank.states[*step] != StepState::Done).collect();
         assert!(left.is_empty(), "rank {number} waits forever: {left:?} of {:#?}", rank.plan);
     }
     assert!(group.links.iter().all(VecDeque::is_empty), "a message is left");
@@ -173,7 +173,7 @@ impl RankLinks {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum StepState {
     /// Waits for this number of steps.
     Waits(usize),
     Runs,
@@ -184,7 +184,7 @@ enum State {
 struct Rank<'a> {
     plan: &'a Plan,
     areas: [Vec<Option<Value>>; 3],
-    states: Vec<State>,
+    states: Vec<StepState>,
     /// For each step, the steps that wait for it.
     waiters: Vec<Vec<usize>>,
     /// The running steps.
@@ -223,7 +223,7 @@ impl<'a> Group<'a> {
             plans.iter().enumerate().map(|(rank, plan)| Rank::new(arguments, plan, rank)).collect();
         let mut candidates = Vec::new();
         for (number, rank) in ranks.iter().enumerate() {
-            let ready = |step: &usize| rank.states[*step] == State::Waits(0);
+            let ready = |step: &usize| rank.states[*step] == StepState::Waits(0);
             candidates.extend((0..rank.states.len()).filter(ready).map(|step| (number, step)));
         }
         let links = (0..plans.len() * plans.len()).map(|_| VecDeque::new()).collect();
@@ -243,13 +243,13 @@ impl<'a> Group<'a> {
         let is_slow = |index: &usize| Some(self.candidates[*index].0) == self.settings.slow;
         let in_turn = indices.clone().filter(|index| !is_slow(index)).chain(indices.filter(is_slow));
         let can = |(rank, step): (usize, usize)| {
-            self.ranks[rank].states[step] == State::Runs || self.may_begin(rank, step)
+            self.ranks[rank].states[step] == StepState::Runs || self.may_begin(rank, step)
         };
         let Some(index) = in_turn.into_iter().find(|index| can(self.candidates[*index])) else {
             return false;
         };
         let (rank, step) = self.candidates[index];
-        if self.ranks[rank].states[step] == State::Runs {
+        if self.ranks[rank].states[step] == StepState::Runs {
             self.candidates.swap_remove(index);
             self.end(rank, step);
         } else {
@@ -282,7 +282,7 @@ impl<'a> Group<'a> {
         self.check_others(rank, step);
         let ranks = self.ranks.len();
         let this = &mut self.ranks[rank];
-        this.states[step] = State::Runs;
+        this.states[step] = StepState::Runs;
         this.running.push(step);
         match &this.plan.steps[step].action {
             Action::Send { to, from } => {
@@ -356,10 +356,10 @@ impl<'a> Group<'a> {
 
     fn done(&mut self, rank: usize, step: usize) {
         let this = &mut self.ranks[rank];
-        this.states[step] = State::Done;
+        this.states[step] = StepState::Done;
         this.running.retain(|other| *other != step);
         for waiter in std::mem::take(&mut this.waiters[step]) {
-            let State::Waits(count) = &mut this.states[waiter] else { panic!("{waiter} did not wait") };
+            let StepState::Waits(count) = &mut this.states[waiter] else { panic!("{waiter} did not wait") };
             *count -= 1;
             if *count == 0 {
                 self.candidates.push((rank, waiter));
@@ -436,7 +436,7 @@ impl<'a> Rank<'a> {
         Self {
             plan,
             areas: [input, work, vec![None; plan.scratch]],
-            states: plan.steps.iter().map(|step| State::Waits(step.after.len())).collect(),
+            states: plan.steps.iter().map(|step| StepState::Waits(step.after.len())).collect(),
             waiters,
             running: Vec::new(),
             sends,
@@ -445,7 +445,7 @@ impl<'a> Rank<'a> {
     }
 
     fn is_done(&self) -> bool {
-        self.states.iter().all(|state| *state == State::Done)
+        self.states.iter().all(|state| *state == StepState::Done)
     }
 
     /// Returns the values of a span. All must be there.
