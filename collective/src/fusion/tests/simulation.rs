@@ -21,10 +21,10 @@ struct World {
     size: usize,
     /// The longest delay of an operation.
     delay: Duration,
-    state: Mutex<State>,
+    state: Mutex<WorldState>,
 }
 
-struct State {
+struct WorldState {
     random: fastrand::Rng,
     /// The number of the next operation of each rank.
     next: Vec<u64>,
@@ -72,7 +72,7 @@ pub(super) fn ranks<R: Send>(
 }
 
 pub(super) fn group(size: usize, delay: Duration) -> Vec<Rank> {
-    let state = State {
+    let state = WorldState {
         random: fastrand::Rng::with_seed(17),
         next: vec![0; size],
         operations: HashMap::new(),
