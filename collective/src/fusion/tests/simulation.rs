@@ -114,7 +114,7 @@ impl Rank {
         }
     }
 
-    fn start(&self, kind: Kind, input: Vec<u8>) -> Running {
+    fn start(&self, kind: Kind, input: Vec<u8>) -> SimulatedOperation {
         let mut state = self.world.state.lock().unwrap();
         let number = state.next[self.rank];
         state.next[self.rank] += 1;
@@ -136,7 +136,7 @@ impl Rank {
                 });
             }
         }
-        Running { world: Arc::clone(&self.world), number }
+        SimulatedOperation { world: Arc::clone(&self.world), number }
     }
 }
 
@@ -181,12 +181,12 @@ fn mean(inputs: &[(usize, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// An operation of one rank.
-struct Running {
+struct SimulatedOperation {
     world: Arc<World>,
     number: u64,
 }
 
-impl Future for Running {
+impl Future for SimulatedOperation {
     type Output = Result<Vec<u8>, CollectiveError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -204,7 +204,7 @@ impl Future for Running {
 
 /// A mean under way, which gives the same memory back.
 pub(super) struct Flight {
-    running: Running,
+    running: SimulatedOperation,
     memory: Option<Vec<f32>>,
 }
 
