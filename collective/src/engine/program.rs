@@ -134,7 +134,7 @@ pub(crate) struct Shape {
 
 /// A plan that can't be carried out in the memory of the operation. This is a fault of this library.
 #[derive(Debug)]
-pub(crate) struct Unfit {
+pub(crate) struct CompileError {
     pub(super) step: usize,
     pub(super) what: &'static str,
 }
@@ -143,22 +143,22 @@ pub(crate) struct Unfit {
 ///
 /// # Errors
 /// The plan reads elements that have no value, or its spans do not fit.
-pub(super) fn compile(plan: &Plan, shape: &Shape) -> Result<Program, Unfit> {
+pub(super) fn compile(plan: &Plan, shape: &Shape) -> Result<Program, CompileError> {
     let mut compiler = Compiler::new(plan, shape);
     let count = plan.steps.len();
     let mut steps = Vec::with_capacity(count);
     for index in 0..count {
         compiler.index = index;
-        steps.push(compiler.step().map_err(|what| Unfit { step: index, what })?);
+        steps.push(compiler.step().map_err(|what| CompileError { step: index, what })?);
     }
-    let outs = compiler.last_outs().map_err(|what| Unfit { step: count, what })?;
+    let outs = compiler.last_outs().map_err(|what| CompileError { step: count, what })?;
     let mut then = vec![Vec::new(); count + compiler.stagings.len()];
     let mut waits = vec![0; count + compiler.stagings.len()];
     for (index, step) in plan.steps.iter().enumerate() {
         let staging = compiler.stagings.iter().position(|staging| staging.step == index);
         for &before in &step.after {
             let Some(list) = then.get_mut(before as usize).filter(|_| (before as usize) < index) else {
-                return Err(Unfit { step: index, what: "waits for a step that is not earlier" });
+                return Err(CompileError { step: index, what: "waits for a step that is not earlier" });
             };
             list.push(index as u32);
             waits[index] += 1;

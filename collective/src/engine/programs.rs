@@ -89,8 +89,8 @@ impl<L: RankLinks> Engine<L> {
             Some(arguments) => Plan::new(arguments, self.rank),
             None => pair(call.kind, call.elements),
         };
-        let program = program::compile(&plan, &key.shape).map_err(|unfit| {
-            argument(format!("internal error: step {} of the plan of {call} {}", unfit.step, unfit.what))
+        let program = program::compile(&plan, &key.shape).map_err(|error| {
+            argument(format!("internal error: step {} of the plan of {call} {}", error.step, error.what))
         })?;
         latest.truncate(KEPT - 1);
         latest.insert(0, (key, Arc::new(program)));
