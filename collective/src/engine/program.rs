@@ -228,7 +228,7 @@ struct Staged {
     copies: Vec<Copy>,
 }
 
-type Step<T> = Result<T, &'static str>;
+type Compiled<T> = Result<T, &'static str>;
 
 impl<'a> Compiler<'a> {
     fn new(plan: &'a Plan, shape: &'a Shape) -> Self {
@@ -249,7 +249,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    fn step(&mut self) -> Step<Work> {
+    fn step(&mut self) -> Compiled<Work> {
         match &self.plan.steps[self.index].action {
             Action::Send { to, from } => self.send(*to, from),
             Action::Receive { from, into, reduce } => {
@@ -268,7 +268,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    fn send(&mut self, to: usize, span: &Span) -> Step<Work> {
+    fn send(&mut self, to: usize, span: &Span) -> Compiled<Work> {
         self.fits(span)?;
         let length = span.range.len() * self.shape.size;
         let inline = length <= self.shape.inline;
@@ -316,7 +316,7 @@ impl<'a> Compiler<'a> {
         into: &Span,
         reduce: Option<&Span>,
         with: Option<&Span>,
-    ) -> Step<(Vec<Part>, Vec<Copy>)> {
+    ) -> Compiled<(Vec<Part>, Vec<Copy>)> {
         let count = into.range.len();
         let mut sources = Vec::new();
         for span in [reduce, with] {
@@ -367,7 +367,7 @@ impl<'a> Compiler<'a> {
         Ok((parts, outs))
     }
 
-    fn finish(&mut self, span: &Span) -> Step<Work> {
+    fn finish(&mut self, span: &Span) -> Compiled<Work> {
         self.fits(span)?;
         if span.area == Area::Scratch {
             let ranges = vec![(self.scratch(span.range.start), span.range.len() * self.shape.size)];
@@ -393,7 +393,7 @@ impl<'a> Compiler<'a> {
 
     /// Returns the copies of elements that this step wrote to Staging for the last time, and that the result
     /// needs.
-    fn outs_after(&mut self, range: &Range<usize>) -> Step<Vec<Copy>> {
+    fn outs_after(&mut self, range: &Range<usize>) -> Compiled<Vec<Copy>> {
         let writes_again = |action: &Action| {
             let (Action::Receive { into: span, .. }
             | Action::Local { into: span, .. }
@@ -409,11 +409,11 @@ impl<'a> Compiler<'a> {
         self.outs(range)
     }
 
-    fn last_outs(&mut self) -> Step<Vec<Copy>> {
+    fn last_outs(&mut self) -> Compiled<Vec<Copy>> {
         self.outs(&(0..self.shape.elements))
     }
 
-    fn outs(&mut self, range: &Range<usize>) -> Step<Vec<Copy>> {
+    fn outs(&mut self, range: &Range<usize>) -> Compiled<Vec<Copy>> {
         let wanted = intersection(&intersection(range, &self.shape.result), &self.shape.out);
         let mut copies = Vec::new();
         for (part, roles) in self.roles.parts(&wanted) {
@@ -441,7 +441,7 @@ impl<'a> Compiler<'a> {
 
     /// Returns the addresses of a span's elements: the first element of each part, counted from the span's
     /// start, and its address.
-    fn read(&mut self, span: &Span) -> Step<Vec<(usize, Address)>> {
+    fn read(&mut self, span: &Span) -> Compiled<Vec<(usize, Address)>> {
         if span.area == Area::Scratch {
             return Ok(vec![(0, self.scratch(span.range.start))]);
         }
@@ -459,7 +459,7 @@ impl<'a> Compiler<'a> {
         Ok(ranges)
     }
 
-    fn copy(&mut self, part: &Range<usize>, roles: MemoryRoles, to: MemoryRoles) -> Step<Copy> {
+    fn copy(&mut self, part: &Range<usize>, roles: MemoryRoles, to: MemoryRoles) -> Compiled<Copy> {
         if roles == 0 {
             return Err("reads elements that have no value");
         }
@@ -490,7 +490,7 @@ impl<'a> Compiler<'a> {
         Address { role: MemoryRole::Scratch, at: element * self.shape.size }
     }
 
-    fn fits(&self, span: &Span) -> Step<()> {
+    fn fits(&self, span: &Span) -> Compiled<()> {
         let end = if span.area == Area::Scratch { self.plan.scratch } else { self.shape.elements };
         if span.range.start <= span.range.end && span.range.end <= end {
             Ok(())
