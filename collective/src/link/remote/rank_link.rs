@@ -24,7 +24,7 @@ pub(super) struct RankLink {
     /// The operation of the last message of the peer.
     operation: u64,
     /// The next message of the peer, if it has arrived.
-    shown: Option<Shown>,
+    shown: Option<NextMessage>,
     channel: Channel,
     pub(super) sources: PeerRegions,
     read: ElementRead,
@@ -40,7 +40,7 @@ pub(super) enum Wire {
     Write(Box<WriteWire>),
 }
 
-struct Shown {
+struct NextMessage {
     tag: Tag,
     content: Content,
     length: usize,
@@ -223,7 +223,7 @@ impl RankLink {
         };
         let tag = header.tag(self.operation);
         self.operation = tag.operation;
-        self.shown = Some(Shown { tag, content, length });
+        self.shown = Some(NextMessage { tag, content, length });
         Ok(Some((tag, length)))
     }
 
