@@ -152,7 +152,7 @@ impl<M> Planned<M> {
     }
 
     /// Marks the links that this operation still needs.
-    fn mark(&self, busy: &mut Busy) {
+    fn mark(&self, busy: &mut BusyLinks) {
         for (peer, cursor) in self.program.peers.iter().zip(&self.peers) {
             busy.sends[peer.rank] |= cursor.sends < peer.sends.len();
             busy.receives[peer.rank] |= cursor.receives < peer.receives.len();
@@ -645,12 +645,12 @@ impl Fault {
 /// The links that an earlier operation still needs, in one round of polls. Links keep the order of
 /// operations.
 #[derive(Debug, Default)]
-pub(super) struct Busy {
+pub(super) struct BusyLinks {
     pub(super) sends: Vec<bool>,
     pub(super) receives: Vec<bool>,
 }
 
-impl Busy {
+impl BusyLinks {
     pub(super) fn clear(&mut self) {
         self.sends.fill(false);
         self.receives.fill(false);
@@ -660,7 +660,7 @@ impl Busy {
 /// What an operation needs from its engine to move on.
 pub(super) struct Context<'a, L: RankLinks> {
     pub(super) links: &'a mut L,
-    pub(super) busy: &'a mut Busy,
+    pub(super) busy: &'a mut BusyLinks,
     pub(super) ranks: usize,
     /// Where a short operation reduces.
     pub(super) sum: &'a mut Vec<u8>,

@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use self::in_flight::{Busy, Context, Execution, Fault, InFlightOperation, Planned, StepWatch, check};
+use self::in_flight::{BusyLinks, Context, Execution, Fault, InFlightOperation, Planned, StepWatch, check};
 use self::programs::Programs;
 use self::short::Short;
 use crate::error::{CollectiveError, OperationStep, argument};
@@ -69,7 +69,7 @@ pub(crate) struct Engine<L: RankLinks> {
     /// Whether an operation has returned the failure itself. Later ones return that an earlier operation
     /// failed.
     failure_returned: bool,
-    busy: Busy,
+    busy: BusyLinks,
     sum: Vec<u8>,
     last_short: Option<(Call, u64, Kernel)>,
     /// The step of this rank, and the rank that it waits for, as of the last time that deadlines were
@@ -136,7 +136,7 @@ impl<L: RankLinks> Engine<L> {
             ids: 0,
             failure: None,
             failure_returned: false,
-            busy: Busy { sends: vec![false; ranks], receives: vec![false; ranks] },
+            busy: BusyLinks { sends: vec![false; ranks], receives: vec![false; ranks] },
             last_short: None,
             position: (OperationStep::default(), None),
             late: None,

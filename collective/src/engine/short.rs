@@ -7,7 +7,7 @@
 
 use std::ops::DerefMut;
 
-use super::in_flight::{Busy, Context, Fault, MemoryRef, check};
+use super::in_flight::{BusyLinks, Context, Fault, MemoryRef, check};
 use crate::link::{RankLinks, Tag};
 use crate::reduce::Kernel;
 
@@ -130,7 +130,7 @@ impl Short {
             || self.next < self.ranks && !matches!(links.peek(self.next), Ok(None))
     }
 
-    pub(super) fn mark(&self, busy: &mut Busy) {
+    pub(super) fn mark(&self, busy: &mut BusyLinks) {
         for other in (0..self.ranks).filter(|other| *other != self.rank) {
             busy.receives[other] |= other >= self.next;
         }
