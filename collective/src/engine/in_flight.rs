@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::call::{Call, Packed};
 use super::program::{Address, Copy, MemoryRole, Part, Program, Work};
-use super::short::Short;
+use super::short::ShortOperation;
 use crate::error::{CollectiveError, OperationStep, argument};
 use crate::link::{LinkError, LinkFault, RankLinks, Tag};
 use crate::reduce::Kernel;
@@ -57,7 +57,7 @@ pub(super) struct InFlightOperation<M> {
 #[derive(Debug)]
 pub(super) enum Execution<M> {
     Planned(Planned<M>),
-    Short(Short),
+    Short(ShortOperation),
 }
 
 /// What an operation knows of its program while it runs.

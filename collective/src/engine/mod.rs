@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use self::in_flight::{BusyLinks, Context, Execution, Fault, InFlightOperation, Planned, StepWatch, check};
 use self::programs::Programs;
-use self::short::Short;
+use self::short::ShortOperation;
 use crate::error::{CollectiveError, OperationStep, argument};
 use crate::link::{RankLinks, Tag};
 use crate::plan::{Algorithm, Collective};
@@ -174,7 +174,7 @@ impl<L: RankLinks> Engine<L> {
         };
         let number = self.numbers.group;
         let tag = Tag { operation: number, step: 0, call: packed };
-        let mut short = Short::new(self.rank, self.ranks);
+        let mut short = ShortOperation::new(self.rank, self.ranks);
         let mut left = polls;
         let fault = loop {
             match short.poll(&mut self.links, &mut self.sum, &kernel, tag, own, out) {

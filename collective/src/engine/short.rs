@@ -13,7 +13,7 @@ use crate::reduce::Kernel;
 
 /// How far a short operation is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Short {
+pub(super) struct ShortOperation {
     rank: usize,
     ranks: usize,
     /// How many other ranks have been sent to, in the order of the distance.
@@ -22,7 +22,7 @@ pub(super) struct Short {
     next: usize,
 }
 
-impl Short {
+impl ShortOperation {
     pub(super) fn new(rank: usize, ranks: usize) -> Self {
         Self { rank, ranks, sent: 0, next: 0 }
     }
