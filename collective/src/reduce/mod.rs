@@ -18,7 +18,7 @@ use bytemuck::{cast_slice, cast_slice_mut, try_cast_slice, try_cast_slice_mut};
 use half::{bf16, f16};
 use tonic_rdma_tensor::{Dtype, Element};
 
-use self::kernels::{Arithmetic, Divide, Extreme, BinaryOperator, Sum, SumF16};
+use self::kernels::{Arithmetic, BinaryOperator, Divide, Extreme, Sum, SumF16};
 use crate::error::{CollectiveError, argument};
 
 /// How the elements of all ranks become one.
