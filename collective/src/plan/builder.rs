@@ -190,14 +190,14 @@ const FEW: usize = 8;
 #[derive(Debug)]
 pub(super) struct Dependencies {
     in_place: bool,
-    input: Memory,
-    work: Memory,
-    scratch: Memory,
+    input: AreaSegments,
+    work: AreaSegments,
+    scratch: AreaSegments,
 }
 
 /// Segments by their first element.
 #[derive(Debug, Default)]
-struct Memory(BTreeMap<usize, Segment>);
+struct AreaSegments(BTreeMap<usize, Segment>);
 
 /// Elements that the same steps have read and written.
 #[derive(Clone, Debug, Default)]
@@ -210,7 +210,7 @@ struct Segment {
 
 impl Dependencies {
     pub(super) fn new(in_place: bool) -> Self {
-        Self { in_place, input: Memory::default(), work: Memory::default(), scratch: Memory::default() }
+        Self { in_place, input: AreaSegments::default(), work: AreaSegments::default(), scratch: AreaSegments::default() }
     }
 
     /// Adds the step with this index. Returns the steps that it must wait for, in order: those that its
@@ -218,17 +218,17 @@ impl Dependencies {
     pub(super) fn add(&mut self, step: u32, action: &Action, also: &[u32], steps: &[Step]) -> Vec<u32> {
         let mut after = also.to_vec();
         for span in reads(action).into_iter().flatten() {
-            self.memory(span.area).read(step, &span.range, &mut after);
+            self.segments(span.area).read(step, &span.range, &mut after);
         }
         if let Some(span) = writes(action) {
-            self.memory(span.area).write(step, &span.range, &mut after);
+            self.segments(span.area).write(step, &span.range, &mut after);
         }
         after.sort_unstable();
         after.dedup();
         without_indirect(after, steps)
     }
 
-    fn memory(&mut self, area: Area) -> &mut Memory {
+    fn segments(&mut self, area: Area) -> &mut AreaSegments {
         match area {
             Area::Input if !self.in_place => &mut self.input,
             Area::Input | Area::Work => &mut self.work,
@@ -266,7 +266,7 @@ fn without_indirect(after: Vec<u32>, steps: &[Step]) -> Vec<u32> {
     after.iter().copied().filter(|earlier| !is_indirect(earlier)).collect()
 }
 
-impl Memory {
+impl AreaSegments {
     fn read(&mut self, step: u32, range: &Range<usize>, after: &mut Vec<u32>) {
         self.cover(range);
         for segment in self.0.range_mut(range.clone()).map(|(_, segment)| segment) {
