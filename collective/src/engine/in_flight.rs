@@ -528,7 +528,7 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
         if copy.from.role == copy.to.role {
             let from: Range<usize> = copy.from.at..copy.from.at + copy.length;
             self.0[copy.to.role as usize].bytes_mut().copy_within(from, copy.to.at);
-        } else if let Some((to, from)) = self.pair(copy.to.role, copy.from.role) {
+        } else if let Some((to, from)) = self.disjoint(copy.to.role, copy.from.role) {
             to[copy.to.at..copy.to.at + copy.length]
                 .copy_from_slice(&from[copy.from.at..copy.from.at + copy.length]);
         }
@@ -562,7 +562,7 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
         } else if with.role == into.role {
             self.copy(&Copy { from: with, to: into, length });
             kernel.reduce(self.bytes_mut(into, length), bytes);
-        } else if let Some((to, from)) = self.pair(into.role, with.role) {
+        } else if let Some((to, from)) = self.disjoint(into.role, with.role) {
             kernel.reduce_into(&mut to[into.at..into.at + length], &from[with.at..with.at + length], bytes);
         }
     }
@@ -585,7 +585,7 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
         };
         if other.role == part.into.role {
             self.reduce_within(kernel, part.into, other, part.length);
-        } else if let Some((to, from)) = self.pair(part.into.role, other.role) {
+        } else if let Some((to, from)) = self.disjoint(part.into.role, other.role) {
             kernel.reduce(
                 &mut to[part.into.at..part.into.at + part.length],
                 &from[other.at..other.at + part.length],
@@ -606,7 +606,7 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
     }
 
     /// Returns two different memories, the first for writing.
-    fn pair(&mut self, to: MemoryRole, from: MemoryRole) -> Option<(&mut [u8], &[u8])> {
+    fn disjoint(&mut self, to: MemoryRole, from: MemoryRole) -> Option<(&mut [u8], &[u8])> {
         let [to, from] = self.0.get_disjoint_mut([to as usize, from as usize]).ok()?;
         Some((to.bytes_mut(), from.bytes()))
     }

@@ -87,7 +87,7 @@ impl<L: RankLinks> Engine<L> {
         }
         let plan = match &key.arguments {
             Some(arguments) => Plan::new(arguments, self.rank),
-            None => pair(call.kind, call.elements),
+            None => point_to_point_plan(call.kind, call.elements),
         };
         let program = program::compile(&plan, &key.shape).map_err(|error| {
             argument(format!("internal error: step {} of the plan of {call} {}", error.step, error.what))
@@ -133,7 +133,7 @@ impl<L: RankLinks> Engine<L> {
 }
 
 /// Returns the plan of a message from one rank to another.
-fn pair(kind: Kind, elements: usize) -> Plan {
+fn point_to_point_plan(kind: Kind, elements: usize) -> Plan {
     let span = Span { area: Area::Work, range: 0..elements };
     let action = match kind {
         Kind::Send { to } => Action::Send { to, from: span },
