@@ -117,7 +117,7 @@ pub(crate) struct Program {
 
 /// The memory of an operation, as far as a program depends on it. Ranges are in elements of the whole.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct MemoryShape {
     /// Bytes of an element.
     pub(super) size: usize,
     pub(super) elements: usize,
@@ -143,7 +143,7 @@ pub(crate) struct CompileError {
 ///
 /// # Errors
 /// The plan reads elements that have no value, or its spans do not fit.
-pub(super) fn compile(plan: &Plan, shape: &Shape) -> Result<Program, CompileError> {
+pub(super) fn compile(plan: &Plan, shape: &MemoryShape) -> Result<Program, CompileError> {
     let mut compiler = Compiler::new(plan, shape);
     let count = plan.steps.len();
     let mut steps = Vec::with_capacity(count);
@@ -211,7 +211,7 @@ fn peers(plan: &Plan) -> Vec<PeerSteps> {
 
 struct Compiler<'a> {
     plan: &'a Plan,
-    shape: &'a Shape,
+    shape: &'a MemoryShape,
     roles: RoleMap,
     index: usize,
     stages: bool,
@@ -231,7 +231,7 @@ struct Staged {
 type Compiled<T> = Result<T, &'static str>;
 
 impl<'a> Compiler<'a> {
-    fn new(plan: &'a Plan, shape: &'a Shape) -> Self {
+    fn new(plan: &'a Plan, shape: &'a MemoryShape) -> Self {
         let mut roles = RoleMap::new(shape.elements);
         match &shape.input {
             Some(input) => roles.change(input, |_| INPUT),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::program::{self, Program, Shape};
+use super::program::{self, Program, MemoryShape};
 use super::{CallerMemory, Engine, Kind, Request};
 use crate::error::{CollectiveError, argument};
 use crate::link::RankLinks;
@@ -23,7 +23,7 @@ struct Key {
     kind: Kind,
     /// `None` for messages between two ranks.
     arguments: Option<Arguments>,
-    shape: Shape,
+    shape: MemoryShape,
 }
 
 impl<L: RankLinks> Engine<L> {
@@ -63,7 +63,7 @@ impl<L: RankLinks> Engine<L> {
             Kind::Send { .. } => (None, 0..0),
             Kind::Receive { .. } => (None, 0..call.elements),
         };
-        let shape = Shape {
+        let shape = MemoryShape {
             size,
             elements: call.elements,
             input: request.input.map(|(start, end)| start..end),
