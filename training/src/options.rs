@@ -12,7 +12,7 @@ use tonic_rdma_graph::transfer::TransferMode;
 
 use crate::data;
 use crate::network::Model;
-use crate::step::{Shape, Synchrony};
+use crate::step::{JobShape, Synchrony};
 
 /// The largest number of ranks, and of workers.
 const MOST_RANKS: u64 = 256;
@@ -158,13 +158,13 @@ impl Options {
     }
 
     /// Returns the shape of the graph, unless the training needs none.
-    pub(crate) fn shape(&self) -> Option<Shape> {
+    pub(crate) fn shape(&self) -> Option<JobShape> {
         let synchrony = match self.sync? {
             Sync::ParameterServer => Synchrony::ParameterServer,
             Sync::Allreduce => Synchrony::Allreduce,
             Sync::Collective => return None,
         };
-        Some(Shape { model: self.model, synchrony, workers: self.workers, batch: self.batch })
+        Some(JobShape { model: self.model, synchrony, workers: self.workers, batch: self.batch })
     }
 
     /// Returns the number of ranks that the command line asks for.

@@ -9,14 +9,14 @@ use super::outcome::{Comparison, Death, ModeResult, Point};
 use super::parts::{Answers, Command, Parts, Ran, SILENCE, Sent, SentTensor};
 use crate::options::{OnDeath, Options};
 use crate::processes::{cores, start};
-use crate::step::{Shape, Synchrony};
+use crate::step::{JobShape, Synchrony};
 
 /// A job under way.
 struct Coordinator<'a> {
     job: &'a Options,
     /// The shape with all workers, and that with those that are left.
-    first: Shape,
-    shape: Shape,
+    first: JobShape,
+    shape: JobShape,
     parts: Parts,
     /// The process of each part.
     members: Vec<usize>,
@@ -27,7 +27,7 @@ struct Coordinator<'a> {
 }
 
 /// Carries out a job whose graph has this shape.
-pub(crate) fn run(job: &Options, shape: Shape) -> Result<Comparison, Failure> {
+pub(crate) fn run(job: &Options, shape: JobShape) -> Result<Comparison, Failure> {
     // Data that is missing is found before any process starts.
     let samples = job.samples()?.train.len();
     if job.batch < shape.workers || job.batch > samples {
@@ -46,7 +46,7 @@ pub(crate) fn run(job: &Options, shape: Shape) -> Result<Comparison, Failure> {
 }
 
 impl<'a> Coordinator<'a> {
-    fn start(job: &'a Options, shape: Shape) -> Result<Self, Failure> {
+    fn start(job: &'a Options, shape: JobShape) -> Result<Self, Failure> {
         let (processes, events) = start(shape.parts(), job, |_, _| {})?;
         for (part, process) in processes.iter().enumerate() {
             say(&format!("{} is process {}", shape.name(part), process.id()));

@@ -12,7 +12,7 @@ use tonic_rdma_commands::process::{Child, Event, end_all, how_ended};
 
 use super::process::ALIVE;
 use crate::processes::{Events, TICK};
-use crate::step::Shape;
+use crate::step::JobShape;
 
 /// How long a process that leaves may take.
 const LEAVE: Duration = Duration::from_secs(5);
@@ -133,7 +133,7 @@ pub(crate) enum Command {
     Listen,
     /// Connect to the other parts, and make the trainers of all modes. The variables that this process has go
     /// on with `version`.
-    Connect { shape: Shape, part: usize, peers: Vec<String>, version: u64 },
+    Connect { shape: JobShape, part: usize, peers: Vec<String>, version: u64 },
     /// Run these steps in a mode. Report: [`Ran`].
     Run { mode: usize, from: u64, to: u64 },
     /// Drop the connection and the graphs. Report: the number of steps that are complete in all modes.

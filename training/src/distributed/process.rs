@@ -21,7 +21,7 @@ use super::parts::{Command, Ran, Report, Sent, SentTensor};
 use crate::array::{Array, Error, failure};
 use crate::data::{Data, reorder};
 use crate::options::Options;
-use crate::step::{Feed, Shape, StepGraph};
+use crate::step::{Feed, JobShape, StepGraph};
 use crate::variables::Variables;
 
 /// How long the other parts may take to learn that this one leaves.
@@ -121,7 +121,7 @@ impl Part {
         })
     }
 
-    fn connect(&mut self, shape: &Shape, part: usize, peers: Vec<String>, version: u64) -> Result<(), Error> {
+    fn connect(&mut self, shape: &JobShape, part: usize, peers: Vec<String>, version: u64) -> Result<(), Error> {
         let modes = self.job.modes()?;
         if self.variables.is_empty() {
             for _ in &modes {
@@ -186,7 +186,7 @@ pub(crate) struct Trainer {
 #[derive(Debug)]
 pub(crate) struct Feeder {
     data: Arc<Data>,
-    shape: Shape,
+    shape: JobShape,
     seed: u64,
     /// The samples in the order of an epoch. The memory is allocated before the first step: a step that
     /// begins an epoch makes the same allocations as any other step, so that the samples always come from the
@@ -294,7 +294,7 @@ impl Trainer {
 
 impl Feeder {
     /// Makes the feeder of a graph.
-    pub(crate) fn new(data: Arc<Data>, shape: Shape, seed: u64, graph: &StepGraph) -> Self {
+    pub(crate) fn new(data: Arc<Data>, shape: JobShape, seed: u64, graph: &StepGraph) -> Self {
         let order = vec![0; data.train.len()];
         let (feeds, losses) = (graph.feeds.clone(), Vec::new());
         Self { data, shape, seed, order, epoch: None, targets: None, feeds, losses }

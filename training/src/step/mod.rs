@@ -45,7 +45,7 @@ pub(crate) enum Synchrony {
 
 /// A job, as far as its graph depends on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Shape {
+pub(crate) struct JobShape {
     pub(crate) model: Model,
     pub(crate) synchrony: Synchrony,
     pub(crate) workers: usize,
@@ -87,7 +87,7 @@ struct Builder {
     own: usize,
 }
 
-impl Shape {
+impl JobShape {
     /// Returns the number of processes.
     pub(crate) fn parts(&self) -> usize {
         self.workers + usize::from(self.synchrony == Synchrony::ParameterServer)
@@ -284,7 +284,7 @@ fn wrong(node: &str, reason: &str) -> Error {
 /// 2.1, clips LSTM derivatives to ±1 or ±10).
 const CLIP: f32 = 1.0;
 
-impl Shape {
+impl JobShape {
     /// Adds the passes of a worker, layer by layer. `values` returns the output that gives a variable out.
     /// Returns what the worker hands in for each variable, in the order in which it is computed.
     ///
@@ -421,7 +421,7 @@ impl Shape {
 /// A gradient with fewer elements is one range.
 const CUT: usize = 4096;
 
-impl Shape {
+impl JobShape {
     /// Adds the ring allreduce of the gradients of a variable (Gibiansky, *Bringing HPC techniques to deep
     /// learning*, Baidu 2017), and a push at each worker. `turn` is the number of the variable.
     ///

@@ -26,18 +26,18 @@ fn data(model: Model) -> Arc<Data> {
     })
 }
 
-fn shape(model: Model, synchrony: Synchrony, workers: usize) -> Shape {
-    Shape { model, synchrony, workers, batch: 9 }
+fn shape(model: Model, synchrony: Synchrony, workers: usize) -> JobShape {
+    JobShape { model, synchrony, workers, batch: 9 }
 }
 
-fn variables(shape: &Shape) -> Vec<Arc<Variables>> {
+fn variables(shape: &JobShape) -> Vec<Arc<Variables>> {
     let (rate, momentum) = if shape.model.reads_texts() { (0.3, 0.9) } else { (RATE, MOMENTUM) };
     let of = |part| Variables::new(shape.variables(part, SEED), rate, momentum).unwrap();
     (0..shape.parts()).map(of).collect()
 }
 
 /// Runs steps with an executor for each part. Returns the loss of each step.
-fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
+fn run(shape: &JobShape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
     let data = data(shape.model);
     let placements = shape.build(0, &variables[0]).unwrap().placements;
     let transfers = Transfers::in_memory(&placements, 1).unwrap();
@@ -65,7 +65,7 @@ fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>)
 }
 
 /// Runs the kernels of all parts one after the other in this thread. Returns the loss of each step.
-fn run_in_one_thread(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
+fn run_in_one_thread(shape: &JobShape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
     let data = data(shape.model);
     let mut graphs: Vec<StepGraph> =
         variables.iter().enumerate().map(|(part, variables)| shape.build(part, variables).unwrap()).collect();
@@ -147,7 +147,7 @@ fn the_steps_are_those_of_a_training_with_one_worker() {
             let shape = shape(model, synchrony, 2);
             let split = variables(&shape);
             let losses = run(&shape, &split, 0..3);
-            let one = Shape { workers: 1, ..shape.clone() };
+            let one = JobShape { workers: 1, ..shape.clone() };
             let whole = variables(&one);
             for (step, (loss, expected)) in
                 losses.iter().zip(run_in_one_thread(&one, &whole, 0..3)).enumerate()
@@ -199,7 +199,7 @@ fn the_recurrent_network_learns_and_its_lengths_cross_with_shapes_that_vary() {
 fn a_job_goes_on_with_fewer_workers_from_the_last_complete_step() {
     for synchrony in [Synchrony::ParameterServer, Synchrony::Allreduce] {
         let before = shape(Model::Mlp, synchrony, 3);
-        let after = Shape { workers: 2, ..before.clone() };
+        let after = JobShape { workers: 2, ..before.clone() };
         // The job that loses a worker in step 3.
         let parts = variables(&before);
         run(&before, &parts, 0..3);
