@@ -1,4 +1,4 @@
-//! The steps of a fusion, over any [`Group`]: gradients come in, buckets start, means come back. In use, the
+//! The steps of a fusion, over any [`FusionGroup`]: gradients come in, buckets start, means come back. In use, the
 //! group is a communicator.
 
 use std::future::{Future, poll_fn};
@@ -18,7 +18,7 @@ use crate::memory::Buffer;
 use crate::reduce::{Number, Reduction};
 
 /// The operations that fusion runs over: of a communicator, and of a simulation in tests.
-pub(super) trait Group<T: Number>: Send + Sync {
+pub(super) trait FusionGroup<T: Number>: Send + Sync {
     /// Memory that is reduced without a copy.
     type Memory: DerefMut<Target = [T]> + Send;
     type Flight: Future<Output = Result<Self::Memory, CollectiveError>> + Send + Unpin;
@@ -38,7 +38,7 @@ pub(super) trait Group<T: Number>: Send + Sync {
     fn gather(&self, number: u64) -> impl Future<Output = Result<Vec<u64>, CollectiveError>> + Send;
 }
 
-pub(super) struct Steps<T: Number, G: Group<T>> {
+pub(super) struct Steps<T: Number, G: FusionGroup<T>> {
     group: G,
     /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
     bucket_bytes: usize,
@@ -52,7 +52,7 @@ pub(super) struct Steps<T: Number, G: Group<T>> {
 }
 
 /// The buckets, once the ranks have agreed on them.
-struct AgreedBuckets<T: Number, G: Group<T>> {
+struct AgreedBuckets<T: Number, G: FusionGroup<T>> {
     layout: Layout,
     buckets: Vec<Bucket<T, G>>,
     given: Given,
@@ -61,14 +61,14 @@ struct AgreedBuckets<T: Number, G: Group<T>> {
     times: Vec<(Instant, Instant)>,
 }
 
-enum Bucket<T: Number, G: Group<T>> {
+enum Bucket<T: Number, G: FusionGroup<T>> {
     Idle(G::Memory),
     UnderWay(Timed<G::Flight>),
     /// The operation failed.
     Failed,
 }
 
-impl<T: Number, G: Group<T>> Steps<T, G> {
+impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
     pub(super) fn new(group: G, bucket_bytes: usize) -> Self {
         Self {
             group,
@@ -233,7 +233,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     }
 }
 
-impl<T: Number, G: Group<T>> AgreedBuckets<T, G> {
+impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
     fn new(list: &List, bytes: usize, group: &G) -> Result<Self, CollectiveError> {
         let layout = Layout::new(list, bytes / size_of::<T>());
         let buckets = layout.buckets().iter().map(|&elements| Ok(Bucket::Idle(group.allocate(elements)?)));
@@ -337,7 +337,7 @@ impl<T: Number> Future for MeanOperation<T> {
     }
 }
 
-impl<T: Number> Group<T> for Ranks {
+impl<T: Number> FusionGroup<T> for Ranks {
     type Memory = Buffer<T>;
     type Flight = MeanOperation<T>;
 

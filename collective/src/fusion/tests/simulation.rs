@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::{CollectiveError, argument};
-use crate::fusion::steps::{Group, Steps};
+use crate::fusion::steps::{FusionGroup, Steps};
 
 /// One rank of a group.
 #[derive(Clone)]
@@ -221,7 +221,7 @@ impl Future for Flight {
     }
 }
 
-impl Group<f32> for Rank {
+impl FusionGroup<f32> for Rank {
     type Memory = Vec<f32>;
     type Flight = Flight;
 
