@@ -223,12 +223,12 @@ impl PeerRegions {
             None => 0,
         };
         self.attached[..=known].rotate_right(1);
-        Ok(self.attached.first().map(|(_, source)| source))
+        Ok(self.attached.first().map(|(_, region)| region))
     }
 
     /// Forgets regions that the peer has withdrawn, so that their memory is freed there.
     pub(super) fn sweep(&mut self) {
-        self.attached.retain(|(_, source)| source.is_current());
+        self.attached.retain(|(_, region)| region.is_current());
     }
 
     /// Goes on to attach the region, and returns whether it is attached now, as the first one.
@@ -242,14 +242,14 @@ impl PeerRegions {
             return Ok(false);
         }
         self.attaching = None;
-        let source = result.unwrap_or_else(|_| {
+        let region = result.unwrap_or_else(|_| {
             // The runtime has ended.
             let ended = format!("the link to {} was closed here", self.channel.endpoint());
             Err(LinkFault::Lost(ended.into()))
         })?;
         self.sweep();
         self.attached.truncate(self.most.saturating_sub(1));
-        self.attached.insert(0, (attaching, source));
+        self.attached.insert(0, (attaching, region));
         Ok(attaching == number)
     }
 

@@ -94,7 +94,7 @@ impl RemoteLinks {
         }
         for peer in self.peers.iter_mut().flatten() {
             peer.check_channel();
-            peer.sources.sweep();
+            peer.regions.sweep();
         }
     }
 }

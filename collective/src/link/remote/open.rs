@@ -141,9 +141,9 @@ impl LinkSetup {
         };
         let Self { settings, pool, .. } = self;
         let (views, attached) = (settings.views, settings.attached);
-        let sources = PeerRegions::new(channel.clone(), hello.words[3], views, attached, settings.limit);
+        let regions = PeerRegions::new(channel.clone(), hello.words[3], views, attached, settings.limit);
         let read = ElementRead::new(pool.device().clone(), settings.chunk, settings.reads);
-        Ok(RankLink::new(wire, layout, channel, sources, read))
+        Ok(RankLink::new(wire, layout, channel, regions, read))
     }
 
     /// Waits until the peer's hello is complete.

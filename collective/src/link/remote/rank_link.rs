@@ -26,7 +26,7 @@ pub(super) struct RankLink {
     /// The next message of the peer, if it has arrived.
     shown: Option<NextMessage>,
     channel: Channel,
-    pub(super) sources: PeerRegions,
+    pub(super) regions: PeerRegions,
     read: ElementRead,
     /// The error of the channel, once the channel has closed. What had arrived before is still received.
     closed: Option<Arc<str>>,
@@ -59,7 +59,7 @@ impl RankLink {
         wire: Wire,
         layout: Layout,
         channel: Channel,
-        sources: PeerRegions,
+        regions: PeerRegions,
         read: ElementRead,
     ) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl RankLink {
             operation: 0,
             shown: None,
             channel,
-            sources,
+            regions,
             read,
             closed: None,
             fault: None,
@@ -377,7 +377,7 @@ impl RankLink {
     ) -> Result<bool, LinkFault> {
         if reference.length > 0 {
             let before = self.read.delivered;
-            let found = self.sources.find(reference.number);
+            let found = self.regions.find(reference.number);
             let ended = match found {
                 Ok(None) => {
                     self.check_open()?;

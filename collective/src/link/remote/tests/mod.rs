@@ -29,7 +29,7 @@ impl RemoteLinks {
 
     /// Returns how many regions of a rank are attached.
     fn attached(&self, rank: usize) -> usize {
-        self.peers[rank].as_ref().map_or(0, |peer| peer.sources.attached.len())
+        self.peers[rank].as_ref().map_or(0, |peer| peer.regions.attached.len())
     }
 }
 
