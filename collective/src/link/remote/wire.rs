@@ -139,7 +139,7 @@ fn outside() -> LinkFault {
 ///     slots   messages from the peer                           slots   messages to the peer
 /// ```
 ///
-/// A count of taken messages is written twice, the second time with all bits turned. A device that does not
+/// A count of taken messages is written twice, the second time with all bits inverted. A device that does not
 /// write 16 bytes at once can so show no mixture of two counts.
 pub(super) struct WriteWire {
     channel: Channel,
@@ -199,11 +199,11 @@ impl WriteWire {
         self.take_notice(slots)?;
         let mut bytes = [0; 16];
         self.copy_out(Layout::TAKEN, &mut bytes)?;
-        let (mut count, mut turned) = ([0; 8], [0; 8]);
+        let (mut count, mut inverted) = ([0; 8], [0; 8]);
         count.copy_from_slice(&bytes[..8]);
-        turned.copy_from_slice(&bytes[8..]);
+        inverted.copy_from_slice(&bytes[8..]);
         let count = u64::from_le_bytes(count);
-        let whole = count == !u64::from_le_bytes(turned) || bytes == [0; 16];
+        let whole = count == !u64::from_le_bytes(inverted) || bytes == [0; 16];
         Ok(whole.then_some(count))
     }
 
@@ -248,8 +248,8 @@ impl WriteWire {
     }
 
     fn write_count(&mut self) -> Result<(), LinkFault> {
-        let (count, turned) = (self.taken.to_le_bytes(), (!self.taken).to_le_bytes());
-        if self.write(Layout::TAKEN, &[IoSlice::new(&count), IoSlice::new(&turned)], false)? {
+        let (count, inverted) = (self.taken.to_le_bytes(), (!self.taken).to_le_bytes());
+        if self.write(Layout::TAKEN, &[IoSlice::new(&count), IoSlice::new(&inverted)], false)? {
             (self.reported, self.urgent, self.idle) = (self.taken, false, 0);
         }
         Ok(())
