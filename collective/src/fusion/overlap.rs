@@ -94,11 +94,11 @@ pub(super) fn covered(intervals: impl IntoIterator<Item = (Instant, Instant)>) -
 pub(super) struct Timed<F: Future> {
     flight: F,
     started: Instant,
-    ended: Arc<Ended>,
+    ended: Arc<EndWaker>,
 }
 
 #[derive(Default)]
-struct Ended {
+struct EndWaker {
     /// The time of the latest call, and the task that waits.
     state: Mutex<(Option<Instant>, Option<Waker>)>,
 }
@@ -122,7 +122,7 @@ impl<F: Future + Unpin> Timed<F> {
     }
 }
 
-impl Wake for Ended {
+impl Wake for EndWaker {
     fn wake(self: Arc<Self>) {
         let task = {
             let mut state = lock(&self.state);
