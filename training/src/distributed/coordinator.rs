@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use tonic_rdma_commands::{Context as _, Failure};
 
 use super::outcome::{Comparison, Death, ModeResult, Point};
-use super::parts::{Answers, Command, Parts, Ran, SILENCE, Sent, SentTensor};
+use super::parts::{Answers, Command, Parts, StepsReport, SILENCE, Sent, SentTensor};
 use crate::options::{OnDeath, Options};
 use crate::processes::{cores, start};
 use crate::step::{JobShape, Synchrony};
@@ -78,7 +78,7 @@ impl<'a> Coordinator<'a> {
             if !answers.died.is_empty() {
                 return self.go_on_without(answers, mode);
             }
-            let ran: Vec<Ran> = self.reports(answers)?;
+            let ran: Vec<StepsReport> = self.reports(answers)?;
             if let Some(result) = self.results.get_mut(mode) {
                 result.add(&ran, chief, workers, from);
             }
@@ -261,7 +261,7 @@ impl<'a> Coordinator<'a> {
 
 impl ModeResult {
     /// Adds a run from step `from` on, as all parts report it.
-    fn add(&mut self, ran: &[Ran], chief: usize, workers: usize, from: u64) {
+    fn add(&mut self, ran: &[StepsReport], chief: usize, workers: usize, from: u64) {
         let steps = ran.first().map_or(0, |first| first.losses.len());
         for step in 0..steps {
             let losses = ran.iter().take(workers).filter_map(|ran| ran.losses.get(step));
@@ -294,11 +294,11 @@ mod tests {
 
     #[test]
     fn a_run_takes_as_long_as_its_slowest_part() {
-        let ran = |loss: f32, elapsed: f64| Ran {
+        let ran = |loss: f32, elapsed: f64| StepsReport {
             losses: vec![loss],
             steps: vec![elapsed / 2.0],
             elapsed,
-            ..Ran::default()
+            ..StepsReport::default()
         };
         let mut result = ModeResult::default();
         result.add(&[ran(1.0, 0.5), ran(2.0, 3.0), ran(9.0, 1.0)], 2, 2, 0);

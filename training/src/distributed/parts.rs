@@ -134,7 +134,7 @@ pub(crate) enum Command {
     /// Connect to the other parts, and make the trainers of all modes. The variables that this process has go
     /// on with `version`.
     Connect { shape: JobShape, part: usize, peers: Vec<String>, version: u64 },
-    /// Run these steps in a mode. Report: [`Ran`].
+    /// Run these steps in a mode. Report: [`StepsReport`].
     Run { mode: usize, from: u64, to: u64 },
     /// Drop the connection and the graphs. Report: the number of steps that are complete in all modes.
     Complete,
@@ -161,7 +161,7 @@ pub(crate) enum Report {
 
 /// What a part did in a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Ran {
+pub(crate) struct StepsReport {
     /// This worker's part of the loss of each step. A parameter server has none.
     pub(crate) losses: Vec<f32>,
     /// The duration of each step, in seconds.

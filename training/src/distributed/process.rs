@@ -17,7 +17,7 @@ use tonic_rdma_graph::schedule::{Executor, Program, Transfers};
 use tonic_rdma_graph::session::{Listener, Peering, Session};
 use tonic_rdma_graph::sites::{NodeSites, SiteOwner};
 
-use super::parts::{Command, Ran, Report, Sent, SentTensor};
+use super::parts::{Command, StepsReport, Report, Sent, SentTensor};
 use crate::array::{Array, Error, failure};
 use crate::data::{Data, reorder};
 use crate::options::Options;
@@ -239,14 +239,14 @@ impl Trainer {
     }
 
     /// Runs steps. All parts run the same ones.
-    pub(crate) fn run(&mut self, steps: Range<u64>) -> Result<Ran, GraphError> {
+    pub(crate) fn run(&mut self, steps: Range<u64>) -> Result<StepsReport, GraphError> {
         let before = self.sent();
         self.feeder.losses.clear();
         let report = self.executor.run(steps, &mut self.feeder)?;
         self.feeder.losses.sort_by_key(|(step, _)| *step);
         let mut times = report.steps;
         times.sort_by_key(|time| time.step);
-        Ok(Ran {
+        Ok(StepsReport {
             losses: self.feeder.losses.iter().map(|(_, loss)| *loss).collect(),
             steps: times.iter().map(|time| time.ended.saturating_sub(time.began).as_secs_f64()).collect(),
             elapsed: report.elapsed.as_secs_f64(),
