@@ -74,7 +74,7 @@ pub(crate) struct StepGraph {
 
 /// What each worker hands in for a variable: the gradient, or for the table of characters the numbers of rows
 /// and their gradients.
-type Handed = Vec<Vec<Outlet>>;
+type WorkerGradients = Vec<Vec<Outlet>>;
 
 /// A graph under construction, and the kernels of one part.
 struct Builder {
@@ -132,7 +132,7 @@ impl JobShape {
                 given.insert((part, name), builder.assign(part, &self.suffix(part), name, dims)?);
             }
         }
-        let mut gradients: Vec<(String, Handed)> = Vec::new();
+        let mut gradients: Vec<(String, WorkerGradients)> = Vec::new();
         for worker in 0..self.workers {
             let of = |name: &str| {
                 let outlet = given.get(&(worker, name)).or_else(|| given.get(&(self.chief(), name)));
