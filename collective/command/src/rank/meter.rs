@@ -17,7 +17,7 @@ const LEAST: u64 = 5;
 const MOST: u64 = 100_000;
 /// The least number of iterations of a check of the plans. Medians of five differ by up to 20 %.
 const LEAST_OF_CHECK: u64 = 15;
-/// How long ranks that share cores sleep before each turn of a check. Then the system puts them on cores
+/// How long ranks that share cores sleep before each iteration of a check. Then the system puts them on cores
 /// anew. Otherwise a check would measure only the placement that the ranks happen to have.
 const NAP: Duration = Duration::from_micros(50);
 /// Iterations from which the number of iterations is computed.
@@ -92,11 +92,11 @@ impl Meter<'_> {
         };
         let mut runs = self.groups.iter().map(run).collect::<Result<Vec<_>, Failure>>()?;
         let mut iterations = 0..;
-        let mut turns = |meter: &mut Self, runs: &mut [AlgorithmRun<'_, T>], count: u64| {
+        let mut iterate = |meter: &mut Self, runs: &mut [AlgorithmRun<'_, T>], count: u64| {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
-            iterations.by_ref().take(count).try_for_each(|it| meter.turn(runs, cell, &pattern, it))
+            iterations.by_ref().take(count).try_for_each(|it| meter.iterate(runs, cell, &pattern, it))
         };
-        turns(self, &mut runs, cell.warm_ups)?;
+        iterate(self, &mut runs, cell.warm_ups)?;
         if self.check && cell.bytes > LARGE {
             leave_out(first, &mut runs)?;
         }
@@ -104,7 +104,7 @@ impl Meter<'_> {
             Length::Iterations(count) => count,
             Length::Duration(duration) => {
                 let begin = Instant::now();
-                turns(self, &mut runs, TRIALS.into())?;
+                iterate(self, &mut runs, TRIALS.into())?;
                 let mut seconds = [(begin.elapsed() / TRIALS).as_secs_f64()];
                 // The same number on all ranks.
                 first.combine(&mut seconds, Reduction::Max)?;
@@ -114,7 +114,7 @@ impl Meter<'_> {
         };
         runs.iter_mut().for_each(|run| run.latencies.clear());
         let before: Vec<[u64; 2]> = self.groups.iter().map(Group::moved).collect();
-        turns(self, &mut runs, count)?;
+        iterate(self, &mut runs, count)?;
         let after: Vec<[u64; 2]> = self.groups.iter().map(Group::moved).collect();
         let mut all = Vec::new();
         for (mut run, (before, after)) in runs.into_iter().zip(before.into_iter().zip(after)) {
@@ -130,7 +130,7 @@ impl Meter<'_> {
     }
 
     /// Makes one iteration with each algorithm. Each iteration begins with another algorithm.
-    fn turn<T: Value>(
+    fn iterate<T: Value>(
         &mut self,
         runs: &mut [AlgorithmRun<'_, T>],
         cell: &Cell,
@@ -205,14 +205,14 @@ impl<T: Value> Operands<T> {
     }
 
     /// Returns the operand of an iteration.
-    fn turn(&mut self, iteration: u64) -> &mut Operand<T> {
+    fn of_iteration(&mut self, iteration: u64) -> &mut Operand<T> {
         let count = self.0.len() as u64;
         &mut self.0[(iteration % count) as usize]
     }
 
     /// Writes the content of an iteration into its operand.
     pub(crate) fn fill(&mut self, pattern: &Pattern<T>, rank: usize, iteration: u64) -> Result<(), Failure> {
-        match self.turn(iteration) {
+        match self.of_iteration(iteration) {
             Operand::Registered(Some(input)) | Operand::OutOfPlace(Some((input, _))) => {
                 pattern.fill(rank, iteration, input);
             }
@@ -229,7 +229,7 @@ impl<T: Value> Operands<T> {
         reduction: Reduction,
         iteration: u64,
     ) -> Result<Duration, Failure> {
-        match self.turn(iteration) {
+        match self.of_iteration(iteration) {
             Operand::Registered(operand) => timed(group, reduction, operand),
             Operand::OutOfPlace(operand) => timed(group, reduction, operand),
             Operand::Slice(operand) => timed(group, reduction, &mut Some(&mut operand[..])),
@@ -238,7 +238,7 @@ impl<T: Value> Operands<T> {
 
     /// Returns how many elements of the iteration's result are wrong.
     pub(crate) fn wrong(&mut self, pattern: &Pattern<T>, iteration: u64) -> Result<u64, Failure> {
-        match self.turn(iteration) {
+        match self.of_iteration(iteration) {
             Operand::Registered(Some(result)) | Operand::OutOfPlace(Some((_, result))) => {
                 Ok(pattern.wrong(iteration, result))
             }
