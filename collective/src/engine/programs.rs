@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::program::{self, Program, MemoryShape};
+use super::program::{self, MemoryShape, Program};
 use super::{CallerMemory, Engine, Kind, Request};
 use crate::error::{CollectiveError, argument};
 use crate::link::RankLinks;

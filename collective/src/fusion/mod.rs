@@ -11,7 +11,8 @@
 //! The order of the gradients in the first step of rank 0 is the order on all ranks. In back-propagation, the
 //! last layer comes first. Other ranks, and later steps, may have another order: a bucket starts when all of
 //! its gradients are there, and buckets start in one order on all ranks, because operations must. This module
-//! moves no bytes itself and has no threads: a [`FusionGroup`](steps::FusionGroup), in use a communicator, does.
+//! moves no bytes itself and has no threads: a [`FusionGroup`](steps::FusionGroup) does, in use a
+//! communicator.
 //!
 //! ```text
 //!   mod      the public face               steps    a step over any group

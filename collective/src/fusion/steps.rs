@@ -1,5 +1,5 @@
-//! The steps of a fusion, over any [`FusionGroup`]: gradients come in, buckets start, means come back. In use, the
-//! group is a communicator.
+//! The steps of a fusion, over any [`FusionGroup`]: gradients come in, buckets start, means come back. In
+//! use, the group is a communicator.
 
 use std::future::{Future, poll_fn};
 use std::ops::DerefMut;

@@ -210,7 +210,12 @@ struct Segment {
 
 impl Dependencies {
     pub(super) fn new(in_place: bool) -> Self {
-        Self { in_place, input: AreaSegments::default(), work: AreaSegments::default(), scratch: AreaSegments::default() }
+        Self {
+            in_place,
+            input: AreaSegments::default(),
+            work: AreaSegments::default(),
+            scratch: AreaSegments::default(),
+        }
     }
 
     /// Adds the step with this index. Returns the steps that it must wait for, in order: those that its

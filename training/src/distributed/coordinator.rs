@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use tonic_rdma_commands::{Context as _, Failure};
 
 use super::outcome::{Comparison, Death, ModeResult, Point};
-use super::parts::{Answers, Command, Parts, StepsReport, SILENCE, Sent, SentTensor};
+use super::parts::{Answers, Command, Parts, SILENCE, Sent, SentTensor, StepsReport};
 use crate::options::{OnDeath, Options};
 use crate::processes::{cores, start};
 use crate::step::{JobShape, Synchrony};

@@ -17,7 +17,7 @@ use tonic_rdma_graph::schedule::{Executor, Program, Transfers};
 use tonic_rdma_graph::session::{Listener, Peering, Session};
 use tonic_rdma_graph::sites::{NodeSites, SiteOwner};
 
-use super::parts::{Command, StepsReport, Report, Sent, SentTensor};
+use super::parts::{Command, Report, Sent, SentTensor, StepsReport};
 use crate::array::{Array, Error, failure};
 use crate::data::{Data, reorder};
 use crate::options::Options;
@@ -121,7 +121,13 @@ impl Part {
         })
     }
 
-    fn connect(&mut self, shape: &JobShape, part: usize, peers: Vec<String>, version: u64) -> Result<(), Error> {
+    fn connect(
+        &mut self,
+        shape: &JobShape,
+        part: usize,
+        peers: Vec<String>,
+        version: u64,
+    ) -> Result<(), Error> {
         let modes = self.job.modes()?;
         if self.variables.is_empty() {
             for _ in &modes {

@@ -65,7 +65,11 @@ fn run(shape: &JobShape, variables: &[Arc<Variables>], steps: std::ops::Range<u6
 }
 
 /// Runs the kernels of all parts one after the other in this thread. Returns the loss of each step.
-fn run_in_one_thread(shape: &JobShape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
+fn run_in_one_thread(
+    shape: &JobShape,
+    variables: &[Arc<Variables>],
+    steps: std::ops::Range<u64>,
+) -> Vec<f64> {
     let data = data(shape.model);
     let mut graphs: Vec<StepGraph> =
         variables.iter().enumerate().map(|(part, variables)| shape.build(part, variables).unwrap()).collect();
