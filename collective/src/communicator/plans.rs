@@ -103,8 +103,8 @@ impl PlanChoice {
     }
 }
 
-/// Returns what the ranks compare. The default says its table too, because another version of this library
-/// may have another one.
+/// Returns the text that the ranks compare. That of the default has its table too, because another version
+/// of this library may have another one.
 fn compared(choice: &PlanChoice, ranks: usize) -> String {
     let table = choice.table(ranks).pinned();
     if *choice == PlanChoice::Default { format!("default: {table}") } else { table }
@@ -126,7 +126,7 @@ async fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(),
     let mut texts = communicator.allocate::<u8>(communicator.size() * CHOICE)?;
     let length = own.len().min(CHOICE);
     texts[rank * CHOICE..][..length].copy_from_slice(&own.as_bytes()[..length]);
-    // The tables may differ, so that the algorithm of this operation is none of theirs.
+    // The tables may differ, so this operation uses none of them.
     let texts = communicator.all_gather_by((Algorithm::OneShot, CHOICE), texts).await?;
     let (first, _) = texts.split_at(CHOICE);
     let other = texts.chunks_exact(CHOICE).position(|text| text != first);

@@ -60,13 +60,13 @@ pub(super) enum Execution<M> {
     Short(ShortOperation),
 }
 
-/// What an operation knows of its program while it runs.
+/// How far an operation has carried out its program.
 #[derive(Debug)]
 pub(super) struct Planned<M> {
     pub(super) program: Arc<Program>,
     pub(super) staging: Option<M>,
     pub(super) scratch: Option<M>,
-    /// Whether Staging and Scratch are there.
+    /// Whether Staging and Scratch are allocated.
     pub(super) begun: bool,
     /// How many steps each step still waits for.
     waits: Vec<u32>,
@@ -194,7 +194,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
                     ]),
                     kernel: self.kernel.as_ref(),
                     tag,
-                    given: false,
+                    delivered: false,
                 };
                 let result = run.steps(context);
                 planned.staging = staging;
@@ -305,7 +305,7 @@ impl<M> Planned<M> {
             })
     }
 
-    /// Returns whether this operation, whose memory is not here, may have something to do.
+    /// Returns whether this operation could move on if its memory were here.
     fn could_move<L: RankLinks>(&self, context: &mut Context<'_, L>) -> bool {
         !self.locals.is_empty()
             || self.is_done()
@@ -323,8 +323,8 @@ struct Run<'a, M> {
     memories: MemoryRefs<'a, M>,
     kernel: Option<&'a Kernel>,
     tag: Tag,
-    /// Whether a part of a message has come.
-    given: bool,
+    /// Whether a part of a message was delivered.
+    delivered: bool,
 }
 
 impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
@@ -350,7 +350,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             }
         }
         self.planned.mark(context.busy);
-        Ok(moved | self.given)
+        Ok(moved | self.delivered)
     }
 
     fn sends<L: RankLinks<Memory = M>>(
@@ -420,7 +420,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
                 }
             };
             if !done {
-                self.given |= context.links.has_delivered();
+                self.delivered |= context.links.has_delivered();
                 break;
             }
             for copy in outs {
@@ -487,7 +487,7 @@ impl<M: DerefMut<Target = [u8]>> MemoryRef<'_, M> {
         }
     }
 
-    /// Returns the bytes for writing; none if they are only for reading.
+    /// Returns the bytes for writing, or none if they may only be read.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Registered(memory) => memory,

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Operations overlap. Links keep the order of operations: a link carries the messages of an operation before
-//! those of the next, so an operation uses a link when all earlier ones need it no more.
+//! those of the next, so an operation uses a link once no earlier one needs it.
 //!
 //! [`short`] is the path of an all-reduce of few elements while no other operation is under way. All others
 //! run [`program`]s, which are compiled [plans](crate::plan) and are kept for the next call with the same
@@ -83,7 +83,8 @@ pub(crate) struct Engine<L: RankLinks> {
     /// Called before each step of each operation, before a step that must wait also more than once. No
     /// operation takes the short path then: it has the same messages, and no steps.
     pub(crate) watch: Option<StepWatch>,
-    /// Operations are those of the set-up. Later ones may have numbers as large.
+    /// Whether the operations are those of the set-up, by which the ranks agree on their plans. A number alone
+    /// does not say so, because later operations may reach the numbers of the set-up.
     pub(crate) sets_up: bool,
 }
 
@@ -420,9 +421,9 @@ impl<L: RankLinks> Engine<L> {
         }
     }
 
-    /// Counts operations from a large number until [`restart_numbers`](Self::restart_numbers). So a rank that
-    /// still carries out operations of the set-up does not take those of a rank that has gone on for calls
-    /// that differ.
+    /// Counts operations from a large number on, until [`restart_numbers`](Self::restart_numbers). Another
+    /// rank may end the set-up earlier and start its operation 0. Its messages have other numbers than those
+    /// of the set-up, so this rank does not report them as calls that differ.
     pub(crate) fn number_set_up(&mut self) {
         (self.numbers.group, self.sets_up) = (SET_UP, true);
     }
@@ -510,8 +511,8 @@ struct Late {
 }
 
 impl<L: RankLinks> Engine<L> {
-    /// Looks for messages of another call, also on links on which no message is due: then the ranks wait for
-    /// each other, because they carry out different plans.
+    /// Finds messages of another call, also on links on which no message is due. Ranks that made different
+    /// calls carry out different plans, and would wait for one another.
     fn find_mismatch(&mut self) -> Option<(usize, Fault)> {
         for from in (0..self.ranks).filter(|from| *from != self.rank) {
             // A link that has failed is found elsewhere.
@@ -541,14 +542,14 @@ impl<L: RankLinks> Engine<L> {
                 late = Some(at);
             }
         }
-        // An operation may wait for an earlier one.
+        // If no operation waits for a rank, the late one waits for its own future to be polled.
         let Some(first) = self.in_flight.iter().find(|operation| operation.waits_for().is_some()) else {
             if let Some(at) = late {
                 self.fail_at(at, Fault::Error(self.own_fault(at)));
             }
             return;
         };
-        // The first operation that waits holds up the others. This rank is at fault if the operation waits
+        // The others wait for the first operation that waits. This rank is at fault if that operation waits
         // for its own future.
         let neglected = first.neglected;
         let (step, waits_for) = (first.at(), first.waits_for());
@@ -571,13 +572,13 @@ impl<L: RankLinks> Engine<L> {
         }
     }
 
-    /// The operation waits for no rank, so its own future was not polled.
+    /// Makes the error of an operation that waits for no rank: its own future was not polled.
     fn own_fault(&self, at: usize) -> CollectiveError {
         let operation = &self.in_flight[at];
         CollectiveError::deadline(self.rank, operation.at(), operation.limit)
     }
 
-    /// Takes the operation whose deadline has passed. Each one comes once.
+    /// Returns the operation whose deadline has passed, and the rank that it waits for. Each comes once.
     pub(crate) fn take_late(&mut self) -> Option<(OperationId, usize)> {
         let late = self.late.as_mut().filter(|late| !late.reported)?;
         late.reported = true;

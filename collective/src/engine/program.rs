@@ -132,7 +132,7 @@ pub(crate) struct MemoryShape {
     pub(super) inline: usize,
 }
 
-/// A plan that can't be carried out in the memory of the operation. This is a fault of this library.
+/// Why a plan can't be carried out in the memory of an operation. This is a fault of this library.
 #[derive(Debug)]
 pub(crate) struct CompileError {
     pub(super) step: usize,
@@ -300,7 +300,7 @@ impl<'a> Compiler<'a> {
         Ok(Work::Send { to, from, length, inline })
     }
 
-    /// Notes that this step reads elements of Staging, which copies for earlier sends may have written.
+    /// Notes that this step reads elements of Staging, so that it waits for the copies of earlier sends.
     fn comes_after_staging(&mut self, range: &Range<usize>) {
         for (at, staging) in self.stagings.iter().enumerate() {
             let entry = (self.index, at);

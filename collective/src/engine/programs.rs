@@ -48,8 +48,8 @@ impl<L: RankLinks> Engine<L> {
                     ranks: self.ranks,
                     elements: call.elements,
                     chunk: call.chunk,
-                    // The compiler gives an operation out of place its places, so that all ranks have the
-                    // same messages.
+                    // Also for an operation out of place, so that all ranks have the same messages. The
+                    // compiler puts its elements into the right memory.
                     in_place: true,
                     inline: inline / size,
                 };
@@ -70,8 +70,8 @@ impl<L: RankLinks> Engine<L> {
             out: request.out.0..request.out.1,
             result,
             registered: match memory {
-                // Memory of another communicator is not on offer here, so its elements are copied as those of
-                // slices are.
+                // Peers can't read memory of another communicator over these links, so its elements are
+                // copied as those of slices are.
                 CallerMemory::Owned { input, out } => {
                     input.iter().chain(out).all(|memory| self.links.offers(memory))
                 }

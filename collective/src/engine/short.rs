@@ -80,8 +80,8 @@ impl ShortOperation {
             moved = true;
         }
         if moved && self.ranks == 2 {
-            // A poll at once may take the line from the peer while the peer writes its message, and the peer
-            // has to fetch the line again. One pause makes that less likely.
+            // A poll at once may take the cache line from the peer while the peer writes its message. Then
+            // the peer has to fetch the line again. One pause makes that less likely.
             std::hint::spin_loop();
         }
         while self.next < self.ranks {
@@ -123,7 +123,7 @@ impl ShortOperation {
         Ok(true)
     }
 
-    /// Returns whether this operation, whose memory is not here, may have something to do.
+    /// Returns whether this operation could move on if its memory were here.
     pub(super) fn could_move<L: RankLinks>(&self, links: &mut L) -> bool {
         self.sent + 1 < self.ranks
             || self.next == self.rank

@@ -153,7 +153,7 @@ impl Given {
         first..self.next
     }
 
-    /// Fails if a gradient is not there, and names all of these.
+    /// Fails if gradients are not there, and names the first few of these.
     pub(super) fn complete(&self, layout: &Layout) -> Result<(), CollectiveError> {
         complete(layout.gradients.iter().map(|gradient| &gradient.name).zip(&self.given))
     }

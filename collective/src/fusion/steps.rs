@@ -146,7 +146,7 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
         Ok(())
     }
 
-    /// Returns the names of the gradients that this step still lacks.
+    /// Fails if this step still lacks gradients, and names the first few of these.
     pub(super) fn check(&self) -> Result<(), CollectiveError> {
         match &self.agreed {
             None => self.first.complete(),

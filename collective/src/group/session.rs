@@ -1,5 +1,5 @@
-//! The session: what all generations of a group have in common, and its settings. The ranks here are those of
-//! the bootstrap.
+//! The session: what all generations of a group have in common, and its settings. Ranks have the numbers of
+//! the bootstrap here.
 
 use std::collections::HashMap;
 use std::io;
@@ -229,7 +229,7 @@ async fn meet(
         let found = joined.members.len();
         return Err(setup(format!("rank 0 at {rank_0} named {found} ranks, not {size}")));
     }
-    // Rank 0 is reached as it was reached now, whatever its own host calls it.
+    // Rank 0 is reached under the address that was used just now, whatever its own host calls it.
     if let Some(first) = joined.members.first_mut() {
         first.address = rank_0.to_owned();
     }
@@ -286,7 +286,7 @@ async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Chan
 }
 
 /// Receives what a rank reports, until the channel to it closes. A host that vanishes closes it too, because
-/// both sides of the channel's connection ping one another.
+/// both ends of the channel's connection ping one another.
 async fn watch(
     state: Arc<SessionState>,
     bootstrap: Arc<Bootstrap<Reports>>,

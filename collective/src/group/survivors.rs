@@ -26,8 +26,7 @@ const MOST_TIMEOUTS: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Agrees with the other living ranks.
-/// Returns the generation of the survivors.
+/// Agrees with the other living ranks, and returns the generation of the survivors.
 pub(super) async fn agree(session: &Session, epoch: &Epoch) -> Result<Arc<Epoch>, CollectiveError> {
     let state = &session.state;
     if let Some(reason) = state.left_reason() {

@@ -51,18 +51,18 @@ pub(crate) trait RankLinks {
     /// The link from this rank has failed.
     fn peek(&mut self, from: usize) -> Result<Option<(Tag, usize)>, LinkError>;
 
-    /// Gives what is there of the message that [`peek`](Self::peek) showed to `then`, in order, chunk by
+    /// Passes to `then` what is there of the message that [`peek`](Self::peek) returned, in order and chunk by
     /// chunk: the offset in the message, and the bytes, a multiple of 64 bytes but for the last chunk.
-    /// Returns true when the last byte was delivered; the message is then taken. A read may take several
-    /// calls.
+    /// Returns true when the last byte was delivered; the message is then taken. The elements of a reference
+    /// may take several calls.
     ///
     /// # Errors
     /// The link from this rank has failed.
     fn receive(&mut self, from: usize, then: &mut dyn FnMut(usize, &[u8])) -> Result<bool, LinkError>;
 
-    /// Copies what is there of the message that [`peek`](Self::peek) showed into `into`, which has the
-    /// message's length. Returns true when the last byte is there; the message is then taken. A read may take
-    /// several calls, all with the same memory.
+    /// Copies into `into` what is there of the message that [`peek`](Self::peek) returned. `into` has the
+    /// message's length. Returns true when the last byte is there; the message is then taken. The elements of
+    /// a reference may take several calls, all with the same memory.
     ///
     /// # Errors
     /// The link from this rank has failed.
@@ -79,7 +79,7 @@ pub(crate) trait RankLinks {
     fn progress(&mut self) -> Result<(), LinkError>;
 }
 
-/// What a message belongs to.
+/// Which step of which operation a message belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
     /// The number of the operation, counted from 0 by each rank.

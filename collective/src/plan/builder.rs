@@ -171,10 +171,10 @@ pub(super) fn shifted(range: Range<usize>, origin: usize) -> Range<usize> {
 }
 
 /// The largest number of dependencies of a step for which indirect ones are removed.
-const FEW: usize = 8;
+const MOST_PRUNED: usize = 8;
 
-/// Finds for each step the earlier steps that it must wait for, from the elements that the steps read and
-/// write.
+/// The steps so far, by the elements that they read and write. Finds for each new step the earlier steps that
+/// it must wait for.
 ///
 /// ```text
 ///   read after write    the value must be there
@@ -182,11 +182,9 @@ const FEW: usize = 8;
 ///   write after write   the later value must stay
 /// ```
 ///
-/// Each memory is a map of segments that do not overlap. A segment knows its last writer and the readers
+/// Each area is a map of segments that do not overlap. A segment knows its last writer and the readers
 /// since then. A step splits at most two segments for each of its spans, so all steps together take time
 /// proportional to their number, times its logarithm.
-///
-/// The steps so far, by the elements that they read and write.
 #[derive(Debug)]
 pub(super) struct Dependencies {
     in_place: bool,
@@ -195,7 +193,7 @@ pub(super) struct Dependencies {
     scratch: AreaSegments,
 }
 
-/// Segments by their first element.
+/// The segments of one area, by their first element.
 #[derive(Debug, Default)]
 struct AreaSegments(BTreeMap<usize, Segment>);
 
@@ -263,7 +261,7 @@ pub(super) fn writes(action: &Action) -> Option<&Span> {
 
 /// Leaves out steps that another step of `after` waits for itself.
 fn without_indirect(after: Vec<u32>, steps: &[Step]) -> Vec<u32> {
-    if after.len() > FEW {
+    if after.len() > MOST_PRUNED {
         return after;
     }
     let is_indirect =

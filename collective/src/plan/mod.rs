@@ -65,19 +65,19 @@ impl Plan {
     }
 }
 
-/// The largest number of ranks of which each sends to each.
-const FEW: usize = 8;
+/// The largest number of ranks whose barrier sends from each rank to each.
+const DIRECT_BARRIER: usize = 8;
 
-/// Barrier. Of few ranks, each sends an empty message to each other one: one round, so that each rank waits
+/// Barrier. A few ranks each send an empty message to each other one: one round, so that each rank waits
 /// once. Where ranks share cores, a wait is a change to another process, which takes longer than some
 /// messages.
 ///
-/// Of more ranks, by dissemination: ⌈log2 N⌉ rounds. In round k, rank r sends an empty message to rank r +
+/// More ranks use dissemination: ⌈log2 N⌉ rounds. In round k, rank r sends an empty message to rank r +
 /// 2^k, and waits for one of rank r − 2^k (Hensgen, Finkel, Manber: "Two algorithms for barrier
 /// synchronization", 1988).
 fn barrier(builder: &mut Builder) {
     let nothing = Span::work(0..0);
-    if builder.ranks <= FEW {
+    if builder.ranks <= DIRECT_BARRIER {
         for distance in 1..builder.ranks {
             let to = builder.ahead(distance);
             builder.push(Action::Send { to, from: nothing.clone() }, &[]);

@@ -145,12 +145,12 @@ impl JobShape {
                 }
             }
         }
-        for (turn, (name, handed)) in gradients.into_iter().enumerate() {
-            let inputs: Vec<Outlet> = handed.into_iter().flatten().collect();
+        for (number, (name, outlets)) in gradients.into_iter().enumerate() {
+            let inputs: Vec<Outlet> = outlets.into_iter().flatten().collect();
             if self.synchrony == Synchrony::Allreduce && name != TABLE {
                 let dims =
                     shapes.iter().find(|(known, _)| *known == name).map(|(_, dims)| dims.iter().product());
-                self.add_ring(&mut builder, &name, dims.unwrap_or(0), turn, &inputs)?;
+                self.add_ring(&mut builder, &name, dims.unwrap_or(0), number, &inputs)?;
             } else {
                 let take = if name == TABLE { of_rows } else { of_workers };
                 builder.push(self.chief(), &self.suffix(self.chief()), &name, inputs, take)?;
@@ -361,7 +361,7 @@ impl JobShape {
         let loss = builder.node(worker, format!("loss@{worker}"), vec![value, targets], facts, true, loss)?;
         builder.graph.result(first(loss))?;
         let mut gradient = output(loss, 1);
-        let mut handed = Vec::new();
+        let mut gradients = Vec::new();
         for (index, (layer, tape)) in layers.iter().zip(tapes).enumerate().rev() {
             let number = layer.variables.len();
             let mut facts: Vec<Fact> =
@@ -385,7 +385,7 @@ impl JobShape {
             // of the clips do.
             let node = builder.node(worker, name, vec![tape, gradient], facts, texts, backward)?;
             for (position, (name, _)) in layer.variables.iter().enumerate() {
-                handed.push((
+                gradients.push((
                     name.clone(),
                     vec![self.add_clip(builder, worker, name, output(node, position))?],
                 ));
@@ -393,9 +393,9 @@ impl JobShape {
             gradient = output(node, number);
         }
         if texts {
-            handed.push((TABLE.to_owned(), vec![fed, self.add_clip(builder, worker, TABLE, gradient)?]));
+            gradients.push((TABLE.to_owned(), vec![fed, self.add_clip(builder, worker, TABLE, gradient)?]));
         }
-        Ok(handed)
+        Ok(gradients)
     }
 
     /// Adds the clip of a gradient of texts.
@@ -423,7 +423,7 @@ const CUT: usize = 4096;
 
 impl JobShape {
     /// Adds the ring allreduce of the gradients of a variable (Gibiansky, *Bringing HPC techniques to deep
-    /// learning*, Baidu 2017), and a push at each worker. `turn` is the number of the variable.
+    /// learning*, Baidu 2017), and a push at each worker. `variable` is the number of the variable.
     ///
     /// A gradient is cut into as many ranges as there are workers. In each of W − 1 rounds, each worker sends
     /// one range to its right neighbour, which adds its own range. At the end each range is complete at one
@@ -446,14 +446,14 @@ impl JobShape {
         builder: &mut Builder,
         name: &str,
         length: usize,
-        turn: usize,
+        variable: usize,
         gradients: &[Outlet],
     ) -> Result<(), Error> {
         let workers = self.workers;
         // Each range, with the worker that begins it.
         let ranges: Vec<_> = match length >= CUT.max(workers) {
             true => (0..workers).map(|range| (range, part(length, workers, range))).collect(),
-            false => vec![(turn % workers, 0..length)],
+            false => vec![(variable % workers, 0..length)],
         };
         let fact = |length| known(Dtype::F32, &[length]);
         // The nodes that cut each worker's gradient into ranges, which share its memory.

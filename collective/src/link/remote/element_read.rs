@@ -21,7 +21,7 @@ pub(super) struct ElementRead {
     chunk: usize,
     /// The most READs at once.
     ahead: usize,
-    /// Bytes that READs were begun for.
+    /// Bytes of the message for which READs were begun.
     requested: usize,
     /// Bytes of the message that were delivered.
     pub(super) delivered: usize,
@@ -57,13 +57,13 @@ impl ElementRead {
         }
     }
 
-    /// Begins anew, for the next message.
+    /// Gets ready for the next message.
     pub(super) fn reset(&mut self) {
         (self.requested, self.delivered) = (0, 0);
         self.gone = None;
     }
 
-    /// Gives the next bytes from a view. Returns whether all bytes were delivered.
+    /// Passes to `sink` the next bytes of a view. Returns whether all bytes were delivered.
     pub(super) fn read_from_view(
         &mut self,
         view: &RegionView,
@@ -99,8 +99,8 @@ impl ElementRead {
         Ok(ended)
     }
 
-    /// Gives the next bytes that READs have brought, and begins further READs. Returns whether all bytes were
-    /// delivered.
+    /// Passes to `sink` the next bytes that READs have brought, and begins further READs. Returns whether all
+    /// bytes were delivered.
     pub(super) fn read_from_remote(
         &mut self,
         channel: &Channel,

@@ -58,7 +58,7 @@ pub(super) struct ElementReference {
     pub(super) length: u64,
 }
 
-/// The arrangement of the slots of one direction. Both ranks have the same.
+/// Where the slots of one direction lie. Both ranks have the same layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// The number of slots, a power of two.
@@ -272,7 +272,7 @@ mod tests {
     const TAG: Tag = Tag { operation: 77, step: 5, call: u64::MAX - 3 };
 
     #[test]
-    fn a_head_says_what_was_sent() {
+    fn a_header_says_what_was_sent() {
         for length in [0, 1, 39, 40, 41, 8192, 32 << 10] {
             let header = Header::inline(9, TAG, length);
             assert_eq!(slot_state(header.word, 9, 8), SlotState::Arrived);

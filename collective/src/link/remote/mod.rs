@@ -1,4 +1,4 @@
-//! Links over channels of tensors.
+//! Links over tensor channels.
 //!
 //! ```text
 //!   RemoteLinks ── RankLink ×(N−1) ─┬─ Wire ─┬─ MappedWire   messages lie in the sender's memory, and the receiver loads them
@@ -9,7 +9,7 @@
 //!
 //! This module decides nothing about operations, and waits for nothing after the set-up
 //! ([`open`](RemoteLinks::open)). It checks every number of a peer. A peer that breaks a rule fails its own
-//! links.
+//! link only.
 
 mod element_read;
 mod message;
@@ -41,7 +41,7 @@ pub(crate) struct RemoteLinks {
     inline: usize,
     /// The number of the pool of the memory that peers can read from.
     pool: u64,
-    /// Whether there are links that need `progress`.
+    /// Whether a link goes by writes, which need `progress`.
     writes: bool,
     common: Common,
     watch: ChannelWatch,
@@ -64,8 +64,8 @@ impl RemoteLinks {
         self.common.counters = LinkCounters::default();
     }
 
-    /// Runs `work` over the links to a rank. A violation ends these links. After the loss of the peer,
-    /// messages that had arrived are still received.
+    /// Runs `work` over the link to a rank. A violation ends this link. After the loss of the peer, messages
+    /// that had arrived are still received.
     #[inline]
     fn with<T>(
         &mut self,

@@ -82,7 +82,7 @@ impl RankLink {
         matches!(self.wire, Wire::Mapped(_))
     }
 
-    /// Returns the largest inline message of the way to this peer.
+    /// Returns the length of the longest inline message to this peer, in bytes.
     pub(super) fn inline(&self) -> usize {
         let inline = self.layout.inline as usize;
         match &self.wire {
@@ -227,7 +227,7 @@ impl RankLink {
         Ok(Some((tag, length)))
     }
 
-    /// Gives what is there of the next message to `sink`, and returns whether the message was taken.
+    /// Passes to `sink` what is there of the next message, and returns whether the message was taken.
     #[inline]
     pub(super) fn receive(&mut self, mut sink: Sink<'_>, common: &mut Common) -> Result<bool, LinkFault> {
         if self.shown.is_none() && self.peek()?.is_none() {
@@ -303,8 +303,8 @@ impl RankLink {
             Wire::Mapped(wire) => {
                 wire.put(slot, header, payload)?;
                 self.sent += 1;
-                // The next message to this peer often follows when the peer's has come. Until then there is
-                // time.
+                // The next message to this peer often follows only after a message of the peer, so there is
+                // time for this now.
                 if self.sent - self.done < u64::from(self.layout.slots) {
                     wire.claim(self.layout.slot(self.sent), payload.len())?;
                 }
@@ -344,8 +344,7 @@ impl RankLink {
         }
     }
 
-    /// Fills `into` with the payload of the next message, which lies in the first line. All words are in the
-    /// first line.
+    /// Fills `into` with the payload of the next message, all of which lies in the first cache line.
     #[inline]
     fn short_payload(&self, into: &mut [u64]) -> Result<(), LinkFault> {
         match &self.wire {
@@ -368,7 +367,7 @@ impl RankLink {
         }
     }
 
-    /// Gives the next bytes of a reference, and returns whether the message was taken.
+    /// Passes to `sink` the next bytes of a reference, and returns whether the message was taken.
     fn read(
         &mut self,
         reference: ElementReference,

@@ -1,4 +1,4 @@
-//! The two ways on which messages travel between two ranks.
+//! The two ways in which messages travel between two ranks.
 
 use std::io::IoSlice;
 
@@ -55,9 +55,9 @@ impl MappedWire {
         store(0, header.word.to_le())
     }
 
-    /// Has this processor get the first lines of the free slot at `slot` for writing, as many as a payload of
-    /// `length` bytes needs. The peer has loaded these lines before, so the next message would have to wait
-    /// for them. The stores change no word that the peer polls.
+    /// Fetches the first cache lines of the free slot at `slot` for writing, as many as a payload of `length`
+    /// bytes needs. The peer has loaded these lines before, so the next message would have to wait for them.
+    /// The stores change no word that the peer polls.
     #[inline]
     pub(super) fn claim(&self, slot: usize, length: usize) -> Result<(), LinkFault> {
         /// The most lines; a longer message takes some time anyway.
@@ -88,8 +88,7 @@ impl MappedWire {
         self.view.load_u64(self.theirs + offset).map(u64::from_le).map_err(|_| outside())
     }
 
-    /// Fills `into` with words of the payload that begins at `offset` of the slots, in the order of bytes in
-    /// memory.
+    /// Fills `into` with the words at `offset` of the section, in the order of bytes in memory.
     #[inline]
     pub(super) fn words(&self, offset: usize, into: &mut [u64]) -> Result<(), LinkFault> {
         for (index, word) in into.iter_mut().enumerate() {
@@ -98,7 +97,7 @@ impl MappedWire {
         Ok(())
     }
 
-    /// Copies payload bytes at `offset` of the slots into `into`.
+    /// Copies payload bytes at `offset` of the section into `into`.
     #[inline]
     pub(super) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), LinkFault> {
         self.view.copy_out(self.theirs + offset, into).map_err(|_| outside())
@@ -139,8 +138,8 @@ fn outside() -> LinkFault {
 ///     slots   messages from the peer                           slots   messages to the peer
 /// ```
 ///
-/// A count of taken messages is written twice, the second time with all bits inverted. A device that does not
-/// write 16 bytes at once can so show no mixture of two counts.
+/// A count of taken messages is written twice, the second time with all bits inverted. So the receiver finds a
+/// mixture of two counts, which a device that does not write 16 bytes at once may show.
 pub(super) struct WriteWire {
     channel: Channel,
     ring: ExportedRegion,
