@@ -83,8 +83,8 @@ pub(crate) struct Engine<L: RankLinks> {
     /// Called before each step of each operation, before a step that must wait also more than once. No
     /// operation takes the short path then: it has the same messages, and no steps.
     pub(crate) watch: Option<StepWatch>,
-    /// Whether the operations are those of the set-up, by which the ranks agree on their plans. A number alone
-    /// does not say so, because later operations may reach the numbers of the set-up.
+    /// Whether the operations are those of the set-up, by which the ranks agree on their plans. A number
+    /// alone does not say so, because later operations may reach the numbers of the set-up.
     pub(crate) sets_up: bool,
 }
 

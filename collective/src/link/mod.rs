@@ -51,8 +51,8 @@ pub(crate) trait RankLinks {
     /// The link from this rank has failed.
     fn peek(&mut self, from: usize) -> Result<Option<(Tag, usize)>, LinkError>;
 
-    /// Passes to `then` what is there of the message that [`peek`](Self::peek) returned, in order and chunk by
-    /// chunk: the offset in the message, and the bytes, a multiple of 64 bytes but for the last chunk.
+    /// Passes to `then` what is there of the message that [`peek`](Self::peek) returned, in order and chunk
+    /// by chunk: the offset in the message, and the bytes, a multiple of 64 bytes but for the last chunk.
     /// Returns true when the last byte was delivered; the message is then taken. The elements of a reference
     /// may take several calls.
     ///

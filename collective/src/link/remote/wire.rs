@@ -138,7 +138,7 @@ fn outside() -> LinkFault {
 ///     slots   messages from the peer                           slots   messages to the peer
 /// ```
 ///
-/// A count of taken messages is written twice, the second time with all bits inverted. So the receiver finds a
+/// A count of taken messages is written twice, the second time with all bits inverted. So the reader finds a
 /// mixture of two counts, which a device that does not write 16 bytes at once may show.
 pub(super) struct WriteWire {
     channel: Channel,
