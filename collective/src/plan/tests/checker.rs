@@ -99,7 +99,7 @@ fn mixed(one: u64, other: u64) -> u64 {
 
 /// How the plans of one operation are carried out.
 #[derive(Clone, Debug)]
-pub(super) struct RankLinks {
+pub(super) struct LinkConditions {
     /// For each rank, the largest number of elements of its messages that are always copied.
     pub(super) inline: Vec<usize>,
     /// The percentage of longer messages that are copied too.
@@ -115,7 +115,7 @@ pub(super) struct RankLinks {
 pub(super) fn carry_out(
     arguments: &Arguments,
     plans: &[Plan],
-    links: RankLinks,
+    links: LinkConditions,
     seed: u64,
 ) -> Vec<Vec<Value>> {
     let mut group = Group::new(arguments, plans, links, seed);
@@ -165,7 +165,7 @@ fn check(arguments: &Arguments, results: &[Vec<Value>]) {
     }
 }
 
-impl RankLinks {
+impl LinkConditions {
     /// Returns links that copy nothing.
     pub(super) fn references(ranks: usize) -> Self {
         Self { inline: vec![0; ranks], copied_percent: 0, depth: 8, slow: None }
@@ -208,7 +208,7 @@ struct Group<'a> {
     ranks: Vec<Rank<'a>>,
     /// The messages from rank a to rank b, at a · N + b.
     links: Vec<VecDeque<Message>>,
-    settings: RankLinks,
+    settings: LinkConditions,
     /// Steps that wait for no other step, and may begin if their link lets them. A running one waits here for
     /// its end.
     candidates: Vec<(usize, usize)>,
@@ -218,7 +218,7 @@ struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    fn new(arguments: &'a Arguments, plans: &'a [Plan], settings: RankLinks, seed: u64) -> Self {
+    fn new(arguments: &'a Arguments, plans: &'a [Plan], settings: LinkConditions, seed: u64) -> Self {
         let ranks: Vec<_> =
             plans.iter().enumerate().map(|(rank, plan)| Rank::new(arguments, plan, rank)).collect();
         let mut candidates = Vec::new();

@@ -1,6 +1,6 @@
 //! What plans are like: their messages, their memory, and their size.
 
-use super::checker::{RankLinks, carry_out, in_order_of_ranks};
+use super::checker::{LinkConditions, carry_out, in_order_of_ranks};
 use super::{ALGORITHMS, Algorithm, Arguments, Collective, Plan, arguments, plans};
 use crate::plan::{Action, part};
 
@@ -48,7 +48,7 @@ fn all_numbers_of_ranks() {
                     other => other,
                 };
                 let arguments = Arguments { in_place, ..arguments(collective, algorithm, ranks, elements) };
-                carry_out(&arguments, &plans(&arguments), RankLinks::references(ranks), ranks as u64);
+                carry_out(&arguments, &plans(&arguments), LinkConditions::references(ranks), ranks as u64);
             }
         }
     }
@@ -118,7 +118,7 @@ fn one_shot_reduces_in_the_order_of_the_ranks() {
     {
         let arguments =
             Arguments { in_place, inline, ..arguments(Collective::AllReduce, Algorithm::OneShot, ranks, 40) };
-        let links = RankLinks { inline: vec![inline; ranks], ..RankLinks::references(ranks) };
+        let links = LinkConditions { inline: vec![inline; ranks], ..LinkConditions::references(ranks) };
         for result in carry_out(&arguments, &plans(&arguments), links, 1) {
             for (element, value) in result.iter().enumerate() {
                 assert_eq!(value.bits(), in_order_of_ranks(ranks, element), "element {element}");

@@ -3,7 +3,7 @@
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules; `TONIC_RDMA_SEED` runs a single one.
 
-use super::checker::{RankLinks, carry_out};
+use super::checker::{LinkConditions, carry_out};
 use super::{ALGORITHMS, Arguments, Collective, Plan};
 
 const SCHEDULES: u64 = 6_000;
@@ -32,7 +32,7 @@ fn run(seed: u64) {
         Plan::new(&Arguments { inline: *inline, ..arguments.clone() }, rank)
     };
     let plans: Vec<Plan> = inline.iter().enumerate().map(plan).collect();
-    let links = |random: &mut fastrand::Rng| RankLinks {
+    let links = |random: &mut fastrand::Rng| LinkConditions {
         inline: inline
             .iter()
             .map(|inline| inline + if copies { [0, 3, 1000][random.usize(..3)] } else { 0 })
