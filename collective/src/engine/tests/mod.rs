@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tonic_rdma_tensor::Dtype;
 
-use self::simulation::{Hands, Rank, Task, World, whole_numbers};
+use self::simulation::{OperandKind, Rank, Task, World, whole_numbers};
 use super::{Call, Kind};
 use crate::error::{CollectiveError, CollectiveErrorKind};
 use crate::plan::{Algorithm, Collective, part};
@@ -99,7 +99,7 @@ impl Group {
                     assert_eq!(
                         outcome.out, expected,
                         "rank {}: {} as operation {at}, {:?}",
-                        rank.rank, task.call, task.hands
+                        rank.rank, task.call, task.operand
                     );
                 }
             }
@@ -112,10 +112,10 @@ fn task(call: Call, ranks: usize, rank: usize, random: &mut fastrand::Rng) -> Ta
         Kind::Group(Collective::AllGather) => part(call.elements, ranks, rank).len(),
         _ => call.elements,
     };
-    let hands = [Hands::Buffer, Hands::BufferPair, Hands::Slice, Hands::SlicePair];
+    let operand = [OperandKind::Buffer, OperandKind::BufferPair, OperandKind::Slice, OperandKind::SlicePair];
     Task {
         call,
-        hands: *random.choice(&hands).unwrap(),
+        operand: *random.choice(&operand).unwrap(),
         elements: whole_numbers(call.dtype, count, random),
         short: random.bool(),
     }

@@ -273,7 +273,7 @@ impl RankLinks for SimulatedLinks {
 
 /// How an operation gets its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hands {
+pub(super) enum OperandKind {
     Buffer,
     BufferPair,
     Slice,
@@ -284,7 +284,7 @@ pub(super) enum Hands {
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) call: Call,
-    pub(super) hands: Hands,
+    pub(super) operand: OperandKind,
     /// The elements of this rank: as many as its input has.
     pub(super) elements: Vec<u8>,
     /// Whether the caller tries the short path.
@@ -385,8 +385,8 @@ impl Rank {
                     self.outcomes[index] = Some(Outcome { result: Ok(()), out });
                 }
                 ShortResult::UnderWay(id) => {
-                    let slices = match task.hands {
-                        Hands::Buffer | Hands::BufferPair => {
+                    let slices = match task.operand {
+                        OperandKind::Buffer | OperandKind::BufferPair => {
                             let memory = self.own(own, out);
                             self.engine.adopt(id, memory);
                             None
@@ -398,8 +398,8 @@ impl Rank {
             }
             return;
         }
-        let (memory, slices) = match task.hands {
-            Hands::Buffer | Hands::BufferPair => (self.own(own, out), None),
+        let (memory, slices) = match task.operand {
+            OperandKind::Buffer | OperandKind::BufferPair => (self.own(own, out), None),
             _ => (CallerMemory::Borrowed, Some((own, out))),
         };
         match self.engine.start(&request, memory) {
@@ -424,7 +424,7 @@ impl Rank {
         };
         let input = if collective == Collective::AllGather { own } else { whole };
         let result = if collective == Collective::ReduceScatter { own } else { whole };
-        let out_of_place = matches!(task.hands, Hands::BufferPair | Hands::SlicePair);
+        let out_of_place = matches!(task.operand, OperandKind::BufferPair | OperandKind::SlicePair);
         let request = |input, out| Request { call, input, out, limit: self.limit };
         if out_of_place {
             let out = vec![0x5A; (result.1 - result.0) * size];
