@@ -218,7 +218,7 @@ impl RankLinks for SimulatedLinks {
         let link = &mut world.links[from][self.rank];
         let message = link.messages.front().expect("peek showed a message");
         let given = link.given;
-        let left = message.content.len() - given;
+        let remaining = message.content.len() - given;
         if let Some((number, offset)) = message.memory {
             if let Some(times) = &world.known_dead[from]
                 && times[self.rank] <= world.now
@@ -228,7 +228,7 @@ impl RankLinks for SimulatedLinks {
             if world.random.u8(0..4) == 0 {
                 return Ok(false);
             }
-            let count = left.min(64 * world.random.usize(1..5));
+            let count = remaining.min(64 * world.random.usize(1..5));
             let range = offset + given..offset + given + count;
             let now = &world.mirrors[&number][range];
             assert_eq!(
@@ -241,13 +241,13 @@ impl RankLinks for SimulatedLinks {
             then(given, now);
             link.given += count;
             self.given = true;
-            if count < left {
+            if count < remaining {
                 return Ok(false);
             }
         } else {
-            let cut = if left > 64 { 64 } else { left };
+            let cut = if remaining > 64 { 64 } else { remaining };
             then(0, &message.content[..cut]);
-            if cut < left {
+            if cut < remaining {
                 then(cut, &message.content[cut..]);
             }
         }
