@@ -349,8 +349,8 @@ fn a_stop_at_any_step_of_any_algorithm_is_found_from_every_rank() {
 /// Returns the failures of all ranks but the victim: the rank, and an error with the rank of the first
 /// failure.
 fn failures(group: &Group, victim: usize) -> impl Iterator<Item = (usize, &CollectiveError)> {
-    let left = group.ranks.iter().filter(move |rank| rank.rank != victim);
-    left.flat_map(|rank| {
+    let survivors = group.ranks.iter().filter(move |rank| rank.rank != victim);
+    survivors.flat_map(|rank| {
         let failed = rank.outcomes.iter().flatten().filter_map(|outcome| outcome.result.as_ref().err());
         failed.map(|error| (rank.rank, error))
     })
