@@ -121,9 +121,9 @@ pub(super) fn carry_out(
     let mut group = Group::new(arguments, plans, links, seed);
     while group.event() {}
     for (number, rank) in group.ranks.iter().enumerate() {
-        let left: Vec<_> =
+        let waiting: Vec<_> =
             (0..rank.plan.steps.len()).filter(|step| rank.states[*step] != StepState::Done).collect();
-        assert!(left.is_empty(), "rank {number} waits forever: {left:?} of {:#?}", rank.plan);
+        assert!(waiting.is_empty(), "rank {number} waits forever: {waiting:?} of {:#?}", rank.plan);
     }
     assert!(group.links.iter().all(VecDeque::is_empty), "a message is left");
     let results: Vec<_> = (0..arguments.ranks).map(|rank| group.result(rank)).collect();
