@@ -55,7 +55,7 @@ pub(crate) fn train(job: &Options, group: &Group) -> Result<Training, Error> {
             report(number, &epoch);
         }
         epochs.push(epoch);
-        if trainer.left() == 0 {
+        if trainer.remaining_steps() == 0 {
             break;
         }
     }
@@ -97,7 +97,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Returns the number of steps that the job still allows.
-    fn left(&self) -> usize {
+    fn remaining_steps(&self) -> usize {
         self.job.steps.unwrap_or(usize::MAX).saturating_sub(self.losses.len())
     }
 
@@ -106,7 +106,7 @@ impl<'a> Trainer<'a> {
         let mut order = vec![0; self.data.train.len()];
         reorder(&mut order, self.job.seed, number);
         let first = self.losses.len();
-        for batch in order.chunks_exact(self.job.batch).take(self.left()) {
+        for batch in order.chunks_exact(self.job.batch).take(self.remaining_steps()) {
             let began = Instant::now();
             self.step(batch).context(format!(
                 "rank {}: step {} failed",
