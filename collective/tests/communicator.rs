@@ -110,13 +110,13 @@ fn all_forms<T: Number + From<i8> + PartialEq + std::fmt::Debug>(communicator: &
 
 /// A barrier that fails after [`LIMIT`], so that a rank that panicked does not keep the others waiting for
 /// ever.
-struct Meeting {
+struct LimitedBarrier {
     ranks: usize,
     arrived: std::sync::Mutex<usize>,
     all: std::sync::Condvar,
 }
 
-impl Meeting {
+impl LimitedBarrier {
     fn new(ranks: usize) -> Self {
         Self { ranks, arrived: std::sync::Mutex::new(0), all: std::sync::Condvar::new() }
     }
@@ -260,7 +260,7 @@ fn buffers_are_not_copied_and_slices_are_copied_once() {
 
 #[test]
 fn calls_that_differ_are_named_on_all_ranks() {
-    let all = Meeting::new(3);
+    let all = LimitedBarrier::new(3);
     let errors = group(3, PlanChoice::Default, |communicator, _| {
         let count = if communicator.rank() == 1 { 20 } else { 10 };
         let mut elements = vec![1.0_f32; count];
@@ -317,7 +317,7 @@ fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
 
 #[test]
 fn what_a_rank_sent_before_it_left_serves_operations_that_start_later() {
-    let left = Meeting::new(2);
+    let left = LimitedBarrier::new(2);
     let sums = group(2, PlanChoice::Default, |communicator, _| {
         let mut elements = [0.0_f32; 3];
         if communicator.rank() == 1 {
@@ -349,7 +349,7 @@ fn errors_of_operations_on_slices_fit_any_error_type() {
 
 #[test]
 fn a_dropped_operation_on_a_slice_ends_the_group() {
-    let (connected, both) = (Meeting::new(2), Meeting::new(2));
+    let (connected, both) = (LimitedBarrier::new(2), LimitedBarrier::new(2));
     group(2, PlanChoice::Default, |communicator, _| {
         let mut elements = vec![1.0_f32; 100_000];
         // A rank that has connected may end the group while the other one still connects, which then fails
