@@ -298,12 +298,12 @@ fn survivors_go_on_after_a_rank_has_left() {
 
 #[test]
 fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
-    let (tell, told) = std::sync::mpsc::channel::<()>();
-    let told = std::sync::Mutex::new(told);
+    let (say_done, done) = std::sync::mpsc::channel::<()>();
+    let done = std::sync::Mutex::new(done);
     group(2, PlanChoice::Default, |communicator, _| {
         if communicator.rank() == 1 {
             // It lives until the other rank has got its error.
-            let _ = told.lock().unwrap().recv_timeout(LIMIT);
+            let _ = done.lock().unwrap().recv_timeout(LIMIT);
             return;
         }
         let limit = Duration::from_millis(300);
@@ -311,7 +311,7 @@ fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
         let failed = communicator.barrier().start().deadline(limit).wait().unwrap_err();
         let error = failed.error();
         assert_eq!((error.kind(), error.rank()), (CollectiveErrorKind::Deadline, Some(1)), "{error}");
-        tell.send(()).unwrap();
+        say_done.send(()).unwrap();
     });
 }
 
@@ -380,8 +380,8 @@ fn a_stranger_attaches_no_memory_of_a_group() {
         communicator.all_reduce(buffer, Reduction::Sum).wait().unwrap();
         if rank == 0 {
             let refused = runtime.block_on(async {
-                let stranger = tonic_rdma_tensor::RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
-                stranger.channel(&address, 0).await.unwrap_err()
+                let outsider = tonic_rdma_tensor::RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+                outsider.channel(&address, 0).await.unwrap_err()
             });
             assert!(refused.to_string().contains("does not belong to the group"), "{refused}");
         }
