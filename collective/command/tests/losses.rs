@@ -408,7 +408,7 @@ fn fresh(size: usize, loss: Loss) -> FreshGroup {
 /// Where a rank can be lost: combination, step, and the ranks that come there.
 type LossPoint = (usize, u32, Vec<usize>);
 
-/// Returns all points of a group at which a rank can be lost. The combinations take turns, and the steps of
+/// Returns all points of a group at which a rank can be lost. The combinations alternate, and the steps of
 /// each come in an order that spreads.
 fn points(fresh: &FreshGroup) -> Vec<LossPoint> {
     let mut all = Vec::new();
@@ -417,14 +417,14 @@ fn points(fresh: &FreshGroup) -> Vec<LossPoint> {
         let mut steps: Vec<u32> = (0..most).chain([END]).collect();
         // The fraction of the product with the golden ratio spreads numbers that follow one another.
         steps.sort_by_key(|step| step.wrapping_mul(2_654_435_769));
-        for (turn, step) in steps.into_iter().enumerate() {
+        for (pass, step) in steps.into_iter().enumerate() {
             let comes = |(rank, steps): (&usize, &Vec<u32>)| {
                 (step == END || step < steps[combination]).then_some(*rank)
             };
-            all.push((turn, combination, step, fresh.steps.iter().filter_map(comes).collect()));
+            all.push((pass, combination, step, fresh.steps.iter().filter_map(comes).collect()));
         }
     }
-    all.sort_by_key(|(turn, combination, ..)| (*turn, *combination));
+    all.sort_by_key(|(pass, combination, ..)| (*pass, *combination));
     all.into_iter().map(|(_, combination, step, ranks)| (combination, step, ranks)).collect()
 }
 
