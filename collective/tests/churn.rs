@@ -94,8 +94,8 @@ impl Resources {
         Self { blocks, bytes, descriptors, mappings, threads }
     }
 
-    /// Returns what is held when `is_settled` is true of it. Memory that a peer has mapped goes some seconds
-    /// after the group.
+    /// Returns what is held once `is_settled` is true of it. Memory that a peer has mapped is unmapped some
+    /// seconds after the end of the group.
     fn when(is_settled: impl Fn(&Self) -> bool) -> Self {
         let begun = Instant::now();
         loop {

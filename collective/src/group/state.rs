@@ -12,13 +12,13 @@ use crate::group::proto::{Loss, Report, Reports};
 use tonic_rdma::unstable::{lock, wake_all};
 use tonic_rdma_tensor::unstable::bootstrap::{BootstrapCell, Key, shortened};
 
-/// The number of reports that those who watch a rank see at once: of its latest generations.
+/// The number of reports that a rank keeps for those who watch it: those of its latest generations.
 pub(crate) const REPORTS: usize = 4;
 
 /// The name of a group: the key of its bootstrap, which all ranks share.
 pub(crate) type GroupId = Key;
 
-/// The state. Ranks are those of the bootstrap.
+/// The state of one rank's session. Ranks have the numbers of the bootstrap.
 #[derive(Debug)]
 pub(crate) struct SessionState {
     pub(crate) me: usize,
@@ -140,8 +140,8 @@ impl SessionState {
         (inner.standing.clone(), inner.epoch.clone())
     }
 
-    /// Says whether this rank waits for an agreement. If it is past `generation` already, returns the later
-    /// group.
+    /// Notes whether this rank waits for an agreement. If it is in a later generation already, returns that
+    /// one.
     pub(crate) fn agree(&self, generation: u64, agreeing: bool) -> Option<Arc<Epoch>> {
         let mut inner = lock(&self.inner);
         if inner.standing.generation > generation {
@@ -168,8 +168,8 @@ impl SessionState {
         lock(&self.inner).standing.promise(self.me, proposal)
     }
 
-    /// Begins to be in a group that was agreed upon. A coordinator gives its `promised` generation, and gets
-    /// `None` if it has promised a later one since.
+    /// Joins a generation that was agreed upon. Returns `None` if this rank is in it or in a later one, or
+    /// has promised a later one since.
     pub(crate) fn adopt(&self, generation: u64, members: Vec<usize>) -> Option<Arc<Epoch>> {
         let epoch = {
             let mut inner = lock(&self.inner);
@@ -178,7 +178,7 @@ impl SessionState {
             }
             inner.adopt(generation, members, self.me)
         };
-        // A member may have been in it before, and have reported its failure.
+        // Another member may have joined it earlier, and have reported its failure already.
         (0..self.size).for_each(|rank| self.receive_report(rank));
         Some(epoch)
     }
@@ -197,7 +197,7 @@ impl Inner {
 }
 
 /// The operation and the step of this rank, and the rank that it waits for. The engine writes them, and calls
-/// of other ranks read them. The numbers are for error messages, so that a reader may see those of two
+/// of other ranks read them. The numbers are only for error messages, so a reader may see a mixture of two
 /// neighbouring steps.
 #[derive(Debug, Default)]
 pub(crate) struct Position {

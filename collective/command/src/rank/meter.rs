@@ -1,5 +1,5 @@
-//! The measurement of one cell: the algorithms take turns in each iteration, and so do several operands of a
-//! size.
+//! The measurement of one cell. Each iteration runs all algorithms, one after the other, and takes the next
+//! of several operands of the size.
 
 use std::time::{Duration, Instant};
 
@@ -22,10 +22,11 @@ const LEAST_OF_CHECK: u64 = 15;
 const NAP: Duration = Duration::from_micros(50);
 /// Iterations from which the number of iterations is computed.
 const TRIALS: u32 = 3;
-/// An algorithm whose least time in the warm-up is this many times that of the fastest is left out, if that
-/// is asked for and the operands are larger than this. Smaller ones take little time anyway.
-const LARGE: u64 = 4 << 20;
+/// A check of the plans leaves out each algorithm whose least time in the warm-up is more than this many
+/// times that of the fastest, if the operands are larger than [`LARGE`]. Smaller ones take little time
+/// anyway.
 const FAR_BEHIND: f64 = 4.0;
+const LARGE: u64 = 4 << 20;
 /// How often rank 0 reports that it is alive.
 const BEAT: Duration = Duration::from_secs(1);
 

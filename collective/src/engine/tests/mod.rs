@@ -112,10 +112,10 @@ fn task(call: Call, ranks: usize, rank: usize, random: &mut fastrand::Rng) -> Ta
         Kind::Group(Collective::AllGather) => part(call.elements, ranks, rank).len(),
         _ => call.elements,
     };
-    let operand = [OperandKind::Buffer, OperandKind::BufferPair, OperandKind::Slice, OperandKind::SlicePair];
+    let kinds = [OperandKind::Buffer, OperandKind::BufferPair, OperandKind::Slice, OperandKind::SlicePair];
     Task {
         call,
-        operand: *random.choice(&operand).unwrap(),
+        operand: *random.choice(&kinds).unwrap(),
         elements: whole_numbers(call.dtype, count, random),
         short: random.bool(),
     }

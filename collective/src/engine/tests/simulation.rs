@@ -271,7 +271,7 @@ impl RankLinks for SimulatedLinks {
     }
 }
 
-/// How an operation gets its elements.
+/// The kind of operand that the caller gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OperandKind {
     Buffer,
@@ -359,7 +359,7 @@ impl Rank {
         self.running.len()
     }
 
-    /// Does one random thing: starts an operation, looks at the links, or takes a result.
+    /// Does one random thing: starts an operation, polls the links, or takes a result.
     pub(super) fn act(&mut self) {
         let choice = self.world.borrow_mut().random.u8(0..4);
         match choice {

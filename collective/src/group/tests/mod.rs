@@ -19,8 +19,7 @@ use crate::error::{CollectiveError, CollectiveErrorKind, OperationStep, argument
 const HANG: Duration = Duration::from_secs(60);
 
 fn settings() -> Settings {
-    // Machines of tests are slow and shared, so that a thread may wait for its turn longer than a user's
-    // would.
+    // Machines of tests are slow and shared, so a thread may wait longer for a core than one of a user.
     Settings { answer_timeout: Duration::from_secs(1), ..Settings::default() }
 }
 
@@ -241,7 +240,7 @@ fn a_report_ends_the_operations_of_all_ranks() {
     assert_eq!(groups[1].failure().reason().unwrap().to_string(), "the lengths differ");
 }
 
-/// The rank that notices a loss first tells the others, which may hear of it before they notice it.
+/// The rank that notices a loss first reports it to the others, which may learn of it before they notice it.
 #[test]
 fn a_loss_that_another_rank_reports_is_the_loss_of_that_rank() {
     let groups = join_all(3);
@@ -322,7 +321,7 @@ fn the_culprit_is_the_end_of_the_chain() {
     groups[1].position().set(at, Some(3));
     groups[3].position().set(at, None);
     assert_eq!(block_on(groups[0].find_culprit(1)), 3);
-    // A ring tells nothing, so the first suspect stays.
+    // From a ring nothing follows, so the first suspect stays.
     groups[3].position().set(at, Some(1));
     assert_eq!(block_on(groups[0].find_culprit(1)), 1);
     assert_eq!(block_on(groups[0].find_culprit(9)), 9);

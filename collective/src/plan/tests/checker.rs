@@ -97,7 +97,7 @@ fn mixed(one: u64, other: u64) -> u64 {
     hash ^ (hash >> 32)
 }
 
-/// How the plans of one operation are carried out.
+/// How the links behave while the plans of one operation are carried out.
 #[derive(Clone, Debug)]
 pub(super) struct LinkConditions {
     /// For each rank, the largest number of elements of its messages that are always copied.

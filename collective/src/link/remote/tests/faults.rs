@@ -109,7 +109,7 @@ impl Hostile {
     }
 }
 
-/// Looks at the link from rank 1 until it fails, and returns the broken rule.
+/// Polls the link from rank 1 until it fails, and returns the broken rule.
 fn violation_of(links: &mut RemoteLinks) -> String {
     let mut poll = || -> Result<(), LinkError> {
         links.progress()?;
@@ -199,7 +199,7 @@ async fn random_lines_do_no_harm() {
             let (mut links, hostile, _device, _pool) = with_hostile(kind).await;
             let mut line = content(seed, 64);
             if seed % 3 > 0 {
-                // The number fits, so that the rest is looked at.
+                // The number fits, so that the rest is checked.
                 line[..8].copy_from_slice(&Header::inline(0, tag(0), 0).to_bytes()[..8]);
                 let length = if seed % 3 == 1 { [0xff, 0xff] } else { [line[20], line[21] & 15] };
                 line[..2].copy_from_slice(&length);
@@ -232,7 +232,7 @@ async fn a_peer_that_goes_is_lost_after_its_last_message() {
         let (first, third) = pair(&mut ranks);
         let mut gone_lanes = gone.links;
         assert!(gone_lanes.send(0, tag(0), b"the last").unwrap());
-        // The message is here before its sender goes.
+        // The message is here before its sender ends.
         until("the message", || {
             first.links.progress().unwrap();
             first.links.peek(1).unwrap()
@@ -269,7 +269,7 @@ async fn a_message_that_came_before_the_loss_is_received() {
             it.links.peek(1).unwrap()
         });
         drop((links, gone.pool, gone.device));
-        // Long enough for the watch to see it, and for every look at the channels.
+        // Long enough for the watch to see it, and for each check of the channels.
         tokio::time::sleep(Duration::from_millis(200)).await;
         for _ in 0..10_000 {
             it.links.progress().unwrap();
@@ -283,7 +283,7 @@ async fn a_message_that_came_before_the_loss_is_received() {
     }
 }
 
-/// The peer goes at some moment of a stream of messages and references.
+/// The peer ends at some moment of a stream of messages and references.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_goes_at_any_moment_is_lost_and_never_hangs() {
     for kind in KINDS {

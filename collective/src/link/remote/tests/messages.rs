@@ -181,7 +181,7 @@ async fn threads_exchange_many_messages() {
                 })
             })
             .collect();
-        // No rank goes before all are done.
+        // No rank ends before all are done.
         let join = || threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>();
         drop(tokio::task::spawn_blocking(join).await.unwrap());
     }
@@ -228,7 +228,7 @@ async fn lanes_that_are_given_up_do_no_harm_to_the_next_ones() {
         });
         old.iter_mut().for_each(RemoteLinks::give_up);
         let mut new = open_all(&mut channels, &pools, 1, &settings(kind)).await;
-        // Rank 0 withdraws its memory first. Rank 1 has not told it of the message yet.
+        // Rank 0 withdraws its memory first. Rank 1 has not reported yet that it took the message.
         drop(old.remove(0));
         drop(old);
         for round in 0..20 {
@@ -263,7 +263,7 @@ async fn a_set_up_that_cannot_succeed_says_why() {
     let other = MemoryPool::new(&devices[1], 0);
     let long = settings(VIEWS);
     let more = LinkSettings { slots: 8, ..long.clone() };
-    // The first rank that finds the difference goes, and the other one would wait for it.
+    // The first rank that finds the difference ends, and the other one would wait for it.
     let found = tokio::select! {
         found = RemoteLinks::open(channels[0].clone(), 0, &pool, 2, &long) => found,
         found = RemoteLinks::open(channels[1].clone(), 1, &other, 2, &more) => found,

@@ -111,7 +111,7 @@ async fn memory_that_the_pool_gave_up_is_forgotten() {
     }
 }
 
-/// Memory that a peer looks at stays pinned at its owner, so a view must not last until the next message.
+/// Memory that a peer has mapped stays pinned at its owner, so a view must not last until the next message.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_view_of_memory_that_was_withdrawn_is_dropped() {
     let mut ranks = group(2, &settings(VIEWS)).await;
