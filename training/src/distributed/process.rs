@@ -12,7 +12,7 @@ use serde_json::{Value, to_value};
 use tonic_rdma_commands::{Context as _, Failure, process};
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{KernelError, NodeId, Outlet, Topology};
-use tonic_rdma_graph::placement::{Crossing, CrossingId, Part as PartNumber, Placements};
+use tonic_rdma_graph::placement::{Crossing, CrossingId, Part, Placements};
 use tonic_rdma_graph::schedule::{Executor, Program, Transfers};
 use tonic_rdma_graph::session::{Listener, Peering, Session};
 use tonic_rdma_graph::sites::{NodeSites, SiteOwner};
@@ -31,7 +31,7 @@ const LEAVE: Duration = Duration::from_secs(2);
 pub(super) const ALIVE: Duration = Duration::from_secs(10);
 
 /// A part, between two commands.
-struct Part {
+struct PartProcess {
     job: Options,
     data: Arc<Data>,
     listener: Option<Listener>,
@@ -55,7 +55,7 @@ pub(crate) fn serve(job: Options) -> Result<(), Failure> {
     let talk = "can't talk with the coordinator";
     say_alive().context(talk)?;
     let data = Arc::new(job.samples()?);
-    let mut part = Part { job, data, listener: None, connection: None, variables: Vec::new() };
+    let mut part = PartProcess { job, data, listener: None, connection: None, variables: Vec::new() };
     for line in io::stdin().lock().lines() {
         let command =
             serde_json::from_str(&line.context(talk)?).context("the coordinator sent no command")?;
@@ -79,7 +79,7 @@ fn say_alive() -> io::Result<()> {
     thread::Builder::new().name("alive".to_owned()).spawn(speak).map(drop)
 }
 
-impl Part {
+impl PartProcess {
     fn carry_out(&mut self, command: Command) -> Result<Value, Error> {
         Ok(match command {
             Command::Listen => {
@@ -141,7 +141,7 @@ impl Part {
         let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
         let listener = self.listener.take().ok_or("this part does not listen")?;
         let first = graphs.first().ok_or("there is no mode")?;
-        let peering = Peering::new(PartNumber(part), peers, &first.graph, &first.placements);
+        let peering = Peering::new(Part(part), peers, &first.graph, &first.placements);
         let peering = peering.modes(modes.iter().copied()).timeout(self.job.deadline);
         let session = listener.connect(peering)?;
         let mut trainers = Vec::new();
@@ -184,7 +184,7 @@ pub(crate) struct Trainer {
     sites: Arc<NodeSites>,
     graph: Arc<Topology>,
     placements: Arc<Placements>,
-    own: PartNumber,
+    own: Part,
 }
 
 /// The program of a part: it feeds the samples of the steps in the order that follows from the seed, and
@@ -237,7 +237,7 @@ impl Trainer {
     ) -> Result<Self, GraphError> {
         let StepGraph { graph, placements, kernels, .. } = graph;
         let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
-        let own = PartNumber(own);
+        let own = Part(own);
         let executor = Executor::new(Arc::clone(&graph), Arc::clone(&placements), own, kernels, transfers)?;
         // A step reads the variables that the step before has changed, so one step is in flight.
         let executor = executor.sites(Arc::clone(&sites)).window(1).deadline(deadline);
