@@ -42,7 +42,7 @@ struct PartProcess {
 
 /// The trainers of all modes. They are dropped before the session.
 struct Connection {
-    trainers: Vec<Trainer>,
+    trainers: Vec<PartTrainer>,
     session: Session,
 }
 
@@ -116,7 +116,7 @@ impl PartProcess {
                 to_value((loss / number.max(1.0), correct / number.max(1.0)))?
             }
             Command::Sent => {
-                to_value(self.trainers()?.iter().map(Trainer::sent_tensors).collect::<Vec<_>>())?
+                to_value(self.trainers()?.iter().map(PartTrainer::sent_tensors).collect::<Vec<_>>())?
             }
         })
     }
@@ -148,7 +148,7 @@ impl PartProcess {
         for (graph, mode) in graphs.into_iter().zip(modes) {
             let transfers = session.transfers(mode)?;
             let feeder = Feeder::new(Arc::clone(&self.data), shape.clone(), self.job.seed, &graph);
-            trainers.push(Trainer::new(graph, part, transfers, feeder, self.job.deadline)?);
+            trainers.push(PartTrainer::new(graph, part, transfers, feeder, self.job.deadline)?);
         }
         self.connection = Some(Connection { trainers, session });
         Ok(())
@@ -162,7 +162,7 @@ impl PartProcess {
         }
     }
 
-    fn trainers(&mut self) -> Result<&mut Vec<Trainer>, Error> {
+    fn trainers(&mut self) -> Result<&mut Vec<PartTrainer>, Error> {
         let connection = self.connection.as_mut().ok_or("this part is not connected")?;
         Ok(&mut connection.trainers)
     }
@@ -178,7 +178,7 @@ impl PartProcess {
 const REGISTERED: u64 = 1 << 30;
 
 /// One part of a job in one mode of transfer.
-pub(crate) struct Trainer {
+pub(crate) struct PartTrainer {
     executor: Executor<Array>,
     feeder: Feeder,
     sites: Arc<NodeSites>,
@@ -226,7 +226,7 @@ impl Program<Array> for Feeder {
     }
 }
 
-impl Trainer {
+impl PartTrainer {
     /// Makes the part `own` of a graph.
     pub(crate) fn new(
         graph: StepGraph,

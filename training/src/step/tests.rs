@@ -13,7 +13,7 @@ use tonic_rdma_graph::session::Fingerprint;
 use super::*;
 use crate::data::tests::{samples, texts};
 use crate::data::{Data, Samples};
-use crate::distributed::process::{Feeder, Trainer};
+use crate::distributed::process::{Feeder, PartTrainer};
 
 const SEED: u64 = 3;
 const RATE: f32 = 0.05;
@@ -51,7 +51,7 @@ fn run(shape: &JobShape, variables: &[Arc<Variables>], steps: std::ops::Range<u6
                     let graph = shape.build(part, variables).unwrap();
                     let feeder = Feeder::new(data, shape.clone(), SEED, &graph);
                     let deadline = Duration::from_secs(60);
-                    let mut trainer = Trainer::new(graph, part, transfers, feeder, deadline).unwrap();
+                    let mut trainer = PartTrainer::new(graph, part, transfers, feeder, deadline).unwrap();
                     trainer.run(steps).unwrap().losses
                 };
                 thread::Builder::new().stack_size(16 << 20).spawn_scoped(scope, work).unwrap()
