@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-use self::steps::{Ranks, Steps};
+use self::steps::{CommunicatorGroup, Steps};
 use crate::communicator::Communicator;
 use crate::error::{CollectiveError, CollectiveErrorKind, argument};
 use crate::reduce::{Kernel, Number, Reduction};
@@ -80,7 +80,7 @@ const BUCKET: usize = 4 << 20;
 /// # }
 /// ```
 pub struct Fusion<T: Number> {
-    steps: Steps<T, Ranks>,
+    steps: Steps<T, CommunicatorGroup>,
 }
 
 /// The settings of a [`Fusion`].
@@ -158,7 +158,7 @@ impl<T: Number> FusionBuilder<'_, T> {
     /// [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): elements of this type have no mean.
     pub fn build(self) -> Result<Fusion<T>, CollectiveError> {
         Kernel::of(T::DTYPE, Reduction::Mean)?;
-        Ok(Fusion { steps: Steps::new(Ranks(self.communicator.clone()), self.bucket_bytes) })
+        Ok(Fusion { steps: Steps::new(CommunicatorGroup(self.communicator.clone()), self.bucket_bytes) })
     }
 }
 

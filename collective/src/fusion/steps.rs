@@ -324,7 +324,7 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
 const LONGEST: u64 = 64 << 20;
 
 #[derive(Debug)]
-pub(super) struct Ranks(pub(super) Communicator);
+pub(super) struct CommunicatorGroup(pub(super) Communicator);
 
 /// A mean under way.
 pub(super) struct MeanOperation<T: Number>(Operation<Buffer<T>>);
@@ -337,7 +337,7 @@ impl<T: Number> Future for MeanOperation<T> {
     }
 }
 
-impl<T: Number> FusionGroup<T> for Ranks {
+impl<T: Number> FusionGroup<T> for CommunicatorGroup {
     type Memory = Buffer<T>;
     type Flight = MeanOperation<T>;
 
