@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 
 use self::element_read::Sink;
 use self::message::ElementReference;
-use self::rank_link::{Common, RankLink};
+use self::rank_link::{LinkContext, RankLink};
 use crate::link::{LinkError, LinkFault, RankLinks, Tag, violation};
 use crate::memory::Memory;
 use tonic_rdma::unstable::lock;
@@ -43,7 +43,7 @@ pub(crate) struct RemoteLinks {
     pool: u64,
     /// Whether a link goes by writes, which need `progress`.
     writes: bool,
-    common: Common,
+    common: LinkContext,
     watch: ChannelWatch,
     rounds: u32,
     /// The memory in which messages to peers with views lie.
@@ -70,7 +70,7 @@ impl RemoteLinks {
     fn with<T>(
         &mut self,
         rank: usize,
-        work: impl FnOnce(&mut RankLink, &mut Common) -> Result<T, LinkFault>,
+        work: impl FnOnce(&mut RankLink, &mut LinkContext) -> Result<T, LinkFault>,
     ) -> Result<T, LinkError> {
         let Some(Some(peer)) = self.peers.get_mut(rank) else { return Err(no_link(rank)) };
         match peer.check().and_then(|()| work(peer, &mut self.common)) {

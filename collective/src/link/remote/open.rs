@@ -20,7 +20,7 @@ use tonic_rdma_tensor::{Channel, RegionView, RemoteRegion, Rights, SharedRegion,
 use crate::error::{CollectiveError, setup};
 use crate::link::remote::element_read::{ElementRead, PeerRegions, Scratch};
 use crate::link::remote::message::{HEADER, Layout, LinkCounters, LinkSettings, REFERENCE};
-use crate::link::remote::rank_link::{Common, RankLink, Wire};
+use crate::link::remote::rank_link::{LinkContext, RankLink, Wire};
 use crate::link::remote::wire::{MappedWire, WriteWire};
 use crate::link::remote::{ChannelWatch, RemoteLinks};
 use crate::memory::MemoryPool;
@@ -104,7 +104,7 @@ impl RemoteLinks {
             pool: number,
             writes: peers.iter().flatten().any(|peer| !peer.is_view()),
             peers,
-            common: Common { counters: LinkCounters::default(), scratch: Scratch::new(), delivered: false },
+            common: LinkContext { counters: LinkCounters::default(), scratch: Scratch::new(), delivered: false },
             watch: ChannelWatch::over(watched),
             rounds: 0,
             _outbox: exported,

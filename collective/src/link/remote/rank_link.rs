@@ -47,7 +47,7 @@ struct NextMessage {
 }
 
 /// What the links to all peers have in common.
-pub(super) struct Common {
+pub(super) struct LinkContext {
     pub(super) counters: LinkCounters,
     pub(super) scratch: Scratch,
     /// Whether a read has delivered bytes since the engine asked.
@@ -229,7 +229,7 @@ impl RankLink {
 
     /// Passes to `sink` what is there of the next message, and returns whether the message was taken.
     #[inline]
-    pub(super) fn receive(&mut self, mut sink: Sink<'_>, common: &mut Common) -> Result<bool, LinkFault> {
+    pub(super) fn receive(&mut self, mut sink: Sink<'_>, common: &mut LinkContext) -> Result<bool, LinkFault> {
         if self.shown.is_none() && self.peek()?.is_none() {
             return Ok(false);
         }
@@ -372,7 +372,7 @@ impl RankLink {
         &mut self,
         reference: ElementReference,
         mut sink: Sink<'_>,
-        common: &mut Common,
+        common: &mut LinkContext,
     ) -> Result<bool, LinkFault> {
         if reference.length > 0 {
             let before = self.read.delivered;
