@@ -199,7 +199,7 @@
 //! # Costs
 //!
 //! - On one host, processes of one user read one another's memory, and a message is some stores and loads.
-//!   Elsewhere a message is an inline WRITE, and the elements of long ones are read by READ.
+//!   Elsewhere a message is an inline WRITE, and the elements of long ones are read by RDMA READ.
 //! - Buffers are not copied. Of a slice, the elements that other ranks read are copied to registered memory
 //!   once.
 //! - A communicator has a channel to each other rank, one thread that carries on operations, and one for

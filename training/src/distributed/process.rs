@@ -30,7 +30,7 @@ const LEAVE: Duration = Duration::from_secs(2);
 /// How often this process says that it runs.
 pub(super) const ALIVE: Duration = Duration::from_secs(10);
 
-/// A part, between two commands.
+/// The process of a part, between two commands.
 struct PartProcess {
     job: Options,
     data: Arc<Data>,

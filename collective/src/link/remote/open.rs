@@ -104,7 +104,11 @@ impl RemoteLinks {
             pool: number,
             writes: peers.iter().flatten().any(|peer| !peer.is_view()),
             peers,
-            common: LinkContext { counters: LinkCounters::default(), scratch: Scratch::new(), delivered: false },
+            common: LinkContext {
+                counters: LinkCounters::default(),
+                scratch: Scratch::new(),
+                delivered: false,
+            },
             watch: ChannelWatch::over(watched),
             rounds: 0,
             _outbox: exported,

@@ -46,7 +46,7 @@ struct NextMessage {
     length: usize,
 }
 
-/// What the links to all peers have in common.
+/// What the links to all peers use together.
 pub(super) struct LinkContext {
     pub(super) counters: LinkCounters,
     pub(super) scratch: Scratch,
@@ -229,7 +229,11 @@ impl RankLink {
 
     /// Passes to `sink` what is there of the next message, and returns whether the message was taken.
     #[inline]
-    pub(super) fn receive(&mut self, mut sink: Sink<'_>, common: &mut LinkContext) -> Result<bool, LinkFault> {
+    pub(super) fn receive(
+        &mut self,
+        mut sink: Sink<'_>,
+        common: &mut LinkContext,
+    ) -> Result<bool, LinkFault> {
         if self.shown.is_none() && self.peek()?.is_none() {
             return Ok(false);
         }
