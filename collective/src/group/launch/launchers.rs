@@ -177,7 +177,7 @@ fn torchrun(variables: &Variables<'_>) -> Result<Option<Launcher>, CollectiveErr
     let restart = variables.text("TORCHELASTIC_RESTART_COUNT")?.unwrap_or_default();
     let number = master.map(|port| port.to_string()).unwrap_or_default();
     let job = format!("torchrun {run} {number} {restart}");
-    let port = of(&job, master);
+    let port = port_of_job(&job, master);
     let starter = if local == Some(size) && is_uuid(&run) { Starter::Standalone } else { Starter::Unknown };
     Ok(Some(Launcher { name: TORCHRUN, rank, size, host, port, job, local, started: Some(size), starter }))
 }
@@ -208,7 +208,7 @@ fn open_mpi(variables: &Variables<'_>) -> Result<Option<Launcher>, CollectiveErr
     };
     let job = variables.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"])?.unwrap_or_default();
     let job = format!("Open MPI {job}");
-    let port = of(&job, None);
+    let port = port_of_job(&job, None);
     Ok(Some(Launcher { name: "Open MPI", rank, size, host, port, job, local, started: Some(size), starter }))
 }
 
@@ -239,7 +239,7 @@ fn hydra(variables: &Variables<'_>) -> Result<Option<Launcher>, CollectiveError>
     for name in alike {
         job = format!("{job} {}", variables.text(name)?.unwrap_or_default());
     }
-    let port = of(&job, None);
+    let port = port_of_job(&job, None);
     let name = "Hydra (the mpirun of MPICH or Intel MPI)";
     let (started, starter) = (Some(size), Starter::Unknown);
     Ok(Some(Launcher { name, rank, size, host, port, job, local, started, starter }))
@@ -274,7 +274,7 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<Launcher>, CollectiveError>
     };
     let job = variables.first(&["SLURM_JOB_ID", "SLURM_JOBID"])?.unwrap_or_default();
     let job = format!("Slurm {job}.{}", step.unwrap_or_default());
-    let port = of(&job, None);
+    let port = port_of_job(&job, None);
     let local = tasks.zip(nodes).filter(|(_, nodes)| *nodes > 0).map(|(tasks, nodes)| tasks.div_ceil(nodes));
     // With `--pty` srun starts task 0 as an interactive shell. The other tasks have no terminal.
     let is_shell = rank == 0 && variables.text("SLURM_PTY_PORT")?.is_some();
@@ -375,37 +375,37 @@ pub(super) fn refuse(name: &str, value: &str, accepted: &str) -> CollectiveError
 }
 
 /// The first of the ports. Linux gives ports from 32768 on to outgoing connections, so these are below.
-const FIRST: u16 = 20_000;
-const COUNT: u64 = 12_000;
+const FIRST_PORT: u16 = 20_000;
+const PORTS: u64 = 12_000;
 
 /// Returns the port of a job, which is not `taken`. Two jobs of one host get the same port in one case of
 /// 12000.
-pub(super) fn of(job: &str, taken: Option<u16>) -> u16 {
+pub(super) fn port_of_job(job: &str, taken: Option<u16>) -> u16 {
     // FNV-1a, because a hash of the standard library may differ between processes.
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    let nth = |hash: u64| FIRST + (hash % COUNT) as u16;
+    let nth = |hash: u64| FIRST_PORT + (hash % PORTS) as u16;
     let port = nth(hash);
     if Some(port) == taken { nth(hash.wrapping_add(1)) } else { port }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{COUNT, FIRST, of};
+    use super::{FIRST_PORT, PORTS, port_of_job};
 
     #[test]
     fn ports_are_in_range_spread_and_not_the_taken_one() {
         let ports: std::collections::BTreeSet<u16> =
-            (0..1000).map(|job| of(&job.to_string(), None)).collect();
+            (0..1000).map(|job| port_of_job(&job.to_string(), None)).collect();
         assert!(ports.len() > 900, "only {} ports for 1000 jobs", ports.len());
-        let last = FIRST + COUNT as u16 - 1;
-        assert!(ports.iter().all(|port| (FIRST..=last).contains(port)));
+        let last = FIRST_PORT + PORTS as u16 - 1;
+        assert!(ports.iter().all(|port| (FIRST_PORT..=last).contains(port)));
         for job in 0..1000 {
             let job = job.to_string();
-            let port = of(&job, None);
-            let other = of(&job, Some(port));
-            assert!(other != port && (FIRST..=last).contains(&other));
+            let port = port_of_job(&job, None);
+            let other = port_of_job(&job, Some(port));
+            assert!(other != port && (FIRST_PORT..=last).contains(&other));
         }
     }
 }
