@@ -59,7 +59,7 @@ fn scatter_reduce(builder: &mut Builder, span_of: &dyn Fn(usize, Range<usize>) -
         let sent = builder.part(builder.behind(step + 1));
         let received = builder.part(builder.behind(step + 1) + builder.ranks - 1);
         let is_last = step == builder.ranks - 2;
-        for (leave, arrive) in alternate(builder.chunks(sent), builder.chunks(received)) {
+        for (leave, arrive) in zip_longest(builder.chunks(sent), builder.chunks(received)) {
             if let Some(chunk) = leave {
                 let from = if step == 0 { Span::input(chunk) } else { span_of(step - 1, chunk) };
                 builder.send(next, from);
@@ -81,7 +81,7 @@ fn gather(builder: &mut Builder) {
     for step in 0..builder.ranks - 1 {
         let leaving = builder.chunks(builder.part(builder.behind(step)));
         let arriving = builder.chunks(builder.part(builder.behind(step + 1)));
-        for (leave, arrive) in alternate(leaving, arriving) {
+        for (leave, arrive) in zip_longest(leaving, arriving) {
             if let Some(chunk) = leave {
                 builder.send(next, Span::work(chunk));
             }
@@ -92,8 +92,8 @@ fn gather(builder: &mut Builder) {
     }
 }
 
-/// Returns one item of each alternately, until both have ended.
-fn alternate<T>(
+/// Returns one item of each at a time, until both have ended.
+fn zip_longest<T>(
     mut one: impl Iterator<Item = T>,
     mut other: impl Iterator<Item = T>,
 ) -> impl Iterator<Item = (Option<T>, Option<T>)> {
