@@ -326,7 +326,7 @@ impl Communicator {
         self.operation(operand, shape)
     }
 
-    /// Gathers by this algorithm, in messages of at most so many bytes.
+    /// Gathers by this algorithm, in messages of at most this length in bytes.
     fn all_gather_by<X: Operand>(&self, plan: (Algorithm, usize), operand: X) -> Operation<X> {
         let shape = self.shape_of_all_gather(operand.lengths());
         self.operation_by(plan, operand, shape)

@@ -33,7 +33,7 @@ pub enum PlanChoice {
     /// [`PlanTable::for_ranks`]: by the number of bytes and of ranks alone.
     #[default]
     Default,
-    /// One algorithm for all lengths, in messages of at most so many bytes.
+    /// One algorithm for all lengths, in messages of at most `chunk_bytes`.
     Fixed {
         /// The algorithm.
         algorithm: Algorithm,

@@ -48,7 +48,7 @@ const MOST_WAITING: usize = 65_536;
 /// the one before.
 const SET_UP: u64 = 1 << 32;
 
-/// Gives registered memory of at least so many bytes.
+/// Returns registered memory of at least the given number of bytes.
 pub(crate) type Supply<M> = Box<dyn FnMut(usize) -> Result<M, CollectiveError> + Send>;
 
 /// The operations of one rank.

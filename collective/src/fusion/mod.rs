@@ -50,10 +50,10 @@ const BUCKET: usize = 4 << 20;
 /// so its communication runs while the caller computes the gradients of the next bucket.
 ///
 /// All ranks carry out the same steps. They must not start other operations on this communicator between the
-/// begin of a step and its end, because all ranks must start the same operations in the same order. A second
-/// fusion needs a communicator of its own. The deadline of an operation runs from its start, so it must allow
-/// for the time by which the computation of some ranks takes longer than that of others. After a failure of a
-/// rank, build a new fusion over the communicator that [`Communicator::shrink`] gives.
+/// start of a step and its end, because all ranks must start the same operations in the same order. A second
+/// fusion needs a communicator of its own. The deadline of an operation counts from its start, so it must
+/// allow for ranks whose computation takes longer. After a failure of a rank, build a new fusion over the
+/// communicator that [`Communicator::shrink`] gives.
 ///
 /// ```
 /// use tonic_rdma_collective::{Communicator, Fusion, Launch};
@@ -268,7 +268,7 @@ impl<'f, T: Number> Finish<'f, T> {
     /// - [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): a gradient of the first step was not
     ///   given. The other ranks wait for it until the deadline of their operation.
     /// - [`Mismatch`](CollectiveErrorKind::Mismatch): the gradients of the first step differ between the
-    ///   ranks. All ranks get this error, and may begin the first step anew.
+    ///   ranks. All ranks get this error, and may begin the first step again.
     /// - An operation failed.
     pub fn wait(self) -> Result<Means<'f, T>, CollectiveError> {
         block_on(self.fusion.steps.finish())?;

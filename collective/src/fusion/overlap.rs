@@ -20,7 +20,7 @@ pub struct Overlap {
     pub buckets: u64,
     /// The bytes of these buckets.
     pub bytes: u64,
-    /// The time from the begin of the step until its end.
+    /// The time from the start of the step until its end.
     pub step: Duration,
     /// The time during which at least one bucket was under way.
     pub communication: Duration,
@@ -77,7 +77,7 @@ fn fraction(part: Duration, whole: Duration) -> f64 {
     if whole.is_zero() { 0.0 } else { part.as_secs_f64() / whole.as_secs_f64() }
 }
 
-/// Returns the time that at least one of the intervals covers. They are in the order of their begins.
+/// Returns the time that at least one of the intervals covers. They are in the order of their starts.
 pub(super) fn covered(intervals: impl IntoIterator<Item = (Instant, Instant)>) -> Duration {
     let mut sum = Duration::ZERO;
     let mut until: Option<Instant> = None;
@@ -90,7 +90,7 @@ pub(super) fn covered(intervals: impl IntoIterator<Item = (Instant, Instant)>) -
 }
 
 /// A future and its times. Operations end on the progress thread of the communicator, which then wakes this
-/// future. The time of this call is the end, also if the caller polls much later.
+/// future. The time of the wake-up is the end, also if the caller polls much later.
 pub(super) struct Timed<F: Future> {
     flight: F,
     started: Instant,
@@ -99,7 +99,7 @@ pub(super) struct Timed<F: Future> {
 
 #[derive(Default)]
 struct EndWaker {
-    /// The time of the latest call, and the task that waits.
+    /// The time of the latest wake-up, and the task that waits.
     state: Mutex<(Option<Instant>, Option<Waker>)>,
 }
 
@@ -109,7 +109,7 @@ impl<F: Future + Unpin> Timed<F> {
         Self { flight, started, ended: Arc::default() }
     }
 
-    /// Polls the operation. Returns its output, its begin and its end.
+    /// Polls the operation. Returns its output, its start and its end.
     pub(super) fn poll(&mut self, task: Option<&Waker>) -> Poll<(F::Output, (Instant, Instant))> {
         let woken = {
             let mut state = lock(&self.ended.state);

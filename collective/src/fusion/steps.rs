@@ -56,8 +56,8 @@ struct AgreedBuckets<T: Number, G: FusionGroup<T>> {
     layout: Layout,
     buckets: Vec<Bucket<T, G>>,
     given: Given,
-    /// Begin and end of each bucket's operation in this step, in the order of the ends of which this rank
-    /// knows.
+    /// Start and end of each bucket's operation in this step, in the order in which this rank learnt of the
+    /// ends.
     times: Vec<(Instant, Instant)>,
 }
 
@@ -209,7 +209,7 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
         let problems = self.group.gather(problem.as_ref().map_or(0, Problem::code)).await?;
         let list = list.unwrap_or_default();
         if let Some((rank, code)) = problems.into_iter().enumerate().find(|&(_, code)| code != 0) {
-            // Every rank knows, so all may begin anew.
+            // Every rank knows of the problem, so all may begin the first step again.
             self.committed = false;
             let problem = if rank == self.group.rank() { problem } else { None };
             let problem = problem.unwrap_or_else(|| Problem::from_code(code));

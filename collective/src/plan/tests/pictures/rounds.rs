@@ -23,7 +23,7 @@ pub(super) struct Message {
 /// What happened in an operation in place.
 #[derive(Debug)]
 pub(super) struct History {
-    /// The sums in the area Work of each rank: at the begin, and after each round.
+    /// The sums in the area Work of each rank: at the start, and after each round.
     pub(super) states: Vec<Vec<Vec<Sum>>>,
     pub(super) rounds: Vec<Vec<Message>>,
 }
