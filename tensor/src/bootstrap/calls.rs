@@ -108,9 +108,10 @@ impl<D: Details> Bootstrap<D> {
                 }
                 // The caller may have reached another program, which ends soon.
                 Ok(Err(status)) if status.code() == Code::Unimplemented => {
-                    trouble = "the one that answers has no bootstrap service: another program, or a version of \
+                    trouble =
+                        "the one that answers has no bootstrap service: another program, or a version of \
                                tonic-rdma before 0.1"
-                        .into();
+                            .into();
                 }
                 Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
                     return Err(JoinError::Refused(shortened(status.message())));
