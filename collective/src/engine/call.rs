@@ -64,7 +64,7 @@ const KINDS: [&str; 6] = ["all_reduce", "reduce_scatter", "all_gather", "broadca
 const MOST_ELEMENTS: u64 = (1 << 40) - 1;
 const ROOTS: usize = 1 << 12;
 const _: () = assert!(Launch::MAX_SIZE <= ROOTS && DTYPES.len() < 16);
-const _: () = assert!(Algorithm::ALL.len() <= 4 && Reduction::ALL.len() <= 8);
+const _: () = assert!(Algorithm::ALL.len() <= 4 && (Reduction::Max as usize) < 7);
 
 impl Call {
     /// Returns the packed form.

@@ -104,7 +104,7 @@ impl<K> Core<K> {
             Some("its metadata has more fields than a HeaderMap holds".into())
         } else if !self.account.add_headers(&mut self.streams[key].receiving, head.counted) {
             Some(format!(
-                "heads of responses that the application has not taken have {} bytes; poll the calls sooner, or raise \
+                "headers of responses that the application has not taken have {} bytes; poll the calls sooner, or raise \
                  CallConfig::landing_budget",
                 self.account.headers()
             ))

@@ -457,7 +457,7 @@ pub(in crate::grpc) enum CallViolation {
     SecondSettings,
     #[error("a {0:?} frame, which only a server sends, from a client")]
     ServersOnly(Kind),
-    #[error("{seen:?} of stream {stream} inside a head of stream {open}")]
+    #[error("{seen:?} of stream {stream} inside the headers of stream {open}")]
     Interleaved { seen: Kind, stream: u32, open: u32 },
     #[error("{kind:?} for stream {stream}, which was never opened")]
     UnknownStream { kind: Kind, stream: u32 },
@@ -467,17 +467,17 @@ pub(in crate::grpc) enum CallViolation {
     TooManyStreams(u32),
     #[error("{kind:?} of stream {stream} after the end of its sender's half")]
     AfterEnd { kind: Kind, stream: u32 },
-    #[error("{kind:?} of stream {stream} where a head comes first")]
+    #[error("{kind:?} of stream {stream} where headers come first")]
     BeforeHeaders { kind: Kind, stream: u32 },
-    #[error("a second head of stream {0}")]
+    #[error("second headers of stream {0}")]
     SecondHeaders(u32),
-    #[error("a head: {0}")]
+    #[error("headers: {0}")]
     Headers(&'static str),
-    #[error("a head of more than {0} bytes")]
+    #[error("headers of more than {0} bytes")]
     HeadersTooLong(usize),
-    #[error("a head refers to entry {0} of a table, which is not there or is of another kind")]
+    #[error("headers refer to entry {0} of a table, which is not there or is of another kind")]
     TableEntry(u16),
-    #[error("a table of heads of more than {entries} entries or {bytes} bytes")]
+    #[error("a table of headers of more than {entries} entries or {bytes} bytes")]
     TableFull { entries: usize, bytes: usize },
     #[error("stream {stream} sent bytes of cost {cost}, of which {left} are left")]
     Overdrawn { stream: u32, cost: u64, left: i64 },

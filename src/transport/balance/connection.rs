@@ -284,7 +284,7 @@ impl From<RdmaError> for DialError {
 }
 
 impl DialError {
-    pub fn kind(&self) -> RdmaErrorKind {
+    pub(crate) fn kind(&self) -> RdmaErrorKind {
         match self {
             Self::Config(error) | Self::Connect(error) => error.kind(),
             Self::Channel(_) => RdmaErrorKind::Http2,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 
-use crate::error::TensorError;
+use crate::error::{TensorError, TensorErrorKind};
 use crate::link::Link;
 use crate::link::words::WordPair;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
