@@ -18,8 +18,8 @@ type BoxedError = Box<dyn Error + Send + Sync>;
 /// The error of a device, a channel, a slot or a tensor. Clones share one error.
 ///
 /// A program decides by [`kind`](Self::kind), and people read [`reason`](Self::reason). The reason has the
-/// message of the [`cause`](Self::cause), which is there to be downcast. [`source`](Error::source) goes on
-/// with the source of the cause, so a report that prints the whole chain repeats nothing.
+/// message of the [`cause`](Self::cause), which is there to be downcast. [`source`](Error::source) is the first
+/// source of the cause that the reason does not have, so a report of the whole chain repeats nothing.
 ///
 /// ```
 /// use tonic_rdma_tensor::{TensorError, VerbsError};
@@ -252,7 +252,12 @@ impl fmt::Debug for TensorError {
 
 impl Error for TensorError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source.as_ref()?.source()
+        // A reason may have the whole chain.
+        let mut source = self.0.source.as_ref()?.source();
+        while let Some(told) = source.filter(|source| self.reason().contains(&source.to_string())) {
+            source = told.source();
+        }
+        source
     }
 }
 

@@ -215,6 +215,8 @@ impl<'a> Trainer<'a> {
 
 /// The variables by which launchers tell a process its rank.
 const LAUNCHERS: [&str; 4] = ["RDMA_COLLECTIVE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"];
+/// Those of Hydra, which are there together: srun sets one of them alone.
+const HYDRA: [&str; 2] = ["PMI_RANK", "PMI_SIZE"];
 
 /// All ranks, as one of them sees them.
 #[derive(Debug)]
@@ -226,7 +228,8 @@ pub(crate) struct Group {
 
 /// Returns whether a launcher started this process as one of several ranks.
 pub(crate) fn is_launched() -> Result<bool, Failure> {
-    if LAUNCHERS.iter().all(|name| std::env::var_os(name).is_none()) {
+    let is_set = |name: &&str| std::env::var_os(name).is_some();
+    if !LAUNCHERS.iter().any(is_set) && !HYDRA.iter().all(is_set) {
         return Ok(false);
     }
     // An interactive shell of Slurm is the only task of its step.

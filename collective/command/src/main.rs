@@ -34,7 +34,7 @@ fn run(options: &Options) -> Result<(), Failure> {
             Some(results) => results.show(options),
             None => Ok(()),
         },
-        Some(_) if std::env::var_os("OMPI_COMM_WORLD_RANK").is_some() => Err(Failure::usage(
+        Some(_) if rank::is_of_mpirun() => Err(Failure::usage(
             "--ranks starts local processes, and mpirun has started this one as a rank: leave --ranks or mpirun out",
         )),
         _ => launch::measure_local(options)?.show(options),

@@ -28,10 +28,26 @@ fn command(arguments: &[&str]) -> Command {
 
 /// The tests may run where a launcher has set variables.
 fn without_launcher(command: &mut Command) {
-    for variable in ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RDMA_COLLECTIVE_RANK", "RANK", "RUST_LOG"] {
+    for variable in
+        ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RDMA_COLLECTIVE_RANK", "RANK", "RUST_LOG"]
+    {
         command.env_remove(variable);
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+}
+
+#[test]
+fn a_rank_that_mpirun_started_is_one() {
+    let open_mpi = [("OMPI_COMM_WORLD_RANK", "1")];
+    let hydra = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
+    for (variables, lacks) in [(&open_mpi[..], "OMPI_COMM_WORLD_SIZE"), (&hydra, "RDMA_COLLECTIVE_ADDRESS")] {
+        for (arguments, says) in [(&[][..], lacks), (&["--ranks", "2"], "leave --ranks or mpirun out")] {
+            let output = end(command(arguments).envs(variables.iter().copied()).spawn().unwrap());
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{variables:?}: {errors}");
+            assert!(errors.contains(says), "{variables:?}: {errors}");
+        }
+    }
 }
 
 fn run(arguments: &[&str]) -> Output {

@@ -134,6 +134,10 @@ mod for_tests {
             self.offers.len()
         }
 
+        pub(in crate::grpc::core) fn prepares(&self) -> bool {
+            !self.preparing.is_empty()
+        }
+
         pub(in crate::grpc::core) fn next(&self) -> u64 {
             self.next
         }

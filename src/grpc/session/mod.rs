@@ -6,9 +6,9 @@
 //!
 //! ```text
 //!  client                                         server
-//!  open(headers)                                     accept(stream, headers)          on the thread that polled
+//!  open(headers)                                  accept(stream, headers)          on the thread that polled
 //!  send_data(request, true), drive ──────────▶    poll_part … None
-//!  poll_headers, poll_part …          ◀──────────    send_headers, send_data, send_trailers, drive
+//!  poll_headers, poll_part …       ◀──────────    send_headers, send_data, send_trailers, drive
 //! ```
 //!
 //! All methods of a stream take `&self`, so that a stream can be shared: one task may send while another

@@ -96,8 +96,8 @@ impl LinkOpener {
         let endpoint = self.target()?;
         let connector = RdmaConnector::new().config(self.shared.settings.config.clone());
         let channel = endpoint.connect_with_connector(connector.clone()).await;
-        let channel = // The outermost message of tonic gives no reason.
-            channel.map_err(|error| self.no_rdma(chain(&error)).because(error))?;
+        // The outermost message of tonic gives no reason.
+        let channel = channel.map_err(|error| self.no_rdma(chain(&error)).because(error))?;
         let info: Option<RdmaConnectInfo> = connector.last_connection();
         let info = info.ok_or_else(|| self.no_rdma("no connection was made"))?;
         if info.verdict() != Verdict::Rdma {

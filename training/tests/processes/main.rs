@@ -71,14 +71,18 @@ fn a_failed_rank_ends_the_program_with_its_reason() {
 
 #[test]
 fn a_launcher_that_says_too_little_is_an_error() {
-    let output = Command::new(env!("CARGO_BIN_EXE_tonic-rdma-training"))
-        .env("OMPI_COMM_WORLD_RANK", "1")
-        .env_remove("OMPI_COMM_WORLD_SIZE")
-        .output()
-        .unwrap();
-    let errors = text(&output.stderr);
-    assert!(!output.status.success());
-    assert!(errors.contains("OMPI_COMM_WORLD_SIZE"), "{errors}");
+    let open_mpi = [("OMPI_COMM_WORLD_RANK", "1")];
+    let hydra = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
+    for (variables, lacks) in [(&open_mpi[..], "OMPI_COMM_WORLD_SIZE"), (&hydra, "RDMA_COLLECTIVE_ADDRESS")] {
+        let output = Command::new(env!("CARGO_BIN_EXE_tonic-rdma-training"))
+            .env_remove("OMPI_COMM_WORLD_SIZE")
+            .envs(variables.iter().copied())
+            .output()
+            .unwrap();
+        let errors = text(&output.stderr);
+        assert!(!output.status.success());
+        assert!(errors.contains(lacks), "{errors}");
+    }
 }
 
 /// Writes samples whose class shows in their pixels.

@@ -18,16 +18,25 @@ use tonic_rdma_commands::Failure;
 
 /// Variables of launchers: one of them is set in each rank that a launcher started.
 const LAUNCHED: &[&str] = &["RDMA_COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"];
-/// Variables of torchrun, which are there together.
+/// Variables of torchrun, and of Hydra's mpirun, which are there together.
 const TORCHRUN: &[&str] = &["RANK", "WORLD_SIZE"];
+const HYDRA: &[&str] = &["PMI_RANK", "PMI_SIZE"];
 
 /// Takes the reports of a rank.
 type Sink<'a> = &'a mut dyn FnMut(Report) -> Result<(), Failure>;
 
 /// Returns whether a launcher started this process as one of several ranks.
 pub(crate) fn is_launched() -> bool {
-    let is_set = |name: &&str| std::env::var_os(name).is_some();
-    LAUNCHED.iter().any(is_set) || TORCHRUN.iter().all(is_set)
+    LAUNCHED.iter().any(is_set) || TORCHRUN.iter().all(is_set) || HYDRA.iter().all(is_set)
+}
+
+/// Returns whether mpirun did.
+pub(crate) fn is_of_mpirun() -> bool {
+    is_set(&"OMPI_COMM_WORLD_RANK") || HYDRA.iter().all(is_set)
+}
+
+fn is_set(name: &&str) -> bool {
+    std::env::var_os(name).is_some()
 }
 
 /// Works as a rank that this command started. The reports, also of failures, go to the process that did so: a

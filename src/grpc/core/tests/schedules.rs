@@ -179,7 +179,7 @@ fn check_empty(pair: &CorePair) {
         let core = &end.core;
         assert!(end.fetches.is_empty() && end.sent.is_empty());
         assert!(core.output.offers.is_empty(), "memory is still lent: {:?}", core.output.offers);
-        assert_eq!(core.output.offers.ended_calls(), 0);
+        assert_eq!((core.output.offers.ended_calls(), core.output.offers.prepares()), (0, false));
         assert!(core.received_offers.is_empty(), "offers are left: {:?}", core.received_offers);
         assert!(core.received_offers.is_settled());
         assert_eq!(core.streams.len(), 0, "streams are left: {:?}", core.streams);
