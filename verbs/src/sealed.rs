@@ -22,6 +22,7 @@
 
 /// A type of this crate that implements traits of devices. The module is private, so other crates can't name
 /// this trait.
+#[expect(unnameable_types, reason = "so only this crate implements it")]
 pub trait Sealed {}
 
 #[cfg(test)]

@@ -347,6 +347,7 @@ pub(crate) mod sealed {
 
     /// What the operations need of an operand. The default methods are those of borrowed elements.
     #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
+    #[expect(unnameable_types, reason = "so only this crate implements it")]
     pub trait Operand: Sized {
         type Element: Number;
 

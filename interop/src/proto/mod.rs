@@ -1,5 +1,5 @@
 //! Code generated from the protos of `interop/proto`.
-#![allow(missing_docs, unreachable_pub, dead_code, clippy::all, reason = "generated")]
+#![allow(missing_docs, unreachable_pub, unnameable_types, dead_code, clippy::all, reason = "generated")]
 
 /// gRPC's own test services.
 pub(crate) mod testing {

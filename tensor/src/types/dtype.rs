@@ -186,6 +186,7 @@ pub trait Element: sealed::Sealed + CheckedBitPattern + NoUninit + Send + Sync +
 
 mod sealed {
     /// Prevents implementations outside this crate.
+    #[expect(unnameable_types, reason = "so only this crate implements it")]
     pub trait Sealed {}
 }
 
