@@ -152,7 +152,7 @@ fn to_text(Tuned { calibration, from_disk, kept, .. }: &Tuned) -> String {
         Err(reason) => format!("not kept: {reason}"),
     };
     format!(
-        "{}\n\n{sizes}\n\n{chunks}\n\nchoice: {}\nout of registered memory: rendezvous {}\n{before}{kept}",
+        "{}\n\n{sizes}\n\n{chunks}\n\nchoice: {}\nfrom registered memory: rendezvous {}\n{before}{kept}",
         calibration.key,
         choice(calibration),
         from(calibration.registered_threshold())

@@ -1,7 +1,8 @@
 //! Compression of single messages. tonic compresses all messages of a call or none, and returns them
-//! decompressed. The official cases need more, so the services here read the flag before each message.
+//! decompressed. The official cases need more, so the functions here read the flags of messages, and
+//! decompress each outgoing message that is to go plain.
 //!
-//! They do not change the content of a message, or the result of a call.
+//! The decompressed content and the result of the call stay the same.
 
 use std::collections::VecDeque;
 use std::io::Read as _;

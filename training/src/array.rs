@@ -136,11 +136,8 @@ impl Array {
         Block::new(dims, values).map(Self::Floats)
     }
 
-    /// Takes the vector out of a tensor of candle that nothing else refers to, without a copy if the elements
-    /// fill it, row-major.
-    ///
-    /// The tensor of candle is empty afterwards, with all its clones. So the caller gives a tensor that it
-    /// has just computed.
+    /// Moves the vector out of a tensor of candle if its elements fill it, row-major: the tensor and all its
+    /// clones are empty afterwards. Otherwise copies. So the caller gives a tensor that it has just computed.
     pub(crate) fn take(tensor: Tensor) -> Result<Self, Error> {
         let taken = Take(Mutex::new(None));
         tensor.inplace_op1(&taken)?;

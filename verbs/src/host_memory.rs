@@ -76,8 +76,8 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Maps `length` bytes of fresh, zeroed shared memory, aligned to `alignment` (a power of two, at least a
-    /// page). Pages cost nothing until they are touched.
+    /// Maps `length` bytes of fresh, zeroed shared memory, aligned at least to a page. `alignment` is a
+    /// power of two. Pages cost nothing until they are touched.
     ///
     /// ```
     /// use tonic_rdma_verbs::HostMemory;

@@ -33,7 +33,7 @@ pub(crate) struct Route {
     pub(crate) reached: Mutex<Option<Instant>>,
     /// Limits the log lines about targets that can't be connected to.
     pub(crate) unreachable: Throttle,
-    /// Limits the log lines about connections that broke.
+    /// Limits the log lines about connections that broke or could not be accepted.
     pub(crate) broken: Throttle,
     /// Logs the transport of the clients' connections.
     pub(crate) client: TransportLog,

@@ -48,8 +48,8 @@ impl<L: RankLinks> Engine<L> {
                     ranks: self.ranks,
                     elements: call.elements,
                     chunk: call.chunk,
-                    // Also for an operation out of place, so that all ranks have the same messages. The
-                    // compiler puts its elements into the right memory.
+                    // True out of place too: all ranks then have the same messages, whichever form each
+                    // uses. The compiler puts the elements into the right memory.
                     in_place: true,
                     inline: inline / size,
                 };
@@ -70,8 +70,8 @@ impl<L: RankLinks> Engine<L> {
             out: request.out.0..request.out.1,
             result,
             registered: match memory {
-                // Peers can't read memory of another communicator over these links, so its elements are
-                // copied as those of slices are.
+                // Peers can't read memory of another communicator over these links, so such memory
+                // counts as not registered, and its elements are copied.
                 CallerMemory::Owned { input, out } => {
                     input.iter().chain(out).all(|memory| self.links.offers(memory))
                 }
@@ -97,7 +97,7 @@ impl<L: RankLinks> Engine<L> {
         Ok((Arc::clone(&latest[0].1), kernel))
     }
 
-    /// Checks that the memory has the elements that the request says.
+    /// Checks the request's rank, and that the memory has its elements.
     fn check(
         &self,
         request: &Request,

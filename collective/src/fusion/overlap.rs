@@ -12,7 +12,7 @@ use tonic_rdma::unstable::lock;
 
 /// How much of the communication of a step, or of several, ran while the caller computed.
 ///
-/// Displays as `communication 12.1ms of 80ms (15 %), waited 2.3ms: 81 % hidden`.
+/// Displays as `communication 12.1ms of 80.0ms (15 %), waited 2.3ms: 81 % hidden`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overlap {

@@ -158,8 +158,9 @@ impl Group {
     }
 
     /// Returns the rank that the others wait for. Begins at the rank that this rank waits for, asks it which
-    /// rank it waits for, and so on. The first rank that does not answer in time, or waits for no other, is
-    /// the culprit.
+    /// rank it waits for, and so on. The first rank that does not answer in time, waits for no other or for
+    /// this rank, or is in another generation, is the culprit. In a ring of other ranks it is the first
+    /// suspect.
     pub(crate) async fn find_culprit(&self, first_suspect: usize) -> usize {
         let this = self.clone();
         let found = self.run(async move { Ok(this.follow(first_suspect).await) }).await;

@@ -136,7 +136,7 @@ impl Kernel {
     /// Replaces each element of `into` by its reduction with the element of `with` at the same index.
     ///
     /// Both have the same length, a whole number of elements. Otherwise the elements that only one of them
-    /// has, and the bytes behind the last whole element, stay as they are.
+    /// has, and the bytes behind the last whole element, stay as they are (debug builds panic).
     pub fn reduce(&self, into: &mut [u8], with: &[u8]) {
         debug_assert_eq!(into.len(), with.len());
         (self.reduce)(into, with);
@@ -159,7 +159,7 @@ impl Kernel {
         }
     }
 
-    /// Returns whether [`finish`](Self::finish) has something to do.
+    /// Returns whether this is a mean, which needs [`finish`](Self::finish).
     pub fn finishes(&self) -> bool {
         self.divide.is_some()
     }
@@ -186,7 +186,7 @@ impl Kernel {
     }
 }
 
-/// Elements of one block on the stack, for bytes at an address that does not suit the type.
+/// Number of elements of a block on the stack, for bytes at an address that does not suit the type.
 const BLOCK: usize = 256;
 
 fn reduce_bytes<T: Arithmetic, P: BinaryOperator<T>>(into: &mut [u8], with: &[u8]) {

@@ -244,7 +244,7 @@ fn missing(graph: &Topology, node: NodeId, part: Part) -> GraphError {
     GraphError::of_node(name, format!("it has no kernel in part {}", part.0))
 }
 
-/// What becomes of a receive that has not arrived.
+/// How a receive waits for a tensor that has not arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReceiveMode {

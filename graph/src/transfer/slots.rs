@@ -27,9 +27,9 @@ use tonic_rdma_tensor::{
 /// How often a flush counts the pending sends of a crossing tensor.
 const COUNT: Duration = Duration::from_millis(50);
 
-/// How long the executor's thread polls slots before it sleeps. This thread moves the tensors itself. Once it
-/// sleeps, each arrival costs two wake-ups, and another thread moves the tensor. The parts of a pipeline wait
-/// for one another longer than for 100 µs.
+/// How long the executor's thread polls slots before it sleeps. While it polls, no other thread is needed.
+/// Once it sleeps, each arrival costs two wake-ups: of a thread that polls, and of this one. 100 µs are too
+/// short, because parts of a pipeline wait longer for one another.
 const SPIN: Duration = Duration::from_micros(300);
 
 /// The sending end of a crossing tensor's slot.
@@ -329,7 +329,7 @@ impl Outgoing {
                 let mut copy = TensorMut::in_pool(*tensor.spec(), pool).map_err(other)?;
                 tensor.copy_to(copy.bytes_mut()).map_err(other)?;
                 sender.try_send(&copy.freeze())?;
-                // The sender takes the copy for the tensor of the program.
+                // The sender does not know that this is a copy, and does not count it.
                 self.copied += 1;
             }
             (SlotSender::Dynamic(sender), _) => sender.try_send(tensor)?,

@@ -96,7 +96,7 @@ fn code_and_environment_refuse_equal_values() {
     }
 }
 
-/// The cases make the variable's name of the setter's.
+/// `Case::variable` derives the name from the setter.
 #[test]
 fn setters_and_variables_have_equal_names() {
     let asked = std::cell::RefCell::new(BTreeSet::new());
@@ -107,7 +107,8 @@ fn setters_and_variables_have_equal_names() {
     assert_eq!(Config::from_variables(unset), Ok(Config::default()));
     let compared: BTreeSet<String> = cases().iter().map(Case::variable).collect();
     let mut asked = asked.into_inner();
-    // The software device reads two of these, and there are no setters. One is a former name, which is refused.
+    // The software device reads two of these, and there are no setters. One is a former name, which is
+    // refused.
     for variable in ["RDMA_SOFT_DIR", "RDMA_SOFT_PEERS", "RDMA_CQS"] {
         assert!(asked.remove(variable));
     }

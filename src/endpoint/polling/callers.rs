@@ -219,9 +219,9 @@ impl ShortWaits {
         mut poll: impl FnMut() -> Polled,
         mut is_done: impl FnMut() -> bool,
     ) -> bool {
-        const LOOKS_PER_CLOCK: usize = 16;
+        const POLLS_PER_CLOCK_READ: usize = 16;
         loop {
-            for _ in 0..LOOKS_PER_CLOCK {
+            for _ in 0..POLLS_PER_CLOCK_READ {
                 let polled = poll();
                 if polled.completions > 0 {
                     if is_done() {

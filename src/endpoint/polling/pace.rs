@@ -52,7 +52,7 @@ impl Pace {
     const YIELD_EVERY: [Duration; 2] = [Duration::from_micros(10), Duration::from_micros(60)];
     /// Time between two yields, as a multiple of the cost of a yield.
     const YIELD_SHARE: u32 = 40;
-    /// A shorter yield let no other thread run.
+    /// In a yield shorter than this, no other thread ran.
     const SHORTEST_SWITCH: Duration = Duration::from_micros(4);
     /// A yield that takes this many times as long as the shortest let another thread run.
     const SWITCH: u32 = 8;
@@ -115,7 +115,7 @@ impl Pace {
         begin: impl FnOnce(),
         mut poll: impl FnMut() -> Observation,
     ) -> bool {
-        const LOOKS_PER_CLOCK: usize = 16;
+        const POLLS_PER_CLOCK_READ: usize = 16;
         let mut start = now();
         let mut budget = self.budget(start);
         if budget.is_zero() {
@@ -124,7 +124,7 @@ impl Pace {
         begin();
         let mut last_yield = start;
         loop {
-            for _ in 0..LOOKS_PER_CLOCK {
+            for _ in 0..POLLS_PER_CLOCK_READ {
                 let observation = poll();
                 if observation != Observation::Nothing {
                     let arrival = now();
@@ -232,7 +232,8 @@ pub(super) enum Spun {
 ///
 /// A woken task ends the spin. Work that a poll ran may have made tasks ready, which this thread can't know.
 /// So the spin goes on for a short time only: the next work often comes at once. READs of a large transfer
-/// may complete with each poll, without a task to wake, and the tasks must not wait for its end either.
+/// may complete with each poll, without a task to wake, and the tasks must not wait for the end of the
+/// transfer.
 #[derive(Debug, Default)]
 pub(super) struct Spin {
     /// The first arrival.
@@ -258,7 +259,7 @@ impl Spin {
             return Observation::Wanted;
         }
         if !polled.has_arrivals() {
-            // Without work of this spin, its budget is the bound.
+            // Until work has run, only the budget ends the spin.
             let Some(last) = self.ran else { return Observation::Nothing };
             self.polls = self.polls.wrapping_add(1);
             if self.polls.is_multiple_of(Self::POLLS) {

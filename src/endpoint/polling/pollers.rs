@@ -1,10 +1,10 @@
 //! The tasks and threads that poll a reactor's queues, and what is known about the current thread: its
 //! number, and whether it may begin calls.
 //!
-//! One task of a reactor polls its queues while the runtime is never idle; the event descriptors of the
-//! queues wake it. With [`PollMode::Busy`](crate::PollMode::Busy) a thread of its own spins on each queue.
-//! Another task takes the events of the device that belong to no request: port down, queue pair failed,
-//! device removed.
+//! One task of a reactor polls its queues. Where the thread of an idle runtime polls itself, the task polls
+//! only while that runtime is never idle. The event descriptors of the queues wake it. With
+//! [`PollMode::Busy`](crate::PollMode::Busy) a thread of its own spins on each queue. Another task takes the
+//! events of the device that belong to no request: port down, queue pair failed, device removed.
 
 use std::cell::Cell;
 use std::future::{Future as _, poll_fn};
@@ -102,15 +102,15 @@ impl Drop for BusyThread {
     }
 }
 
-/// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: this
-/// thread may wait for messages of the very threads that its spinning keeps from running.
+/// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: the
+/// messages that it polls for may come from threads that its spinning keeps off the core.
 fn spin(queue: &Queue, stopped: &AtomicBool, sleeping_threads: &SleepingThreads) {
-    const POLLS_PER_LOOK: usize = 16;
+    const POLLS_PER_CLOCK_READ: usize = 16;
     let _accepting = Accepting::begin();
     let mut pace = Pace::new(Duration::MAX);
     let mut last_yield = Instant::now();
     while !stopped.load(Ordering::Relaxed) {
-        for _ in 0..POLLS_PER_LOOK {
+        for _ in 0..POLLS_PER_CLOCK_READ {
             if !queue.poll().has_arrivals() {
                 std::hint::spin_loop();
             }

@@ -106,7 +106,7 @@ impl<K> Core<K> {
         self.streams.schedule(key);
     }
 
-    /// Waits until the stream queues few enough bytes.
+    /// Waits until less than `QUEUED` bytes wait on the stream.
     pub(in crate::grpc) fn poll_send_ready(
         &mut self,
         key: StreamKey,

@@ -140,8 +140,8 @@ pub(in crate::grpc) struct Frames {
 }
 
 impl Frames {
-    /// A part keeps the memory of its message if that has at most this many bytes and four times the length
-    /// of the part. Otherwise the part is copied.
+    /// A part keeps the memory of its message if that memory is at most this many bytes longer than four
+    /// times the part. Otherwise the part is copied.
     const KEPT: usize = 256;
     /// The memory that a short message may share with others, in bytes.
     const SHARED: usize = 16 << 10;
@@ -334,7 +334,8 @@ impl ContentOffer {
     ///
     /// # Errors
     /// The payload is no offer: too short, without bytes, with an empty segment, with a sum that differs from
-    /// the total, with memory beyond the end of the address space, or with an alignment beyond its end.
+    /// the total, with memory beyond the end of the address space, with an unknown tag, above `LONGEST`, or
+    /// with `aligned_at` beyond the last byte.
     pub(in crate::grpc) fn decode(frames: &Frames, payload: Payload) -> Result<Self, CallViolation> {
         let mut rest = frames.bytes(payload);
         let bad = CallViolation::Offer;

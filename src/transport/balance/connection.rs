@@ -172,7 +172,7 @@ impl Reservation {
     /// Waits until the connection has room for a call. `None` if the connection has ended.
     ///
     /// # Errors
-    /// The connection has room for no call any more, and has not ended.
+    /// tonic's channel failed although the connection has not ended.
     pub(crate) async fn of(
         connection: &Arc<EndpointConnection>,
     ) -> Result<Option<Self>, tonic::transport::Error> {
@@ -204,7 +204,7 @@ impl Reservation {
                 self.in_flight.connection.watch.end();
             }
         })?;
-        // A body that has ended already is not kept.
+        // `Body::new` drops a body that has ended, and with it the count.
         Ok(response.map(|inner| Body::new(CountedBody { inner, in_flight: Some(self.in_flight) })))
     }
 }

@@ -118,9 +118,9 @@ impl<'a> RegionWrite<'a> {
         self
     }
 
-    /// Writes `range` of `region`. The operation has begun when this returns, and continues if the future is
-    /// dropped. The region belongs to the operation until it ends, and comes back with the result of the
-    /// future.
+    /// Writes `range` of `region`. Unless it is refused, the operation has begun when this returns, and
+    /// continues if the future is dropped. The region belongs to the operation until it ends, and comes back
+    /// with the result of the future.
     ///
     /// # Errors
     /// The future yields a [`TransferError`](crate::TransferError), which has the region, if the bytes are
@@ -196,7 +196,7 @@ impl<'a> RegionWrite<'a> {
     ///   bytes than the device accepts inline.
     /// - [`NotPermitted`](crate::TensorErrorKind::NotPermitted) without the right to write,
     ///   [`InvalidArgument`](crate::TensorErrorKind::InvalidArgument) if the bytes are not within the peer's
-    ///   region, and other errors if the remote region belongs to another link, or the link has failed.
+    ///   region, or the region belongs to another link; the link's error if it has failed.
     pub fn bytes(self, parts: &[IoSlice<'_>]) -> Result<(), TensorError> {
         let CopyTarget { link, port, remote, offset } = self.target;
         link.check()?;
@@ -232,9 +232,9 @@ impl<'a> RegionRead<'a> {
         self
     }
 
-    /// Reads into `range` of `region`. The operation has begun when this returns, and continues if the future
-    /// is dropped. The region belongs to the operation until it ends, and comes back with the result of the
-    /// future.
+    /// Reads into `range` of `region`. Unless it is refused, the operation has begun when this returns, and
+    /// continues if the future is dropped. The region belongs to the operation until it ends, and comes back
+    /// with the result of the future.
     ///
     /// # Errors
     /// The future yields a [`TransferError`](crate::TransferError), which has the region, if the bytes are
@@ -269,7 +269,8 @@ impl CopyTarget<'_> {
         let transfer =
             |token| Transfer::new(LocalMemory::Region(region), kind, checked, remote.shared.place, token);
         if !notify {
-            // The token reports a refusal.
+            // If it is refused, the token gives the error to the `Memcpy`. `InFlight` splits it into
+            // requests.
             let _ = link.port(number).submit(transfer(token), length, kind);
             return memcpy;
         }
@@ -279,7 +280,7 @@ impl CopyTarget<'_> {
         *notices += 1;
         let token = token.with_bell(Arc::downgrade(link), pair, *notices, number);
         let word = || link.peer_count(pair.peer_number);
-        // The token reports a refusal.
+        // If it is refused, the token gives the error to the `Memcpy`.
         if link.submit_noticed(transfer(token), length, pair, *notices, number, word).is_err() {
             *notices -= 1;
         }

@@ -62,15 +62,14 @@ impl Settings {
     pub(crate) const MAX_QUEUE_PAIRS: u32 = 64;
     /// The most links that peers have opened and not confirmed.
     pub(crate) const UNCONFIRMED: usize = 64;
-    /// The time that a peer has to confirm its link before another peer may take its place.
+    /// The time for which an unconfirmed link can't be displaced by another peer's.
     pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(250);
-    /// The most calls that wait for such a place. One source has half of them.
+    /// The most `Open` calls that wait to become an unconfirmed link. One source has at most half.
     pub(crate) const WAITING: usize = 320;
-    /// The most peers at a time whose devices are asked whether they answer. If another peer comes, the peer
-    /// that was asked first loses its place.
+    /// The most devices asked at a time whether they answer. One more displaces the oldest question.
     pub(crate) const ASKING: usize = 1024;
 
-    /// Returns an error that names the first number that is out of range.
+    /// Fails if the configuration is invalid or a number is out of range, and names the first that is.
     pub(crate) fn check(&self) -> Result<(), TensorError> {
         self.config.validate().map_err(|error| TensorError::setting("", error))?;
         let request = self.max_request_bytes;

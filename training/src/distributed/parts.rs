@@ -41,8 +41,8 @@ pub(super) struct Answers {
 
 impl Parts {
     /// Gives each of some processes a command, and waits for their reports. After the first failure or death,
-    /// the others have the deadline of the job to answer. Those that don't are ended, and so is a process
-    /// that says nothing for too long.
+    /// the others have the deadline of the job and `GRACE` to answer. Those that don't are ended, and so is a
+    /// process that says nothing for too long.
     pub(super) fn ask(&mut self, commands: Vec<(usize, Command)>) -> Result<Answers, Failure> {
         let mut answers = Answers { reports: Vec::new(), died: Vec::new() };
         for (process, command) in commands {

@@ -194,7 +194,8 @@ impl Queue {
         self.id
     }
 
-    /// Takes over a connection by which a peer wakes the poller of this queue. Returns what keeps it.
+    /// Takes over a connection by which a peer wakes the poller of this queue, until the result is
+    /// dropped.
     pub(super) fn add_event_socket(&self, socket: &Arc<Socket>) -> io::Result<EventEnd> {
         self.events.add_socket(socket)
     }

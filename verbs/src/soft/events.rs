@@ -185,7 +185,8 @@ impl EventSocket {
     }
 }
 
-/// Wakes the poller of a peer's completion queue, once for each request of the peer, for one connection.
+/// Wakes the poller of a peer's completion queue, once each time that the peer asks to be woken, for one
+/// connection.
 #[derive(Debug)]
 pub(crate) struct PeerWaker {
     socket: Arc<EventSocket>,
@@ -199,7 +200,7 @@ impl PeerWaker {
     }
 
     /// Makes an event, unless the peer got one since it has asked. The caller has stored its news before it
-    /// loaded `attention`, or owes another check with a fence between.
+    /// loaded `attention`, or checks again later, after a fence.
     pub(crate) fn answer(&self, attention: Attention) {
         if self.answered.answer(attention) {
             self.socket.signal();

@@ -14,10 +14,10 @@ use tonic_rdma_tensor::{
     Channel, MemRegion, Memcpy, RdmaDevice, RegionView, RemoteRegion, TensorError, TensorErrorKind, unstable,
 };
 
-/// The read of the elements of one peer's message, and memory for READs, which later reads use again.
+/// Reads the elements of one message after another from one peer. The memory of READs is reused.
 pub(super) struct ElementRead {
     device: RdmaDevice,
-    /// The most bytes of one call, and of one READ.
+    /// The most bytes that one call delivers, and of one READ.
     chunk: usize,
     /// The most READs at once.
     ahead: usize,
@@ -31,8 +31,8 @@ pub(super) struct ElementRead {
     gone: Option<Instant>,
 }
 
-/// How long the memory of a peer may be gone before that is the peer's fault. A peer that was killed is gone
-/// too, and its channel closes a moment later. That is the better reason.
+/// How long withdrawn memory is tolerated. The memory of a killed peer is withdrawn too, and soon its channel
+/// closes, which is the better reason. After this time the peer is at fault.
 const GONE: Duration = Duration::from_secs(1);
 
 /// The receiver of bytes.
@@ -231,7 +231,7 @@ impl PeerRegions {
         self.attached.retain(|(_, region)| region.is_current());
     }
 
-    /// Goes on to attach the region, and returns whether it is attached now, as the first one.
+    /// Begins or continues the attachment of region `number`. Returns true once it is at index 0.
     fn attach(&mut self, number: u64) -> Result<bool, LinkFault> {
         let Some((attaching, result)) = &mut self.attaching else {
             self.begin(number);

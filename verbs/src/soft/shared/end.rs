@@ -136,7 +136,8 @@ impl PairEnd {
         self.word(NONCE).load(Acquire)
     }
 
-    /// Returns the key of the ring. A peer may show any value, and then finds its own records no more.
+    /// Returns the key of the ring. A peer that shows a wrong key only loses its own
+    /// records.
     pub(crate) fn key(&self) -> u64 {
         self.word(KEY).load(Acquire)
     }

@@ -3,8 +3,8 @@
 //! process continues.
 //!
 //! After each input, memory that was not granted is unchanged, every completion belongs to a request, the
-//! honest connection has carried messages with the right content, and descriptors and mappings are within a
-//! bound. A thread ends the process if an input takes too long, and prints the input.
+//! honest connection has carried messages with the right content. Every 64 inputs, descriptors and mappings
+//! are within a bound. A thread ends the process if an input takes too long, and prints the input.
 
 mod bytes;
 #[cfg(test)]
