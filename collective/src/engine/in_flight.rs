@@ -49,7 +49,7 @@ pub(super) struct InFlightOperation<M> {
     pub(super) waker: Option<Waker>,
     /// Whether the operation has work that only its own future can do, because its elements lie in slices.
     pub(super) neglected: bool,
-    /// Whether nobody takes the result.
+    /// Whether the operation has no future any more, so that its result is dropped.
     pub(super) detached: bool,
 }
 

@@ -19,7 +19,7 @@ pub use self::variables::{known_variables, warn_of_unknown_variables};
 /// no configuration use [`Config::from_env`].
 ///
 /// A setting and its variable have one name: `RDMA_POLL_MODE` sets what [`poll_mode`](Self::poll_mode) sets.
-/// Names that TensorFlow's verbs transport has too, such as `RDMA_QP_SL`, are as there.
+/// Where TensorFlow's verbs transport has the same setting, it has the same name, such as `RDMA_QP_SL`.
 ///
 /// Setters take any value. [`validate`](Self::validate) refuses the values that the variables refuse;
 /// connectors, listeners and tensor devices call it before they use a configuration, so that a bad value is

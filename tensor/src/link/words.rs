@@ -97,7 +97,7 @@ pub(crate) struct WordPair {
     /// The number of the pair at the peer.
     pub(crate) peer_number: u32,
     pub(crate) arrivals: Arrivals,
-    /// `None` if nobody needs to know when the link ends.
+    /// The slot or region to notify when the link ends, if there is one.
     owner: Option<Weak<dyn PairOwner>>,
     /// The number of bells that the peer rang for this pair.
     pub(crate) bells: Arc<AtomicU64>,

@@ -33,6 +33,8 @@ pub(crate) struct Sender {
     pub(super) next: u64,
     pub(super) first: u64,
     misses: u32,
+    /// The error of a send without a free buffer, made once, because callers send again and again.
+    busy: TensorError,
 }
 
 impl Sender {
@@ -60,7 +62,9 @@ impl Sender {
             return Err(TensorError::other(format!("the peer's slot {name:?} has an impossible layout")));
         };
         let pair = Arc::new(ours.towards(reply.slot));
+        let reason = format!("all buffers of the slot {name:?} are in use");
         Ok(Self {
+            busy: TensorError::new(TensorErrorKind::Busy, reason),
             name,
             link,
             pair,
@@ -99,8 +103,7 @@ impl Sender {
         if self.is_ready()? {
             return Ok(());
         }
-        let reason = format!("all buffers of the slot {:?} are in use", self.name);
-        Err(TensorError::new(TensorErrorKind::Busy, reason))
+        Err(self.busy.clone())
     }
 
     /// Returns how many payloads were sent and are not released yet.

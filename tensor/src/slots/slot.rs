@@ -77,7 +77,7 @@ pub(crate) struct AttachedSender {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Holder {
-    /// Nobody.
+    /// Neither: a sender may write.
     Free,
     /// The receiver reads a tensor that has arrived, so a new sender must not write there.
     Receiver,
