@@ -13,7 +13,7 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::io::ReadBuf;
@@ -28,7 +28,7 @@ use super::info::Counters;
 use super::journal::{ConnectionEnd, Journal};
 use super::link::Link;
 use super::messages::traffic::{MessageHandler, MessageSettings, Messages};
-use super::polling::{Participant, Queue, Reactor};
+use super::polling::{OwnQueue, Participant, Queue, Reactor};
 use super::tuner::Chooser;
 use crate::protocol::{self, AbortCode};
 use tonic_rdma_verbs::unstable::{has_unsent, lock, sent_slices, wake_all};
@@ -42,6 +42,8 @@ pub(crate) struct Connection {
     /// All that arrives answers calls of this process.
     answers_callers: bool,
     state: Mutex<ConnectionState>,
+    /// The completion queue, if the connection has one for itself.
+    own: Option<OwnQueue>,
     /// The live counters.
     pub(crate) counters: Arc<Counters>,
     /// Wakes the supervisor when the state changed in a way that concerns it.
@@ -90,8 +92,9 @@ impl Connection {
         limits: Limits,
         chooser: Chooser,
         traffic: Traffic,
+        own: Option<OwnQueue>,
     ) -> Arc<Self> {
-        let changed = Arc::new(Notify::new());
+        let changed = own.as_ref().map_or_else(Arc::default, |own| Arc::clone(own.supervisor()));
         let answers_callers = matches!(traffic, Traffic::Messages { role: Role::Client, .. });
         let messages = match traffic {
             Traffic::Bytes => None,
@@ -104,9 +107,25 @@ impl Connection {
             number: link.queue_pair.number(),
             answers_callers,
             state: Mutex::new(ConnectionState::new(link, protocol, limits, chooser, messages)),
+            own,
             counters: Arc::default(),
             changed,
         })
+    }
+
+    /// Calls `check` until it returns a value or nothing arrives any more. `waiting` is the task that calls.
+    fn poll_until<T>(&self, waiting: &Waker, mut check: impl FnMut() -> Poll<T>) -> Poll<T> {
+        match &self.own {
+            Some(own) => own.poll_until(waiting, check),
+            None => check(),
+        }
+    }
+
+    /// Polls the connection's own queue, if it has one, for tasks that do not come to it themselves.
+    fn poll_own_queue(&self) {
+        if let Some(own) = &self.own {
+            own.poll();
+        }
     }
 
     /// Returns what chooses the transfer mode of writes.
@@ -124,19 +143,30 @@ impl Connection {
             state.settle(&self.counters, &self.changed);
         }
         loop {
+            self.poll_own_queue();
+            {
+                let state = lock(&self.state);
+                if state.protocol.pongs() > 0 {
+                    return Ok(());
+                }
+                if let Some(fault) = state.obstacle() {
+                    return Err(fault.clone());
+                }
+            }
             self.changed.notified().await;
-            let state = lock(&self.state);
-            if state.protocol.pongs() > 0 {
-                return Ok(());
-            }
-            if let Some(fault) = state.obstacle() {
-                return Err(fault.clone());
-            }
         }
     }
 
     /// Writes as many bytes of the slices as there is room for.
     pub(crate) fn poll_write(
+        &self,
+        context: &Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_until(context.waker(), || self.try_write(context, slices))
+    }
+
+    fn try_write(
         &self,
         context: &Context<'_>,
         slices: &[IoSlice<'_>],
@@ -160,6 +190,10 @@ impl Connection {
 
     /// Sends the writes that were gathered.
     pub(crate) fn poll_flush(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_until(context.waker(), || self.try_flush(context))
+    }
+
+    fn try_flush(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
         let mut state = lock(&self.state);
         if state.staging.is_empty() {
             return Poll::Ready(Ok(()));
@@ -191,15 +225,22 @@ impl Connection {
 
     /// Reads arrived bytes into `buffer`. Adds nothing to `buffer` at the end of the stream.
     pub(crate) fn poll_read(&self, context: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        {
+            let mut state = lock(&self.state);
+            if state.quota.is_used_up() && state.protocol.front().is_some() {
+                state.quota.renew();
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+        self.poll_until(context.waker(), || self.try_read(context, buffer))
+    }
+
+    fn try_read(&self, context: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
         let mut state = lock(&self.state);
-        if state.quota.is_used_up() && state.protocol.front().is_some() {
-            state.quota.renew();
-            context.waker().wake_by_ref();
-            return Poll::Pending;
-        }
         match state.read(buffer) {
             Ok(0) => {}
             Ok(_) => {
@@ -227,6 +268,10 @@ impl Connection {
 
     /// Waits until both directions are closed and all bytes are delivered.
     pub(crate) fn poll_delivered(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_until(context.waker(), || self.try_delivered(context))
+    }
+
+    fn try_delivered(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
         let mut state = lock(&self.state);
         if state.all_delivered() {
             return Poll::Ready(Ok(()));
@@ -441,6 +486,9 @@ impl Supervisor {
     /// Time for messages that are still in the network when the TCP connection ends, because RDMA and TCP may
     /// take different paths.
     const GRACE: Duration = Duration::from_millis(200);
+    /// Time after which the supervisor polls the connection's own queue, although an event has woken a task
+    /// for that: the task may have stopped to wait.
+    const UNATTENDED: Duration = Duration::from_secs(1);
     /// Longest wait of a connection without a timer.
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -448,6 +496,7 @@ impl Supervisor {
     pub(crate) async fn run(self) {
         let mut give_up: Option<Instant> = None;
         while self.member.connection.stage() != Stage::Finished {
+            self.member.connection.poll_own_queue();
             if let Some(fault) = self.member.connection.lost() {
                 // All messages that the peer sent before have arrived already.
                 self.member.queue.drain();
@@ -457,7 +506,9 @@ impl Supervisor {
             if self.member.connection.stage() == Stage::Lingering {
                 give_up.get_or_insert_with(|| Instant::now() + self.linger);
             }
-            let due = self.member.connection.deadline().unwrap_or_else(|| Instant::now() + Self::DAY);
+            let longest = if self.member.connection.own.is_some() { Self::UNATTENDED } else { Self::DAY };
+            let due = Instant::now() + longest;
+            let due = self.member.connection.deadline().map_or(due, |deadline| deadline.min(due));
             let due = give_up.map_or(due, |give_up| due.min(give_up));
             tokio::select! {
                 biased;
@@ -501,6 +552,7 @@ impl Supervisor {
         let connection = &self.member.connection;
         let over = async {
             while !connection.peer_finished() && connection.fault().is_none() {
+                connection.poll_own_queue();
                 connection.changed.notified().await;
             }
         };

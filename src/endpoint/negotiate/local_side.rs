@@ -15,7 +15,7 @@ use crate::endpoint::info::Telemetry;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::link::Link;
 use crate::endpoint::link::receive::{Promise, Receives, Ring, Share};
-use crate::endpoint::polling::{Queue, Reactor};
+use crate::endpoint::polling::{OwnQueue, Queue, Reactor};
 use crate::endpoint::provider::budget;
 use crate::endpoint::tuner::Chooser;
 use crate::protocol;
@@ -30,6 +30,8 @@ use tonic_rdma_verbs::{Access, Context, Probe, ProtectionDomain, QueuePair, Queu
 pub(super) struct Prepared {
     context: Arc<dyn Context>,
     reactor: Arc<Reactor>,
+    /// The queue, if the connection has one for itself.
+    own: Option<OwnQueue>,
     queue: Arc<Queue>,
     domain: Arc<dyn ProtectionDomain>,
     queue_pair: Arc<dyn QueuePair>,
@@ -48,11 +50,17 @@ enum ReceiveMemory {
 }
 
 impl Prepared {
-    /// Creates all that a connection over the device needs.
-    pub(super) fn new(context: Arc<dyn Context>, config: &Config) -> Result<Self, RdmaUnavailable> {
+    /// Creates all that a connection over the device needs. `calls`: the client asks for native calls.
+    pub(super) fn new(context: Arc<dyn Context>, config: &Config, calls: bool) -> Result<Self, RdmaUnavailable> {
         let attributes = context.attributes().clone();
         let reactor = Reactor::current(&context, config)?;
-        let queue = Arc::clone(reactor.assign());
+        let capacity =
+            |slots| Link::capacity(&attributes, config.qp_queue_depth, slots, config.max_inline);
+        let own = match calls {
+            true => None,
+            false => reactor.own_queue(&*context, &capacity(config.receive_slots))?,
+        };
+        let queue = Arc::clone(own.as_ref().map_or_else(|| reactor.assign(), OwnQueue::queue));
         let shared = queue.shared();
         let domain = match shared.and_then(|shared| shared.common_domain()) {
             Some(common) => Arc::clone(common),
@@ -73,7 +81,7 @@ impl Prepared {
             Some(shared) => ReceiveMemory::Shared(shared.promise(slots).map_err(RdmaUnavailable::setup)?),
             None => ReceiveMemory::Own(pool.lease(ring_bytes as usize, Quota::Receive)?),
         };
-        let capacity = Link::capacity(&attributes, config.qp_queue_depth, slots, config.max_inline);
+        let capacity = capacity(slots);
         let completions = queue.completion_queue();
         let queue_pair = match shared {
             Some(shared) => {
@@ -84,7 +92,7 @@ impl Prepared {
         let queue_pair = queue_pair?;
         queue_pair.to_init(Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let config = config.clone();
-        Ok(Self { context, reactor, queue, domain, queue_pair, pool, memory, slots, config })
+        Ok(Self { context, reactor, own, queue, domain, queue_pair, pool, memory, slots, config })
     }
 
     /// Returns the offer for the hello.
@@ -145,7 +153,7 @@ impl Prepared {
                 }
             };
             let link = Link::new(self.queue_pair, key, self.pool, registrations, receives)?;
-            Ok(Connection::new(link, protocol, limits, chooser, traffic))
+            Ok(Connection::new(link, protocol, limits, chooser, traffic, self.own))
         });
         let member = member?;
         queue_pair.to_rtr(&peer.address, &self.config.path)?;

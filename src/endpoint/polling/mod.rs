@@ -5,6 +5,7 @@
 //! request.
 
 mod callers;
+mod own;
 mod pace;
 mod pollers;
 mod queue;
@@ -12,6 +13,7 @@ mod reactor;
 
 pub(crate) use callers::CallInFlight;
 pub use callers::OwnPolling;
+pub(crate) use own::OwnQueue;
 pub use pace::{Observation, Pace};
 pub(crate) use pollers::{Accepting, this_thread};
 pub use queue::{Participant, Polled, Queue, QueueFull, UnannouncedArrival, Watched};

@@ -112,13 +112,22 @@ impl Queue {
     /// Completions taken in one poll, so that no connection keeps the others waiting for long.
     const BATCH: usize = 64;
 
-    /// Creates a queue on the device. `wake_task` wakes the task that polls the queue.
+    /// Creates a queue on the device, for many participants. `wake_task` wakes the task that polls the queue.
     pub(super) fn new(
         context: &dyn Context,
         shared: Option<Arc<SharedBuffers>>,
         wake_task: &Arc<Notify>,
     ) -> Result<Self, VerbsError> {
-        let capacity = Self::capacity_on(context.attributes());
+        Self::with_capacity(context, Self::capacity_on(context.attributes()), shared, wake_task)
+    }
+
+    /// Creates a queue with room for `capacity` completions.
+    pub(super) fn with_capacity(
+        context: &dyn Context,
+        capacity: u32,
+        shared: Option<Arc<SharedBuffers>>,
+        wake_task: &Arc<Notify>,
+    ) -> Result<Self, VerbsError> {
         Ok(Self {
             completions: context.create_completion_queue(capacity)?,
             shared,
@@ -270,6 +279,16 @@ impl Queue {
         self.poll_with(lock(&self.batch))
     }
 
+    /// Polls for the task `waiting`, which is running, and so is not woken. First waits for another thread that
+    /// is polling.
+    pub(super) fn poll_as(&self, waiting: &Waker) -> Polled {
+        let mut batch = lock(&self.batch);
+        let completions = self.take_completions(&mut batch);
+        batch.after.wakers.retain(|waker| !waker.will_wake(waiting));
+        let (woken, ran) = self.carry_out(batch);
+        Polled { completions, woken, ran, moving: is_moving(&*self.completions) }
+    }
+
     /// Polls until no more completions come. First waits for another thread that is polling.
     pub fn drain(&self) {
         /// Bounds the loop, because a peer may send as fast as this side polls.
@@ -395,6 +414,12 @@ impl Queue {
     pub(super) fn disarm(&self) {
         self.asleep.store(false, Ordering::SeqCst);
         self.completions.disarm();
+    }
+
+    /// Takes the event that the queue was armed for, so that it is no longer armed.
+    pub(super) fn take_event(&self) {
+        self.completions.acknowledge_events();
+        self.woken();
     }
 
     /// Notes that an event woke the poller, so that the queue is no longer armed.

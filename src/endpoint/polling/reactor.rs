@@ -27,6 +27,7 @@ use tokio::runtime::{Builder, Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 
 use super::callers::{Callers, ShortWaits};
+use super::own::{Counted, OwnQueue};
 use super::pace::{Observation, Pace, Spin, Spun};
 use super::pollers::{self, Accepting, BusyThread, SleepingThreads, Step, this_thread};
 use super::queue::{LateArrivals, Polled, Queue};
@@ -35,13 +36,15 @@ use crate::endpoint::deferred::OwnedTask;
 use crate::endpoint::deferred::Run;
 use crate::endpoint::link::receive::{self, SharedBuffers};
 use tonic_rdma_verbs::unstable::{lock, run_each};
-use tonic_rdma_verbs::{Context, VerbsError};
+use tonic_rdma_verbs::{Context, QueuePairCapacity, VerbsError};
 
 /// The completion queues of one runtime on one device.
 #[derive(Debug)]
 pub struct Reactor {
     queues: Vec<Arc<Queue>>,
     next: AtomicUsize,
+    /// The number of connections with a queue of their own.
+    own: Arc<AtomicUsize>,
     spinner: Mutex<Spinner>,
     /// Wakes the poll task.
     pub(super) wake_task: Arc<Notify>,
@@ -86,6 +89,10 @@ struct Spinner {
 pub(super) static REACTORS: LazyLock<Registry> = LazyLock::new(Registry::default);
 
 impl Reactor {
+    /// Most connections of a runtime that have a completion queue each. Each has two descriptors, and one more
+    /// for each end of the socket that wakes it.
+    const OWN_QUEUES: usize = 32;
+
     /// Returns the current runtime's reactor for this device and configuration. The first call creates the
     /// reactor. The reactor is dropped with its last user.
     ///
@@ -115,6 +122,7 @@ impl Reactor {
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
+            own: Arc::default(),
             spinner: Mutex::new(Spinner {
                 pace: Pace::new(config.spin_limit),
                 armed: false,
@@ -140,6 +148,35 @@ impl Reactor {
         let task = runtime.spawn(pollers::run(Arc::downgrade(&reactor), waiters, wake_task));
         let _ = reactor.task.set(OwnedTask(task.abort_handle()));
         Ok(reactor)
+    }
+
+    /// Returns a queue for a connection of this `capacity` alone, if such a queue pays: the
+    /// end waits by events or adaptively, in a runtime whose threads poll nothing when they are idle, on a
+    /// device without receive buffers that connections share, and the runtime has fewer than
+    /// [`OWN_QUEUES`](Self::OWN_QUEUES) of them.
+    ///
+    /// # Errors
+    /// The system can't provide an event descriptor.
+    pub(crate) fn own_queue(
+        &self,
+        context: &dyn Context,
+        capacity: &QueuePairCapacity,
+    ) -> Result<Option<OwnQueue>, VerbsError> {
+        let is_polled = self.mode == PollMode::Busy || self.idle_polled.load(Ordering::Relaxed);
+        let shares = self.queues.iter().any(|queue| queue.shared().is_some());
+        if is_polled || shares || !self.multi_thread {
+            return Ok(None);
+        }
+        let is_free = |count| (count < Self::OWN_QUEUES).then_some(count + 1);
+        if self.own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_free).is_err() {
+            return Ok(None);
+        }
+        let counted = Counted(Arc::clone(&self.own));
+        // A device may give a queue pair more than it was asked for.
+        let completions = 2 * (capacity.send_requests + capacity.receive_requests);
+        let completions = completions.min(context.attributes().max_completions);
+        let queue = Arc::new(Queue::with_capacity(context, completions, None, &self.wake_task)?);
+        OwnQueue::new(queue, counted).map(Some)
     }
 
     /// Returns the queue for the next connection.

@@ -1,0 +1,148 @@
+//! A completion queue that one connection has for itself. Whoever waits for the connection polls this queue,
+//! and registers its event descriptor with the runtime: an arrival wakes the waiting task as the runtime's
+//! own sockets do, with no other task or thread in between.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+
+use super::queue::Queue;
+use tonic_rdma_verbs::unstable::{lock, wake_all};
+use tonic_rdma_verbs::{CompletionQueue, VerbsError};
+
+/// A completion queue of one connection, and its event descriptor.
+#[derive(Debug)]
+pub(crate) struct OwnQueue {
+    queue: Arc<Queue>,
+    descriptor: AsyncFd<EventDescriptor>,
+    waiting: Arc<WaitingTasks>,
+    /// Wakes the waiting tasks.
+    waker: Waker,
+    _counted: Counted,
+}
+
+/// The tasks that wait for one connection. An event of its queue wakes them all, because any of them may poll
+/// the queue for the others.
+#[derive(Debug)]
+struct WaitingTasks {
+    tasks: Mutex<Vec<Waker>>,
+    /// Wakes the supervisor of the connection, which polls the queue while no task waits.
+    supervisor: Arc<Notify>,
+}
+
+impl WaitingTasks {
+    fn add(&self, task: &Waker) {
+        let mut tasks = lock(&self.tasks);
+        if !tasks.iter().any(|known| known.will_wake(task)) {
+            tasks.push(task.clone());
+        }
+    }
+}
+
+impl Wake for WaitingTasks {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        if tasks.is_empty() {
+            self.supervisor.notify_one();
+        }
+        wake_all(tasks);
+    }
+}
+
+/// Counts the queues of this kind that a runtime has, until dropped.
+#[derive(Debug)]
+pub(super) struct Counted(pub(super) Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct EventDescriptor(Arc<dyn CompletionQueue>);
+
+impl AsRawFd for EventDescriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.event_fd().as_raw_fd()
+    }
+}
+
+impl OwnQueue {
+    /// Most rounds of one call of [`poll_until`](Self::poll_until), because a peer may send as fast as this
+    /// end polls.
+    const ROUNDS: usize = 16;
+
+    /// Registers the queue's event descriptor with the current runtime.
+    #[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
+    pub(super) fn new(queue: Arc<Queue>, counted: Counted) -> Result<Self, VerbsError> {
+        let descriptor = EventDescriptor(Arc::clone(queue.completion_queue()));
+        let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE)
+            .map_err(|error| VerbsError::os("watching a completion queue", error))?;
+        let waiting = Arc::new(WaitingTasks { tasks: Mutex::default(), supervisor: Arc::default() });
+        let waker = Arc::clone(&waiting).into();
+        Ok(Self { queue, descriptor, waiting, waker, _counted: counted })
+    }
+
+    /// Returns the queue.
+    pub(crate) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    /// Returns what wakes the supervisor of the connection.
+    pub(crate) fn supervisor(&self) -> &Arc<Notify> {
+        &self.waiting.supervisor
+    }
+
+    /// Calls `check` until it returns a value or nothing more has arrived. Then the next arrival wakes the
+    /// task `waiting`, which is the one that calls.
+    pub(crate) fn poll_until<T>(&self, waiting: &Waker, mut check: impl FnMut() -> Poll<T>) -> Poll<T> {
+        for _ in 0..Self::ROUNDS {
+            if let Poll::Ready(value) = check() {
+                return Poll::Ready(value);
+            }
+            self.waiting.add(waiting);
+            if !self.poll_arrivals(waiting) {
+                return Poll::Pending;
+            }
+        }
+        waiting.wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Polls for tasks that do not come to the connection themselves.
+    pub(crate) fn poll(&self) {
+        if (0..Self::ROUNDS).all(|_| self.poll_arrivals(Waker::noop())) {
+            self.waiting.supervisor.notify_one();
+        }
+    }
+
+    /// Polls for the task `waiting`. Returns true if something has arrived; `waiting` itself is not woken then.
+    /// Returns false if the next arrival makes an event.
+    fn poll_arrivals(&self, waiting: &Waker) -> bool {
+        let mut context = Context::from_waker(&self.waker);
+        // An error says that the runtime has ended.
+        while let Poll::Ready(Ok(mut ready)) = self.descriptor.poll_read_ready(&mut context) {
+            self.queue.take_event();
+            ready.clear_ready();
+        }
+        if self.queue.is_asleep() {
+            return false;
+        }
+        if self.queue.poll_as(waiting).has_arrivals() {
+            return true;
+        }
+        self.queue.arm();
+        // The rest may have come before the queue was armed.
+        self.queue.poll_as(waiting).has_arrivals()
+    }
+}
