@@ -11,9 +11,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::coop::poll_proceed;
 
-use super::connection::Connection;
+use super::connection::{ByteStream, Connection};
 use super::error::ConnectionFault;
 use super::info::RdmaConnectInfo;
+use super::polling::OwnQueue;
 use crate::protocol::AbortCode;
 
 /// A connection after its negotiation: RDMA, or TCP as the fallback. Bytes arrive as they were written, in
@@ -43,13 +44,17 @@ pub struct EndpointStream {
 
 #[derive(Debug)]
 enum Inner {
-    Rdma(Arc<Connection>),
+    Rdma(RdmaIo),
     Tcp(TcpIo),
 }
 
 impl EndpointStream {
-    pub(crate) fn rdma(connection: Arc<Connection>, info: RdmaConnectInfo) -> Self {
-        Self { inner: Inner::Rdma(connection), info, has_read: false }
+    pub(super) fn rdma(
+        connection: Arc<Connection<ByteStream>>,
+        own: Option<Arc<OwnQueue>>,
+        info: RdmaConnectInfo,
+    ) -> Self {
+        Self { inner: Inner::Rdma(RdmaIo { connection, own }), info, has_read: false }
     }
 
     pub(crate) fn tcp(stream: TcpStream, received: Bytes, info: RdmaConnectInfo) -> Self {
@@ -78,8 +83,8 @@ impl EndpointStream {
     /// default, a task that reads small messages lets other tasks run after every few hundred bytes, which
     /// suits HTTP/2 best.
     pub fn read_greedily(&mut self) {
-        if let Inner::Rdma(connection) = &self.inner {
-            connection.read_greedily();
+        if let Inner::Rdma(rdma) = &self.inner {
+            rdma.connection.read_greedily();
         }
     }
 
@@ -90,7 +95,7 @@ impl EndpointStream {
     /// The connection failed before.
     pub fn poll_delivered(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &self.inner {
-            Inner::Rdma(connection) => connection.poll_delivered(context),
+            Inner::Rdma(rdma) => rdma.until(context, |connection| connection.poll_delivered(context)),
             Inner::Tcp(_) => Poll::Ready(Ok(())),
         }
     }
@@ -99,7 +104,7 @@ impl EndpointStream {
     /// stream that is only dropped, the stream ends in good order.
     pub fn abort(self) {
         match &self.inner {
-            Inner::Rdma(connection) => connection.abort(AbortCode::RESET, ConnectionFault::Closed),
+            Inner::Rdma(rdma) => rdma.connection.abort(AbortCode::RESET, ConnectionFault::Closed),
             // With this option, dropping the socket sends a reset. The call fails only on a socket without a
             // peer.
             Inner::Tcp(tcp) => drop(tcp.stream.set_zero_linger()),
@@ -110,8 +115,30 @@ impl EndpointStream {
 impl Drop for EndpointStream {
     /// Closes both directions.
     fn drop(&mut self) {
-        if let Inner::Rdma(connection) = &self.inner {
-            connection.detach();
+        if let Inner::Rdma(rdma) = &self.inner {
+            rdma.connection.detach();
+        }
+    }
+}
+
+/// A connection over RDMA.
+#[derive(Debug)]
+struct RdmaIo {
+    connection: Arc<Connection<ByteStream>>,
+    /// The queue, if the connection has one for itself. The tasks that wait for the connection poll it.
+    own: Option<Arc<OwnQueue>>,
+}
+
+impl RdmaIo {
+    /// Calls `check` until it returns a value or nothing more has arrived.
+    fn until<T>(
+        &self,
+        context: &Context<'_>,
+        mut check: impl FnMut(&Connection<ByteStream>) -> Poll<T>,
+    ) -> Poll<T> {
+        match &self.own {
+            Some(own) => own.poll_until(context.waker(), || check(&self.connection)),
+            None => check(&self.connection),
         }
     }
 }
@@ -144,7 +171,13 @@ impl AsyncRead for EndpointStream {
 impl Inner {
     fn poll_read(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self {
-            Self::Rdma(connection) => in_turn(context, |context| connection.poll_read(context, buffer)),
+            Self::Rdma(rdma) => in_turn(context, |context| {
+                let mut read = |connection: &Connection<ByteStream>| connection.poll_read(context, buffer);
+                match rdma.until(context, &mut read) {
+                    Poll::Ready(read) => read,
+                    Poll::Pending => Poll::Pending,
+                }
+            }),
             Self::Tcp(tcp) if !tcp.received.is_empty() => {
                 let count = tcp.received.len().min(buffer.remaining());
                 buffer.put_slice(&tcp.received[..count]);
@@ -178,7 +211,9 @@ impl AsyncWrite for EndpointStream {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &mut self.inner {
-            Inner::Rdma(connection) => in_turn(context, |context| connection.poll_write(context, slices)),
+            Inner::Rdma(rdma) => in_turn(context, |context| {
+                rdma.until(context, |connection| connection.poll_write(context, slices))
+            }),
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_write_vectored(context, slices),
         }
     }
@@ -189,14 +224,14 @@ impl AsyncWrite for EndpointStream {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.inner {
-            Inner::Rdma(connection) => connection.poll_flush(context),
+            Inner::Rdma(rdma) => rdma.until(context, |connection| connection.poll_flush(context)),
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.inner {
-            Inner::Rdma(connection) => connection.poll_shutdown(context),
+            Inner::Rdma(rdma) => rdma.until(context, |connection| connection.poll_shutdown(context)),
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_shutdown(context),
         }
     }

@@ -1,25 +1,173 @@
 //! The byte stream of a connection. Reading delivers arrived bytes in order. Writing gathers small writes,
-//! sends writes eagerly, or offers them by rendezvous: `Limits::coalesce` is the length up to which writes
-//! are gathered, and the `Chooser` knows the length from which on writes go by rendezvous.
+//! sends writes eagerly, or offers them by rendezvous: `ByteStream::coalesce` is the length up to which
+//! writes are gathered, and the `Chooser` knows the length from which on writes go by rendezvous.
 
+use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use tokio::io::ReadBuf;
 
-use super::state::ConnectionState;
+use super::state::{LinkConnection, Traffic};
+use crate::endpoint::deferred::Deferred;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::{self, Link};
-use crate::protocol::{AbortCode, Blocked, Chunk, Finished, MAX_CHUNKS, Part};
+use crate::endpoint::tuner::Chooser;
+use crate::protocol::{AbortCode, Blocked, Chunk, Event, Finished, MAX_CHUNKS, Part, ReadId};
 use tonic_rdma_verbs::VerbsErrorKind;
 use tonic_rdma_verbs::memory::{Block, Quota};
 
-impl ConnectionState {
+/// The state of a connection that carries a byte stream.
+#[derive(Debug)]
+pub(in crate::endpoint) struct ByteStream {
+    pub(super) base: LinkConnection,
+    /// Writes are gathered up to this length, in bytes.
+    coalesce: usize,
+    chooser: Chooser,
+    /// Small writes, gathered until a flush or until they fill a message.
+    pub(super) staging: Vec<u8>,
+    pub(super) flush_wanted: bool,
+    /// Memory that the peer reads, oldest first.
+    sources: VecDeque<Block>,
+    /// Memory that our READs fill, kept until its bytes are delivered.
+    landings: HashMap<ReadId, Block>,
+    pub(super) reader: Option<Waker>,
+    pub(super) writer: Option<Waker>,
+    /// The task that waits until all bytes are delivered.
+    pub(super) closer: Option<Waker>,
+    pub(super) quota: ReadQuota,
+    shortage: Shortage,
+}
+
+impl ByteStream {
+    pub(in crate::endpoint) fn new(base: LinkConnection, coalesce: usize, chooser: Chooser) -> Self {
+        Self {
+            base,
+            coalesce,
+            chooser,
+            staging: Vec::with_capacity(coalesce),
+            flush_wanted: false,
+            sources: VecDeque::new(),
+            landings: HashMap::new(),
+            reader: None,
+            writer: None,
+            closer: None,
+            quota: ReadQuota::default(),
+            shortage: Shortage::default(),
+        }
+    }
+
+    /// Takes the events of the protocol.
+    fn handle_events(&mut self) -> Result<(), ConnectionFault> {
+        let sources = &mut self.sources;
+        self.base.handle_events(|event| {
+            if let Event::SourcesDone { count } = event {
+                sources.drain(..count as usize);
+            }
+        })
+    }
+
+    /// Returns whether both directions are closed, the peer has all bytes that were written, and this side
+    /// has read the peer's last byte. After a fault no acknowledgement to the peer is needed, because none
+    /// can be sent.
+    pub(super) fn all_delivered(&self) -> bool {
+        let LinkConnection { protocol, link, fault, .. } = &self.base;
+        let over = match fault {
+            None => protocol.is_closed() && link.is_drained(),
+            Some(_) => protocol.is_read_closed() && protocol.is_write_done(),
+        };
+        over && self.staging.is_empty()
+    }
+}
+
+impl Traffic for ByteStream {
+    fn base(&self) -> &LinkConnection {
+        &self.base
+    }
+
+    fn base_mut(&mut self) -> &mut LinkConnection {
+        &mut self.base
+    }
+
+    fn progress(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        if self.base.detached {
+            self.discard();
+        }
+        self.base.post_receives()?;
+        self.handle_events()?;
+        self.start_reads(counters)?;
+        if self.flush_wanted {
+            self.flush_staging(counters)?;
+        }
+        if self.base.detached && self.staging.is_empty() {
+            self.base.protocol.close_write();
+        }
+        self.base.post_control(counters)
+    }
+
+    fn deliver_rest(&mut self, _: &Counters) -> Result<(), ConnectionFault> {
+        self.handle_events()
+    }
+
+    fn read_completed(&mut self, read: u32, _: u64, counters: &Counters) {
+        let read = ReadId(read);
+        if let Some(block) = self.landings.get(&read) {
+            counters.rendezvous_received_bytes.add(block.len() as u64);
+        }
+        self.base.protocol.handle_read_completed(read);
+    }
+
+    fn takes_rendezvous(&self) -> bool {
+        true
+    }
+
+    fn has_unsent(&self) -> bool {
+        !self.staging.is_empty()
+    }
+
+    fn is_transferring(&self) -> bool {
+        self.writer.is_some()
+    }
+
+    fn conclude(&mut self) -> bool {
+        self.shortage.is_new()
+    }
+
+    fn retry(&self) -> Option<Instant> {
+        self.shortage.retry()
+    }
+
+    fn detach(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        self.flush_wanted = true;
+        (self.reader, self.writer, self.closer) = (None, None, None);
+        if self.base.obstacle().is_none() {
+            self.flush_staging(counters)?;
+        }
+        Ok(())
+    }
+
+    fn take_deferred(&mut self, after: &mut Deferred) {
+        let wakers = &mut after.wakers;
+        let ended = self.base.fault.is_some();
+        if ended || self.base.protocol.front().is_some() || self.base.protocol.is_read_closed() {
+            wakers.extend(self.reader.take());
+        }
+        if ended || self.base.lost.is_some() || (self.writer.is_some() && self.has_room()) {
+            wakers.extend(self.writer.take());
+        }
+        if ended || (self.closer.is_some() && self.all_delivered()) {
+            wakers.extend(self.closer.take());
+        }
+    }
+}
+
+impl ByteStream {
     /// Posts READs for the chunks that the peer offered, as far as there is memory for them.
     pub(super) fn start_reads(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
-        while let Some(request) = self.protocol.peek_read() {
-            let block = match self.link.pool.lease(request.length as usize, Quota::Receive) {
+        while let Some(request) = self.base.protocol.peek_read() {
+            let block = match self.base.link.pool.lease(request.length as usize, Quota::Receive) {
                 Ok(block) => block,
                 Err(error) => match error.kind() {
                     // Delivery of the READs in progress frees memory.
@@ -28,8 +176,8 @@ impl ConnectionState {
                     _ => return Err(ConnectionFault::local(error)),
                 },
             };
-            self.link.post_read(&request, &block)?;
-            self.protocol.start_read();
+            self.base.link.post_read(&request, &block)?;
+            self.base.protocol.start_read();
             counters.reads.add(1);
             counters.work_requests.add(1);
             self.landings.insert(request.id, block);
@@ -43,11 +191,11 @@ impl ConnectionState {
         let before = buffer.remaining();
         while buffer.remaining() > 0
             && !self.quota.is_used_up()
-            && let Some(part) = self.protocol.front()
+            && let Some(part) = self.base.protocol.front()
         {
             let (block, start, offset, length) = match part {
                 Part::Eager { slot, offset, length } => {
-                    let (buffers, start) = self.link.receives.slot(slot.0)?;
+                    let (buffers, start) = self.base.link.receives.slot(slot.0)?;
                     (buffers, start, offset, length)
                 }
                 Part::Rendezvous { read, offset, length } => match self.landings.get(&read) {
@@ -66,23 +214,23 @@ impl ConnectionState {
 
     /// Discards bytes that arrive after the stream was dropped, and sends the peer an abort.
     pub(super) fn discard(&mut self) {
-        while let Some(part) = self.protocol.front() {
+        while let Some(part) = self.base.protocol.front() {
             let (Part::Eager { length, .. } | Part::Rendezvous { length, .. }) = part;
             self.consume(length);
-            self.protocol.abort(AbortCode::CLOSED);
+            self.base.protocol.abort(AbortCode::CLOSED);
             // After an abort nothing more is sent.
             self.staging.clear();
         }
     }
 
     fn consume(&mut self, count: usize) {
-        if let Some(Finished::Read(read)) = self.protocol.consume(count) {
+        if let Some(Finished::Read(read)) = self.base.protocol.consume(count) {
             self.landings.remove(&read);
         }
     }
 }
 
-impl ConnectionState {
+impl ByteStream {
     /// Takes as many bytes of `slices` as there is room for, and returns their number. `None` if there is no
     /// room.
     pub(super) fn write(
@@ -91,7 +239,7 @@ impl ConnectionState {
         counters: &Counters,
     ) -> Result<Option<usize>, ConnectionFault> {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
-        if self.staging.len() + length <= self.limits.coalesce {
+        if self.staging.len() + length <= self.coalesce {
             counters.coalesced_writes.add(1);
             slices.iter().for_each(|slice| self.staging.extend_from_slice(slice));
             return Ok(Some(length));
@@ -103,12 +251,12 @@ impl ConnectionState {
         {
             return Ok(Some(sent));
         }
-        let room = self.protocol.eager_room();
+        let room = self.base.protocol.eager_room();
         if room > self.staging.len() {
             return self.send(slices, room, counters).map(Some);
         }
         self.flush_wanted |= !self.staging.is_empty();
-        match self.protocol.blocked_on() {
+        match self.base.protocol.blocked_on() {
             Some(Blocked::Credits) => counters.credit_stalls.add(1),
             _ => counters.send_stalls.add(1),
         }
@@ -121,7 +269,7 @@ impl ConnectionState {
             self.flush_wanted = false;
             return Ok(true);
         }
-        let room = self.protocol.eager_room();
+        let room = self.base.protocol.eager_room();
         if room < self.staging.len() {
             return Ok(false);
         }
@@ -131,7 +279,7 @@ impl ConnectionState {
 
     /// Returns whether there is room for a write.
     pub(super) fn has_room(&self) -> bool {
-        self.protocol.eager_room() > self.staging.len()
+        self.base.protocol.eager_room() > self.staging.len()
     }
 
     /// Sends the gathered writes and as many bytes of `slices` as fit into one message of `room` bytes.
@@ -157,11 +305,11 @@ impl ConnectionState {
             (count, taken, room) = (count + 1, taken + part, room - part);
         }
         let payload = self.staging.len() + taken;
-        let header = self.protocol.send_eager(payload).map_err(ConnectionFault::local)?;
+        let header = self.base.protocol.send_eager(payload).map_err(ConnectionFault::local)?;
         message[0] = IoSlice::new(&header);
         message[1] = IoSlice::new(&self.staging);
         // Header and gathered writes were copied, here or by the device.
-        let in_place = self.link.post_message(&message[..count])?.min(taken);
+        let in_place = self.base.link.post_message(&message[..count])?.min(taken);
         counters.eager_sent.add(1);
         counters.eager_sent_bytes.add(payload as u64);
         counters.work_requests.add(1);
@@ -182,12 +330,15 @@ impl ConnectionState {
         let mut chunks = [Chunk { address: 0, rkey: 0, length: 0 }; MAX_CHUNKS];
         let mut blocks: [Option<Block>; MAX_CHUNKS] = Default::default();
         let (mut count, mut taken) = (0, 0);
-        let most =
-            self.chooser.sources().saturating_sub(self.sources.len()).min(self.protocol.rendezvous_room());
+        let most = self
+            .chooser
+            .sources()
+            .saturating_sub(self.sources.len())
+            .min(self.base.protocol.rendezvous_room());
         while count < most && taken < length {
             let part = (length - taken).min(self.chooser.chunk());
             // Without memory the write goes eagerly, or waits.
-            let Ok(mut block) = self.link.pool.lease(part, Quota::Send) else { break };
+            let Ok(mut block) = self.base.link.pool.lease(part, Quota::Send) else { break };
             copy_range(&mut block, slices, taken, part)?;
             let remote = block.remote(0);
             chunks[count] = Chunk { address: remote.address, rkey: remote.rkey.0, length: part as u64 };
@@ -197,8 +348,8 @@ impl ConnectionState {
         if count == 0 {
             return Ok(None);
         }
-        let rts = self.protocol.send_rendezvous(&chunks[..count]).map_err(ConnectionFault::local)?;
-        self.link.post_message(&[IoSlice::new(rts.as_bytes())])?;
+        let rts = self.base.protocol.send_rendezvous(&chunks[..count]).map_err(ConnectionFault::local)?;
+        self.base.link.post_message(&[IoSlice::new(rts.as_bytes())])?;
         self.sources.extend(blocks.into_iter().flatten());
         counters.rendezvous_sent.add(1);
         counters.rendezvous_sent_bytes.add(taken as u64);

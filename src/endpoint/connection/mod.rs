@@ -3,8 +3,11 @@
 //! All state is under one lock, which is held for the length of a copy at most. The thread that polls the
 //! completion queue passes completions in ([`Connection::handle_completions`]); the stream's task writes and
 //! reads. After that, each of them also does the work that the protocol asks for
-//! ([`ConnectionState::settle`]), so that no data waits for another task. A supervisor, one task of each
-//! connection, watches the TCP connection and the timers.
+//! ([`Traffic::settle`]), so that no data waits for another task. A supervisor, one task of each connection,
+//! watches the TCP connection and the timers.
+//!
+//! What all connections have is in [`LinkConnection`]. A connection carries a [`ByteStream`], or the messages
+//! of native calls, whose state is in `messages`.
 
 mod byte_stream;
 mod state;
@@ -13,7 +16,7 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::io::ReadBuf;
@@ -21,56 +24,35 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{sleep_until, timeout};
 
-use self::state::ConnectionState;
 use super::deferred::Deferred;
 use super::error::ConnectionFault;
 use super::info::Counters;
 use super::journal::{ConnectionEnd, Journal};
-use super::link::Link;
-use super::messages::traffic::{MessageHandler, MessageSettings, Messages};
 use super::polling::{OwnQueue, Participant, Queue, Reactor};
-use super::tuner::Chooser;
-use crate::protocol::{self, AbortCode};
+use crate::protocol::AbortCode;
 use tonic_rdma_verbs::unstable::{has_unsent, lock, sent_slices, wake_all};
-use tonic_rdma_verbs::{ProtectionDomain, QueuePairNumber, WorkCompletion};
+use tonic_rdma_verbs::{QueuePairNumber, WorkCompletion};
 
-pub(super) use self::state::{Limits, Stage};
+pub(super) use self::byte_stream::ByteStream;
+pub(super) use self::state::{LinkConnection, Stage, Traffic};
 
-/// One RDMA connection, for its stream, its completion queue and its supervisor.
-pub(crate) struct Connection {
+/// One RDMA connection, for its handle, its completion queue and its supervisor.
+pub(super) struct Connection<T: ?Sized> {
     number: QueuePairNumber,
     /// All that arrives answers calls of this process.
     answers_callers: bool,
-    state: Mutex<ConnectionState>,
-    /// The completion queue, if the connection has one for itself.
-    own: Option<OwnQueue>,
     /// The live counters.
-    pub(crate) counters: Arc<Counters>,
+    pub(super) counters: Arc<Counters>,
     /// Wakes the supervisor when the state changed in a way that concerns it.
-    pub(crate) changed: Arc<Notify>,
+    changed: Arc<Notify>,
+    state: Mutex<T>,
 }
 
-impl fmt::Debug for Connection {
+impl<T: ?Sized> fmt::Debug for Connection<T> {
     /// Names the connection only, because its whole state would fill pages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("queue_pair", &self.number).finish_non_exhaustive()
     }
-}
-
-/// What a connection carries.
-#[derive(Debug)]
-pub(super) enum Traffic {
-    /// A byte stream.
-    Bytes,
-    /// Messages.
-    Messages {
-        /// The protection domain of the connection's memory.
-        domain: Arc<dyn ProtectionDomain>,
-        /// Most READs at a time.
-        reads: u32,
-        /// The role of this side in the calls.
-        role: Role,
-    },
 }
 
 /// The role of one side of a connection of native calls.
@@ -82,74 +64,39 @@ pub(super) enum Role {
     Server,
 }
 
-impl Connection {
+impl<T: Traffic> Connection<T> {
+    fn new(traffic: T, answers_callers: bool) -> Arc<Self> {
+        Arc::new(Self {
+            number: traffic.base().link.queue_pair.number(),
+            answers_callers,
+            counters: Arc::default(),
+            changed: Arc::clone(&traffic.base().changed),
+            state: Mutex::new(traffic),
+        })
+    }
+}
+
+impl<T: Traffic + ?Sized> Connection<T> {
     /// Time between two additions of a busy connection's counters to the process's metrics.
     const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 
-    pub(super) fn new(
-        link: Link,
-        protocol: protocol::Connection,
-        limits: Limits,
-        chooser: Chooser,
-        traffic: Traffic,
-        own: Option<OwnQueue>,
-    ) -> Arc<Self> {
-        let changed = own.as_ref().map_or_else(Arc::default, |own| Arc::clone(own.supervisor()));
-        let answers_callers = matches!(traffic, Traffic::Messages { role: Role::Client, .. });
-        let messages = match traffic {
-            Traffic::Bytes => None,
-            Traffic::Messages { domain, reads, .. } => {
-                let budget = Arc::clone(link.pool.budget());
-                Some(Messages::new(domain, budget, reads, Arc::clone(&changed)))
-            }
-        };
-        Arc::new(Self {
-            number: link.queue_pair.number(),
-            answers_callers,
-            state: Mutex::new(ConnectionState::new(link, protocol, limits, chooser, messages)),
-            own,
-            counters: Arc::default(),
-            changed,
-        })
-    }
-
-    /// Calls `check` until it returns a value or nothing arrives any more. `waiting` is the task that calls.
-    fn poll_until<T>(&self, waiting: &Waker, mut check: impl FnMut() -> Poll<T>) -> Poll<T> {
-        match &self.own {
-            Some(own) => own.poll_until(waiting, check),
-            None => check(),
-        }
-    }
-
-    /// Polls the connection's own queue, if it has one, for tasks that do not come to it themselves.
-    fn poll_own_queue(&self) {
-        if let Some(own) = &self.own {
-            own.poll();
-        }
-    }
-
-    /// Returns what chooses the transfer mode of writes.
-    pub(crate) fn chooser(&self) -> Chooser {
-        lock(&self.state).chooser.clone()
-    }
-
-    /// Sends a ping over the queue pair, and waits for the answer. Call this before the connection has a
-    /// supervisor, because the supervisor waits for changes too.
-    pub(crate) async fn check_reachable(&self) -> Result<(), ConnectionFault> {
+    async fn check_reachable(&self, own: Option<&OwnQueue>) -> Result<(), ConnectionFault> {
         {
             let mut state = lock(&self.state);
-            state.protocol.ping();
-            state.awaits_pong = true;
-            state.settle(&self.counters, &self.changed);
+            state.base_mut().protocol.ping();
+            state.base_mut().awaits_pong = true;
+            state.settle(&self.counters);
         }
         loop {
-            self.poll_own_queue();
+            if let Some(own) = own {
+                own.poll();
+            }
             {
                 let state = lock(&self.state);
-                if state.protocol.pongs() > 0 {
+                if state.base().protocol.pongs() > 0 {
                     return Ok(());
                 }
-                if let Some(fault) = state.obstacle() {
+                if let Some(fault) = state.base().obstacle() {
                     return Err(fault.clone());
                 }
             }
@@ -157,22 +104,105 @@ impl Connection {
         }
     }
 
+    /// Notes that the handle was dropped, or closes the connection. What was written before is still sent,
+    /// flushed or not, as over TCP: the last bytes of a task that gives up, such as a TLS alert, are often
+    /// not flushed.
+    pub(crate) fn detach(&self) {
+        self.settled(|state| {
+            state.base_mut().detached = true;
+            if let Err(fault) = state.detach(&self.counters) {
+                state.end(fault);
+            }
+        });
+        self.changed.notify_one();
+    }
+
+    /// Ends the connection with `fault`, and wakes the waiting tasks.
+    pub(crate) fn fail(&self, fault: ConnectionFault) {
+        self.settled(|state| state.fail(fault));
+    }
+
+    /// Sends the peer an abort with `code`, then ends the connection with `fault`.
+    pub(crate) fn abort(&self, code: AbortCode, fault: ConnectionFault) {
+        let mut state = lock(&self.state);
+        if state.base().obstacle().is_none() {
+            state.base_mut().protocol.abort(code);
+            state.settle(&self.counters);
+        }
+        drop(state);
+        self.fail(fault);
+    }
+
+    /// Sends pings that are due, and ends the connection if the answer to a ping is overdue.
+    pub(crate) fn handle_timeout(&self, now: Instant) {
+        self.settled(|state| state.base_mut().protocol.handle_timeout(now));
+    }
+
+    /// Calls `change`, does what is due, and carries out what follows from it without the lock.
+    pub(crate) fn settled(&self, change: impl FnOnce(&mut T)) {
+        let mut after = Deferred::reused();
+        let mut state = lock(&self.state);
+        change(&mut state);
+        state.settle(&self.counters);
+        state.take_deferred(&mut after);
+        drop(state);
+        after.carry_out();
+        after.reuse();
+    }
+
+    /// Calls `act` with the state.
+    #[cfg(test)]
+    pub(crate) fn locked<R>(&self, act: impl FnOnce(&mut T) -> R) -> R {
+        act(&mut lock(&self.state))
+    }
+
+    /// Returns when [`handle_timeout`](Self::handle_timeout) is due.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        [state.base().protocol.poll_timeout(), state.retry()].into_iter().flatten().min()
+    }
+
+    /// Returns the connection's stage.
+    pub(crate) fn stage(&self) -> Stage {
+        lock(&self.state).stage()
+    }
+
+    /// Returns whether the peer has closed its writing direction.
+    pub(crate) fn peer_finished(&self) -> bool {
+        lock(&self.state).base().protocol.is_fin_received()
+    }
+
+    /// Returns the reason why nothing can be sent any more, if there is one. The supervisor then drains the
+    /// completion queue and ends the connection.
+    pub(crate) fn lost(&self) -> Option<ConnectionFault> {
+        lock(&self.state).base().lost.clone()
+    }
+
+    /// Returns the reason why the connection ended early, if it did.
+    pub(crate) fn fault(&self) -> Option<ConnectionFault> {
+        lock(&self.state).base().fault.clone()
+    }
+
+    /// Returns how the connection ended, for the log.
+    pub(crate) fn ending(&self) -> ConnectionEnd {
+        let state = lock(&self.state);
+        ConnectionEnd {
+            fault: state.base().fault.clone(),
+            peer_finished: state.base().protocol.is_fin_received(),
+            interrupted: state.base().interrupted,
+        }
+    }
+}
+
+impl Connection<ByteStream> {
     /// Writes as many bytes of the slices as there is room for.
     pub(crate) fn poll_write(
         &self,
         context: &Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_until(context.waker(), || self.try_write(context, slices))
-    }
-
-    fn try_write(
-        &self,
-        context: &Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
         let mut state = lock(&self.state);
-        state.check_writable()?;
+        state.base.check_writable()?;
         match state.write(slices, &self.counters) {
             Ok(Some(written)) => {
                 if has_unsent() {
@@ -190,15 +220,11 @@ impl Connection {
 
     /// Sends the writes that were gathered.
     pub(crate) fn poll_flush(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_until(context.waker(), || self.try_flush(context))
-    }
-
-    fn try_flush(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
         let mut state = lock(&self.state);
         if state.staging.is_empty() {
             return Poll::Ready(Ok(()));
         }
-        state.check_sending()?;
+        state.base.check_sending()?;
         state.flush_wanted = true;
         match state.flush_staging(&self.counters) {
             Ok(true) => Poll::Ready(Ok(())),
@@ -216,50 +242,50 @@ impl Connection {
             return Poll::Pending;
         }
         let mut state = lock(&self.state);
-        if state.obstacle().is_none() {
-            state.protocol.close_write();
-            state.settle(&self.counters, &self.changed);
+        if state.base.obstacle().is_none() {
+            state.base.protocol.close_write();
+            state.settle(&self.counters);
         }
         Poll::Ready(Ok(()))
     }
 
-    /// Reads arrived bytes into `buffer`. Adds nothing to `buffer` at the end of the stream.
-    pub(crate) fn poll_read(&self, context: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        {
-            let mut state = lock(&self.state);
-            if state.quota.is_used_up() && state.protocol.front().is_some() {
-                state.quota.renew();
-                context.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-        }
-        self.poll_until(context.waker(), || self.try_read(context, buffer))
-    }
-
-    fn try_read(&self, context: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    /// Reads arrived bytes into `buffer`. Adds nothing to `buffer` at the end of the stream. Returns
+    /// `Ready(Pending)` if other tasks should run first: the task has been woken already.
+    pub(crate) fn poll_read(
+        &self,
+        context: &Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<Poll<io::Result<()>>> {
         if buffer.remaining() == 0 {
-            return Poll::Ready(Ok(()));
+            return Poll::Ready(Poll::Ready(Ok(())));
         }
         let mut state = lock(&self.state);
+        if state.quota.is_used_up() && state.base.protocol.front().is_some() {
+            state.quota.renew();
+            context.waker().wake_by_ref();
+            return Poll::Ready(Poll::Pending);
+        }
         match state.read(buffer) {
             Ok(0) => {}
             Ok(_) => {
-                state.settle(&self.counters, &self.changed);
-                return Poll::Ready(Ok(()));
+                state.settle(&self.counters);
+                return Poll::Ready(Poll::Ready(Ok(())));
             }
-            Err(fault) => return Poll::Ready(Err(self.fail_with(&mut state, fault))),
+            Err(fault) => return Poll::Ready(Poll::Ready(Err(self.fail_with(&mut state, fault)))),
         }
-        if state.protocol.is_read_closed() {
+        if state.base.protocol.is_read_closed() {
             let closer = state.closer.take();
             drop(state);
             wake_all(closer);
-            return Poll::Ready(Ok(()));
+            return Poll::Ready(Poll::Ready(Ok(())));
         }
-        state.check_fault()?;
+        if let Err(error) = state.base.check_fault() {
+            return Poll::Ready(Poll::Ready(Err(error)));
+        }
         // A task that waits for an answer adds nothing to its request, so the gathered writes go out now.
         if !state.staging.is_empty() {
             state.flush_wanted = true;
-            state.settle(&self.counters, &self.changed);
+            state.settle(&self.counters);
         }
         state.quota.renew();
         state.reader = Some(context.waker().clone());
@@ -268,18 +294,14 @@ impl Connection {
 
     /// Waits until both directions are closed and all bytes are delivered.
     pub(crate) fn poll_delivered(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_until(context.waker(), || self.try_delivered(context))
-    }
-
-    fn try_delivered(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
         let mut state = lock(&self.state);
         if state.all_delivered() {
             return Poll::Ready(Ok(()));
         }
         // A peer that has sent all its bytes, and has received all of ours, may leave while this side still
         // reads.
-        if !(state.protocol.is_fin_received() && state.protocol.is_write_done()) {
-            state.check_fault()?;
+        if !(state.base.protocol.is_fin_received() && state.base.protocol.is_write_done()) {
+            state.base.check_fault()?;
         }
         state.closer = Some(context.waker().clone());
         Poll::Pending
@@ -290,148 +312,31 @@ impl Connection {
         lock(&self.state).quota.disable();
     }
 
-    /// Notes that the stream was dropped. Bytes written before are still sent, flushed or not, as over TCP:
-    /// the last bytes of a task that gives up, such as a TLS alert, are often not flushed.
-    pub(crate) fn detach(&self) {
-        if lock(&self.state).messages.is_some() {
-            return self.close_messages();
-        }
-        let mut state = lock(&self.state);
-        state.detached = true;
-        state.flush_wanted = true;
-        (state.reader, state.writer, state.closer) = (None, None, None);
-        if state.obstacle().is_none()
-            && let Err(fault) = state.flush_staging(&self.counters)
-        {
-            state.end(fault, &self.changed);
-        }
-        state.settle(&self.counters, &self.changed);
-        self.changed.notify_one();
-    }
-
-    /// Takes the handler of the messages, and delivers the messages that have arrived already.
-    pub(crate) fn start_messages(&self, handler: Arc<dyn MessageHandler>, settings: &MessageSettings) {
-        self.settled(|state| {
-            let by_copy = state.link.queue_pair.local().is_some_and(|local| local.reads_by_copy());
-            if let Some(messages) = &mut state.messages {
-                messages.start(handler, settings, by_copy);
-            }
-        });
-    }
-
-    /// Sends what the handler has.
-    pub(crate) fn drive(&self) {
-        self.settled(|_| ());
-    }
-
-    /// Closes the connection in good order, once the handler has no more messages.
-    pub(crate) fn close_messages(&self) {
-        self.settled(|state| state.detached = true);
-        self.changed.notify_one();
-    }
-
-    /// Returns the length of the longest message to the peer.
-    #[cfg(test)]
-    pub(crate) fn max_message(&self) -> usize {
-        lock(&self.state).protocol.max_payload()
-    }
-
-    /// Ends the connection with `fault`, and wakes the waiting tasks.
-    pub(crate) fn fail(&self, fault: ConnectionFault) {
-        self.settled(|state| state.fail(fault));
-    }
-
-    /// Sends the peer an abort with `code`, then ends the connection with `fault`.
-    pub(crate) fn abort(&self, code: AbortCode, fault: ConnectionFault) {
-        let mut state = lock(&self.state);
-        if state.obstacle().is_none() {
-            state.protocol.abort(code);
-            state.settle(&self.counters, &self.changed);
-        }
-        drop(state);
-        self.fail(fault);
-    }
-
-    /// Sends pings that are due, and ends the connection if the answer to a ping is overdue.
-    pub(crate) fn handle_timeout(&self, now: Instant) {
-        self.settled(|state| state.protocol.handle_timeout(now));
-    }
-
-    /// Calls `change`, does what is due, and carries out what follows from it without the lock.
-    fn settled(&self, change: impl FnOnce(&mut ConnectionState)) {
-        let mut after = Deferred::reused();
-        let mut state = lock(&self.state);
-        change(&mut state);
-        state.settle(&self.counters, &self.changed);
-        state.take_deferred(&mut after);
-        drop(state);
-        after.carry_out();
-        after.reuse();
-    }
-
-    /// Returns when [`handle_timeout`](Self::handle_timeout) is due.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        let state = lock(&self.state);
-        let messages = state.messages.as_ref().and_then(|messages| messages.memory.retry());
-        [state.protocol.poll_timeout(), state.shortage.retry(), messages].into_iter().flatten().min()
-    }
-
-    /// Returns the connection's stage.
-    pub(crate) fn stage(&self) -> Stage {
-        lock(&self.state).stage()
-    }
-
-    /// Returns whether the peer has closed its writing direction.
-    pub(crate) fn peer_finished(&self) -> bool {
-        lock(&self.state).protocol.is_fin_received()
-    }
-
-    /// Returns the reason why nothing can be sent any more, if there is one. The supervisor then drains the
-    /// completion queue and ends the connection.
-    pub(crate) fn lost(&self) -> Option<ConnectionFault> {
-        lock(&self.state).lost.clone()
-    }
-
-    /// Returns the reason why the connection ended early, if it did.
-    pub(crate) fn fault(&self) -> Option<ConnectionFault> {
-        lock(&self.state).fault.clone()
-    }
-
-    /// Returns how the connection ended, for the log.
-    pub(crate) fn ending(&self) -> ConnectionEnd {
-        let state = lock(&self.state);
-        ConnectionEnd {
-            fault: state.fault.clone(),
-            peer_finished: state.protocol.is_fin_received(),
-            interrupted: state.interrupted,
-        }
-    }
-
     /// Ends the connection with `fault`; returns the error for the caller.
-    fn fail_with(&self, state: &mut ConnectionState, fault: ConnectionFault) -> io::Error {
-        state.end(fault.clone(), &self.changed);
-        state.settle(&self.counters, &self.changed);
+    fn fail_with(&self, state: &mut ByteStream, fault: ConnectionFault) -> io::Error {
+        state.end(fault.clone());
+        state.settle(&self.counters);
         fault.into()
     }
 }
 
-impl Participant for Connection {
+impl<T: Traffic + ?Sized> Participant for Connection<T> {
     fn queue_pair_number(&self) -> QueuePairNumber {
         self.number
     }
 
     fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Deferred) {
         let mut state = lock(&self.state);
-        let now = state.clock.now();
+        let now = state.base_mut().clock.now();
         for completion in completions {
             if let Err(fault) = state.handle_completion(completion, &self.counters, now) {
-                state.end(fault, &self.changed);
+                state.end(fault);
             }
         }
-        state.settle(&self.counters, &self.changed);
+        state.settle(&self.counters);
         state.take_deferred(after);
-        if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {
-            state.published = now;
+        if now.saturating_duration_since(state.base().published) > Self::PUBLISH_EVERY {
+            state.base_mut().published = now;
             self.counters.publish();
         }
     }
@@ -441,7 +346,7 @@ impl Participant for Connection {
     }
 
     fn fail_with_device(&self) {
-        let failure = lock(&self.state).link.queue_pair.failure();
+        let failure = lock(&self.state).base().link.queue_pair.failure();
         if let Some(reason) = failure {
             self.fail(ConnectionFault::DeviceFailed(reason.into()));
         }
@@ -496,7 +401,7 @@ impl Supervisor {
     pub(crate) async fn run(self) {
         let mut give_up: Option<Instant> = None;
         while self.member.connection.stage() != Stage::Finished {
-            self.member.connection.poll_own_queue();
+            self.member.poll_own_queue();
             if let Some(fault) = self.member.connection.lost() {
                 // All messages that the peer sent before have arrived already.
                 self.member.queue.drain();
@@ -506,7 +411,7 @@ impl Supervisor {
             if self.member.connection.stage() == Stage::Lingering {
                 give_up.get_or_insert_with(|| Instant::now() + self.linger);
             }
-            let longest = if self.member.connection.own.is_some() { Self::UNATTENDED } else { Self::DAY };
+            let longest = if self.member.own.is_some() { Self::UNATTENDED } else { Self::DAY };
             let due = Instant::now() + longest;
             let due = self.member.connection.deadline().map_or(due, |deadline| deadline.min(due));
             let due = give_up.map_or(due, |give_up| due.min(give_up));
@@ -552,7 +457,7 @@ impl Supervisor {
         let connection = &self.member.connection;
         let over = async {
             while !connection.peer_finished() && connection.fault().is_none() {
-                connection.poll_own_queue();
+                self.member.poll_own_queue();
                 connection.changed.notified().await;
             }
         };
@@ -574,40 +479,43 @@ impl Supervisor {
 /// its queue.
 #[derive(Debug)]
 pub(crate) struct Member {
-    pub(crate) connection: Arc<Connection>,
+    pub(super) connection: Arc<Connection<dyn Traffic>>,
     pub(crate) queue: Arc<Queue>,
+    /// The queue, if the connection has one for itself.
+    pub(super) own: Option<Arc<OwnQueue>>,
     key: u32,
     /// Keeps the queue polled.
-    reactor: Arc<Reactor>,
-}
-
-/// A connection with its queue and its reactor, for a handle that makes progress itself.
-#[derive(Debug)]
-pub(crate) struct Carrier {
-    pub(crate) connection: Arc<Connection>,
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) reactor: Arc<Reactor>,
+    pub(super) reactor: Arc<Reactor>,
 }
 
 impl Member {
-    /// Adds the connection that `make` builds. `make` gets the key that the connection's work requests have
-    /// to carry. `completions` is the number of requests that the connection may have posted at a time.
-    pub(crate) fn new(
+    /// Adds a connection of what `make` builds, and returns it, too. `make` gets the key that the connection's
+    /// work requests have to carry. `completions` is the number of requests that the connection may have
+    /// posted at a time. `answers_callers`: all that arrives answers calls of this process.
+    pub(super) fn new<T: Traffic>(
         reactor: Arc<Reactor>,
         queue: Arc<Queue>,
         completions: u32,
-        make: impl FnOnce(u32) -> Result<Arc<Connection>, ConnectionFault>,
-    ) -> Result<Self, ConnectionFault> {
-        let (key, connection) = queue.add(completions, make).map_err(ConnectionFault::local)??;
-        Ok(Self { connection, queue, key, reactor })
+        answers_callers: bool,
+        make: impl FnOnce(u32) -> Result<T, ConnectionFault>,
+    ) -> Result<(Self, Arc<Connection<T>>), ConnectionFault> {
+        let make = |key| Ok(Connection::new(make(key)?, answers_callers));
+        let added: Result<_, ConnectionFault> =
+            queue.add(completions, make).map_err(ConnectionFault::local)?;
+        let (key, connection) = added?;
+        Ok((Self { connection: connection.clone(), queue, own: None, key, reactor }, connection))
     }
 
-    /// Returns the connection with its queue and its reactor.
-    pub(crate) fn carrier(&self) -> Carrier {
-        Carrier {
-            connection: Arc::clone(&self.connection),
-            queue: Arc::clone(&self.queue),
-            reactor: Arc::clone(&self.reactor),
+    /// Sends a ping over the queue pair, and waits for the answer. Call this before the connection has a
+    /// supervisor, because the supervisor waits for changes too.
+    pub(super) async fn check_reachable(&self) -> Result<(), ConnectionFault> {
+        self.connection.check_reachable(self.own.as_deref()).await
+    }
+
+    /// Polls the connection's own queue, if it has one, for tasks that do not come to the connection.
+    fn poll_own_queue(&self) {
+        if let Some(own) = &self.own {
+            own.poll();
         }
     }
 }

@@ -1,77 +1,51 @@
-//! The state of a connection under its lock, and the work that the protocol asks for.
+//! The state that all connections have under their locks, and what they do with it.
 
-use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
 use std::io::{self, IoSlice};
-use std::task::Waker;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::sync::Notify;
 
-use super::byte_stream::{ReadQuota, Shortage};
 use crate::endpoint::deferred::Deferred;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::{Link, WorkId, WorkKind};
-use crate::endpoint::messages::traffic::Messages;
-use crate::endpoint::tuner::Chooser;
-use crate::protocol::{self, Event, ReadId, SlotIndex};
+use crate::protocol::{self, Event, SlotIndex};
 use crate::wire::{Header, MessageKind};
-use tonic_rdma_verbs::memory::Block;
 use tonic_rdma_verbs::{CompletionStatus, WorkCompletion};
 
-/// The state of a connection. Reading and writing are in `byte_stream.rs`.
+/// The link of a connection with the protocol that runs over it, and how the connection ends.
 #[derive(Debug)]
-pub(super) struct ConnectionState {
-    pub(super) protocol: protocol::Connection,
-    pub(super) link: Link,
-    /// The messages of a connection that carries messages; `None` for a byte stream.
-    pub(super) messages: Option<Box<Messages>>,
-    pub(super) limits: Limits,
-    pub(super) chooser: Chooser,
-    /// Small writes, gathered until a flush or until they fill a message.
-    pub(super) staging: Vec<u8>,
-    pub(super) flush_wanted: bool,
-    /// Memory that the peer reads, oldest first.
-    pub(super) sources: VecDeque<Block>,
-    /// Memory that our READs fill, kept until its bytes are delivered.
-    pub(super) landings: HashMap<ReadId, Block>,
-    pub(super) reader: Option<Waker>,
-    pub(super) writer: Option<Waker>,
-    /// The task that waits until all bytes are delivered.
-    pub(super) closer: Option<Waker>,
+pub(in crate::endpoint) struct LinkConnection {
+    pub(in crate::endpoint) protocol: protocol::Connection,
+    pub(in crate::endpoint) link: Link,
+    /// Longest time for the answer to a ping, which the fault names.
+    ping_timeout: Duration,
+    /// Wakes the supervisor when the state changed in a way that concerns it.
+    pub(in crate::endpoint) changed: Arc<Notify>,
     /// The reason why nothing can be sent any more. The connection has not ended yet, because the queue may
     /// still have completions of messages that the peer sent before: a peer may leave while this side
     /// acknowledges its last message.
     pub(super) lost: Option<ConnectionFault>,
     /// The reason why the connection ended early.
-    pub(super) fault: Option<ConnectionFault>,
-    /// A writer waited for room when the connection was lost.
+    pub(in crate::endpoint) fault: Option<ConnectionFault>,
+    /// A transfer was in progress when the connection was lost.
     blocked: bool,
     /// A transfer was in progress when the connection ended early.
     pub(super) interrupted: bool,
-    /// The stream was dropped: bytes that still arrive are discarded.
-    pub(super) detached: bool,
+    /// The handle of the connection was dropped, or closed it.
+    pub(in crate::endpoint) detached: bool,
     /// The supervisor was woken for the end of the connection.
     announced: bool,
     /// The supervisor was woken for the end of the peer's writing direction.
     announced_fin: bool,
     /// A task waits for the answer to a ping.
     pub(super) awaits_pong: bool,
-    pub(super) quota: ReadQuota,
-    pub(super) shortage: Shortage,
     pub(super) clock: Clock,
     /// Time of the last addition of the counters to the process's metrics.
     pub(super) published: Instant,
-}
-
-/// Limits of a connection.
-#[derive(Clone, Debug)]
-pub(crate) struct Limits {
-    /// Writes are gathered up to this length, in bytes.
-    pub(crate) coalesce: usize,
-    /// Longest time for the answer to a ping, which the fault names.
-    pub(crate) ping_timeout: Duration,
 }
 
 /// The stage of a connection's life.
@@ -85,27 +59,18 @@ pub(crate) enum Stage {
     Finished,
 }
 
-impl ConnectionState {
-    pub(super) fn new(
+impl LinkConnection {
+    pub(in crate::endpoint) fn new(
         link: Link,
         protocol: protocol::Connection,
-        limits: Limits,
-        chooser: Chooser,
-        messages: Option<Box<Messages>>,
+        ping_timeout: Duration,
+        changed: Arc<Notify>,
     ) -> Self {
         Self {
-            staging: Vec::with_capacity(limits.coalesce),
             protocol,
             link,
-            messages,
-            limits,
-            chooser,
-            flush_wanted: false,
-            sources: VecDeque::new(),
-            landings: HashMap::new(),
-            reader: None,
-            writer: None,
-            closer: None,
+            ping_timeout,
+            changed,
             lost: None,
             fault: None,
             blocked: false,
@@ -114,50 +79,9 @@ impl ConnectionState {
             announced: false,
             announced_fin: false,
             awaits_pong: false,
-            quota: ReadQuota::default(),
-            shortage: Shortage::default(),
             clock: Clock::default(),
             published: Instant::now(),
         }
-    }
-
-    /// Takes one completion.
-    pub(super) fn handle_completion(
-        &mut self,
-        completion: &WorkCompletion,
-        counters: &Counters,
-        now: Instant,
-    ) -> Result<(), ConnectionFault> {
-        let id = WorkId::from_bits(completion.wr_id);
-        if id.kind == WorkKind::SharedReceive {
-            self.link.receives.hold(id.value);
-        }
-        if completion.status != CompletionStatus::Success {
-            return Err(ConnectionFault::of_completion(completion.opcode, completion.status));
-        }
-        match id.kind {
-            WorkKind::Receive | WorkKind::SharedReceive => {
-                self.handle_message(id.value, completion.byte_len as usize, counters, now)?
-            }
-            WorkKind::Send => {
-                self.link.sends_completed(id.value);
-                self.protocol.handle_sends_completed(id.value);
-            }
-            WorkKind::Read if self.messages.is_some() => {
-                counters.rendezvous_received_bytes.add(completion.byte_len);
-                if let Some(messages) = &mut self.messages {
-                    messages.fetches.completed(id.value);
-                }
-            }
-            WorkKind::Read => {
-                let read = ReadId(id.value);
-                if let Some(block) = self.landings.get(&read) {
-                    counters.rendezvous_received_bytes.add(block.len() as u64);
-                }
-                self.protocol.handle_read_completed(read);
-            }
-        }
-        Ok(())
     }
 
     /// Takes the message in the receive buffer `slot`.
@@ -165,6 +89,7 @@ impl ConnectionState {
         &mut self,
         slot: u32,
         length: usize,
+        takes_rendezvous: bool,
         counters: &Counters,
         now: Instant,
     ) -> Result<(), ConnectionFault> {
@@ -172,7 +97,7 @@ impl ConnectionState {
         const BODY: usize = protocol::MAX_CONTROL_BODY;
         let head = self.link.first_bytes::<{ Header::LENGTH }>(slot)?;
         let header = Header::decode(&head).map_err(protocol::ProtocolViolation::from)?;
-        if header.kind == MessageKind::Rts && self.messages.is_some() {
+        if header.kind == MessageKind::Rts && !takes_rendezvous {
             return Err(protocol::ProtocolViolation::Rendezvous.into());
         }
         let mut body = [0; BODY];
@@ -188,106 +113,8 @@ impl ConnectionState {
         Ok(())
     }
 
-    /// Does all that the protocol asks for, and wakes the supervisor if that ended the connection.
-    pub(super) fn settle(&mut self, counters: &Counters, changed: &Notify) {
-        let progress = match self.obstacle() {
-            None => self.progress(counters),
-            Some(_) => self.handle_events().and_then(|()| self.deliver_messages(counters)),
-        };
-        if let Err(fault) = progress {
-            self.end(fault, changed);
-        }
-        if self.awaits_pong && self.protocol.pongs() > 0 {
-            self.awaits_pong = false;
-            changed.notify_one();
-        }
-        if self.shortage.is_new() {
-            changed.notify_one();
-        }
-        if !self.announced_fin && self.protocol.is_fin_received() {
-            self.announced_fin = true;
-            changed.notify_one();
-        }
-        if self.messages.is_some() {
-            let finished = self.stage() == Stage::Finished;
-            // A peer that has closed, and knows that this side has, may leave before its device has
-            // acknowledged our last message.
-            let closed = self.protocol.is_read_closed() && self.protocol.is_write_done();
-            let fault = self.fault.as_ref().filter(|fault| !(closed && fault.is_loss()));
-            if let Some(messages) = &mut self.messages {
-                messages.conclude(fault, finished);
-            }
-        }
-        if !self.announced && self.stage() == Stage::Finished {
-            self.announced = true;
-            changed.notify_one();
-        }
-    }
-
-    /// Posts receives, reads, writes and control messages that are due.
-    fn progress(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
-        if let Some(mut messages) = self.messages.take() {
-            let progress = self.progress_messages(&mut messages, counters);
-            self.messages = Some(messages);
-            return progress;
-        }
-        if self.detached {
-            self.discard();
-        }
-        self.post_receives()?;
-        self.handle_events()?;
-        self.start_reads(counters)?;
-        if self.flush_wanted {
-            self.flush_staging(counters)?;
-        }
-        if self.detached && self.staging.is_empty() {
-            self.protocol.close_write();
-        }
-        self.post_control(counters)
-    }
-
-    /// Does all that is due on a message connection: delivers, lets the handler send, and posts receives,
-    /// READs and control messages.
-    fn progress_messages(
-        &mut self,
-        messages: &mut Messages,
-        counters: &Counters,
-    ) -> Result<(), ConnectionFault> {
-        messages.fetches.renew();
-        loop {
-            let has_work = messages.deliver(&self.link, &mut self.protocol, counters)?;
-            if self.detached && !messages.started {
-                self.discard();
-            }
-            self.post_receives()?;
-            self.handle_events()?;
-            if has_work || self.detached {
-                messages.transmit(&mut self.link, &mut self.protocol, counters)?;
-            }
-            // A fetch may be over at once.
-            if !messages.fetches.has_over() {
-                break;
-            }
-        }
-        if self.detached && messages.is_exhausted() {
-            self.protocol.close_write();
-        }
-        self.post_control(counters)
-    }
-
-    /// Delivers what had arrived before the connection was lost.
-    fn deliver_messages(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
-        if self.fault.is_some() {
-            return Ok(());
-        }
-        match &mut self.messages {
-            Some(messages) => messages.deliver(&self.link, &mut self.protocol, counters).map(drop),
-            None => Ok(()),
-        }
-    }
-
     /// Posts the receive buffers again whose messages are not needed any more.
-    pub(super) fn post_receives(&mut self) -> Result<(), ConnectionFault> {
+    pub(in crate::endpoint) fn post_receives(&mut self) -> Result<(), ConnectionFault> {
         while let Some(slot) = self.protocol.poll_release() {
             self.link.post_receive(slot)?;
             self.protocol.handle_slots_posted(1);
@@ -297,7 +124,7 @@ impl ConnectionState {
     }
 
     /// Posts control messages that are due.
-    pub(super) fn post_control(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+    pub(in crate::endpoint) fn post_control(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
         if self.protocol.is_write_closed() {
             self.link.signal_all = true;
         }
@@ -309,50 +136,21 @@ impl ConnectionState {
         Ok(())
     }
 
-    /// Takes the events of the protocol.
-    pub(super) fn handle_events(&mut self) -> Result<(), ConnectionFault> {
+    /// Takes the events of the protocol. `handle` gets those that concern what the connection carries.
+    pub(in crate::endpoint) fn handle_events(
+        &mut self,
+        mut handle: impl FnMut(Event),
+    ) -> Result<(), ConnectionFault> {
         while let Some(event) = self.protocol.poll_event() {
             match event {
-                Event::SourcesDone { count } => drop(self.sources.drain(..count as usize)),
-                Event::Aborted { code } => {
-                    return Err(ConnectionFault::Aborted(code));
-                }
-                Event::Idle => {
-                    self.link.release_idle_memory();
-                    if let Some(messages) = &mut self.messages {
-                        messages.memory.release_idle();
-                    }
-                }
-                Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.limits.ping_timeout)),
+                Event::SourcesDone { .. } => {}
+                Event::Aborted { code } => return Err(ConnectionFault::Aborted(code)),
+                Event::Idle => self.link.release_idle_memory(),
+                Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.ping_timeout)),
             }
+            handle(event);
         }
         Ok(())
-    }
-
-    /// Ends the connection with `fault`. If `fault` says only that nothing gets through to the peer, the
-    /// supervisor ends the connection later, after it has taken the completions of all messages that had
-    /// arrived.
-    pub(super) fn end(&mut self, fault: ConnectionFault, changed: &Notify) {
-        if !fault.is_loss() {
-            self.fail(fault);
-        } else if self.lost.is_none() {
-            // A failed device looks like a peer that left, but the queue pair knows the true reason.
-            let failure = self.link.queue_pair.failure();
-            self.lost = Some(failure.map_or(fault, |reason| ConnectionFault::DeviceFailed(reason.into())));
-            self.blocked = self.writer.is_some();
-            changed.notify_one();
-        }
-    }
-
-    /// Ends the connection with `fault` at once.
-    pub(super) fn fail(&mut self, fault: ConnectionFault) {
-        if self.fault.is_none() {
-            let fetching = self.messages.as_ref().is_some_and(|messages| !messages.fetches.is_empty());
-            self.interrupted =
-                self.blocked || fetching || self.writer.is_some() || self.protocol.is_transferring();
-            self.fault = Some(fault);
-            self.link.queue_pair.to_error();
-        }
     }
 
     /// Returns an error if the connection ended early.
@@ -378,46 +176,138 @@ impl ConnectionState {
         }
         Ok(())
     }
+}
+
+/// What a connection carries, a byte stream or messages, with its link. All of it is under one lock.
+pub(in crate::endpoint) trait Traffic: Debug + Send + 'static {
+    /// Returns the link.
+    fn base(&self) -> &LinkConnection;
+
+    /// Returns the link.
+    fn base_mut(&mut self) -> &mut LinkConnection;
+
+    /// Posts receives, reads, writes and control messages that are due, and delivers what has arrived.
+    fn progress(&mut self, counters: &Counters) -> Result<(), ConnectionFault>;
+
+    /// Delivers what had arrived before the connection was lost.
+    fn deliver_rest(&mut self, counters: &Counters) -> Result<(), ConnectionFault>;
+
+    /// Takes the completion of the READ `read` of `length` bytes.
+    fn read_completed(&mut self, read: u32, length: u64, counters: &Counters);
+
+    /// Returns whether the peer may send by rendezvous.
+    fn takes_rendezvous(&self) -> bool;
+
+    /// Returns whether bytes were taken from the application that were not sent.
+    fn has_unsent(&self) -> bool;
+
+    /// Returns whether a transfer is in progress of which the protocol does not know.
+    fn is_transferring(&self) -> bool;
+
+    /// Notes the end of the connection, if it has ended, after each change. Returns whether the supervisor
+    /// has to ask again when something is to be [retried](Self::retry).
+    fn conclude(&mut self) -> bool;
+
+    /// Returns when to try again what failed because there was no memory.
+    fn retry(&self) -> Option<Instant>;
+
+    /// Notes that the handle of the connection is gone, and sends what waits to be sent.
+    fn detach(&mut self, counters: &Counters) -> Result<(), ConnectionFault>;
+
+    /// Moves the tasks to wake, and the work for the thread that holds the lock, to `after`.
+    fn take_deferred(&mut self, after: &mut Deferred);
+
+    /// Takes one completion.
+    fn handle_completion(
+        &mut self,
+        completion: &WorkCompletion,
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<(), ConnectionFault> {
+        let takes_rendezvous = self.takes_rendezvous();
+        let base = self.base_mut();
+        let id = WorkId::from_bits(completion.wr_id);
+        if id.kind == WorkKind::SharedReceive {
+            base.link.receives.hold(id.value);
+        }
+        if completion.status != CompletionStatus::Success {
+            return Err(ConnectionFault::of_completion(completion.opcode, completion.status));
+        }
+        match id.kind {
+            WorkKind::Receive | WorkKind::SharedReceive => {
+                let length = completion.byte_len as usize;
+                base.handle_message(id.value, length, takes_rendezvous, counters, now)?
+            }
+            WorkKind::Send => {
+                base.link.sends_completed(id.value);
+                base.protocol.handle_sends_completed(id.value);
+            }
+            WorkKind::Read => self.read_completed(id.value, completion.byte_len, counters),
+        }
+        Ok(())
+    }
+
+    /// Does all that the protocol asks for, and wakes the supervisor if that ended the connection.
+    fn settle(&mut self, counters: &Counters) {
+        let progress = match self.base().obstacle() {
+            None => self.progress(counters),
+            Some(_) => self.deliver_rest(counters),
+        };
+        if let Err(fault) = progress {
+            self.end(fault);
+        }
+        let retries = self.conclude();
+        let finished = self.stage() == Stage::Finished;
+        let base = self.base_mut();
+        let ponged = base.awaits_pong && base.protocol.pongs() > 0;
+        let fin = !base.announced_fin && base.protocol.is_fin_received();
+        let ended = !base.announced && finished;
+        base.awaits_pong &= !ponged;
+        base.announced_fin |= fin;
+        base.announced |= ended;
+        if ponged || fin || ended || retries {
+            base.changed.notify_one();
+        }
+    }
+
+    /// Ends the connection with `fault`. If `fault` says only that nothing gets through to the peer, the
+    /// supervisor ends the connection later, after it has taken the completions of all messages that had
+    /// arrived.
+    fn end(&mut self, fault: ConnectionFault) {
+        let blocked = self.is_transferring();
+        let base = self.base_mut();
+        if !fault.is_loss() {
+            self.fail(fault);
+        } else if base.lost.is_none() {
+            // A failed device looks like a peer that left, but the queue pair knows the true reason.
+            let failure = base.link.queue_pair.failure();
+            base.lost = Some(failure.map_or(fault, |reason| ConnectionFault::DeviceFailed(reason.into())));
+            base.blocked = blocked;
+            base.changed.notify_one();
+        }
+    }
+
+    /// Ends the connection with `fault` at once.
+    fn fail(&mut self, fault: ConnectionFault) {
+        let blocked = self.is_transferring();
+        let base = self.base_mut();
+        if base.fault.is_none() {
+            base.interrupted = base.blocked || blocked || base.protocol.is_transferring();
+            base.fault = Some(fault);
+            base.link.queue_pair.to_error();
+        }
+    }
 
     /// Returns the stage.
-    pub(super) fn stage(&self) -> Stage {
-        let all_sent = self.detached && self.staging.is_empty() && self.protocol.is_closed();
-        if self.fault.is_some() || (all_sent && self.link.is_drained()) {
+    fn stage(&self) -> Stage {
+        let base = self.base();
+        let all_sent = base.detached && base.protocol.is_closed() && !self.has_unsent();
+        if base.fault.is_some() || (all_sent && base.link.is_drained()) {
             Stage::Finished
-        } else if self.detached {
+        } else if base.detached {
             Stage::Lingering
         } else {
             Stage::Open
-        }
-    }
-
-    /// Returns whether both directions are closed, the peer has all bytes that were written, and this side
-    /// has read the peer's last byte. After a fault no acknowledgement to the peer is needed, because none
-    /// can be sent.
-    pub(super) fn all_delivered(&self) -> bool {
-        let over = match self.fault {
-            None => self.protocol.is_closed() && self.link.is_drained(),
-            Some(_) => self.protocol.is_read_closed() && self.protocol.is_write_done(),
-        };
-        over && self.staging.is_empty()
-    }
-
-    /// Moves the work for the thread that holds the lock to `after`: that of the messages, or for a byte
-    /// stream the wakers of all tasks that can go on.
-    pub(super) fn take_deferred(&mut self, after: &mut Deferred) {
-        if let Some(messages) = &mut self.messages {
-            return after.append(&mut messages.after);
-        }
-        let wakers = &mut after.wakers;
-        let ended = self.fault.is_some();
-        if ended || self.protocol.front().is_some() || self.protocol.is_read_closed() {
-            wakers.extend(self.reader.take());
-        }
-        if ended || self.lost.is_some() || (self.writer.is_some() && self.has_room()) {
-            wakers.extend(self.writer.take());
-        }
-        if ended || (self.closer.is_some() && self.all_delivered()) {
-            wakers.extend(self.closer.take());
         }
     }
 }

@@ -23,14 +23,15 @@ pub(in crate::endpoint) mod traffic;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crate::endpoint::connection::Carrier;
+use crate::endpoint::connection::{Connection, Member};
 use crate::endpoint::deferred::Run;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::{Counters, RdmaConnectInfo};
-use crate::endpoint::polling::CallInFlight;
+use crate::endpoint::polling::{CallInFlight, Queue, Reactor};
 use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
 
+pub(in crate::endpoint) use self::traffic::Messages;
 pub(crate) use self::traffic::{FetchError, MessageHandler, MessageSettings, ReadSegment, Sender};
 
 #[cfg(test)]
@@ -60,13 +61,19 @@ impl Negotiated {
 /// [`close`](Self::close) does.
 #[derive(Debug)]
 pub(crate) struct MessageEndpoint {
-    carrier: Carrier,
+    connection: Arc<Connection<Messages>>,
+    queue: Arc<Queue>,
+    reactor: Arc<Reactor>,
     info: RdmaConnectInfo,
 }
 
 impl MessageEndpoint {
-    pub(in crate::endpoint) fn new(carrier: Carrier, info: RdmaConnectInfo) -> Self {
-        Self { carrier, info }
+    pub(in crate::endpoint) fn new(
+        connection: Arc<Connection<Messages>>,
+        member: &Member,
+        info: RdmaConnectInfo,
+    ) -> Self {
+        Self { connection, queue: Arc::clone(&member.queue), reactor: Arc::clone(&member.reactor), info }
     }
 
     /// Returns the result of the negotiation, and its reason.
@@ -76,25 +83,25 @@ impl MessageEndpoint {
 
     /// Returns the live counters.
     pub(crate) fn counters(&self) -> &Arc<Counters> {
-        &self.carrier.connection.counters
+        &self.connection.counters
     }
 
     /// Returns the length of the longest message to the peer, in bytes. It is at least 256.
     #[cfg(test)]
     pub(crate) fn max_message(&self) -> usize {
-        self.carrier.connection.max_message()
+        self.connection.locked(|messages| messages.max_message())
     }
 
     /// Takes the handler, and delivers the messages that have arrived already. Until then messages stay in
     /// their receive buffers. Later calls have no effect.
     pub(crate) fn start(&self, handler: Arc<dyn MessageHandler>, settings: MessageSettings) {
-        self.carrier.connection.start_messages(handler, &settings);
+        self.connection.settled(|messages| messages.start(handler, &settings));
     }
 
     /// Asks the handler for messages and sends them. Call this after messages were queued, without any lock
     /// that the handler takes.
     pub(crate) fn drive(&self) {
-        self.carrier.connection.drive();
+        self.connection.settled(|_| ());
     }
 
     /// Waits for `is_done` on this thread for a short time, if that pays and other tasks have another thread,
@@ -109,23 +116,23 @@ impl MessageEndpoint {
     /// that call has just `begun`. In that case `is_done` may take only what has arrived already, and must
     /// not wait.
     pub(crate) fn spin(&self, begun: Option<Instant>, is_done: impl FnMut() -> bool) -> bool {
-        self.carrier.reactor.wait_as_caller(&self.carrier.queue, begun, is_done)
+        self.reactor.wait_as_caller(&self.queue, begun, is_done)
     }
 
     /// Polls the completion queue once. Call this without any lock that the handler takes.
     pub(crate) fn poll_queue(&self) {
-        self.carrier.queue.poll();
+        self.queue.poll();
     }
 
     /// Notes that a call has begun, until the returned value is dropped. While other calls are in flight, a
     /// caller whose answer has come leaves the queue to the poll task.
     pub(crate) fn begin_call(&self) -> CallInFlight {
-        CallInFlight::begin(&self.carrier.reactor)
+        CallInFlight::begin(&self.reactor)
     }
 
     /// Leaves work of the connection to a thread that [accepts](crate::endpoint::Accepting) calls.
     pub(crate) fn leave(&self, run: Weak<dyn Run>) {
-        self.carrier.reactor.leave(run);
+        self.reactor.leave(run);
     }
 
     /// Closes the connection in good order. Messages that the handler still gives in `transmit` are sent;
@@ -133,18 +140,18 @@ impl MessageEndpoint {
     /// when the peer has closed too, at the latest after [`Config::linger`](crate::Config::linger). The
     /// handler receives messages until then.
     pub(crate) fn close(&self) {
-        self.carrier.connection.close_messages();
+        self.connection.detach();
     }
 
     /// Ends the connection at once. The peer sees an abort with `code`, this side's handler `ended`.
     pub(crate) fn abort(&self, code: AbortCode) {
-        self.carrier.connection.abort(code, ConnectionFault::Closed);
+        self.connection.abort(code, ConnectionFault::Closed);
     }
 
     /// Returns the reason why the connection ended early, if it did.
     #[cfg(test)]
     pub(crate) fn fault(&self) -> Option<ConnectionFault> {
-        self.carrier.connection.fault()
+        self.connection.fault()
     }
 }
 

@@ -14,11 +14,12 @@ use foldhash::fast::RandomState;
 use slab::Slab;
 use tokio::sync::Notify;
 
+use crate::endpoint::connection::{LinkConnection, Stage, Traffic};
 use crate::endpoint::deferred::{Deferred, Run};
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
-use crate::protocol::{self, Blocked, Part};
+use crate::protocol::{self, AbortCode, Blocked, Event, Part, ProtocolViolation};
 use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::unstable::{Landed, Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment, VerbsError, VerbsErrorKind};
@@ -73,19 +74,20 @@ pub(crate) struct MessageSettings {
     pub(crate) expose: bool,
 }
 
-/// The state of a message connection beside its protocol and its link.
+/// The state of a connection that carries messages.
 #[derive(Debug)]
-pub(crate) struct Messages {
+pub(in crate::endpoint) struct Messages {
+    base: LinkConnection,
     /// The handler; `None` before the start and after the end.
     handler: Option<Arc<dyn MessageHandler>>,
     /// A handler has taken the connection over.
-    pub(crate) started: bool,
-    pub(crate) memory: MessageMemory,
-    pub(crate) fetches: Fetches,
+    started: bool,
+    memory: MessageMemory,
+    fetches: Fetches,
     /// Memory that short messages are copied into, one behind the other.
     inbox: BytesMut,
     /// Work for the thread that holds the lock, once it does not hold it any more.
-    pub(crate) after: Deferred,
+    after: Deferred,
     /// The handler gave all that it had when it was last asked.
     exhausted: bool,
     finish_reported: bool,
@@ -115,81 +117,68 @@ impl Messages {
     /// Longer messages have memory of their own, so that no short message keeps it.
     const SHORT: usize = 2 << 10;
 
-    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `changed`
-    /// wakes the connection's supervisor.
-    pub(crate) fn new(
+    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time.
+    pub(in crate::endpoint) fn new(
+        base: LinkConnection,
         domain: Arc<dyn ProtectionDomain>,
-        budget: Arc<Budget>,
         reads: u32,
-        changed: Arc<Notify>,
-    ) -> Box<Self> {
-        Box::new(Self {
+    ) -> Self {
+        let budget = Arc::clone(base.link.pool.budget());
+        Self {
             handler: None,
             started: false,
-            memory: MessageMemory::new(domain, budget, changed),
+            memory: MessageMemory::new(domain, budget, Arc::clone(&base.changed)),
+            base,
             fetches: Fetches::new(reads),
             inbox: BytesMut::new(),
             after: Deferred::default(),
             exhausted: true,
             finish_reported: false,
-        })
+        }
     }
 
-    /// Takes the handler, unless there was one before. `by_copy`: a READ is a copy by the thread that posts
-    /// it, as the queue pair says once it is connected.
-    pub(crate) fn start(
-        &mut self,
-        handler: Arc<dyn MessageHandler>,
-        settings: &MessageSettings,
-        by_copy: bool,
-    ) {
+    /// Takes the handler, unless there was one before.
+    pub(super) fn start(&mut self, handler: Arc<dyn MessageHandler>, settings: &MessageSettings) {
         if !std::mem::replace(&mut self.started, true) {
             self.memory.set(settings);
-            self.fetches.start(by_copy);
+            let local = self.base.link.queue_pair.local();
+            self.fetches.start(local.is_some_and(|local| local.reads_by_copy()));
             self.handler = Some(handler);
         }
     }
 
+    /// Returns the length of the longest message to the peer.
+    #[cfg(test)]
+    pub(super) fn max_message(&self) -> usize {
+        self.base.protocol.max_payload()
+    }
+
     /// Returns whether the handler had nothing more to send when it was last asked, and no fetch is in
     /// flight.
-    pub(crate) fn is_exhausted(&self) -> bool {
+    fn is_exhausted(&self) -> bool {
         self.exhausted && self.fetches.is_empty() && !self.fetches.has_over()
     }
 
     /// Hands fetches that are over and messages that have arrived to the handler. Returns whether
     /// [`transmit`](Self::transmit) may have something to do.
-    pub(crate) fn deliver(
-        &mut self,
-        link: &Link,
-        protocol: &mut protocol::Connection,
-        counters: &Counters,
-    ) -> Result<bool, ConnectionFault> {
-        let Some(handler) = self.handler.take() else { return Ok(true) };
-        let delivered = self.deliver_to(&*handler, link, protocol, counters);
-        self.handler = Some(handler);
-        delivered
-    }
-
-    fn deliver_to(
-        &mut self,
-        handler: &dyn MessageHandler,
-        link: &Link,
-        protocol: &mut protocol::Connection,
-        counters: &Counters,
-    ) -> Result<bool, ConnectionFault> {
+    fn deliver(&mut self, counters: &Counters) -> Result<bool, ConnectionFault> {
+        let Self {
+            base: LinkConnection { protocol, link, .. }, handler, memory, fetches, inbox, after, ..
+        } = self;
+        let Some(handler) = handler else { return Ok(true) };
         // Only the answer to the last message counts: whatever else changes the handler's state meanwhile
         // drives the connection itself.
         let mut has_work = true;
-        while let Some((fetch, landed)) = self.fetches.poll_over() {
+        while let Some((fetch, landed)) = fetches.poll_over() {
             if let Some(landed) = &landed {
                 counters.landed_bytes.add(landed.len() as u64);
             }
-            let memory = landed.map(|landed| self.memory.lend(landed));
-            handler.landed(fetch, memory, &mut self.after)?;
+            let landed = landed.map(|landed| memory.lend(landed));
+            handler.landed(fetch, landed, after)?;
         }
         while let Some(part) = protocol.front() {
             let Part::Eager { slot, offset, length } = part else {
-                return Err(protocol::ProtocolViolation::Rendezvous.into());
+                return Err(ProtocolViolation::Rendezvous.into());
             };
             let (block, start) = link.receives.slot(slot.0)?;
             let range = start + offset..start + offset + length;
@@ -198,67 +187,150 @@ impl Messages {
                 block.copy_out_to(range, &mut message).map_err(ConnectionFault::local)?;
                 Bytes::from(message)
             } else {
-                if self.inbox.capacity() < length {
-                    self.inbox = BytesMut::with_capacity(Self::INBOX);
+                if inbox.capacity() < length {
+                    *inbox = BytesMut::with_capacity(Self::INBOX);
                 }
-                block.copy_out_to(range, &mut self.inbox).map_err(ConnectionFault::local)?;
-                self.inbox.split().freeze()
+                block.copy_out_to(range, inbox).map_err(ConnectionFault::local)?;
+                inbox.split().freeze()
             };
             protocol.consume(length);
-            has_work = handler.receive(message, &mut self.after)?;
+            has_work = handler.receive(message, after)?;
         }
         if !self.finish_reported && protocol.is_read_closed() {
             self.finish_reported = true;
-            handler.peer_finished(&mut self.after);
+            handler.peer_finished(after);
         }
         Ok(has_work || !self.is_exhausted())
     }
 
     /// Asks the handler for messages and fetches, and sends them.
-    pub(crate) fn transmit(
-        &mut self,
-        link: &mut Link,
-        protocol: &mut protocol::Connection,
-        counters: &Counters,
-    ) -> Result<(), ConnectionFault> {
-        let Some(handler) = self.handler.take() else { return Ok(()) };
-        let Self { memory, fetches, after, .. } = self;
+    fn transmit(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        let Self { base: LinkConnection { protocol, link, .. }, handler, memory, fetches, after, .. } = self;
+        let Some(handler) = handler else { return Ok(()) };
         memory.will_ask();
         let mut sender = Sender { link, protocol, memory, fetches, counters, refused: false };
         let sent = handler.transmit(&mut sender, after);
         let refused = sender.refused;
         self.exhausted = !refused && sender.room() > 0;
-        self.memory.note_refused(refused);
-        self.handler = Some(handler);
+        memory.note_refused(refused);
         sent?;
-        let (reads, read_at_once) = self.fetches.post(link)?;
+        let (reads, read_at_once) = fetches.post(link)?;
         counters.rendezvous_received_bytes.add(read_at_once);
         counters.reads.add(reads);
         counters.work_requests.add(reads);
         Ok(())
     }
 
-    /// Tells the handler of the end of the connection, and lets go of it: `fault` is the reason if the
-    /// connection ended early, `finished` says whether there is nothing left to do.
-    pub(crate) fn conclude(&mut self, fault: Option<&ConnectionFault>, finished: bool) {
-        if !finished {
-            return;
+    /// Takes the events of the protocol.
+    fn handle_events(&mut self) -> Result<(), ConnectionFault> {
+        let memory = &mut self.memory;
+        self.base.handle_events(|event| {
+            if let Event::Idle = event {
+                memory.release_idle();
+            }
+        })
+    }
+}
+
+impl Traffic for Messages {
+    fn base(&self) -> &LinkConnection {
+        &self.base
+    }
+
+    fn base_mut(&mut self) -> &mut LinkConnection {
+        &mut self.base
+    }
+
+    fn progress(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        self.fetches.renew();
+        loop {
+            let has_work = self.deliver(counters)?;
+            if self.base.detached && !self.started {
+                // Nothing takes these messages.
+                while let Some(Part::Eager { length, .. }) = self.base.protocol.front() {
+                    self.base.protocol.consume(length);
+                    self.base.protocol.abort(AbortCode::CLOSED);
+                }
+            }
+            self.base.post_receives()?;
+            self.handle_events()?;
+            if has_work || self.base.detached {
+                self.transmit(counters)?;
+            }
+            // A fetch may be over at once.
+            if !self.fetches.has_over() {
+                break;
+            }
         }
-        let Some(handler) = self.handler.take() else { return };
-        self.after.runs.push(Arc::new(Ending { handler, fault: fault.cloned() }));
+        if self.base.detached && self.is_exhausted() {
+            self.base.protocol.close_write();
+        }
+        self.base.post_control(counters)
+    }
+
+    fn deliver_rest(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        self.handle_events()?;
+        if self.base.fault.is_none() {
+            self.deliver(counters)?;
+        }
+        Ok(())
+    }
+
+    fn read_completed(&mut self, read: u32, length: u64, counters: &Counters) {
+        counters.rendezvous_received_bytes.add(length);
+        self.fetches.completed(read);
+    }
+
+    fn takes_rendezvous(&self) -> bool {
+        false
+    }
+
+    fn has_unsent(&self) -> bool {
+        false
+    }
+
+    fn is_transferring(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    /// Tells the handler of the end of the connection, and lets go of it.
+    fn conclude(&mut self) -> bool {
+        if self.stage() == Stage::Finished
+            && let Some(handler) = self.handler.take()
+        {
+            // A peer that has closed, and knows that this side has, may leave before its device has
+            // acknowledged our last message.
+            let LinkConnection { protocol, fault, .. } = &self.base;
+            let closed = protocol.is_read_closed() && protocol.is_write_done();
+            let fault = fault.clone().filter(|fault| !(closed && fault.is_loss()));
+            self.after.runs.push(Arc::new(Ending { handler, fault }));
+        }
+        false
+    }
+
+    fn retry(&self) -> Option<Instant> {
+        self.memory.retry()
+    }
+
+    fn detach(&mut self, _: &Counters) -> Result<(), ConnectionFault> {
+        Ok(())
+    }
+
+    fn take_deferred(&mut self, after: &mut Deferred) {
+        after.append(&mut self.after);
     }
 }
 
 /// The sending side of a message connection, during [`MessageHandler::transmit`].
 #[derive(Debug)]
 pub(crate) struct Sender<'a> {
-    pub(super) link: &'a mut Link,
-    pub(super) protocol: &'a mut protocol::Connection,
-    pub(super) memory: &'a mut MessageMemory,
-    pub(super) fetches: &'a mut Fetches,
-    pub(super) counters: &'a Counters,
+    link: &'a mut Link,
+    protocol: &'a mut protocol::Connection,
+    memory: &'a mut MessageMemory,
+    fetches: &'a mut Fetches,
+    counters: &'a Counters,
     /// Memory was refused.
-    pub(super) refused: bool,
+    refused: bool,
 }
 
 /// A part of the content of a fetch, in order.

@@ -13,7 +13,7 @@ use super::local_side::Established;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::info::{ConnectionFacts, RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
-use crate::endpoint::messages::{MessageEndpoint, Negotiated};
+use crate::endpoint::messages::Negotiated;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{Confirm, Decoded, Message};
 
@@ -93,7 +93,7 @@ impl ControlStream {
     /// Goes on over RDMA. From now on a supervisor watches the TCP connection.
     pub(super) fn into_rdma(self, established: Established) -> Result<Negotiated, NegotiationError> {
         let device = established.device();
-        let native = established.native;
+        let native = established.is_native();
         let mut reason = match established.queue_pair.local() {
             // Long content needs no second copy if each side may read the other's memory.
             Some(local) if local.reads_by_copy() => {
@@ -116,12 +116,9 @@ impl ControlStream {
             telemetry: Some(established.telemetry()),
             first_byte: Arc::default(),
         });
-        let (carrier, supervisor) = established.supervise(self.tcp, info.peer_addr(), self.journal);
-        let span = tracing::info_span!("rdma", device = info.device());
+        let (negotiated, supervisor) = established.supervise(self.tcp, info, self.journal);
+        let span = tracing::info_span!("rdma", device = negotiated.info().device());
         tokio::spawn(tracing::Instrument::instrument(supervisor.run(), span));
-        Ok(match native {
-            true => Negotiated::Messages(MessageEndpoint::new(carrier, info)),
-            false => Negotiated::Stream(EndpointStream::rdma(carrier.connection, info)),
-        })
+        Ok(negotiated)
     }
 }

@@ -252,7 +252,8 @@ pub(super) async fn negotiate(
 ) -> Result<Outcome, NegotiationError> {
     let wanted = config.clone();
     let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
-    let prepared = blocking(move || Prepared::new(provider::open(&wanted, local, peer)?, &wanted, native)).await;
+    let prepared =
+        blocking(move || Prepared::new(provider::open(&wanted, local, peer)?, &wanted, native)).await;
     let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
     // Without a device the hello has no offer, but it identifies this side, and asks for TCP.
     let offers = prepared.iter().map(Prepared::offer).collect();

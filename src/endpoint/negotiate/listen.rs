@@ -377,7 +377,8 @@ impl Negotiation<'_> {
         let config = self.config.clone();
         blocking(move || {
             let connected =
-                Prepared::new(provider::open_device(provider, &config)?, &config, native.is_some())?.connect(&peer, native)?;
+                Prepared::new(provider::open_device(provider, &config)?, &config, native.is_some())?
+                    .connect(&peer, native)?;
             // The slot is held until here, because this work continues if its negotiation ends.
             Ok((connected, slot))
         })
@@ -403,7 +404,7 @@ impl Negotiation<'_> {
             queue_pair: established.queue_pair.local_address().as_bytes().to_vec(),
             receive_slots: established.slots,
             slot_size: established.config.slot_size,
-            capabilities: if established.native { NATIVE_CALLS } else { 0 },
+            capabilities: if established.is_native() { NATIVE_CALLS } else { 0 },
         };
         control.send(&Message::ServerHello(ServerHello { answer })).await?;
         slot.waits();

@@ -1,7 +1,6 @@
 //! This side of an RDMA connection: prepared before the peer's end is known, and established when its queue
 //! pair is connected.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,14 +8,18 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::endpoint::config::Config;
-use crate::endpoint::connection::{Carrier, Connection, Counted, Limits, Member, Role, Supervisor, Traffic};
+use crate::endpoint::connection::{
+    ByteStream, Connection, Counted, LinkConnection, Member, Role, Supervisor,
+};
 use crate::endpoint::error::{ConnectionFault, RdmaUnavailable};
-use crate::endpoint::info::Telemetry;
+use crate::endpoint::info::{RdmaConnectInfo, Telemetry};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::link::Link;
 use crate::endpoint::link::receive::{Promise, Receives, Ring, Share};
+use crate::endpoint::messages::{MessageEndpoint, Messages, Negotiated};
 use crate::endpoint::polling::{OwnQueue, Queue, Reactor};
 use crate::endpoint::provider::budget;
+use crate::endpoint::stream::EndpointStream;
 use crate::endpoint::tuner::Chooser;
 use crate::protocol;
 use crate::wire::Header;
@@ -31,7 +34,7 @@ pub(super) struct Prepared {
     context: Arc<dyn Context>,
     reactor: Arc<Reactor>,
     /// The queue, if the connection has one for itself.
-    own: Option<OwnQueue>,
+    own: Option<Arc<OwnQueue>>,
     queue: Arc<Queue>,
     domain: Arc<dyn ProtectionDomain>,
     queue_pair: Arc<dyn QueuePair>,
@@ -51,16 +54,19 @@ enum ReceiveMemory {
 
 impl Prepared {
     /// Creates all that a connection over the device needs. `calls`: the client asks for native calls.
-    pub(super) fn new(context: Arc<dyn Context>, config: &Config, calls: bool) -> Result<Self, RdmaUnavailable> {
+    pub(super) fn new(
+        context: Arc<dyn Context>,
+        config: &Config,
+        calls: bool,
+    ) -> Result<Self, RdmaUnavailable> {
         let attributes = context.attributes().clone();
         let reactor = Reactor::current(&context, config)?;
-        let capacity =
-            |slots| Link::capacity(&attributes, config.qp_queue_depth, slots, config.max_inline);
+        let capacity = |slots| Link::capacity(&attributes, config.qp_queue_depth, slots, config.max_inline);
         let own = match calls {
             true => None,
-            false => reactor.own_queue(&*context, &capacity(config.receive_slots))?,
+            false => reactor.own_queue(&*context, &capacity(config.receive_slots))?.map(Arc::new),
         };
-        let queue = Arc::clone(own.as_ref().map_or_else(|| reactor.assign(), OwnQueue::queue));
+        let queue = Arc::clone(own.as_ref().map_or_else(|| reactor.assign(), |own| own.queue()));
         let shared = queue.shared();
         let domain = match shared.and_then(|shared| shared.common_domain()) {
             Some(common) => Arc::clone(common),
@@ -133,15 +139,12 @@ impl Prepared {
         };
         let protocol = protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::setup)?;
         let room = (peer.slot_size as usize).saturating_sub(Header::LENGTH);
-        let limits = Limits { coalesce: COALESCE.min(room), ping_timeout: self.config.ping_timeout };
+        let coalesce = COALESCE.min(room);
         let chooser = Chooser::new(&self.config, &self.context);
         let queue_pair = Arc::clone(&self.queue_pair);
-        let traffic = match native {
-            Some(role) => Traffic::Messages { domain: Arc::clone(&self.domain), reads, role },
-            None => Traffic::Bytes,
-        };
-        let registrations = SlabRegistrations::new(self.domain, Arc::clone(self.pool.budget()));
-        let member = Member::new(self.reactor, self.queue, send_queue + reads + receives, |key| {
+        let registrations = SlabRegistrations::new(Arc::clone(&self.domain), Arc::clone(self.pool.budget()));
+        let changed = self.own.as_ref().map(|own| Arc::clone(own.supervisor())).unwrap_or_default();
+        let base = |key| -> Result<_, ConnectionFault> {
             let receives = match self.memory {
                 ReceiveMemory::Own(block) => {
                     let ring = Ring::new(block, self.slots, self.config.slot_size as usize);
@@ -153,17 +156,32 @@ impl Prepared {
                 }
             };
             let link = Link::new(self.queue_pair, key, self.pool, registrations, receives)?;
-            Ok(Connection::new(link, protocol, limits, chooser, traffic, self.own))
-        });
-        let member = member?;
+            Ok(LinkConnection::new(link, protocol, self.config.ping_timeout, changed))
+        };
+        let completions = send_queue + reads + receives;
+        let (mut member, carried) = match native {
+            None => {
+                let make = |key| Ok(ByteStream::new(base(key)?, coalesce, chooser.clone()));
+                let (member, stream) = Member::new(self.reactor, self.queue, completions, false, make)?;
+                (member, Carried::Bytes(stream))
+            }
+            Some(role) => {
+                let make = |key| Ok(Messages::new(base(key)?, self.domain, reads));
+                let calls = role == Role::Client;
+                let (member, messages) = Member::new(self.reactor, self.queue, completions, calls, make)?;
+                (member, Carried::Messages(messages))
+            }
+        };
+        member.own = self.own;
         queue_pair.to_rtr(&peer.address, &self.config.path)?;
         queue_pair.to_rts(&self.config.path)?;
         Ok(Established {
             context: self.context,
             member,
             queue_pair,
+            carried,
+            chooser,
             slots: self.slots,
-            native: native.is_some(),
             config: self.config,
         })
     }
@@ -177,9 +195,18 @@ pub(super) struct Established {
     pub(super) queue_pair: Arc<dyn QueuePair>,
     /// Receive buffers of this side at the start.
     pub(super) slots: u32,
-    /// The connection carries the messages of native calls.
-    pub(super) native: bool,
+    /// The connection, as its handle needs it.
+    pub(super) carried: Carried,
+    chooser: Chooser,
     pub(super) config: Config,
+}
+
+/// A connection, by what it carries.
+#[derive(Debug)]
+pub(super) enum Carried {
+    Bytes(Arc<Connection<ByteStream>>),
+    /// The messages of native calls.
+    Messages(Arc<Connection<Messages>>),
 }
 
 /// The peer's end, as its message describes it.
@@ -220,7 +247,7 @@ impl Established {
     /// no other way: a firewall, a partition key, an MTU that a switch does not have.
     pub(super) async fn check_reachable(&self) -> Result<(), RdmaUnavailable> {
         let device = || self.device().to_owned();
-        match timeout(Self::REACH_TIMEOUT, self.member.connection.check_reachable()).await {
+        match timeout(Self::REACH_TIMEOUT, self.member.check_reachable()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(fault)) => Err(RdmaUnavailable::Unreachable { device: device(), fault }),
             Err(_) => Err(RdmaUnavailable::NoAnswer { device: device(), timeout: Self::REACH_TIMEOUT }),
@@ -237,20 +264,33 @@ impl Established {
         Telemetry {
             counters: Arc::clone(&self.member.connection.counters),
             polling: Arc::clone(&self.member.queue.polling),
-            chooser: self.member.connection.chooser(),
+            chooser: self.chooser.clone(),
         }
     }
 
-    /// Hands the connection over to a supervisor. The caller spawns the supervisor's task.
+    /// Returns whether the connection carries native calls.
+    pub(super) fn is_native(&self) -> bool {
+        matches!(self.carried, Carried::Messages(_))
+    }
+
+    /// Hands the connection over to a supervisor, whose task the caller spawns. Returns its handle.
     pub(super) fn supervise(
         self,
         tcp: TcpStream,
-        peer: SocketAddr,
+        info: RdmaConnectInfo,
         journal: Arc<Journal>,
-    ) -> (Carrier, Supervisor) {
-        let carrier = self.member.carrier();
+    ) -> (Negotiated, Supervisor) {
+        let peer = info.peer_addr();
+        let negotiated = match self.carried {
+            Carried::Bytes(stream) => {
+                Negotiated::Stream(EndpointStream::rdma(stream, self.member.own.clone(), info))
+            }
+            Carried::Messages(messages) => {
+                Negotiated::Messages(MessageEndpoint::new(messages, &self.member, info))
+            }
+        };
         let (linger, counted) = (self.config.linger, Counted::new());
-        (carrier, Supervisor { member: self.member, tcp, peer, linger, counted, journal })
+        (negotiated, Supervisor { member: self.member, tcp, peer, linger, counted, journal })
     }
 }
 

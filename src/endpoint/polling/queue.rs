@@ -197,7 +197,7 @@ impl Queue {
     }
 
     /// Removes a participant. Completions that still come for the participant are dropped.
-    pub fn remove<P: Participant>(&self, key: u32, participant: &P) {
+    pub fn remove<P: Participant + ?Sized>(&self, key: u32, participant: &P) {
         let mut participants = lock(&self.participants);
         let found = participants.by_key.get(key as usize);
         let ours = found.is_some_and(|entry| std::ptr::addr_eq(Arc::as_ptr(&entry.participant), participant));
