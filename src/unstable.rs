@@ -2,9 +2,10 @@
 //! version (0.1 to 0.2), never with a patch, so `version = "0.1"` is enough.
 
 pub use crate::endpoint::{
-    ClientSlot, ClientSlots, Deferred, Devices, Observation, OwnPolling, Pace, Participant, Polled, Queue,
-    QueueFull, Reactor, Run, SentHeaders, SlotLost, Source, TooManyWaiters, UnannouncedArrival, Watched,
-    WorkId, WorkKind, connect_tcp, known_variables, may_spin, open_device, warn_of_unknown_variables,
+    ClientSlot, ClientSlots, Deferred, Devices, Observation, OwnPolling, Pace, Participant, Polled,
+    Processors, Queue, QueueFull, Reactor, Run, SentHeaders, SlotLost, Source, TooManyWaiters,
+    UnannouncedArrival, Watched, WorkId, WorkKind, connect_tcp, known_variables, may_spin, open_device,
+    warn_of_unknown_variables,
 };
 
 pub use crate::transport::request::grpc_timeout;

@@ -52,8 +52,8 @@ pub use negotiate::{
 };
 pub(crate) use polling::{Accepting, CallInFlight, this_thread};
 pub use polling::{
-    Observation, OwnPolling, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival,
-    Watched, idle_polling, may_spin,
+    Observation, OwnPolling, Pace, Participant, Polled, Processors, Queue, QueueFull, Reactor,
+    UnannouncedArrival, Watched, idle_polling, may_spin,
 };
 pub use provider::open_device;
 pub use stream::EndpointStream;

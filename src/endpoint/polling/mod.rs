@@ -8,6 +8,7 @@ mod callers;
 mod own;
 mod pace;
 mod pollers;
+mod processors;
 mod queue;
 mod reactor;
 
@@ -16,5 +17,6 @@ pub use callers::OwnPolling;
 pub(crate) use own::OwnQueue;
 pub use pace::{Observation, Pace};
 pub(crate) use pollers::{Accepting, this_thread};
+pub use processors::Processors;
 pub use queue::{Participant, Polled, Queue, QueueFull, UnannouncedArrival, Watched};
 pub use reactor::{Reactor, idle_polling, may_spin};
