@@ -130,6 +130,14 @@ struct RdmaIo {
 }
 
 impl RdmaIo {
+    fn poll_flush(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let waits = ready!(self.until(context, |connection| connection.poll_flush(context)))?;
+        if waits && let Some(own) = &self.own {
+            own.expect();
+        }
+        Poll::Ready(Ok(()))
+    }
+
     /// Calls `check` until it returns a value or nothing more has arrived.
     fn until<T>(
         &self,
@@ -224,7 +232,7 @@ impl AsyncWrite for EndpointStream {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.inner {
-            Inner::Rdma(rdma) => rdma.until(context, |connection| connection.poll_flush(context)),
+            Inner::Rdma(rdma) => rdma.poll_flush(context),
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_flush(context),
         }
     }

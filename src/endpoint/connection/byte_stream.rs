@@ -38,6 +38,10 @@ pub(in crate::endpoint) struct ByteStream {
     /// The task that waits until all bytes are delivered.
     pub(super) closer: Option<Waker>,
     pub(super) quota: ReadQuota,
+    /// Bytes went to the peer since the last flush.
+    pub(super) has_sent: bool,
+    /// Bytes were read since the last flush.
+    pub(super) has_read: bool,
     shortage: Shortage,
 }
 
@@ -55,6 +59,8 @@ impl ByteStream {
             writer: None,
             closer: None,
             quota: ReadQuota::default(),
+            has_sent: false,
+            has_read: false,
             shortage: Shortage::default(),
         }
     }
@@ -184,6 +190,12 @@ impl ByteStream {
         }
         self.shortage = Shortage::default();
         Ok(())
+    }
+
+    /// Returns whether bytes were written and none were read since the last call.
+    pub(super) fn take_waits(&mut self) -> bool {
+        let has_read = std::mem::take(&mut self.has_read);
+        std::mem::take(&mut self.has_sent) && !has_read
     }
 
     /// Copies arrived bytes into `buffer`, as many as the reader's quota allows. Returns their number.

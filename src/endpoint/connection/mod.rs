@@ -208,6 +208,7 @@ impl Connection<ByteStream> {
                 if has_unsent() {
                     sent_slices(slices, written);
                 }
+                state.has_sent = true;
                 Poll::Ready(Ok(written))
             }
             Ok(None) => {
@@ -218,16 +219,17 @@ impl Connection<ByteStream> {
         }
     }
 
-    /// Sends the writes that were gathered.
-    pub(crate) fn poll_flush(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+    /// Sends the writes that were gathered. Returns whether the task has sent something, and has read nothing
+    /// since the last flush: then it waits for the peer.
+    pub(crate) fn poll_flush(&self, context: &Context<'_>) -> Poll<io::Result<bool>> {
         let mut state = lock(&self.state);
         if state.staging.is_empty() {
-            return Poll::Ready(Ok(()));
+            return Poll::Ready(Ok(state.take_waits()));
         }
         state.base.check_sending()?;
         state.flush_wanted = true;
         match state.flush_staging(&self.counters) {
-            Ok(true) => Poll::Ready(Ok(())),
+            Ok(true) => Poll::Ready(Ok(state.take_waits())),
             Ok(false) => {
                 state.writer = Some(context.waker().clone());
                 Poll::Pending
@@ -268,6 +270,7 @@ impl Connection<ByteStream> {
         match state.read(buffer) {
             Ok(0) => {}
             Ok(_) => {
+                state.has_read = true;
                 state.settle(&self.counters);
                 return Poll::Ready(Poll::Ready(Ok(())));
             }

@@ -3,14 +3,16 @@
 //! own sockets do, with no other task or thread in between.
 
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
+use super::pace::{Observation, Pace};
 use super::queue::Queue;
 use tonic_rdma_verbs::unstable::{lock, wake_all};
 use tonic_rdma_verbs::{CompletionQueue, VerbsError};
@@ -23,6 +25,9 @@ pub(crate) struct OwnQueue {
     waiting: Arc<WaitingTasks>,
     /// Wakes the waiting tasks.
     waker: Waker,
+    /// Decides how long the poll task spins for this connection.
+    pace: Mutex<Pace>,
+    expected: Arc<Expected>,
     _counted: Counted,
 }
 
@@ -68,6 +73,32 @@ impl Drop for Counted {
     }
 }
 
+/// The connections that the poll task is to spin for.
+#[derive(Debug)]
+pub(super) struct Expected {
+    any: AtomicBool,
+    queues: Mutex<Vec<Weak<OwnQueue>>>,
+    wake_task: Arc<Notify>,
+}
+
+impl Expected {
+    pub(super) fn new(wake_task: &Arc<Notify>) -> Arc<Self> {
+        Arc::new(Self {
+            any: AtomicBool::new(false),
+            queues: Mutex::default(),
+            wake_task: Arc::clone(wake_task),
+        })
+    }
+
+    /// Spins for one connection after the other, until a task was woken. The queues of the others are armed.
+    pub(super) fn spin(&self) {
+        if self.any.load(Ordering::Relaxed) && self.any.swap(false, Ordering::Acquire) {
+            let queues = std::mem::take(&mut *lock(&self.queues));
+            let _ = queues.iter().filter_map(Weak::upgrade).any(|own| own.spin());
+        }
+    }
+}
+
 #[derive(Debug)]
 struct EventDescriptor(Arc<dyn CompletionQueue>);
 
@@ -84,13 +115,19 @@ impl OwnQueue {
 
     /// Registers the queue's event descriptor with the current runtime.
     #[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
-    pub(super) fn new(queue: Arc<Queue>, counted: Counted) -> Result<Self, VerbsError> {
+    pub(super) fn new(
+        queue: Arc<Queue>,
+        pace: Pace,
+        expected: &Arc<Expected>,
+        counted: Counted,
+    ) -> Result<Self, VerbsError> {
         let descriptor = EventDescriptor(Arc::clone(queue.completion_queue()));
         let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE)
             .map_err(|error| VerbsError::os("watching a completion queue", error))?;
         let waiting = Arc::new(WaitingTasks { tasks: Mutex::default(), supervisor: Arc::default() });
         let waker = Arc::clone(&waiting).into();
-        Ok(Self { queue, descriptor, waiting, waker, _counted: counted })
+        let (pace, expected) = (Mutex::new(pace), Arc::clone(expected));
+        Ok(Self { queue, descriptor, waiting, waker, pace, expected, _counted: counted })
     }
 
     /// Returns the queue.
@@ -119,6 +156,45 @@ impl OwnQueue {
         Poll::Pending
     }
 
+    /// Notes that the connection's task has sent something, has woken no other task before, and waits for the
+    /// answer now. If that pays, the poll task spins for the answer: it runs next on this thread, which would
+    /// sleep otherwise.
+    pub(crate) fn expect(self: &Arc<Self>) {
+        let Ok(mut pace) = self.pace.try_lock() else { return };
+        let now = Instant::now();
+        pace.begin(now);
+        if !pace.budget(now).is_zero() {
+            drop(pace);
+            lock(&self.expected.queues).push(Arc::downgrade(self));
+            self.expected.any.store(true, Ordering::Release);
+            self.expected.wake_task.notify_one();
+        }
+    }
+
+    /// Spins until a task was woken (true), or for as long as that pays.
+    pub(super) fn spin(&self) -> bool {
+        let Ok(mut pace) = self.pace.try_lock() else { return false };
+        let mut has_begun = false;
+        let begin = || {
+            has_begun = true;
+            self.queue.disarm();
+        };
+        let poll = || {
+            let polled = self.queue.poll();
+            match polled.woken + polled.ran {
+                0 if polled.has_arrivals() => Observation::Arrival,
+                0 => Observation::Nothing,
+                _ => Observation::Wanted,
+            }
+        };
+        let found = pace.spin(begin, poll);
+        if !found && has_begun {
+            self.queue.arm();
+            return self.queue.poll_now().woken > 0;
+        }
+        found
+    }
+
     /// Polls for tasks that do not come to the connection themselves.
     pub(crate) fn poll(&self) {
         if (0..Self::ROUNDS).all(|_| self.poll_arrivals(Waker::noop())) {
@@ -134,6 +210,9 @@ impl OwnQueue {
         while let Poll::Ready(Ok(mut ready)) = self.descriptor.poll_read_ready(&mut context) {
             self.queue.take_event();
             ready.clear_ready();
+            if let Ok(mut pace) = self.pace.try_lock() {
+                pace.arrived_after_sleep();
+            }
         }
         if self.queue.is_asleep() {
             return false;

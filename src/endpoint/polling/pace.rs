@@ -2,19 +2,20 @@
 
 use std::time::{Duration, Instant};
 
+use crate::endpoint::polling::processors::Processors;
 use crate::endpoint::polling::queue::Polled;
 
-/// Decides how long to spin before a sleep. Spinning pays if the next completion comes sooner than a sleep
-/// and a wake-up take together. A `Pace` follows the gap between arrivals: the budget is four gaps, at most
-/// the limit ([`Config::spin_limit`](crate::Config::spin_limit)), and zero if the gaps are longer than the
-/// limit.
+/// Decides how long to spin before a sleep, for one thread at a time. Spinning pays if it costs less time than
+/// it saves: it costs the wait, or all of its own length if nothing comes, and saves a sleep and a wake-up,
+/// which [`longest`](Self::new) stands for. A `Pace` knows the lengths of the last waits, from the end of the
+/// work to the next arrival, and takes the length of a spin that would have paid best for these.
 #[derive(Debug)]
 pub struct Pace {
     /// Longest spin.
     longest: Duration,
-    last_arrival: Option<Instant>,
-    /// Moving average of the gap between arrivals.
-    gap: Duration,
+    waits: Waits,
+    /// The begin of the present wait.
+    since: Option<Instant>,
     /// The shortest yield of the core so far: the cost of a yield when no other thread wants the core. Zero
     /// before the first.
     yield_cost: Duration,
@@ -30,6 +31,46 @@ pub struct Pace {
     missed: bool,
 }
 
+/// The lengths of the last waits.
+#[derive(Debug)]
+struct Waits {
+    lengths: [Duration; Self::KEPT],
+    count: usize,
+    /// The length of a spin that would have paid best; zero if none would have.
+    best: Duration,
+}
+
+impl Waits {
+    /// Waits that are kept.
+    const KEPT: usize = 8;
+    /// One in so many waits is a spin in any case, because two ends that both sleep see longer waits than two
+    /// that spin.
+    const PROBE: usize = 64;
+
+    /// Adds a wait. `longest` is what a spin that ends with an arrival saves.
+    fn add(&mut self, length: Duration, longest: Duration) {
+        self.lengths[self.count % Self::KEPT] = length;
+        self.count += 1;
+        let known = &self.lengths[..self.count.min(Self::KEPT)];
+        let paid = |spin: Duration| {
+            let saved = longest * known.iter().filter(|&&wait| wait <= spin).count() as u32;
+            saved.saturating_sub(known.iter().map(|&wait| wait.min(spin)).sum())
+        };
+        let within = known.iter().filter(|&&wait| wait <= longest);
+        let best = within.map(|&wait| (paid(wait), wait)).max().filter(|(paid, _)| !paid.is_zero());
+        self.best = best.map_or(Duration::ZERO, |(_, wait)| wait);
+    }
+
+    /// Returns how long the next spin should last, if one pays.
+    fn spin(&self, longest: Duration) -> Option<Duration> {
+        if self.count.is_multiple_of(Self::PROBE) {
+            return Some(longest);
+        }
+        // Waits are not all as long as the last ones.
+        (!self.best.is_zero()).then_some(2 * self.best)
+    }
+}
+
 /// The result of one poll while spinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Observation {
@@ -42,6 +83,8 @@ pub enum Observation {
 }
 
 impl Pace {
+    /// What the wake-up of a thread adds to the time of its wait, about.
+    const WAKE_UP: Duration = Duration::from_micros(15);
     /// Shortest spin. After a spin the queue has to be armed again, so a shorter spin is not worth its cost.
     const SHORTEST: Duration = Duration::from_micros(20);
     /// A yield that takes longer than this shows a crowded core: another thread keeps the core for a time
@@ -71,8 +114,8 @@ impl Pace {
     pub fn new(longest: Duration) -> Self {
         Self {
             longest,
-            last_arrival: None,
-            gap: longest / 4,
+            waits: Waits { lengths: [Duration::ZERO; Waits::KEPT], count: 0, best: Duration::ZERO },
+            since: None,
             yield_cost: Duration::ZERO,
             switched: 0,
             crowded_until: None,
@@ -82,22 +125,33 @@ impl Pace {
         }
     }
 
+    /// Notes that there is nothing to do until the next arrival, unless a wait has begun before.
+    #[inline]
+    pub fn begin(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
+    }
+
     /// Notes an arrival.
     #[inline]
     pub fn arrived(&mut self, now: Instant) {
-        if let Some(last) = self.last_arrival.replace(now) {
-            // Bounded, so that a few arrivals outweigh one long pause.
-            let gap = now.saturating_duration_since(last).min(4 * self.longest);
-            self.gap = (self.gap * 7 + gap) / 8;
+        if let Some(since) = self.since.take() {
+            self.waits.add(now.saturating_duration_since(since), self.longest);
         }
         self.missed = false;
     }
 
-    /// Notes that arrivals were found elsewhere meanwhile. The time since the last one that this pace knows
-    /// is no gap between arrivals.
+    /// Notes an arrival that has woken the thread.
+    pub fn arrived_after_sleep(&mut self) {
+        // Nothing came while the thread slept at once.
+        if self.since.is_some() {
+            self.arrived(Instant::now() - Self::WAKE_UP);
+        }
+    }
+
+    /// Notes that arrivals were found elsewhere meanwhile. The length of the present wait is not known.
     #[inline]
     pub fn resume(&mut self) {
-        (self.last_arrival, self.missed) = (None, false);
+        (self.since, self.missed) = (None, false);
     }
 
     /// Calls `poll` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls
@@ -122,6 +176,7 @@ impl Pace {
             return false;
         }
         begin();
+        self.begin(start);
         let mut last_yield = start;
         loop {
             for _ in 0..POLLS_PER_CLOCK_READ {
@@ -133,6 +188,7 @@ impl Pace {
                         return true;
                     }
                     (start, budget) = (arrival, self.budget(arrival));
+                    self.begin(start);
                 }
                 std::hint::spin_loop();
             }
@@ -210,10 +266,18 @@ impl Pace {
     /// Returns how long to spin from `now` on. Zero means to sleep at once.
     #[inline]
     pub fn budget(&self, now: Instant) -> Duration {
-        if self.missed || self.is_crowded(now) || self.gap > self.longest {
-            return Duration::ZERO;
+        let longest = match Processors::current().limit {
+            // What a spin takes is missing for the work of this process.
+            Some(..1000) => Duration::ZERO,
+            Some(..2000) => self.longest.min(Self::SHORTEST),
+            _ => self.longest,
+        };
+        match self.waits.spin(longest) {
+            Some(spin) if !self.missed && !self.is_crowded(now) => {
+                spin.clamp(Self::SHORTEST.min(longest), longest)
+            }
+            _ => Duration::ZERO,
         }
-        (self.gap * 4).clamp(Self::SHORTEST.min(self.longest), self.longest)
     }
 }
 

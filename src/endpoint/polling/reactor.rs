@@ -27,7 +27,7 @@ use tokio::runtime::{Builder, Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 
 use super::callers::{Callers, ShortWaits};
-use super::own::{Counted, OwnQueue};
+use super::own::{Counted, Expected, OwnQueue};
 use super::pace::{Observation, Pace, Spin, Spun};
 use super::pollers::{self, Accepting, BusyThread, SleepingThreads, Step, this_thread};
 use super::queue::{LateArrivals, Polled, Queue};
@@ -45,6 +45,7 @@ pub struct Reactor {
     next: AtomicUsize,
     /// The number of connections with a queue of their own.
     own: Arc<AtomicUsize>,
+    expected: Arc<Expected>,
     spinner: Mutex<Spinner>,
     /// Wakes the poll task.
     pub(super) wake_task: Arc<Notify>,
@@ -119,28 +120,32 @@ impl Reactor {
             PollMode::Adaptive | PollMode::Event => Vec::new(),
         };
         let events = pollers::watch_device(context, &queues, runtime)?;
+        let multi_thread = runtime.runtime_flavor() != RuntimeFlavor::CurrentThread;
+        // The workers of one runtime, and those of the peer, often share the processors.
+        let spin_limit = if multi_thread { config.spin_limit / 2 } else { config.spin_limit };
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
             own: Arc::default(),
+            expected: Expected::new(&wake_task),
             spinner: Mutex::new(Spinner {
-                pace: Pace::new(config.spin_limit),
+                pace: Pace::new(spin_limit),
                 armed: false,
                 spinning_since: None,
                 last_yield: Instant::now(),
             }),
             wake_task: Arc::clone(&wake_task),
             mode: config.poll_mode,
-            spin_limit: config.spin_limit,
+            spin_limit,
             idle_polled: AtomicBool::new(false),
             home: AtomicUsize::new(0),
             was_idle: AtomicBool::new(false),
-            multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
+            multi_thread,
             task: OnceLock::new(),
             _events: events,
             sleeping_threads,
-            callers: Callers::new(config.spin_limit),
-            short_waits: ShortWaits::new(config.spin_limit),
+            callers: Callers::new(spin_limit),
+            short_waits: ShortWaits::new(spin_limit),
             late: LateArrivals::default(),
             unfinished: UnfinishedRuns::default(),
             _threads: threads,
@@ -176,7 +181,7 @@ impl Reactor {
         let completions = 2 * (capacity.send_requests + capacity.receive_requests);
         let completions = completions.min(context.attributes().max_completions);
         let queue = Arc::new(Queue::with_capacity(context, completions, None, &self.wake_task)?);
-        OwnQueue::new(queue, counted).map(Some)
+        OwnQueue::new(queue, Pace::new(self.spin_limit), &self.expected, counted).map(Some)
     }
 
     /// Returns the queue for the next connection.
@@ -223,13 +228,6 @@ impl Reactor {
                 }
             }
         }
-    }
-
-    /// Returns how often the poll task polls in one step. In a multi-thread runtime each step may wake
-    /// another worker.
-    fn polls(&self, spinner: &Spinner) -> usize {
-        const SPINNING: usize = 16;
-        if self.multi_thread && spinner.spinning_since.is_some() { SPINNING } else { 1 }
     }
 
     /// Returns a pace for futures that spin on a word before their thread sleeps; `None` if the configuration
@@ -377,6 +375,7 @@ impl Reactor {
                 return false;
             }
             self.disarm(&mut spinner.armed);
+            spinner.pace.begin(now);
             spinner.spinning_since = Some(now);
             spinner.last_yield = now;
             return true;
@@ -428,6 +427,7 @@ impl Reactor {
     pub(super) fn step(&self, watched: bool) -> Step {
         let _accepting = Accepting::begin();
         self.run_unfinished();
+        self.expected.spin();
         if self.mode == PollMode::Busy && !self.sleeping_threads.any() {
             return Step::Sleep;
         }
@@ -443,13 +443,19 @@ impl Reactor {
             return Step::Watch;
         }
         let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
-        for _ in 0..self.polls(&spinner) {
-            if self.poll().has_arrivals() {
-                spinner.pace.arrived(Instant::now());
-                spinner.spinning_since = None;
+        let polled = self.poll();
+        if polled.has_arrivals() {
+            let now = Instant::now();
+            spinner.pace.arrived(now);
+            spinner.spinning_since = None;
+            // The tasks that were woken run before the next poll, if polling pays. A task that goes on at once
+            // wakes another worker in a multi-thread runtime.
+            if !self.multi_thread || !spinner.pace.budget(now).is_zero() {
                 return Step::Again;
             }
-            std::hint::spin_loop();
+        }
+        if self.multi_thread {
+            return self.spin_and_arm(&mut spinner);
         }
         if self.mode == PollMode::Adaptive
             && !self.idle_polled.load(Ordering::Relaxed)
@@ -468,6 +474,20 @@ impl Reactor {
             return if spinner.armed { Step::Sleep } else { Step::Watch };
         }
         if self.arm(&mut spinner) { Step::Again } else { Step::Sleep }
+    }
+
+    /// Spins on this worker for as long as that pays, because other workers serve the other tasks; then arms the
+    /// queues.
+    fn spin_and_arm(&self, spinner: &mut Spinner) -> Step {
+        let spun = match self.mode {
+            PollMode::Adaptive => self.spin(spinner),
+            PollMode::Event | PollMode::Busy => Spun::Nothing,
+        };
+        match spun {
+            Spun::Woke | Spun::Ran => Step::Again,
+            Spun::Nothing if self.arm(spinner) => Step::Again,
+            Spun::Nothing => Step::Sleep,
+        }
     }
 
     /// Notes that the poll task is about to sleep (`wanted` is true), or has slept (false). Returns whether
