@@ -89,7 +89,7 @@ impl LandingBudget {
     }
 }
 
-/// Bytes of a budget. They come back on drop.
+/// Bytes of a budget. They come back on drop, which wakes the tasks that wait for memory.
 #[derive(Debug)]
 pub(crate) struct Charge {
     budget: Arc<LandingBudget>,
@@ -105,15 +105,25 @@ impl Charge {
     }
 }
 
+impl Charge {
+    /// Ends the charge under a lock: the caller wakes `wakers` without it.
+    pub(crate) fn release(mut self, wakers: &mut Vec<Waker>) {
+        wakers.append(&mut self.give_back());
+    }
+
+    /// Gives the memory back. Returns the tasks that wait for memory.
+    fn give_back(&mut self) -> Vec<Waker> {
+        let bytes = std::mem::take(&mut self.bytes);
+        let mut state = self.budget.lock();
+        state.used -= bytes;
+        self.share.0.fetch_sub(bytes, Ordering::Relaxed);
+        std::mem::take(&mut state.waiting)
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
-        let waiting = {
-            let mut state = self.budget.lock();
-            state.used -= self.bytes;
-            self.share.0.fetch_sub(self.bytes, Ordering::Relaxed);
-            std::mem::take(&mut state.waiting)
-        };
-        wake_all(waiting);
+        wake_all(self.give_back());
     }
 }
 

@@ -137,7 +137,9 @@ impl Traffic for ByteStream {
         self.writer.is_some()
     }
 
-    fn conclude(&mut self) -> bool {
+    fn conclude(&mut self) {}
+
+    fn has_new_retry(&mut self) -> bool {
         self.shortage.is_new()
     }
 
@@ -152,6 +154,10 @@ impl Traffic for ByteStream {
             self.flush_staging(counters)?;
         }
         Ok(())
+    }
+
+    fn has_deferred(&mut self) -> bool {
+        true
     }
 
     fn take_deferred(&mut self, after: &mut Deferred) {

@@ -124,13 +124,15 @@ impl<T: Traffic + ?Sized> Connection<T> {
 
     /// Sends the peer an abort with `code`, then ends the connection with `fault`.
     pub(crate) fn abort(&self, code: AbortCode, fault: ConnectionFault) {
-        let mut state = lock(&self.state);
-        if state.base().obstacle().is_none() {
-            state.base_mut().protocol.abort(code);
-            state.settle(&self.counters);
-        }
-        drop(state);
-        self.fail(fault);
+        self.settled(|state| {
+            let base = state.base_mut();
+            if base.obstacle().is_none() {
+                base.protocol.abort(code);
+                // If the abort can't be sent, the end of the TCP connection tells the peer.
+                let _ = base.post_control(&self.counters);
+            }
+            state.fail(fault);
+        });
     }
 
     /// Sends pings that are due, and ends the connection if the answer to a ping is overdue.
@@ -140,20 +142,25 @@ impl<T: Traffic + ?Sized> Connection<T> {
 
     /// Calls `change`, does what is due, and carries out what follows from it without the lock.
     pub(crate) fn settled(&self, change: impl FnOnce(&mut T)) {
-        let mut after = Deferred::reused();
-        let mut state = lock(&self.state);
-        change(&mut state);
-        state.settle(&self.counters);
-        state.take_deferred(&mut after);
-        drop(state);
-        after.carry_out();
-        after.reuse();
+        self.update(|state| (change(state), true));
     }
 
-    /// Calls `act` with the state.
-    #[cfg(test)]
-    pub(crate) fn locked<R>(&self, act: impl FnOnce(&mut T) -> R) -> R {
-        act(&mut lock(&self.state))
+    /// Calls `act`, does what is due if `act` asks for that, and carries out what follows from both without
+    /// the lock.
+    pub(super) fn update<R>(&self, act: impl FnOnce(&mut T) -> (R, bool)) -> R {
+        let mut state = lock(&self.state);
+        let (result, settles) = act(&mut state);
+        if settles {
+            state.settle(&self.counters);
+        }
+        if state.has_deferred() {
+            let mut after = Deferred::reused();
+            state.take_deferred(&mut after);
+            drop(state);
+            after.carry_out();
+            after.reuse();
+        }
+        result
     }
 
     /// Returns when [`handle_timeout`](Self::handle_timeout) is due.

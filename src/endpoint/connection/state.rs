@@ -204,15 +204,20 @@ pub(in crate::endpoint) trait Traffic: Debug + Send + 'static {
     /// Returns whether a transfer is in progress of which the protocol does not know.
     fn is_transferring(&self) -> bool;
 
-    /// Notes the end of the connection, if it has ended, after each change. Returns whether the supervisor
-    /// has to ask again when something is to be [retried](Self::retry).
-    fn conclude(&mut self) -> bool;
+    /// Notes that the connection has ended. This is called once.
+    fn conclude(&mut self);
+
+    /// Returns whether the supervisor does not know yet when something is to be [retried](Self::retry).
+    fn has_new_retry(&mut self) -> bool;
 
     /// Returns when to try again what failed because there was no memory.
     fn retry(&self) -> Option<Instant>;
 
     /// Notes that the handle of the connection is gone, and sends what waits to be sent.
     fn detach(&mut self, counters: &Counters) -> Result<(), ConnectionFault>;
+
+    /// Returns whether there may be tasks to wake, or work for the thread that holds the lock.
+    fn has_deferred(&mut self) -> bool;
 
     /// Moves the tasks to wake, and the work for the thread that holds the lock, to `after`.
     fn take_deferred(&mut self, after: &mut Deferred);
@@ -256,12 +261,14 @@ pub(in crate::endpoint) trait Traffic: Debug + Send + 'static {
         if let Err(fault) = progress {
             self.end(fault);
         }
-        let retries = self.conclude();
-        let finished = self.stage() == Stage::Finished;
+        let ended = self.stage() == Stage::Finished && !self.base().announced;
+        if ended {
+            self.conclude();
+        }
+        let retries = self.has_new_retry();
         let base = self.base_mut();
         let ponged = base.awaits_pong && base.protocol.pongs() > 0;
         let fin = !base.announced_fin && base.protocol.is_fin_received();
-        let ended = !base.announced && finished;
         base.awaits_pong &= !ponged;
         base.announced_fin |= fin;
         base.announced |= ended;

@@ -3,18 +3,18 @@
 //! This module has the interface between such a connection and the session above it. A [`MessageEndpoint`]
 //! sends and receives messages; each one is an eager message of the [protocol](crate::protocol), so it is at
 //! most as long as a receive buffer of the peer. Long content goes by *fetches*: a message says where the
-//! content lies, and the peer's handler asks its connection to read it ([`Sender::fetch`]). Fetches land in
+//! content lies, and the peer's handler asks its connection to read it ([`Wire::read`]). Fetches land in
 //! any order, and messages do not wait for them.
 //!
 //! ```text
-//!  session ── drive ──▶ MessageEndpoint ── transmit ──▶ handler ── send, fetch ──▶ Sender      (under the connection's lock)
-//!  poller ── completions ──▶ connection ── receive, landed ──▶ handler ── wakers, runs ──▶ Deferred
-//!                                                                                          (carried out without a lock)
+//!  session ── update ──▶ handler ── transmit: send, fetch ──▶ link       (under the connection's lock)
+//!  poller ── completions ──▶ connection ── receive, landed ──▶ handler
+//!                                                     └─ wakers, runs ──▶ Deferred, carried out without the lock
 //! ```
 //!
-//! The connection holds its handler until the connection has ended, and a session usually holds its endpoint.
-//! So the session's last user must call [`MessageEndpoint::close`] or [`MessageEndpoint::abort`]; both let
-//! the connection end, which frees the handler.
+//! The handler is a part of the connection's state, so one lock guards both. A session usually holds its
+//! endpoint, so its last user must call [`MessageEndpoint::close`] or [`MessageEndpoint::abort`]; both let the
+//! connection end.
 
 #[cfg(test)]
 mod tests;
@@ -32,10 +32,9 @@ use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
 
 pub(in crate::endpoint) use self::traffic::Messages;
-pub(crate) use self::traffic::{FetchError, MessageHandler, MessageSettings, ReadSegment, Sender};
-
-#[cfg(test)]
-pub(crate) use self::traffic::Exposed;
+pub(crate) use self::traffic::{
+    Kept, MessageHandler, MessageSettings, ReadRefused, ReadSegment, Sender, Wire,
+};
 
 /// A connection after a negotiation in which one side asked for native calls.
 #[derive(Debug)]
@@ -89,17 +88,23 @@ impl MessageEndpoint {
     /// Returns the length of the longest message to the peer, in bytes. It is at least 256.
     #[cfg(test)]
     pub(crate) fn max_message(&self) -> usize {
-        self.connection.locked(|messages| messages.max_message())
+        self.connection.update(|messages| (messages.max_message(), false))
     }
 
-    /// Takes the handler, and delivers the messages that have arrived already. Until then messages stay in
-    /// their receive buffers. Later calls have no effect.
-    pub(crate) fn start(&self, handler: Arc<dyn MessageHandler>, settings: MessageSettings) {
-        self.connection.settled(|messages| messages.start(handler, &settings));
+    /// Takes the handler, delivers the messages that have arrived already, and sends what the handler has.
+    /// Until then messages stay in their receive buffers. Later calls only send.
+    pub(crate) fn start(&self, handler: impl MessageHandler, settings: &MessageSettings) {
+        self.connection.settled(|messages| messages.start(handler, settings));
     }
 
-    /// Asks the handler for messages and sends them. Call this after messages were queued, without any lock
-    /// that the handler takes.
+    /// Calls `act` with the handler that has [started](Self::start), whose type must be `H`, and then sends
+    /// what it has if `act` says so. Both happen under the connection's lock, so `act` must not use the
+    /// endpoint. Afterwards, without the lock, this carries out what the handler left to be done.
+    pub(crate) fn update<H: MessageHandler, R>(&self, act: impl FnOnce(&mut H) -> (R, bool)) -> R {
+        self.connection.update(|messages| act(messages.handler()))
+    }
+
+    /// Sends what the handler has.
     pub(crate) fn drive(&self) {
         self.connection.settled(|_| ());
     }
@@ -119,7 +124,7 @@ impl MessageEndpoint {
         self.reactor.wait_as_caller(&self.queue, begun, is_done)
     }
 
-    /// Polls the completion queue once. Call this without any lock that the handler takes.
+    /// Polls the completion queue once.
     pub(crate) fn poll_queue(&self) {
         self.queue.poll();
     }

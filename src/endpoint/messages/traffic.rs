@@ -2,6 +2,7 @@
 //! transmits ([`Sender`]); their memory, both for landing and of the application where the peer may read it;
 //! and their fetches, which bring content from the peer's memory by READs.
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::io::IoSlice;
@@ -14,53 +15,51 @@ use foldhash::fast::RandomState;
 use slab::Slab;
 use tokio::sync::Notify;
 
-use crate::endpoint::connection::{LinkConnection, Stage, Traffic};
-use crate::endpoint::deferred::{Deferred, Run};
+use crate::endpoint::connection::{LinkConnection, Traffic};
+use crate::endpoint::deferred::Deferred;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
 use crate::protocol::{self, AbortCode, Blocked, Event, Part, ProtocolViolation};
 use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::unstable::{Landed, Landing, SlabRegistrations, find_sendable};
-use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment, VerbsError, VerbsErrorKind};
+use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment, VerbsErrorKind};
 
-/// The owner of a message connection's messages. The connection calls all functions but the last under its
-/// lock, so they must not call the [`MessageEndpoint`](super::MessageEndpoint). They may lock their own
-/// state. Work that needs no lock, and tasks to wake, go to `after`.
+/// The owner of a connection's messages. It lies in the connection's state, under its lock, and reaches the
+/// link through the [`Sender`] only. Tasks to wake, and work that needs no lock, go to [`after`](Self::after).
 ///
 /// A function that returns an error ends the connection with this error.
-pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
+pub(crate) trait MessageHandler: Any + Send + Debug {
     /// Takes a message. Messages arrive in the order in which the peer sent them. Returns whether
     /// [`transmit`](Self::transmit) would have something to do after that.
     ///
     /// # Errors
     /// The message breaks the rules of the call protocol.
-    fn receive(&self, message: Bytes, after: &mut Deferred) -> Result<bool, ConnectionFault>;
+    fn receive(&mut self, message: Bytes) -> Result<bool, ConnectionFault>;
 
     /// Notes that a fetch is over: no READ of it is in flight, so the peer may free its memory. `memory` is
     /// the content, or `None` for a fetch that was cancelled. The memory goes back to its pool when the last
     /// clone and slice of `memory` is dropped.
-    ///
-    /// # Errors
-    /// The handler can't go on.
-    fn landed(&self, fetch: u64, memory: Option<Bytes>, after: &mut Deferred) -> Result<(), ConnectionFault>;
+    fn landed(&mut self, fetch: u64, memory: Option<Bytes>);
 
-    /// Gives messages and fetches to `sender`, while it has room and the handler has some. The connection
-    /// calls this function again after each [`drive`](super::MessageEndpoint::drive), after each group of
-    /// completions (unless the group brought messages and [`receive`](Self::receive) says that there is
-    /// nothing to do), and when there is memory or room again that `sender` had refused.
+    /// Gives messages and fetches to `sender`, a [`Wire`], while it has room and the handler has some. The connection
+    /// calls this function again after each [`update`](super::MessageEndpoint::update) that asks for it,
+    /// after each group of completions (unless the group brought messages and [`receive`](Self::receive) says
+    /// that there is nothing to do), and when there is memory or room again that `sender` had refused.
     ///
     /// # Errors
     /// The handler can't go on, or an error of `sender`.
-    fn transmit(&self, sender: &mut Sender<'_>, after: &mut Deferred) -> Result<(), ConnectionFault>;
+    fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault>;
 
     /// Notes that the peer sends no more messages. All messages of the peer have been received.
-    fn peer_finished(&self, after: &mut Deferred);
+    fn peer_finished(&mut self);
 
-    /// Notes that the connection has ended early. This is the last call, and the only one without the
-    /// connection's lock. There is no such call for a connection that both sides closed in good order: then
-    /// [`peer_finished`](Self::peer_finished) was the last.
-    fn ended(&self, fault: &ConnectionFault, after: &mut Deferred);
+    /// Notes that the connection has ended early. There is no such call for a connection that both sides
+    /// closed in good order.
+    fn ended(&mut self, fault: &ConnectionFault);
+
+    /// Returns what the thread that holds the lock has to do once it does not hold it any more.
+    fn after(&mut self) -> &mut Deferred;
 }
 
 /// Settings of a message connection, which its session chooses.
@@ -78,37 +77,15 @@ pub(crate) struct MessageSettings {
 #[derive(Debug)]
 pub(in crate::endpoint) struct Messages {
     base: LinkConnection,
-    /// The handler; `None` before the start and after the end.
-    handler: Option<Arc<dyn MessageHandler>>,
-    /// A handler has taken the connection over.
-    started: bool,
+    /// The handler, once it has taken the connection over.
+    handler: Option<Box<dyn MessageHandler>>,
     memory: MessageMemory,
     fetches: Fetches,
     /// Memory that short messages are copied into, one behind the other.
     inbox: BytesMut,
-    /// Work for the thread that holds the lock, once it does not hold it any more.
-    after: Deferred,
     /// The handler gave all that it had when it was last asked.
     exhausted: bool,
     finish_reported: bool,
-}
-
-/// Tells a handler that its connection is over, and drops it, without the connection's lock.
-#[derive(Debug)]
-struct Ending {
-    handler: Arc<dyn MessageHandler>,
-    /// The reason, if the connection ended early.
-    fault: Option<ConnectionFault>,
-}
-
-impl Run for Ending {
-    fn run(self: Arc<Self>) {
-        let mut after = Deferred::default();
-        if let Some(fault) = &self.fault {
-            self.handler.ended(fault, &mut after);
-        }
-        after.carry_out();
-    }
 }
 
 impl Messages {
@@ -126,24 +103,31 @@ impl Messages {
         let budget = Arc::clone(base.link.pool.budget());
         Self {
             handler: None,
-            started: false,
             memory: MessageMemory::new(domain, budget, Arc::clone(&base.changed)),
             base,
             fetches: Fetches::new(reads),
             inbox: BytesMut::new(),
-            after: Deferred::default(),
             exhausted: true,
             finish_reported: false,
         }
     }
 
     /// Takes the handler, unless there was one before.
-    pub(super) fn start(&mut self, handler: Arc<dyn MessageHandler>, settings: &MessageSettings) {
-        if !std::mem::replace(&mut self.started, true) {
+    pub(super) fn start(&mut self, handler: impl MessageHandler, settings: &MessageSettings) {
+        if self.handler.is_none() {
             self.memory.set(settings);
             let local = self.base.link.queue_pair.local();
             self.fetches.start(local.is_some_and(|local| local.reads_by_copy()));
-            self.handler = Some(handler);
+            self.handler = Some(Box::new(handler));
+        }
+    }
+
+    /// Returns the handler that has [started](Self::start).
+    pub(super) fn handler<H: MessageHandler>(&mut self) -> &mut H {
+        let handler = self.handler.as_deref_mut().map(|handler| handler as &mut dyn Any);
+        match handler.and_then(|handler| handler.downcast_mut()) {
+            Some(handler) => handler,
+            None => unreachable!("another handler than the one that has started"),
         }
     }
 
@@ -162,9 +146,7 @@ impl Messages {
     /// Hands fetches that are over and messages that have arrived to the handler. Returns whether
     /// [`transmit`](Self::transmit) may have something to do.
     fn deliver(&mut self, counters: &Counters) -> Result<bool, ConnectionFault> {
-        let Self {
-            base: LinkConnection { protocol, link, .. }, handler, memory, fetches, inbox, after, ..
-        } = self;
+        let Self { base: LinkConnection { protocol, link, .. }, handler, memory, fetches, inbox, .. } = self;
         let Some(handler) = handler else { return Ok(true) };
         // Only the answer to the last message counts: whatever else changes the handler's state meanwhile
         // drives the connection itself.
@@ -174,7 +156,7 @@ impl Messages {
                 counters.landed_bytes.add(landed.len() as u64);
             }
             let landed = landed.map(|landed| memory.lend(landed));
-            handler.landed(fetch, landed, after)?;
+            handler.landed(fetch, landed);
         }
         while let Some(part) = protocol.front() {
             let Part::Eager { slot, offset, length } = part else {
@@ -194,22 +176,22 @@ impl Messages {
                 inbox.split().freeze()
             };
             protocol.consume(length);
-            has_work = handler.receive(message, after)?;
+            has_work = handler.receive(message)?;
         }
         if !self.finish_reported && protocol.is_read_closed() {
             self.finish_reported = true;
-            handler.peer_finished(after);
+            handler.peer_finished();
         }
         Ok(has_work || !self.is_exhausted())
     }
 
     /// Asks the handler for messages and fetches, and sends them.
     fn transmit(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
-        let Self { base: LinkConnection { protocol, link, .. }, handler, memory, fetches, after, .. } = self;
+        let Self { base: LinkConnection { protocol, link, .. }, handler, memory, fetches, .. } = self;
         let Some(handler) = handler else { return Ok(()) };
         memory.will_ask();
         let mut sender = Sender { link, protocol, memory, fetches, counters, refused: false };
-        let sent = handler.transmit(&mut sender, after);
+        let sent = handler.transmit(&mut sender);
         let refused = sender.refused;
         self.exhausted = !refused && sender.room() > 0;
         memory.note_refused(refused);
@@ -245,7 +227,7 @@ impl Traffic for Messages {
         self.fetches.renew();
         loop {
             let has_work = self.deliver(counters)?;
-            if self.base.detached && !self.started {
+            if self.base.detached && self.handler.is_none() {
                 // Nothing takes these messages.
                 while let Some(Part::Eager { length, .. }) = self.base.protocol.front() {
                     self.base.protocol.consume(length);
@@ -293,18 +275,20 @@ impl Traffic for Messages {
         !self.fetches.is_empty()
     }
 
-    /// Tells the handler of the end of the connection, and lets go of it.
-    fn conclude(&mut self) -> bool {
-        if self.stage() == Stage::Finished
-            && let Some(handler) = self.handler.take()
+    fn conclude(&mut self) {
+        // A peer that has closed, and knows that this side has, may leave before its device has acknowledged
+        // our last message.
+        let LinkConnection { protocol, fault, .. } = &self.base;
+        let closed = protocol.is_read_closed() && protocol.is_write_done();
+        if let Some(fault) = fault
+            && let Some(handler) = &mut self.handler
+            && !(closed && fault.is_loss())
         {
-            // A peer that has closed, and knows that this side has, may leave before its device has
-            // acknowledged our last message.
-            let LinkConnection { protocol, fault, .. } = &self.base;
-            let closed = protocol.is_read_closed() && protocol.is_write_done();
-            let fault = fault.clone().filter(|fault| !(closed && fault.is_loss()));
-            self.after.runs.push(Arc::new(Ending { handler, fault }));
+            handler.ended(fault);
         }
+    }
+
+    fn has_new_retry(&mut self) -> bool {
         false
     }
 
@@ -316,8 +300,14 @@ impl Traffic for Messages {
         Ok(())
     }
 
+    fn has_deferred(&mut self) -> bool {
+        self.handler.as_mut().is_some_and(|handler| !handler.after().is_empty())
+    }
+
     fn take_deferred(&mut self, after: &mut Deferred) {
-        after.append(&mut self.after);
+        if let Some(handler) = &mut self.handler {
+            after.append(handler.after());
+        }
     }
 }
 
@@ -347,34 +337,67 @@ pub(crate) enum ReadSegment<'a> {
     Inline(&'a [u8]),
 }
 
-/// Memory of the application that the peer may read.
+/// Memory that the peer may read, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Exposed {
-    /// The address and the key for the peer.
-    pub(crate) remote: RemoteSegment,
-    /// Keeps the bytes in place. Hold it until the peer says that it has read them.
-    pub(crate) lease: Lease,
+#[expect(dead_code, reason = "keeps the memory in place")]
+pub(crate) enum Kept {
+    Copied(Block),
+    Exposed(Lease),
 }
 
-/// The reason why a fetch can't be started.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FetchError {
-    /// There is no memory now. Keep the fetch: `transmit` is called again when there may be memory.
-    #[error("there is no registered memory free: {0}")]
-    NoMemory(VerbsError),
-    /// The content is longer than all memory for landing, so the fetch can never be started.
-    #[error("a fetch of {length} bytes, where at most {most} can land (landing budget)")]
-    TooLong {
-        /// The length of the content.
-        length: u64,
-        /// The landing budget.
-        most: u64,
-    },
+/// The reason why a fetch was not started.
+#[derive(Clone, Debug)]
+pub(crate) enum ReadRefused {
+    /// There is no memory now; `transmit` is called again when there may be memory.
+    Later,
+    /// The fetch can never be started.
+    Never(Arc<str>),
+}
+
+/// The sending side of a connection, which a handler has while it [transmits](MessageHandler::transmit).
+pub(crate) trait Wire {
+    /// What keeps memory in place that the peer may read.
+    type Kept;
+    /// The reason why nothing can be sent any more.
+    type Fault;
+
+    /// Returns how many bytes one message may have now; 0 means to wait for the next call of `transmit`. The
+    /// value is the length of the longest message, or 0.
+    fn room(&self) -> usize;
+
+    /// Sends one message, the concatenation of `slices`: at least 1 byte, at most [`room`](Self::room) bytes.
+    /// The bytes are copied before this function returns.
+    ///
+    /// # Errors
+    /// The message is too long or empty, or the device refuses it.
+    fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), Self::Fault>;
+
+    /// Lets the peer read `bytes` from where they lie, if that is in memory of a pool for sending
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending)), and the settings allow it.
+    /// Returns `None` if they have to be copied. The caller keeps the result until the peer has read them.
+    fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Self::Kept)>;
+
+    /// Copies `bytes` into memory that the peer may read. Returns `None` if there is no memory now: then
+    /// `transmit` is called again some milliseconds later.
+    fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Self::Kept)>;
+
+    /// Starts a fetch: reads the concatenation of `segments` into one block of registered memory, whose byte
+    /// `aligned_at` lies at a multiple of 64. [`landed`](MessageHandler::landed) gets the memory, with the
+    /// number `id`, after `transmit` has returned. Many fetches take turns.
+    ///
+    /// # Errors
+    /// There is no memory now, or the content is too long ever to land.
+    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused>;
+
+    /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs
+    /// in flight are over, maybe at once after `transmit` has returned; until then the peer must keep its
+    /// memory. Does nothing if the fetch has landed.
+    fn cancel_read(&mut self, id: u64);
 }
 
 impl Sender<'_> {
     /// Most slices of one message that cost no copy.
-    pub(crate) const SLICES: usize = Link::SLICES - 1;
+    const SLICES: usize = Link::SLICES - 1;
 
     /// Counts that the handler has messages that have to wait for room.
     pub(crate) fn note_stall(&mut self) {
@@ -382,31 +405,6 @@ impl Sender<'_> {
             Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
             _ => self.counters.send_stalls.add(1),
         }
-    }
-
-    /// Returns how many bytes one message may have now; 0 means to wait for the next call of `transmit`. The
-    /// value is the length of the longest message, or 0.
-    pub(crate) fn room(&self) -> usize {
-        self.protocol.eager_room()
-    }
-
-    /// Sends one message, the concatenation of `slices`: at least 1 byte, at most [`room`](Self::room) bytes.
-    /// The bytes are copied before this function returns. More than [`SLICES`](Self::SLICES) slices cost
-    /// another copy.
-    ///
-    /// # Errors
-    /// The message is too long or empty, or the device refuses it.
-    pub(crate) fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
-        let length: usize = slices.iter().map(|slice| slice.len()).sum();
-        if length == 0 {
-            return Err(ConnectionFault::local("a message without bytes"));
-        }
-        if slices.len() > Self::SLICES {
-            let mut whole = Vec::with_capacity(length);
-            slices.iter().for_each(|slice| whole.extend_from_slice(slice));
-            return self.post(length, &[IoSlice::new(&whole)]);
-        }
-        self.post(length, slices)
     }
 
     fn post(&mut self, length: usize, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
@@ -421,56 +419,55 @@ impl Sender<'_> {
         self.counters.copies_avoided_bytes.add(in_place as u64);
         Ok(())
     }
+}
 
-    /// Starts a fetch: reads the concatenation of `segments` into one block of registered memory, whose byte
-    /// `aligned_at` lies at a multiple of 64. [`landed`](MessageHandler::landed) gets the memory, with the
-    /// number `id`, after `transmit` has returned. Many fetches take turns.
-    ///
-    /// # Errors
-    /// There is no memory now, or the content is too long ever to land.
-    pub(crate) fn fetch(
-        &mut self,
-        id: u64,
-        segments: &[ReadSegment<'_>],
-        aligned_at: usize,
-    ) -> Result<(), FetchError> {
+impl Wire for Sender<'_> {
+    type Kept = Kept;
+    type Fault = ConnectionFault;
+
+    fn room(&self) -> usize {
+        self.protocol.eager_room()
+    }
+
+    fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        if length == 0 {
+            return Err(ConnectionFault::local("a message without bytes"));
+        }
+        if slices.len() > Self::SLICES {
+            let mut whole = Vec::with_capacity(length);
+            slices.iter().for_each(|slice| whole.extend_from_slice(slice));
+            return self.post(length, &[IoSlice::new(&whole)]);
+        }
+        self.post(length, slices)
+    }
+
+    fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
+        let (remote, lease) = self.memory.expose(bytes)?;
+        self.counters.offered_in_place_bytes.add(bytes.len() as u64);
+        Some((remote, Kept::Exposed(lease)))
+    }
+
+    fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
+        let Ok(mut block) = self.link.pool.lease(bytes.len(), Quota::Send) else {
+            self.refused = true;
+            return None;
+        };
+        self.counters.offered_copied_bytes.add(bytes.len() as u64);
+        block.copy_in(0, bytes).ok()?;
+        Some((block.remote(0), Kept::Copied(block)))
+    }
+
+    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
         let length = segments.iter().fold(0_u64, |sum, segment| sum.saturating_add(segment.length()));
         let landing = self.memory.lease(length, aligned_at);
-        let landing =
-            landing.inspect_err(|error| self.refused |= matches!(error, FetchError::NoMemory(_)))?;
+        let landing = landing.inspect_err(|error| self.refused |= matches!(error, ReadRefused::Later))?;
         self.fetches.add(id, segments, landing);
         Ok(())
     }
 
-    /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs
-    /// in flight are over, maybe at once after `transmit` has returned; until then the peer must keep its
-    /// memory. Does nothing if the fetch has landed.
-    pub(crate) fn cancel_fetch(&mut self, id: u64) {
+    fn cancel_read(&mut self, id: u64) {
         self.fetches.cancel(id);
-    }
-
-    /// Leases memory for content that the peer is to read ([`Block::remote`] names it). The caller keeps the
-    /// block until the peer says that it has read it. `transmit` is called again some milliseconds after an
-    /// error.
-    ///
-    /// # Errors
-    /// There is no memory now.
-    pub(crate) fn lease(&mut self, length: usize) -> Result<Block, VerbsError> {
-        let leased = self.link.pool.lease(length, Quota::Send);
-        match &leased {
-            Ok(_) => self.counters.offered_copied_bytes.add(length as u64),
-            Err(_) => self.refused = true,
-        }
-        leased
-    }
-
-    /// Gives the peer the right to read `bytes`, if they lie in memory of a pool for sending
-    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending)), and the settings allow that.
-    /// Returns `None` if the bytes have to be copied.
-    pub(crate) fn expose(&mut self, bytes: &[u8]) -> Option<Exposed> {
-        let exposed = self.memory.expose(bytes)?;
-        self.counters.offered_in_place_bytes.add(bytes.len() as u64);
-        Some(exposed)
     }
 }
 
@@ -759,10 +756,14 @@ impl MessageMemory {
     }
 
     /// Leases memory for content of `length` bytes that READs will fill.
-    pub(crate) fn lease(&mut self, length: u64, aligned_at: usize) -> Result<Landing, FetchError> {
-        let too_long = FetchError::TooLong { length, most: self.landing_budget };
-        if length > self.landing_budget {
-            return Err(too_long);
+    pub(crate) fn lease(&mut self, length: u64, aligned_at: usize) -> Result<Landing, ReadRefused> {
+        let most = self.landing_budget;
+        let too_long = || {
+            let reason = format!("a fetch of {length} bytes, where at most {most} can land (landing budget)");
+            ReadRefused::Never(reason.into())
+        };
+        if length > most {
+            return Err(too_long());
         }
         let pool = self.landing.get_or_insert_with(|| {
             let settings = PoolSettings {
@@ -776,15 +777,12 @@ impl MessageMemory {
         });
         match Landing::lease(pool, length as usize, aligned_at) {
             Ok(landing) => Ok(landing),
-            Err(error) if error.kind() == VerbsErrorKind::TooLarge => Err(too_long),
-            Err(error) => {
+            Err(error) if error.kind() == VerbsErrorKind::TooLarge => Err(too_long()),
+            Err(_) => {
                 // The flag is set before another attempt, so that memory that is given back meanwhile is not
                 // missed.
                 self.shortage.state.store(Shortage::SHORT, Ordering::SeqCst);
-                match Landing::lease(pool, length as usize, aligned_at) {
-                    Ok(landing) => Ok(landing),
-                    Err(_) => Err(FetchError::NoMemory(error)),
-                }
+                Landing::lease(pool, length as usize, aligned_at).map_err(|_| ReadRefused::Later)
             }
         }
     }
@@ -795,11 +793,11 @@ impl MessageMemory {
     }
 
     /// Gives the peer the right to read `bytes`, if they lie in memory of a pool for sending.
-    pub(crate) fn expose(&mut self, bytes: &[u8]) -> Option<Exposed> {
+    pub(crate) fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Lease)> {
         let registrations = self.exposed.as_mut()?;
         let lease = find_sendable(bytes)?;
         let remote = registrations.remote(&lease)?;
-        Some(Exposed { remote, lease })
+        Some((remote, lease))
     }
 
     /// Notes that the handler is asked now. Memory that is given back from here on is a reason to ask once

@@ -138,27 +138,27 @@ impl NativeCall {
         let session = &native.session;
         let whole = request.body.whole(context);
         let head = request.head(&native.defaults);
+        let landing = request.extensions.get::<Landing>().copied();
         let is_whole = whole.is_some();
         let opened = match whole {
-            Some(body) => session.open_with(head, body),
+            Some(body) => session.send_whole(head, body, landing),
             None => session.open(head).map(|stream| (stream, false)),
         };
-        let (stream, is_alone) = match opened {
-            Ok((stream, is_alone)) => (Arc::new(stream), is_alone),
+        let (stream, has_sender) = match opened {
+            Ok((stream, has_sender)) => (Arc::new(stream), has_sender),
             Err(error) => {
                 let request = self.request.take().ok_or_else(polled_again)?;
                 return Err(self.again(request, super::not_opened(error), false));
             }
         };
-        if let Some(landing) = request.extensions.get::<Landing>() {
-            stream.land(*landing);
-        }
         if is_whole {
-            let has_sender = session.drive_if(is_alone);
             self.active = Some(ActiveCall::new(stream));
             // The request is on its way, so reading the clock now delays no peer.
             self.deadline.begun();
             return Ok(has_sender);
+        }
+        if let Some(landing) = landing {
+            stream.land(landing);
         }
         let call = self.active.insert(ActiveCall::new(Arc::clone(&stream)));
         let (mut sent, mut outgoing) = (SentFrames::default(), Outgoing::default());

@@ -82,7 +82,7 @@ impl<K> Core<K> {
         let sending = &mut self.streams[key].sending;
         if sending.done || sending.end {
             if let Some(part) = part {
-                part.discard(&mut self.after.memory);
+                part.discard(&mut self.after.unneeded);
             }
             return;
         }
@@ -325,7 +325,9 @@ impl<K> Core<K> {
     pub(super) fn discard_part(&mut self, part: InPart) {
         match part {
             InPart::Data(data) => self.account.release_data(cost_of(data.len())),
-            InPart::Offer(offer) => self.received_offers.discard(offer, &mut self.control),
+            InPart::Offer(offer) => {
+                self.received_offers.discard(offer, &mut self.control, &mut self.after.wakers)
+            }
             InPart::Fault(_) => {}
         }
     }

@@ -28,6 +28,7 @@ mod account;
 mod commands;
 mod control;
 mod headers;
+mod message;
 mod output;
 mod receive;
 mod received_offers;
@@ -37,7 +38,6 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod transmit;
-mod wire;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -49,14 +49,14 @@ use self::output::Output;
 use self::received_offers::ReceivedOffers;
 use self::stream::InPart;
 use self::streams::Streams;
+use crate::endpoint::Deferred;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{Limits, RequestHeaders};
+use crate::grpc::frame::{Limits, OfferSegment, RequestHeaders};
 use crate::grpc::landing_budget::LandingBudget;
 
 pub(crate) use self::commands::OpenError;
 pub(crate) use self::stream::Part;
-pub(super) use self::stream::{AfterUnlock, LandedBytes, Parts, StreamKey};
-pub(super) use self::wire::{ReadRefused, Wire};
+pub(super) use self::stream::{LandedBytes, Parts, StreamKey};
 
 /// The side of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub(super) struct Core<K> {
     output: Output<K>,
     /// The last `transmit` left work, though there was room to send.
     again: bool,
-    after: AfterUnlock,
+    after: Deferred,
     /// The connection has ended, for this reason.
     ended: Option<CallFault>,
 }
@@ -125,7 +125,7 @@ impl<K> Core<K> {
             account: ReceiveAccount::new(limits.window.into(), full_window),
             output: Output::new(),
             again: false,
-            after: AfterUnlock::default(),
+            after: Deferred::default(),
             ended: None,
         }
     }
@@ -137,8 +137,9 @@ impl<K> Core<K> {
         self.received_offers.set_budget(budget);
     }
 
-    /// Returns what the last commands left to be done without a lock.
-    pub(super) fn after_unlock(&mut self) -> &mut AfterUnlock {
+    /// Returns what is to be done without a lock, because it may run code of the application: tasks to wake,
+    /// and memory and headers to drop that were sent, or are not sent any more.
+    pub(super) fn after(&mut self) -> &mut Deferred {
         &mut self.after
     }
 
@@ -227,7 +228,7 @@ impl<K> Core<K> {
         }
         // Nothing is sent and nothing lands any more.
         self.output.offers.end();
-        self.received_offers.end();
+        self.received_offers.end(&mut self.after.wakers);
         self.headers.end();
         self.control.end();
         self.streams.end();
@@ -263,7 +264,8 @@ impl<K> Core<K> {
     fn close(&mut self, key: StreamKey) {
         let stream = &mut self.streams[key];
         if stream.sending.is_preparing {
-            self.after.discard_segments(self.output.offers.take_preparing(stream).segments);
+            let segments = self.output.offers.take_preparing(stream).segments;
+            self.after.unneeded.extend(segments.into_iter().filter_map(OfferSegment::into_inline));
         }
         stream.stop_sending(&mut self.after);
         let (number, offers) = (stream.id, stream.sending.offers);

@@ -2,9 +2,11 @@
 
 use bytes::Bytes;
 
+use super::message::Message;
 use super::sent_offers::{Preparing, SentOffer, SentOffers};
-use super::stream::{AfterUnlock, OVERHEAD, OutPart, Stream};
-use super::wire::{Message, Wire};
+use super::stream::{OVERHEAD, OutPart, Stream};
+use crate::endpoint::Deferred;
+use crate::endpoint::Wire;
 use crate::grpc::frame::{ContentOffer, END, FrameHeader, Kind, MESSAGE, OfferSegment};
 
 /// How a stream's turn ends.
@@ -69,7 +71,7 @@ impl<K> Output<K> {
     pub(super) fn send_front<W: Wire<Kept = K>>(
         &mut self,
         stream: &mut Stream,
-        after: &mut AfterUnlock,
+        after: &mut Deferred,
         wire: &mut W,
         is_bulk: bool,
     ) -> (Option<TurnEnd>, bool) {
@@ -81,7 +83,7 @@ impl<K> Output<K> {
                 if total < Self::EXPOSED && !sending.is_preparing {
                     // A copy costs less than an offer.
                     let whole = if parts.len() == 1 { parts.swap_remove(0) } else { parts.concat().into() };
-                    after.memory.append(parts);
+                    after.unneeded.append(parts);
                     sending.parts.pop();
                     sending.parts.unpop(OutPart::Data(whole));
                     return (None, false);
@@ -102,7 +104,7 @@ impl<K> Output<K> {
                 let mut prepared = Preparing::new();
                 prepared.push(from, kept, data.len());
                 let is_end = self.offer(stream, after, prepared, 0, false);
-                after.memory.push(data);
+                after.unneeded.push(data);
                 return (Some(TurnEnd::Bulk), is_end);
             }
             if data.len() > wire.room().saturating_sub(Self::SPARE) {
@@ -112,7 +114,7 @@ impl<K> Output<K> {
                 let length = data.len().min(Self::COPIED);
                 if let Some((from, kept)) = wire.copy(&data[..length]) {
                     self.copy_budget = self.copy_budget.saturating_sub(length);
-                    after.memory.push(data.split_to(length));
+                    after.unneeded.push(data.split_to(length));
                     let mut prepared = Preparing { copied: length, ..Preparing::new() };
                     prepared.push(from, kept, length);
                     return (Some(TurnEnd::Bulk), self.offer(stream, after, prepared, 0, false));
@@ -123,7 +125,7 @@ impl<K> Output<K> {
     }
 
     /// Sends the first part of a stream's body, or a chunk of it, as data.
-    fn send_inline(&mut self, stream: &mut Stream, after: &mut AfterUnlock) -> (Option<TurnEnd>, bool) {
+    fn send_inline(&mut self, stream: &mut Stream, after: &mut Deferred) -> (Option<TurnEnd>, bool) {
         let fits = self.message.payload_left();
         let sending = &mut stream.sending;
         let Some(OutPart::Data(data)) = sending.parts.front_mut() else { return (None, false) };
@@ -146,7 +148,7 @@ impl<K> Output<K> {
         let goes_on = !sending.parts.is_empty() && length == fits;
         let flags = if is_end { END } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Data, stream.id, length) };
-        after.memory.extend(self.message.data(&header, taken));
+        after.unneeded.extend(self.message.data(&header, taken));
         // The message is full: others have their turns first.
         (goes_on.then_some(TurnEnd::Bulk), is_end)
     }
@@ -155,7 +157,7 @@ impl<K> Output<K> {
     fn offer(
         &mut self,
         stream: &mut Stream,
-        after: &mut AfterUnlock,
+        after: &mut Deferred,
         prepared: Preparing<K>,
         aligned_at: usize,
         is_message: bool,
@@ -178,7 +180,7 @@ impl<K> Output<K> {
         let flags = if is_end { END } else { 0 } | if is_message { MESSAGE } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Offer, stream.id, 0) };
         self.message.frame_by(header, |payload| offer.encode(payload));
-        after.discard_segments(offer.segments);
+        after.unneeded.extend(offer.segments.into_iter().filter_map(OfferSegment::into_inline));
         is_end
     }
 
@@ -188,7 +190,7 @@ impl<K> Output<K> {
     fn prepare<W: Wire<Kept = K>>(
         &mut self,
         stream: &mut Stream,
-        after: &mut AfterUnlock,
+        after: &mut Deferred,
         wire: &mut W,
         total: usize,
         most_copied: usize,
@@ -234,7 +236,7 @@ impl<K> Output<K> {
             prepared.encoded += segment.encoded_length();
             prepared.segments.push(segment);
             prepared.done += length;
-            after.memory.push(part.split_to(length));
+            after.unneeded.push(part.split_to(length));
             if part.is_empty() {
                 parts.remove(0);
             }

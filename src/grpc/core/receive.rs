@@ -17,7 +17,7 @@ impl<K> Core<K> {
     /// The most credit of a stream.
     const MOST_CREDIT: i64 = 1 << 50;
 
-    /// Takes a message of the peer. Afterwards, tasks to wake are in [`after_unlock`](Self::after_unlock),
+    /// Takes a message of the peer. Afterwards, tasks to wake are in [`after`](Self::after),
     /// and new calls in [`next_accepted`](Self::next_accepted).
     ///
     /// # Errors

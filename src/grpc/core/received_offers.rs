@@ -10,9 +10,8 @@ use slab::Slab;
 
 use super::control::Control;
 use super::stream::{InPart, LandedBytes, NumberMap, OVERHEAD, Part, Queue, Receiving, StreamKey};
-use super::wire::{ReadRefused, Wire};
 use super::{Core, Role};
-use crate::endpoint::ReadSegment;
+use crate::endpoint::{ReadRefused, ReadSegment, Wire};
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{CallViolation, ContentOffer, OfferSegment, ResetCode};
 use crate::grpc::landing_budget::{Charge, LandingBudget};
@@ -216,12 +215,12 @@ impl ReceivedOffers {
         let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };
         let id = self.next_read;
         let segments = offer.segments(offer.requested..offer.requested + length);
-        match wire.read(id, &segments, aligned_at) {
-            Ok(()) => {}
-            Err(ReadRefused::Later) => return Err(NotStarted::Later),
-            Err(ReadRefused::Never(reason)) => {
-                return Err(NotStarted::Refused(CallFault::NoMemory { length, reason }));
-            }
+        if let Err(refused) = wire.read(id, &segments, aligned_at) {
+            charge.into_iter().for_each(|charge| charge.release(wakers));
+            return Err(match refused {
+                ReadRefused::Later => NotStarted::Later,
+                ReadRefused::Never(reason) => NotStarted::Refused(CallFault::NoMemory { length, reason }),
+            });
         }
         self.next_read += 1;
         offer.requested += length;
@@ -279,13 +278,15 @@ impl ReceivedOffers {
     }
 
     /// Gives an offer up that nothing reads any more.
-    pub(super) fn discard(&mut self, index: usize, control: &mut Control) {
+    pub(super) fn discard(&mut self, index: usize, control: &mut Control, wakers: &mut Vec<Waker>) {
         let Some(offer) = self.offers.get_mut(index) else { return };
         let is_given_back = offer.under_way == 0 && offer.unrequested() == 0;
         offer.stream = None;
         offer.requested = offer.offer.total;
-        let unlanded = offer.reads.drain(..).filter(|read| read.memory.is_none());
-        self.cancels.extend(unlanded.map(|read| read.id));
+        for ContentRead { id, charge, memory, .. } in offer.reads.drain(..) {
+            self.cancels.extend(memory.is_none().then_some(id));
+            charge.into_iter().for_each(|charge| charge.release(wakers));
+        }
         control.set_urgent();
         if is_given_back {
             self.offers.remove(index);
@@ -318,8 +319,9 @@ impl ReceivedOffers {
     }
 
     /// Drops all offers, because the connection has ended.
-    pub(super) fn end(&mut self) {
-        self.offers.clear();
+    pub(super) fn end(&mut self, wakers: &mut Vec<Waker>) {
+        let charges = self.offers.drain().flat_map(|offer| offer.reads).filter_map(|read| read.charge);
+        charges.for_each(|charge| charge.release(wakers));
         self.owed.clear();
         self.owed_ended = 0;
         self.reads.clear();
@@ -404,7 +406,7 @@ impl<K> Core<K> {
                     let receiving = &mut self.streams[key].receiving;
                     fault.take().into_iter().for_each(|fault| receiving.parts.push(InPart::Fault(fault)));
                     receiving.landing -= landing;
-                    self.received_offers.discard(index, &mut self.control);
+                    self.received_offers.discard(index, &mut self.control, &mut self.after.wakers);
                     self.took(key, cost);
                 }
                 part => self.streams[key].receiving.parts.push(part),

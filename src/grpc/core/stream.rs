@@ -8,9 +8,9 @@ use bytes::Bytes;
 use foldhash::fast::RandomState;
 use http::HeaderMap;
 
-use crate::endpoint::SentHeaders;
+use crate::endpoint::{Deferred, SentHeaders};
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{OfferSegment, RequestHeaders};
+use crate::grpc::frame::RequestHeaders;
 use crate::grpc::landing_budget::CallShare;
 
 /// The key of a stream's slot. The slot is used again after the stream's handle is gone and the call has
@@ -26,26 +26,6 @@ impl StreamKey {
 
 /// A map with numbers as keys. A peer chooses some of them, so the hash function has a secret.
 pub(super) type NumberMap<K, V> = HashMap<K, V, RandomState>;
-
-/// What has to be done without a lock, because it may run code of the application.
-#[derive(Debug, Default)]
-pub(in crate::grpc) struct AfterUnlock {
-    /// Tasks to wake.
-    pub(in crate::grpc) wakers: Vec<Waker>,
-    /// Memory of the application to drop: it was sent, or is not sent any more.
-    pub(in crate::grpc) memory: Vec<Bytes>,
-    /// Headers and trailers to drop: they were sent, or are not sent any more.
-    pub(in crate::grpc) headers: Vec<SentHeaders>,
-}
-
-impl AfterUnlock {
-    pub(super) fn discard_segments(&mut self, segments: Vec<OfferSegment>) {
-        self.memory.extend(segments.into_iter().filter_map(|segment| match segment {
-            OfferSegment::Inline(bytes) => Some(bytes),
-            OfferSegment::Remote { .. } => None,
-        }));
-    }
-}
 
 /// Landed bytes that were taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -318,13 +298,12 @@ impl Stream {
     }
 
     /// Moves what is queued to be sent to `after`.
-    pub(super) fn stop_sending(&mut self, after: &mut AfterUnlock) {
-        let AfterUnlock { memory: unneeded, headers: spent, .. } = after;
+    pub(super) fn stop_sending(&mut self, after: &mut Deferred) {
         let sending = &mut self.sending;
-        spent.extend(sending.headers.take().map(SentHeaders::from));
-        spent.extend(sending.trailers.take().map(SentHeaders::Fields));
+        after.headers.extend(sending.headers.take().map(SentHeaders::from));
+        after.headers.extend(sending.trailers.take().map(SentHeaders::Fields));
         while let Some(part) = sending.parts.pop() {
-            part.discard(unneeded);
+            part.discard(&mut after.unneeded);
         }
         sending.bytes = 0;
         sending.done = true;

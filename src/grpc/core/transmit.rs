@@ -1,10 +1,11 @@
 //! Puts messages together: which frames go next.
 
+use super::message::Message;
 use super::output::TurnEnd;
 use super::stream::{OutHeaders, Queue, Stream, StreamKey};
-use super::wire::{Message, Wire};
 use super::{Core, Role, USED_UP};
 use crate::endpoint::SentHeaders;
+use crate::endpoint::Wire;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::headers::fields_length;
 use crate::grpc::frame::{END, FrameHeader, Kind, ResetCode};
@@ -14,7 +15,7 @@ impl<K> Core<K> {
     const QUEUED_LOW: usize = 512 << 10;
 
     /// Starts reads, and sends messages while there is room and something to send. Afterwards, tasks to wake
-    /// are in [`after_unlock`](Self::after_unlock).
+    /// are in [`after`](Self::after).
     pub(in crate::grpc) fn transmit<W: Wire<Kept = K>>(&mut self, wire: &mut W) -> Result<(), W::Fault> {
         if self.ended.is_some() {
             return Ok(());
@@ -49,7 +50,7 @@ impl<K> Core<K> {
                     return Ok(has_sent);
                 }
             } else {
-                self.output.message.send(&mut self.after.memory, |slices| wire.send(slices))?;
+                self.output.message.send(&mut self.after.unneeded, |slices| wire.send(slices))?;
                 has_sent = true;
             }
             if self.output.copy_budget() == 0 {

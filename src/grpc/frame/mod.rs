@@ -274,6 +274,14 @@ impl OfferSegment {
         }
     }
 
+    /// Returns the bytes of an inline segment.
+    pub(in crate::grpc) fn into_inline(self) -> Option<Bytes> {
+        match self {
+            Self::Remote { .. } => None,
+            Self::Inline(bytes) => Some(bytes),
+        }
+    }
+
     /// Returns the length of the encoded segment.
     pub(in crate::grpc) fn encoded_length(&self) -> usize {
         match self {

@@ -23,25 +23,22 @@ mod tests;
 
 use std::cell::Cell;
 use std::future::poll_fn;
-use std::io::IoSlice;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 
 use self::abandoned::{AbandonedRequests, Sends};
 use crate::endpoint::{
-    Accepting, ConnectionFault, Deferred, FetchError, MessageEndpoint, MessageHandler, MessageSettings,
-    ReadSegment, Run, Sender,
+    Accepting, ConnectionFault, Deferred, Kept, MessageEndpoint, MessageHandler, MessageSettings, Run,
+    Sender, Wire as _,
 };
 use crate::grpc::calls::CallConfig;
-use crate::grpc::core::{AfterUnlock, Core, ReadRefused, Role, Wire};
+use crate::grpc::core::{Core, Role, StreamKey};
 use crate::grpc::fault::CallFault;
+use crate::grpc::landed::Landing;
 use crate::grpc::landing_budget::LandingBudget;
 use crate::protocol::AbortCode;
-use tonic_rdma_verbs::RemoteSegment;
-use tonic_rdma_verbs::memory::{Block, Lease};
-use tonic_rdma_verbs::unstable::{lock, wake_all};
 
 pub(crate) use self::stream::Stream;
 pub(crate) use crate::grpc::core::{OpenError, Part};
@@ -59,19 +56,15 @@ pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
     fn accept(&self, stream: Stream, head: RequestHeaders, is_last: bool);
 }
 
-/// The calls of one connection.
+/// The calls of one connection. Their state, a [`SessionState`], lies in the connection, under its lock.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(in crate::grpc) endpoint: MessageEndpoint,
-    shared: Arc<SessionShared>,
     acceptor: Option<Arc<dyn Accept>>,
     abandoned: AbandonedRequests,
 }
 
 impl Session {
-    /// The number of calls that are accepted before their replies are sent.
-    const ACCEPTED: usize = 8;
-
     /// Begins the calls of a client.
     pub(crate) fn client(endpoint: MessageEndpoint, config: &CallConfig) -> Arc<Self> {
         let session = Self::start(endpoint, config, Role::Client, None);
@@ -104,16 +97,27 @@ impl Session {
         let mut core =
             Core::new(role, config.max_concurrent_streams, config.max_header_list_size, config.stream_window);
         core.set_landing_budget(LandingBudget::new(config.landing_budget));
-        let session = Arc::new_cyclic(|weak| {
-            let shared = SessionShared::new(core, weak.clone());
-            Self { endpoint, shared, acceptor, abandoned: AbandonedRequests::default() }
-        });
+        let session = Arc::new(Self { endpoint, acceptor, abandoned: AbandonedRequests::default() });
+        let state = SessionState {
+            core,
+            session: Arc::downgrade(&session),
+            fault: None,
+            is_over: false,
+            will_run: false,
+            accepts: false,
+            transmits_again: false,
+            closing: Vec::new(),
+        };
         // As much again, so that messages which the application holds leave memory to calls that copy.
         let landing_budget = config.landing_budget.saturating_mul(2);
         let settings = MessageSettings { landing_budget, expose: config.send_in_place };
-        session.endpoint.start(session.shared.clone(), settings);
-        session.drive();
+        session.endpoint.start(state, &settings);
         session
+    }
+
+    /// Calls `act` with the state, and then, without the lock, wakes tasks and drops memory.
+    fn with<T>(&self, act: impl FnOnce(&mut SessionState) -> T) -> T {
+        self.endpoint.update(|state| (act(state), false))
     }
 
     /// Opens a stream for a call of this client. The headers are queued; nothing is sent until
@@ -123,26 +127,39 @@ impl Session {
     /// # Errors
     /// The connection has ended, or accepts no new calls.
     pub(crate) fn open(self: &Arc<Self>, head: impl Into<Arc<RequestHeaders>>) -> Result<Stream, OpenError> {
-        let key = lock(&self.shared.state).core.open(head)?;
+        let key = self.with(|state| state.core.open(head))?;
         Ok(Stream::new(Arc::clone(self), key))
     }
 
-    /// Opens a stream as [`open`](Self::open) does, and queues `body`, which is the whole body. Returns also
-    /// whether this is the only call.
+    /// Opens a stream as [`open`](Self::open) does, and sends `body`, which is the whole body: at once if this
+    /// is the only call, and otherwise as [`drive_if`](Self::drive_if) says. `landing`: what the call's
+    /// wrapper asks for. Returns also whether a task of the session sends.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn open_with(
+    pub(crate) fn send_whole(
         self: &Arc<Self>,
         head: Arc<RequestHeaders>,
         body: Bytes,
+        landing: Option<Landing>,
     ) -> Result<(Stream, bool), OpenError> {
-        let mut state = lock(&self.shared.state);
-        let key = state.core.open(head)?;
-        state.core.send_data(key, body, true);
-        let is_alone = state.core.active() <= 1;
-        drop(state);
-        Ok((Stream::new(Arc::clone(self), key), is_alone))
+        let (key, is_alone) = self.endpoint.update(|SessionState { core, .. }| {
+            let key = match core.open(head) {
+                Ok(key) => key,
+                Err(error) => return (Err(error), false),
+            };
+            if let Some(landing) = landing {
+                core.deliver_landed(key, landing.limit);
+            }
+            core.send_data(key, body, true);
+            let is_alone = core.active() <= 1;
+            (Ok((key, is_alone)), is_alone)
+        })?;
+        let stream = Stream::new(Arc::clone(self), key);
+        if let Some(landing) = landing {
+            stream.align(landing);
+        }
+        Ok((stream, !is_alone && self.drive_if(false)))
     }
 
     /// Sends what the streams have queued, as far as there is room. The rest goes when there is room.
@@ -183,8 +200,7 @@ impl Session {
     /// Takes no new calls from now on, and tells the peer so, with the reason. Calls that run go on; when the
     /// last has ended, the connection is closed. This drives.
     pub(crate) fn go_away(&self, reason: &str) {
-        lock(&self.shared.state).core.go_away(reason);
-        self.drive();
+        self.endpoint.update(|state: &mut SessionState| (state.core.go_away(reason), true));
     }
 
     /// Ends the connection at once. Calls that run fail at both sides.
@@ -194,8 +210,7 @@ impl Session {
 
     /// Returns whether calls can be opened.
     pub(crate) fn is_usable(&self) -> bool {
-        let core = &lock(&self.shared.state).core;
-        !core.has_ended() && core.going_away().is_none()
+        self.with(|SessionState { core, .. }| !core.has_ended() && core.going_away().is_none())
     }
 
     /// Waits until the connection has ended: with a fault, or because a side went away and the last call has
@@ -204,82 +219,26 @@ impl Session {
     /// # Errors
     /// The connection ended with a fault.
     pub(crate) async fn closed(&self) -> Result<(), ConnectionFault> {
-        poll_fn(|context| {
-            let mut state = lock(&self.shared.state);
+        let poll = |state: &mut SessionState, waker: &Waker| {
             if state.is_over {
                 return Poll::Ready(state.fault.clone().map_or(Ok(()), Err));
             }
-            if !state.closing.iter().any(|waker| waker.will_wake(context.waker())) {
-                state.closing.push(context.waker().clone());
+            if !state.closing.iter().any(|known| known.will_wake(waker)) {
+                state.closing.push(waker.clone());
             }
             Poll::Pending
-        })
-        .await
+        };
+        poll_fn(|context| self.with(|state| poll(state, context.waker()))).await
     }
 
     /// Returns the number of calls that have not ended.
     pub(crate) fn active_streams(&self) -> usize {
-        lock(&self.shared.state).core.active()
+        self.with(|state| state.core.active())
     }
 
     /// Wakes the tasks that wait for headers and parts of bodies.
     pub(crate) fn wake_readers(&self) {
-        let wakers = {
-            let core = &mut lock(&self.shared.state).core;
-            core.wake_readers();
-            std::mem::take(&mut core.after_unlock().wakers)
-        };
-        wake_all(wakers);
-    }
-
-    /// Transmits as long as the state machine asks for it. Between two times other threads may have the
-    /// connection. A connection that has ended transmits nothing, so each wish counts once.
-    fn transmit_again<'a>(&'a self, mut state: MutexGuard<'a, SessionState>) -> MutexGuard<'a, SessionState> {
-        if state.transmits_again {
-            return state;
-        }
-        loop {
-            state.transmits_again = state.core.take_again();
-            if !state.transmits_again {
-                return state;
-            }
-            drop(state);
-            self.drive();
-            state = lock(&self.shared.state);
-        }
-    }
-
-    /// Hands calls that the peer has opened to the acceptor, which sends their replies.
-    fn accept<'a>(
-        self: &'a Arc<Self>,
-        acceptor: &dyn Accept,
-        mut state: MutexGuard<'a, SessionState>,
-    ) -> MutexGuard<'a, SessionState> {
-        let (mut accepted, mut is_unsent) = (0_usize, false);
-        state.accepts = true;
-        let mut accepts = Accepts { shared: &self.shared, is_over: false };
-        loop {
-            let Some((key, head)) = state.core.next_accepted() else {
-                if !is_unsent {
-                    // Under the same lock, so that calls that come later are taken.
-                    state.accepts = false;
-                    accepts.is_over = true;
-                    return state;
-                }
-                // The last call has ended before it began.
-                is_unsent = false;
-                drop(state);
-                self.drive();
-                state = lock(&self.shared.state);
-                continue;
-            };
-            accepted += 1;
-            let is_last = !state.core.has_accepted() || accepted.is_multiple_of(Self::ACCEPTED);
-            is_unsent = !is_last;
-            drop(state);
-            acceptor.accept(Stream::new(Arc::clone(self), key), head, is_last);
-            state = lock(&self.shared.state);
-        }
+        self.with(|state| state.core.wake_readers());
     }
 }
 
@@ -301,17 +260,39 @@ impl Drop for WillDrive {
     }
 }
 
-/// The note that a thread accepts the calls of a session. A panic drops this before it is over, which takes
-/// the note back.
-struct Accepts<'a> {
-    shared: &'a SessionShared,
-    is_over: bool,
+/// What a thread has to do next for a session, without the lock.
+enum Step {
+    /// Hand a call to the acceptor. The flag says whether it is the last one whose reply shares a message.
+    Accept(StreamKey, RequestHeaders, bool),
+    /// Leave the calls to a thread that [accepts](Accepting) them.
+    Leave,
+    Drive,
+    Close,
+    Nothing,
 }
 
-impl Drop for Accepts<'_> {
+/// The turn of a thread that runs a session. A panic drops this, which takes its notes in the state back.
+struct Turn<'a> {
+    session: &'a Session,
+    /// The session is a server's.
+    serves: bool,
+    /// This thread accepts calls.
+    accepts: bool,
+    /// The number of calls that it has accepted.
+    accepted: usize,
+    /// The reply of the last one waits for those of further calls.
+    is_unsent: bool,
+    /// This thread transmits until the state machine does not ask for more.
+    transmits: bool,
+}
+
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        if !self.is_over {
-            lock(&self.shared.state).accepts = false;
+        if self.accepts || self.transmits {
+            self.session.with(|state| {
+                state.accepts &= !self.accepts;
+                state.transmits_again &= !self.transmits;
+            });
         }
     }
 }
@@ -319,48 +300,40 @@ impl Drop for Accepts<'_> {
 impl Run for Session {
     /// Accepts calls, if this thread may, and closes the connection if nothing is left to do.
     fn run(self: Arc<Self>) {
-        let mut state = lock(&self.shared.state);
-        state.will_run = false;
-        // A call that is being polled in place has driven, to read its request. New calls are taken when that
-        // call has been polled. Here they would become tasks.
-        if self.will_drive() {
-            return;
-        }
-        match &self.acceptor {
-            Some(acceptor) if Accepting::is_here() && !state.accepts => {
-                state = self.accept(&**acceptor, state)
+        let acceptor = self.acceptor.as_deref();
+        let mut turn = Turn {
+            session: &self,
+            serves: acceptor.is_some(),
+            accepts: false,
+            accepted: 0,
+            is_unsent: false,
+            transmits: false,
+        };
+        let mut step = self.with(|state| state.begin(&mut turn));
+        loop {
+            match (step, acceptor) {
+                (Step::Accept(key, head, is_last), Some(acceptor)) => {
+                    acceptor.accept(Stream::new(Arc::clone(&self), key), head, is_last);
+                }
+                (Step::Leave, _) => {
+                    let session = Arc::downgrade(&self);
+                    self.endpoint.leave(session);
+                }
+                (Step::Drive, _) => self.drive(),
+                (Step::Close, _) => return self.endpoint.close(),
+                (Step::Accept(..), None) | (Step::Nothing, _) => return,
             }
-            Some(_) if state.core.has_accepted() && !state.accepts => {
-                state.will_run = true;
-                let session = Arc::downgrade(&self);
-                self.endpoint.leave(session);
-            }
-            _ => {}
+            step = self.with(|state| state.next(&mut turn));
         }
-        state = self.transmit_again(state);
-        if !state.is_over && !state.core.is_drained() {
-            return;
-        }
-        state.is_over = true;
-        let wakers = std::mem::take(&mut state.closing);
-        drop(state);
-        self.endpoint.close();
-        wake_all(wakers);
     }
 }
 
-/// The state of a session, which the connection's handler and the handles of streams share.
-#[derive(Debug)]
-struct SessionShared {
-    state: Mutex<SessionState>,
-    /// The session, for work that is carried out later.
-    session: Weak<Session>,
-}
-
-/// The state behind the lock.
+/// The state of a session, which handles the messages of its connection.
 #[derive(Debug)]
 struct SessionState {
     core: Core<Kept>,
+    /// The session, for work that is carried out later.
+    session: Weak<Session>,
     /// The reason why the connection ended early.
     fault: Option<ConnectionFault>,
     /// The connection has ended, or nothing is left to do on it.
@@ -376,137 +349,117 @@ struct SessionState {
 }
 
 impl SessionState {
-    /// Moves tasks to wake, and what the state machine does not need any more, to `after`, because both have
-    /// to go without a lock.
-    fn move_to(&mut self, after: &mut Deferred) {
-        let AfterUnlock { wakers, memory, headers } = self.core.after_unlock();
-        after.wakers.append(wakers);
-        after.unneeded.append(memory);
-        after.add_headers(headers);
-    }
+    /// The number of calls that are accepted before their replies are sent.
+    const ACCEPTED: usize = 8;
 
     /// Ends all calls.
-    fn end(&mut self, fault: &CallFault, after: &mut Deferred) {
+    fn end(&mut self, fault: &CallFault) {
         self.core.end(fault);
-        self.move_to(after);
         self.is_over = true;
-        after.wakers.append(&mut self.closing);
-    }
-}
-
-impl SessionShared {
-    fn new(core: Core<Kept>, session: Weak<Session>) -> Arc<Self> {
-        let state = SessionState {
-            core,
-            fault: None,
-            is_over: false,
-            will_run: false,
-            accepts: false,
-            transmits_again: false,
-            closing: Vec::new(),
-        };
-        Arc::new(Self { state: Mutex::new(state), session })
+        self.core.after().wakers.append(&mut self.closing);
     }
 
-    /// Adds the session to the work of `after`, if there is some: calls that were opened, bytes that are left
-    /// to copy, or the end of the connection.
-    fn run_later(&self, state: &mut SessionState, after: &mut Deferred) {
-        let is_due =
-            (state.core.has_accepted() && !state.accepts) || (state.core.is_drained() && !state.is_over);
-        if (is_due || (state.core.transmits_again() && !state.transmits_again))
-            && !state.will_run
+    /// Adds the session to the work to carry out, if there is some: calls that were opened, bytes that are
+    /// left to copy, or the end of the connection.
+    fn run_later(&mut self) {
+        let is_due = (self.core.has_accepted() && !self.accepts) || (self.core.is_drained() && !self.is_over);
+        if (is_due || (self.core.transmits_again() && !self.transmits_again))
+            && !self.will_run
             && let Some(session) = self.session.upgrade()
         {
-            state.will_run = true;
-            after.runs.push(session);
+            self.will_run = true;
+            self.core.after().runs.push(session);
         }
+    }
+
+    /// Begins a turn, and returns its first step.
+    fn begin(&mut self, turn: &mut Turn<'_>) -> Step {
+        self.will_run = false;
+        // A call that is being polled in place has driven, to read its request. New calls are taken when that
+        // call has been polled. Here they would become tasks.
+        if turn.session.will_drive() {
+            return Step::Nothing;
+        }
+        if turn.serves && !self.accepts {
+            if Accepting::is_here() {
+                turn.accepts = true;
+            } else if self.core.has_accepted() {
+                self.will_run = true;
+                return Step::Leave;
+            }
+        }
+        self.next(turn)
+    }
+
+    /// Returns the next step of a turn.
+    fn next(&mut self, turn: &mut Turn<'_>) -> Step {
+        if turn.accepts {
+            if let Some((key, head)) = self.core.next_accepted() {
+                turn.accepted += 1;
+                let is_last = !self.core.has_accepted() || turn.accepted.is_multiple_of(Self::ACCEPTED);
+                (self.accepts, turn.is_unsent) = (true, !is_last);
+                return Step::Accept(key, head, is_last);
+            }
+            if std::mem::take(&mut turn.is_unsent) {
+                // The last call has ended before it began.
+                return Step::Drive;
+            }
+            // Under the same lock, so that calls that come later are taken.
+            (self.accepts, turn.accepts) = (false, false);
+        }
+        // Transmits as long as the state machine asks for it. Between two times other threads may have the
+        // connection. A connection that has ended transmits nothing, so each wish counts once.
+        if turn.transmits || !self.transmits_again {
+            let again = self.core.take_again();
+            (self.transmits_again, turn.transmits) = (again, again);
+            if again {
+                return Step::Drive;
+            }
+        }
+        if !self.is_over && !self.core.is_drained() {
+            return Step::Nothing;
+        }
+        self.is_over = true;
+        self.core.after().wakers.append(&mut self.closing);
+        Step::Close
     }
 }
 
-impl MessageHandler for SessionShared {
-    fn receive(&self, message: Bytes, after: &mut Deferred) -> Result<bool, ConnectionFault> {
-        let mut state = lock(&self.state);
-        let received = state.core.receive(message);
-        state.move_to(after);
-        self.run_later(&mut state, after);
+impl MessageHandler for SessionState {
+    fn receive(&mut self, message: Bytes) -> Result<bool, ConnectionFault> {
+        let received = self.core.receive(message);
+        self.run_later();
         received.map_err(ConnectionFault::of_calls)?;
-        Ok(!state.core.is_idle())
+        Ok(!self.core.is_idle())
     }
 
-    fn landed(&self, fetch: u64, memory: Option<Bytes>, after: &mut Deferred) -> Result<(), ConnectionFault> {
-        let mut state = lock(&self.state);
-        state.core.landed(fetch, memory);
-        state.move_to(after);
-        Ok(())
+    fn landed(&mut self, fetch: u64, memory: Option<Bytes>) {
+        self.core.landed(fetch, memory);
     }
 
-    fn transmit(&self, sender: &mut Sender<'_>, after: &mut Deferred) -> Result<(), ConnectionFault> {
-        let mut state = lock(&self.state);
-        let transmitted = state.core.transmit(sender);
-        state.move_to(after);
-        transmitted?;
-        if state.core.has_waiting() && sender.room() == 0 {
+    fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault> {
+        self.core.transmit(sender)?;
+        if self.core.has_waiting() && sender.room() == 0 {
             sender.note_stall();
         }
-        self.run_later(&mut state, after);
+        self.run_later();
         Ok(())
     }
 
-    fn peer_finished(&self, after: &mut Deferred) {
-        lock(&self.state).end(&CallFault::PeerClosed, after);
+    fn peer_finished(&mut self) {
+        self.end(&CallFault::PeerClosed);
         // This side closes too.
         if let Some(session) = self.session.upgrade() {
-            after.runs.push(session);
+            self.core.after().runs.push(session);
         }
     }
 
-    fn ended(&self, fault: &ConnectionFault, after: &mut Deferred) {
-        let mut state = lock(&self.state);
-        state.fault.get_or_insert_with(|| fault.clone());
-        state.end(&CallFault::Connection(fault.clone().into()), after);
-    }
-}
-
-/// Memory that the peer may read.
-#[derive(Debug)]
-#[expect(dead_code, reason = "keeps the memory in place")]
-pub(in crate::grpc) enum Kept {
-    Copied(Block),
-    Exposed(Lease),
-}
-
-// Inherent functions of `Sender` go before those of the trait.
-impl Wire for Sender<'_> {
-    type Kept = Kept;
-    type Fault = ConnectionFault;
-
-    fn room(&self) -> usize {
-        self.room()
+    fn ended(&mut self, fault: &ConnectionFault) {
+        self.fault.get_or_insert_with(|| fault.clone());
+        self.end(&CallFault::Connection(fault.clone().into()));
     }
 
-    fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
-        self.send(slices)
-    }
-
-    fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
-        let exposed = self.expose(bytes)?;
-        Some((exposed.remote, Kept::Exposed(exposed.lease)))
-    }
-
-    fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
-        let mut block = self.lease(bytes.len()).ok()?;
-        block.copy_in(0, bytes).ok()?;
-        Some((block.remote(0), Kept::Copied(block)))
-    }
-
-    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
-        self.fetch(id, segments, aligned_at).map_err(|error| match error {
-            FetchError::NoMemory(_) => ReadRefused::Later,
-            error @ FetchError::TooLong { .. } => ReadRefused::Never(error.to_string().into()),
-        })
-    }
-
-    fn cancel_read(&mut self, id: u64) {
-        self.cancel_fetch(id);
+    fn after(&mut self) -> &mut Deferred {
+        self.core.after()
     }
 }

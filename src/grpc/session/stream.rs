@@ -11,11 +11,11 @@ use bytes::Bytes;
 use http::HeaderMap;
 use tokio::time::Sleep;
 
-use super::{Kept, Part, ResetCode, Session, SessionState};
-use crate::grpc::core::{AfterUnlock, Core, LandedBytes, StreamKey};
+use super::{Part, ResetCode, Session, SessionState};
+use crate::endpoint::Kept;
+use crate::grpc::core::{Core, LandedBytes, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
-use tonic_rdma_verbs::unstable::{drop_all, lock, wake_all};
 
 /// One call. Dropping the stream before both directions have ended resets the call with
 /// [`ResetCode::Cancel`], at once. A server's direction has ended once its end or its trailers are queued.
@@ -42,7 +42,7 @@ impl Stream {
     /// # Errors
     /// The call can't be sent any further: it was reset, it has ended, or the connection has.
     pub(crate) fn poll_send_ready(&self, context: &mut Context<'_>) -> Poll<Result<(), CallFault>> {
-        self.lock().core.poll_send_ready(self.key, context.waker())
+        self.with(|core| core.poll_send_ready(self.key, context.waker()))
     }
 
     /// Queues the headers of the response (servers).
@@ -77,9 +77,14 @@ impl Stream {
 
     /// Applies what the wrapper of a client, or the layer of a server, asks for.
     pub(crate) fn land(&self, landing: Landing) {
+        self.align(landing);
+        self.deliver_landed(landing.limit);
+    }
+
+    /// Sets the field at which messages of this side are aligned.
+    pub(super) fn align(&self, landing: Landing) {
         // Relaxed: the flag guards no other memory.
         self.aligns_last.store(landing.aligned == AlignedField::Last, Ordering::Relaxed);
-        self.deliver_landed(landing.limit);
     }
 
     /// Returns the field at which messages of this side are to be aligned.
@@ -95,7 +100,7 @@ impl Stream {
     /// Queues the end of the body. A server ends the call with it: a response without trailers is its
     /// headers, which have the status, and this.
     pub(crate) fn end(&self) {
-        self.lock().core.send_data(self.key, Bytes::new(), true);
+        self.with(|core| core.send_data(self.key, Bytes::new(), true));
     }
 
     /// Ends the call in both directions, and tells the peer so. What is queued or has arrived is dropped.
@@ -106,13 +111,7 @@ impl Stream {
 
     /// Calls `change`, and drives if that is urgent then.
     fn and_drive(&self, change: impl FnOnce(&mut Core<Kept>)) {
-        let is_urgent = self.with(|core| {
-            change(core);
-            core.take_urgent()
-        });
-        if is_urgent {
-            self.session.drive();
-        }
+        self.session.endpoint.update(|SessionState { core, .. }| (change(core), core.take_urgent()));
     }
 
     /// Waits for the headers of the response (clients). Of a response without a body this is all: it has the
@@ -121,7 +120,7 @@ impl Stream {
     /// # Errors
     /// The call was reset, or the connection has ended.
     pub(crate) fn poll_headers(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
-        self.lock().core.poll_headers(self.key, Some(context.waker()))
+        self.with(|core| core.poll_headers(self.key, Some(context.waker())))
     }
 
     /// Takes the headers of the response if they have arrived (clients), and registers no task, for callers
@@ -135,21 +134,22 @@ impl Stream {
         first: &mut Option<Part>,
         trailers: &mut Option<HeaderMap>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
-        let mut state = self.lock();
-        let head = state.core.poll_headers(self.key, None);
-        if matches!(head, Poll::Ready(Ok(_)))
-            && let Some((data, rest)) = state.core.take_rest(self.key)
-        {
-            (*first, *trailers) = (Some(Part::Data(data)), Some(rest));
-            self.ended.store(true, Ordering::Relaxed);
-        }
-        head
+        self.with(|core| {
+            let head = core.poll_headers(self.key, None);
+            if matches!(head, Poll::Ready(Ok(_)))
+                && let Some((data, rest)) = core.take_rest(self.key)
+            {
+                (*first, *trailers) = (Some(Part::Data(data)), Some(rest));
+                self.ended.store(true, Ordering::Relaxed);
+            }
+            head
+        })
     }
 
     /// Registers the task of `waker` for the headers of the response and what follows. Returns false if
     /// something has come already.
     pub(crate) fn wait(&self, waker: &Waker) -> bool {
-        self.lock().core.wait(self.key, waker)
+        self.with(|core| core.wait(self.key, waker))
     }
 
     /// Waits for the next part of the body. Returns `None` at its end: after the trailers, or where the
@@ -161,54 +161,42 @@ impl Stream {
         if self.ended.load(Ordering::Relaxed) {
             return Poll::Ready(None);
         }
-        let (part, is_urgent) = self.check_part(context);
-        if !is_urgent {
-            return part;
+        match self.check_part(context) {
+            // Where the CPU reads from the peer's memory, a message of moderate length has landed now.
+            (Poll::Pending, true) => self.check_part(context).0,
+            (part, _) => part,
         }
-        self.drive_for_reader();
-        if part.is_ready() {
-            return part;
-        }
-        // Where the CPU reads from the peer's memory, a message of moderate length has landed now.
-        let (part, is_urgent) = self.check_part(context);
-        if is_urgent {
-            self.drive_for_reader();
-        }
-        part
     }
 
-    /// Drives. What the peer is to be told about the memory of a whole message is kept back if this thread
+    /// Returns the next part of the body, if it is there, and whether the session was driven because the peer
+    /// waits. What the peer is to be told about the memory of a whole message is kept back if this thread
     /// drives once more when the reader has the message. The peer waits for the memory of a message that
     /// comes in parts.
-    fn drive_for_reader(&self) {
-        let keeps = self.session.will_drive() && {
-            let core = &mut self.lock().core;
-            let keeps = core.delivers_landed(self.key);
-            core.keep_taken(keeps);
-            keeps
-        };
-        self.session.drive();
-        if keeps {
-            self.lock().core.keep_taken(false);
-        }
-    }
-
-    /// Returns the next part of the body, if it is there, and whether the session is to be driven.
     fn check_part(&self, context: &mut Context<'_>) -> (Poll<Option<Result<Part, CallFault>>>, bool) {
-        let mut state = self.lock();
-        let part = state.core.poll_part(self.key, Some(context.waker()));
-        let is_urgent = state.core.take_urgent();
-        // Relaxed: only the reader uses the flags.
-        if part.is_pending() {
-            self.starved.store(state.core.starved(self.key).is_some(), Ordering::Relaxed);
-        } else if state.core.is_end(self.key) {
-            self.ended.store(true, Ordering::Relaxed);
-        }
-        let landed = state.core.take_landed_bytes();
-        if landed != LandedBytes::default() {
-            let counters = self.session.endpoint.counters();
-            counters.decoded_in_place_bytes.add(landed.in_place);
-            counters.landed_copied_bytes.add(landed.copied);
+        let will_drive = self.session.will_drive();
+        let (part, is_urgent, keeps) = self.session.endpoint.update(|SessionState { core, .. }| {
+            let part = core.poll_part(self.key, Some(context.waker()));
+            let is_urgent = core.take_urgent();
+            // Relaxed: only the reader uses the flags.
+            if part.is_pending() {
+                self.starved.store(core.starved(self.key).is_some(), Ordering::Relaxed);
+            } else if core.is_end(self.key) {
+                self.ended.store(true, Ordering::Relaxed);
+            }
+            let landed = core.take_landed_bytes();
+            if landed != LandedBytes::default() {
+                let counters = self.session.endpoint.counters();
+                counters.decoded_in_place_bytes.add(landed.in_place);
+                counters.landed_copied_bytes.add(landed.copied);
+            }
+            let keeps = is_urgent && will_drive && core.delivers_landed(self.key);
+            if keeps {
+                core.keep_taken(true);
+            }
+            ((part, is_urgent, keeps), is_urgent)
+        });
+        if keeps {
+            self.with(|core| core.keep_taken(false));
         }
         (part, is_urgent)
     }
@@ -236,7 +224,7 @@ impl Stream {
     /// Returns whether [`poll_headers`](Self::poll_headers) or [`poll_part`](Self::poll_part) would return
     /// something now, for callers that poll the completion queue themselves.
     pub(crate) fn has_arrived(&self) -> bool {
-        self.lock().core.has_arrived(self.key)
+        self.with(|core| core.has_arrived(self.key))
     }
 
     /// Polls the completion queue once, if the next part is being read from the peer's memory. Returns the
@@ -244,30 +232,33 @@ impl Stream {
     /// failed meanwhile. The caller must drive afterwards: the next message, usually the reply, tells the
     /// peer that its memory is free.
     pub(crate) fn poll_for_landing(&self) -> Option<Duration> {
-        {
-            let core = &mut self.lock().core;
-            if !core.is_landing(self.key) {
-                return None;
+        let is_landing = self.with(|core| {
+            let is_landing = core.is_landing(self.key);
+            if is_landing {
+                core.keep_taken(true);
             }
-            core.keep_taken(true);
+            is_landing
+        });
+        if !is_landing {
+            return None;
         }
         let keeps = KeepsTaken(self);
         let began = Instant::now();
         self.session.endpoint.poll_queue();
         drop(keeps);
-        (!self.lock().core.is_landing(self.key)).then(|| began.elapsed())
+        (!self.with(|core| core.is_landing(self.key))).then(|| began.elapsed())
     }
 
     /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at
     /// once.
     pub(crate) fn is_end(&self) -> bool {
-        self.ended.load(Ordering::Relaxed) || self.lock().core.is_end(self.key)
+        self.ended.load(Ordering::Relaxed) || self.with(|core| core.is_end(self.key))
     }
 
     /// Waits until the call ends early: the peer reset it, or the connection ended. A server drops the
     /// handler then. Stays pending if the call ends in order.
     pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<CallFault> {
-        self.lock().core.poll_reset(self.key, context.waker())
+        self.with(|core| core.poll_reset(self.key, context.waker()))
     }
 
     /// Delivers messages that the peer offers as wholes from now on in one segment ([`Part::Message`]), if
@@ -275,30 +266,11 @@ impl Stream {
     /// in its place, and does not land. Call this before the first [`poll_part`](Self::poll_part), because
     /// messages land from then on.
     pub(crate) fn deliver_landed(&self, limit: usize) {
-        self.lock().core.deliver_landed(self.key, limit);
+        self.with(|core| core.deliver_landed(self.key, limit));
     }
 
-    /// Calls `act`, and then, without the lock, drops memory of the application and wakes tasks.
     fn with<T>(&self, act: impl FnOnce(&mut Core<Kept>) -> T) -> T {
-        let (result, memory, headers, wakers) = {
-            let core = &mut self.lock().core;
-            let result = act(core);
-            let AfterUnlock { wakers, memory, headers } = core.after_unlock();
-            (result, take(memory), take(headers), take(wakers))
-        };
-        drop_all(memory);
-        drop_all(headers);
-        wake_all(wakers);
-        return result;
-
-        /// Takes a list. An empty one keeps its memory for the next use.
-        fn take<T>(list: &mut Vec<T>) -> Vec<T> {
-            if list.is_empty() { Vec::new() } else { std::mem::take(list) }
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, SessionState> {
-        lock(&self.session.shared.state)
+        self.session.with(|state| act(&mut state.core))
     }
 }
 
@@ -308,7 +280,7 @@ struct KeepsTaken<'a>(&'a Stream);
 
 impl Drop for KeepsTaken<'_> {
     fn drop(&mut self) {
-        self.0.lock().core.keep_taken(false);
+        self.0.with(|core| core.keep_taken(false));
     }
 }
 
@@ -361,12 +333,12 @@ mod tests {
         /// Panics while TAKEN waits. Returns whether it still waits.
         pub(in crate::grpc::session) fn keeps_taken_after_a_panic(&self) -> bool {
             let look = || {
-                self.lock().core.keep_taken(true);
+                self.with(|core| core.keep_taken(true));
                 let _keeps = KeepsTaken(self);
                 panic!("a task that a look woke");
             };
             assert!(catch_unwind(AssertUnwindSafe(look)).is_err());
-            self.lock().core.keeps_taken()
+            self.with(|core| core.keeps_taken())
         }
     }
 }

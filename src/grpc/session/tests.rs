@@ -22,7 +22,6 @@ use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Pol
 use crate::grpc::CallConfig;
 use crate::grpc::fault::CallFault;
 use tonic_rdma_verbs::memory::Pool;
-use tonic_rdma_verbs::unstable::lock;
 
 /// A hang is a failure after this time.
 const LONG: Duration = Duration::from_secs(60);
@@ -528,6 +527,6 @@ async fn a_panic_does_not_keep_the_clients_memory() {
 impl Session {
     /// Gives the next call of this client this number.
     pub(in crate::grpc) fn skip_numbers(&self, next: u32) {
-        lock(&self.shared.state).core.skip_numbers(next);
+        self.with(|state| state.core.skip_numbers(next));
     }
 }

@@ -27,7 +27,7 @@ async fn a_close_sends_what_is_queued() {
     server.endpoint.close();
     client.until("the peer finished", |it| it.finished).await;
     for end in [client, server] {
-        let handler = std::sync::Arc::downgrade(&end.handler);
+        let handler = std::sync::Arc::downgrade(&end.changed);
         end.with(|it| assert_eq!(it.fault, None));
         drop(end);
         let freed = async {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
@@ -11,38 +11,35 @@ use tokio::sync::Notify;
 
 use crate::endpoint::config::Config;
 use crate::endpoint::messages::{
-    Exposed, FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, ReadSegment, Sender,
+    Kept, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, ReadRefused, ReadSegment, Sender,
+    Wire,
 };
 use crate::endpoint::negotiate::{Dialer, Listener};
 use crate::endpoint::{ConnectionFault, Deferred};
-use tonic_rdma_verbs::memory::Block;
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// Time after which a test has hung.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One end: its endpoint and its handler.
+/// One end: its endpoint, whose handler is a [`Keeper`].
 #[derive(Debug)]
 pub(super) struct Side {
     pub(super) endpoint: MessageEndpoint,
-    pub(super) handler: Arc<Keeper>,
+    /// Tells that the handler has changed.
+    pub(super) changed: Arc<Notify>,
 }
 
 /// A handler that keeps what arrives.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
-    inner: Mutex<Inner>,
-    changed: Notify,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Inner {
+    changed: Arc<Notify>,
+    after: Deferred,
     /// Messages to send.
     queue: VecDeque<Vec<u8>>,
     /// Content to offer.
     offers: VecDeque<Offer>,
     /// Memory that the peer reads, by the number of the offer.
-    offered: HashMap<u64, Vec<Source>>,
+    offered: HashMap<u64, Vec<Kept>>,
     /// Fetches to start.
     wanted: VecDeque<Wanted>,
     /// Fetches to cancel.
@@ -67,12 +64,6 @@ struct Offer {
 }
 
 #[derive(Debug)]
-enum Source {
-    Copied(#[expect(dead_code, reason = "held for its drop")] Block),
-    InPlace(#[expect(dead_code, reason = "held for its drop")] Exposed),
-}
-
-#[derive(Debug)]
 struct Wanted {
     id: u64,
     first: Bytes,
@@ -89,13 +80,12 @@ const PANIC: u8 = 3;
 const BLOCK: usize = 1 << 20;
 
 impl MessageHandler for Keeper {
-    fn receive(&self, mut message: Bytes, _: &mut Deferred) -> Result<bool, ConnectionFault> {
+    fn receive(&mut self, mut message: Bytes) -> Result<bool, ConnectionFault> {
         assert_ne!(message[0], PANIC);
-        let mut inner = self.inner.lock().unwrap();
         match message.get_u8() {
-            PLAIN => inner.messages.push(message),
+            PLAIN => self.messages.push(message),
             TAKEN => {
-                inner.offered.remove(&message.get_u64_le());
+                self.offered.remove(&message.get_u64_le());
             }
             _ => {
                 let (id, aligned_at, count) =
@@ -105,53 +95,49 @@ impl MessageHandler for Keeper {
                     (RemoteSegment { address, rkey }, message.get_u64_le())
                 });
                 let parts = parts.collect();
-                inner.wanted.push_back(Wanted { id, first: message, parts, aligned_at });
+                self.wanted.push_back(Wanted { id, first: message, parts, aligned_at });
             }
         }
         self.changed.notify_one();
         Ok(true)
     }
 
-    fn landed(&self, fetch: u64, memory: Option<Bytes>, _: &mut Deferred) -> Result<(), ConnectionFault> {
-        let mut inner = self.inner.lock().unwrap();
-        inner.landed.insert(fetch, memory);
-        inner.queue.push_back([&[TAKEN][..], &fetch.to_le_bytes()].concat());
+    fn landed(&mut self, fetch: u64, memory: Option<Bytes>) {
+        self.landed.insert(fetch, memory);
+        self.queue.push_back([&[TAKEN][..], &fetch.to_le_bytes()].concat());
         self.changed.notify_one();
-        Ok(())
     }
 
-    fn transmit(&self, sender: &mut Sender<'_>, _: &mut Deferred) -> Result<(), ConnectionFault> {
-        let mut inner = self.inner.lock().unwrap();
-        let inner = &mut *inner;
-        inner.cancelled.drain(..).for_each(|id| sender.cancel_fetch(id));
-        while !inner.holds_offers
-            && let Some(wanted) = inner.wanted.front()
+    fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault> {
+        self.cancelled.drain(..).for_each(|id| sender.cancel_read(id));
+        while !self.holds_offers
+            && let Some(wanted) = self.wanted.front()
         {
             let first = std::iter::once(ReadSegment::Inline(&wanted.first));
             let rest = wanted.parts.iter().map(|&(from, length)| ReadSegment::Remote { from, length });
             let segments: Vec<_> = first.chain(rest).collect();
-            match sender.fetch(wanted.id, &segments, wanted.aligned_at as usize) {
+            match sender.read(wanted.id, &segments, wanted.aligned_at as usize) {
                 Ok(()) => {}
-                Err(FetchError::NoMemory(_)) => {
-                    inner.stalls += 1;
+                Err(ReadRefused::Later) => {
+                    self.stalls += 1;
                     break;
                 }
-                Err(error @ FetchError::TooLong { .. }) => inner.refusals.push(error.to_string()),
+                Err(ReadRefused::Never(reason)) => self.refusals.push(reason.to_string()),
             }
-            inner.wanted.pop_front();
+            self.wanted.pop_front();
         }
         while sender.room() > 0
-            && let Some(message) = inner.queue.pop_front()
+            && let Some(message) = self.queue.pop_front()
         {
             // In two slices, as a session sends frames.
             let (head, body) = message.split_at(1);
             sender.send(&[IoSlice::new(head), IoSlice::new(body)])?;
         }
         while sender.room() > 0
-            && let Some(offer) = inner.offers.pop_front()
+            && let Some(offer) = self.offers.pop_front()
         {
             let Some((parts, sources)) = sources(sender, &offer.rest) else {
-                inner.offers.push_front(offer);
+                self.offers.push_front(offer);
                 break;
             };
             let mut message = vec![OFFER];
@@ -164,55 +150,59 @@ impl MessageHandler for Keeper {
                 message.put_u64_le(length);
             }
             message.extend_from_slice(&offer.first);
-            inner.offered.insert(offer.id, sources);
+            self.offered.insert(offer.id, sources);
             sender.send(&[IoSlice::new(&message)])?;
         }
         Ok(())
     }
 
-    fn peer_finished(&self, _: &mut Deferred) {
-        self.inner.lock().unwrap().finished = true;
+    fn peer_finished(&mut self) {
+        self.finished = true;
         self.changed.notify_one();
     }
 
-    fn ended(&self, fault: &ConnectionFault, _: &mut Deferred) {
-        let before = self.inner.lock().unwrap().fault.replace(fault.to_string());
+    fn ended(&mut self, fault: &ConnectionFault) {
+        let before = self.fault.replace(fault.to_string());
         assert_eq!(before, None, "the connection ended twice");
         self.changed.notify_one();
+    }
+
+    fn after(&mut self) -> &mut Deferred {
+        &mut self.after
     }
 }
 
 /// Offers `content` from where it lies, or copied into blocks. `None` if there is no memory now.
 #[expect(clippy::type_complexity, reason = "used once")]
-fn sources(sender: &mut Sender<'_>, content: &Bytes) -> Option<(Vec<(RemoteSegment, u64)>, Vec<Source>)> {
-    if let Some(exposed) = sender.expose(content) {
-        return Some((vec![(exposed.remote, content.len() as u64)], vec![Source::InPlace(exposed)]));
+fn sources(sender: &mut Sender<'_>, content: &Bytes) -> Option<(Vec<(RemoteSegment, u64)>, Vec<Kept>)> {
+    if let Some((from, kept)) = sender.expose(content) {
+        return Some((vec![(from, content.len() as u64)], vec![kept]));
     }
     let (mut parts, mut sources) = (Vec::new(), Vec::new());
     for chunk in content.chunks(BLOCK) {
-        let mut block = sender.lease(chunk.len()).ok()?;
-        block.copy_in(0, chunk).unwrap();
-        parts.push((block.remote(0), chunk.len() as u64));
-        sources.push(Source::Copied(block));
+        let (from, kept) = sender.copy(chunk)?;
+        parts.push((from, chunk.len() as u64));
+        sources.push(kept);
     }
     Some((parts, sources))
 }
 
 impl Side {
     fn new(endpoint: MessageEndpoint, settings: &MessageSettings) -> Self {
-        let handler = Arc::<Keeper>::default();
-        endpoint.start(Arc::clone(&handler) as Arc<dyn MessageHandler>, settings.clone());
-        Self { endpoint, handler }
+        let handler = Keeper::default();
+        let changed = Arc::clone(&handler.changed);
+        endpoint.start(handler, settings);
+        Self { endpoint, changed }
     }
 
     /// Queues a message without sending it.
     pub(super) fn queue(&self, message: &[u8]) {
-        self.handler.inner.lock().unwrap().queue.push_back([&[PLAIN], message].concat());
+        self.with(|it| it.queue.push_back([&[PLAIN], message].concat()));
     }
 
     /// Sends a message whose handler panics.
     pub(super) fn send_panic(&self) {
-        self.handler.inner.lock().unwrap().queue.push_back(vec![PANIC]);
+        self.with(|it| it.queue.push_back(vec![PANIC]));
         self.endpoint.drive();
     }
 
@@ -225,43 +215,42 @@ impl Side {
     /// Offers `first`, in the message, and `rest`, to be fetched.
     pub(super) fn offer(&self, id: u64, first: &[u8], rest: Bytes, aligned_at: u32) {
         let offer = Offer { id, first: first.to_vec(), rest, aligned_at };
-        self.handler.inner.lock().unwrap().offers.push_back(offer);
+        self.with(|it| it.offers.push_back(offer));
         self.endpoint.drive();
     }
 
     /// Cancels a fetch.
     pub(super) fn cancel(&self, id: u64) {
-        self.handler.inner.lock().unwrap().cancelled.push(id);
+        self.with(|it| it.cancelled.push(id));
         self.endpoint.drive();
     }
 
     /// Returns the memory that is offered and not taken.
     pub(super) fn offered(&self) -> usize {
-        let inner = self.handler.inner.lock().unwrap();
-        inner.offered.len() + inner.offers.len()
+        self.with(|it| it.offered.len() + it.offers.len())
     }
 
     /// Frees the memory of an offer, although the peer has not taken it. Nothing learns of that.
     pub(super) fn free_offer(&self, id: u64) {
-        let freed = self.handler.inner.lock().unwrap().offered.remove(&id);
+        let freed = self.with(|it| it.offered.remove(&id));
         assert!(freed.is_some(), "offer {id} has memory");
     }
 
     /// Returns how many offers wait for memory.
     pub(super) fn waiting_offers(&self) -> usize {
-        self.handler.inner.lock().unwrap().offers.len()
+        self.with(|it| it.offers.len())
     }
 
     /// Calls `check` with what has arrived and what is offered, which it may change.
-    pub(super) fn with<T>(&self, check: impl FnOnce(&mut Inner) -> T) -> T {
-        check(&mut self.handler.inner.lock().unwrap())
+    pub(super) fn with<T>(&self, check: impl FnOnce(&mut Keeper) -> T) -> T {
+        self.endpoint.update(|keeper| (check(keeper), false))
     }
 
     /// Waits until `check` returns true.
-    pub(super) async fn until(&self, what: &str, mut check: impl FnMut(&mut Inner) -> bool) {
+    pub(super) async fn until(&self, what: &str, mut check: impl FnMut(&mut Keeper) -> bool) {
         let wait = async {
             loop {
-                let changed = self.handler.changed.notified();
+                let changed = self.changed.notified();
                 if self.with(&mut check) {
                     return;
                 }

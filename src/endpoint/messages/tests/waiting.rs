@@ -1,8 +1,7 @@
 //! Callers that poll the queue themselves, and work that a poll runs.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -11,17 +10,18 @@ use std::io::IoSlice;
 
 use super::side::{TIMEOUT, endpoints, settings};
 use crate::endpoint::config::Config;
-use crate::endpoint::messages::{MessageEndpoint, MessageHandler, Sender};
+use crate::endpoint::messages::{MessageEndpoint, MessageHandler, Sender, Wire as _};
 use crate::endpoint::{ConnectionFault, Deferred, Run};
 
 /// Answers each message by itself: at the server from a run, at the client by waking the waiting tasks.
 #[derive(Debug, Default)]
 struct Echo {
-    queue: Mutex<Vec<Bytes>>,
-    arrived: AtomicUsize,
-    wakers: Mutex<Vec<Waker>>,
+    queue: Vec<Bytes>,
+    arrived: usize,
+    wakers: Vec<Waker>,
     /// The endpoint of the server.
-    served_by: Mutex<Option<Arc<MessageEndpoint>>>,
+    served_by: Weak<MessageEndpoint>,
+    after: Deferred,
 }
 
 #[derive(Debug)]
@@ -35,73 +35,84 @@ impl Run for Answer {
 }
 
 impl MessageHandler for Echo {
-    fn receive(&self, message: Bytes, after: &mut Deferred) -> Result<bool, ConnectionFault> {
-        self.arrived.fetch_add(1, Ordering::SeqCst);
-        if let Some(endpoint) = &*self.served_by.lock().unwrap() {
-            self.queue.lock().unwrap().push(message);
-            after.runs.push(Arc::new(Answer(Arc::clone(endpoint))));
+    fn receive(&mut self, message: Bytes) -> Result<bool, ConnectionFault> {
+        self.arrived += 1;
+        if let Some(endpoint) = self.served_by.upgrade() {
+            self.queue.push(message);
+            self.after.runs.push(Arc::new(Answer(endpoint)));
         }
-        after.wakers.append(&mut self.wakers.lock().unwrap());
+        self.after.wakers.append(&mut self.wakers);
         Ok(true)
     }
 
-    fn landed(&self, _: u64, _: Option<Bytes>, _: &mut Deferred) -> Result<(), ConnectionFault> {
-        Ok(())
-    }
+    fn landed(&mut self, _: u64, _: Option<Bytes>) {}
 
-    fn transmit(&self, sender: &mut Sender<'_>, _: &mut Deferred) -> Result<(), ConnectionFault> {
-        let mut queue = self.queue.lock().unwrap();
+    fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault> {
         while sender.room() > 0
-            && let Some(message) = queue.pop()
+            && let Some(message) = self.queue.pop()
         {
             sender.send(&[IoSlice::new(&message)])?;
         }
         Ok(())
     }
 
-    fn peer_finished(&self, _: &mut Deferred) {}
+    fn peer_finished(&mut self) {}
 
-    fn ended(&self, _: &ConnectionFault, after: &mut Deferred) {
-        after.wakers.append(&mut self.wakers.lock().unwrap());
-        self.served_by.lock().unwrap().take();
+    fn ended(&mut self, _: &ConnectionFault) {
+        self.after.wakers.append(&mut self.wakers);
+    }
+
+    fn after(&mut self) -> &mut Deferred {
+        &mut self.after
     }
 }
 
+/// Sends a message.
+fn send(endpoint: &MessageEndpoint, message: &'static [u8]) {
+    endpoint.update(|echo: &mut Echo| (echo.queue.push(Bytes::from_static(message)), true));
+}
+
+/// Returns whether `count` messages have arrived. If not, the task of `waker` is woken by the next one.
+fn have_arrived(endpoint: &MessageEndpoint, count: usize, waker: Option<&Waker>) -> bool {
+    endpoint.update(|echo: &mut Echo| {
+        echo.wakers.extend(waker.cloned());
+        (echo.arrived >= count, false)
+    })
+}
+
 struct World {
-    client: Arc<MessageEndpoint>,
-    echo: Arc<Echo>,
+    client: MessageEndpoint,
     server: Arc<MessageEndpoint>,
 }
 
 impl World {
     async fn new() -> Self {
         let (client, server) = endpoints(&Config::default()).await;
-        let (client, server) = (Arc::new(client), Arc::new(server));
-        let (echo, serving) = (Arc::<Echo>::default(), Arc::<Echo>::default());
-        *serving.served_by.lock().unwrap() = Some(Arc::clone(&server));
-        client.start(Arc::clone(&echo) as Arc<dyn MessageHandler>, settings());
-        server.start(serving, settings());
-        Self { client, echo, server }
+        let server = Arc::new(server);
+        client.start(Echo::default(), &settings());
+        server.start(Echo { served_by: Arc::downgrade(&server), ..Echo::default() }, &settings());
+        Self { client, server }
     }
 
     /// Sends a message, and waits until `count` answers have come, as a call's future does.
     async fn call(&self, count: usize) {
         let (_under_way, begun) = (self.client.begin_call(), Instant::now());
-        self.echo.queue.lock().unwrap().push(Bytes::from_static(b"ping"));
-        self.client.drive();
+        send(&self.client, b"ping");
         let mut polls = 0;
         poll_fn(|context: &mut Context<'_>| {
             polls += 1;
-            let is_done = || self.echo.arrived.load(Ordering::SeqCst) >= count;
-            if polls > 1 && self.client.spin(Some(begun), is_done) {
+            if polls > 1 && self.client.spin(Some(begun), || have_arrived(&self.client, count, None)) {
                 return Poll::Ready(());
             }
             if polls == 1 {
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            self.echo.wakers.lock().unwrap().push(context.waker().clone());
-            if is_done() { Poll::Ready(()) } else { Poll::Pending }
+            if have_arrived(&self.client, count, Some(context.waker())) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
         })
         .await;
     }
@@ -176,25 +187,23 @@ async fn many_callers_leave_a_worker_to_timers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_answer_wakes_a_caller_that_sleeps() {
     let (client, server) = endpoints(&Config::default()).await;
-    let (client, server) = (Arc::new(client), Arc::new(server));
-    let (echo, late) = (Arc::<Echo>::default(), Arc::<Echo>::default());
-    client.start(Arc::clone(&echo) as Arc<dyn MessageHandler>, settings());
-    server.start(Arc::clone(&late) as Arc<dyn MessageHandler>, settings());
+    let server = Arc::new(server);
+    client.start(Echo::default(), &settings());
+    server.start(Echo::default(), &settings());
     for count in 1..=20 {
         let server = Arc::clone(&server);
-        let late = Arc::clone(&late);
         let answer = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(5 + count as u64 % 3)).await;
-            late.queue.lock().unwrap().push(Bytes::from_static(b"late"));
-            server.drive();
+            send(&server, b"late");
         });
         let wait = poll_fn(|context: &mut Context<'_>| {
-            let is_done = || echo.arrived.load(Ordering::SeqCst) >= count;
-            if client.spin(None, is_done) {
-                return Poll::Ready(());
+            if client.spin(None, || have_arrived(&client, count, None))
+                || have_arrived(&client, count, Some(context.waker()))
+            {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
             }
-            echo.wakers.lock().unwrap().push(context.waker().clone());
-            if is_done() { Poll::Ready(()) } else { Poll::Pending }
         });
         tokio::time::timeout(TIMEOUT, wait).await.expect("a wake-up was lost");
         answer.await.unwrap();

@@ -17,7 +17,7 @@ use crate::grpc::frame::{RequestHeaders, ResetCode};
 
 /// A task's wake-up.
 #[derive(Debug)]
-struct Flag(AtomicBool);
+pub(super) struct Flag(AtomicBool);
 
 impl Wake for Flag {
     fn wake(self: Arc<Self>) {
@@ -26,12 +26,12 @@ impl Wake for Flag {
 }
 
 impl Flag {
-    fn new() -> Arc<Self> {
+    pub(super) fn new() -> Arc<Self> {
         Arc::new(Self(AtomicBool::new(true)))
     }
 
     /// Returns whether the task is to be polled.
-    fn take(&self) -> bool {
+    pub(super) fn take(&self) -> bool {
         self.0.swap(false, Ordering::Relaxed)
     }
 }

@@ -9,8 +9,8 @@ use std::task::Waker;
 use bytes::Bytes;
 use fastrand::Rng;
 
-use crate::endpoint::ReadSegment;
-use crate::grpc::core::{Core, ReadRefused, Role, Wire};
+use crate::endpoint::{ReadRefused, ReadSegment, Wire};
+use crate::grpc::core::{Core, Role};
 use crate::grpc::frame::CallViolation;
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
@@ -56,7 +56,7 @@ pub(super) struct CoreEnd {
 impl CoreEnd {
     /// Wakes the tasks that the last command of the state machine woke.
     pub(super) fn wake(&mut self) {
-        self.core.after_unlock().wakers.drain(..).for_each(Waker::wake);
+        self.core.after().wakers.drain(..).for_each(Waker::wake);
     }
 }
 
@@ -190,7 +190,7 @@ impl CorePair {
             let mut wire =
                 SimulatedWire { device, sent, memory, next_address, fetches, starved, messages, random };
             let Ok(()) = core.transmit(&mut wire);
-            core.after_unlock().wakers.drain(..).for_each(Waker::wake);
+            core.after().wakers.drain(..).for_each(Waker::wake);
             if !core.transmits_again() {
                 return;
             }

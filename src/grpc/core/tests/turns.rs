@@ -5,9 +5,12 @@ use std::task::{Poll, Waker};
 use bytes::Bytes;
 use http::HeaderMap;
 
+use super::application::Flag;
 use super::network::{CorePair, Device};
 use crate::grpc::core::{Part, StreamKey};
+use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{RequestHeaders, ResetCode};
+use crate::grpc::landing_budget::LandingBudget;
 
 fn open(pair: &mut CorePair) -> StreamKey {
     let head = RequestHeaders { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
@@ -225,4 +228,37 @@ fn a_large_call_that_was_reset_leaves_its_turn_to_the_next() {
     pair.receive(0, reset).unwrap();
     pair.transmit(0);
     assert_eq!(pair.ends[0].sent.len(), 1, "the first call has its turn");
+}
+
+/// The task of a reader that waits for memory is woken without the connection's lock, also if a command for
+/// another call has freed the memory.
+#[test]
+fn memory_that_a_command_frees_wakes_the_next_reader_after_the_command() {
+    type Frees = fn(&mut CorePair, StreamKey);
+    let reset: Frees = |pair, key| pair.ends[1].core.reset(key, ResetCode::Cancel);
+    let end: Frees = |pair, _| pair.ends[1].core.end(&CallFault::PeerClosed);
+    for frees in [reset, end] {
+        let mut pair = CorePair::alike();
+        pair.ends[1].core.set_landing_budget(LandingBudget::new(100_000));
+        pair.settle();
+        let waker = Flag::new();
+        let [first, second] = [(); 2].map(|()| {
+            let key = open(&mut pair);
+            pair.ends[0].core.send_message(key, vec![vec![1; 80_000].into()], 5, true);
+            pair.transmit(0);
+            while pair.deliver(1) {}
+            let accepted = accept(&mut pair);
+            pair.ends[1].core.deliver_landed(accepted, 1 << 20);
+            let part = pair.ends[1].core.poll_part(accepted, Some(&Waker::from(waker.clone())));
+            assert!(part.is_pending());
+            pair.transmit(1);
+            accepted
+        });
+        assert!(pair.ends[1].core.starved(second).is_some(), "no memory for both");
+        waker.take();
+        frees(&mut pair, first);
+        assert!(!waker.take(), "woken under the lock");
+        pair.ends[1].wake();
+        assert!(waker.take(), "not woken");
+    }
 }

@@ -1,14 +1,10 @@
-//! The message that is being put together, and what the state machine needs from the connection below it
-//! while it transmits.
+//! The message that is being put together.
 
 use std::io::IoSlice;
-use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::endpoint::ReadSegment;
 use crate::grpc::frame::FrameHeader;
-use tonic_rdma_verbs::RemoteSegment;
 
 /// Frames for one message. Long payloads are kept as they are, and the others copied together.
 #[derive(Debug, Default)]
@@ -100,40 +96,4 @@ impl Message {
         self.begin(0);
         sent
     }
-}
-
-/// The sending side of a connection.
-pub(in crate::grpc) trait Wire {
-    /// What keeps memory in place that the peer may read.
-    type Kept;
-    /// The reason why nothing can be sent any more.
-    type Fault;
-
-    /// Returns how many bytes one message may have now; 0 means to wait for the next `transmit`.
-    fn room(&self) -> usize;
-
-    /// Sends one message, the concatenation of `slices`.
-    fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), Self::Fault>;
-
-    /// Lets the peer read `bytes` from where they lie. Returns `None` if they have to be copied.
-    fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Self::Kept)>;
-
-    /// Copies `bytes` into memory that the peer may read. Returns `None` if there is no memory now.
-    fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Self::Kept)>;
-
-    /// Starts to read the segments into one segment of memory whose byte `aligned_at` lies at a multiple of
-    /// 64.
-    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused>;
-
-    /// Ends a fetch. It is reported as landed without memory.
-    fn cancel_read(&mut self, id: u64);
-}
-
-/// The reason why a fetch was not started.
-#[derive(Clone, Debug)]
-pub(in crate::grpc) enum ReadRefused {
-    /// There is no memory now; `transmit` is called again later.
-    Later,
-    /// The fetch can never be started.
-    Never(Arc<str>),
 }
