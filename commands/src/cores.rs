@@ -1,8 +1,10 @@
-//! The cores that processes run on, and the CPU time that a process has used.
+//! The cores that processes run on, and what a process has used of them.
 
 use std::io;
+use std::ops::{Add, Sub};
 use std::time::Duration;
 
+use nix::sys::resource::{UsageWho, getrusage};
 use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
@@ -88,6 +90,50 @@ pub fn thread_cpu_time() -> Duration {
     read(ClockId::ThreadCPUTime)
 }
 
+/// What all threads of a process have used since it started, also those that have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// User and system time.
+    pub cpu: Duration,
+    /// Context switches: how often a thread gave up its core, to sleep or because another thread got it.
+    pub switches: u64,
+    /// How often a thread slept, so that something had to wake it. These are among the switches.
+    pub sleeps: u64,
+}
+
+impl Usage {
+    /// Returns what this process has used. Without counters of the kernel there are no switches.
+    pub fn of_this_process() -> Self {
+        let counts = getrusage(UsageWho::RUSAGE_SELF);
+        let [sleeps, preemptions] = counts.map_or([0; 2], |of| {
+            [of.voluntary_context_switches(), of.involuntary_context_switches()]
+                .map(|count| u64::try_from(count).unwrap_or(0))
+        });
+        Self { cpu: cpu_time(), switches: sleeps + preemptions, sleeps }
+    }
+}
+
+impl Add for Usage {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let Self { cpu, switches, sleeps } = other;
+        Self { cpu: self.cpu + cpu, switches: self.switches + switches, sleeps: self.sleeps + sleeps }
+    }
+}
+
+impl Sub for Usage {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            cpu: self.cpu.saturating_sub(earlier.cpu),
+            switches: self.switches.saturating_sub(earlier.switches),
+            sleeps: self.sleeps.saturating_sub(earlier.sleeps),
+        }
+    }
+}
+
 fn read(clock: ClockId) -> Duration {
     let time = rustix::time::clock_gettime(clock);
     // These clocks start at zero, so neither field is ever negative.
@@ -127,9 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn cpu_time_only_grows() {
-        let before = cpu_time();
-        std::hint::black_box((0..100_000u64).fold(0, |sum, value| sum ^ value));
-        assert!(cpu_time() >= before);
+    fn a_thread_that_has_ended_counts() {
+        const SLEEPS: u64 = 50;
+        let before = Usage::of_this_process();
+        let sleep = || (0..SLEEPS).for_each(|_| std::thread::sleep(Duration::from_micros(50)));
+        std::thread::spawn(sleep).join().unwrap();
+        let used = Usage::of_this_process() - before;
+        assert!(used.sleeps >= SLEEPS && used.switches >= used.sleeps, "{used:?}");
+        assert!(used.cpu > Duration::ZERO, "{used:?}");
+        assert_eq!(used + Usage::default(), used);
     }
 }

@@ -21,7 +21,7 @@ use crate::compare::plan::{Cell, Plan};
 use crate::compare::results::{Checks, Connections, Row};
 use crate::compare::server::Addresses;
 use crate::compare::trials::{
-    ANSWER_LIMIT, Tally, TrialOutcome, answer_limit, closed_trial, cpu_time, seed, within,
+    ANSWER_LIMIT, Tally, TrialOutcome, answer_limit, closed_trial, seed, usage, within,
 };
 use crate::measure::machine::kibibytes;
 use crate::measure::transport::{Rdma, RdmaConnection};
@@ -38,7 +38,7 @@ pub(crate) struct ConnectionMeter<'a> {
     pub(crate) addresses: &'a Addresses,
     /// The server process.
     pub(crate) server: u32,
-    /// A separate connection for requests of the server's CPU time.
+    /// A separate connection for requests of what the server has used.
     pub(crate) control: GrpcCaller,
     pub(crate) progress: ProgressBar,
     pub(crate) checks: Checks,
@@ -124,11 +124,11 @@ impl ConnectionMeter<'_> {
         let mut tally = Tally::new()?;
         // The calls of the warm-up do not count. The trial afterwards shows any error.
         opened.trial(busy, self.plan.duration / 10).await;
-        let cpu = cpu_time(&mut self.control).await?;
+        let before = usage(&mut self.control).await?;
         let (trial, wall) = opened.trial(busy, self.plan.duration).await;
-        let cpu = cpu_time(&mut self.control).await?.saturating_sub(cpu);
+        let used = usage(&mut self.control).await? - before;
         let failed = trial.counts.errors > 0;
-        tally.add(trial, wall, cpu);
+        tally.add(trial, wall, used);
         if !failed {
             match opened.end().await {
                 Ok(messages) => tally.every_byte += messages,

@@ -56,12 +56,31 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     // Must precede the pinning of this process to one core.
     let costs = Costs::measure();
     let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());
-    let flavour = conditions.runtime;
-    let runtime = if plan.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
-    let runtime = runtime.context("can't start a runtime")?;
-
-    let (facts, rows) = runtime.block_on(measure(options, &plan, (cores, costs), rdma.as_ref()))?;
+    let mut all = Measured::default();
+    // An open loop has a runtime of its own, and so a server and connections of its own.
+    for part in [Some(&plan), plan.rates.as_deref()].into_iter().flatten() {
+        let flavour = conditions.runtime;
+        let runtime = if part.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
+        let runtime = runtime.context("can't start a runtime")?;
+        let measured = runtime.block_on(measure(options, part, cores, rdma.as_ref()))?;
+        all.checks.add(measured.checks);
+        all.rows.extend(measured.rows);
+        all.verdict = all.verdict.or(measured.verdict);
+        all.cores = measured.cores;
+    }
+    let Measured { verdict, rows, checks, cores } = all;
+    let facts = Facts::new(&plan, options, (cores, costs), verdict, checks);
     results::show(options, &facts, &rows)
+}
+
+/// What a part of a run has measured.
+#[derive(Debug, Default)]
+struct Measured {
+    verdict: Option<RdmaConnection>,
+    rows: Vec<Row>,
+    checks: Checks,
+    /// The cores that both processes were kept on.
+    cores: Option<Cores>,
 }
 
 /// Runs the server process.
@@ -73,9 +92,9 @@ pub(crate) fn serve(options: &ServerOptions) -> Result<(), Failure> {
 async fn measure(
     options: &CompareOptions,
     plan: &Plan,
-    (cores, costs): (Option<Cores>, Costs),
+    cores: Option<Cores>,
     rdma: Option<&Rdma>,
-) -> Result<(Facts, Vec<Row>), Failure> {
+) -> Result<Measured, Failure> {
     let job = ServerJob {
         options: options.clone(),
         rdma: rdma.is_some(),
@@ -121,8 +140,7 @@ async fn measure(
     };
     progress.finish_and_clear();
     let (verdict, rows, checks) = server.explain(result, server::EXPLANATION).await?;
-    let cores = cores.filter(|_| addresses.pinned);
-    Ok((Facts::new(plan, options, (cores, costs), verdict, checks), rows))
+    Ok(Measured { verdict, rows, checks, cores: cores.filter(|_| addresses.pinned) })
 }
 
 /// Connects each mode of the plan.

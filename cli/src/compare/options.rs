@@ -30,7 +30,7 @@ Examples:
   tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
   tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32
-  tonic-rdma compare --defaults                            with #[tokio::main], the system's malloc, and not pinned
+  tonic-rdma compare --defaults                            with #[tokio::main], the system's malloc, not pinned; also at rates
   tonic-rdma compare --container                           the server in a container of its own, as another pod
   tonic-rdma compare --connections 100                     cost of calls as connections grow, and memory of each
   tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
@@ -118,11 +118,13 @@ pub(crate) struct CompareOptions {
     #[arg(long, conflicts_with = "connections")]
     pub(crate) container: bool,
     /// Settings of a program that chooses nothing: --runtime multi-thread --pin no --allocator system, and
-    /// cells of its own. Each of the three options takes precedence if it is given too
+    /// cells of its own, among them 1000, 10000 and 30000 calls a second (with --quick 1000), there without
+    /// --modes in grpc-tcp, grpc-uds, grpc-rdma and grpc-native. Each of the three options takes precedence
+    /// if it is given too, and --sizes, --workload, --inflight or --rate in place of all of these cells
     #[arg(long, alias = "newcomer")]
     pub(crate) defaults: bool,
     /// End with exit status 1 if a mode that uses RDMA, or grpc-tcp-shared, has less than RATIO times the
-    /// throughput (operations a second) of grpc-tcp in any cell, and name mode, cell and ratio
+    /// throughput (operations a second) of grpc-tcp in any cell without a rate, and name mode, cell and ratio
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
     pub(crate) at_least: Option<f64>,
     /// Write the rows as JSON to this file; - is stdout

@@ -39,6 +39,11 @@ fn preset(defaults: bool, quick: bool) -> Vec<Cell> {
     cells.map(|(bytes, inflight, _)| Cell::closed(*bytes, *inflight)).collect()
 }
 
+/// The rates of `--defaults`, beside its cells, and whether a run with `--quick` has them too. Most services
+/// get so many calls a second. Without `--modes` these modes take part.
+const RATES: [(f64, bool); 3] = [(1000.0, true), (10_000.0, false), (30_000.0, false)];
+const RATE_MODES: [Mode; 4] = [Mode::GrpcTcp, Mode::GrpcUds, Mode::GrpcRdma, Mode::GrpcNative];
+
 /// The largest number of operations of one trial of an open loop. The times of all of them are drawn before
 /// the trial begins.
 pub(crate) const MAX_ARRIVALS: f64 = 1e6;
@@ -64,6 +69,8 @@ pub(crate) struct Plan {
     pub(crate) direction: Direction,
     /// Time for each mode in each cell.
     pub(crate) duration: Duration,
+    /// What the run measures afterwards, in an open loop, with other modes.
+    pub(crate) rates: Option<Box<Self>>,
 }
 
 impl Plan {
@@ -85,6 +92,8 @@ impl Plan {
         }
         modes.retain(|mode| direction.is_for(*mode));
         let cells = cells(options);
+        let rate_modes = options.modes.as_ref().map_or_else(|| RATE_MODES.to_vec(), |_| modes.clone());
+        let rates = rate_cells(options);
         check_limits(&cells, &modes)?;
         let connections = options.connections.map(counts).unwrap_or_default();
         let most = connections.last().copied().unwrap_or(1);
@@ -92,11 +101,16 @@ impl Plan {
         let together = |cell: &Cell| Cell { inflight: cell.inflight.saturating_mul(most), ..*cell };
         check_memory(&cells.iter().map(together).collect::<Vec<_>>(), &modes, direction)?;
         let usual = || match options.connections {
-            None => mode_time(&cells, modes.len(), options.quick),
+            None => mode_time(&[(&cells[..], modes.len()), (&rates, rate_modes.len())], options.quick),
             Some(_) => trial_time(2 * connections.len() * cells.len() * modes.len(), options.quick),
         };
         let duration = options.duration.unwrap_or_else(usual);
-        Ok(Self { modes, cells, connections, direction, duration })
+        let part = |modes, cells, rates| {
+            let connections = connections.clone();
+            Self { modes, cells, connections, direction, duration, rates }
+        };
+        let rates = (!rates.is_empty()).then(|| Box::new(part(rate_modes, rates, None)));
+        Ok(part(modes, cells, rates))
     }
 
     /// Refuses `--at-least` for a run that has nothing to compare.
@@ -223,6 +237,20 @@ fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns whether the command line leaves the choice of cells to the command.
+fn chooses_none(options: &CompareOptions) -> bool {
+    let CompareOptions { sizes, workload, inflight, rate, connections, .. } = options;
+    sizes.is_none() && workload.is_none() && inflight.is_none() && rate.is_none() && connections.is_none()
+}
+
+/// Returns the cells of `--defaults` at rates, if the command line names no cells of its own.
+fn rate_cells(options: &CompareOptions) -> Vec<Cell> {
+    let (load, inflight) = (OPEN_LOOP_LOAD, open_loop_inflight(OPEN_LOOP_LOAD));
+    let is_in = |in_quick: bool| options.defaults && chooses_none(options) && (in_quick || !options.quick);
+    let rates = RATES.iter().filter(|(_, in_quick)| is_in(*in_quick));
+    rates.map(|(rate, _)| Cell { load, inflight, rate: Some(*rate) }).collect()
+}
+
 /// Returns every load with every number in flight at every rate.
 fn cells(options: &CompareOptions) -> Vec<Cell> {
     let CompareOptions { sizes, workload, inflight, rate, .. } = options;
@@ -233,7 +261,7 @@ fn cells(options: &CompareOptions) -> Vec<Cell> {
         let each = |size: &u64| inflight.iter().map(|calls| Cell::closed(*size, *calls)).collect::<Vec<_>>();
         return sizes.iter().flat_map(each).collect();
     }
-    if sizes.is_none() && workload.is_none() && inflight.is_none() && rate.is_none() {
+    if chooses_none(options) {
         return preset;
     }
     let mut loads: Vec<Workload> = items(sizes).map(Workload::Size).chain(items(workload)).collect();
@@ -391,12 +419,13 @@ const BYTE: f64 = 1e-9;
 /// as long.
 const OUTSIDE: f64 = 5.0;
 
-/// Returns the time for each of `modes` modes in each of `cells`, such that a run ends within 90 s, or within
-/// 15 s if `quick`. With very large payloads or very many cells a run takes longer; the time is then the
-/// shortest that makes sense.
-fn mode_time(cells: &[Cell], modes: usize, quick: bool) -> Duration {
+/// Returns the time for each mode in each cell of `parts` (cells, and the number of modes in them), such that
+/// a run ends within 90 s, or within 15 s if `quick`. With very large payloads or very many cells a run takes
+/// longer; the time is then the shortest that makes sense.
+fn mode_time(parts: &[(&[Cell], usize)], quick: bool) -> Duration {
     let budget = if quick { QUICK } else { DEFAULT };
-    let fits = |duration: Duration| run_seconds(cells, modes, duration) <= budget;
+    let seconds = |duration| parts.iter().map(move |(cells, modes)| run_seconds(cells, *modes, duration));
+    let fits = |duration: Duration| seconds(duration).sum::<f64>() <= budget;
     let (mut least, mut most) = (LEAST, MOST);
     if fits(most) {
         return most;
@@ -508,7 +537,7 @@ mod tests {
 
     fn plan(duration: Duration) -> Plan {
         let (modes, cells) = (Mode::default_list(false, Flavour::IdlePolling), preset(false, false));
-        Plan { modes, cells, connections: Vec::new(), direction: Direction::Up, duration }
+        Plan { modes, cells, connections: Vec::new(), direction: Direction::Up, duration, rates: None }
     }
 
     fn asked(arguments: &[&str]) -> Vec<Cell> {
@@ -529,6 +558,32 @@ mod tests {
         assert_eq!(all, [cell(64, 1), cell(64, 8), cell(4096, 1), cell(4096, 8)]);
         assert_eq!(asked(&["--quick", "--sizes", "7"]), [cell(7, 1)]);
         assert!(asked(&["--quick", "--inflight", "4"]).iter().all(|cell| cell.inflight == 4));
+    }
+
+    #[test]
+    fn defaults_have_rates_unless_cells_are_chosen() {
+        let of = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments)).unwrap();
+        let rates = |plan: &Plan| {
+            plan.rates
+                .iter()
+                .flat_map(|part| part.cells.iter().filter_map(|cell| cell.rate))
+                .collect::<Vec<_>>()
+        };
+        let usual = of(&["--defaults"]);
+        assert_eq!((usual.cells.len(), rates(&usual)), (6, vec![1000.0, 10_000.0, 30_000.0]));
+        assert_eq!(usual.rates.unwrap().modes, RATE_MODES);
+        let quick = of(&["--defaults", "--quick", "--modes", "grpc-tcp,rdma-cp"]);
+        assert_eq!((rates(&quick), quick.rates.unwrap().modes), (vec![1000.0], quick.modes));
+        for chosen in [
+            &["--sizes", "64"][..],
+            &["--inflight", "1"],
+            &["--workload", "gru"],
+            &["--rate", "5"],
+            &["--connections", "2"],
+        ] {
+            assert!(of(&[&["--defaults"], chosen].concat()).rates.is_none(), "{chosen:?}");
+        }
+        assert!(of(&["--quick"]).rates.is_none());
     }
 
     #[test]
@@ -698,12 +753,15 @@ mod budget_tests {
     use crate::compare::plan::preset;
     use tonic_rdma_commands::Flavour;
 
+    fn time(cells: &[Cell], modes: usize, quick: bool) -> Duration {
+        mode_time(&[(cells, modes)], quick)
+    }
+
     #[test]
     fn a_default_run_fits_with_any_number_of_modes() {
         let (default_cells, quick_cells) = (preset(false, false), preset(false, true));
         for modes in 1..=Mode::default_list(false, Flavour::IdlePolling).len() {
-            let (default, quick) =
-                (mode_time(&default_cells, modes, false), mode_time(&quick_cells, modes, true));
+            let (default, quick) = (time(&default_cells, modes, false), time(&quick_cells, modes, true));
             assert!(run_seconds(&default_cells, modes, default) <= DEFAULT, "{modes}: {default:?}");
             assert!(run_seconds(&quick_cells, modes, quick) <= QUICK, "{modes}: {quick:?}");
             // The time is enough for some hundred operations of the slowest mode, except with the largest
@@ -715,9 +773,9 @@ mod budget_tests {
     #[test]
     fn more_cells_mean_less_time_for_each_within_bounds() {
         let cells = |count| vec![Cell::closed(64, 1); count];
-        assert_eq!(mode_time(&cells(1), 1, true), MOST);
-        assert!(mode_time(&cells(20), 4, true) > mode_time(&cells(60), 4, true));
-        assert_eq!(mode_time(&cells(10_000), 4, false), LEAST);
+        assert_eq!(time(&cells(1), 1, true), MOST);
+        assert!(time(&cells(20), 4, true) > time(&cells(60), 4, true));
+        assert_eq!(time(&cells(10_000), 4, false), LEAST);
     }
 
     #[test]
@@ -725,12 +783,12 @@ mod budget_tests {
         let long = |load| {
             let mut cells = vec![Cell::closed(64, 1); 20];
             cells.push(Cell { load, inflight: 1, rate: None });
-            mode_time(&cells, 4, false)
+            time(&cells, 4, false)
         };
         assert!(long(Workload::Size(1 << 30)) < long(Workload::Size(1 << 20)));
         assert!(long(Workload::Blocks) < long(Workload::Size(1 << 20)));
         let open = Cell { rate: Some(10.0), ..Cell::closed(64, 1) };
-        assert!(mode_time(&[open; 20], 4, false) < mode_time(&[Cell::closed(64, 1); 20], 4, false));
+        assert!(time(&[open; 20], 4, false) < time(&[Cell::closed(64, 1); 20], 4, false));
     }
 }
 

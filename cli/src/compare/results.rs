@@ -45,6 +45,9 @@ pub(crate) struct Row {
     pub(crate) ops_per_s: f64,
     pub(crate) gbytes_per_s: f64,
     pub(crate) cpu_us_per_op: f64,
+    /// Context switches of both processes, and those in which a thread went to sleep.
+    pub(crate) switches_per_op: f64,
+    pub(crate) sleeps_per_op: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) first_error: Option<String>,
     /// The reason why the mode was not measured in this cell.
@@ -163,7 +166,9 @@ pub(crate) fn check_ratios(least: f64, rows: &[Row]) -> Result<(), Failure> {
         let ratio = Ratio::of(row, rows).throughput.filter(|ratio| *ratio < least)?;
         Some(format!("{} at {}: {} times", row.mode, row.cell.label(), units::digits(ratio)))
     };
-    let short: Vec<String> = rows.iter().filter(|row| row.mode.uses_rdma()).filter_map(short).collect();
+    // At a rate all modes have the throughput that is offered.
+    let compared = rows.iter().filter(|row| row.mode.uses_rdma() && row.rate.is_none());
+    let short: Vec<String> = compared.filter_map(short).collect();
     if short.is_empty() {
         return Ok(());
     }
@@ -247,7 +252,7 @@ impl Facts {
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
             checks,
             workloads: workloads(&plan.cells),
-            open_loop: plan.is_open_loop(),
+            open_loop: plan.is_open_loop() || plan.rates.is_some(),
         }
     }
 
@@ -279,7 +284,8 @@ impl Facts {
         lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
         if self.open_loop {
             let what = "Poisson arrivals, the same for all modes; latency counts from the time when a call was due; CPU/op without \
-                        the client's waiting for the next call";
+                        the client's waiting for the next call; switches/op with it: the client sleeps in gaps from 3 ms on, and \
+                        offers its core to other threads in shorter ones";
             lines.push(("open loop", what.to_owned()));
         }
         self.environment.with("both", lines)
@@ -355,15 +361,13 @@ fn columns(rows: &[Row]) -> Vec<Column<Row>> {
     let mut columns = vec![
         column("mode", |row, _| row.mode.to_string()),
         column("size", |row, _| row.cell.load.to_string()),
+        column("in flight", |row, _| match row.rate {
+            Some(_) => format!("up to {}", row.inflight),
+            None => row.inflight.to_string(),
+        }),
     ];
     if open_loop {
-        columns.extend([
-            column("at most in flight", |row, _| row.inflight.to_string()),
-            column("offered/s", |row, _| row.rate.map_or_else(dash, units::count)),
-            column("achieved/s", |row, _| measured(row, achieved(row))),
-        ]);
-    } else {
-        columns.push(column("in flight", |row, _| row.inflight.to_string()));
+        columns.push(column("offered/s", |row, _| row.rate.map_or_else(dash, units::count)));
     }
     if of_connections {
         columns.extend([
@@ -379,12 +383,12 @@ fn columns(rows: &[Row]) -> Vec<Column<Row>> {
     ]);
     if open_loop {
         columns.push(column("p99.9", |row, _| row.p999_us.map_or_else(dash, units::micros)));
-    } else {
-        columns.push(column("ops/s", |row, _| measured(row, units::count(row.ops_per_s))));
     }
     columns.extend([
+        column("ops/s", |row, _| measured(row, achieved(row))),
         column("GB/s", |row, _| measured(row, units::digits(row.gbytes_per_s))),
         column("CPU/op", |row, _| measured(row, units::micros(row.cpu_us_per_op))),
+        column("switches/op", |row, _| measured(row, units::digits(row.switches_per_op))),
         column("errors", |row, _| row.errors.to_string()),
         column("latency ×", |row, rows| times(Ratio::of(row, rows).latency)),
         column("throughput ×", |row, rows| times(Ratio::of(row, rows).throughput)),
@@ -411,7 +415,8 @@ fn is_of_connections(rows: &[Row]) -> bool {
 /// Explains the columns and modes that need an explanation.
 fn legend(rows: &[Row]) -> String {
     let mut legend = "latency ×, throughput ×: how many times better than grpc-tcp in the same cell \
-                      (p50, ops/s). CPU/op: user + system time of both processes."
+                      (p50, ops/s). CPU/op: user + system time of both processes. switches/op: how often one of their threads \
+                      slept, or gave its core up to another thread."
         .to_owned();
     for (mode, text) in EXPLAINED.iter().filter(|(mode, _)| rows.iter().any(|row| row.mode == *mode)) {
         legend.push_str(&format!("\n{mode}: {text}"));
@@ -470,6 +475,8 @@ mod row_tests {
             ops_per_s,
             gbytes_per_s: ops_per_s * cell.load.bytes() as f64 / 1e9,
             cpu_us_per_op: p50_us,
+            switches_per_op: 4.0,
+            sleeps_per_op: 2.0,
             first_error: None,
             skipped: None,
             connections: None,
@@ -526,6 +533,9 @@ mod row_tests {
         check_ratios(0.5, &rows[..5]).unwrap();
         let failure = check_ratios(0.5, &rows).unwrap_err().to_string();
         assert!(failure.ends_with("grpc-tcp: rdma-zerocp-await at 1 MiB × 8: 0.0100 times"), "{failure}");
+        let at_rate = Cell { rate: Some(1e9), ..small };
+        check_ratios(0.5, &[sample_row("grpc-tcp", at_rate, 1.0), sample_row("grpc-rdma", at_rate, 9.0)])
+            .unwrap();
         let failure = check_ratios(2.5, &rows).unwrap_err().to_string();
         assert!(failure.contains("grpc-rdma at 64 B × 1: 0.50 times; grpc-rdma at 1 MiB × 8: 2.00 times"));
         assert!(!failure.contains("uds") && !failure.contains("memcpy"), "{failure}");
@@ -571,8 +581,8 @@ mod row_tests {
         names.sort();
         let before =
             ["cpu_us_per_op", "direction", "errors", "gbytes_per_s", "inflight", "mode", "ops", "ops_per_s"];
-        let percentiles = ["p50_us", "p999_us", "p99_us"];
-        assert_eq!(names, ["bytes"].into_iter().chain(before).chain(percentiles).collect::<Vec<_>>());
+        let after = ["p50_us", "p999_us", "p99_us", "sleeps_per_op", "switches_per_op"];
+        assert_eq!(names, ["bytes"].into_iter().chain(before).chain(after).collect::<Vec<_>>());
     }
 }
 

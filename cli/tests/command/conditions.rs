@@ -61,6 +61,20 @@ fn every_runtime_is_compared_and_named_in_closed_and_open_loops() {
 }
 
 #[test]
+fn defaults_have_cells_with_and_without_a_rate() {
+    for runtime in ["multi-thread", "idle-polling"] {
+        let more = ["--runtime", runtime, "--modes", "grpc-tcp,grpc-native", "--duration", "0.05"];
+        let (written, printed) = compare(&[&["--defaults", "--quick"], &more[..]].concat());
+        let rows = written["rows"].as_array().unwrap();
+        let rates: Vec<_> = rows.iter().map(|row| row["rate"].as_f64()).collect();
+        assert_eq!(rates, [&[None; 5 * 2][..], &[Some(1000.0); 2]].concat());
+        assert!(rows.iter().all(|row| row["errors"] == 0 && row["ops"].as_u64() > Some(0)), "{rows:?}");
+        assert_eq!(written["checks"]["mismatches"], 0);
+        assert!(printed.contains("offered/s") && printed.contains("open loop"), "{printed}");
+    }
+}
+
+#[test]
 fn pin_no_leaves_processes_on_all_cores() {
     for runtime in ["idle-polling", "current-thread", "multi-thread"] {
         let (written, printed) = short(&["--pin", "no", "--runtime", runtime]);

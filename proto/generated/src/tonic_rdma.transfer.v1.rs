@@ -31,6 +31,11 @@ pub struct UsageReply {
     /// User and system CPU time of the serving process, in nanoseconds.
     #[prost(uint64, tag = "1")]
     pub cpu_nanos: u64,
+    /// Context switches of all threads, and those of them in which a thread went to sleep.
+    #[prost(uint64, tag = "2")]
+    pub switches: u64,
+    #[prost(uint64, tag = "3")]
+    pub sleeps: u64,
 }
 /// How thoroughly the receiver looks at a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

@@ -18,7 +18,8 @@ use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::JoinSet;
-use tonic_rdma_commands::{Context as _, Failure, cores};
+use tonic_rdma_commands::cores::Usage;
+use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 
@@ -36,7 +37,7 @@ use crate::compare::trials::open_loop::{OfferedLoad, poisson_arrivals};
 pub(crate) struct Meter<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) participants: Vec<Participant>,
-    /// A separate connection for requests of the server's CPU time.
+    /// A separate connection for requests of what the server has used.
     pub(crate) control: GrpcCaller,
     pub(crate) progress: ProgressBar,
     pub(crate) checks: Checks,
@@ -239,7 +240,7 @@ impl Participant {
         self.end().await;
     }
 
-    /// Makes a trial whose calls, wall time and CPU time count. `control` is a connection of its own.
+    /// Makes a trial whose calls, wall time, CPU time and context switches count. `control` is a connection of its own.
     pub(crate) async fn timed_trial(
         &mut self,
         of: &MeasuredCell<'_>,
@@ -253,7 +254,7 @@ impl Participant {
             self.uncounted_trial(of, (1, 1), Duration::ZERO).await;
         }
         let offer = of.cell.rate.map(|rate| of.offer(rate, round));
-        let cpu = cpu_time(control).await?;
+        let before = usage(control).await?;
         let start = Instant::now();
         let trial = match &offer {
             Some(offer) => {
@@ -263,11 +264,11 @@ impl Participant {
             None => self.closed_trial(of, of.cell.concurrency(), of.plan.slice(of.cell)).await,
         };
         let wall = start.elapsed();
-        let cpu = cpu_time(control).await?.saturating_sub(cpu);
+        let used = usage(control).await? - before;
         self.end().await;
         self.given_up |= trial.is_stuck;
         self.count(trial.failed());
-        self.tally.add(trial, wall, cpu);
+        self.tally.add(trial, wall, used);
         Ok(())
     }
 
@@ -402,9 +403,9 @@ pub(crate) struct Tally {
     latencies: Histogram<u64>,
     /// Operations of an open loop that were given up before they were sent.
     unsent: u64,
-    /// Time of all timed trials, and CPU time that both processes used in it.
+    /// Time of all timed trials, and what both processes used in it.
     pub(crate) wall: Duration,
-    cpu: Duration,
+    used: Usage,
     /// The reason why the mode could not take part.
     pub(crate) skipped: Option<String>,
     trials: u64,
@@ -421,7 +422,7 @@ impl Tally {
             latencies,
             unsent: 0,
             wall: Duration::ZERO,
-            cpu: Duration::ZERO,
+            used: Usage::default(),
             skipped: None,
             trials: 0,
             every_byte: 0,
@@ -430,7 +431,7 @@ impl Tally {
     }
 
     /// Adds a timed trial.
-    pub(crate) fn add(&mut self, trial: TrialOutcome, wall: Duration, cpu: Duration) {
+    pub(crate) fn add(&mut self, trial: TrialOutcome, wall: Duration, used: Usage) {
         // Operations that were never sent would have taken longer than they had waited. Figures without them
         // would be too good.
         for latency in trial.latencies.iter().chain(&trial.unsent) {
@@ -438,7 +439,7 @@ impl Tally {
         }
         self.unsent += trial.unsent.len() as u64;
         self.wall += wall;
-        self.cpu += cpu.saturating_sub(trial.waiting);
+        self.used = self.used + Usage { cpu: used.cpu.saturating_sub(trial.waiting), ..used };
         self.trials += 1;
         self.stamps += trial.counts.messages + trial.counts.errors;
         self.counts.add(trial.counts);
@@ -487,7 +488,9 @@ impl Tally {
             p999_us: (self.latencies.len() >= 1000).then(|| micros(0.999)),
             ops_per_s: per(ops as f64, wall),
             gbytes_per_s: per(bytes as f64 / 1e9, wall),
-            cpu_us_per_op: per(self.cpu.as_secs_f64() * 1e6, ops as f64),
+            cpu_us_per_op: per(self.used.cpu.as_secs_f64() * 1e6, ops as f64),
+            switches_per_op: per(self.used.switches as f64, ops as f64),
+            sleeps_per_op: per(self.used.sleeps as f64, ops as f64),
             first_error: first_error.clone(),
             skipped: self.skipped.clone(),
             connections: None,
@@ -496,10 +499,10 @@ impl Tally {
     }
 }
 
-/// Returns the CPU time of both processes since they started. `control` is a connection of its own.
-pub(crate) async fn cpu_time(control: &mut GrpcCaller) -> Result<Duration, Failure> {
+/// Returns what both processes have used since they started. `control` is a connection of its own.
+pub(crate) async fn usage(control: &mut GrpcCaller) -> Result<Usage, Failure> {
     let server = within(ANSWER_LIMIT, control.usage()).await;
-    Ok(server.context("can't ask the server process for its CPU time")? + cores::cpu_time())
+    Ok(server.context("can't ask the server process what it has used")? + Usage::of_this_process())
 }
 
 /// Returns the seed of a cell. Cells have different seeds, so that remains of an earlier cell never pass a
@@ -678,7 +681,8 @@ mod tally_tests {
             trial.success(Duration::from_micros(micros), 1000, 1);
         }
         trial.waiting = Duration::from_micros(10);
-        tally.add(trial, millis(2), Duration::from_micros(50));
+        let cpu = Duration::from_micros(50);
+        tally.add(trial, millis(2), Usage { cpu, switches: 10, sleeps: 6 });
         tally.counts.error(2, "first".to_owned());
         tally.counts.error(1, "second".to_owned());
         let row = tally.row(Mode::GrpcUds, Cell::closed(1000, 2), Direction::Up);
@@ -686,6 +690,7 @@ mod tally_tests {
         assert!((row.p50_us - 2.0).abs() < 0.01 && row.p99_us.is_none());
         assert!((row.ops_per_s - 2000.0).abs() < 1e-6 && (row.gbytes_per_s - 0.002).abs() < 1e-9);
         assert!((row.cpu_us_per_op - 10.0).abs() < 1e-9);
+        assert_eq!((row.switches_per_op, row.sleeps_per_op), (2.5, 1.5));
         assert_eq!((row.rate, row.saturated, row.unsent), (None, None, None));
     }
 
@@ -700,7 +705,7 @@ mod tally_tests {
         let row = |operations: u64| {
             let (mut tally, mut trial) = (Tally::new().unwrap(), TrialOutcome::default());
             (1..=operations).for_each(|micros| trial.success(Duration::from_micros(micros), 64, 1));
-            tally.add(trial, millis(1), millis(1));
+            tally.add(trial, millis(1), Usage::default());
             tally.row(Mode::GrpcTcp, Cell::closed(64, 1), Direction::Up)
         };
         assert_eq!((row(99).p99_us, row(99).p999_us, row(999).p999_us), (None, None, None));
@@ -718,7 +723,7 @@ mod tally_tests {
             let mut trial = TrialOutcome::default();
             (trial.counts.sent, trial.counts.backlog) = (1, 1);
             trial.success(wall, 64, 1);
-            tally.add(trial, wall, wall);
+            tally.add(trial, wall, Usage::default());
             tally.row(Mode::GrpcTcp, cell, Direction::Up)
         };
         assert_eq!(row(millis(120)).saturated, Some(false));
@@ -736,7 +741,7 @@ mod tally_tests {
             for _ in 0..900 {
                 trial.success(millis(1), 64, 1);
             }
-            tally.add(trial, millis(1000), millis(10));
+            tally.add(trial, millis(1000), Usage::default());
             tally.row(Mode::GrpcTcp, cell, Direction::Up)
         };
         assert_eq!(row(50, Vec::new()).saturated, Some(false));

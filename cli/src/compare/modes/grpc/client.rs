@@ -10,13 +10,14 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
+use tonic_rdma_commands::cores::Usage;
 use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_payload::content::{Content, check_all, check_stamps};
 use tonic_rdma_payload::reduce::{Reduced, reduce};
 use tonic_rdma_proto::tensors::exchange_client::ExchangeClient;
 use tonic_rdma_proto::tensors::{BeginTrialRequest, EndTrialRequest, GetRequest, Mismatch, PushRequest};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
-use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
+use tonic_rdma_proto::transfer::{Check, PutRequest, UsageReply, UsageRequest};
 
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::service::{KeepAwake, Sample};
@@ -244,10 +245,11 @@ impl GrpcCaller {
         }
     }
 
-    /// Returns the CPU time that the server process has used.
-    pub(crate) async fn usage(&mut self) -> Result<Duration, CallError> {
-        let reply = self.transfer.usage(UsageRequest {}).await?;
-        Ok(Duration::from_nanos(reply.into_inner().cpu_nanos))
+    /// Returns what the server process has used.
+    pub(crate) async fn usage(&mut self) -> Result<Usage, CallError> {
+        let UsageReply { cpu_nanos, switches, sleeps } =
+            self.transfer.usage(UsageRequest {}).await?.into_inner();
+        Ok(Usage { cpu: Duration::from_nanos(cpu_nanos), switches, sleeps })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use tokio::task::AbortHandle;
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma_commands::cores;
+use tonic_rdma_commands::cores::Usage;
 use tonic_rdma_payload::content::{Content, VARIANTS, check_all, check_buffers, check_stamps, variant_seed};
 use tonic_rdma_payload::reduce::{reduce, reduce_all};
 use tonic_rdma_payload::seeded::SplitMix64;
@@ -95,8 +95,9 @@ impl Transfer for TransferService {
     }
 
     async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        let cpu_nanos = u64::try_from(cores::cpu_time().as_nanos()).unwrap_or(u64::MAX);
-        Ok(Response::new(UsageReply { cpu_nanos }))
+        let Usage { cpu, switches, sleeps } = Usage::of_this_process();
+        let cpu_nanos = u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX);
+        Ok(Response::new(UsageReply { cpu_nanos, switches, sleeps }))
     }
 }
 
