@@ -85,6 +85,7 @@ fn wrong_command_lines_are_found() {
         "tonic-rdma compare --quick --json out.json",
         "RUST_LOG=debug tonic-rdma devices",
         "RDMA_POLL_MODE=event taskset -c 0 tonic-rdma compare --quick",
+        "benches/under half-a-cpu tonic-rdma compare --quick",
         "cargo run --release -- compare",
         "cargo run --release --features ibverbs -- devices --check",
         "cargo run --example greeter-client -- 127.0.0.1:50051 1000",
@@ -105,6 +106,7 @@ fn wrong_command_lines_are_found() {
         "tonic-rdma compare --fast",
         "tonic-rdma measure",
         "taskset -c 0 tonic-rdma measure",
+        "benches/under half-a-cpu tonic-rdma measure",
         "tonic-rdma bridge --listen tcp://127.0.0.1:1",
         "cargo run --release -- compare --sizes 4lots",
         "cargo run --release --features quic -- devices",
@@ -129,7 +131,10 @@ fn wrong_command_lines_are_found() {
 /// Returns the fault of a line, or `None` if the line is valid.
 fn fault(line: &str) -> Option<String> {
     let words: Vec<&str> = line.split_whitespace().skip_while(|word| word.contains('=')).collect();
-    let words = if let ["taskset", "-c", _, rest @ ..] = &words[..] { rest } else { &words };
+    let words = match &words[..] {
+        ["taskset", "-c", _, rest @ ..] | ["benches/under", _, rest @ ..] => rest,
+        words => words,
+    };
     match words.first() {
         Some(&"tonic-rdma") => refusal(words).map(|(_, text)| text),
         Some(&"cargo") => fault_of_cargo(&words[1..]),

@@ -201,6 +201,32 @@ mod tests {
     }
 
     #[test]
+    fn rows_at_a_rate_have_it_as_their_load_and_no_latency_if_saturated() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |mode: &str, p50: f64, saturated: bool| {
+            let mut row = row(mode, 64, p50, 5000);
+            (row["rate"], row["saturated"], row["switches_per_op"]) =
+                (3e4.into(), saturated.into(), 2.5.into());
+            row
+        };
+        let run = json!({ "optimised": true, "machine": { "cpu": "a processor", "cores": 2, "kernel": "6.1" },
+            "rows": [row("grpc-tcp", 64, 100.0, 5000), row("grpc-rdma", 64, 20.0, 5000),
+                     at("grpc-tcp", 900.0, true), at("grpc-rdma", 30.0, false)] });
+        let file = folder.path().join("run");
+        output::write_file(&file, &run.to_string()).unwrap();
+        let columns = "load=load|TCP=p50:grpc-tcp|×=latency:grpc-rdma|p99 ×=p99 ratio:grpc-rdma|\
+                       CPU ×=CPU ratio:grpc-rdma|switches=switches:grpc-rdma";
+        let run = ["", "tonic-rdma compare", file.to_str().unwrap()];
+        store(folder.path(), "defaults", [columns, "", "2026-01-02"], &run).unwrap();
+        let page = read(&folder.path().join("defaults.md")).unwrap();
+        for line in
+            ["| × 1 | 100 µs | 5.00 | 5.00 | 1.00 | – |", "| 30.0 k/s | saturated | – | – | 1.00 | 2.50 |"]
+        {
+            assert!(page.lines().any(|other| other == line), "{line} in {page}");
+        }
+    }
+
+    #[test]
     fn a_field_selects_cells() {
         let folder = tempfile::tempdir().unwrap();
         let page = stored(folder.path(), "payload=payload|mode=mode", "bytes=1048576");

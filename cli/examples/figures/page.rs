@@ -169,8 +169,8 @@ const CELL: [&str; 12] = [
 /// A figure of one row.
 type Shown = fn(&Row<'_>) -> Option<String>;
 
-/// The figures that a column can show, beside the two of [`RATIOS`].
-const FIGURES: [(&str, Shown); 27] = [
+/// The figures that a column can show, beside those of [`RATIOS`].
+const FIGURES: [(&str, Shown); 30] = [
     ("run", |row| Some(row.run.to_owned())),
     ("mode", |row| Some(row.mode().to_owned())),
     ("payload", |row| {
@@ -200,19 +200,26 @@ const FIGURES: [(&str, Shown); 27] = [
     ("copied", |row| row.count("copied_later")),
     ("memory", |row| row.value["memory_bytes_each"].as_u64().map(units::rough_size)),
     ("rate", |row| row.number("rate").map(units::count)),
+    // The load of a row with a rate is the rate.
+    ("load", |row| match row.number("rate") {
+        Some(rate) => Some(format!("{}/s", units::count(rate))),
+        None => Some(format!("× {}", row.count("inflight")?)),
+    }),
     ("p50", |row| row.p50().map(units::micros)),
-    ("p99", |row| row.percentile("p99_us", ENOUGH_FOR_P99).map(units::micros)),
+    ("p99", |row| row.p99().map(units::micros)),
     ("p999", |row| row.percentile("p999_us", ENOUGH_FOR_P999).map(units::micros)),
     ("each second", |row| {
         let note = if row.is_saturated() { ", saturated" } else { "" };
         row.each_second().map(|each| format!("{}{note}", units::count(each)))
     }),
     ("speed", |row| row.number("gbytes_per_s").map(units::digits)),
-    ("CPU", |row| row.micros("cpu_us_per_op", "cpu_ms_per_minibatch").map(units::micros)),
+    ("CPU", |row| row.cpu().map(units::micros)),
+    ("switches", |row| row.number("switches_per_op").map(units::digits)),
+    ("sleeps", |row| row.number("sleeps_per_op").map(units::digits)),
 ];
 
 /// The figures that compare two rows of a cell.
-const RATIOS: [&str; 2] = ["latency", "throughput"];
+const RATIOS: [&str; 4] = ["latency", "p99 ratio", "throughput", "CPU ratio"];
 
 /// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE`
 /// (of one mode compared with the mode BASE). The default of BASE is grpc-tcp.
@@ -302,6 +309,15 @@ impl Row<'_> {
         self.micros("p50_us", "p50_ms").filter(|p50| *p50 > 0.0)
     }
 
+    fn p99(&self) -> Option<f64> {
+        self.percentile("p99_us", ENOUGH_FOR_P99)
+    }
+
+    /// Returns the CPU time of both processes for an operation or mini-batch in microseconds.
+    fn cpu(&self) -> Option<f64> {
+        self.micros("cpu_us_per_op", "cpu_ms_per_minibatch").filter(|cpu| *cpu > 0.0)
+    }
+
     /// Returns operations or mini-batches a second.
     pub(crate) fn each_second(&self) -> Option<f64> {
         self.number("ops_per_s").or_else(|| self.number("minibatches_per_s")).filter(|each| *each > 0.0)
@@ -340,13 +356,13 @@ impl<'a> Column<'a> {
         };
         let divided = |over: Option<f64>, under: Option<f64>| Some(ratio(over? / under?));
         let text = match self.figure {
-            "latency" => {
-                let base = find(self.base)?;
-                // The latency of a saturated row only depends on the length of the run.
-                let settled = !row.is_saturated() && !base.is_saturated();
-                divided(base.p50().filter(|_| settled), row.p50())
-            }
+            // The latency of a saturated row only depends on the length of the run.
+            "latency" | "p99 ratio" if row.is_saturated() || find(self.base)?.is_saturated() => None,
+            "latency" => divided(find(self.base)?.p50(), row.p50()),
+            "p99 ratio" => divided(find(self.base)?.p99(), row.p99()),
             "throughput" => divided(row.each_second(), find(self.base)?.each_second()),
+            "CPU ratio" => divided(find(self.base)?.cpu(), row.cpu()),
+            "p50" | "p99" if self.is_of_mode() && row.is_saturated() => Some("saturated".to_owned()),
             figure => FIGURES.iter().find(|(name, _)| *name == figure).and_then(|(_, shown)| shown(&row)),
         };
         Ok(text.unwrap_or_else(dash))
