@@ -1,12 +1,17 @@
 //! One channel over several endpoints.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio::sync::mpsc::Sender;
 use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic::transport::channel::Change;
 use tonic_rdma::{CallConfig, EndpointState, RdmaChannel};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
-use crate::servers::{Kind, Running, everywhere};
+use crate::servers::{Kind, Running, check, everywhere};
 use support::{Child, Port, Runtime, ScriptedGreeter, config, say, until};
 
 fn is_up(channel: &RdmaChannel, index: usize) -> bool {
@@ -19,6 +24,11 @@ async fn all_up(channel: &RdmaChannel) {
 
 fn balance(servers: &[Running]) -> RdmaChannel {
     RdmaChannel::balance(servers.iter().map(Running::endpoint)).config(config()).connect_lazy()
+}
+
+/// Makes a channel whose endpoints come and go.
+fn changing() -> (RdmaChannel, Sender<Change<&'static str, Endpoint>>) {
+    RdmaChannel::balance([]).config(config()).balance_channel(4)
 }
 
 #[test]
@@ -119,4 +129,101 @@ fn a_killed_server_fails_few_calls_and_comes_back() {
             assert_eq!(processes.len(), 2, "{processes:?}");
         });
     }
+}
+
+#[test]
+fn a_change_is_in_force_for_the_next_call() {
+    everywhere(async |kind| {
+        let greeters = [ScriptedGreeter::new(), ScriptedGreeter::new()];
+        let [one, other] = [kind.serve(&greeters[0]).await, kind.serve(&greeters[1]).await];
+        let (channel, changes) = changing();
+        let mut client = GreeterClient::new(channel.clone());
+        let status = say(&mut client, "hello").await.unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::Unavailable, "there is no endpoint to call"));
+        let expect = async |counts: [usize; 2]| {
+            let mut client = GreeterClient::new(channel.clone());
+            for _ in 0..10 {
+                assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+            }
+            assert_eq!(greeters.each_ref().map(ScriptedGreeter::calls), counts);
+            check(&channel, kind);
+            assert_eq!(channel.endpoints().len(), 1);
+        };
+        changes.send(Change::Insert("a", one.endpoint())).await.unwrap();
+        expect([10, 0]).await;
+        changes.send(Change::Insert("b", other.endpoint())).await.unwrap();
+        changes.send(Change::Remove("a")).await.unwrap();
+        changes.send(Change::Remove("nobody")).await.unwrap();
+        expect([10, 10]).await;
+        changes.send(Change::Insert("b", one.endpoint())).await.unwrap();
+        expect([20, 10]).await;
+        drop(changes);
+        expect([30, 10]).await;
+    });
+}
+
+#[test]
+fn endpoints_of_the_builder_stay_and_others_are_connected_without_a_call() {
+    everywhere(async |kind| {
+        let servers = [kind.serve(&ScriptedGreeter::new()).await, kind.serve(&ScriptedGreeter::new()).await];
+        let builder = RdmaChannel::balance([servers[0].endpoint()]).config(config());
+        let (channel, changes) = builder.balance_channel(1);
+        changes.send(Change::Insert(0, servers[1].endpoint())).await.unwrap();
+        until(|| channel.endpoints().len() == 2).await;
+        all_up(&channel).await;
+        changes.send(Change::Remove(0)).await.unwrap();
+        until(|| channel.endpoints().len() == 1).await;
+        assert!(is_up(&channel, 0));
+    });
+}
+
+#[test]
+fn no_call_fails_while_endpoints_come_and_go() {
+    everywhere(async |kind| {
+        const ROUNDS: usize = 10;
+        let greeters = [ScriptedGreeter::new(), ScriptedGreeter::new()];
+        let servers = [kind.serve(&greeters[0]).await, kind.serve(&greeters[1]).await];
+        let (channel, changes) = changing();
+        changes.send(Change::Insert("a", servers[0].endpoint())).await.unwrap();
+        let ends = Arc::new(AtomicBool::new(false));
+        let mut callers = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let (mut client, ends) = (GreeterClient::new(channel.clone()), Arc::clone(&ends));
+            callers.spawn(async move {
+                while !ends.load(Ordering::SeqCst) {
+                    assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+        // One endpoint takes the place of the other, while calls are in flight on both.
+        for round in 0..ROUNDS {
+            let (index, keys) = ((round + 1) % 2, [["a", "b"], ["b", "a"]][round % 2]);
+            changes.send(Change::Insert(keys[1], servers[index].endpoint())).await.unwrap();
+            changes.send(Change::Remove(keys[0])).await.unwrap();
+            let before = greeters[index].calls();
+            until(|| greeters[index].calls() > before + 20).await;
+        }
+        ends.store(true, Ordering::SeqCst);
+        callers.join_all().await;
+        until(|| channel.endpoints().len() == 1).await;
+    });
+}
+
+#[test]
+fn a_call_in_flight_outlives_its_endpoints_removal() {
+    everywhere(async |kind| {
+        let greeter = ScriptedGreeter::new();
+        let running = kind.serve(&greeter).await;
+        let (channel, changes) = changing();
+        changes.send(Change::Insert("a", running.endpoint())).await.unwrap();
+        let mut client = GreeterClient::new(channel.clone());
+        let mut held = client.clone();
+        let call = tokio::spawn(async move { say(&mut held, "hold").await });
+        until(|| greeter.held() == 1).await;
+        changes.send(Change::Remove("a")).await.unwrap();
+        assert_eq!(say(&mut client, "hello").await.unwrap_err().code(), Code::Unavailable);
+        greeter.release(1);
+        assert_eq!(call.await.unwrap().unwrap(), "held");
+    });
 }

@@ -21,6 +21,7 @@ mod request;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::hash::Hash;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, ready};
@@ -28,11 +29,12 @@ use std::time::{Duration, Instant};
 
 use http::{Request, Response, Uri};
 use tokio::runtime::Handle;
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{OnceCell, mpsc, watch};
 use tokio::time::timeout;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::transport::Endpoint;
+use tonic::transport::channel::Change;
 use tower_service::Service;
 
 use self::call::{CallEnd, NativeCall, polled_again};
@@ -44,6 +46,7 @@ use crate::grpc::calls::CallConfig;
 use crate::grpc::session::{OpenError, Session};
 use crate::transport::balance::EndpointStatus;
 use crate::transport::balance::connection::{DialError, EndpointConnection, no_endpoint_up};
+use crate::transport::balance::members::Members;
 use crate::transport::balance::table::{self, KeptEndpoint, Table};
 use crate::transport::{host_and_port, is_tls};
 use tonic_rdma_verbs::unstable::lock;
@@ -186,6 +189,55 @@ impl RdmaChannel {
         RdmaChannelBuilder::new(endpoints.into_iter().collect(), true)
     }
 
+    /// Makes a channel that spreads its calls over several endpoints, as tonic's `Channel::balance_list` does:
+    /// [`balance`](Self::balance) with all settings as they are by default.
+    ///
+    /// ```no_run
+    /// # async fn example() {
+    /// use tonic::transport::Endpoint;
+    /// use tonic_rdma::RdmaChannel;
+    /// use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+    ///
+    /// let endpoints = ["http://ps0:50051", "http://ps1:50051"].map(Endpoint::from_static);
+    /// let client = GreeterClient::new(RdmaChannel::balance_list(endpoints));
+    /// # drop(client);
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, as tonic's method does.
+    pub fn balance_list(endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
+        Self::balance(endpoints).connect_lazy()
+    }
+
+    /// Makes a channel whose endpoints come and go, as tonic's `Channel::balance_channel` does. A discovery of
+    /// your own sends the changes. See [`RdmaChannelBuilder::balance_channel`].
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic::transport::Endpoint;
+    /// use tonic::transport::channel::Change;
+    /// use tonic_rdma::RdmaChannel;
+    /// use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+    ///
+    /// let (channel, changes) = RdmaChannel::balance_channel(16);
+    /// let client = GreeterClient::new(channel);
+    /// changes.send(Change::Insert("ps0", Endpoint::from_static("http://ps0:50051"))).await?;
+    /// changes.send(Change::Remove("ps0")).await?;
+    /// # drop(client);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, and with a `capacity` of 0, as tonic's method does.
+    pub fn balance_channel<K>(capacity: usize) -> (Self, mpsc::Sender<Change<K, Endpoint>>)
+    where
+        K: Hash + Eq + Send + 'static,
+    {
+        Self::balance([]).balance_channel(capacity)
+    }
+
     /// Returns what was negotiated for the last connection; `None` before the first one. The counters in it
     /// are live.
     pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
@@ -195,7 +247,7 @@ impl RdmaChannel {
     /// Returns the state of each endpoint, in the order in which they were given. An endpoint that has not
     /// been needed yet counts as [`EndpointState::Connecting`](crate::EndpointState::Connecting).
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        self.endpoints.table.status()
+        self.endpoints.members.status()
     }
 }
 
@@ -289,7 +341,8 @@ impl Service<Request<Body>> for RdmaChannel {
         let mut deadline = Deadline::of(&request.head.headers);
         let endpoints = Arc::clone(&self.endpoints);
         let native = endpoints.only_native();
-        let found = native.map_or_else(|| endpoints.table.pick(deadline.begun()), |native| Ok(Some(native)));
+        let found =
+            native.map_or_else(|| endpoints.members.pick(deadline.begun()), |native| Ok(Some(native)));
         let inner = match found {
             Err(status) => ResponseState::Failed(Some(status)),
             Ok(Some(connection)) if connection.is_native() => {
@@ -371,6 +424,40 @@ impl RdmaChannelBuilder {
         let dialer = Dialer::configured(self.config);
         let endpoints = Endpoints::new(self.endpoints, self.balances, dialer, self.calls);
         RdmaChannel { endpoints: Arc::new(endpoints) }
+    }
+
+    /// Makes a channel that spreads its calls over endpoints that come and go. It connects to each endpoint in
+    /// the background. A change that was sent to the `Sender` holds for all later calls. While there is no
+    /// endpoint, calls fail with UNAVAILABLE.
+    ///
+    /// An endpoint inserted under a key that is taken replaces the endpoint of that key. A removed endpoint
+    /// gets no further calls; its calls in flight go on. The endpoints that the builder has stay. `capacity`
+    /// is the number of changes that may wait in the `Sender`. Dropping the `Sender` changes nothing.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic::transport::Endpoint;
+    /// use tonic::transport::channel::Change;
+    /// use tonic_rdma::{Config, Policy, RdmaChannel};
+    ///
+    /// let builder = RdmaChannel::balance([]).config(Config::default().policy(Policy::Require));
+    /// let (channel, changes) = builder.balance_channel(16);
+    /// changes.send(Change::Insert("ps0", Endpoint::from_static("http://ps0:50051"))).await?;
+    /// # drop(channel);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, and with a `capacity` of 0, as tonic's method does.
+    pub fn balance_channel<K>(self, capacity: usize) -> (RdmaChannel, mpsc::Sender<Change<K, Endpoint>>)
+    where
+        K: Hash + Eq + Send + 'static,
+    {
+        let (sender, changes) = mpsc::channel(capacity);
+        let dialer = Dialer::configured(self.config);
+        let endpoints = Endpoints::new(self.endpoints, true, dialer, self.calls).changing(changes);
+        (RdmaChannel { endpoints: Arc::new(endpoints) }, sender)
     }
 }
 
@@ -455,6 +542,19 @@ struct Target {
 impl Target {
     fn new(endpoint: Endpoint, dialling: &Arc<Dialling>) -> Arc<Self> {
         Arc::new(Self { endpoint, dialling: Arc::clone(dialling), defaults: OnceCell::new() })
+    }
+
+    /// Adds the endpoint to `table`, which may have a connection already.
+    fn keep(
+        self: Arc<Self>,
+        first: Option<Arc<Connection>>,
+        table: &Arc<Table<Connection>>,
+        runtime: &Handle,
+    ) -> KeptEndpoint<Connection> {
+        KeptEndpoint::new(table, runtime, self.endpoint.uri().clone(), first, move || {
+            let target = Arc::clone(&self);
+            async move { target.connect().await }
+        })
     }
 
     /// Connects to the endpoint.
@@ -568,12 +668,10 @@ async fn wake_calls(session: Weak<Session>, mut timeout: watch::Receiver<Option<
 /// The endpoints of a channel.
 #[derive(Debug)]
 struct Endpoints {
-    table: Arc<Table<Connection>>,
+    members: Members<Connection>,
     dialling: Arc<Dialling>,
     /// The runtime of the channel.
     runtime: Handle,
-    /// Dropping these ends the tasks of the endpoints.
-    _kept: Vec<KeptEndpoint<Connection>>,
 }
 
 impl Endpoints {
@@ -583,6 +681,16 @@ impl Endpoints {
         let dialling = Arc::new(Dialling { dialer, calls, last: Mutex::default() });
         let targets = endpoints.into_iter().map(|endpoint| (Target::new(endpoint, &dialling), None));
         Self::keep(targets.collect(), balances, &dialling)
+    }
+
+    /// Adds and removes endpoints by `changes`.
+    fn changing<K>(self, changes: mpsc::Receiver<Change<K, Endpoint>>) -> Self
+    where
+        K: Hash + Eq + Send + 'static,
+    {
+        let (dialling, runtime) = (Arc::clone(&self.dialling), self.runtime.clone());
+        let keep = move |table: &_, endpoint| Target::new(endpoint, &dialling).keep(None, table, &runtime);
+        Self { members: self.members.changing(changes, keep), ..self }
     }
 
     /// Makes the endpoints of a channel, and connects to the endpoint, or to at least one of several.
@@ -608,8 +716,7 @@ impl Endpoints {
             }
             _ => {
                 let connecting = Self::new(endpoints, balances, dialer, calls);
-                let up = connecting.table.connection(Instant::now(), || {}).await;
-                up.map_err(no_endpoint_up)?;
+                connecting.members.connection(Instant::now()).await.map_err(no_endpoint_up)?;
                 Ok(connecting)
             }
         }
@@ -621,19 +728,13 @@ impl Endpoints {
         dialling: &Arc<Dialling>,
     ) -> Self {
         let (table, runtime) = (Table::new(!balances), Handle::current());
-        let kept = targets.into_iter().map(|(target, first)| {
-            KeptEndpoint::new(&table, &runtime, target.endpoint.uri().clone(), first, move || {
-                let target = Arc::clone(&target);
-                async move { target.connect().await }
-            })
-        });
-        let kept = kept.collect();
-        Self { table, dialling: Arc::clone(dialling), runtime, _kept: kept }
+        let kept = targets.into_iter().map(|(target, first)| target.keep(first, &table, &runtime)).collect();
+        Self { members: Members::new(table, kept), dialling: Arc::clone(dialling), runtime }
     }
 
     /// Returns the native connection of the only endpoint, if there is one. It may refuse the call, which can
     /// be sent again then.
     fn only_native(&self) -> Option<Arc<Connection>> {
-        self.table.only().filter(|connection| connection.is_native())
+        self.members.only().filter(|connection| connection.is_native())
     }
 }

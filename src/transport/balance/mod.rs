@@ -22,18 +22,19 @@
 //! The wait ends with the dial, which has its own limits. As on tonic's own channel, the wait is not a part
 //! of a call's deadline.
 //!
-//! The table and the tasks are those of [`RdmaChannel`](crate::RdmaChannel) as well, whose connections are of
-//! another type. A channel to one endpoint has a table that dials on demand: when a call needs the endpoint.
+//! The table, the tasks and the changes of the endpoints (`members.rs`) are those of
+//! [`RdmaChannel`](crate::RdmaChannel) as well, whose connections are of another type. A channel to one
+//! endpoint has a table that dials on demand: when a call needs the endpoint.
 
 pub(crate) mod connection;
+pub(crate) mod members;
 pub(crate) mod table;
 
-use std::collections::HashMap;
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::hash::Hash;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -46,11 +47,10 @@ use tonic::transport::channel::Change;
 use tower_service::Service;
 
 use self::connection::{EndpointConnection, Reservation, no_endpoint_up};
+use self::members::Members;
 use self::table::{KeptEndpoint, Table};
 use super::RdmaConnector;
-use crate::endpoint::OwnedTask;
 use crate::error::{RdmaError, RdmaErrorKind};
-use tonic_rdma_verbs::unstable::lock;
 
 pub use self::table::{EndpointState, EndpointStatus};
 
@@ -81,20 +81,9 @@ pub use self::table::{EndpointState, EndpointStatus};
 /// Clones are cheap and share the connections. The connections end when the last clone is dropped and the
 /// calls in flight are over.
 pub struct BalancedChannel {
-    core: Arc<ChannelCore>,
+    members: Arc<Members<EndpointConnection>>,
     next: NextConnection,
 }
-
-/// The parts that all clones share. The tasks do not hold this value. Dropping it ends the tasks.
-struct ChannelCore {
-    table: Arc<Table<EndpointConnection>>,
-    apply: Arc<Apply>,
-    _applying: OwnedTask,
-}
-
-/// Applies the changes that were sent so far, or with a context changes as they arrive. Ready when no more
-/// changes are there, or with a context when no more can arrive.
-type Apply = dyn Fn(Option<&mut Context<'_>>) -> Poll<()> + Send + Sync;
 
 /// The connection for this clone's next call.
 enum NextConnection {
@@ -129,13 +118,9 @@ impl BalancedChannel {
     /// # Panics
     /// Outside a tokio runtime, as tonic's `Channel::balance_list` does.
     pub fn from_list(endpoints: impl IntoIterator<Item = Endpoint>, connector: RdmaConnector) -> Self {
-        let endpoints: Vec<_> = endpoints.into_iter().collect();
-        let (channel, changes) = Self::from_changes(endpoints.len().max(1), connector);
-        for (key, endpoint) in endpoints.into_iter().enumerate() {
-            // There is room for all.
-            let _ = changes.try_send(Change::Insert(key, endpoint));
-        }
-        channel
+        let (table, keep) = (Table::new(false), keeper(connector));
+        let kept = endpoints.into_iter().map(|endpoint| keep(&table, endpoint)).collect();
+        Self::new(Members::new(table, kept))
     }
 
     /// Makes a channel as [`from_list`](Self::from_list) does, with endpoints that come and go. A change that
@@ -171,40 +156,29 @@ impl BalancedChannel {
         K: Hash + Eq + Send + 'static,
     {
         let (sender, changes) = mpsc::channel(capacity);
-        (Self::new(changes, connector), sender)
+        let members = Members::new(Table::new(false), Vec::new());
+        (Self::new(members.changing(changes, keeper(connector))), sender)
     }
 
-    fn new<K: Hash + Eq + Send + 'static>(
-        changes: mpsc::Receiver<Change<K, Endpoint>>,
-        connector: RdmaConnector,
-    ) -> Self {
-        let table = Table::new(false);
-        let apply = members(changes, connector, Arc::clone(&table));
-        // As changes arrive, so that a new endpoint is dialled even while no calls are made.
-        let applying = Arc::clone(&apply);
-        let applying = tokio::spawn(poll_fn(move |context| applying(Some(context)))).abort_handle();
-        Self {
-            core: Arc::new(ChannelCore { table, apply, _applying: OwnedTask(applying) }),
-            next: NextConnection::Unknown,
-        }
+    fn new(members: Members<EndpointConnection>) -> Self {
+        Self { members: Arc::new(members), next: NextConnection::Unknown }
     }
 
     /// Returns the state of each endpoint, in the order in which they were added.
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        self.core.catch_up();
-        self.core.table.status()
+        self.members.status()
     }
 }
 
 impl Clone for BalancedChannel {
     fn clone(&self) -> Self {
-        Self { core: Arc::clone(&self.core), next: NextConnection::Unknown }
+        Self { members: Arc::clone(&self.members), next: NextConnection::Unknown }
     }
 }
 
 impl fmt::Debug for BalancedChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BalancedChannel").field("endpoints", &self.core.table.status()).finish()
+        f.debug_struct("BalancedChannel").field("endpoints", &self.members).finish()
     }
 }
 
@@ -217,7 +191,7 @@ impl Service<Request<Body>> for BalancedChannel {
     /// method succeeds and the call fails, because a service whose readiness fails has failed for good.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), RdmaError>> {
         if let NextConnection::Unknown = self.next {
-            self.next = NextConnection::Reserving(Box::pin(reserve(Arc::clone(&self.core))));
+            self.next = NextConnection::Reserving(Box::pin(reserve(Arc::clone(&self.members))));
         }
         if let NextConnection::Reserving(reserving) = &mut self.next {
             self.next = NextConnection::Reserved(ready!(reserving.as_mut().poll(context)).ok());
@@ -227,15 +201,15 @@ impl Service<Request<Body>> for BalancedChannel {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let next = std::mem::replace(&mut self.next, NextConnection::Unknown);
-        let core = Arc::clone(&self.core);
+        let members = Arc::clone(&self.members);
         Box::pin(async move {
             let reservation = match next {
                 NextConnection::Reserved(Some(reservation)) if reservation.is_usable() => reservation,
                 // The connection ended meanwhile, or no endpoint was up.
-                _ => reserve(Arc::clone(&core)).await?,
+                _ => reserve(Arc::clone(&members)).await?,
             };
             // A call in flight does not keep the other connections open.
-            drop(core);
+            drop(members);
             reservation.call(request).await.map_err(http2_failed)
         })
     }
@@ -247,52 +221,25 @@ pub(crate) fn http2_failed(error: tonic::transport::Error) -> RdmaError {
 }
 
 /// Waits for a connection with room for a call, as long as an endpoint is being dialled.
-async fn reserve(core: Arc<ChannelCore>) -> Result<Reservation, RdmaError> {
+async fn reserve(members: Arc<Members<EndpointConnection>>) -> Result<Reservation, RdmaError> {
     loop {
-        let connection = core.table.connection(Instant::now(), || core.catch_up()).await;
-        let connection = connection.map_err(no_endpoint_up)?;
+        let connection = members.connection(Instant::now()).await.map_err(no_endpoint_up)?;
         if let Some(reservation) = Reservation::of(&connection).await.map_err(http2_failed)? {
             return Ok(reservation);
         }
     }
 }
 
-/// Keeps the endpoints by their keys.
-fn members<K: Hash + Eq + Send + 'static>(
-    changes: mpsc::Receiver<Change<K, Endpoint>>,
+/// Returns what adds an endpoint to a table, and keeps it connected.
+fn keeper(
     connector: RdmaConnector,
-    table: Arc<Table<EndpointConnection>>,
-) -> Arc<Apply> {
+) -> impl Fn(&Arc<Table<EndpointConnection>>, Endpoint) -> KeptEndpoint<EndpointConnection> + Send {
     let runtime = Handle::current();
-    let keep = move |endpoint: Endpoint| {
+    move |table, endpoint| {
         let connector = connector.clone();
-        KeptEndpoint::new(&table, &runtime, endpoint.uri().clone(), None, move || {
+        KeptEndpoint::new(table, &runtime, endpoint.uri().clone(), None, move || {
             let (endpoint, mut connector) = (endpoint.clone(), connector.clone());
             async move { EndpointConnection::connect(&endpoint, move |uri| connector.call(uri)).await }
         })
-    };
-    let members = Mutex::new((HashMap::new(), changes));
-    Arc::new(move |mut context| {
-        let (members, changes) = &mut *lock(&members);
-        loop {
-            let change = match &mut context {
-                Some(context) => ready!(changes.poll_recv(context)),
-                None => changes.try_recv().ok(),
-            };
-            match change {
-                None => return Poll::Ready(()),
-                Some(Change::Insert(key, endpoint)) => drop(members.insert(key, keep(endpoint))),
-                Some(Change::Remove(key)) => drop(members.remove(&key)),
-            }
-        }
-    })
-}
-
-impl ChannelCore {
-    /// Applies the changes that were sent so far. Each call does this first, so that earlier changes hold for
-    /// the call.
-    fn catch_up(&self) {
-        // Without a context this is always ready.
-        let _ = (self.apply)(None);
     }
 }

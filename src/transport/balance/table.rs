@@ -18,7 +18,8 @@ use super::connection::{DialError, unavailable};
 use crate::endpoint::RdmaConnectInfo;
 use tonic_rdma_verbs::unstable::{Throttle, lock};
 
-/// The state of an endpoint of a [`BalancedChannel`](super::BalancedChannel).
+/// The state of an endpoint of an [`RdmaChannel`](crate::RdmaChannel) or a
+/// [`BalancedChannel`](super::BalancedChannel).
 ///
 /// ```
 /// use tonic_rdma::EndpointState;
@@ -39,8 +40,8 @@ pub enum EndpointState {
     Down(Arc<str>),
 }
 
-/// An endpoint of a [`BalancedChannel`](super::BalancedChannel), as
-/// [`endpoints`](super::BalancedChannel::endpoints) returns it.
+/// An endpoint of a channel, as [`RdmaChannel::endpoints`](crate::RdmaChannel::endpoints) and
+/// [`BalancedChannel::endpoints`](super::BalancedChannel::endpoints) return it.
 ///
 /// ```
 /// use tonic_rdma::{BalancedChannel, EndpointStatus};
