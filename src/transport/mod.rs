@@ -142,11 +142,16 @@ impl Service<Uri> for RdmaConnector {
 /// Returns the host and the port of a URI.
 ///
 /// # Errors
-/// The URI has no host.
+/// The URI has no host, or is the one that tonic's `Endpoint` shows for a Unix socket.
 pub(crate) fn host_and_port(uri: &Uri) -> Result<(&str, u16), RdmaError> {
-    let host = uri.host().ok_or_else(|| {
-        RdmaError::new(RdmaErrorKind::InvalidEndpoint, format!("{uri}: no host to connect to"))
-    })?;
+    let invalid = |reason| RdmaError::new(RdmaErrorKind::InvalidEndpoint, format!("{uri}: {reason}"));
+    let host = uri.host().ok_or_else(|| invalid("no host to connect to"))?;
+    if host == "tonic" && uri.port().is_none() && !is_tls(uri) {
+        return Err(invalid(
+            "tonic shows a `unix:` address as this host, and only host and port can be connected to, such as \
+             http://127.0.0.1:50051; for a host of this name write the port: http://tonic:80",
+        ));
+    }
     // An IPv6 address stands in brackets in a URI, and without them everywhere else.
     let host = host.trim_start_matches('[').trim_end_matches(']');
     Ok((host, uri.port_u16().unwrap_or(if is_tls(uri) { 443 } else { 80 })))

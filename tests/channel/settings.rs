@@ -1,12 +1,16 @@
 //! Settings of tonic's `Endpoint`, and deadlines.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use http::Uri;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
+use tonic::transport::Endpoint;
 use tonic::{Code, Request};
-use tonic_rdma::{Config, Policy, RdmaChannel, RdmaIncoming, RdmaServer, Verdict};
+use tonic_rdma::{
+    Config, Policy, RdmaChannel, RdmaConnector, RdmaError, RdmaErrorKind, RdmaIncoming, RdmaServer, Verdict,
+};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
@@ -59,47 +63,59 @@ fn the_time_out_of_the_endpoint_ends_calls_that_wait_for_their_head() {
 
 #[test]
 fn a_calls_own_deadline_ends_it_at_both_ends() {
-    for runtime in Runtime::ALL {
-        runtime.run(async {
-            let greeter = ScriptedGreeter::new();
-            let running = Kind::Native.serve(&greeter).await;
-            let mut client = running.client().await;
-            let limited = |limit| {
-                let mut request = Request::new(HelloRequest { name: "hold".into() });
-                request.set_timeout(limit);
-                request
-            };
-            // On a busy machine the deadline may pass before the server has the call, or the client the head
-            // of a response. Then the call is made again.
-            while greeter.calls() == 0 {
-                let status = client.say_hello(limited(SHORT)).await.unwrap_err();
-                assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    everywhere(async |kind| {
+        let greeter = ScriptedGreeter::new();
+        let running = kind.serve(&greeter).await;
+        let mut client = running.client().await;
+        let limited = |limit| {
+            let mut request = Request::new(HelloRequest { name: "hold".into() });
+            request.set_timeout(limit);
+            request
+        };
+        // A deadline that has passed already: the call does not reach the server.
+        let status = client.say_hello(limited(Duration::ZERO)).await.unwrap_err();
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+        assert_eq!(say(&mut client, "quick").await.unwrap(), "quick");
+        assert_eq!(greeter.calls(), 1);
+        // On a busy machine the deadline may pass before the server has the call, or the client the head of a
+        // response. Then the call is made again.
+        while greeter.calls() < 4 {
+            let status = client.say_hello(limited(SHORT)).await.unwrap_err();
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+        }
+        until(|| greeter.held() == 0).await;
+        // The deadline of a call holds until the end of its response.
+        let mut chat = loop {
+            let mut request = Request::new(tokio_stream::pending::<HelloRequest>());
+            request.set_timeout(SHORT);
+            match client.chat(request).await {
+                Ok(response) => break response.into_inner(),
+                Err(status) => assert_eq!(status.code(), Code::DeadlineExceeded, "{status}"),
             }
-            until(|| greeter.held() == 0).await;
-            // A deadline that has passed already: the call does not reach the server.
-            // An answer shows that all calls before it are there.
-            assert_eq!(say(&mut client, "quick").await.unwrap(), "quick");
-            let calls = greeter.calls();
-            let status = client.say_hello(limited(Duration::ZERO)).await.unwrap_err();
-            assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-            assert_eq!(greeter.calls(), calls);
-            // The deadline of a call holds until the end of its response.
-            let mut chat = loop {
-                let mut request = Request::new(tokio_stream::pending::<HelloRequest>());
-                request.set_timeout(SHORT);
-                match client.chat(request).await {
-                    Ok(response) => break response.into_inner(),
-                    Err(status) => assert_eq!(status.code(), Code::DeadlineExceeded, "{status}"),
-                }
-            };
-            let status = chat.next().await.unwrap().unwrap_err();
-            assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-            // A long one does no harm.
-            let mut request = Request::new(HelloRequest { name: "quick".into() });
-            request.set_timeout(Duration::from_secs(99_999_999));
-            assert_eq!(client.say_hello(request).await.unwrap().into_inner().message, "quick");
-        });
-    }
+        };
+        let status = chat.next().await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+        // A long one does no harm.
+        let mut request = Request::new(HelloRequest { name: "quick".into() });
+        request.set_timeout(Duration::from_secs(99_999_999));
+        assert_eq!(client.say_hello(request).await.unwrap().into_inner().message, "quick");
+    });
+}
+
+#[test]
+fn a_unix_socket_is_refused_with_what_is_accepted() {
+    Runtime::CurrentThread.run(async {
+        for address in ["unix:/run/greeter.sock", "unix:///run/greeter.sock"] {
+            let by_channel = RdmaChannel::connect(address).await.unwrap_err();
+            assert_eq!(by_channel.kind(), RdmaErrorKind::InvalidEndpoint);
+            let endpoint = Endpoint::from_static(address);
+            let by_connector = endpoint.connect_with_connector(RdmaConnector::new()).await.unwrap_err();
+            let mut causes = std::iter::successors(by_connector.source(), |&error| error.source());
+            let by_connector = causes.find_map(|error| error.downcast_ref::<RdmaError>());
+            assert_eq!(by_connector.map(ToString::to_string), Some(by_channel.to_string()));
+            assert!(by_channel.to_string().contains("a `unix:` address"), "{by_channel}");
+        }
+    });
 }
 
 #[test]

@@ -294,8 +294,18 @@ pub(super) async fn wait_and_call(
                     true => Deadline::status(),
                     false => Status::from_error(error.into()),
                 };
+                if deadline.has_passed() {
+                    return Err(Deadline::status());
+                }
                 if let Some(reservation) = reserved.map_err(status)? {
-                    return reservation.call(request.into_request()).await.map_err(status);
+                    let call = reservation.call(request.into_request());
+                    let response = within(&mut deadline, call).await?.map_err(status)?;
+                    // tonic's server ends a late call itself, with CANCELLED.
+                    let cancelled = response.headers().get(Status::GRPC_STATUS).is_some_and(|it| it == "1");
+                    if cancelled && deadline.has_passed() {
+                        return Err(Deadline::status());
+                    }
+                    return Ok(response.map(|body| LimitedBody::new(body, deadline)));
                 }
                 if connections >= CONNECTIONS {
                     return Err(Status::unavailable(
@@ -315,6 +325,41 @@ async fn within<F: Future>(deadline: &mut Deadline, future: F) -> Result<F::Outp
         Poll::Pending => deadline.poll_passed(context).map(|()| Err(Deadline::status())),
     })
     .await
+}
+
+/// The body of a response over HTTP/2, which ends with the call's own deadline, as that of a native call does.
+struct LimitedBody {
+    body: Body,
+    deadline: Deadline,
+}
+
+impl LimitedBody {
+    fn new(body: Body, mut deadline: Deadline) -> Body {
+        deadline.set_endpoint(None);
+        if deadline.is_endless() { body } else { Body::new(Self { body, deadline }) }
+    }
+}
+
+impl http_body::Body for LimitedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if frame.is_pending() && self.deadline.poll_passed(context).is_ready() {
+            // The server learns that nobody reads the rest.
+            self.body = Body::empty();
+            return Poll::Ready(Some(Err(Deadline::status())));
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
 }
 
 /// The future of a response.

@@ -67,9 +67,14 @@ impl Deadline {
         self.next().is_some_and(|at| at <= Instant::now())
     }
 
+    /// Returns whether the call has no deadline, and its endpoint is not known or has no time-out.
+    pub(super) fn is_endless(&self) -> bool {
+        self.own.is_none() && self.endpoint.is_none()
+    }
+
     /// Waits for the deadline. Never ready if there is none.
     pub(super) fn poll_passed(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        if self.own.is_none() && self.endpoint.is_none() {
+        if self.is_endless() {
             return Poll::Pending;
         }
         if self.is_over {

@@ -93,13 +93,17 @@ use tonic_rdma_verbs::unstable::lock;
 /// A call that was in flight when its connection ended fails with UNAVAILABLE, unless the server said that it
 /// has not begun the call (GOAWAY): such a call is sent once more, on a new connection.
 ///
-/// # Deadlines
+/// # Settings
 ///
-/// A call that is late ends with DEADLINE_EXCEEDED, at the server as well. The time of
+/// Those of tonic's [`Endpoint`] hold over each path: its time-outs, origin and user agent, and over HTTP/2 also
+/// those of HTTP/2 and of TLS. Two do not hold for native calls, because an `Endpoint` does not tell them:
+/// `concurrency_limit` and `rate_limit`. Layers of tower, which have the same names, limit the calls of a channel
+/// over each path. Options of the socket, such as `tcp_keepalive`, have no effect: connections have no delay of
+/// small segments, and pings of their own ([`Config::ping_interval`]).
+///
+/// A call that is late ends with DEADLINE_EXCEEDED, over each path, and at the server as well. The time of
 /// [`Request::set_timeout`](tonic::Request::set_timeout) holds until the end of the response, that of
-/// [`Endpoint::timeout`] until its headers, as on tonic's channel. Origin and user agent of the [`Endpoint`]
-/// hold, too. Its other limits, for concurrency and for the rate of calls, hold over HTTP/2 only; layers of
-/// tower limit a channel over both.
+/// [`Endpoint::timeout`] until its headers, as on tonic's channel. The shorter one counts.
 #[derive(Clone)]
 pub struct RdmaChannel {
     endpoints: Arc<Endpoints>,
