@@ -216,6 +216,40 @@ fn interceptors_and_layers_take_the_channel() {
     });
 }
 
+/// They take the place of `Endpoint::concurrency_limit` and `Endpoint::rate_limit`.
+#[test]
+fn limits_by_layers_hold_for_all_clones_of_a_client() {
+    everywhere(async |kind| {
+        const CALLS: usize = 8;
+        let greeter = ScriptedGreeter::new();
+        let running = kind.serve(&greeter).await;
+        let limited = ServiceBuilder::new()
+            .buffer(CALLS)
+            .concurrency_limit(2)
+            .rate_limit(1_000_000, Duration::from_secs(1))
+            .service(running.channel().await);
+        let client = GreeterClient::new(limited);
+        let mut calls = tokio::task::JoinSet::new();
+        for _ in 0..CALLS {
+            let mut client = client.clone();
+            calls.spawn(async move { say(&mut client, "hold").await });
+        }
+        for released in 0..CALLS / 2 {
+            until(|| greeter.calls() == 2 * (released + 1) && greeter.held() == 2).await;
+            greeter.release(2);
+        }
+        for reply in calls.join_all().await {
+            assert_eq!(reply.unwrap(), "held");
+        }
+        assert_eq!(greeter.most_held(), 2);
+        // The code of a call goes through the layers.
+        let mut late = Request::new(named("hold"));
+        late.set_timeout(Duration::from_millis(1));
+        let status = client.clone().say_hello(late).await.unwrap_err();
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    });
+}
+
 #[test]
 fn a_dropped_call_is_cancelled_at_the_server() {
     everywhere(async |kind| {
