@@ -11,7 +11,7 @@
 //! | the drop-in: tonic's own HTTP/2 over RDMA | [`RdmaIncoming`], [`RdmaConnector`] | [two lines](#two-lines) |
 //! | native calls: gRPC without HTTP/2 where both sides are yours, which gains more | [`RdmaServer`], [`RdmaChannel`], [`CallConfig`] | [two lines](#native-calls), and nothing of the generated code |
 //! | large fields by reference | [`gather`], [`memory`] | [one line more on each side](#large-fields-by-reference) |
-//! | one channel over several servers | [`BalancedChannel`], [`RdmaChannel::balance`] | the line that connects |
+//! | one channel over several servers | [`BalancedChannel`], [`RdmaChannel::balance_list`], [`RdmaChannel::balance_channel`] | the line that connects |
 //! | tensors, collectives, graphs, Arrow Flight | [other packages](#packages) | |
 //!
 //! This page is a tour: [the packages](#packages), [the two changed lines](#two-lines),
@@ -139,7 +139,7 @@
 //!   returns the certificates (features `tls-ring` and `tls-aws-lc`).
 //! - **`Channel::balance_list` and `balance_channel`** take no connector. [`BalancedChannel::from_list`] and
 //!   [`BalancedChannel::from_changes`] do, and generated clients take this channel as they take tonic's
-//!   `Channel`.
+//!   `Channel`. An [`RdmaChannel`] has methods of the same names.
 //! - **Fallback:** a connection to a stock server, or from a stock client, is TCP.
 //!   [`RdmaConnectInfo::verdict`] and [`RdmaConnectInfo::reason`] say what carries a connection and why.
 //!   [`Policy::Require`] makes a connection without RDMA an error.
