@@ -5,7 +5,7 @@ pub use crate::endpoint::{
     ClientSlot, ClientSlots, Deferred, Devices, Observation, OwnPolling, Pace, Participant, Polled,
     Processors, Queue, QueueFull, Reactor, Run, SentHeaders, SlotLost, Source, TooManyWaiters,
     UnannouncedArrival, Watched, WorkId, WorkKind, connect_tcp, known_variables, may_spin, open_device,
-    warn_of_unknown_variables,
+    waits, warn_of_unknown_variables,
 };
 
 pub use crate::transport::request::grpc_timeout;

@@ -54,7 +54,7 @@ pub use negotiate::{
 pub(crate) use polling::{Accepting, CallInFlight, this_thread};
 pub use polling::{
     Observation, OwnPolling, Pace, Participant, Polled, Processors, Queue, QueueFull, Reactor,
-    UnannouncedArrival, Watched, idle_polling, may_spin,
+    UnannouncedArrival, Watched, idle_polling, may_spin, waits,
 };
 pub use provider::open_device;
 pub use stream::EndpointStream;

@@ -12,10 +12,7 @@ use crate::engine::{CallerMemory, LentSlices, OperationId, Request, ShortResult}
 use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
-
-/// How often a poll of the future polls the links before it leaves the work to the progress thread; some 20
-/// µs.
-const POLLS: u32 = 400;
+use tonic_rdma::unstable::waits;
 
 /// An operation. It starts with the first poll, with [`start`](Self::start), or with [`wait`](Self::wait);
 /// its place in the order of operations is that of its start.
@@ -131,7 +128,7 @@ impl<X: Operand> Operation<X> {
     /// # }
     /// ```
     pub fn start(mut self) -> Self {
-        self.outcome = self.begin(0);
+        self.outcome = self.begin(|| false);
         if matches!(self.state, Phase::UnderWay(_)) {
             // The progress thread carries it out: a caller that starts an operation has other work.
             self.shared.wake_thread();
@@ -157,13 +154,12 @@ impl<X: Operand> Operation<X> {
     /// See [`CollectiveError`].
     #[inline]
     pub fn wait(mut self) -> Result<X, Failed<X::Kept>> {
-        let polls = if self.shared.crowded { 0 } else { 4 * POLLS };
-        if let Some(outcome) = self.begin(polls) {
+        let mut backoff = Backoff::new(waits::COLLECTIVE_THREAD, self.shared.crowded);
+        if let Some(outcome) = self.begin(|| backoff.spins()) {
             return outcome;
         }
         let shared = Arc::clone(&self.shared);
         let polling = Polling::new(&shared, self.kind);
-        let mut backoff = Backoff::new(shared.crowded);
         let mut now = None;
         loop {
             if let Some(outcome) = self.poll_once(now, &mut backoff) {
@@ -174,9 +170,10 @@ impl<X: Operand> Operation<X> {
         }
     }
 
-    /// Starts the operation, if it has not started. Returns the outcome if it has ended already.
+    /// Starts the operation, if it has not started, and polls the links while `spins` is true. Returns the
+    /// outcome if it has ended already.
     #[inline]
-    fn begin(&mut self, polls: u32) -> Option<Outcome<X>> {
+    fn begin(&mut self, spins: impl FnMut() -> bool) -> Option<Outcome<X>> {
         match std::mem::replace(&mut self.state, Phase::Done) {
             Phase::New => {}
             Phase::Refused(error) => {
@@ -192,7 +189,7 @@ impl<X: Operand> Operation<X> {
             && let Some(operand) = &mut self.operand
         {
             let lent = operand.lend();
-            match engine.short(&self.request, lent.input, lent.out, polls) {
+            match engine.short(&self.request, lent.input, lent.out, spins) {
                 Some(ShortResult::Done) => return self.operand.take().map(Ok),
                 Some(ShortResult::UnderWay(id)) => {
                     let operand = self.operand.take()?;
@@ -265,23 +262,21 @@ impl<X: Operand + Unpin> Future for Operation<X> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let polls = if this.shared.crowded { 1 } else { POLLS };
+        // A later poll comes because something has happened.
         let fresh = matches!(this.state, Phase::New);
-        if let Some(outcome) = this.begin(polls) {
+        let mut backoff = Backoff::new(waits::COLLECTIVE_FUTURE, this.shared.crowded);
+        if let Some(outcome) = this.begin(|| backoff.spins()) {
             return Poll::Ready(outcome);
         }
-        let mut backoff = Backoff::new(false);
-        // A later poll comes because something has happened.
-        for _ in 0..if fresh { polls } else { 4 } {
+        loop {
             if let Some(outcome) = this.poll_once(None, &mut backoff) {
                 return Poll::Ready(outcome);
             }
-            if backoff.has_moved() {
-                // A long operation moves one chunk in a poll. The progress thread continues, so that this
-                // thread gets to other tasks.
+            // A long operation moves one chunk in a poll. The progress thread continues, so that this thread
+            // gets to other tasks.
+            if backoff.has_moved() || !fresh || !backoff.spins() {
                 break;
             }
-            std::hint::spin_loop();
         }
         if let Phase::UnderWay(id) = this.state {
             this.shared.engine(this.kind).wake(id, context.waker());

@@ -12,7 +12,8 @@ use crate::group::Group;
 use crate::link::remote::RemoteLinks;
 use crate::memory::MemoryPool;
 use crate::plan::PlanTable;
-use tonic_rdma::unstable::lock;
+use tonic_rdma::unstable::waits::{self, Spinning};
+use tonic_rdma::unstable::{Pace, Processors, lock};
 
 /// How long operations may not move after a rank was lost. Operations that need nothing more of this rank end
 /// well: a rank may leave when its own part of the last operation is done, and the messages that it sent
@@ -280,7 +281,7 @@ impl Wake for FailureWaker {
 /// The progress thread. It ends when the communicator and all its operations are dropped.
 fn run_progress_thread(shared: &Weak<SharedState>) {
     let mut backoff = match shared.upgrade() {
-        Some(shared) => Backoff::new(shared.crowded),
+        Some(shared) => Backoff::new(waits::COLLECTIVE_THREAD, shared.crowded),
         None => return,
     };
     let mut now = None;
@@ -306,33 +307,32 @@ fn run_progress_thread(shared: &Weak<SharedState>) {
     }
 }
 
-/// The polls between two reads of the clock.
-const POLLS: u32 = 1000;
-const SPIN: Duration = Duration::from_micros(100);
-const YIELD: Duration = Duration::from_millis(1);
-const LONGEST_NAP: Duration = Duration::from_millis(1);
-
-/// How a thread waits for other ranks: it spins, then yields, then naps.
+/// How a thread waits for other ranks: it spins, then yields, then naps. A future only spins.
 #[derive(Debug)]
 pub(super) struct Backoff {
-    /// Whether more ranks than cores run on this host. Then a rank that spins keeps another from running.
-    crowded: bool,
+    pace: Pace,
+    spinning: Spinning,
+    /// The end of the spin.
+    spun: Option<Instant>,
     polls: u32,
-    began: Option<Instant>,
-    yields: bool,
     has_moved: bool,
 }
 
 impl Backoff {
-    pub(super) fn new(crowded: bool) -> Self {
-        Self { crowded, polls: 0, began: None, yields: crowded, has_moved: false }
+    /// The polls after which [`wait`](Self::wait) returns the time, for deadlines.
+    const POLLS: u32 = 256;
+
+    /// Makes a wait that spins for `longest`, or for some polls if more ranks than cores are on this host.
+    /// Then a rank that spins keeps another from running.
+    pub(super) fn new(longest: Duration, crowded: bool) -> Self {
+        let pace = Pace::new(if crowded { Duration::ZERO } else { longest });
+        Self { pace, spinning: Spinning::default(), spun: None, polls: 0, has_moved: false }
     }
 
     /// Notes that something has moved.
     pub(super) fn moved(&mut self) {
-        self.began = None;
-        self.yields = self.crowded;
-        self.has_moved = true;
+        self.pace.resume();
+        (self.spinning, self.spun, self.has_moved) = (Spinning::default(), None, true);
     }
 
     /// Returns whether something has moved since this value was made.
@@ -340,27 +340,30 @@ impl Backoff {
         self.has_moved
     }
 
-    /// Waits a little. Returns the time if it read the clock.
+    /// Returns whether to poll again at once.
+    #[inline]
+    pub(super) fn spins(&mut self) -> bool {
+        if self.spun.is_none() {
+            self.spun = self.spinning.again(&mut self.pace).err();
+        }
+        self.spun.is_none()
+    }
+
+    /// Waits a little. Returns the time now and then, and after each nap.
     pub(super) fn wait(&mut self) -> Option<Instant> {
-        self.polls += 1;
-        if self.yields {
-            std::thread::yield_now();
-        } else {
-            std::hint::spin_loop();
+        self.polls = self.polls.wrapping_add(1);
+        let is_due = self.polls.is_multiple_of(Self::POLLS);
+        if self.spins() {
+            return is_due.then(Instant::now);
         }
-        if self.polls < if self.yields { POLLS / 20 } else { POLLS } {
-            return None;
-        }
-        self.polls = 0;
+        std::thread::yield_now();
         let now = Instant::now();
-        let waited = now.saturating_duration_since(*self.began.get_or_insert(now));
-        self.yields = self.crowded || waited > SPIN;
-        if waited > YIELD {
-            std::thread::sleep((waited / 16).min(LONGEST_NAP));
-            // After a nap, each poll is followed by a nap, until something moves.
-            self.polls = POLLS;
-            return Some(Instant::now());
+        let waited = now.saturating_duration_since(*self.spun.get_or_insert(now));
+        if waited <= waits::COLLECTIVE_YIELDS && !Processors::current().is_limited() {
+            return is_due.then_some(now);
         }
-        Some(now)
+        Processors::refresh(now);
+        std::thread::sleep((waited / waits::COLLECTIVE_NAP_SHARE).min(waits::COLLECTIVE_NAP));
+        Some(Instant::now())
     }
 }

@@ -149,7 +149,7 @@ impl<L: RankLinks> Engine<L> {
     }
 
     /// Carries out an all-reduce on the short path, if the path is open to it and the other ranks answer
-    /// within so many `polls`.
+    /// while `spins` returns true, which is called after polls without effect.
     ///
     /// `own` are the elements of this rank; without it, they are in `out`. Returns `None` if the path is not
     /// open: then nothing has happened.
@@ -159,7 +159,7 @@ impl<L: RankLinks> Engine<L> {
         request: &Request,
         own: Option<&[u8]>,
         out: &mut [u8],
-        polls: u32,
+        mut spins: impl FnMut() -> bool,
     ) -> Option<ShortResult> {
         if !self.in_flight.is_empty() || self.failure.is_some() || self.watch.is_some() {
             return None;
@@ -176,7 +176,6 @@ impl<L: RankLinks> Engine<L> {
         let number = self.numbers.group;
         let tag = Tag { operation: number, step: 0, call: packed };
         let mut short = ShortOperation::new(self.rank, self.ranks);
-        let mut left = polls;
         let fault = loop {
             match short.poll(&mut self.links, &mut self.sum, &kernel, tag, own, out) {
                 Ok(_) if short.is_done() => {
@@ -185,15 +184,14 @@ impl<L: RankLinks> Engine<L> {
                     self.statistics.short += 1;
                     return Some(ShortResult::Done);
                 }
-                Ok(true) => {}
-                Ok(false) if left == 0 => break None,
-                Ok(false) => left -= 1,
+                Ok(true) => std::hint::spin_loop(),
+                Ok(false) if spins() => {}
+                Ok(false) => break None,
                 Err(fault) => break Some(fault),
             }
             if let Err(error) = self.links.progress() {
                 break Some(error.into());
             }
-            std::hint::spin_loop();
         };
         self.numbers.group += 1;
         let id = self.push(request, number, packed, Some(kernel), Execution::Short(short));

@@ -11,6 +11,7 @@ mod pollers;
 mod processors;
 mod queue;
 mod reactor;
+pub mod waits;
 
 pub(crate) use callers::CallInFlight;
 pub use callers::OwnPolling;

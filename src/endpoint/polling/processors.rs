@@ -62,6 +62,13 @@ impl Processors {
         }
     }
 
+    /// Returns whether the limit is below two CPUs. Then what a thread polls away is missing elsewhere: in the
+    /// other threads of this process, and at last in itself.
+    #[inline]
+    pub fn is_limited(self) -> bool {
+        self.limit.is_some_and(|limit| limit < 2000)
+    }
+
     /// Returns the CPUs that the process can keep busy at a time, in thousandths of a CPU: those of its mask,
     /// or fewer by its limit.
     #[inline]

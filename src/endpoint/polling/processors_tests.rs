@@ -152,6 +152,8 @@ fn hardware_threads_of_one_core_count_once() {
 fn the_smaller_of_mask_and_limit_is_usable() {
     let usable = |cpus, limit| Processors { cpus, cores: 1, limit }.usable();
     assert_eq!([usable(2, None), usable(2, Some(500)), usable(1, Some(1500))], [2000, 500, 1000]);
+    let is_limited = |limit| Processors { cpus: 1, cores: 1, limit }.is_limited();
+    assert_eq!([None, Some(1999), Some(2000)].map(is_limited), [false, true, false]);
 }
 
 /// Makes a command that runs the next test in a process of its own, with a role.
