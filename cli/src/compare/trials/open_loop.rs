@@ -6,7 +6,8 @@
 //! tokio's timer ticks in milliseconds, so it serves for the longer gaps only. In the shorter gaps the
 //! generator yields again and again, which lets answers in, and spins for moments while no answer is
 //! expected. So the runtime is never idle then. The generator measures the CPU time of this waiting, because
-//! it belongs to no operation and is subtracted.
+//! it belongs to no operation and is subtracted. Its context switches are not subtracted: where it shares a core
+//! with the threads that work for a call, each of their turns is also one of its own.
 //!
 //! Whether a mode fell behind is decided by the tally of its trials (`Tally` in `trials/mod.rs`).
 
