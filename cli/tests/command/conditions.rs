@@ -1,7 +1,8 @@
 //! Conditions of `compare`: runtimes, cores, allocators, a container for the server, and the demanded ratio.
 #![allow(clippy::print_stdout, reason = "tests that are skipped say so")]
 
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -71,6 +72,32 @@ fn defaults_have_cells_with_and_without_a_rate() {
         assert!(rows.iter().all(|row| row["errors"] == 0 && row["ops"].as_u64() > Some(0)), "{rows:?}");
         assert_eq!(written["checks"]["mismatches"], 0);
         assert!(printed.contains("offered/s") && printed.contains("open loop"), "{printed}");
+    }
+}
+
+#[test]
+fn a_comparison_runs_under_half_a_cpu() {
+    let under = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/under");
+    let start = |condition: &str, arguments: &[&str]| {
+        let program = tonic_rdma(&[]).get_program().to_owned();
+        Command::new(&under).arg(condition).arg(program).args(arguments).output().unwrap()
+    };
+    refused(
+        &start("half-a-core", &[]),
+        2,
+        &["'half-a-core'", "half-a-cpu, half-a-cpu-each, busy-neighbours"],
+    );
+    let compare = [&["compare"], &SHORT[..]].concat();
+    // Loops that never sleep would only delay the other tests.
+    for (condition, arguments) in
+        [("half-a-cpu", &compare[..]), ("half-a-cpu-each", &compare), ("busy-neighbours", &["--version"])]
+    {
+        let output = start(condition, arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        match output.status.code() {
+            Some(77) => println!("{}", said.trim().trim_start_matches("under: ")),
+            status => assert_eq!(status, Some(0), "{condition}: {said}"),
+        }
     }
 }
 
