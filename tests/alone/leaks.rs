@@ -1,11 +1,13 @@
 //! Servers and channels that ended leave no descriptors, mappings, tasks or threads.
 
 use tokio::runtime::Handle;
+use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
-use tonic_rdma::BalancedChannel;
+use tonic_rdma::{BalancedChannel, RdmaChannel, RdmaIncoming, RdmaServer};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 
-use support::{Over, Port, Runtime, ScriptedGreeter, descriptors_and_mappings, say, settled, until};
+use support::{Over, Port, Runtime, ScriptedGreeter, config, descriptors_and_mappings, say, settled, until};
 
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
@@ -85,5 +87,32 @@ fn removed_endpoints_leave_nothing() {
             once(key).await;
         }
         settled(before).await;
+    });
+}
+
+#[test]
+fn removed_endpoints_of_native_calls_leave_nothing() {
+    super::alone(Runtime::Idle, async {
+        let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr())).unwrap();
+        let server = RdmaServer::new().add_service(GreeterServer::new(ScriptedGreeter::new()));
+        tokio::spawn(server.serve_with_incoming(incoming));
+        let (channel, changes) = RdmaChannel::balance([]).config(config()).balance_channel(4);
+        let mut client = GreeterClient::new(channel.clone());
+        let mut once = async |key: u32| {
+            changes.send(Change::Insert(key, endpoint.clone())).await.unwrap();
+            assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+            changes.send(Change::Remove(key)).await.unwrap();
+        };
+        once(0).await;
+        once(1).await;
+        until(|| channel.endpoints().is_empty()).await;
+        let (before, tasks) = (descriptors_and_mappings(), tasks());
+        for key in 2..20 {
+            once(key).await;
+        }
+        settled(before).await;
+        until(|| self::tasks() <= tasks).await;
+        assert!(channel.last_connection().unwrap().is_native());
     });
 }

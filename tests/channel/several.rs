@@ -100,7 +100,7 @@ fn endpoints_that_are_down_get_no_calls_and_the_last_failure_is_named() {
 
 #[test]
 fn a_killed_server_fails_few_calls_and_comes_back() {
-    for kind in [Kind::Native, Kind::Http2] {
+    for kind in Kind::ALL {
         Runtime::MultiThread.run(async {
             let (port, alive) = (Port::reserve(), kind.serve(&ScriptedGreeter::new()).await);
             let role = format!("serve {kind:?} {}", port.address);

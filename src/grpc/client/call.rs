@@ -305,7 +305,7 @@ pub(super) async fn wait_and_call(
                     if cancelled && deadline.has_passed() {
                         return Err(Deadline::status());
                     }
-                    return Ok(response.map(|body| LimitedBody::new(body, deadline)));
+                    return Ok(response.map(|body| LimitedBody::limit(body, deadline)));
                 }
                 if connections >= CONNECTIONS {
                     return Err(Status::unavailable(
@@ -334,7 +334,7 @@ struct LimitedBody {
 }
 
 impl LimitedBody {
-    fn new(body: Body, mut deadline: Deadline) -> Body {
+    fn limit(body: Body, mut deadline: Deadline) -> Body {
         deadline.set_endpoint(None);
         if deadline.is_endless() { body } else { Body::new(Self { body, deadline }) }
     }

@@ -95,11 +95,11 @@ use tonic_rdma_verbs::unstable::lock;
 ///
 /// # Settings
 ///
-/// Those of tonic's [`Endpoint`] hold over each path: its time-outs, origin and user agent, and over HTTP/2 also
-/// those of HTTP/2 and of TLS. Two do not hold for native calls, because an `Endpoint` does not tell them:
-/// `concurrency_limit` and `rate_limit`. Layers of tower, which have the same names, limit the calls of a channel
-/// over each path. Options of the socket, such as `tcp_keepalive`, have no effect: connections have no delay of
-/// small segments, and pings of their own ([`Config::ping_interval`]).
+/// Those of tonic's [`Endpoint`] hold over each path: its time-outs, origin and user agent, and over HTTP/2
+/// also those of HTTP/2 and of TLS. Two do not hold for native calls, because an `Endpoint` does not tell
+/// them: `concurrency_limit` and `rate_limit`. Layers of tower, which have the same names, limit the calls of a
+/// channel over each path. Options of the socket, such as `tcp_keepalive`, have no effect: connections have
+/// TCP_NODELAY, and pings of their own ([`Config::ping_interval`]).
 ///
 /// A call that is late ends with DEADLINE_EXCEEDED, over each path, and at the server as well. The time of
 /// [`Request::set_timeout`](tonic::Request::set_timeout) holds until the end of the response, that of
