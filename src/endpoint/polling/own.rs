@@ -3,7 +3,7 @@
 //! own sockets do, with no other task or thread in between.
 
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
@@ -28,7 +28,6 @@ pub(crate) struct OwnQueue {
     /// Decides how long the poll task spins for this connection.
     pace: Mutex<Pace>,
     expected: Arc<Expected>,
-    _counted: Counted,
 }
 
 /// The tasks that wait for one connection. An event of its queue wakes them all, because any of them may poll
@@ -63,13 +62,29 @@ impl Wake for WaitingTasks {
     }
 }
 
-/// Counts the queues of this kind that a runtime has, until dropped.
-#[derive(Debug)]
-pub(super) struct Counted(pub(super) Arc<AtomicUsize>);
+/// The queues of this kind that a runtime has.
+#[derive(Debug, Default)]
+pub(super) struct OwnQueues(Mutex<Vec<Weak<Queue>>>);
 
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+impl OwnQueues {
+    /// Most of them. Each has two descriptors, and one more for each end of the socket that wakes it.
+    const MOST: usize = 32;
+
+    /// Adds the queue that `make` makes, if there are not too many.
+    pub(super) fn add<E>(&self, make: impl FnOnce() -> Result<Queue, E>) -> Result<Option<Arc<Queue>>, E> {
+        let mut queues = lock(&self.0);
+        queues.retain(|queue| queue.strong_count() > 0);
+        if queues.len() >= Self::MOST {
+            return Ok(None);
+        }
+        let queue = Arc::new(make()?);
+        queues.push(Arc::downgrade(&queue));
+        Ok(Some(queue))
+    }
+
+    /// Returns those that are in use.
+    pub(super) fn all(&self) -> Vec<Arc<Queue>> {
+        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
     }
 }
 
@@ -115,19 +130,14 @@ impl OwnQueue {
 
     /// Registers the queue's event descriptor with the current runtime.
     #[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
-    pub(super) fn new(
-        queue: Arc<Queue>,
-        pace: Pace,
-        expected: &Arc<Expected>,
-        counted: Counted,
-    ) -> Result<Self, VerbsError> {
+    pub(super) fn new(queue: Arc<Queue>, pace: Pace, expected: &Arc<Expected>) -> Result<Self, VerbsError> {
         let descriptor = EventDescriptor(Arc::clone(queue.completion_queue()));
         let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE)
             .map_err(|error| VerbsError::os("watching a completion queue", error))?;
         let waiting = Arc::new(WaitingTasks { tasks: Mutex::default(), supervisor: Arc::default() });
         let waker = Arc::clone(&waiting).into();
         let (pace, expected) = (Mutex::new(pace), Arc::clone(expected));
-        Ok(Self { queue, descriptor, waiting, waker, pace, expected, _counted: counted })
+        Ok(Self { queue, descriptor, waiting, waker, pace, expected })
     }
 
     /// Returns the queue.

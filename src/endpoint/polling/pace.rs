@@ -266,7 +266,13 @@ impl Pace {
     /// Returns how long to spin from `now` on. Zero means to sleep at once.
     #[inline]
     pub fn budget(&self, now: Instant) -> Duration {
-        let longest = match Processors::current().limit {
+        self.budget_within(now, Processors::current().limit)
+    }
+
+    /// As [`budget`](Self::budget), for a process with a CPU limit, in thousandths of a CPU.
+    #[inline]
+    fn budget_within(&self, now: Instant, limit: Option<u32>) -> Duration {
+        let longest = match limit {
             // What a spin takes is missing for the work of this process.
             Some(..1000) => Duration::ZERO,
             Some(..2000) => self.longest.min(Self::SHORTEST),
@@ -366,17 +372,65 @@ mod tests {
         let mut pace = Pace::new(LONGEST);
         let mut now = Instant::now();
         for _ in 0..64 {
+            pace.begin(now);
             now += gap;
             pace.arrived(now);
         }
+        pace.waits.count += 1;
         (pace, now)
     }
 
     #[test]
-    fn frequent_arrivals_give_a_short_spin() {
-        let (pace, now) = fed(Duration::from_micros(10));
-        let budget = pace.budget(now);
-        assert!(budget >= Duration::from_micros(35) && budget <= Duration::from_micros(50), "{budget:?}");
+    fn short_waits_give_a_short_spin() {
+        let (pace, now) = fed(Duration::from_micros(15));
+        assert_eq!(pace.budget(now), Duration::from_micros(30));
+    }
+
+    #[test]
+    fn a_spin_is_as_long_as_paid_best() {
+        let micros = Duration::from_micros;
+        let best = |waits: &[u64]| {
+            let mut pace = Pace::new(LONGEST);
+            let mut now = Instant::now();
+            for &wait in waits {
+                pace.begin(now);
+                now += micros(wait);
+                pace.arrived(now);
+            }
+            pace.waits.best
+        };
+        assert_eq!(best(&[10, 12, 100, 11]), micros(100), "each spin ends with an arrival, and saves 120");
+        assert_eq!(best(&[10, 12, 900, 11]), micros(12), "the long wait ends no spin");
+        assert_eq!(best(&[60, 900, 60, 900]), Duration::ZERO, "240 saved, 240 spun");
+        assert_eq!(best(&[50, 900, 50, 900]), micros(50));
+        assert_eq!(
+            best(&[10, 900, 900, 900, 900, 900, 900, 900, 900]),
+            Duration::ZERO,
+            "the first is forgotten"
+        );
+    }
+
+    /// Two ends that both sleep see waits that are longer by a wake-up than those of two that spin.
+    #[test]
+    fn a_spin_is_tried_from_time_to_time() {
+        let (mut pace, mut now) = fed(Duration::from_millis(1));
+        let mut spins = 0;
+        for _ in 0..6400 {
+            pace.begin(now);
+            spins += u32::from(!pace.budget(now).is_zero());
+            now += Duration::from_millis(1);
+            pace.arrived(now);
+        }
+        assert_eq!(spins, 100);
+    }
+
+    #[test]
+    fn a_process_with_less_than_a_cpu_does_not_spin() {
+        let (pace, now) = fed(Duration::from_micros(15));
+        let budget = |limit| pace.budget_within(now, limit);
+        assert_eq!(budget(Some(500)), Duration::ZERO);
+        assert_eq!(budget(Some(1500)), Pace::SHORTEST);
+        assert_eq!(budget(Some(2000)), budget(None));
     }
 
     #[test]
@@ -389,14 +443,16 @@ mod tests {
     fn the_limit_is_the_users() {
         let mut now = Instant::now();
         let mut patient = Pace::new(Duration::from_millis(4));
-        for _ in 0..64 {
-            now += Duration::from_micros(800);
+        for _ in 0..65 {
+            patient.begin(now);
+            now += Duration::from_micros(1800);
             patient.arrived(now);
         }
         let budget = patient.budget(now);
         assert!(budget >= Duration::from_millis(3) && budget <= Duration::from_millis(4), "{budget:?}");
         let mut never = Pace::new(Duration::ZERO);
         for _ in 0..64 {
+            never.begin(now);
             now += Duration::from_nanos(100);
             never.arrived(now);
         }

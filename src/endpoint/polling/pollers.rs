@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::own::OwnQueues;
 use super::pace::Pace;
 use super::queue::Queue;
 use super::reactor::Reactor;
@@ -326,6 +327,7 @@ fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
 pub(super) fn watch_device(
     context: &Arc<dyn Device>,
     queues: &[Arc<Queue>],
+    own: &Arc<OwnQueues>,
     runtime: &Handle,
 ) -> Result<Option<OwnedTask>, VerbsError> {
     let Some(descriptor) = context.async_event_fd() else { return Ok(None) };
@@ -333,7 +335,7 @@ pub(super) fn watch_device(
     let descriptor = descriptor.try_clone_to_owned().map_err(failed)?;
     let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
     let queues = queues.iter().map(Arc::downgrade).collect();
-    let task = runtime.spawn(take_device_events(descriptor, Arc::clone(context), queues));
+    let task = runtime.spawn(take_device_events(descriptor, Arc::clone(context), queues, Arc::clone(own)));
     Ok(Some(OwnedTask(task.abort_handle())))
 }
 
@@ -344,6 +346,7 @@ async fn take_device_events(
     descriptor: AsyncFd<OwnedFd>,
     context: Arc<dyn Device>,
     queues: Vec<Weak<Queue>>,
+    own: Arc<OwnQueues>,
 ) {
     loop {
         match timeout(CHECK_EVERY, descriptor.readable()).await {
@@ -354,6 +357,7 @@ async fn take_device_events(
             Err(_) => {}
         }
         context.handle_events();
-        queues.iter().filter_map(Weak::upgrade).for_each(|queue| queue.fail_with_device());
+        let queues = queues.iter().filter_map(Weak::upgrade).chain(own.all());
+        queues.for_each(|queue| queue.fail_with_device());
     }
 }

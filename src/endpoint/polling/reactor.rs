@@ -11,6 +11,10 @@
 //!  Busy:                                                        a thread for each queue, forever        poll task
 //! ```
 //!
+//! In a runtime with several workers a byte stream has a [queue of its own](OwnQueue), up to a number of them:
+//! the tasks that wait for the connection poll it, arm it, and are woken by its event descriptor. The poll task
+//! only spins for it.
+//!
 //! The poll task polls while the runtime is never idle, and the event descriptors wake it. With `Busy` the
 //! poll task replaces a thread while other threads want the core of that thread.
 
@@ -27,7 +31,7 @@ use tokio::runtime::{Builder, Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 
 use super::callers::{Callers, ShortWaits};
-use super::own::{Counted, Expected, OwnQueue};
+use super::own::{Expected, OwnQueue, OwnQueues};
 use super::pace::{Observation, Pace, Spin, Spun};
 use super::pollers::{self, Accepting, BusyThread, SleepingThreads, Step, this_thread};
 use super::queue::{LateArrivals, Polled, Queue};
@@ -43,8 +47,7 @@ use tonic_rdma_verbs::{Context, QueuePairCapacity, VerbsError};
 pub struct Reactor {
     queues: Vec<Arc<Queue>>,
     next: AtomicUsize,
-    /// The number of connections with a queue of their own.
-    own: Arc<AtomicUsize>,
+    own: Arc<OwnQueues>,
     expected: Arc<Expected>,
     spinner: Mutex<Spinner>,
     /// Wakes the poll task.
@@ -58,6 +61,7 @@ pub struct Reactor {
     /// `on_thread_park` has polled since the poll task last polled.
     was_idle: AtomicBool,
     multi_thread: bool,
+    several_workers: bool,
     task: OnceLock<OwnedTask>,
     /// The task that takes the device's events.
     _events: Option<OwnedTask>,
@@ -90,10 +94,6 @@ struct Spinner {
 pub(super) static REACTORS: LazyLock<Registry> = LazyLock::new(Registry::default);
 
 impl Reactor {
-    /// Most connections of a runtime that have a completion queue each. Each has two descriptors, and one more
-    /// for each end of the socket that wakes it.
-    const OWN_QUEUES: usize = 32;
-
     /// Returns the current runtime's reactor for this device and configuration. The first call creates the
     /// reactor. The reactor is dropped with its last user.
     ///
@@ -119,14 +119,16 @@ impl Reactor {
             PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &sleeping_threads)?,
             PollMode::Adaptive | PollMode::Event => Vec::new(),
         };
-        let events = pollers::watch_device(context, &queues, runtime)?;
+        let own = Arc::<OwnQueues>::default();
+        let events = pollers::watch_device(context, &queues, &own, runtime)?;
         let multi_thread = runtime.runtime_flavor() != RuntimeFlavor::CurrentThread;
+        let several_workers = multi_thread && runtime.metrics().num_workers() > 1;
         // The workers of one runtime, and those of the peer, often share the processors.
-        let spin_limit = if multi_thread { config.spin_limit / 2 } else { config.spin_limit };
+        let spin_limit = if several_workers { config.spin_limit / 2 } else { config.spin_limit };
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
-            own: Arc::default(),
+            own,
             expected: Expected::new(&wake_task),
             spinner: Mutex::new(Spinner {
                 pace: Pace::new(spin_limit),
@@ -141,6 +143,7 @@ impl Reactor {
             home: AtomicUsize::new(0),
             was_idle: AtomicBool::new(false),
             multi_thread,
+            several_workers,
             task: OnceLock::new(),
             _events: events,
             sleeping_threads,
@@ -155,10 +158,13 @@ impl Reactor {
         Ok(reactor)
     }
 
-    /// Returns a queue for a connection of this `capacity` alone, if such a queue pays: the
-    /// end waits by events or adaptively, in a runtime whose threads poll nothing when they are idle, on a
-    /// device without receive buffers that connections share, and the runtime has fewer than
-    /// [`OWN_QUEUES`](Self::OWN_QUEUES) of them.
+    /// Returns a queue for a connection of this `capacity` alone, if such a queue pays. It does
+    ///
+    /// - in a runtime with several workers, because the poll task would have to wake one of the others. A
+    ///   runtime with one thread has the poll task on this thread, so that costs no wake-up;
+    /// - unless threads poll in any case: in mode `Busy`;
+    /// - on a device where each connection has its own receive buffers;
+    /// - up to a number of connections ([`OwnQueues::MOST`]).
     ///
     /// # Errors
     /// The system can't provide an event descriptor.
@@ -167,21 +173,16 @@ impl Reactor {
         context: &dyn Context,
         capacity: &QueuePairCapacity,
     ) -> Result<Option<OwnQueue>, VerbsError> {
-        let is_polled = self.mode == PollMode::Busy || self.idle_polled.load(Ordering::Relaxed);
         let shares = self.queues.iter().any(|queue| queue.shared().is_some());
-        if is_polled || shares || !self.multi_thread {
+        if self.mode == PollMode::Busy || shares || !self.several_workers {
             return Ok(None);
         }
-        let is_free = |count| (count < Self::OWN_QUEUES).then_some(count + 1);
-        if self.own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_free).is_err() {
-            return Ok(None);
-        }
-        let counted = Counted(Arc::clone(&self.own));
         // A device may give a queue pair more than it was asked for.
         let completions = 2 * (capacity.send_requests + capacity.receive_requests);
         let completions = completions.min(context.attributes().max_completions);
-        let queue = Arc::new(Queue::with_capacity(context, completions, None, &self.wake_task)?);
-        OwnQueue::new(queue, Pace::new(self.spin_limit), &self.expected, counted).map(Some)
+        let make = || Queue::with_capacity(context, completions, None, &self.wake_task);
+        let Some(queue) = self.own.add(make)? else { return Ok(None) };
+        OwnQueue::new(queue, Pace::new(self.spin_limit), &self.expected).map(Some)
     }
 
     /// Returns the queue for the next connection.
@@ -450,11 +451,11 @@ impl Reactor {
             spinner.spinning_since = None;
             // The tasks that were woken run before the next poll, if polling pays. A task that goes on at once
             // wakes another worker in a multi-thread runtime.
-            if !self.multi_thread || !spinner.pace.budget(now).is_zero() {
+            if !self.several_workers || !spinner.pace.budget(now).is_zero() {
                 return Step::Again;
             }
         }
-        if self.multi_thread {
+        if self.several_workers {
             return self.spin_and_arm(&mut spinner);
         }
         if self.mode == PollMode::Adaptive

@@ -46,6 +46,7 @@ impl Spinning {
 
     fn again_at(&mut self, pace: &mut Pace, now: Instant) -> Result<Instant, Instant> {
         let (start, last_yield) = self.since.get_or_insert((now, now));
+        pace.begin(now);
         let budget = pace.budget(now);
         if now - *start >= budget {
             if !budget.is_zero() {
