@@ -171,12 +171,12 @@ impl Pace {
     ) -> bool {
         const POLLS_PER_CLOCK_READ: usize = 16;
         let mut start = now();
+        self.begin(start);
         let mut budget = self.budget(start);
         if budget.is_zero() {
             return false;
         }
         begin();
-        self.begin(start);
         let mut last_yield = start;
         loop {
             for _ in 0..POLLS_PER_CLOCK_READ {

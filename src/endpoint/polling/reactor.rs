@@ -34,6 +34,7 @@ use super::callers::{Callers, ShortWaits};
 use super::own::{Expected, OwnQueue, OwnQueues};
 use super::pace::{Observation, Pace, Spin, Spun};
 use super::pollers::{self, Accepting, BusyThread, SleepingThreads, Step, this_thread};
+use super::processors::Processors;
 use super::queue::{LateArrivals, Polled, Queue};
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::deferred::OwnedTask;
@@ -94,6 +95,10 @@ struct Spinner {
 pub(super) static REACTORS: LazyLock<Registry> = LazyLock::new(Registry::default);
 
 impl Reactor {
+    /// The processors, in thousandths, from which on the poll task spins for byte streams. With fewer a spin
+    /// costs more time of processors than it saves (design page 3).
+    const SPINNING: u32 = 4000;
+
     /// Returns the current runtime's reactor for this device and configuration. The first call creates the
     /// reactor. The reactor is dropped with its last user.
     ///
@@ -123,22 +128,20 @@ impl Reactor {
         let events = pollers::watch_device(context, &queues, &own, runtime)?;
         let multi_thread = runtime.runtime_flavor() != RuntimeFlavor::CurrentThread;
         let several_workers = multi_thread && runtime.metrics().num_workers() > 1;
-        // The workers of one runtime, and those of the peer, often share the processors.
-        let spin_limit = if several_workers { config.spin_limit / 2 } else { config.spin_limit };
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
             own,
             expected: Expected::new(&wake_task),
             spinner: Mutex::new(Spinner {
-                pace: Pace::new(spin_limit),
+                pace: Pace::new(config.spin_limit),
                 armed: false,
                 spinning_since: None,
                 last_yield: Instant::now(),
             }),
             wake_task: Arc::clone(&wake_task),
             mode: config.poll_mode,
-            spin_limit,
+            spin_limit: config.spin_limit,
             idle_polled: AtomicBool::new(false),
             home: AtomicUsize::new(0),
             was_idle: AtomicBool::new(false),
@@ -147,8 +150,8 @@ impl Reactor {
             task: OnceLock::new(),
             _events: events,
             sleeping_threads,
-            callers: Callers::new(spin_limit),
-            short_waits: ShortWaits::new(spin_limit),
+            callers: Callers::new(config.spin_limit),
+            short_waits: ShortWaits::new(config.spin_limit),
             late: LateArrivals::default(),
             unfinished: UnfinishedRuns::default(),
             _threads: threads,
@@ -182,7 +185,10 @@ impl Reactor {
         let completions = completions.min(context.attributes().max_completions);
         let make = || Queue::with_capacity(context, completions, None, &self.wake_task);
         let Some(queue) = self.own.add(make)? else { return Ok(None) };
-        OwnQueue::new(queue, Pace::new(self.spin_limit), &self.expected).map(Some)
+        // Two ends that spin keep two processors from the threads that the answer passes through.
+        let spins = self.mode == PollMode::Adaptive && Processors::current().usable() >= Self::SPINNING;
+        let pace = Pace::new(if spins { self.spin_limit } else { Duration::ZERO });
+        OwnQueue::new(queue, pace, &self.expected).map(Some)
     }
 
     /// Returns the queue for the next connection.
@@ -513,6 +519,7 @@ impl Reactor {
     pub(super) fn event(&self) {
         let mut spinner = lock(&self.spinner);
         spinner.armed = false;
+        spinner.pace.arrived_after_sleep();
         self.queues.iter().for_each(|queue| queue.woken());
     }
 }
