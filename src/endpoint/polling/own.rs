@@ -13,6 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
 use super::pace::{Observation, Pace};
+use super::processors::Processors;
 use super::queue::Queue;
 use tonic_rdma_verbs::unstable::{lock, wake_all};
 use tonic_rdma_verbs::{CompletionQueue, VerbsError};
@@ -207,6 +208,7 @@ impl OwnQueue {
 
     /// Polls for tasks that do not come to the connection themselves.
     pub(crate) fn poll(&self) {
+        Processors::refresh(Instant::now());
         if (0..Self::ROUNDS).all(|_| self.poll_arrivals(Waker::noop())) {
             self.waiting.supervisor.notify_one();
         }

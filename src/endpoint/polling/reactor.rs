@@ -403,6 +403,7 @@ impl Reactor {
     /// Arms every queue, and polls once more. Returns whether there were arrivals by then.
     fn arm(&self, spinner: &mut Spinner) -> bool {
         if !spinner.armed {
+            Processors::refresh(Instant::now());
             for queue in &self.queues {
                 queue.arm();
             }
