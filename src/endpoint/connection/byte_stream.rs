@@ -98,6 +98,9 @@ impl Traffic for ByteStream {
     }
 
     fn progress(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        if self.base.obstacle().is_some() {
+            return self.handle_events();
+        }
         if self.base.detached {
             self.discard();
         }
@@ -113,10 +116,6 @@ impl Traffic for ByteStream {
         self.base.post_control(counters)
     }
 
-    fn deliver_rest(&mut self, _: &Counters) -> Result<(), ConnectionFault> {
-        self.handle_events()
-    }
-
     fn read_completed(&mut self, read: u32, _: u64, counters: &Counters) {
         let read = ReadId(read);
         if let Some(block) = self.landings.get(&read) {
@@ -125,22 +124,12 @@ impl Traffic for ByteStream {
         self.base.protocol.handle_read_completed(read);
     }
 
-    fn takes_rendezvous(&self) -> bool {
-        true
-    }
-
     fn has_unsent(&self) -> bool {
         !self.staging.is_empty()
     }
 
     fn is_transferring(&self) -> bool {
         self.writer.is_some()
-    }
-
-    fn conclude(&mut self) {}
-
-    fn has_new_retry(&mut self) -> bool {
-        self.shortage.is_new()
     }
 
     fn retry(&self) -> Option<Instant> {
@@ -154,10 +143,6 @@ impl Traffic for ByteStream {
             self.flush_staging(counters)?;
         }
         Ok(())
-    }
-
-    fn has_deferred(&mut self) -> bool {
-        true
     }
 
     fn take_deferred(&mut self, after: &mut Deferred) {
@@ -184,7 +169,13 @@ impl ByteStream {
                 Err(error) => match error.kind() {
                     // Delivery of the READs in progress frees memory.
                     VerbsErrorKind::QuotaExhausted if !self.landings.is_empty() => return Ok(()),
-                    VerbsErrorKind::NoMemory if self.shortage.keep_waiting(Instant::now()) => return Ok(()),
+                    VerbsErrorKind::NoMemory if self.shortage.keep_waiting(Instant::now()) => {
+                        // The supervisor does not know yet when to try again.
+                        if self.shortage.is_new() {
+                            self.base.changed.notify_one();
+                        }
+                        return Ok(());
+                    }
                     _ => return Err(ConnectionFault::local(error)),
                 },
             };

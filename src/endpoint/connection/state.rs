@@ -89,7 +89,6 @@ impl LinkConnection {
         &mut self,
         slot: u32,
         length: usize,
-        takes_rendezvous: bool,
         counters: &Counters,
         now: Instant,
     ) -> Result<(), ConnectionFault> {
@@ -97,9 +96,6 @@ impl LinkConnection {
         const BODY: usize = protocol::MAX_CONTROL_BODY;
         let head = self.link.first_bytes::<{ Header::LENGTH }>(slot)?;
         let header = Header::decode(&head).map_err(protocol::ProtocolViolation::from)?;
-        if header.kind == MessageKind::Rts && !takes_rendezvous {
-            return Err(protocol::ProtocolViolation::Rendezvous.into());
-        }
         let mut body = [0; BODY];
         let mut body_length = 0;
         if header.kind == MessageKind::Eager {
@@ -159,7 +155,7 @@ impl LinkConnection {
     }
 
     /// Returns the reason why nothing can be sent, if there is one.
-    pub(super) fn obstacle(&self) -> Option<&ConnectionFault> {
+    pub(in crate::endpoint) fn obstacle(&self) -> Option<&ConnectionFault> {
         self.fault.as_ref().or(self.lost.as_ref())
     }
 
@@ -186,17 +182,12 @@ pub(in crate::endpoint) trait Traffic: Debug + Send + 'static {
     /// Returns the link.
     fn base_mut(&mut self) -> &mut LinkConnection;
 
-    /// Posts receives, reads, writes and control messages that are due, and delivers what has arrived.
+    /// Delivers what has arrived, and posts receives, reads, writes and control messages that are due, unless
+    /// there is an [obstacle](LinkConnection::obstacle).
     fn progress(&mut self, counters: &Counters) -> Result<(), ConnectionFault>;
-
-    /// Delivers what had arrived before the connection was lost.
-    fn deliver_rest(&mut self, counters: &Counters) -> Result<(), ConnectionFault>;
 
     /// Takes the completion of the READ `read` of `length` bytes.
     fn read_completed(&mut self, read: u32, length: u64, counters: &Counters);
-
-    /// Returns whether the peer may send by rendezvous.
-    fn takes_rendezvous(&self) -> bool;
 
     /// Returns whether bytes were taken from the application that were not sent.
     fn has_unsent(&self) -> bool;
@@ -205,19 +196,20 @@ pub(in crate::endpoint) trait Traffic: Debug + Send + 'static {
     fn is_transferring(&self) -> bool;
 
     /// Notes that the connection has ended. This is called once.
-    fn conclude(&mut self);
-
-    /// Returns whether the supervisor does not know yet when something is to be [retried](Self::retry).
-    fn has_new_retry(&mut self) -> bool;
+    fn conclude(&mut self) {}
 
     /// Returns when to try again what failed because there was no memory.
     fn retry(&self) -> Option<Instant>;
 
     /// Notes that the handle of the connection is gone, and sends what waits to be sent.
-    fn detach(&mut self, counters: &Counters) -> Result<(), ConnectionFault>;
+    fn detach(&mut self, _: &Counters) -> Result<(), ConnectionFault> {
+        Ok(())
+    }
 
     /// Returns whether there may be tasks to wake, or work for the thread that holds the lock.
-    fn has_deferred(&mut self) -> bool;
+    fn has_deferred(&mut self) -> bool {
+        true
+    }
 
     /// Moves the tasks to wake, and the work for the thread that holds the lock, to `after`.
     fn take_deferred(&mut self, after: &mut Deferred);
@@ -229,7 +221,6 @@ pub(in crate::endpoint) trait Traffic: Debug + Send + 'static {
         counters: &Counters,
         now: Instant,
     ) -> Result<(), ConnectionFault> {
-        let takes_rendezvous = self.takes_rendezvous();
         let base = self.base_mut();
         let id = WorkId::from_bits(completion.wr_id);
         if id.kind == WorkKind::SharedReceive {
@@ -241,7 +232,7 @@ pub(in crate::endpoint) trait Traffic: Debug + Send + 'static {
         match id.kind {
             WorkKind::Receive | WorkKind::SharedReceive => {
                 let length = completion.byte_len as usize;
-                base.handle_message(id.value, length, takes_rendezvous, counters, now)?
+                base.handle_message(id.value, length, counters, now)?
             }
             WorkKind::Send => {
                 base.link.sends_completed(id.value);
@@ -254,25 +245,20 @@ pub(in crate::endpoint) trait Traffic: Debug + Send + 'static {
 
     /// Does all that the protocol asks for, and wakes the supervisor if that ended the connection.
     fn settle(&mut self, counters: &Counters) {
-        let progress = match self.base().obstacle() {
-            None => self.progress(counters),
-            Some(_) => self.deliver_rest(counters),
-        };
-        if let Err(fault) = progress {
+        if let Err(fault) = self.progress(counters) {
             self.end(fault);
         }
         let ended = self.stage() == Stage::Finished && !self.base().announced;
         if ended {
             self.conclude();
         }
-        let retries = self.has_new_retry();
         let base = self.base_mut();
         let ponged = base.awaits_pong && base.protocol.pongs() > 0;
         let fin = !base.announced_fin && base.protocol.is_fin_received();
         base.awaits_pong &= !ponged;
         base.announced_fin |= fin;
         base.announced |= ended;
-        if ponged || fin || ended || retries {
+        if ponged || fin || ended {
             base.changed.notify_one();
         }
     }

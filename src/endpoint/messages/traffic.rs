@@ -224,6 +224,14 @@ impl Traffic for Messages {
     }
 
     fn progress(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        if self.base.obstacle().is_some() {
+            self.handle_events()?;
+            // What had arrived before the connection was lost.
+            return if self.base.fault.is_none() { self.deliver(counters).map(drop) } else { Ok(()) };
+        }
+        if self.base.protocol.peek_read().is_some() {
+            return Err(ProtocolViolation::Rendezvous.into());
+        }
         self.fetches.renew();
         loop {
             let has_work = self.deliver(counters)?;
@@ -250,21 +258,9 @@ impl Traffic for Messages {
         self.base.post_control(counters)
     }
 
-    fn deliver_rest(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
-        self.handle_events()?;
-        if self.base.fault.is_none() {
-            self.deliver(counters)?;
-        }
-        Ok(())
-    }
-
     fn read_completed(&mut self, read: u32, length: u64, counters: &Counters) {
         counters.rendezvous_received_bytes.add(length);
         self.fetches.completed(read);
-    }
-
-    fn takes_rendezvous(&self) -> bool {
-        false
     }
 
     fn has_unsent(&self) -> bool {
@@ -288,16 +284,8 @@ impl Traffic for Messages {
         }
     }
 
-    fn has_new_retry(&mut self) -> bool {
-        false
-    }
-
     fn retry(&self) -> Option<Instant> {
         self.memory.retry()
-    }
-
-    fn detach(&mut self, _: &Counters) -> Result<(), ConnectionFault> {
-        Ok(())
     }
 
     fn has_deferred(&mut self) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::message::Message;
+use super::output::Message;
 use crate::grpc::frame::{CallViolation, FrameHeader, Kind, Limits, ResetCode};
 
 /// Frames without content that wait to be sent.

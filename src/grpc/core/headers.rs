@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::message::Message;
+use super::output::Message;
 use crate::grpc::frame::headers::{Decoded, Decoder, Encoder};
 use crate::grpc::frame::{CallViolation, FrameHeader, Kind, Limits, MORE};
 

@@ -2,7 +2,7 @@
 //!
 //! The owner of a [`Core`] reports what happened ([`receive`](Core::receive), [`landed`](Core::landed), …),
 //! gives commands of streams (`open`, `send_data`, …), takes what arrived (`poll_headers`, `poll_part`), and
-//! lets it [`transmit`](Core::transmit) over a [`Wire`].
+//! lets it [`transmit`](Core::transmit) over a [`Wire`](crate::endpoint::Wire).
 //!
 //! A call has two halves, one for each direction:
 //!
@@ -28,7 +28,6 @@ mod account;
 mod commands;
 mod control;
 mod headers;
-mod message;
 mod output;
 mod receive;
 mod received_offers;
@@ -164,14 +163,16 @@ impl<K> Core<K> {
         std::mem::take(&mut self.again)
     }
 
+    /// Returns whether calls can be opened.
+    pub(super) fn takes_calls(&self) -> bool {
+        let control = &self.control;
+        let goes_away = control.has_gone_away() || control.peer_went_away().is_some();
+        self.ended.is_none() && !goes_away && !self.streams.is_used_up()
+    }
+
     /// Returns the number of calls that have not ended.
     pub(super) fn active(&self) -> usize {
         self.streams.active()
-    }
-
-    /// Returns whether the connection has ended.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended.is_some()
     }
 
     /// Returns the reason why no calls can be opened, if there is one: the peer's reason for going away, or

@@ -1,7 +1,6 @@
 //! Puts messages together: which frames go next.
 
-use super::message::Message;
-use super::output::TurnEnd;
+use super::output::{Message, TurnEnd};
 use super::stream::{OutHeaders, Queue, Stream, StreamKey};
 use super::{Core, Role, USED_UP};
 use crate::endpoint::SentHeaders;

@@ -38,6 +38,8 @@ pub(super) struct Call<S: Service<Request<Body>>> {
     limit: Option<CallDeadline>,
     /// The headers of the response were sent, or wait in [`PendingResponse`].
     answered: bool,
+    /// A whole response is to be sent as soon as it is queued. Then this becomes false.
+    pub(super) drives: bool,
 }
 
 enum CallState<S: Service<Request<Body>>> {
@@ -76,7 +78,7 @@ impl<S: GrpcService> Call<S> {
             // A time beyond the clock's range is no limit.
             Some(CallDeadline { timeout, at: Instant::now().checked_add(timeout)?, sleep: None })
         });
-        Self { stream, state: CallState::Waiting(service, request), limit, answered: false }
+        Self { stream, state: CallState::Waiting(service, request), limit, answered: false, drives: false }
     }
 
     /// Polls the call where it was found. Returns whether the call waits, so that it has to go on as a task.
@@ -212,7 +214,7 @@ impl<S: GrpcService> Call<S> {
         if let CallState::Responding(_, _, pending) = &mut self.state
             && let Some(pending) = pending.take()
         {
-            self.stream.send_response(pending.head, pending.data, None);
+            self.stream.send_response(pending.head, pending.data, None, false);
         }
     }
 
@@ -244,7 +246,8 @@ impl<S: GrpcService> Call<S> {
     /// the status.
     fn finish(&mut self, trailers: HeaderMap) {
         if let CallState::Responding(_, _, Some(pending)) = mem::replace(&mut self.state, CallState::Done) {
-            self.stream.send_response(pending.head, pending.data, Some(trailers));
+            let drives = mem::take(&mut self.drives);
+            self.stream.send_response(pending.head, pending.data, Some(trailers), drives);
         } else if self.answered {
             self.stream.send_trailers(trailers);
         } else {

@@ -572,7 +572,10 @@ impl<S: GrpcService> Acceptor<S> {
             runtime.spawn(call);
             return;
         };
+        let is_last = drives.is_some();
+        call.drives = is_last;
         let (waits, poll_time) = call.poll_in_place();
+        let drives = drives.take().filter(|_| std::mem::take(&mut call.drives));
         let took = right.end().map(|took| took.saturating_sub(poll_time));
         if waits {
             // Before the session drives, because that may take other calls, and this one has to be polled
@@ -580,7 +583,9 @@ impl<S: GrpcService> Acceptor<S> {
             runtime.spawn(call);
         }
         // The client waits for the reply, and for nothing of what follows.
-        let is_last = drives.take().map(|session| session.drive()).is_some();
+        if let Some(session) = drives {
+            session.drive();
+        }
         if let Some(session) = session
             && took.is_some_and(|took| took > SHARED)
         {

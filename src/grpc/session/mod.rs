@@ -23,6 +23,7 @@ mod tests;
 
 use std::cell::Cell;
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
@@ -60,6 +61,8 @@ pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(in crate::grpc) endpoint: MessageEndpoint,
+    /// Calls can be opened. Each call asks, so the answer is here, too.
+    is_usable: Arc<AtomicBool>,
     acceptor: Option<Arc<dyn Accept>>,
     abandoned: AbandonedRequests,
 }
@@ -97,9 +100,16 @@ impl Session {
         let mut core =
             Core::new(role, config.max_concurrent_streams, config.max_header_list_size, config.stream_window);
         core.set_landing_budget(LandingBudget::new(config.landing_budget));
-        let session = Arc::new(Self { endpoint, acceptor, abandoned: AbandonedRequests::default() });
+        let is_usable = Arc::new(AtomicBool::new(true));
+        let session = Arc::new(Self {
+            endpoint,
+            is_usable: Arc::clone(&is_usable),
+            acceptor,
+            abandoned: AbandonedRequests::default(),
+        });
         let state = SessionState {
             core,
+            is_usable,
             session: Arc::downgrade(&session),
             fault: None,
             is_over: false,
@@ -210,7 +220,8 @@ impl Session {
 
     /// Returns whether calls can be opened.
     pub(crate) fn is_usable(&self) -> bool {
-        self.with(|SessionState { core, .. }| !core.has_ended() && core.going_away().is_none())
+        // Relaxed: a call that comes too late is refused, and goes to another connection.
+        self.is_usable.load(Ordering::Relaxed)
     }
 
     /// Waits until the connection has ended: with a fault, or because a side went away and the last call has
@@ -332,6 +343,7 @@ impl Run for Session {
 #[derive(Debug)]
 struct SessionState {
     core: Core<Kept>,
+    is_usable: Arc<AtomicBool>,
     /// The session, for work that is carried out later.
     session: Weak<Session>,
     /// The reason why the connection ended early.
@@ -355,13 +367,17 @@ impl SessionState {
     /// Ends all calls.
     fn end(&mut self, fault: &CallFault) {
         self.core.end(fault);
+        self.is_usable.store(false, Ordering::Relaxed);
         self.is_over = true;
         self.core.after().wakers.append(&mut self.closing);
     }
 
-    /// Adds the session to the work to carry out, if there is some: calls that were opened, bytes that are
+    /// Notes whether calls can be opened, and adds the session to the work to carry out, if there is some: calls that were opened, bytes that are
     /// left to copy, or the end of the connection.
     fn run_later(&mut self) {
+        if !self.core.takes_calls() {
+            self.is_usable.store(false, Ordering::Relaxed);
+        }
         let is_due = (self.core.has_accepted() && !self.accepts) || (self.core.is_drained() && !self.is_over);
         if (is_due || (self.core.transmits_again() && !self.transmits_again))
             && !self.will_run

@@ -51,8 +51,15 @@ impl Stream {
     }
 
     /// Queues the headers of the response, bytes of its body, and its trailers, which end the call (servers).
-    pub(crate) fn send_response(&self, head: HeaderMap, data: Option<Bytes>, trailers: Option<HeaderMap>) {
-        self.with(|core| {
+    /// `drives`: sends them, too.
+    pub(crate) fn send_response(
+        &self,
+        head: HeaderMap,
+        data: Option<Bytes>,
+        trailers: Option<HeaderMap>,
+        drives: bool,
+    ) {
+        self.session.endpoint.update(|SessionState { core, .. }| {
             core.send_headers(self.key, head);
             if let Some(data) = data {
                 core.send_data(self.key, data, false);
@@ -60,6 +67,7 @@ impl Stream {
             if let Some(trailers) = trailers {
                 core.send_trailers(self.key, trailers);
             }
+            ((), drives)
         });
     }
 
