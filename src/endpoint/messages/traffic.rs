@@ -42,10 +42,11 @@ pub(crate) trait MessageHandler: Any + Send + Debug {
     /// clone and slice of `memory` is dropped.
     fn landed(&mut self, fetch: u64, memory: Option<Bytes>);
 
-    /// Gives messages and fetches to `sender`, a [`Wire`], while it has room and the handler has some. The connection
-    /// calls this function again after each [`update`](super::MessageEndpoint::update) that asks for it,
-    /// after each group of completions (unless the group brought messages and [`receive`](Self::receive) says
-    /// that there is nothing to do), and when there is memory or room again that `sender` had refused.
+    /// Gives messages and fetches to `sender`, a [`Wire`], while it has room and the handler has some. The
+    /// connection calls this function again after each [`update`](super::MessageEndpoint::update) that asks
+    /// for it, after each group of completions (unless the group brought messages and
+    /// [`receive`](Self::receive) says that there is nothing to do), and when there is memory or room again
+    /// that `sender` had refused.
     ///
     /// # Errors
     /// The handler can't go on, or an error of `sender`.

@@ -372,8 +372,8 @@ impl SessionState {
         self.core.after().wakers.append(&mut self.closing);
     }
 
-    /// Notes whether calls can be opened, and adds the session to the work to carry out, if there is some: calls that were opened, bytes that are
-    /// left to copy, or the end of the connection.
+    /// Notes whether calls can be opened. Adds the session to the work to carry out, if there is some: calls
+    /// that were opened, bytes that are left to copy, or the end of the connection.
     fn run_later(&mut self) {
         if !self.core.takes_calls() {
             self.is_usable.store(false, Ordering::Relaxed);
