@@ -310,6 +310,8 @@ fn run_progress_thread(shared: &Weak<SharedState>) {
 /// How a thread waits for other ranks: it spins, then yields, then naps. A future only spins.
 #[derive(Debug)]
 pub(super) struct Backoff {
+    /// Whether more ranks than cores run on this host. Then a rank that spins keeps another from running.
+    crowded: bool,
     pace: Pace,
     spinning: Spinning,
     /// The end of the spin.
@@ -322,11 +324,10 @@ impl Backoff {
     /// The polls after which [`wait`](Self::wait) returns the time, for deadlines.
     const POLLS: u32 = 256;
 
-    /// Makes a wait that spins for `longest`, or for some polls if more ranks than cores are on this host.
-    /// Then a rank that spins keeps another from running.
+    /// Makes a wait that spins for `longest`, unless `crowded`.
     pub(super) fn new(longest: Duration, crowded: bool) -> Self {
-        let pace = Pace::new(if crowded { Duration::ZERO } else { longest });
-        Self { pace, spinning: Spinning::default(), spun: None, polls: 0, has_moved: false }
+        let (pace, spinning) = (Pace::new(longest), Spinning::default());
+        Self { crowded, pace, spinning, spun: None, polls: 0, has_moved: false }
     }
 
     /// Notes that something has moved.
@@ -343,10 +344,10 @@ impl Backoff {
     /// Returns whether to poll again at once.
     #[inline]
     pub(super) fn spins(&mut self) -> bool {
-        if self.spun.is_none() {
+        if self.spun.is_none() && !self.crowded {
             self.spun = self.spinning.again(&mut self.pace).err();
         }
-        self.spun.is_none()
+        self.spun.is_none() && !self.crowded
     }
 
     /// Waits a little. Returns the time now and then, and after each nap.
