@@ -36,8 +36,8 @@ pub struct Pace {
 struct Waits {
     lengths: [Duration; Self::KEPT],
     count: usize,
-    /// The length of a spin that would have paid best; zero if none would have.
-    best: Duration,
+    /// The length of a spin that would have paid best; `None` if none would have.
+    best: Option<Duration>,
 }
 
 impl Waits {
@@ -57,8 +57,8 @@ impl Waits {
             saved.saturating_sub(known.iter().map(|&wait| wait.min(spin)).sum())
         };
         let within = known.iter().filter(|&&wait| wait <= longest);
-        let best = within.map(|&wait| (paid(wait), wait)).max().filter(|(paid, _)| !paid.is_zero());
-        self.best = best.map_or(Duration::ZERO, |(_, wait)| wait);
+        let best = within.map(|&wait| (paid(wait), wait)).max();
+        self.best = best.filter(|(paid, _)| !paid.is_zero()).map(|(_, wait)| wait);
     }
 
     /// Returns how long the next spin should last, if one pays.
@@ -67,7 +67,7 @@ impl Waits {
             return Some(longest);
         }
         // Waits are not all as long as the last ones.
-        (!self.best.is_zero()).then_some(2 * self.best)
+        self.best.map(|best| 2 * best)
     }
 }
 
@@ -114,7 +114,7 @@ impl Pace {
     pub fn new(longest: Duration) -> Self {
         Self {
             longest,
-            waits: Waits { lengths: [Duration::ZERO; Waits::KEPT], count: 0, best: Duration::ZERO },
+            waits: Waits { lengths: [Duration::ZERO; Waits::KEPT], count: 0, best: None },
             since: None,
             yield_cost: Duration::ZERO,
             switched: 0,
@@ -399,15 +399,16 @@ mod tests {
             }
             pace.waits.best
         };
-        assert_eq!(best(&[10, 12, 100, 11]), micros(100), "each spin ends with an arrival, and saves 120");
-        assert_eq!(best(&[10, 12, 900, 11]), micros(12), "the long wait ends no spin");
-        assert_eq!(best(&[60, 900, 60, 900]), Duration::ZERO, "240 saved, 240 spun");
-        assert_eq!(best(&[50, 900, 50, 900]), micros(50));
         assert_eq!(
-            best(&[10, 900, 900, 900, 900, 900, 900, 900, 900]),
-            Duration::ZERO,
-            "the first is forgotten"
+            best(&[10, 12, 100, 11]),
+            Some(micros(100)),
+            "each spin ends with an arrival, and saves 120"
         );
+        assert_eq!(best(&[10, 12, 900, 11]), Some(micros(12)), "the long wait ends no spin");
+        assert_eq!(best(&[60, 900, 60, 900]), None, "240 saved, 240 spun");
+        assert_eq!(best(&[50, 900, 50, 900]), Some(micros(50)));
+        assert_eq!(best(&[0, 0, 0]), Some(Duration::ZERO));
+        assert_eq!(best(&[10, 900, 900, 900, 900, 900, 900, 900, 900]), None, "the first is forgotten");
     }
 
     /// Two ends that both sleep see waits that are longer by a wake-up than those of two that spin.

@@ -55,9 +55,9 @@ impl Processors {
     /// can be changed. This opens files, so call it before a sleep, and not between two messages.
     pub fn refresh(now: Instant) {
         if let Ok(mut reader) = READER.try_lock()
-            && reader.next.is_none_or(|next| now >= next)
+            && now >= reader.next
         {
-            reader.next = Some(now + Self::AGAIN);
+            reader.next = now + Self::AGAIN;
             reader.read();
         }
     }
@@ -85,14 +85,15 @@ struct Reader {
     groups: Vec<(Hierarchy, PathBuf)>,
     cpus: Vec<usize>,
     cores: usize,
-    next: Option<Instant>,
+    /// Not read again before this.
+    next: Instant,
 }
 
 impl Reader {
     fn new() -> Self {
         let text = |path| std::fs::read_to_string(path).unwrap_or_default();
         let groups = groups(&text("/proc/self/mountinfo"), &text("/proc/self/cgroup"));
-        Self { groups, cpus: Vec::new(), cores: 0, next: None }
+        Self { groups, cpus: Vec::new(), cores: 0, next: Instant::now() + Processors::AGAIN }
     }
 
     /// Reads all, for [`Processors::current`], too.

@@ -114,6 +114,8 @@ impl Reactor {
     }
 
     fn new(context: &Arc<dyn Context>, config: &Config, runtime: &Handle) -> Result<Arc<Self>, VerbsError> {
+        // The first call reads files, which no message should wait for.
+        Processors::current();
         let wake_task = Arc::new(Notify::new());
         let queues = (0..config.completion_queues.max(1))
             .map(|_| Ok(Arc::new(Queue::new(&**context, shared_buffers(&**context, config)?, &wake_task)?)))
