@@ -134,7 +134,7 @@ pub mod unstable;
 
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
-pub(crate) use copy::{copy_bytes, copy_past_caches, prefetch};
+pub(crate) use copy::{copy_bytes, copy_for_peer, copy_past_caches, prefetch};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, QueuePairState, VerbsError, VerbsErrorKind};
 pub use host_memory::HostMemory;

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 
 use crate::soft::domain::Domain;
-use crate::{Access, LocalSegment, Payload, copy_bytes, copy_past_caches};
+use crate::{Access, LocalSegment, Payload, copy_bytes, copy_for_peer, copy_past_caches};
 
 /// Bytes of a word. A transfer that is placed in order stores its last word at once, after all its other
 /// bytes.
@@ -45,7 +45,7 @@ impl Local<'_> {
         }
     }
 
-    /// Copies `length` bytes from `offset` on to `to`.
+    /// Copies `length` bytes from `offset` on to `to`, in the ring.
     ///
     /// # Safety
     /// - `to` must be valid for writing `length` bytes, which no reference covers.
@@ -60,7 +60,7 @@ impl Local<'_> {
             _ => return unsafe { self.copy_parts_out(offset, length, to) },
         };
         // SAFETY: as in `copy_parts_out`; the one part has all bytes.
-        unsafe { copy_bytes(one.wrapping_add(offset as usize), to, length as usize) };
+        unsafe { copy_for_peer(one.wrapping_add(offset as usize), to, length as usize) };
     }
 
     /// Copies `length` bytes from `offset` on to `to`, from several slices or segments.
@@ -78,7 +78,7 @@ impl Local<'_> {
             //   under the locks of the queue pair, so that it stays registered (see `Domain::remove_region`);
             //   and
             // - the destination is valid for the bytes that are left, as the caller promises.
-            unsafe { copy_bytes(from, to, count as usize) };
+            unsafe { copy_for_peer(from, to, count as usize) };
             to = to.wrapping_add(count as usize);
             left -= count;
             left > 0

@@ -393,7 +393,7 @@ impl SendQueue {
         // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked;
         //   and
         // - `from` is valid, as the caller promises.
-        unsafe { crate::copy_bytes(from, to, chunk as usize) };
+        unsafe { crate::copy_for_peer(from, to, chunk as usize) };
         let header = Header {
             kind: Kind::ReadData,
             flags: Flags::default().with_if(Flags::LAST, chunk == left),
