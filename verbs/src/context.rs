@@ -83,6 +83,12 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
         false
     }
 
+    /// Returns whether the cores of the peers read the memory that is registered here, as on the software
+    /// device. Other devices read the memory for the peers.
+    fn is_read_by_cores(&self) -> bool {
+        false
+    }
+
     /// Registers memory of another device, such as a GPU, by its dmabuf. The region is used like one of
     /// [`register_range`](Self::register_range), and does not need the descriptor any more.
     ///

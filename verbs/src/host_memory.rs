@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::copy::{copy_bytes, copy_to_read};
+use super::copy::{copy_bytes, copy_for_peer, copy_to_read};
 use super::panics::drop_all;
 use super::panics::lock;
 use super::{VerbsError, memfd};
@@ -222,6 +222,18 @@ impl HostMemory {
         // - `source` can't overlap the destination: no code lends this memory out as a slice while it may be
         //   written (see `from_raw_parts`, and `LocalSegment::new`).
         unsafe { copy_bytes(source.as_ptr(), to, source.len()) };
+        Ok(())
+    }
+
+    /// Copies `source` to `offset`, for cores of peers to read.
+    ///
+    /// # Errors
+    /// Fails if the destination does not lie within the memory.
+    #[inline]
+    pub(crate) fn copy_in_for_peers(&self, offset: usize, source: &[u8]) -> Result<(), VerbsError> {
+        let to = self.at(offset, source.len())?;
+        // SAFETY: as in `copy_in`.
+        unsafe { copy_for_peer(source.as_ptr(), to, source.len()) };
         Ok(())
     }
 

@@ -59,7 +59,7 @@ impl Block {
     /// `source` does not fit there. Nothing was copied.
     pub fn copy_in(&mut self, offset: usize, source: &[u8]) -> Result<(), VerbsError> {
         let start = self.held.offset_in_slab(offset, source.len())?;
-        self.held.memory().copy_in(start, source)
+        self.held.copy_in(start, source)
     }
 
     /// Copies from `offset` into all of `destination`.

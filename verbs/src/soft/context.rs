@@ -91,6 +91,10 @@ impl ProtectionDomain for DomainHandle {
         Ok(Arc::new(Region::register(&self.0, memory, range, access)?))
     }
 
+    fn is_read_by_cores(&self) -> bool {
+        true
+    }
+
     fn create_queue_pair(
         &self,
         send_queue: &Arc<dyn CompletionQueue>,

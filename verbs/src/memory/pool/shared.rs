@@ -314,6 +314,14 @@ impl HeldExtent {
     pub(crate) fn memory(&self) -> &HostMemory {
         self.extent.slab.memory()
     }
+
+    /// Copies `source`, which the device sends, or peers read, to `start` in the slab.
+    pub(crate) fn copy_in(&self, start: usize, source: &[u8]) -> Result<(), VerbsError> {
+        if self.shared.domain.is_read_by_cores() {
+            return self.memory().copy_in_for_peers(start, source);
+        }
+        self.memory().copy_in(start, source)
+    }
 }
 
 impl Drop for HeldExtent {
