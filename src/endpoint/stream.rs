@@ -116,6 +116,9 @@ impl Drop for EndpointStream {
     /// Closes both directions.
     fn drop(&mut self) {
         if let Inner::Rdma(rdma) = &self.inner {
+            if let Some(own) = &rdma.own {
+                own.leave_to_supervisor();
+            }
             rdma.connection.detach();
         }
     }

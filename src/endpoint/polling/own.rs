@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::pace::{Observation, Pace};
 use super::processors::Processors;
 use super::queue::Queue;
-use tonic_rdma_verbs::unstable::{lock, wake_all};
+use tonic_rdma_verbs::unstable::{drop_all, lock, wake_all};
 use tonic_rdma_verbs::{CompletionQueue, VerbsError};
 
 /// A completion queue of one connection, and its event descriptor.
@@ -204,6 +204,12 @@ impl OwnQueue {
             return self.queue.poll_now().woken > 0;
         }
         found
+    }
+
+    /// Notes that no task comes to the connection any more, so that an event wakes the supervisor.
+    pub(crate) fn leave_to_supervisor(&self) {
+        let tasks = std::mem::take(&mut *lock(&self.waiting.tasks));
+        drop_all(tasks);
     }
 
     /// Polls for tasks that do not come to the connection themselves.

@@ -1,5 +1,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "own_tests.rs"]
+mod own_tests;
+
 use super::*;
 use crate::endpoint::polling::CallInFlight;
 use std::io::IoSlice;
