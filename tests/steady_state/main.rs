@@ -1,6 +1,6 @@
-//! Counts the allocations and system calls for each small message on a warm connection when both ends poll.
-//! There is no allocation, and no system call of ours. The counts are of one thread each. No test asserts a
-//! time.
+//! Counts the threads that wake for a call when both ends sleep (`wake_ups.rs`), and the allocations and system
+//! calls for each small message on a warm connection when both ends poll. When both ends poll, there is no
+//! allocation, and no system call of ours, and the counts are of one thread each. No test asserts a time.
 //!
 //! These tests have a process of their own, because they replace the global allocator and install seccomp
 //! filters.
@@ -14,10 +14,11 @@
 //! tokio's timer may wake its driver. So a test allows the calls that its time and its sleeps explain, and no
 //! more. A slow machine takes more time for the same messages, and is allowed more calls. An end sleeps while
 //! other processes want its core; each sleep costs calls.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod allocations;
 mod system_calls;
+mod wake_ups;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
@@ -256,5 +257,15 @@ async fn read(mut stream: EndpointStream) {
     let mut message = [0; LENGTH];
     for _ in 0..WARM_UP + MESSAGES {
         stream.read_exact(&mut message).await.unwrap();
+    }
+}
+
+mod child {
+    /// Does nothing when run as a test. In a child process, plays the role that the parent gave it.
+    #[test]
+    fn role() {
+        if let Ok(role) = std::env::var(support::ROLE) {
+            super::wake_ups::play(&role);
+        }
     }
 }

@@ -30,6 +30,12 @@ const CLOCK: i64 = libc::SYS_clock_gettime;
 /// More than the largest number of a system call.
 const NUMBERS: usize = 1024;
 
+/// The name of the thread that counts.
+pub(crate) const SUPERVISOR: &str = "call-counter";
+
+/// Counts the calls of `futex` that wake other threads. The other calls of `futex` have its own number.
+pub(crate) const FUTEX_WAKE: i64 = NUMBERS as i64 - 1;
+
 /// The calls of one thread since the start of the count.
 #[derive(Debug)]
 pub(crate) struct SystemCalls {
@@ -41,15 +47,16 @@ pub(crate) struct SystemCalls {
 pub(crate) struct NotPermitted;
 
 impl SystemCalls {
-    /// Counts the calls of the calling thread until it ends, except calls with the numbers `uncounted`. Works
-    /// once for a thread.
+    /// Counts the calls of the calling thread, and of the threads that it starts from now on, until they end,
+    /// except calls with the numbers `uncounted`. Works once for a thread.
     pub(crate) fn count_but(uncounted: &[i64]) -> Result<Self, NotPermitted> {
         let counts: Arc<[AtomicU64; NUMBERS]> = Arc::new([const { AtomicU64::new(0) }; NUMBERS]);
         let listener = Arc::new(AtomicI32::new(WAITING));
-        thread::spawn({
+        let supervisor = {
             let (counts, listener) = (Arc::clone(&counts), Arc::clone(&listener));
             move || supervise(&listener, &counts)
-        });
+        };
+        thread::Builder::new().name(SUPERVISOR.into()).spawn(supervisor).unwrap();
         // From here on any call waits for that thread, so the descriptor is passed by a store.
         match install(uncounted, &listener) {
             Ok(()) => Ok(Self { counts }),
@@ -78,6 +85,8 @@ pub(crate) fn describe(calls: &BTreeMap<i64, u64>) -> String {
         libc::SYS_read => "read".to_owned(),
         libc::SYS_write => "write".to_owned(),
         libc::SYS_futex => "futex".to_owned(),
+        FUTEX_WAKE => "futex to wake".to_owned(),
+        libc::SYS_sendto => "sendto".to_owned(),
         libc::SYS_sched_yield => "sched_yield".to_owned(),
         libc::SYS_mmap => "mmap".to_owned(),
         libc::SYS_munmap => "munmap".to_owned(),
@@ -132,6 +141,8 @@ fn supervise(listener: &AtomicI32, counts: &[AtomicU64; NUMBERS]) {
             descriptor => break unsafe { OwnedFd::from_raw_fd(descriptor) },
         }
     };
+    /// The bits of the operation without its flags.
+    const FUTEX_COMMAND: i32 = !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
     while wait(&listener) {
         // SAFETY: the all-zero value is valid, and the kernel demands it.
         let mut asked: libc::seccomp_notif = unsafe { std::mem::zeroed() };
@@ -139,7 +150,11 @@ fn supervise(listener: &AtomicI32, counts: &[AtomicU64; NUMBERS]) {
         if unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut asked) } != 0 {
             continue;
         }
-        if let Some(count) = counts.get(asked.data.nr as usize) {
+        let number = match i64::from(asked.data.nr) {
+            libc::SYS_futex if asked.data.args[1] as i32 & FUTEX_COMMAND == libc::FUTEX_WAKE => FUTEX_WAKE,
+            number => number,
+        };
+        if let Some(count) = counts.get(number as usize) {
             count.fetch_add(1, Ordering::SeqCst);
         }
         let flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;

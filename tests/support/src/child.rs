@@ -20,7 +20,7 @@ pub struct Child {
     /// The first text that it announced.
     pub word: String,
     /// Kept open, because the child's later output must not fail.
-    _output: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
 }
 
 /// A copy of this binary that all users may run. Dropping this removes it.
@@ -72,14 +72,23 @@ impl Child {
         command.args(["--exact", TEST, "--nocapture", "--test-threads=1"]);
         let mut process =
             command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut output = BufReader::new(process.stdout.take().unwrap());
-        let word = output
-            .by_ref()
-            .lines()
-            .map_while(Result::ok)
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let mut child = Self { process, word: String::new(), output };
+        child.word = child.next_word();
+        child
+    }
+
+    /// Waits for the child's next announcement.
+    pub fn next_word(&mut self) -> String {
+        let mut lines = self.output.by_ref().lines().map_while(Result::ok);
+        lines
             .find_map(|line| line.split_once(MARK).map(|(_, word)| word.trim().to_owned()))
-            .expect("the child ended before it announced anything");
-        Self { process, word, _output: output }
+            .expect("the child ended before it announced anything")
+    }
+
+    /// Writes a line to the child's stdin.
+    pub fn tell(&mut self, line: impl std::fmt::Display) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// Closes the child's stdin, and waits until the child has ended by itself. Panics if it ended with an
