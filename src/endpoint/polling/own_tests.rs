@@ -195,6 +195,12 @@ fn nothing_spins_for_an_answer_if_the_limit_is_zero() {
     check_that_nothing_spins_for_an_answer(config());
 }
 
+#[test]
+fn nothing_spins_for_an_answer_in_event_mode() {
+    let longest = Config::default().spin_limit;
+    check_that_nothing_spins_for_an_answer(config().poll_mode(PollMode::Event).spin_limit(longest));
+}
+
 /// Acknowledgements wake the reader, which finds nothing to read. The next message wakes it again.
 #[test]
 fn what_arrives_without_bytes_costs_no_later_wake_up() {
