@@ -22,7 +22,7 @@ use support::{Child, ScriptedGreeter, announce, say};
 use crate::alone;
 use crate::system_calls::{EPOLL, FUTEX_WAKE, SUPERVISOR, SystemCalls};
 
-const CALLS: usize = 200;
+const CALLS: usize = 60;
 const FIRST_CALLS: usize = 10;
 /// The thread of the software device. It looks after connections every few milliseconds while there is
 /// traffic, whatever the number of calls.

@@ -403,7 +403,7 @@ impl Supervisor {
     const GRACE: Duration = Duration::from_millis(200);
     /// Time after which the supervisor polls the connection's own queue, although an event has woken a task
     /// for that: the task may have stopped to wait.
-    const UNATTENDED: Duration = Duration::from_secs(1);
+    const UNATTENDED: Duration = Duration::from_millis(500);
     /// Longest wait of a connection without a timer.
     const DAY: Duration = Duration::from_secs(24 * 3600);
 

@@ -69,7 +69,7 @@ pub(super) struct OwnQueues(Mutex<Vec<Weak<Queue>>>);
 
 impl OwnQueues {
     /// Most of them. Each has two descriptors, and one more for each end of the socket that wakes it.
-    const MOST: usize = 32;
+    pub(super) const MOST: usize = 32;
 
     /// Adds the queue that `make` makes, if there are not too many.
     pub(super) fn add<E>(&self, make: impl FnOnce() -> Result<Queue, E>) -> Result<Option<Arc<Queue>>, E> {

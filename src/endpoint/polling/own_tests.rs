@@ -122,7 +122,7 @@ fn reactor() -> Arc<Reactor> {
 
 impl Reactor {
     fn own_queues(&self) -> usize {
-        self.own.load(Ordering::Relaxed)
+        self.own.all().len()
     }
 
     /// Returns how often the poll task has polled the queues that connections share.
@@ -354,9 +354,9 @@ fn a_dropped_stream_is_finished_by_its_supervisor() {
 #[test]
 fn connections_beyond_the_limit_share_a_queue() {
     with_workers(async {
-        let mut pairs = pairs(&config(), Reactor::OWN_QUEUES / 2 + 4).await;
+        let mut pairs = pairs(&config(), OwnQueues::MOST / 2 + 4).await;
         let (reactor, reader, writer) = (reactor(), Task::new(), Task::new());
-        assert_eq!(reactor.own_queues(), Reactor::OWN_QUEUES);
+        assert_eq!(reactor.own_queues(), OwnQueues::MOST);
         for (client, server) in &mut pairs {
             for _ in 0..2 {
                 let mut seen = reader.woken();
@@ -369,15 +369,15 @@ fn connections_beyond_the_limit_share_a_queue() {
         assert_eq!(writer.woken(), 0);
         // The queues of connections that have ended are for others.
         pairs.drain(..3);
-        until(|| reactor.own_queues() == Reactor::OWN_QUEUES - 6);
+        until(|| reactor.own_queues() == OwnQueues::MOST - 6);
         let fresh = self::pairs(&config(), 4).await;
-        assert_eq!(reactor.own_queues(), Reactor::OWN_QUEUES);
+        assert_eq!(reactor.own_queues(), OwnQueues::MOST);
         drop((pairs, fresh));
         until(|| reactor.own_queues() == 0);
     });
 }
 
-/// Where something polls anyway, connections share a queue.
+/// Where something polls anyway, or the poll task is on the only thread, connections share a queue.
 #[test]
 fn only_runtimes_with_workers_that_poll_nothing_have_queues_of_connections() {
     let own_queues = |runtime: &mut Builder, config: Config, expected| {
@@ -392,10 +392,10 @@ fn only_runtimes_with_workers_that_poll_nothing_have_queues_of_connections() {
         });
     };
     for mode in [PollMode::Adaptive, PollMode::Event] {
-        own_queues(&mut Builder::new_multi_thread(), config().poll_mode(mode), 2);
-        own_queues(Builder::new_multi_thread().worker_threads(1), config().poll_mode(mode), 2);
+        own_queues(Builder::new_multi_thread().worker_threads(2), config().poll_mode(mode), 2);
+        own_queues(Builder::new_multi_thread().worker_threads(1), config().poll_mode(mode), 0);
         own_queues(&mut Builder::new_current_thread(), config().poll_mode(mode), 0);
         own_queues(idle_polling(&mut Builder::new_current_thread()), config().poll_mode(mode), 0);
     }
-    own_queues(&mut Builder::new_multi_thread(), config().poll_mode(PollMode::Busy), 0);
+    own_queues(Builder::new_multi_thread().worker_threads(2), config().poll_mode(PollMode::Busy), 0);
 }
