@@ -79,6 +79,15 @@ impl EndpointStream {
         }
     }
 
+    /// Returns the queue that the connection has for itself.
+    #[cfg(test)]
+    pub(crate) fn own_queue(&self) -> Option<&Arc<OwnQueue>> {
+        match &self.inner {
+            Inner::Rdma(rdma) => rdma.own.as_ref(),
+            Inner::Tcp(_) => None,
+        }
+    }
+
     /// Lets reads take all bytes that have arrived. Use this for a reader that only passes bytes on. By
     /// default, a task that reads small messages lets other tasks run after every few hundred bytes, which
     /// suits HTTP/2 best.

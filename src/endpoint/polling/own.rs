@@ -26,6 +26,9 @@ pub(crate) struct OwnQueue {
     waiting: Arc<WaitingTasks>,
     /// Wakes the waiting tasks.
     waker: Waker,
+    /// The queue is armed, or its event has not been taken. Locked while the device's queue is armed or disarmed:
+    /// the poll task and the waiting tasks do so, each on its own thread.
+    armed: Mutex<bool>,
     /// Decides how long the poll task spins for this connection.
     pace: Mutex<Pace>,
     expected: Arc<Expected>,
@@ -138,7 +141,7 @@ impl OwnQueue {
         let waiting = Arc::new(WaitingTasks { tasks: Mutex::default(), supervisor: Arc::default() });
         let waker = Arc::clone(&waiting).into();
         let (pace, expected) = (Mutex::new(pace), Arc::clone(expected));
-        Ok(Self { queue, descriptor, waiting, waker, pace, expected })
+        Ok(Self { queue, descriptor, waiting, waker, armed: Mutex::default(), pace, expected })
     }
 
     /// Returns the queue.
@@ -188,7 +191,10 @@ impl OwnQueue {
         let mut has_begun = false;
         let begin = || {
             has_begun = true;
-            self.queue.disarm();
+            let mut armed = lock(&self.armed);
+            if std::mem::take(&mut *armed) {
+                self.queue.disarm();
+            }
         };
         let poll = || {
             let polled = self.queue.poll();
@@ -200,7 +206,7 @@ impl OwnQueue {
         };
         let found = pace.spin(begin, poll);
         if !found && has_begun {
-            self.queue.arm();
+            self.arm();
             return self.queue.poll_now().woken > 0;
         }
         found
@@ -226,20 +232,30 @@ impl OwnQueue {
         let mut context = Context::from_waker(&self.waker);
         // An error says that the runtime has ended.
         while let Poll::Ready(Ok(mut ready)) = self.descriptor.poll_read_ready(&mut context) {
+            let mut armed = lock(&self.armed);
             self.queue.take_event();
+            *armed = false;
+            drop(armed);
             ready.clear_ready();
             if let Ok(mut pace) = self.pace.try_lock() {
                 pace.arrived_after_sleep();
             }
         }
-        if self.queue.is_asleep() {
+        if *lock(&self.armed) {
             return false;
         }
         if self.queue.poll_as(waiting).has_arrivals() {
             return true;
         }
-        self.queue.arm();
+        self.arm();
         // The rest may have come before the queue was armed.
         self.queue.poll_as(waiting).has_arrivals()
+    }
+
+    fn arm(&self) {
+        let mut armed = lock(&self.armed);
+        if !std::mem::replace(&mut *armed, true) {
+            self.queue.arm();
+        }
     }
 }

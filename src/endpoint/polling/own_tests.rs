@@ -169,6 +169,44 @@ fn an_arrival_wakes_the_task_that_waits_for_it_and_no_other() {
     });
 }
 
+/// The poll task begins to spin for a connection at the moment in which its task begins to wait. Afterwards an
+/// arrival wakes the task, also when nothing spins any more.
+#[test]
+fn no_arrival_is_lost_when_a_spin_and_a_wait_begin_together() {
+    const ROUNDS: usize = 4000;
+    with_workers(async {
+        let (mut client, mut server) = pair(&config().spin_limit(Duration::from_millis(1))).await;
+        let own = Arc::clone(server.own_queue().unwrap());
+        let (writer, reader) = (Task::new(), Task::new());
+        let rounds: Arc<[AtomicUsize; 2]> = Arc::default();
+        let theirs = Arc::clone(&rounds);
+        std::thread::spawn(move || {
+            for round in 1..=ROUNDS {
+                while theirs[0].load(Ordering::SeqCst) < round {
+                    std::hint::spin_loop();
+                }
+                // The two meet at another point in each round.
+                (0..round % 64).for_each(|_| std::hint::spin_loop());
+                own.spin();
+                theirs[1].store(round, Ordering::SeqCst);
+            }
+        });
+        for round in 1..=ROUNDS {
+            for spins in [true, false] {
+                let mut seen = reader.woken();
+                if spins {
+                    rounds[0].store(round, Ordering::SeqCst);
+                }
+                assert_eq!(reader.reads(&mut server), None);
+                writer.sends(&mut client);
+                until(|| reader.woken() != seen);
+                until(|| reader.reads_when_woken(&mut server, &mut seen).is_some());
+                until(|| rounds[1].load(Ordering::SeqCst) == round);
+            }
+        }
+    });
+}
+
 /// A task that has sent something, and waits for the answer, wakes no other task unless the settings allow
 /// spins.
 fn check_that_nothing_spins_for_an_answer(config: Config) {

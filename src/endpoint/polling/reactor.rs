@@ -95,8 +95,8 @@ struct Spinner {
 pub(super) static REACTORS: LazyLock<Registry> = LazyLock::new(Registry::default);
 
 impl Reactor {
-    /// The processors, in thousandths, from which on the poll task spins for byte streams. With fewer a spin
-    /// costs more time of processors than it saves (design page 3).
+    /// The processors, in thousandths, from which on the poll task spins for a byte stream as for all else. With
+    /// fewer a spin often costs more time of processors than it saves (design page 3).
     const SPINNING: u32 = 4000;
 
     /// Returns the current runtime's reactor for this device and configuration. The first call creates the
@@ -187,9 +187,10 @@ impl Reactor {
         let completions = completions.min(context.attributes().max_completions);
         let make = || Queue::with_capacity(context, completions, None, &self.wake_task);
         let Some(queue) = self.own.add(make)? else { return Ok(None) };
+        let pace = Pace::new(if self.mode == PollMode::Adaptive { self.spin_limit } else { Duration::ZERO });
         // Two ends that spin keep two processors from the threads that the answer passes through.
-        let spins = self.mode == PollMode::Adaptive && Processors::current().usable() >= Self::SPINNING;
-        let pace = Pace::new(if spins { self.spin_limit } else { Duration::ZERO });
+        let is_shared = Processors::current().usable() < Self::SPINNING;
+        let pace = if is_shared { pace.cautious() } else { pace };
         OwnQueue::new(queue, pace, &self.expected).map(Some)
     }
 
