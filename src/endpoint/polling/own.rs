@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -31,6 +31,8 @@ pub(crate) struct OwnQueue {
     armed: Mutex<bool>,
     /// Decides how long the poll task spins for this connection.
     pace: Mutex<Pace>,
+    /// Whether there is enough traffic to spin for; `None` if all traffic is.
+    traffic: Option<Mutex<Traffic>>,
     expected: Arc<Expected>,
 }
 
@@ -92,6 +94,35 @@ impl OwnQueues {
     }
 }
 
+/// How closely arrivals follow one another, where a spin keeps a processor from threads that want it: then a
+/// spin pays only if the threads are seldom idle.
+#[derive(Debug)]
+struct Traffic {
+    /// The completions at the last time when the task began to wait.
+    completions: u64,
+    since: Instant,
+    /// Moving average of the time for each completion.
+    gap: Duration,
+}
+
+impl Traffic {
+    /// The longest gap for which spins pay.
+    const DENSE: Duration = Duration::from_micros(30);
+
+    fn new(now: Instant) -> Self {
+        Self { completions: 0, since: now, gap: 4 * Self::DENSE }
+    }
+
+    /// Notes that the task begins to wait after `completions` in all. Returns whether a spin may pay.
+    fn is_dense(&mut self, completions: u64, now: Instant) -> bool {
+        let count = u32::try_from(completions - self.completions).unwrap_or(u32::MAX).max(1);
+        let gap = (now.saturating_duration_since(self.since) / count).min(16 * Self::DENSE);
+        self.gap = (self.gap * 7 + gap) / 8;
+        (self.completions, self.since) = (completions, now);
+        self.gap <= Self::DENSE
+    }
+}
+
 /// The connections that the poll task is to spin for.
 #[derive(Debug)]
 pub(super) struct Expected {
@@ -134,14 +165,20 @@ impl OwnQueue {
 
     /// Registers the queue's event descriptor with the current runtime.
     #[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
-    pub(super) fn new(queue: Arc<Queue>, pace: Pace, expected: &Arc<Expected>) -> Result<Self, VerbsError> {
+    pub(super) fn new(
+        queue: Arc<Queue>,
+        pace: Pace,
+        is_shared: bool,
+        expected: &Arc<Expected>,
+    ) -> Result<Self, VerbsError> {
         let descriptor = EventDescriptor(Arc::clone(queue.completion_queue()));
         let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE)
             .map_err(|error| VerbsError::os("watching a completion queue", error))?;
         let waiting = Arc::new(WaitingTasks { tasks: Mutex::default(), supervisor: Arc::default() });
         let waker = Arc::clone(&waiting).into();
         let (pace, expected) = (Mutex::new(pace), Arc::clone(expected));
-        Ok(Self { queue, descriptor, waiting, waker, armed: Mutex::default(), pace, expected })
+        let traffic = is_shared.then(|| Mutex::new(Traffic::new(Instant::now())));
+        Ok(Self { queue, descriptor, waiting, waker, armed: Mutex::default(), pace, traffic, expected })
     }
 
     /// Returns the queue.
@@ -177,7 +214,11 @@ impl OwnQueue {
         let Ok(mut pace) = self.pace.try_lock() else { return };
         let now = Instant::now();
         pace.begin(now);
-        if !pace.budget(now).is_zero() {
+        let is_dense = self
+            .traffic
+            .as_ref()
+            .is_none_or(|traffic| lock(traffic).is_dense(self.queue.completions_taken(), now));
+        if is_dense && !pace.budget(now).is_zero() {
             drop(pace);
             lock(&self.expected.queues).push(Arc::downgrade(self));
             self.expected.any.store(true, Ordering::Release);
@@ -257,5 +298,23 @@ impl OwnQueue {
         if !std::mem::replace(&mut *armed, true) {
             self.queue.arm();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traffic_is_dense_while_completions_come_close_together() {
+        let mut now = Instant::now();
+        let (mut traffic, mut completions) = (Traffic::new(now), 0);
+        let mut waits = |count, micros| {
+            (completions, now) = (completions + count, now + Duration::from_micros(micros));
+            traffic.is_dense(completions, now)
+        };
+        assert!((0..100).all(|_| !waits(2, 160)), "one call at a time");
+        assert!((0..100).any(|_| waits(8, 160)), "many calls at once");
+        assert!((0..4).any(|_| !waits(0, 1000)));
     }
 }

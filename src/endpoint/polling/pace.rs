@@ -13,8 +13,6 @@ use crate::endpoint::polling::queue::Polled;
 pub struct Pace {
     /// Longest spin.
     longest: Duration,
-    /// What a spin has to save more than it costs, on average.
-    least: Duration,
     waits: Waits,
     /// The begin of the present wait.
     since: Option<Instant>,
@@ -49,9 +47,8 @@ impl Waits {
     /// that spin.
     const PROBE: usize = 64;
 
-    /// Adds a wait. `longest` is what a spin that ends with an arrival saves, and `least` what all spins have to
-    /// save more than they cost, on average.
-    fn add(&mut self, length: Duration, longest: Duration, least: Duration) {
+    /// Adds a wait. `longest` is what a spin that ends with an arrival saves.
+    fn add(&mut self, length: Duration, longest: Duration) {
         self.lengths[self.count % Self::KEPT] = length;
         self.count += 1;
         let known = &self.lengths[..self.count.min(Self::KEPT)];
@@ -61,8 +58,7 @@ impl Waits {
         };
         let within = known.iter().filter(|&&wait| wait <= longest);
         let best = within.map(|&wait| (paid(wait), wait)).max();
-        let least = least * known.len() as u32;
-        self.best = best.filter(|&(paid, _)| paid > least).map(|(_, wait)| wait);
+        self.best = best.filter(|(paid, _)| !paid.is_zero()).map(|(_, wait)| wait);
     }
 
     /// Returns how long the next spin should last, if one pays.
@@ -118,7 +114,6 @@ impl Pace {
     pub fn new(longest: Duration) -> Self {
         Self {
             longest,
-            least: Duration::ZERO,
             waits: Waits { lengths: [Duration::ZERO; Waits::KEPT], count: 0, best: None },
             since: None,
             yield_cost: Duration::ZERO,
@@ -128,12 +123,6 @@ impl Pace {
             yields: 0,
             missed: false,
         }
-    }
-
-    /// Spins only if that saves half of what sleeping costs: where threads want the processor that a
-    /// spin takes.
-    pub(super) fn cautious(self) -> Self {
-        Self { least: self.longest / 2, ..self }
     }
 
     /// Notes that there is nothing to do until the next arrival, unless a wait has begun before.
@@ -146,7 +135,7 @@ impl Pace {
     #[inline]
     pub fn arrived(&mut self, now: Instant) {
         if let Some(since) = self.since.take() {
-            self.waits.add(now.saturating_duration_since(since), self.longest, self.least);
+            self.waits.add(now.saturating_duration_since(since), self.longest);
         }
         self.missed = false;
     }
@@ -410,7 +399,6 @@ mod tests {
             pace.waits.best
         };
         let best = |waits: &[u64]| fed(Pace::new(LONGEST), waits);
-        let cautious = |waits: &[u64]| fed(Pace::new(LONGEST).cautious(), waits);
         assert_eq!(
             best(&[10, 12, 100, 11]),
             Some(micros(100)),
@@ -419,9 +407,6 @@ mod tests {
         assert_eq!(best(&[10, 12, 900, 11]), Some(micros(12)), "the long wait ends no spin");
         assert_eq!(best(&[60, 900, 60, 900]), None, "240 saved, 240 spun");
         assert_eq!(best(&[50, 900, 50, 900]), Some(micros(50)));
-        assert_eq!(cautious(&[50, 50, 50, 50]), Some(micros(50)), "280 saved, 240 are asked for");
-        assert_eq!(cautious(&[70, 70, 70, 70]), None);
-        assert_eq!(cautious(&[10, 900, 10, 900]), None);
         assert_eq!(best(&[0, 0, 0]), Some(Duration::ZERO));
         assert_eq!(best(&[10, 900, 900, 900, 900, 900, 900, 900, 900]), None, "the first is forgotten");
     }

@@ -45,6 +45,8 @@ pub struct Queue {
     /// Wakes the poll task.
     wake_task: Arc<Notify>,
     batch: Mutex<Batch>,
+    /// Completions taken so far.
+    taken: AtomicU64,
     /// The counters of this queue's polls.
     pub(crate) polling: Arc<PollCounters>,
 }
@@ -144,6 +146,7 @@ impl Queue {
                 after: Deferred::default(),
                 checked: Vec::new(),
             }),
+            taken: AtomicU64::new(0),
             polling: Arc::default(),
         })
     }
@@ -259,6 +262,11 @@ impl Queue {
         self.unasked.load(Ordering::Relaxed) == 0
     }
 
+    /// Returns the number of completions taken so far.
+    pub(super) fn completions_taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
     /// Returns whether the queue has no participant.
     pub(super) fn is_unused(&self) -> bool {
         self.used.load(Ordering::Relaxed) == 0
@@ -314,6 +322,8 @@ impl Queue {
     fn take_completions(&self, batch: &mut Batch) -> usize {
         self.polling.polls.add(1);
         let count = self.completions.poll(&mut batch.completions);
+        // Only one thread polls at a time.
+        self.taken.store(self.completions_taken() + count as u64, Ordering::Relaxed);
         let mut rest = &batch.completions[..count];
         while let Some(first) = rest.first() {
             let of_same_pair = |completion: &&WorkCompletion| completion.queue_pair == first.queue_pair;

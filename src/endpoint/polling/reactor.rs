@@ -190,8 +190,7 @@ impl Reactor {
         let pace = Pace::new(if self.mode == PollMode::Adaptive { self.spin_limit } else { Duration::ZERO });
         // Two ends that spin keep two processors from the threads that the answer passes through.
         let is_shared = Processors::current().usable() < Self::SPINNING;
-        let pace = if is_shared { pace.cautious() } else { pace };
-        OwnQueue::new(queue, pace, &self.expected).map(Some)
+        OwnQueue::new(queue, pace, is_shared, &self.expected).map(Some)
     }
 
     /// Returns the queue for the next connection.
