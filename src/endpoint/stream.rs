@@ -14,7 +14,7 @@ use tokio::task::coop::poll_proceed;
 use super::connection::{ByteStream, Connection};
 use super::error::ConnectionFault;
 use super::info::RdmaConnectInfo;
-use super::polling::OwnQueue;
+use super::polling::{OwnQueue, Wait};
 use crate::protocol::AbortCode;
 
 /// A connection after its negotiation: RDMA, or TCP as the fallback. Bytes arrive as they were written, in
@@ -104,7 +104,9 @@ impl EndpointStream {
     /// The connection failed before.
     pub fn poll_delivered(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &self.inner {
-            Inner::Rdma(rdma) => rdma.until(context, |connection| connection.poll_delivered(context)),
+            Inner::Rdma(rdma) => {
+                rdma.until(Wait::Delivery, context, |connection| connection.poll_delivered(context))
+            }
             Inner::Tcp(_) => Poll::Ready(Ok(())),
         }
     }
@@ -143,7 +145,7 @@ struct RdmaIo {
 
 impl RdmaIo {
     fn poll_flush(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
-        let waits = ready!(self.until(context, |connection| connection.poll_flush(context)))?;
+        let waits = ready!(self.until(Wait::Write, context, |connection| connection.poll_flush(context)))?;
         if waits && let Some(own) = &self.own {
             own.expect();
         }
@@ -153,11 +155,12 @@ impl RdmaIo {
     /// Calls `check` until it returns a value or nothing more has arrived.
     fn until<T>(
         &self,
+        wait: Wait,
         context: &Context<'_>,
         mut check: impl FnMut(&Connection<ByteStream>) -> Poll<T>,
     ) -> Poll<T> {
         match &self.own {
-            Some(own) => own.poll_until(context.waker(), || check(&self.connection)),
+            Some(own) => own.poll_until(wait, context.waker(), || check(&self.connection)),
             None => check(&self.connection),
         }
     }
@@ -193,7 +196,7 @@ impl Inner {
         match self {
             Self::Rdma(rdma) => in_turn(context, |context| {
                 let mut read = |connection: &Connection<ByteStream>| connection.poll_read(context, buffer);
-                match rdma.until(context, &mut read) {
+                match rdma.until(Wait::Read, context, &mut read) {
                     Poll::Ready(read) => read,
                     Poll::Pending => Poll::Pending,
                 }
@@ -232,7 +235,7 @@ impl AsyncWrite for EndpointStream {
     ) -> Poll<io::Result<usize>> {
         match &mut self.inner {
             Inner::Rdma(rdma) => in_turn(context, |context| {
-                rdma.until(context, |connection| connection.poll_write(context, slices))
+                rdma.until(Wait::Write, context, |connection| connection.poll_write(context, slices))
             }),
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_write_vectored(context, slices),
         }
@@ -251,7 +254,9 @@ impl AsyncWrite for EndpointStream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.inner {
-            Inner::Rdma(rdma) => rdma.until(context, |connection| connection.poll_shutdown(context)),
+            Inner::Rdma(rdma) => {
+                rdma.until(Wait::Write, context, |connection| connection.poll_shutdown(context))
+            }
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_shutdown(context),
         }
     }

@@ -15,7 +15,7 @@ pub mod waits;
 
 pub(crate) use callers::CallInFlight;
 pub use callers::OwnPolling;
-pub(crate) use own::OwnQueue;
+pub(crate) use own::{OwnQueue, Wait};
 pub use pace::{Observation, Pace};
 pub(crate) use pollers::{Accepting, this_thread};
 pub use processors::Processors;

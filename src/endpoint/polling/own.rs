@@ -1,4 +1,4 @@
-//! A completion queue that one connection has for itself. Whoever waits for the connection polls this queue,
+//! A completion queue that one connection has for itself. A task that waits for the connection polls this queue,
 //! and registers its event descriptor with the runtime: an arrival wakes the waiting task as the runtime's
 //! own sockets do, with no other task or thread in between.
 
@@ -36,21 +36,34 @@ pub(crate) struct OwnQueue {
     expected: Arc<Expected>,
 }
 
-/// The tasks that wait for one connection. An event of its queue wakes them all, because any of them may poll
-/// the queue for the others.
+/// What a task waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    Read,
+    Write,
+    Delivery,
+}
+
+/// The tasks that wait for one connection, the last one for each [`Wait`]. An event of its queue wakes them
+/// all, because any of them may poll the queue for the others.
 #[derive(Debug)]
 struct WaitingTasks {
-    tasks: Mutex<Vec<Waker>>,
+    tasks: Mutex<[Option<Waker>; 3]>,
     /// Wakes the supervisor of the connection, which polls the queue while no task waits.
     supervisor: Arc<Notify>,
 }
 
 impl WaitingTasks {
-    fn add(&self, task: &Waker) {
+    fn add(&self, wait: Wait, task: &Waker) {
         let mut tasks = lock(&self.tasks);
-        if !tasks.iter().any(|known| known.will_wake(task)) {
-            tasks.push(task.clone());
-        }
+        let waiting = &mut tasks[wait as usize];
+        let replaced = match waiting {
+            Some(known) if known.will_wake(task) => None,
+            _ => waiting.replace(task.clone()),
+        };
+        drop(tasks);
+        // The last reference to a task may run code of the application.
+        drop_all(replaced);
     }
 }
 
@@ -61,10 +74,10 @@ impl Wake for WaitingTasks {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let tasks = std::mem::take(&mut *lock(&self.tasks));
-        if tasks.is_empty() {
+        if tasks.iter().all(Option::is_none) {
             self.supervisor.notify_one();
         }
-        wake_all(tasks);
+        wake_all(tasks.into_iter().flatten());
     }
 }
 
@@ -193,12 +206,17 @@ impl OwnQueue {
 
     /// Calls `check` until it returns a value or nothing more has arrived. Then the next arrival wakes the
     /// task `waiting`, which is the one that calls.
-    pub(crate) fn poll_until<T>(&self, waiting: &Waker, mut check: impl FnMut() -> Poll<T>) -> Poll<T> {
+    pub(crate) fn poll_until<T>(
+        &self,
+        wait: Wait,
+        waiting: &Waker,
+        mut check: impl FnMut() -> Poll<T>,
+    ) -> Poll<T> {
         for _ in 0..Self::ROUNDS {
             if let Poll::Ready(value) = check() {
                 return Poll::Ready(value);
             }
-            self.waiting.add(waiting);
+            self.waiting.add(wait, waiting);
             if !self.poll_arrivals(waiting) {
                 return Poll::Pending;
             }
@@ -256,7 +274,7 @@ impl OwnQueue {
     /// Notes that no task comes to the connection any more, so that an event wakes the supervisor.
     pub(crate) fn leave_to_supervisor(&self) {
         let tasks = std::mem::take(&mut *lock(&self.waiting.tasks));
-        drop_all(tasks);
+        drop_all(tasks.into_iter().flatten());
     }
 
     /// Polls for tasks that do not come to the connection themselves.
@@ -304,6 +322,21 @@ impl OwnQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each attempt may have another waker, as that of a future among many.
+    #[test]
+    fn one_task_waits_for_each_reason() {
+        let tasks = WaitingTasks { tasks: Mutex::default(), supervisor: Arc::default() };
+        let other = WaitingTasks { tasks: Mutex::default(), supervisor: Arc::default() };
+        let waker = Waker::from(Arc::new(other));
+        for wait in [Wait::Read, Wait::Write, Wait::Read] {
+            tasks.add(wait, Waker::noop());
+            tasks.add(wait, &waker);
+        }
+        let tasks = std::mem::take(&mut *lock(&tasks.tasks));
+        assert!(tasks[..2].iter().all(|task| task.as_ref().is_some_and(|task| task.will_wake(&waker))));
+        assert!(tasks[2].is_none());
+    }
 
     #[test]
     fn traffic_is_dense_while_completions_come_close_together() {

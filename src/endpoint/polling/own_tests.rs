@@ -103,7 +103,7 @@ async fn pair(config: &Config) -> (EndpointStream, EndpointStream) {
 }
 
 /// Waits until `condition` returns true. The thread of the test is none of the runtime's workers. It comes back
-/// soon, because the device looks after messages that nobody takes for some milliseconds.
+/// soon, because the device's thread checks messages that no task takes for some milliseconds.
 fn until(mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -261,7 +261,7 @@ fn what_arrives_without_bytes_costs_no_later_wake_up() {
     });
 }
 
-/// The supervisors send pings all the time, and whoever polls answers them.
+/// The supervisors send pings all the time, and the thread that polls answers them.
 #[test]
 fn pings_cost_no_later_wake_up() {
     let config = config().ping_interval(Duration::from_millis(1));

@@ -290,11 +290,7 @@ impl Queue {
     /// Polls for the task `waiting`, which is running, and so is not woken. First waits for another thread that
     /// is polling.
     pub(super) fn poll_as(&self, waiting: &Waker) -> Polled {
-        let mut batch = lock(&self.batch);
-        let completions = self.take_completions(&mut batch);
-        batch.after.wakers.retain(|waker| !waker.will_wake(waiting));
-        let (woken, ran) = self.carry_out(batch);
-        Polled { completions, woken, ran, moving: is_moving(&*self.completions) }
+        self.poll_but(Some(waiting), lock(&self.batch))
     }
 
     /// Polls until no more completions come. First waits for another thread that is polling.
@@ -310,9 +306,18 @@ impl Queue {
         self.carry_out(batch);
     }
 
-    fn poll_with(&self, mut batch: MutexGuard<'_, Batch>) -> Polled {
+    fn poll_with(&self, batch: MutexGuard<'_, Batch>) -> Polled {
+        self.poll_but(None, batch)
+    }
+
+    /// Polls, and wakes all tasks but `waiting`.
+    #[inline]
+    fn poll_but(&self, waiting: Option<&Waker>, mut batch: MutexGuard<'_, Batch>) -> Polled {
         let completions = self.take_completions(&mut batch);
         let moving = is_moving(&*self.completions);
+        if let Some(waiting) = waiting {
+            batch.after.wakers.retain(|waker| !waker.will_wake(waiting));
+        }
         let (woken, ran) = self.carry_out(batch);
         Polled { completions, woken, ran, moving }
     }

@@ -350,7 +350,7 @@ impl http_body::Body for LimitedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         if frame.is_pending() && self.deadline.poll_passed(context).is_ready() {
-            // The server learns that nobody reads the rest.
+            // The server gets a reset, because the client does not read the rest.
             self.body = Body::empty();
             return Poll::Ready(Some(Err(Deadline::status())));
         }
