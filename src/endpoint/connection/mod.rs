@@ -12,6 +12,7 @@
 mod byte_stream;
 mod state;
 
+use std::convert::Infallible;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -520,6 +521,15 @@ impl Member {
     /// supervisor, because the supervisor waits for changes too.
     pub(super) async fn check_reachable(&self) -> Result<(), ConnectionFault> {
         self.connection.check_reachable(self.own.as_deref()).await
+    }
+
+    /// Polls the connection's own queue, if it has one, so that the peer's pings are answered. Call this before
+    /// the connection has a supervisor, which does so otherwise.
+    pub(super) async fn attend(&self) -> Infallible {
+        loop {
+            self.poll_own_queue();
+            self.connection.changed.notified().await;
+        }
     }
 
     /// Polls the connection's own queue, if it has one, for tasks that do not come to the connection.

@@ -411,6 +411,7 @@ impl Negotiation<'_> {
         let read = tokio::select! {
             biased;
             read = control.receive_confirm(Established::CONNECTING) => read?,
+            never = established.member.attend() => match never {},
             () = slot.lost() => {
                 // The answer is withdrawn, and the connection continues over TCP once the client has
                 // confirmed it.
