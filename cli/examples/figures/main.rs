@@ -227,6 +227,25 @@ mod tests {
     }
 
     #[test]
+    fn ratios_of_rounds_are_those_of_the_run_and_not_of_its_medians() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rdma = row("grpc-rdma", 64, 20.0, 5000);
+        (rdma["latency_ratio"], rdma["p99_ratio"]) = (2.5.into(), serde_json::Value::Null);
+        (rdma["throughput_ratio"], rdma["latency_ratio_range"]) = (3.5.into(), json!([0.9, 12.0]));
+        let run = json!({ "optimised": true, "machine": { "cpu": "a processor", "cores": 2, "kernel": "6.1" }, "rounds": 5,
+            "rows": [row("grpc-tcp", 64, 100.0, 5000), row("grpc-uds", 64, 40.0, 5000), rdma] });
+        let file = folder.path().join("run");
+        output::write_file(&file, &run.to_string()).unwrap();
+        let columns = "×=latency:grpc-rdma|in all=latency range:grpc-rdma|p99 ×=p99 ratio:grpc-rdma|\
+                       throughput ×=throughput:grpc-rdma|over UDS ×=latency:grpc-rdma/grpc-uds";
+        let run = ["", "tonic-rdma compare --rounds 5", file.to_str().unwrap()];
+        store(folder.path(), "rates", [columns, "", "2026-01-02"], &run).unwrap();
+        let page = read(&folder.path().join("rates.md")).unwrap();
+        assert!(page.contains("\n| 2.50 | 0.90 to 12.0 | – | 3.50 | 2.00 |\n"), "{page}");
+        assert!(page.contains("Medians of 5 rounds; ×"), "{page}");
+    }
+
+    #[test]
     fn a_field_selects_cells() {
         let folder = tempfile::tempdir().unwrap();
         let page = stored(folder.path(), "payload=payload|mode=mode", "bytes=1048576");

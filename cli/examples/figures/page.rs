@@ -138,7 +138,11 @@ impl Figure {
         if result["optimised"] == false {
             parts.push("UNOPTIMISED".to_owned());
         }
-        format!("({}. One run; × says how many times better.)", parts.join("; "))
+        let runs = match result["rounds"].as_u64() {
+            Some(rounds @ 2..) => format!("Medians of {rounds} rounds"),
+            _ => "One run".to_owned(),
+        };
+        format!("({}. {runs}; × says how many times better.)", parts.join("; "))
     }
 }
 
@@ -170,7 +174,7 @@ const CELL: [&str; 12] = [
 type Shown = fn(&Row<'_>) -> Option<String>;
 
 /// The figures that a column can show, beside those of [`RATIOS`].
-const FIGURES: [(&str, Shown); 30] = [
+const FIGURES: [(&str, Shown); 31] = [
     ("run", |row| Some(row.run.to_owned())),
     ("mode", |row| Some(row.mode().to_owned())),
     ("payload", |row| {
@@ -215,11 +219,23 @@ const FIGURES: [(&str, Shown); 30] = [
     ("speed", |row| row.number("gbytes_per_s").map(units::digits)),
     ("CPU", |row| row.cpu().map(units::micros)),
     ("switches", |row| row.number("switches_per_op").map(units::digits)),
+    // The least and the largest ratio of several rounds.
+    ("latency range", |row| {
+        let range = row.value["latency_ratio_range"].as_array()?;
+        Some(format!("{} to {}", ratio(range.first()?.as_f64()?), ratio(range.get(1)?.as_f64()?)))
+    }),
     ("sleeps", |row| row.number("sleeps_per_op").map(units::digits)),
 ];
 
-/// The figures that compare two rows of a cell.
-const RATIOS: [&str; 4] = ["latency", "p99 ratio", "throughput", "CPU ratio"];
+/// The figures that compare two rows of a cell, and the fields that `compare` has for them in a row, of this
+/// row compared with grpc-tcp.
+const RATIOS: [(&str, &str); 4] = [
+    ("latency", "latency_ratio"),
+    ("p99 ratio", "p99_ratio"),
+    ("throughput", "throughput_ratio"),
+    ("CPU ratio", "cpu_ratio"),
+];
+const TCP: &str = "grpc-tcp";
 
 /// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE`
 /// (of one mode compared with the mode BASE). The default of BASE is grpc-tcp.
@@ -239,9 +255,10 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Column<'_>>, Failure> {
 fn column(text: &str) -> Result<Column<'_>, Failure> {
     let no_column = || Failure::run(format!("no column: {text:?}"));
     let (heading, rest) = text.split_once('=').ok_or_else(no_column)?;
-    let (rest, base) = rest.split_once('/').unwrap_or((rest, "grpc-tcp"));
+    let (rest, base) = rest.split_once('/').unwrap_or((rest, TCP));
     let (figure, mode) = rest.split_once(':').map_or((rest, None), |(figure, mode)| (figure, Some(mode)));
-    let names: Vec<&str> = FIGURES.iter().map(|(name, _)| *name).chain(RATIOS).collect();
+    let names: Vec<&str> =
+        FIGURES.iter().map(|(name, _)| *name).chain(RATIOS.map(|(name, _)| name)).collect();
     if !names.contains(&figure) {
         let names = names.join(", ");
         return Err(Failure::run(format!("{heading}: no figure {figure:?}; there are: {names}")));
@@ -354,6 +371,11 @@ impl<'a> Column<'a> {
             Some(mode) => find(mode)?,
             None => *row,
         };
+        // The ratio to grpc-tcp of several rounds is the median of their ratios, and not the ratio of medians.
+        let stored = RATIOS.iter().find(|(figure, _)| *figure == self.figure && self.base == TCP);
+        if let Some(stored) = stored.and_then(|(_, name)| row.value.get(name)) {
+            return Ok(stored.as_f64().map_or_else(dash, ratio));
+        }
         let divided = |over: Option<f64>, under: Option<f64>| Some(ratio(over? / under?));
         let text = match self.figure {
             // The latency of a saturated row only depends on the length of the run.

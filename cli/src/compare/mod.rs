@@ -20,6 +20,7 @@ pub(crate) mod results;
 pub(crate) mod server;
 mod trials;
 
+use indicatif::ProgressBar;
 use tonic_rdma_commands::cores::{self, Cores};
 use tonic_rdma_commands::{Context as _, Failure, output};
 
@@ -56,24 +57,43 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     // Must precede the pinning of this process to one core.
     let costs = Costs::measure();
     let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());
-    let mut all = Measured::default();
-    // An open loop has a runtime of its own, and so a server and connections of its own.
-    for part in [Some(&plan), plan.rates.as_deref()].into_iter().flatten() {
-        let flavour = conditions.runtime;
-        let runtime = if part.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
-        let runtime = runtime.context("can't start a runtime")?;
-        let measured = runtime.block_on(measure(options, part, cores, rdma.as_ref()))?;
-        all.checks.add(measured.checks);
-        all.rows.extend(measured.rows);
-        all.verdict = all.verdict.or(measured.verdict);
-        all.cores = measured.cores;
-    }
-    let Measured { verdict, rows, checks, cores } = all;
+    let progress = progress_bar(plan.parts().map(Plan::trials).sum::<u64>() * u64::from(options.rounds));
+    let measured = measure_rounds(options, &plan, cores, rdma.as_ref(), &progress);
+    progress.finish_and_clear();
+    let Measured { verdict, rows, checks, cores } = measured?;
     let facts = Facts::new(&plan, options, (cores, costs), verdict, checks);
     results::show(options, &facts, &rows)
 }
 
-/// What a part of a run has measured.
+/// Measures all parts of the plan in each round, and returns the medians of the rounds. Each part of a round
+/// has a new server and new connections, because what differs between them, such as the addresses of their
+/// buffers, is part of the spread.
+fn measure_rounds(
+    options: &CompareOptions,
+    plan: &Plan,
+    cores: Option<Cores>,
+    rdma: Option<&Rdma>,
+    progress: &ProgressBar,
+) -> Result<Measured, Failure> {
+    let flavour = Conditions::of(options).runtime;
+    let (mut all, mut rounds) = (Measured::default(), Vec::new());
+    for _ in 0..options.rounds {
+        let mut rows = Vec::new();
+        for part in plan.parts() {
+            let runtime = if part.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
+            let runtime = runtime.context("can't start a runtime")?;
+            let measured = runtime.block_on(measure(options, part, cores, rdma, progress))?;
+            rows.extend(measured.rows);
+            all.checks.add(measured.checks);
+            all.verdict = all.verdict.or(measured.verdict);
+            all.cores = measured.cores;
+        }
+        rounds.push(rows);
+    }
+    Ok(Measured { rows: results::medians(rounds), ..all })
+}
+
+/// What a run, or a part of a round, has measured.
 #[derive(Debug, Default)]
 struct Measured {
     verdict: Option<RdmaConnection>,
@@ -94,6 +114,7 @@ async fn measure(
     plan: &Plan,
     cores: Option<Cores>,
     rdma: Option<&Rdma>,
+    progress: &ProgressBar,
 ) -> Result<Measured, Failure> {
     let job = ServerJob {
         options: options.clone(),
@@ -103,7 +124,6 @@ async fn measure(
     };
     let (mut server, addresses) = server::start(&job).await?;
     let server_id = server.id(0);
-    let progress = progress_bar(plan.trials());
     let work = async {
         let channel = client::tcp(addresses.tcp, Http2::Default).await?;
         let control = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());
@@ -138,7 +158,6 @@ async fn measure(
         Some(failure) = server.end() => Err(failure),
         result = work => result,
     };
-    progress.finish_and_clear();
     let (verdict, rows, checks) = server.explain(result, server::EXPLANATION).await?;
     Ok(Measured { verdict, rows, checks, cores: cores.filter(|_| addresses.pinned) })
 }

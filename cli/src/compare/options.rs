@@ -11,7 +11,7 @@ use tonic_rdma_commands::units::{number, parse_decimal};
 use tonic_rdma_commands::{Flavour, List, ValueError, name_list, number_list, parse_set, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::plan::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT};
+use crate::compare::plan::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT, MAX_ROUNDS};
 use crate::measure::process::{Allocator, parse_job};
 use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::{Encode, parse_provider};
@@ -31,6 +31,7 @@ Examples:
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
   tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32
   tonic-rdma compare --defaults                            with #[tokio::main], the system's malloc, not pinned; also at rates
+  tonic-rdma compare --defaults --rounds 5                 the same five times: medians, and the spread of the latency
   tonic-rdma compare --container                           the server in a container of its own, as another pod
   tonic-rdma compare --connections 100                     cost of calls as connections grow, and memory of each
   tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
@@ -81,6 +82,12 @@ pub(crate) struct CompareOptions {
     /// [default: such that the run ends within 90 s]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = units::parse_time)]
     pub(crate) duration: Option<Duration>,
+    /// Measure all cells N times, round after round, each with a new server and new connections, and show the
+    /// median of each figure. Ratios are medians of the ratios of each round, also for --at-least. Operations
+    /// and errors are those of all rounds, and the times of the other options are for one round
+    #[arg(long, value_name = "N", value_parser = number::<u32>("number of rounds", 1..=MAX_ROUNDS), default_value = "1", conflicts_with = "connections")]
+    #[serde(skip)]
+    pub(crate) rounds: u32,
     /// RDMA provider: auto, soft, ibverbs, or the name of a device
     #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]
     pub(crate) provider: String,

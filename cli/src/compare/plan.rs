@@ -131,6 +131,12 @@ impl Plan {
         Err(Failure::usage(format!("--at-least {ratio}: {reason}")))
     }
 
+    /// Returns the parts of the run. An open loop has a runtime of its own, and so a server and connections of
+    /// its own.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |part| part.rates.as_deref())
+    }
+
     /// Returns the largest number of connections of a mode at a time.
     pub(crate) fn most_connections(&self) -> u32 {
         self.connections.last().map_or(1, |most| u32::try_from(*most).unwrap_or(u32::MAX))
@@ -294,6 +300,9 @@ pub(crate) const MAX_BYTES: u64 = 1 << 40;
 
 /// The largest number of calls in flight on the command line.
 pub(crate) const MAX_INFLIGHT: u64 = 16_384;
+
+/// The largest number of rounds on the command line.
+pub(crate) const MAX_ROUNDS: u64 = 99;
 
 /// The largest number of calls in flight in an open loop without `--inflight`, and of bytes in them. With
 /// some thousands of small calls at once h2 takes a peer for hostile and ends the connection

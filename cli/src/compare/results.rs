@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 use tonic_rdma_commands::cores::Cores;
+use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, units};
 
@@ -48,6 +49,8 @@ pub(crate) struct Row {
     /// Context switches of both processes, and those in which a thread went to sleep.
     pub(crate) switches_per_op: f64,
     pub(crate) sleeps_per_op: f64,
+    #[serde(flatten)]
+    pub(crate) ratios: Ratios,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) first_error: Option<String>,
     /// The reason why the mode was not measured in this cell.
@@ -92,6 +95,53 @@ impl Row {
         (one > 0.0 && self.p50_us > 0.0).then(|| self.p50_us / one)
     }
 
+    /// Returns the row of several `rounds` of one mode in one cell: medians, and counts of all rounds. A figure
+    /// that most rounds lack has no median.
+    fn of_rounds(rounds: &[&Self]) -> Option<Self> {
+        let first = *rounds.first()?;
+        let each = |figure: fn(&Self) -> f64| median(rounds.iter().map(|row| figure(row)));
+        let there = |figure: fn(&Self) -> Option<f64>| rounds.iter().filter_map(move |row| figure(row));
+        let most = |count: usize| 2 * count > rounds.len();
+        let in_most =
+            |figure: fn(&Self) -> Option<f64>| most(there(figure).count()).then(|| median(there(figure)));
+        let all = |count: fn(&Self) -> u64| rounds.iter().map(|row| count(row)).sum();
+        let saturated = rounds.iter().filter(|row| row.saturated == Some(true)).count();
+        let latency = |row: &Self| row.ratios.latency;
+        let own = each(|row| row.p50_us);
+        let in_round = |row: &&Self| match row.mode {
+            Mode::GrpcTcp => latency(row).map(|_| own / row.p50_us),
+            _ => latency(row),
+        };
+        let range = || {
+            let all = || rounds.iter().filter_map(in_round);
+            Some([all().reduce(f64::min)?, all().reduce(f64::max)?])
+        };
+        let ratios = Ratios {
+            latency: in_most(latency),
+            latency_range: in_most(latency).filter(|_| rounds.len() > 1).and_then(|_| range()),
+            p99: in_most(|row| row.ratios.p99),
+            throughput: in_most(|row| row.ratios.throughput),
+            cpu: in_most(|row| row.ratios.cpu),
+        };
+        Some(Self {
+            ops: all(|row| row.ops),
+            errors: all(|row| row.errors),
+            unsent: first.unsent.map(|_| all(|row| row.unsent.unwrap_or(0))),
+            saturated: first.saturated.map(|_| most(saturated)),
+            p50_us: own,
+            p99_us: in_most(|row| row.p99_us),
+            p999_us: in_most(|row| row.p999_us),
+            ops_per_s: each(|row| row.ops_per_s),
+            gbytes_per_s: each(|row| row.gbytes_per_s),
+            cpu_us_per_op: each(|row| row.cpu_us_per_op),
+            switches_per_op: each(|row| row.switches_per_op),
+            sleeps_per_op: each(|row| row.sleeps_per_op),
+            first_error: rounds.iter().find_map(|row| row.first_error.clone()),
+            ratios,
+            ..first.clone()
+        })
+    }
+
     /// Describes the errors in one line.
     pub(crate) fn describe_errors(&self) -> String {
         let first = self.first_error.as_deref().unwrap_or("unknown");
@@ -131,17 +181,29 @@ impl Checks {
     }
 }
 
-/// A row compared with `grpc-tcp` in the same cell: how many times better. `None` if there is nothing to
-/// compare with.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Ratio {
+/// A row compared with `grpc-tcp` in the same cell of the same round: how many times better. `None` if there
+/// is nothing to compare with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Ratios {
     /// p50 of grpc-tcp divided by p50 of this row.
+    #[serde(rename = "latency_ratio")]
     pub(crate) latency: Option<f64>,
+    /// The least and the largest of several rounds. For grpc-tcp, which is compared with its own median: how
+    /// far one round is from another without any change.
+    #[serde(rename = "latency_ratio_range", skip_serializing_if = "Option::is_none")]
+    pub(crate) latency_range: Option<[f64; 2]>,
+    /// p99 of grpc-tcp divided by p99 of this row.
+    #[serde(rename = "p99_ratio")]
+    pub(crate) p99: Option<f64>,
     /// Operations per second of this row divided by those of grpc-tcp.
+    #[serde(rename = "throughput_ratio")]
     pub(crate) throughput: Option<f64>,
+    /// CPU time of an operation of grpc-tcp divided by that of this row.
+    #[serde(rename = "cpu_ratio")]
+    pub(crate) cpu: Option<f64>,
 }
 
-impl Ratio {
+impl Ratios {
     /// Compares `row` with the `grpc-tcp` row of its cell among `rows`.
     pub(crate) fn of(row: &Row, rows: &[Row]) -> Self {
         let is_base = |other: &&Row| other.mode == Mode::GrpcTcp && other.is_beside(row);
@@ -151,11 +213,28 @@ impl Ratio {
         let ratio = |over: f64, under: f64| (over > 0.0 && under > 0.0).then(|| over / under);
         // The latency of a saturated mode grows with the length of the run.
         let settled = [base, row].iter().all(|row| row.saturated != Some(true));
+        let p99 = base.p99_us.zip(row.p99_us).and_then(|(base, row)| ratio(base, row));
         Self {
             latency: ratio(base.p50_us, row.p50_us).filter(|_| settled),
+            latency_range: None,
+            p99: p99.filter(|_| settled),
             throughput: ratio(row.ops_per_s, base.ops_per_s),
+            cpu: ratio(base.cpu_us_per_op, row.cpu_us_per_op),
         }
     }
+}
+
+/// Compares the rows of each round with `grpc-tcp`, and returns the medians of the rounds.
+pub(crate) fn medians(mut rounds: Vec<Vec<Row>>) -> Vec<Row> {
+    for rows in &mut rounds {
+        let ratios: Vec<Ratios> = rows.iter().map(|row| Ratios::of(row, rows)).collect();
+        rows.iter_mut().zip(ratios).for_each(|(row, ratios)| row.ratios = ratios);
+    }
+    let of_all = |row: &Row| {
+        let is_same = |other: &&Row| other.mode == row.mode && other.is_beside(row);
+        Row::of_rounds(&rounds.iter().flatten().filter(is_same).collect::<Vec<_>>())
+    };
+    rounds.first().into_iter().flatten().filter_map(of_all).collect()
 }
 
 /// Fails if a mode that uses RDMA, or `grpc-tcp-shared`, has less than `least` times the throughput of
@@ -163,7 +242,7 @@ impl Ratio {
 /// compared.
 pub(crate) fn check_ratios(least: f64, rows: &[Row]) -> Result<(), Failure> {
     let short = |row: &Row| {
-        let ratio = Ratio::of(row, rows).throughput.filter(|ratio| *ratio < least)?;
+        let ratio = row.ratios.throughput.filter(|ratio| *ratio < least)?;
         Some(format!("{} at {}: {} times", row.mode, row.cell.label(), units::digits(ratio)))
     };
     // At a rate all modes have the throughput that is offered.
@@ -196,7 +275,9 @@ pub(crate) struct Facts {
     container: bool,
     /// Cores that the processes were kept on; absent if they were not pinned.
     cores: Option<Cores>,
+    /// How long each mode was measured in each cell, in each of so many rounds.
     seconds_per_cell_and_mode: f64,
+    rounds: u32,
     checks: Checks,
     /// Descriptions of the workloads' operations.
     #[serde(skip)]
@@ -250,6 +331,7 @@ impl Facts {
             container: options.container,
             cores,
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
+            rounds: options.rounds,
             checks,
             workloads: workloads(&plan.cells),
             open_loop: plan.is_open_loop() || plan.rates.is_some(),
@@ -261,6 +343,11 @@ impl Facts {
         let cores = match self.cores {
             Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
             None => format!("not pinned ({})", self.conditions.why_not_pinned()),
+        };
+        let seconds = units::digits(self.seconds_per_cell_and_mode);
+        let rounds = match self.rounds {
+            1 => String::new(),
+            rounds => format!(", in each of {rounds} rounds, whose medians are below"),
         };
         let apart = if self.container { "; the server is in a container of its own" } else { "" };
         let mut lines = Vec::new();
@@ -275,10 +362,7 @@ impl Facts {
             ("receiver", self.receiver()),
             ("runtime", format!("tokio, {}, in both processes", self.conditions.runtime)),
             ("processes", cores + apart),
-            (
-                "time",
-                format!("{} s for each mode in each cell", units::digits(self.seconds_per_cell_and_mode)),
-            ),
+            ("time", format!("{seconds} s for each mode in each cell{rounds}")),
             ("content", self.checks.summary()),
         ]);
         lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
@@ -315,6 +399,11 @@ busy: connections that make calls; the others are open and idle. in flight: call
 p50 of one ×: the median as a multiple of the mode's own with one connection.
 memory each: resident memory of both processes for each connection beyond the first, shared pages counted once; before the \
 calls where one connection is busy, after them where all are. With one connection: everything that came with it.";
+
+/// Explains the figures of several rounds.
+const OF_ROUNDS: &str = "
+figures are medians of the rounds, and ratios are medians of the ratios within each round. in all rounds: the least and the \
+largest latency × of a round, and for grpc-tcp its median p50 over that of a round. errors: of all rounds.";
 
 /// Explains the modes that carry tensors.
 const OF_TENSORS: &str = "
@@ -390,9 +479,12 @@ fn columns(rows: &[Row]) -> Vec<Column<Row>> {
         column("CPU/op", |row, _| measured(row, units::micros(row.cpu_us_per_op))),
         column("switches/op", |row, _| measured(row, units::digits(row.switches_per_op))),
         column("errors", |row, _| row.errors.to_string()),
-        column("latency ×", |row, rows| times(Ratio::of(row, rows).latency)),
-        column("throughput ×", |row, rows| times(Ratio::of(row, rows).throughput)),
+        column("latency ×", |row, _| times(row.ratios.latency)),
     ]);
+    if is_of_rounds(rows) {
+        columns.push(column("in all rounds", |row, _| row.ratios.latency_range.map_or_else(dash, range)));
+    }
+    columns.push(column("throughput ×", |row, _| times(row.ratios.throughput)));
     if of_connections {
         columns.extend([
             column("p50 of one ×", |row, rows| times(row.times_one(rows))),
@@ -408,6 +500,14 @@ fn is_open_loop(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.rate.is_some())
 }
 
+fn is_of_rounds(rows: &[Row]) -> bool {
+    rows.iter().any(|row| row.ratios.latency_range.is_some())
+}
+
+fn range([least, most]: [f64; 2]) -> String {
+    format!("{} to {}", times(Some(least)), times(Some(most)))
+}
+
 fn is_of_connections(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.connections.is_some())
 }
@@ -420,6 +520,9 @@ fn legend(rows: &[Row]) -> String {
         .to_owned();
     for (mode, text) in EXPLAINED.iter().filter(|(mode, _)| rows.iter().any(|row| row.mode == *mode)) {
         legend.push_str(&format!("\n{mode}: {text}"));
+    }
+    if is_of_rounds(rows) {
+        legend.push_str(OF_ROUNDS);
     }
     let any = |applies: fn(&Row) -> bool| rows.iter().any(applies);
     let notes = [
@@ -477,11 +580,17 @@ mod row_tests {
             cpu_us_per_op: p50_us,
             switches_per_op: 4.0,
             sleeps_per_op: 2.0,
+            ratios: Ratios::default(),
             first_error: None,
             skipped: None,
             connections: None,
             cell,
         }
+    }
+
+    /// Returns the rows of a run of one round.
+    pub(super) fn compared(rows: &[Row]) -> Vec<Row> {
+        medians(vec![rows.to_vec()])
     }
 
     fn of_connections(mode: &'static str, connections: usize, busy: usize, p50_us: f64) -> Row {
@@ -499,7 +608,8 @@ mod row_tests {
             of_connections("grpc-native", 8, 8, 20.0),
             of_connections("grpc-native", 8, 1, 5.0),
         ];
-        let times = |row: &Row| (row.times_one(&rows), Ratio::of(row, &rows).latency);
+        let rows = compared(&rows);
+        let times = |row: &Row| (row.times_one(&rows), row.ratios.latency);
         assert_eq!(times(&rows[3]), (Some(5.0), Some(20.0)));
         assert_eq!(times(&rows[4]), (Some(1.25), None));
     }
@@ -530,12 +640,13 @@ mod row_tests {
             sample_row("rdma-zerocp-await", large, 10_000.0),
         ];
         // A mode that is half as fast is not below one half.
-        check_ratios(0.5, &rows[..5]).unwrap();
+        check_ratios(0.5, &compared(&rows[..5])).unwrap();
+        let rows = compared(&rows);
         let failure = check_ratios(0.5, &rows).unwrap_err().to_string();
         assert!(failure.ends_with("grpc-tcp: rdma-zerocp-await at 1 MiB × 8: 0.0100 times"), "{failure}");
         let at_rate = Cell { rate: Some(1e9), ..small };
-        check_ratios(0.5, &[sample_row("grpc-tcp", at_rate, 1.0), sample_row("grpc-rdma", at_rate, 9.0)])
-            .unwrap();
+        let at_rate = [sample_row("grpc-tcp", at_rate, 1.0), sample_row("grpc-rdma", at_rate, 9.0)];
+        check_ratios(0.5, &compared(&at_rate)).unwrap();
         let failure = check_ratios(2.5, &rows).unwrap_err().to_string();
         assert!(failure.contains("grpc-rdma at 64 B × 1: 0.50 times; grpc-rdma at 1 MiB × 8: 2.00 times"));
         assert!(!failure.contains("uds") && !failure.contains("memcpy"), "{failure}");
@@ -546,26 +657,66 @@ mod row_tests {
         let cell = Cell::closed(3 << 30, 1);
         let mut tcp = sample_row("grpc-tcp", cell, 100.0);
         (tcp.ops, tcp.ops_per_s, tcp.p50_us) = (0, 0.0, 0.0);
-        check_ratios(0.5, &[tcp, sample_row("rdma-zerocp", cell, 1e9)]).unwrap();
+        check_ratios(0.5, &compared(&[tcp, sample_row("rdma-zerocp", cell, 1e9)])).unwrap();
     }
 
     #[test]
     fn ratios_compare_rows_of_the_same_cell() {
-        let rows = [
+        let rows = compared(&[
             sample_row("grpc-tcp", Cell::closed(64, 1), 80.0),
             sample_row("grpc-uds", Cell::closed(64, 1), 40.0),
             sample_row("grpc-uds", Cell::closed(64, 2), 1.0),
-        ];
-        assert_eq!(Ratio::of(&rows[0], &rows), Ratio { latency: Some(1.0), throughput: Some(1.0) });
-        assert_eq!(Ratio::of(&rows[1], &rows), Ratio { latency: Some(2.0), throughput: Some(2.0) });
-        assert_eq!(Ratio::of(&rows[2], &rows), Ratio::default());
+        ]);
+        let all = |ratio| {
+            let ratio = Some(ratio);
+            Ratios { latency: ratio, latency_range: None, p99: ratio, throughput: ratio, cpu: ratio }
+        };
+        assert_eq!([rows[0].ratios, rows[1].ratios], [all(1.0), all(2.0)]);
+        assert_eq!(rows[2].ratios, Ratios::default());
+    }
+
+    #[test]
+    fn rows_of_rounds_are_medians_and_ratios_are_of_the_same_round() {
+        let cell = Cell::closed(64, 1);
+        let round = |tcp, rdma| vec![sample_row("grpc-tcp", cell, tcp), sample_row("grpc-rdma", cell, rdma)];
+        let mut rounds = vec![round(100.0, 50.0), round(30.0, 60.0), round(90.0, 10.0)];
+        (rounds[0][1].p99_us, rounds[2][1].p999_us) = (None, None);
+        (rounds[1][1].p999_us, rounds[1][1].errors) = (None, 2);
+        rounds[1][1].first_error = Some("it broke".to_owned());
+        let rows = medians(rounds);
+        let rdma = &rows[1];
+        assert_eq!(rows[0].ratios.latency_range, Some([0.9, 3.0]), "its own spread");
+        assert_eq!((rows.len(), rows[0].p50_us, rdma.p50_us, rdma.cpu_us_per_op), (2, 90.0, 50.0, 50.0));
+        // The ratio of the medians would be 1.8.
+        let Ratios { latency, latency_range, p99, throughput, cpu } = rdma.ratios;
+        assert_eq!((latency, latency_range, throughput), (Some(2.0), Some([0.5, 9.0]), Some(2.0)));
+        // Two rounds have a p99, and one has a p999.
+        assert_eq!((cpu, p99, rdma.p99_us, rdma.p999_us), (Some(2.0), Some(4.75), Some(70.0), None));
+        assert_eq!((rdma.ops, rdma.errors, rdma.first_error.as_deref()), (3000, 2, Some("it broke")));
+        check_ratios(2.0, &rows).unwrap();
+        let failure = check_ratios(2.5, &rows).unwrap_err().to_string();
+        assert!(failure.ends_with("grpc-rdma at 64 B × 1: 2.00 times"), "{failure}");
+    }
+
+    #[test]
+    fn a_mode_that_fell_behind_in_most_rounds_is_saturated() {
+        let cell = Cell { rate: Some(20_000.0), ..Cell::closed(64, 1) };
+        let round = |tcp| vec![sample_row("grpc-tcp", cell, tcp), sample_row("grpc-rdma", cell, 10.0)];
+        let once = medians(vec![round(40.0), round(80.0), round(20.0)]);
+        let twice = medians(vec![round(40.0), round(80.0), round(80.0)]);
+        let told = |rows: &[Row]| (rows[0].saturated, rows[1].saturated, rows[1].ratios.latency);
+        assert_eq!(told(&once), (Some(false), Some(false), Some(3.0)));
+        assert_eq!(told(&twice), (Some(true), Some(false), None));
+        assert_eq!((once[1].ratios.latency_range, twice[1].ratios.latency_range), (Some([2.0, 4.0]), None));
+        assert_eq!(twice[0].unsent, Some(0));
     }
 
     #[test]
     fn latencies_of_a_saturated_mode_are_not_compared() {
         let cell = Cell { rate: Some(20_000.0), ..Cell::closed(64, 1) };
-        let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, 10.0)];
-        assert_eq!(Ratio::of(&rows[1], &rows), Ratio { latency: None, throughput: Some(8.0) });
+        let rows = compared(&[sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, 10.0)]);
+        let Ratios { latency, p99, throughput, .. } = rows[1].ratios;
+        assert_eq!((latency, p99, throughput), (None, None, Some(8.0)));
     }
 
     #[test]
@@ -579,10 +730,9 @@ mod row_tests {
         let json = serde_json::to_value(sample_row("grpc-tcp", Cell::closed(64, 1), 80.0)).unwrap();
         let mut names: Vec<_> = json.as_object().unwrap().keys().cloned().collect();
         names.sort();
-        let before =
-            ["cpu_us_per_op", "direction", "errors", "gbytes_per_s", "inflight", "mode", "ops", "ops_per_s"];
-        let after = ["p50_us", "p999_us", "p99_us", "sleeps_per_op", "switches_per_op"];
-        assert_eq!(names, ["bytes"].into_iter().chain(before).chain(after).collect::<Vec<_>>());
+        let expected = "bytes cpu_ratio cpu_us_per_op direction errors gbytes_per_s inflight latency_ratio mode ops ops_per_s \
+                        p50_us p999_us p99_ratio p99_us sleeps_per_op switches_per_op throughput_ratio";
+        assert_eq!(names.join(" "), expected);
     }
 }
 
@@ -593,11 +743,12 @@ mod show_tests {
     use super::*;
     use crate::compare::plan::Cell;
     use crate::compare::results::Connections;
-    use crate::compare::results::row_tests::sample_row;
+    use crate::compare::results::row_tests::{compared, sample_row};
     use crate::workload::{Mix, Workload};
 
     fn table(rows: &[Row]) -> String {
-        let report = report(&(), Vec::new(), rows);
+        let rows = compared(rows);
+        let report = report(&(), Vec::new(), &rows);
         // The explanation below the table names modes, too.
         Report { legend: String::new(), ..report }.text()
     }
@@ -642,6 +793,16 @@ mod show_tests {
         let rdma = text.lines().find(|line| line.contains("grpc-rdma")).unwrap_or_default();
         assert!(rdma.contains("100 k") && !rdma.contains("saturated") && rdma.contains("30.0 µs"), "{text}");
         assert!(legend(&rows).contains("fell behind") && !legend(&rows[1..]).contains("fell behind"));
+    }
+
+    #[test]
+    fn rows_of_rounds_have_the_least_and_the_largest_ratio() {
+        let cell = Cell::closed(64, 1);
+        let round = |rdma| vec![sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, rdma)];
+        let rows = medians(vec![round(40.0), round(160.0)]);
+        let text = report(&(), Vec::new(), &rows).text();
+        assert!(text.contains("in all rounds") && text.contains("0.50 to 2.00"), "{text}");
+        assert!(text.contains("medians of the rounds") && !legend(&rows[..0]).contains("rounds"), "{text}");
     }
 
     fn of_connections() -> Vec<Row> {

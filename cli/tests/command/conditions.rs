@@ -76,6 +76,35 @@ fn defaults_have_cells_with_and_without_a_rate() {
 }
 
 #[test]
+fn rounds_give_medians_with_the_spread_of_the_latency() {
+    for arguments in [&["--inflight", "1"][..], &["--rate", "100"]] {
+        let (one, printed) = short(arguments);
+        assert_eq!(one["rounds"], 1);
+        assert!(!printed.contains("rounds") && !one.to_string().contains("range"), "{printed}");
+        let (three, printed) = short(&[arguments, &["--rounds", "3"]].concat());
+        assert_eq!(three["rounds"], 3);
+        let ranges = three.to_string().contains("latency_ratio_range");
+        assert_eq!(
+            (printed.contains("in each of 3 rounds"), printed.contains("in all rounds")),
+            (true, ranges)
+        );
+        for row in three["rows"].as_array().unwrap() {
+            let Some(range) = row["latency_ratio_range"].as_array() else {
+                // A rate that most rounds could not keep has no ratio, on a slow machine in all modes.
+                assert!(row["latency_ratio"].is_null() && row["rate"].is_f64(), "{row}");
+                continue;
+            };
+            let ratios = [range[0].as_f64(), row["latency_ratio"].as_f64(), range[1].as_f64()];
+            assert!(ratios[0] > Some(0.0) && ratios.is_sorted(), "{row}");
+        }
+    }
+    // The medians of both kinds of cells, as many rows as one round has.
+    let more = ["--rounds", "2", "--modes", "grpc-tcp,grpc-native", "--duration", "0.05"];
+    let (written, _) = compare(&[&["--defaults", "--quick"], &more[..]].concat());
+    assert_eq!(written["rows"].as_array().unwrap().len(), 6 * 2);
+}
+
+#[test]
 fn a_comparison_runs_under_half_a_cpu() {
     let under = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/under");
     let start = |condition: &str, arguments: &[&str]| {
