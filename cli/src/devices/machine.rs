@@ -1,6 +1,7 @@
 //! The limits and settings of the machine and of this user that matter for RDMA.
 
 use serde::Serialize;
+use tonic_rdma::unstable::Processors;
 use tonic_rdma_commands::units;
 use tonic_rdma_verbs::unstable;
 
@@ -16,7 +17,19 @@ pub(crate) struct Finding {
 
 /// Returns all findings.
 pub(crate) fn findings() -> Vec<Finding> {
-    vec![memlock(), open_files(), huge_pages(), kernel_devices(), soft_folder(), soft_peers(), identity()]
+    let soft = [soft_folder(), soft_peers(), identity()];
+    [memlock(), open_files(), processors(), huge_pages(), kernel_devices()].into_iter().chain(soft).collect()
+}
+
+/// Checks the processors and the CPU limit. Both decide how long an end that waits polls.
+fn processors() -> Finding {
+    let it = Processors::current();
+    let limit = it.limit.map(|limit| format!(", limited to {} CPUs", units::digits(f64::from(limit) / 1e3)));
+    let plural = if it.cores == 1 { "core" } else { "cores" };
+    let found = format!("{} CPUs of {} {plural}{}", it.cpus, it.cores, limit.unwrap_or_default());
+    let advice = "below two CPUs an end that waits sleeps after 20 µs, and below one CPU at once: a higher limit of its control \
+                  groups lets it poll for longer";
+    Finding { what: "processors", found, advice: it.is_limited().then(|| advice.to_owned()) }
 }
 
 /// Checks the limit on locked memory. Devices of the kernel lock the memory that they register.

@@ -10,6 +10,7 @@ use std::{fs, thread};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use serde::Serialize;
+use tonic_rdma::unstable::Processors;
 use tonic_rdma_commands::cores::{self, Cores};
 use tonic_rdma_commands::{Named as _, units};
 
@@ -194,6 +195,9 @@ pub(crate) struct Machine {
     pub(crate) cpu: String,
     pub(crate) cores: usize,
     pub(crate) kernel: String,
+    /// The CPU time that control groups allow this process, in CPUs; absent without a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_limit: Option<f64>,
 }
 
 impl Machine {
@@ -207,6 +211,7 @@ impl Machine {
             // All cores, and not only those that this process may use: it has pinned itself to one.
             cores: cpuinfo.lines().filter(|line| line.starts_with("processor")).count().max(1),
             kernel: kernel.trim().to_owned(),
+            cpu_limit: Processors::current().limit.map(|thousandths| f64::from(thousandths) / 1e3),
         }
     }
 }
@@ -244,11 +249,12 @@ impl Environment {
         where_in: &str,
         lines: Vec<(&'static str, String)>,
     ) -> Vec<(&'static str, String)> {
-        let Machine { cpu, cores, kernel } = &self.machine;
+        let Machine { cpu, cores, kernel, cpu_limit } = &self.machine;
+        let limit = cpu_limit.map(|cpus| format!(", limited to {} CPUs", units::digits(cpus)));
         let mut all = vec![
             ("provider", self.provider.clone()),
             ("allocator", format!("{} in {where_in} processes, for all modes", self.allocator)),
-            ("machine", format!("{cpu}, {cores} cores, Linux {kernel}")),
+            ("machine", format!("{cpu}, {cores} cores, Linux {kernel}") + &limit.unwrap_or_default()),
             ("this machine", self.round_trips.summary()),
         ];
         all.extend(lines);

@@ -125,7 +125,12 @@ fn a_comparison_runs_under_half_a_cpu() {
         let said = String::from_utf8_lossy(&output.stderr);
         match output.status.code() {
             Some(77) => println!("{}", said.trim().trim_start_matches("under: ")),
-            status => assert_eq!(status, Some(0), "{condition}: {said}"),
+            status => {
+                assert_eq!(status, Some(0), "{condition}: {said}");
+                let printed = String::from_utf8_lossy(&output.stdout);
+                let is_limited = printed.contains(", limited to 0.50 CPUs");
+                assert_eq!(is_limited, arguments.len() > 1, "{condition}: {printed}");
+            }
         }
     }
 }

@@ -8,7 +8,8 @@ use super::process::{run, tonic_rdma};
 fn devices_are_listed() {
     let text = run(&["devices"]);
     assert!(text.status.success());
-    assert!(String::from_utf8_lossy(&text.stdout).contains("soft0 (soft): usable"));
+    let printed = String::from_utf8_lossy(&text.stdout);
+    assert!(printed.contains("soft0 (soft): usable") && printed.contains("\nprocessors: "), "{printed}");
     let json: Value = serde_json::from_slice(&run(&["devices", "--json"]).stdout).unwrap();
     assert_eq!(json["devices"][0]["name"], "soft0");
     assert_eq!(json["devices"][0]["usable"], true);
