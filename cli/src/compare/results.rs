@@ -521,20 +521,16 @@ fn legend(rows: &[Row]) -> String {
     for (mode, text) in EXPLAINED.iter().filter(|(mode, _)| rows.iter().any(|row| row.mode == *mode)) {
         legend.push_str(&format!("\n{mode}: {text}"));
     }
-    if is_of_rounds(rows) {
-        legend.push_str(OF_ROUNDS);
-    }
     let any = |applies: fn(&Row) -> bool| rows.iter().any(applies);
     let notes = [
+        (is_of_rounds(rows), OF_ROUNDS),
         (any(|row| row.mode.carries_tensors()), OF_TENSORS),
         (any(|row| row.ops > 0 && row.p99_us.is_none()), "\np99: only of 100 operations or more."),
         (any(|row| row.saturated == Some(true)), OF_SATURATION),
+        (is_of_connections(rows), OF_CONNECTIONS),
     ];
     for (_, text) in notes.iter().filter(|(applies, _)| *applies) {
         legend.push_str(text);
-    }
-    if is_of_connections(rows) {
-        legend.push_str(OF_CONNECTIONS);
     }
     for row in rows {
         if let Some(reason) = &row.skipped {
