@@ -24,7 +24,7 @@ use crate::system_calls::{EPOLL, FUTEX_WAKE, SUPERVISOR, SystemCalls};
 
 const CALLS: usize = 60;
 const FIRST_CALLS: usize = 10;
-/// The thread of the software device. It looks after connections every few milliseconds while there is
+/// The thread of the software device. It looks after connections some 30 times a second while there is
 /// traffic, whatever the number of calls.
 const DEVICE: &str = "rdma-soft";
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::Mutex;
 use loom::thread;
 use tonic_rdma_verbs::unstable::shared_memory::{
-    Answered, Arming, Attention, Debt, Flags, Guarded, Header, Kind, Orders, Reader, Word, Writer,
+    Answered, Arming, Attention, Debt, Flags, Guarded, Header, Kind, Orders, Reader, Watch, Word, Writer,
 };
 
 use crate::{Loom, LoomWord, explore, words};
@@ -312,23 +312,28 @@ pub fn arming_settles_debts<O: Orders + 'static>() -> u64 {
     no_debt_is_lost::<O>(false, Debt::<Loom, O>::PROGRESS)
 }
 
-/// A guard ends while a record is published. The record has a guard. As `Core::settle` and
-/// `Core::watch_records`.
+/// A guard ends while a record is published, or becomes less watchful. The record has a watchful guard. As
+/// `Core::settle` and `Core::watch_records`.
 pub fn no_record_is_unguarded<O: Orders + 'static>() -> u64 {
-    explore(|| {
-        let guarded = Arc::new(Guarded::<Loom, O>::default());
-        assert!(guarded.begin() && !guarded.begin(), "model: a guard begins twice");
-        let published = Arc::new(LoomWord::new(0));
-        let poster = {
-            let (guarded, published) = (Arc::clone(&guarded), Arc::clone(&published));
-            thread::spawn(move || {
-                published.store(1, Relaxed);
-                let _ = Attention::of_peer::<Loom, O>(&LoomWord::new(0));
-                guarded.begin()
-            })
-        };
-        let stays_guarded = !guarded.end(|| published.load(Relaxed) == 1);
-        let begins = poster.join().unwrap_or(false);
-        assert!(stays_guarded || begins, "model: the record has no guard");
-    })
+    let lowered = |to| {
+        explore(move || {
+            let guarded = Arc::new(Guarded::<Loom, O>::default());
+            let asks = |guarded: &Guarded<Loom, O>| guarded.ask(Watch::Often);
+            assert!(asks(&guarded) && !asks(&guarded), "model: a guard begins twice");
+            let published = Arc::new(LoomWord::new(0));
+            let poster = {
+                let (guarded, published) = (Arc::clone(&guarded), Arc::clone(&published));
+                thread::spawn(move || {
+                    published.store(1, Relaxed);
+                    let _ = Attention::of_peer::<Loom, O>(&LoomWord::new(0));
+                    asks(&guarded)
+                })
+            };
+            let stays_guarded = !guarded.lower(to, || published.load(Relaxed) == 1);
+            let begins = poster.join().unwrap_or(false);
+            assert!(stays_guarded || begins, "model: the record has no guard");
+            assert!(guarded.is(Watch::Often), "model: the guard of the record sleeps");
+        })
+    };
+    lowered(Watch::Never) + lowered(Watch::Seldom)
 }

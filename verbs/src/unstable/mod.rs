@@ -24,7 +24,7 @@ pub mod units {
 /// The code of the software device's shared memory, generic over the atomics. The models in `verbs/models`
 /// run it.
 pub mod shared_memory {
-    pub use crate::soft::shared::attention::{Answered, Arming, Attention, Debt, Guarded};
+    pub use crate::soft::shared::attention::{Answered, Arming, Attention, Debt, Guarded, Watch};
     pub use crate::soft::shared::bias::{Bias, Seat, Seats};
     pub use crate::soft::shared::end::{EndState, Failure, unless_revoked};
     pub use crate::soft::shared::platform::{Orders, Platform, Shipping, Word};

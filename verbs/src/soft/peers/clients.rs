@@ -20,6 +20,7 @@ use super::message::{Address, Answer, Object};
 use super::received::Socket;
 use super::segments::Segments;
 use crate::soft::events::EventEnd;
+use crate::soft::shared::attention::Watch;
 use crate::soft::shared::end::EndState;
 
 /// Largest number of unproven connections. A device proves each connection with its first request.
@@ -225,9 +226,8 @@ pub(crate) trait ServedQueuePair: Any + Debug + Send + Sync {
     /// Carries out the records of the peer, because no thread polls. Returns true if there are more.
     fn carry_out(&self) -> bool;
 
-    /// Checks whether the peer takes the records of this queue pair. Returns false when there is nothing to
-    /// watch any more.
-    fn watch(&self) -> bool;
+    /// Checks whether the peer takes the records of this queue pair. Returns how often to check from now on.
+    fn watch(&self) -> Watch;
 
     /// Notes that the peer died.
     fn fail(&self);

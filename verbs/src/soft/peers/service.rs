@@ -24,12 +24,18 @@ use super::segments::LeaveAnswer;
 use super::sockets::Listener;
 use crate::host_memory::Charge;
 use crate::panics::lock;
+use crate::soft::shared::attention::Watch;
 use crate::soft::{biased_lock, closer};
 
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 /// Most requests of one client that are answered before the requests of the other clients.
 const REQUESTS_PER_ROUND: usize = 8;
+
+/// Time between two checks of the guarded queue pairs while a peer may have records that no thread takes.
+const SHORT_PAUSE: Duration = Duration::from_millis(4);
+/// The same while all peers have got events, or sleep at times and are awake.
+const LONG_PAUSE: Duration = Duration::from_millis(32);
 
 /// The checks for segments that peers are to be reminded of.
 #[derive(Debug)]
@@ -65,6 +71,8 @@ pub(crate) struct Service {
     deadlines: Mutex<BinaryHeap<Deadline>>,
     /// Queue pairs whose records this thread watches.
     guarded: Mutex<Vec<Weak<dyn ServedQueuePair>>>,
+    /// Whether the next check of them is due after the short pause.
+    hurries: AtomicBool,
     /// Whether a segment was withdrawn since the last check for those that peers are to be reminded of.
     reminding: AtomicBool,
     /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
@@ -89,6 +97,7 @@ impl Service {
             queue_pairs: Mutex::default(),
             deadlines: Mutex::default(),
             guarded: Mutex::default(),
+            hurries: AtomicBool::new(false),
             reminding: AtomicBool::new(false),
             kept: Mutex::default(),
         })
@@ -187,30 +196,46 @@ impl Service {
         }
     }
 
-    /// Watches the records of a queue pair, until it needs that no longer.
-    pub(crate) fn guard(&self, queue_pair: Weak<dyn ServedQueuePair>) {
+    /// Watches the records of one more queue pair as often as `watch`, or of a known one more often than
+    /// before, until it needs that no longer.
+    pub(crate) fn guard(&self, queue_pair: Option<Weak<dyn ServedQueuePair>>, watch: Watch) {
         let mut guarded = lock(&self.guarded);
         let first = guarded.is_empty();
-        guarded.push(queue_pair);
+        guarded.extend(queue_pair);
         drop(guarded);
-        if first {
+        let hurries = watch == Watch::Often && !self.hurries.swap(true, SeqCst);
+        if first || hurries {
             self.wake();
         }
     }
 
-    /// Watches the guarded queue pairs. Returns whether there are any.
-    fn watch_guarded(&self) -> bool {
+    /// Watches the guarded queue pairs. Returns the time until the next check; `None` if there are none.
+    fn watch_guarded(&self) -> Option<Duration> {
+        // Before the checks, so that a queue pair that hurries meanwhile is not overlooked.
+        self.hurries.store(false, SeqCst);
         let mut checked = std::mem::take(&mut *lock(&self.guarded));
-        checked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.watch()));
+        let mut often = Watch::Never;
+        checked.retain(|queue_pair| {
+            let watch = queue_pair.upgrade().map_or(Watch::Never, |queue_pair| queue_pair.watch());
+            often = often.max(watch);
+            watch != Watch::Never
+        });
         let mut guarded = lock(&self.guarded);
         guarded.append(&mut checked);
-        let guards = !guarded.is_empty();
-        drop(guarded);
-        if guards {
-            // There is traffic, so the locks of queue pairs are worth a bias.
-            biased_lock::prepare();
+        if guarded.is_empty() {
+            return None;
         }
-        guards
+        drop(guarded);
+        // There is traffic, so the locks of queue pairs are worth a bias.
+        biased_lock::prepare();
+        Some(if often == Watch::Often { SHORT_PAUSE } else { LONG_PAUSE })
+    }
+
+    /// Returns the time until the next check of the guarded queue pairs is due, after a pause of `pause`;
+    /// `None` if there are none.
+    fn next_check(&self, pause: Duration) -> Option<Duration> {
+        let pause = if self.hurries.load(SeqCst) { SHORT_PAUSE } else { pause };
+        (!lock(&self.guarded).is_empty()).then_some(pause)
     }
 
     /// Carries out records of the queue pairs that peers have asked for, a limited number of each. Returns
@@ -222,12 +247,10 @@ impl Service {
 
     /// Runs the thread until [`stop`](Self::stop).
     pub(crate) fn run(&self) {
-        /// Time between two checks of the guarded queue pairs.
-        const GUARD_PAUSE: Duration = Duration::from_millis(4);
         let mut clients = Clients::default();
         let mut events = Vec::with_capacity(64);
         let mut asked = Vec::new();
-        let mut checked = Instant::now();
+        let (mut checked, mut pause) = (Instant::now(), SHORT_PAUSE);
         let mut reminders = Reminders { checked: Instant::now(), next: None };
         while !self.stop.load(SeqCst) {
             let mut timeout = self.notify_due();
@@ -237,16 +260,15 @@ impl Service {
                 // There is traffic, perhaps only of the peer, so the locks of queue pairs are worth a bias.
                 biased_lock::prepare();
             }
-            let guards = if checked.elapsed() >= GUARD_PAUSE {
+            let mut check = self.next_check(pause);
+            if check.is_some_and(|pause| checked.elapsed() >= pause) {
                 checked = Instant::now();
-                self.watch_guarded()
-            } else {
-                !lock(&self.guarded).is_empty()
-            };
-            let limit = match (more, guards) {
-                (true, _) => Some(Duration::ZERO),
-                (false, true) => Some(GUARD_PAUSE.saturating_sub(checked.elapsed())),
-                (false, false) => None,
+                pause = self.watch_guarded().unwrap_or(LONG_PAUSE);
+                check = self.next_check(pause);
+            }
+            let limit = match more {
+                true => Some(Duration::ZERO),
+                false => check.map(|pause| pause.saturating_sub(checked.elapsed())),
             };
             let reminder =
                 self.remind(&mut reminders).map(|due| due.saturating_duration_since(Instant::now()));

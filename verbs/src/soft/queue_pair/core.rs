@@ -18,7 +18,7 @@ use crate::soft::peers::message::{Address, Answer, EndAnswer, Object};
 use crate::soft::peers::peer::Peer;
 use crate::soft::peers::received::Socket;
 use crate::soft::peers::segments::{Segment, Segments};
-use crate::soft::shared::attention::{Attention, Guarded};
+use crate::soft::shared::attention::{Attention, Guarded, Watch};
 use crate::soft::shared::end::{EndState, Failure, PairEnd};
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::table::RegionTable;
@@ -58,9 +58,9 @@ pub(crate) struct Core {
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
     pub(in crate::soft) guarded: Guarded<Native, Shipping>,
-    /// The position that the peer had taken at the last check of the guard, and the number of checks without
-    /// a change.
     guard: Mutex<Guard>,
+    /// Whether the peer has slept in its completion queue lately, so that it learns of records itself.
+    peer_sleeps: AtomicBool,
 }
 
 /// The descriptor of the end, until the peer has taken it, and the token of the one queue pair that may take
@@ -75,10 +75,39 @@ struct Grant {
     event_ends: Weak<Mutex<Vec<EventEnd>>>,
 }
 
+/// What the last checks of the guard have found.
 #[derive(Debug, Default)]
 struct Guard {
+    /// The position that the peer had taken.
     taken: u64,
+    /// The number of checks without a change of it.
     idle: u32,
+    /// The number of checks since there were records for which the peer was not called, the number of checks
+    /// that these records get, and when the last of them was.
+    often: u32,
+    most: u32,
+    last: Option<Instant>,
+    /// The peer's last request for an event, and when it was seen first.
+    request: u64,
+    asked: Option<Instant>,
+}
+
+impl Guard {
+    /// Notes a check for records for which the peer was not called. Returns whether there were enough checks.
+    /// There are the more, the sooner such records follow one another, because the threads that publish them
+    /// have to wake the guard whenever it has begun to check seldom.
+    fn has_checked(&mut self, now: Instant) -> bool {
+        const LEAST: u32 = 2;
+        const MOST: u32 = 32;
+        const SOON: Duration = Duration::from_millis(16);
+        if self.often == 0 {
+            let is_soon = self.last.is_some_and(|last| now.saturating_duration_since(last) < SOON);
+            self.most = if is_soon { (2 * self.most).min(MOST) } else { LEAST };
+        }
+        self.last = Some(now);
+        self.often += 1;
+        self.often > self.most
+    }
 }
 
 const RESET: u8 = 0;
@@ -130,6 +159,7 @@ impl Core {
             published: AtomicU64::new(0),
             guarded: Guarded::default(),
             guard: Mutex::default(),
+            peer_sleeps: AtomicBool::new(false),
         }))
     }
 
@@ -289,11 +319,15 @@ impl Core {
         }
     }
 
-    /// Tells the peer of new records; `debt` is their kind.
+    /// Tells the peer of new records, up to the position `published`; `debt` is their kind. Returns whether the
+    /// peer has got an event.
     #[inline]
-    pub(super) fn announce_news(&self, connection: &Connection, debt: u8) {
-        connection.announce_news(debt);
+    pub(super) fn announce_news(&self, published: u64, debt: u8) -> bool {
+        self.published.store(published, Relaxed);
+        let Some(connection) = self.connection() else { return false };
+        let is_called = connection.announce_news(debt);
         self.owe(connection, debt);
+        is_called
     }
 
     /// Notes that this side has carried out the peer's records up to the position `taken`. Before the visit
@@ -358,13 +392,14 @@ impl Core {
         }
     }
 
-    /// Shows this side's progress, and checks the peer's attention with the fence.
-    fn check_attention(&self, connection: &Connection, debt: u8) {
+    /// Shows this side's progress, and checks the peer's attention with the fence. Returns whether the peer
+    /// has got an event for new records.
+    fn check_attention(&self, connection: &Connection, debt: u8) -> bool {
         if debt & Debt::PROGRESS != 0 {
             // The queue may have been armed after the caller had decided to show the progress later.
             self.show_progress();
         }
-        connection.settle(debt);
+        connection.settle(debt)
     }
 
     /// Returns whether this side owes the peer a check.
@@ -377,17 +412,25 @@ impl Core {
     #[cold]
     pub(super) fn settle(&self) {
         let mut debt = self.debt.take();
-        if let Some(connection) = self.connection() {
-            if connection.take_unpoked() {
-                debt |= Debt::NEWS | Debt::PROGRESS;
-            }
-            self.check_attention(connection, debt);
+        let Some(connection) = self.connection() else { return };
+        if connection.take_unpoked() {
+            debt |= Debt::NEWS | Debt::PROGRESS;
         }
+        if self.all_is_taken(connection) {
+            // The peer may have asked for the next event since. These records make none.
+            debt &= Debt::PROGRESS;
+        }
+        let is_called = self.check_attention(connection, debt);
         // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees
         // that it has ended.
         if debt & (Debt::NEWS | Debt::WRITES) != 0 {
-            self.guard();
+            self.guard_news(is_called);
         }
+    }
+
+    /// Returns whether the peer has taken all our records, so that none of them makes it wake this side.
+    pub(super) fn all_is_taken(&self, connection: &Connection) -> bool {
+        connection.end.taken_word().load(Relaxed) == self.published.load(Relaxed)
     }
 
     /// Asks the service to notify the pollers of this queue pair at `when`.
@@ -397,48 +440,79 @@ impl Core {
         }
     }
 
+    /// Has the device's thread guard new records. It seldom looks after those for which the peer `is_called`,
+    /// and those for a peer that sleeps at times and is awake now.
+    #[inline]
+    pub(super) fn guard_news(&self, is_called: bool) {
+        let is_seldom = is_called || self.peer_sleeps.load(Relaxed);
+        self.guard(if is_seldom { Watch::Seldom } else { Watch::Often });
+    }
+
     /// Has the device's thread guard the records of this queue pair: if the peer takes none for a while, that
     /// thread asks the peer's device to carry them out.
     #[inline]
-    pub(crate) fn guard(&self) {
-        if self.guarded.begin() {
-            self.begin_to_guard();
+    pub(super) fn guard(&self, watch: Watch) {
+        if !self.guarded.is(watch) {
+            self.begin_to_guard(watch);
         }
     }
 
     #[cold]
-    fn begin_to_guard(&self) {
-        if let Some(pair) = self.pair.get() {
-            self.domain.device.service.guard(pair.clone());
+    fn begin_to_guard(&self, watch: Watch) {
+        let begins = self.guarded.ask(Watch::Seldom);
+        if let Some(pair) = self.pair.get()
+            && self.guarded.ask(watch) | begins
+        {
+            self.domain.device.service.guard(begins.then(|| pair.clone()), watch);
         }
     }
 
-    /// Checks whether the peer takes our records. Returns false when there is nothing to guard any more.
-    pub(crate) fn watch_records(&self, unseen_progress: bool) -> bool {
-        /// Number of checks in a row without a record, after which the guard ends.
-        const IDLE: u32 = 256;
-        let Some(connection) = self.connection() else { return false };
+    /// Checks whether the peer takes our records. `is_unfinished`: requests of this side or READs of the peer
+    /// wait, too. Returns how often to check from now on.
+    pub(crate) fn watch_records(&self, unseen_progress: bool, is_unfinished: bool) -> Watch {
+        /// Number of checks without progress after which the guard ends, if nothing waits for progress.
+        const IDLE: u32 = 4;
+        /// Number of checks without progress after which they are seldom, although something waits for it.
+        const STUCK: u32 = 8;
+        /// Time for which a peer that has slept counts as one that sleeps at times.
+        const LATELY: Duration = Duration::from_millis(100);
+        let Some(connection) = self.connection() else { return Watch::Never };
         self.settle();
         let published = self.published.load(Relaxed);
         let taken = connection.end.taken_word().load(Relaxed);
-        let mut guard = lock(&self.guard);
-        let stuck = taken != published && guard.taken == taken;
-        guard.idle = if taken == published && guard.taken == taken { guard.idle + 1 } else { 0 };
-        guard.taken = taken;
         let ended = self.has_failed() || self.peer_has_ended();
-        let done = ended || guard.idle > IDLE;
-        drop(guard);
-        if done {
-            // A record that was published before is guarded again, by this thread or by the one that
-            // published it.
-            return !self.guarded.end(|| !ended && self.published.load(Relaxed) != taken);
+        let has_records = || !ended && self.published.load(Relaxed) != taken;
+        let waits = taken != published || unseen_progress || is_unfinished;
+        let now = Instant::now();
+        let mut guard = lock(&self.guard);
+        let request = Attention::of_own::<Native>(connection.end.attention_word()).request();
+        if std::mem::replace(&mut guard.request, request) != request {
+            guard.asked = Some(now);
         }
-        if stuck {
+        let lately = |asked| now.saturating_duration_since(asked) < LATELY;
+        self.peer_sleeps.store(guard.asked.is_some_and(lately), Relaxed);
+        guard.idle = if guard.taken == taken { guard.idle + 1 } else { 0 };
+        guard.taken = taken;
+        let idle = guard.idle;
+        // A record that was published before is guarded again, by this thread or by the one that published
+        // it.
+        if (ended || !waits && idle > IDLE) && self.guarded.lower(Watch::Never, has_records) {
+            *guard = Guard { request, ..Guard::default() };
+            self.peer_sleeps.store(false, Relaxed);
+            return Watch::Never;
+        }
+        let may_wait = !self.guarded.is(Watch::Often)
+            || guard.has_checked(now) && self.guarded.lower(Watch::Seldom, has_records);
+        if may_wait {
+            guard.often = 0;
+        }
+        drop(guard);
+        if taken != published && idle > 0 {
             connection.poke();
         } else if unseen_progress {
             self.notify();
         }
-        true
+        if may_wait && (!waits || idle > STUCK) { Watch::Seldom } else { Watch::Often }
     }
 
     /// Returns the attributes of this queue pair that its peer needs.
@@ -661,23 +735,23 @@ impl Connection {
 
     /// Wakes the peer because there are new records, if the peer shows that it wants that. `debt` is the kind
     /// of records. Without a fence before the call, this side may overlook what the peer has just shown: see
-    /// [`Debt`].
+    /// [`Debt`]. Returns whether the peer has got an event.
     #[inline]
-    pub(super) fn announce_news(&self, debt: u8) {
+    pub(super) fn announce_news(&self, debt: u8) -> bool {
         let attention = Attention::of_own::<Native>(self.end.attention_word());
-        if !attention.is_polled() {
-            self.wake_for_news(attention, debt);
-        }
+        !attention.is_polled() && self.wake_for_news(attention, debt)
     }
 
     #[cold]
-    fn wake_for_news(&self, attention: Attention, debt: u8) {
+    fn wake_for_news(&self, attention: Attention, debt: u8) -> bool {
         let wanted = if debt & Debt::NEWS != 0 { Attention::NEWS } else { Attention::WRITES };
-        if attention.wants(wanted) {
+        let is_called = attention.wants(wanted);
+        if is_called {
             self.receive_event.answer(attention);
         } else if attention.wants(Attention::DEVICE) {
             self.poke();
         }
+        is_called
     }
 
     /// Returns whether the peer shows that it waits for progress of this side.
@@ -711,15 +785,15 @@ impl Connection {
     }
 
     /// Checks once more whether the peer wants to be woken, so that it is woken for all that this side has
-    /// stored before.
-    pub(super) fn settle(&self, debt: u8) {
+    /// stored before. Returns whether the peer has got an event for new records.
+    pub(super) fn settle(&self, debt: u8) -> bool {
         let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
-        if debt & (Debt::NEWS | Debt::WRITES) != 0 && !attention.is_polled() {
-            self.wake_for_news(attention, debt);
-        }
+        let has_news = debt & (Debt::NEWS | Debt::WRITES) != 0;
+        let is_called = has_news && !attention.is_polled() && self.wake_for_news(attention, debt);
         if debt & Debt::PROGRESS != 0 && attention.wants(Attention::PROGRESS.with(Attention::STUCK)) {
             self.wake_for_progress(attention);
         }
+        is_called
     }
 
     /// Wakes the peer because this side has ended.

@@ -21,7 +21,7 @@ use super::domain::Domain;
 use super::peers::clients::{ClientMemory, SendAnswer, ServedQueuePair};
 use super::peers::message::{Address, Object};
 use super::peers::received::Socket;
-use super::shared::attention::Attention;
+use super::shared::attention::{Attention, Watch};
 use super::shared::end::EndState;
 use super::shared::platform::{Native, Shipping};
 use crate::{
@@ -306,15 +306,16 @@ impl ServedQueuePair for SoftPair {
         more
     }
 
-    fn watch(&self) -> bool {
+    fn watch(&self) -> Watch {
         if self.sends.has_waiting() {
             self.sends.run_waiting();
         }
-        if self.target.serves() && self.sends.all_is_taken() {
+        let serves = self.target.serves();
+        if serves && self.core.connection().is_some_and(|connection| self.core.all_is_taken(connection)) {
             // A thread has taken a READ of the peer from the ring, and has not polled since.
             self.carry_out();
         }
-        self.core.watch_records(self.sends.has_unseen_progress())
+        self.core.watch_records(self.sends.has_unseen_progress(), serves || self.sends.has_waiting())
     }
 
     fn fail(&self) {

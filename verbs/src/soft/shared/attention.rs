@@ -193,28 +193,48 @@ impl<P: Platform, O: Orders> Default for Guarded<P, O> {
     }
 }
 
+/// How often the device's thread watches the records of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u64)]
+pub enum Watch {
+    /// Not at all: there are no records.
+    Never,
+    /// Seldom: the peer has got an event, or sleeps at times and is awake.
+    Seldom,
+    /// Often: perhaps no thread of the peer polls.
+    Often,
+}
+
 impl<P: Platform, O: Orders> Guarded<P, O> {
-    /// Returns whether the guard has to begin, because a record was published, and the caller has executed a
-    /// fence since.
+    /// Asks the guard to watch as often as `watch`, or more often, because a record was published, and the
+    /// caller has executed a fence since. Returns whether that is more often than before; then the caller
+    /// tells the guard.
     #[inline]
-    pub fn begin(&self) -> bool {
-        let begins = self.guarded.load(Relaxed) == 0;
-        if begins {
-            self.guarded.store(1, Relaxed);
+    pub fn ask(&self, watch: Watch) -> bool {
+        let rises = !self.is(watch);
+        if rises {
+            self.guarded.raise(watch as u64, Relaxed);
         }
-        begins
+        rises
     }
 
-    /// Ends the guard, unless `has_records` finds records. Returns whether the guard has ended.
-    pub fn end(&self, has_records: impl FnOnce() -> bool) -> bool {
-        self.guarded.store(0, Relaxed);
-        // SYNC: pairs with the fence between the store of a record and `begin`.
+    /// Returns whether the guard watches as often as `watch`, or more often.
+    #[inline]
+    pub fn is(&self, watch: Watch) -> bool {
+        self.guarded.load(Relaxed) >= watch as u64
+    }
+
+    /// Has the guard watch less often: as often as `watch`, unless `has_records` finds records. Returns
+    /// whether it does so.
+    pub fn lower(&self, watch: Watch, has_records: impl FnOnce() -> bool) -> bool {
+        self.guarded.store(watch as u64, Relaxed);
+        // SYNC: pairs with the fence between the store of a record and `ask`.
         fence_of::<P>(O::GUARD_FENCE);
-        let stays_guarded = has_records();
-        if stays_guarded {
-            self.guarded.store(1, Relaxed);
+        let stays = has_records();
+        if stays {
+            self.guarded.raise(Watch::Often as u64, Relaxed);
         }
-        !stays_guarded
+        !stays
     }
 }
 

@@ -2,6 +2,7 @@
 //! threads that poll.
 
 use super::*;
+use crate::soft::shared::attention::Watch;
 use crate::unstable::is_moving;
 
 /// Bytes of a message: many rings.
@@ -13,7 +14,7 @@ fn unassisted() -> (Side, Side) {
     for side in [&a, &b] {
         the_device().service.remove_queue_pair(side.pair.number().0);
         // So nothing begins to guard the records of this side.
-        side.core.guarded.begin();
+        side.core.guarded.ask(Watch::Often);
     }
     (a, b)
 }

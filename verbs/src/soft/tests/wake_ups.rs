@@ -4,7 +4,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 use crate::soft::completion_queue::Queue;
-use crate::soft::shared::attention::Attention;
+use crate::soft::shared::attention::{Attention, Watch};
 use crate::soft::shared::platform::Native;
 
 /// Returns whether an event of `queue` comes within the time limit of a test.
@@ -162,6 +162,60 @@ fn many_messages_wake_a_poller_once() {
             messages == 8
         });
     }
+}
+
+/// The receiver takes a message and sleeps again, before the sender looks once more whether it sleeps.
+#[test]
+fn one_message_makes_one_event() {
+    let (a, b) = Side::connected();
+    let queue = Queue::of(&b.queue, &the_device()).unwrap();
+    for round in 0..3 {
+        assert!(b.post_receive(round.into()));
+        b.drain();
+        b.queue.arm().unwrap();
+        assert!(a.send(round, 10));
+        assert!(event(&b.queue), "round {round}: the poller sleeps");
+        b.queue.acknowledge_events();
+        wait_for("the message", || b.drain().len() == 1);
+        b.queue.arm().unwrap();
+        assert!(b.drain().is_empty());
+        queue.take_peers_events();
+        wait_for("the Send", || a.drain().len() == 1);
+        assert!(a.drain().is_empty());
+        assert_eq!(queue.take_peers_events(), 0, "round {round}: events after the message was taken");
+    }
+}
+
+/// The device's thread looks often after messages for which the peer has got no event, because perhaps no
+/// thread of the peer polls, and seldom after others. If no thread takes them, the devices carry them out.
+#[test]
+fn only_messages_without_an_event_are_watched_often() {
+    for sleeps in [false, true] {
+        let (a, b) = Side::connected();
+        assert!(b.post_receive(1));
+        b.drain();
+        if sleeps {
+            b.queue.arm().unwrap();
+        }
+        assert!(a.send(1, 10));
+        let watched = [Watch::Seldom, Watch::Often].map(|watch| a.core.guarded.is(watch));
+        assert_eq!(watched, [true, !sleeps]);
+        wait_for("the Send, although no thread of the peer polls", || !a.drain().is_empty());
+    }
+    // A peer that has slept lately and is awake gets no event.
+    let is_seldom = || {
+        let (a, b) = Side::connected();
+        assert!(b.post_receive(1));
+        b.queue.arm().unwrap();
+        the_device().service.queue_pair(a.pair.number().0).unwrap().watch();
+        b.queue.disarm();
+        assert!(a.send(1, 10));
+        let is_often = a.core.guarded.is(Watch::Often);
+        wait_for("the Send, although no thread of the peer polls", || !a.drain().is_empty());
+        !is_often
+    };
+    // On a machine that is busy, the peer has slept too long ago.
+    assert!((0..100).any(|_| is_seldom()));
 }
 
 /// A poller of sends sleeps with nothing under way, then another thread posts a request. Each sleep is a new

@@ -153,7 +153,8 @@ impl SendQueue {
                 queue.started(request, Progress::InRing { end: queue.writer.head() });
                 return Ok(());
             }
-            self.core.announce_news(connection, if takes_receive { Debt::NEWS } else { Debt::WRITES });
+            let debt = if takes_receive { Debt::NEWS } else { Debt::WRITES };
+            let _ = self.core.announce_news(queue.writer.head(), debt);
         }
     }
 

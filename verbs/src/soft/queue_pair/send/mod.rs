@@ -17,7 +17,7 @@ use super::source::{self, Local};
 use crate::soft::biased_lock::{BiasedGuard, BiasedLock};
 use crate::soft::device::MAX_MESSAGE;
 use crate::soft::forked;
-use crate::soft::shared::attention::Attention;
+use crate::soft::shared::attention::{Attention, Watch};
 use crate::soft::shared::end::{PairEnd, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::ring::{Flags, Header, Kind, RingSlot};
@@ -174,14 +174,6 @@ impl SendQueue {
             })
     }
 
-    /// Returns whether the peer has taken all our records, so that none of them makes it wake this side.
-    pub(super) fn all_is_taken(&self) -> bool {
-        let published = self.core.published.load(Relaxed);
-        self.core
-            .connection()
-            .is_some_and(|connection| connection.end.taken_word().load(Relaxed) == published)
-    }
-
     /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue, then
     /// has locked the queue once.
     pub(super) fn wants_progress(&self) -> bool {
@@ -252,12 +244,10 @@ impl SendQueue {
         self.pending.store(queue.waiting.len() + queue.outstanding.len(), Relaxed);
         self.awaited.store(queue.waiting.len() + queue.signaled, Relaxed);
         if std::mem::take(&mut queue.unannounced) {
-            self.core.published.store(queue.writer.head(), Relaxed);
-            if let Some(connection) = self.core.connection() {
-                let news = std::mem::take(&mut queue.unannounced_news);
-                self.core.announce_news(connection, if news { Debt::NEWS } else { Debt::WRITES });
-            }
-            self.core.guard();
+            let news = std::mem::take(&mut queue.unannounced_news);
+            let debt = if news { Debt::NEWS } else { Debt::WRITES };
+            let is_called = self.core.announce_news(queue.writer.head(), debt);
+            self.core.guard_news(is_called);
         }
     }
 
@@ -334,7 +324,7 @@ impl SendQueue {
         let first = queue.waiting.is_empty();
         queue.waiting.push_back(Waiting::new(request, done));
         self.waiting.store(queue.waiting.len(), Relaxed);
-        self.core.guard();
+        self.core.guard(Watch::Often);
         if first {
             self.core.want(Attention::STUCK);
             Attention::fence::<Native, Shipping>();
