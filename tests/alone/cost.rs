@@ -2,11 +2,13 @@
 //! their first use.
 
 use std::os::unix::fs::MetadataExt as _;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_stream::StreamExt as _;
 use tonic_rdma::{Dialer, EndpointStream, Verdict};
 
-use support::{Child, Runtime, config};
+use support::{Child, Runtime, config, listen};
 
 /// The descriptors of this process, and the memory behind them that this process shares with peers: its size,
 /// and the part that this process or a peer has touched, in bytes.
@@ -79,5 +81,55 @@ fn a_connection_holds_two_descriptors_and_its_receive_buffers() {
         let each = held.shared / CONNECTIONS;
         assert!(each <= MOST && each > MOST / 2, "{each} bytes of receive buffers a connection");
         assert!(held.touched <= held.shared / 4, "touched before they were used: {held:?}");
+    });
+}
+
+/// Returns how often threads of this process have slept so far.
+fn sleeps() -> u64 {
+    let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status"));
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    // A thread may end meanwhile.
+    let texts = threads.filter_map(|task| status(task.unwrap()).ok());
+    let count = |text: String| {
+        text.split_once("\nvoluntary_ctxt_switches:").unwrap().1.lines().next().map(str::to_owned)
+    };
+    texts.map(|text| count(text).unwrap().trim().parse::<u64>().unwrap()).sum()
+}
+
+/// In a runtime with workers, each of the first 32 byte streams has a completion queue of its own: two
+/// descriptors, and one for each end of the socket that wakes it. Their supervisors wake together.
+#[test]
+fn idle_connections_wake_together() {
+    const PAIRS: i64 = 20;
+    const QUEUES: i64 = 32;
+    const NEVER: Duration = Duration::from_secs(3600);
+    super::alone(Runtime::MultiThread, async {
+        let config = config().ping_interval(NEVER).ping_timeout(NEVER);
+        let mut listener = listen(config.clone()).await;
+        let (dialer, port) = (Dialer::new(config), listener.local_addr().port());
+        let (mut pairs, mut first) = (Vec::new(), None);
+        for _ in 0..=PAIRS {
+            let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next());
+            let (mut client, mut server) = (client.unwrap(), server.unwrap());
+            assert_eq!(client.info().verdict(), Verdict::Rdma, "{}", client.info().reason());
+            client.write_all(&[5; 1000]).await.unwrap();
+            client.flush().await.unwrap();
+            server.read_exact(&mut [0; 1000]).await.unwrap();
+            pairs.push((client, server));
+            // The first ones also open the device, and the connection to this process.
+            first.get_or_insert_with(Held::now);
+        }
+        let held = Held::now().beyond(first.unwrap());
+        // The other connections share a queue, which has such a socket, too.
+        assert_eq!(held.descriptors, 2 * 2 * PAIRS + 4 * (QUEUES - 2) + 2, "{held:?}");
+        // The device's thread has done its last checks.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (start, before) = (Instant::now(), sleeps());
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let rounds = start.elapsed().as_millis() / 500 + 1;
+        let sleeps = sleeps() - before;
+        println!("{sleeps} sleeps in {rounds} rounds");
+        assert!(u128::from(sleeps) <= 10 * rounds, "{sleeps} sleeps in {rounds} rounds");
+        drop(pairs);
     });
 }

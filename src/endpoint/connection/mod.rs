@@ -402,9 +402,6 @@ impl Supervisor {
     /// Time for messages that are still in the network when the TCP connection ends, because RDMA and TCP may
     /// take different paths.
     const GRACE: Duration = Duration::from_millis(200);
-    /// Time after which the supervisor polls the connection's own queue, although an event has woken a task
-    /// for that: the task may have stopped to wait.
-    const UNATTENDED: Duration = Duration::from_millis(500);
     /// Longest wait of a connection without a timer.
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -422,8 +419,8 @@ impl Supervisor {
             if self.member.connection.stage() == Stage::Lingering {
                 give_up.get_or_insert_with(|| Instant::now() + self.linger);
             }
-            let longest = if self.member.own.is_some() { Self::UNATTENDED } else { Self::DAY };
-            let due = Instant::now() + longest;
+            let now = Instant::now();
+            let due = if self.member.own.is_some() { OwnQueue::next_round(now) } else { now + Self::DAY };
             let due = self.member.connection.deadline().map_or(due, |deadline| deadline.min(due));
             let due = give_up.map_or(due, |give_up| due.min(give_up));
             tokio::select! {

@@ -4,7 +4,7 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -275,6 +275,16 @@ impl OwnQueue {
     pub(crate) fn leave_to_supervisor(&self) {
         let tasks = std::mem::take(&mut *lock(&self.waiting.tasks));
         drop_all(tasks.into_iter().flatten());
+    }
+
+    /// Returns when the supervisor of a connection is to poll the queue, although an event has woken a task for
+    /// that: the task may have stopped to wait. The times are the same for all connections, so that a thread
+    /// wakes once for all of them.
+    pub(crate) fn next_round(now: Instant) -> Instant {
+        const ROUND: Duration = Duration::from_millis(500);
+        static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let rounds = now.saturating_duration_since(*FIRST).as_nanos() / ROUND.as_nanos() + 1;
+        *FIRST + ROUND * u32::try_from(rounds).unwrap_or(u32::MAX)
     }
 
     /// Polls for tasks that do not come to the connection themselves.
