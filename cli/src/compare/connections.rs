@@ -1,7 +1,8 @@
 //! `--connections`: the cost of calls as connections grow, and what each connection occupies.
 //!
 //! One mode at a time has connections, because others would occupy memory too. Each number of connections has
-//! two trials: one connection is busy and the others are idle, then all of them are busy.
+//! two trials: one connection is busy and the others are idle, then all of them are busy. Before the last two,
+//! all are idle for a while.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operations, Position};
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::{Cell, Plan};
-use crate::compare::results::{Checks, Connections, Row};
+use crate::compare::results::{Checks, Connections, Idle, Row};
 use crate::compare::server::Addresses;
 use crate::compare::trials::{
     ANSWER_LIMIT, Tally, TrialOutcome, answer_limit, closed_trial, seed, usage, within,
@@ -28,6 +29,11 @@ use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// Time after the last call until memory is measured, so that both ends have handled the last messages.
 const SETTLE: Duration = Duration::from_millis(50);
+
+/// Time after the last call until the software device has ended its checks of what was sent.
+const QUIET: Duration = Duration::from_millis(500);
+/// The least time for which connections are left idle.
+const LEAST_IDLE: Duration = Duration::from_secs(1);
 
 /// Measures mode after mode.
 #[derive(Debug)]
@@ -83,14 +89,16 @@ impl ConnectionMeter<'_> {
                 let reached = opened.callers.len();
                 tally.counts.error(1, format!("connection {} of {count}: {error}", reached + 1));
                 let row = tally.row(mode, cell, self.plan.direction);
-                rows.push(with_connections(row, count, count, None));
+                rows.push(with_connections(row, count, count, None, None));
                 return Ok(rows);
             }
             if let Some(first) = first {
                 tokio::time::sleep(SETTLE).await;
                 let each = Footprint::measure(self.server)?.each(first, count - 1);
+                let is_last = self.plan.connections.last() == Some(&count);
+                let idle = if is_last { Some(self.idle().await?) } else { None };
                 let row = self.trial(&opened, 1).await?;
-                rows.push(with_connections(row, count, 1, Some(each)));
+                rows.push(with_connections(row, count, 1, Some(each), idle));
             }
             let row = self.trial(&opened, count).await?;
             tokio::time::sleep(SETTLE).await;
@@ -101,7 +109,7 @@ impl ConnectionMeter<'_> {
             };
             first = first.or(Some(now));
             let failed = row.errors > 0;
-            rows.push(with_connections(row, count, count, Some(each)));
+            rows.push(with_connections(row, count, count, Some(each), None));
             if failed {
                 return Ok(rows);
             }
@@ -117,6 +125,19 @@ impl ConnectionMeter<'_> {
             self.checks.every_byte += 1;
         }
         Ok(())
+    }
+
+    /// Leaves all connections idle. Returns what both processes use in a second.
+    async fn idle(&mut self) -> Result<Idle, Failure> {
+        tokio::time::sleep(QUIET).await;
+        let (start, before) = (Instant::now(), usage(&mut self.control).await?);
+        tokio::time::sleep(self.plan.duration.max(LEAST_IDLE)).await;
+        let used = usage(&mut self.control).await? - before;
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Idle {
+            idle_cpu_percent: 100.0 * used.cpu.as_secs_f64() / seconds,
+            idle_sleeps_per_s: used.sleeps as f64 / seconds,
+        })
     }
 
     /// Makes a trial on the first `busy` connections, and returns its figures.
@@ -141,11 +162,19 @@ impl ConnectionMeter<'_> {
     }
 }
 
-/// Returns `row`, measured with `busy` of `connections` connections, each of which takes `each`.
-fn with_connections(row: Row, connections: usize, busy: usize, each: Option<Footprint>) -> Row {
+/// Returns `row`, measured with `busy` of `connections` connections, each of which takes `each`. All of them
+/// together use `idle` while none is busy.
+fn with_connections(
+    row: Row,
+    connections: usize,
+    busy: usize,
+    each: Option<Footprint>,
+    idle: Option<Idle>,
+) -> Row {
     let memory_bytes_each = each.map(|each| each.memory);
     let descriptors_each = each.map(|each| each.descriptors);
-    Row { connections: Some(Connections { connections, busy, memory_bytes_each, descriptors_each }), ..row }
+    let of = Connections { connections, busy, memory_bytes_each, descriptors_each, idle };
+    Row { connections: Some(of), ..row }
 }
 
 /// The connections of one mode in one cell.

@@ -75,6 +75,17 @@ pub(crate) struct Connections {
     /// failed.
     pub(crate) memory_bytes_each: Option<u64>,
     pub(crate) descriptors_each: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) idle: Option<Idle>,
+}
+
+/// What both processes use while all connections of a mode are idle.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Idle {
+    /// User and system time, as a share of one core.
+    pub(crate) idle_cpu_percent: f64,
+    /// How often a thread woke and slept again.
+    pub(crate) idle_sleeps_per_s: f64,
 }
 
 impl Row {
@@ -398,7 +409,8 @@ const OF_CONNECTIONS: &str = "
 busy: connections that make calls; the others are open and idle. in flight: calls at once on each busy connection.
 p50 of one ×: the median as a multiple of the mode's own with one connection.
 memory each: resident memory of both processes for each connection beyond the first, shared pages counted once; before the \
-calls where one connection is busy, after them where all are. With one connection: everything that came with it.";
+calls where one connection is busy, after them where all are. With one connection: everything that came with it.
+idle CPU: user + system time of both processes while all connections are idle, as a share of one core.";
 
 /// Explains the figures of several rounds.
 const OF_ROUNDS: &str = "
@@ -490,6 +502,10 @@ fn columns(rows: &[Row]) -> Vec<Column<Row>> {
             column("p50 of one ×", |row, rows| times(row.times_one(rows))),
             column("memory each", |row, _| {
                 row.connections.and_then(|of| of.memory_bytes_each).map_or_else(dash, units::rough_size)
+            }),
+            column("idle CPU", |row, _| {
+                let idle = row.connections.and_then(|of| of.idle);
+                idle.map_or_else(dash, |idle| format!("{:.2} %", idle.idle_cpu_percent))
             }),
         ]);
     }
@@ -591,7 +607,8 @@ mod row_tests {
 
     fn of_connections(mode: &'static str, connections: usize, busy: usize, p50_us: f64) -> Row {
         let each = Some(4096);
-        let of = Connections { connections, busy, memory_bytes_each: each, descriptors_each: Some(2) };
+        let of =
+            Connections { connections, busy, memory_bytes_each: each, descriptors_each: Some(2), idle: None };
         Row { connections: Some(of), ..sample_row(mode, Cell::closed(64, 1), p50_us) }
     }
 
@@ -804,7 +821,8 @@ mod show_tests {
     fn of_connections() -> Vec<Row> {
         let row = |mode, connections, busy, p50_us| {
             let memory_bytes_each = Some(40 << 10);
-            let of = Connections { connections, busy, memory_bytes_each, descriptors_each: Some(2) };
+            let of =
+                Connections { connections, busy, memory_bytes_each, descriptors_each: Some(2), idle: None };
             Row { connections: Some(of), ..sample_row(mode, Cell::closed(64, 1), p50_us) }
         };
         vec![
@@ -831,8 +849,13 @@ mod show_tests {
     fn a_mode_that_failed_has_dashes() {
         let mut row = sample_row("grpc-native", Cell::closed(64, 1), 4.0);
         (row.ops, row.errors, row.p99_us) = (0, 1, None);
-        row.connections =
-            Some(Connections { connections: 8, busy: 8, memory_bytes_each: None, descriptors_each: None });
+        row.connections = Some(Connections {
+            connections: 8,
+            busy: 8,
+            memory_bytes_each: None,
+            descriptors_each: None,
+            idle: None,
+        });
         let text = table(&[row]);
         assert!(text.lines().any(|line| line.contains("grpc-native") && line.contains('–')), "{text}");
     }

@@ -107,13 +107,18 @@ fn connections_are_counted_in_rows_with_their_memory() {
             assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
             assert!(row["p50_us"].as_f64() > Some(0.0) && row["memory_bytes_each"].is_u64(), "{row}");
             assert!(row["inflight"] == 2 && row["bytes"] == 64, "{row}");
+            let idles = (connections, busy) == (3, 1);
+            assert_eq!(row["idle_cpu_percent"].is_f64() && row["idle_sleeps_per_s"].is_f64(), idles, "{row}");
         }
     }
     // Both ends of a TCP connection.
     let tcp = rows.iter().find(|row| row["connections"] == 3 && row["mode"] == "grpc-tcp").unwrap();
     assert_eq!(tcp["descriptors_each"], 2, "{tcp}");
     assert_eq!(written["checks"]["mismatches"], 0);
-    assert!(printed.contains("memory each") && printed.contains("grpc-native"), "{printed}");
+    assert!(
+        printed.contains("memory each") && printed.contains("idle CPU") && printed.contains("grpc-native"),
+        "{printed}"
+    );
 }
 
 #[test]
