@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use super::pace::{Observation, Pace};
 use super::processors::Processors;
 use super::queue::Queue;
+use super::waits;
 use tonic_rdma_verbs::unstable::{drop_all, lock, wake_all};
 use tonic_rdma_verbs::{CompletionQueue, VerbsError};
 
@@ -119,20 +120,17 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// The longest gap for which spins pay.
-    const DENSE: Duration = Duration::from_micros(30);
-
     fn new(now: Instant) -> Self {
-        Self { completions: 0, since: now, gap: 4 * Self::DENSE }
+        Self { completions: 0, since: now, gap: 4 * waits::DENSE }
     }
 
     /// Notes that the task begins to wait after `completions` in all. Returns whether a spin may pay.
     fn is_dense(&mut self, completions: u64, now: Instant) -> bool {
         let count = u32::try_from(completions - self.completions).unwrap_or(u32::MAX).max(1);
-        let gap = (now.saturating_duration_since(self.since) / count).min(16 * Self::DENSE);
+        let gap = (now.saturating_duration_since(self.since) / count).min(16 * waits::DENSE);
         self.gap = (self.gap * 7 + gap) / 8;
         (self.completions, self.since) = (completions, now);
-        self.gap <= Self::DENSE
+        self.gap <= waits::DENSE
     }
 }
 
@@ -263,7 +261,7 @@ impl OwnQueue {
                 _ => Observation::Wanted,
             }
         };
-        let found = pace.spin(begin, poll);
+        let found = pace.spin(Instant::now(), begin, poll);
         if !found && has_begun {
             self.arm();
             return self.queue.poll_now().woken > 0;

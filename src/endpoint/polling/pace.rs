@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::endpoint::polling::processors::Processors;
 use crate::endpoint::polling::queue::Polled;
+use crate::endpoint::polling::waits::{self, Spinning};
 
 /// Decides how long to spin before a sleep, for one thread at a time. Spinning pays if it costs less time than
 /// it saves: it costs the wait, or all of its own length if nothing comes, and saves a sleep and a wake-up,
@@ -34,7 +35,8 @@ pub struct Pace {
 /// The lengths of the last waits.
 #[derive(Debug)]
 struct Waits {
-    lengths: [Duration; Self::KEPT],
+    /// In nanoseconds, because this is computed for each arrival.
+    lengths: [i64; Self::KEPT],
     count: usize,
     /// The length of a spin that would have paid best; `None` if none would have.
     best: Option<Duration>,
@@ -49,16 +51,17 @@ impl Waits {
 
     /// Adds a wait. `longest` is what a spin that ends with an arrival saves.
     fn add(&mut self, length: Duration, longest: Duration) {
-        self.lengths[self.count % Self::KEPT] = length;
+        // No sum below overflows.
+        let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX).min(i64::MAX / 16);
+        self.lengths[self.count % Self::KEPT] = nanos(length);
         self.count += 1;
-        let known = &self.lengths[..self.count.min(Self::KEPT)];
-        let paid = |spin: Duration| {
-            let saved = longest * known.iter().filter(|&&wait| wait <= spin).count() as u32;
-            saved.saturating_sub(known.iter().map(|&wait| wait.min(spin)).sum())
-        };
+        let (known, longest) = (&self.lengths[..self.count.min(Self::KEPT)], nanos(longest));
+        let paid =
+            |spin| known.iter().map(|&wait| if wait <= spin { longest - wait } else { -spin }).sum::<i64>();
         let within = known.iter().filter(|&&wait| wait <= longest);
         let best = within.map(|&wait| (paid(wait), wait)).max();
-        self.best = best.filter(|(paid, _)| !paid.is_zero()).map(|(_, wait)| wait);
+        self.best =
+            best.filter(|(paid, _)| *paid > 0).map(|(_, wait)| Duration::from_nanos(wait.unsigned_abs()));
     }
 
     /// Returns how long the next spin should last, if one pays.
@@ -83,43 +86,16 @@ pub enum Observation {
 }
 
 impl Pace {
-    /// What the wake-up of a thread adds to the time of its wait, about.
-    const WAKE_UP: Duration = Duration::from_micros(15);
-    /// Shortest spin. After a spin the queue has to be armed again, so a shorter spin is not worth its cost.
-    const SHORTEST: Duration = Duration::from_micros(20);
-    /// A yield that takes longer than this shows a crowded core: another thread keeps the core for a time
-    /// slice. Threads that take turns, such as those of both sides, keep the core for a shorter time.
-    const CROWDED: Duration = Duration::from_micros(1000);
-    /// Shortest and longest time between two yields. Between these limits, yields take a fortieth of the time
-    /// at most. On an emulated machine a yield takes microseconds.
-    const YIELD_EVERY: [Duration; 2] = [Duration::from_micros(10), Duration::from_micros(60)];
-    /// Time between two yields, as a multiple of the cost of a yield.
-    const YIELD_SHARE: u32 = 40;
-    /// In a yield shorter than this, no other thread ran.
-    const SHORTEST_SWITCH: Duration = Duration::from_micros(4);
-    /// A yield that takes this many times as long as the shortest let another thread run.
-    const SWITCH: u32 = 8;
-    /// Time between two yields while other threads use the core, too, as a multiple of the cost of a yield.
-    /// The time is short, because the spin waits for the work of these threads.
-    const SHARED: u32 = 4;
-    /// Shortest time between two yields while other threads use the core, too.
-    const SHARED_AT_LEAST: Duration = Duration::from_micros(1);
-    /// Time without spinning on a crowded core, at first and at most. The time doubles with each attempt on a
-    /// crowded core, because an attempt may cost a time slice of another thread, which is milliseconds.
-    const LEAVE_ALONE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(256)];
-    /// After this many yields on a core that is not crowded, the time without spinning is short again.
-    const CALM: u32 = 64;
-
     /// Creates a pace that spins for `longest` at most.
     pub fn new(longest: Duration) -> Self {
         Self {
             longest,
-            waits: Waits { lengths: [Duration::ZERO; Waits::KEPT], count: 0, best: None },
+            waits: Waits { lengths: [0; Waits::KEPT], count: 0, best: None },
             since: None,
             yield_cost: Duration::ZERO,
             switched: 0,
             crowded_until: None,
-            leave_alone: Self::LEAVE_ALONE[0],
+            leave_alone: waits::LEAVE_ALONE[0],
             yields: 0,
             missed: false,
         }
@@ -127,7 +103,7 @@ impl Pace {
 
     /// Notes that there is nothing to do until the next arrival, unless a wait has begun before.
     #[inline]
-    pub fn begin(&mut self, now: Instant) {
+    pub(super) fn begin(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
@@ -140,11 +116,19 @@ impl Pace {
         self.missed = false;
     }
 
+    /// Notes an arrival that is found now. Reads the clock only if a wait has begun.
+    #[inline]
+    pub fn arrived_now(&mut self) {
+        if self.since.is_some() {
+            self.arrived(Instant::now());
+        }
+    }
+
     /// Notes an arrival that has woken the thread.
-    pub fn arrived_after_sleep(&mut self) {
+    pub(super) fn arrived_after_sleep(&mut self) {
         // Nothing came while the thread slept at once.
         if self.since.is_some() {
-            self.arrived(Instant::now() - Self::WAKE_UP);
+            self.arrived(Instant::now() - waits::WAKE_UP);
         }
     }
 
@@ -154,81 +138,66 @@ impl Pace {
         (self.since, self.missed) = (None, false);
     }
 
-    /// Calls `poll` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls
-    /// `begin` before the first poll, unless the budget is zero.
+    /// Calls `poll` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). The wait
+    /// starts at `start`, which is now. Calls `begin` before the first poll, unless the budget is zero.
     #[inline]
-    pub fn spin(&mut self, begin: impl FnOnce(), poll: impl FnMut() -> Observation) -> bool {
-        self.spin_by(Instant::now, begin, poll)
+    pub fn spin(&mut self, start: Instant, begin: impl FnOnce(), poll: impl FnMut() -> Observation) -> bool {
+        self.spin_by(start, Instant::now, begin, poll)
     }
 
     /// As [`spin`](Self::spin), by the clock `now`.
     #[inline]
     fn spin_by(
         &mut self,
+        start: Instant,
         mut now: impl FnMut() -> Instant,
         begin: impl FnOnce(),
         mut poll: impl FnMut() -> Observation,
     ) -> bool {
-        const POLLS_PER_CLOCK_READ: usize = 16;
-        let mut start = now();
-        self.begin(start);
-        let mut budget = self.budget(start);
-        if budget.is_zero() {
+        let mut spinning = Spinning::default();
+        if spinning.again_by(self, start, &mut now).is_err() {
             return false;
         }
         begin();
-        let mut last_yield = start;
         loop {
-            for _ in 0..POLLS_PER_CLOCK_READ {
-                let observation = poll();
-                if observation != Observation::Nothing {
+            let again = match poll() {
+                Observation::Nothing if spinning.is_free() => Ok(()),
+                Observation::Nothing => spinning.again_by(self, now(), &mut now),
+                observation => {
                     let arrival = now();
                     self.arrived(arrival);
                     if observation == Observation::Wanted {
                         return true;
                     }
-                    (start, budget) = (arrival, self.budget(arrival));
-                    self.begin(start);
+                    spinning.start = None;
+                    spinning.again_by(self, arrival, &mut now)
                 }
-                std::hint::spin_loop();
-            }
-            let polled = now();
-            if polled - start >= budget {
-                self.missed();
+            };
+            if again.is_err() {
                 return false;
-            }
-            if polled - last_yield > self.yield_every() {
-                last_yield = self.yield_core_by(&mut now, polled);
-                if self.budget(last_yield).is_zero() {
-                    return false;
-                }
             }
         }
     }
 
     /// Notes that a spin ended without an arrival.
     #[inline]
-    pub fn missed(&mut self) {
+    pub(super) fn missed(&mut self) {
         self.missed = true;
     }
 
     /// Returns the time to keep the core from one yield to the next.
     #[inline]
-    pub fn yield_every(&self) -> Duration {
+    pub(super) fn yield_every(&self) -> Duration {
         if self.switched != 0 {
-            return (self.yield_cost * Self::SHARED).max(Self::SHARED_AT_LEAST);
+            return (self.yield_cost * waits::SHARED).max(waits::SHARED_AT_LEAST);
         }
-        (self.yield_cost * Self::YIELD_SHARE).clamp(Self::YIELD_EVERY[0], Self::YIELD_EVERY[1])
+        (self.yield_cost * waits::YIELD_SHARE).clamp(waits::YIELD_EVERY[0], waits::YIELD_EVERY[1])
     }
 
     /// Yields the core to other threads; returns the time after that.
-    pub fn yield_core(&mut self, before: Instant) -> Instant {
-        self.yield_core_by(Instant::now, before)
-    }
-
-    fn yield_core_by(&mut self, now: impl FnOnce() -> Instant, before: Instant) -> Instant {
+    pub(super) fn yield_core(&mut self, before: Instant, clock: impl FnOnce() -> Instant) -> Instant {
         rustix::thread::sched_yield();
-        let after = now();
+        let after = clock();
         self.yielded(after - before, after);
         after
     }
@@ -236,36 +205,36 @@ impl Pace {
     /// Notes that a yield of the core took `away`.
     fn yielded(&mut self, away: Duration, now: Instant) {
         // A yield that let another thread run does not show the cost of the call.
-        if away < self.yield_cost || (self.yield_cost.is_zero() && away < Self::SHORTEST_SWITCH) {
+        if away < self.yield_cost || (self.yield_cost.is_zero() && away < waits::SHORTEST_SWITCH) {
             self.yield_cost = away;
         }
-        let switched = away > (self.yield_cost * Self::SWITCH).max(Self::SHORTEST_SWITCH);
+        let switched = away > (self.yield_cost * waits::SWITCH).max(waits::SHORTEST_SWITCH);
         self.switched = self.switched << 1 | u8::from(switched);
         self.yields = self.yields.saturating_add(1);
-        if away > Self::CROWDED {
+        if away > waits::CROWDED {
             self.crowded_until = Some(now + self.leave_alone);
-            self.leave_alone = (self.leave_alone * 2).min(Self::LEAVE_ALONE[1]);
+            self.leave_alone = (self.leave_alone * 2).min(waits::LEAVE_ALONE[1]);
             (self.switched, self.yields) = (0, 0);
-        } else if self.yields > Self::CALM {
-            self.leave_alone = Self::LEAVE_ALONE[0];
+        } else if self.yields > waits::CALM {
+            self.leave_alone = waits::LEAVE_ALONE[0];
         }
     }
 
     /// Returns whether other threads want the core.
     #[inline]
-    pub fn is_crowded(&self, now: Instant) -> bool {
+    pub(super) fn is_crowded(&self, now: Instant) -> bool {
         self.crowded_for(now).is_some()
     }
 
     /// Returns the rest of the time without spinning, if other threads want the core.
     #[inline]
-    pub fn crowded_for(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn crowded_for(&self, now: Instant) -> Option<Duration> {
         self.crowded_until.filter(|&until| now < until).map(|until| until - now)
     }
 
     /// Returns how long to spin from `now` on. Zero means to sleep at once.
     #[inline]
-    pub fn budget(&self, now: Instant) -> Duration {
+    pub(super) fn budget(&self, now: Instant) -> Duration {
         self.budget_within(now, Processors::current().limit)
     }
 
@@ -273,14 +242,16 @@ impl Pace {
     #[inline]
     fn budget_within(&self, now: Instant, limit: Option<u32>) -> Duration {
         let longest = match limit {
+            // The user wants a thread that never sleeps.
+            _ if self.longest == Duration::MAX => self.longest,
             // What a spin takes is missing for the work of this process.
             Some(..1000) => Duration::ZERO,
-            Some(..2000) => self.longest.min(Self::SHORTEST),
+            Some(..2000) => self.longest.min(waits::SHORTEST),
             _ => self.longest,
         };
         match self.waits.spin(longest) {
             Some(spin) if !self.missed && !self.is_crowded(now) => {
-                spin.clamp(Self::SHORTEST.min(longest), longest)
+                spin.clamp(waits::SHORTEST.min(longest), longest)
             }
             _ => Duration::ZERO,
         }
@@ -430,8 +401,10 @@ mod tests {
         let (pace, now) = fed(Duration::from_micros(15));
         let budget = |limit| pace.budget_within(now, limit);
         assert_eq!(budget(Some(500)), Duration::ZERO);
-        assert_eq!(budget(Some(1500)), Pace::SHORTEST);
+        assert_eq!(budget(Some(1500)), waits::SHORTEST);
         assert_eq!(budget(Some(2000)), budget(None));
+        let busy = Pace::new(Duration::MAX);
+        assert_eq!(busy.budget_within(now, Some(500)), Duration::MAX, "the user wants this");
     }
 
     #[test]
@@ -553,6 +526,7 @@ mod tests {
         };
         let mut polls = 0;
         assert!(pace.spin_by(
+            now(),
             now,
             || (),
             || {
@@ -566,11 +540,14 @@ mod tests {
         ));
         assert_eq!(polls, 100);
         let (before, budget) = (readings.get(), pace.budget(now()));
-        assert!(!pace.spin_by(now, || (), || Observation::Nothing));
+        assert!(!pace.spin_by(now(), now, || (), || Observation::Nothing));
         let spun = Duration::from_micros(readings.get() - before);
         assert!(spun > budget && spun < 2 * budget, "{spun:?} of {budget:?}");
         let began = std::cell::Cell::new(false);
-        assert!(!pace.spin_by(now, || began.set(true), || Observation::Wanted), "the last spin missed");
+        assert!(
+            !pace.spin_by(now(), now, || began.set(true), || Observation::Wanted),
+            "the last spin missed"
+        );
         assert!(!began.get());
     }
 

@@ -27,6 +27,7 @@ use super::own::OwnQueues;
 use super::pace::Pace;
 use super::queue::Queue;
 use super::reactor::Reactor;
+use super::waits::Spinning;
 use crate::endpoint::deferred::OwnedTask;
 use tonic_rdma_verbs::{Context as Device, VerbsError};
 
@@ -106,22 +107,11 @@ impl Drop for BusyThread {
 /// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: the
 /// messages that it polls for may come from threads that its spinning keeps off the core.
 fn spin(queue: &Queue, stopped: &AtomicBool, sleeping_threads: &SleepingThreads) {
-    const POLLS_PER_CLOCK_READ: usize = 16;
     let _accepting = Accepting::begin();
-    let mut pace = Pace::new(Duration::MAX);
-    let mut last_yield = Instant::now();
+    let (mut pace, mut spinning) = (Pace::new(Duration::MAX), Spinning::default());
     while !stopped.load(Ordering::Relaxed) {
-        for _ in 0..POLLS_PER_CLOCK_READ {
-            if !queue.poll().has_arrivals() {
-                std::hint::spin_loop();
-            }
-        }
-        let now = Instant::now();
-        if now - last_yield > pace.yield_every() {
-            last_yield = pace.yield_core(now);
-            if pace.is_crowded(last_yield) {
-                sleeping_threads.while_asleep(|| park_while_crowded(&pace, stopped));
-            }
+        if !queue.poll().has_arrivals() && spinning.again(&mut pace).is_err() {
+            sleeping_threads.while_asleep(|| park_while_crowded(&pace, stopped));
         }
     }
 }

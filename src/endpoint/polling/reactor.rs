@@ -30,12 +30,13 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 
-use super::callers::{Callers, ShortWaits};
+use super::callers::Callers;
 use super::own::{Expected, OwnQueue, OwnQueues};
 use super::pace::{Observation, Pace, Spin, Spun};
 use super::pollers::{self, Accepting, BusyThread, SleepingThreads, Step, this_thread};
 use super::processors::Processors;
 use super::queue::{LateArrivals, Polled, Queue};
+use super::waits::{self, Spinning};
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::deferred::OwnedTask;
 use crate::endpoint::deferred::Run;
@@ -68,7 +69,6 @@ pub struct Reactor {
     _events: Option<OwnedTask>,
     sleeping_threads: Arc<SleepingThreads>,
     pub(super) callers: Callers,
-    short_waits: ShortWaits,
     late: LateArrivals,
     unfinished: UnfinishedRuns,
     _threads: Vec<BusyThread>,
@@ -87,18 +87,14 @@ struct UnfinishedRuns {
 struct Spinner {
     pace: Pace,
     armed: bool,
-    spinning_since: Option<Instant>,
-    last_yield: Instant,
+    /// The spin of the poll task, which runs again and again.
+    spinning: Spinning,
 }
 
 /// The reactors of this process.
 pub(super) static REACTORS: LazyLock<Registry> = LazyLock::new(Registry::default);
 
 impl Reactor {
-    /// The processors, in thousandths, from which on the poll task spins for a byte stream as for all else. With
-    /// fewer a spin often costs more time of processors than it saves (design page 3).
-    const SPINNING: u32 = 4000;
-
     /// Returns the current runtime's reactor for this device and configuration. The first call creates the
     /// reactor. The reactor is dropped with its last user.
     ///
@@ -130,6 +126,7 @@ impl Reactor {
         let events = pollers::watch_device(context, &queues, &own, runtime)?;
         let multi_thread = runtime.runtime_flavor() != RuntimeFlavor::CurrentThread;
         let several_workers = multi_thread && runtime.metrics().num_workers() > 1;
+        let of_callers = if multi_thread { Duration::MAX } else { waits::ONLY_THREAD };
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
@@ -138,8 +135,7 @@ impl Reactor {
             spinner: Mutex::new(Spinner {
                 pace: Pace::new(config.spin_limit),
                 armed: false,
-                spinning_since: None,
-                last_yield: Instant::now(),
+                spinning: Spinning::default(),
             }),
             wake_task: Arc::clone(&wake_task),
             mode: config.poll_mode,
@@ -152,8 +148,7 @@ impl Reactor {
             task: OnceLock::new(),
             _events: events,
             sleeping_threads,
-            callers: Callers::new(config.spin_limit),
-            short_waits: ShortWaits::new(config.spin_limit),
+            callers: Callers::new(config.spin_limit.min(of_callers)),
             late: LateArrivals::default(),
             unfinished: UnfinishedRuns::default(),
             _threads: threads,
@@ -189,7 +184,7 @@ impl Reactor {
         let Some(queue) = self.own.add(make)? else { return Ok(None) };
         let pace = Pace::new(if self.mode == PollMode::Adaptive { self.spin_limit } else { Duration::ZERO });
         // Two ends that spin keep two processors from the threads that the answer passes through.
-        let is_shared = Processors::current().usable() < Self::SPINNING;
+        let is_shared = Processors::current().usable() < waits::UNSHARED;
         OwnQueue::new(queue, pace, is_shared, &self.expected).map(Some)
     }
 
@@ -219,9 +214,6 @@ impl Reactor {
         }
         self.was_idle.store(true, Ordering::Relaxed);
         let was_armed = spinner.armed;
-        if self.short_waits.take_answered() {
-            spinner.pace.resume();
-        }
         let _accepting = Accepting::begin();
         match self.spin(&mut spinner) {
             // The queues are not armed any more, so nothing else would wake the poll task if this thread
@@ -257,14 +249,11 @@ impl Reactor {
         mut is_done: impl FnMut() -> bool,
     ) -> bool {
         if is_done() {
-            // With one thread, callers have no pace, because they poll once.
-            if self.multi_thread {
-                self.callers.arrived();
-            }
+            self.callers.arrived();
             return true;
         }
         if self.mode != PollMode::Adaptive || !self.multi_thread || !may_spin() {
-            return self.wait_shortly(queue, begun, is_done);
+            return self.wait_alone(queue, begun, is_done);
         }
         let Some(mut permit) = self.callers.begin() else {
             self.callers.wait();
@@ -281,20 +270,7 @@ impl Reactor {
                 self.disarm(&mut spinner.armed);
             }
         };
-        let poll = || {
-            let polled = queue.poll();
-            done = is_done();
-            match done {
-                true => Observation::Wanted,
-                // A task that this poll woke may wait for this thread, so that task goes first.
-                false if polled.woken + polled.ran > 0 => Observation::Wanted,
-                // Parts of a long message do not count: this future may not keep its thread until the
-                // message's end. The poll task does.
-                false if polled.completions > 0 => Observation::Arrival,
-                false => Observation::Nothing,
-            }
-        };
-        permit.pace.spin(begin, poll);
+        permit.pace.spin(Instant::now(), begin, poll_for(queue, is_done, &mut done));
         if !done {
             self.callers.wait();
         }
@@ -308,19 +284,35 @@ impl Reactor {
     }
 
     /// Waits as the only thread of a runtime: polls `queue` once, or for some microseconds.
-    fn wait_shortly(&self, queue: &Queue, begun: Option<Instant>, mut is_done: impl FnMut() -> bool) -> bool {
+    fn wait_alone(&self, queue: &Queue, begun: Option<Instant>, mut is_done: impl FnMut() -> bool) -> bool {
         // Elsewhere the poll task would have to take over, which costs what the wait saves. The thread of
         // another runtime has tasks of its own.
         let is_home = self.home.load(Ordering::Relaxed) == this_thread();
-        let is_alone = is_home && self.callers.is_single_call();
-        let start = begun.filter(|_| is_alone).and_then(|begun| self.short_waits.begin(begun));
-        let Some(start) = start else {
-            queue.poll();
-            return is_done();
-        };
-        self.was_idle.store(true, Ordering::Relaxed);
-        self.take_arming_back();
-        self.short_waits.wait(start, || queue.poll(), is_done)
+        if let Some(begun) = begun.filter(|_| is_home && self.callers.is_single_call())
+            && let now = Instant::now()
+            && now.saturating_duration_since(begun) <= waits::ALONE
+            && let Ok(mut pace) = self.callers.pace.try_lock()
+        {
+            let (mut has_begun, mut done) = (false, false);
+            let begin = || {
+                has_begun = true;
+                self.was_idle.store(true, Ordering::Relaxed);
+                self.take_arming_back();
+            };
+            pace.spin(now, begin, poll_for(queue, &mut is_done, &mut done));
+            if done && let Ok(mut spinner) = self.spinner.try_lock() {
+                spinner.pace.resume();
+            }
+            if has_begun {
+                return done;
+            }
+        }
+        queue.poll();
+        let done = is_done();
+        if done {
+            self.callers.arrived();
+        }
+        done
     }
 
     /// Leaves `run` to the poll task, which carries it out where no code of the application is in flight.
@@ -367,6 +359,7 @@ impl Reactor {
         let Spinner { pace, armed, .. } = spinner;
         let mut spin = Spin::default();
         let wanted = pace.spin(
+            Instant::now(),
             || self.disarm(armed),
             || {
                 self.run_unfinished();
@@ -374,32 +367,6 @@ impl Reactor {
             },
         );
         spin.end(wanted)
-    }
-
-    /// Returns whether the poll task has time left for its spin. The task spins by running again and again.
-    fn within_budget(&self, spinner: &mut Spinner) -> bool {
-        let now = Instant::now();
-        let Some(since) = spinner.spinning_since else {
-            if spinner.pace.budget(now).is_zero() {
-                return false;
-            }
-            self.disarm(&mut spinner.armed);
-            spinner.pace.begin(now);
-            spinner.spinning_since = Some(now);
-            spinner.last_yield = now;
-            return true;
-        };
-        let mut now = now;
-        if now - spinner.last_yield > spinner.pace.yield_every() {
-            now = spinner.pace.yield_core(now);
-            spinner.last_yield = now;
-        }
-        if now - since < spinner.pace.budget(now) {
-            return true;
-        }
-        spinner.spinning_since = None;
-        spinner.pace.missed();
-        false
     }
 
     /// Arms every queue, and polls once more. Returns whether there were arrivals by then.
@@ -457,7 +424,7 @@ impl Reactor {
         if polled.has_arrivals() {
             let now = Instant::now();
             spinner.pace.arrived(now);
-            spinner.spinning_since = None;
+            spinner.spinning = Spinning::default();
             // The tasks that were woken run before the next poll, if polling pays. A task that goes on at once
             // wakes another worker in a multi-thread runtime.
             if !self.several_workers || !spinner.pace.budget(now).is_zero() {
@@ -467,11 +434,13 @@ impl Reactor {
         if self.several_workers {
             return self.spin_and_arm(&mut spinner);
         }
-        if self.mode == PollMode::Adaptive
-            && !self.idle_polled.load(Ordering::Relaxed)
-            && self.within_budget(&mut spinner)
-        {
-            return Step::Again;
+        if self.mode == PollMode::Adaptive && !self.idle_polled.load(Ordering::Relaxed) {
+            let Spinner { pace, armed, spinning } = &mut *spinner;
+            if spinning.again_at(pace, Instant::now()).is_ok() {
+                self.disarm(armed);
+                return Step::Again;
+            }
+            *spinning = Spinning::default();
         }
         // Arming costs a system call on some devices, and then an event for every completion. So the flag is
         // cleared only after a whole wait: a task that was woken shortly after its last poll can't know that
@@ -524,6 +493,30 @@ impl Reactor {
         spinner.armed = false;
         spinner.pace.arrived_after_sleep();
         self.queues.iter().for_each(|queue| queue.woken());
+    }
+}
+
+/// Returns a poll of `queue` for a caller that waits for `is_done`, which is called after polls that found
+/// something, and now and then, because another thread may have polled, too. `done` is whether it returned true.
+fn poll_for(
+    queue: &Queue,
+    mut is_done: impl FnMut() -> bool,
+    done: &mut bool,
+) -> impl FnMut() -> Observation {
+    let mut polls = 0_u32;
+    move || {
+        let polled = queue.poll();
+        polls = polls.wrapping_add(1);
+        *done = (polled.completions > 0 || polls.is_multiple_of(waits::POLLS_PER_CLOCK_READ)) && is_done();
+        match *done {
+            true => Observation::Wanted,
+            // A task that this poll woke may wait for this thread, so that task goes first.
+            false if polled.woken + polled.ran > 0 => Observation::Wanted,
+            // Parts of a long message do not count: this future may not keep its thread until the message's
+            // end. The poll task does.
+            false if polled.completions > 0 => Observation::Arrival,
+            false => Observation::Nothing,
+        }
     }
 }
 

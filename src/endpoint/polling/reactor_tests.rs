@@ -27,9 +27,46 @@ async fn a_call_of_another_thread_looks_once() {
     // A caller that other work keeps from its thread polls once, and so do those after a wait that brought
     // nothing.
     assert!((0..10_000).any(|_| polls() > 1));
+    lock(&reactor.callers.pace).resume();
+    let queue = reactor.assign();
+    let before = queue.polling.polls.value();
+    reactor.wait_as_caller(queue, Some(Instant::now() - 2 * waits::ALONE), || false);
+    assert_eq!(queue.polling.polls.value() - before, 1, "the call has let other tasks run");
     let elsewhere = std::thread::scope(|scope| scope.spawn(polls).join().unwrap());
     assert_eq!(elsewhere, 1, "that thread may have tasks of another runtime");
     drop(call);
+}
+
+#[tokio::test]
+async fn a_caller_asks_now_and_then_whether_another_thread_has_found_its_answer() {
+    let context = tonic_rdma_verbs::soft::open().unwrap();
+    let reactor = Reactor::current(&context, &Config::default()).unwrap();
+    let mut done = false;
+    let mut poll = poll_for(reactor.assign(), || true, &mut done);
+    for _ in 1..waits::POLLS_PER_CLOCK_READ {
+        assert_eq!(poll(), Observation::Nothing);
+    }
+    assert_eq!(poll(), Observation::Wanted);
+    drop(poll);
+    assert!(done);
+}
+
+#[tokio::test]
+async fn a_poll_task_that_does_not_spin_learns_from_its_waits() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let context = tonic_rdma_verbs::soft::open().unwrap();
+    let reactor = Reactor::current(&context, &Config::default()).unwrap();
+    let (mut pace, mut now) = (Pace::new(HOUR), Instant::now());
+    for _ in 0..9 {
+        pace.begin(now);
+        now += 2 * HOUR;
+        pace.arrived(now);
+    }
+    lock(&reactor.spinner).pace = pace;
+    assert_eq!(reactor.step(false), Step::Sleep, "all waits were long");
+    let mut spinner = lock(&reactor.spinner);
+    spinner.pace.arrived(Instant::now());
+    assert!(!spinner.pace.budget(Instant::now()).is_zero(), "the last wait was short");
 }
 
 /// Counts its runs, and panics.

@@ -168,7 +168,7 @@ impl Link {
                 Observation::Nothing
             }
         };
-        pace.spin(|| (), look) && has_arrived()
+        pace.spin(Instant::now(), || (), look) && has_arrived()
     }
 
     /// Tells the pace of the port that a word has arrived for a future that did not spin any more. The length
@@ -177,7 +177,7 @@ impl Link {
         if let Some(pace) = &self.ports[port as usize % self.ports.len()].pace
             && let Ok(mut pace) = pace.try_lock()
         {
-            pace.arrived(Instant::now());
+            pace.arrived_now();
         }
     }
 
