@@ -204,7 +204,7 @@
 //!   once.
 //! - A communicator has a channel to each other rank, one thread that carries on operations, and one for
 //!   gRPC. Both sleep while nothing is under way. Registered memory of dropped buffers is used again.
-//! - A rank that waits spins for 100 µs, then yields its core, then naps for at most 1 ms. Where ranks
+//! - A rank that waits spins for at most 100 µs, then yields its core, then naps for at most 1 ms. Where ranks
 //!   outnumber cores it yields at once.
 //!
 //! # Limits

@@ -12,7 +12,6 @@ use crate::engine::{CallerMemory, LentSlices, OperationId, Request, ShortResult}
 use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
-use tonic_rdma::unstable::waits;
 
 /// An operation. It starts with the first poll, with [`start`](Self::start), or with [`wait`](Self::wait);
 /// its place in the order of operations is that of its start.
@@ -154,11 +153,12 @@ impl<X: Operand> Operation<X> {
     /// See [`CollectiveError`].
     #[inline]
     pub fn wait(mut self) -> Result<X, Failed<X::Kept>> {
-        let mut backoff = Backoff::new(waits::COLLECTIVE_THREAD, self.shared.crowded);
+        let shared = Arc::clone(&self.shared);
+        let mut backoff = Backoff::new(&shared.paces[1], shared.crowded);
         if let Some(outcome) = self.begin(|| backoff.spins()) {
+            backoff.moved();
             return outcome;
         }
-        let shared = Arc::clone(&self.shared);
         let polling = Polling::new(&shared, self.kind);
         let mut now = None;
         loop {
@@ -219,7 +219,7 @@ impl<X: Operand> Operation<X> {
     }
 
     /// Polls the links once.
-    fn poll_once(&mut self, now: Option<Instant>, backoff: &mut Backoff) -> Option<Outcome<X>> {
+    fn poll_once(&mut self, now: Option<Instant>, backoff: &mut Backoff<'_>) -> Option<Outcome<X>> {
         let id = match &self.state {
             Phase::UnderWay(id) => *id,
             Phase::Refused(error) => {
@@ -237,6 +237,8 @@ impl<X: Operand> Operation<X> {
             backoff.moved();
         }
         let (result, memory) = self.shared.engine(self.kind).take(id)?;
+        // Another thread may have moved it.
+        backoff.moved();
         self.state = Phase::Done;
         self.give_back(memory);
         Some(match (result, self.operand.take()) {
@@ -264,8 +266,10 @@ impl<X: Operand + Unpin> Future for Operation<X> {
         let this = self.get_mut();
         // A later poll comes because something has happened.
         let fresh = matches!(this.state, Phase::New);
-        let mut backoff = Backoff::new(waits::COLLECTIVE_FUTURE, this.shared.crowded);
+        let shared = Arc::clone(&this.shared);
+        let mut backoff = Backoff::new(&shared.paces[0], shared.crowded);
         if let Some(outcome) = this.begin(|| backoff.spins()) {
+            backoff.moved();
             return Poll::Ready(outcome);
         }
         loop {

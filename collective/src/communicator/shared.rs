@@ -39,6 +39,8 @@ pub(crate) struct SharedState {
     pub(crate) limit: Duration,
     /// Whether the ranks of this host outnumber its cores.
     pub(crate) crowded: bool,
+    /// The paces of the futures and of the threads that wait for operations; locked while one spins.
+    pub(super) paces: [Mutex<Pace>; 2],
     /// By [`EngineKind`].
     engines: [Mutex<RemoteEngine>; 2],
     /// Since when the operations in flight have not moved although a rank is lost. `None` if they move, or no
@@ -67,6 +69,8 @@ impl SharedState {
             plans,
             limit,
             crowded,
+            paces: [waits::COLLECTIVE_FUTURE, waits::COLLECTIVE_THREAD]
+                .map(|longest| Mutex::new(Pace::new(longest))),
             engines: engines.map(Mutex::new),
             stalled_since: Mutex::new(None),
             pollers: Default::default(),
@@ -280,10 +284,9 @@ impl Wake for FailureWaker {
 
 /// The progress thread. It ends when the communicator and all its operations are dropped.
 fn run_progress_thread(shared: &Weak<SharedState>) {
-    let mut backoff = match shared.upgrade() {
-        Some(shared) => Backoff::new(waits::COLLECTIVE_THREAD, shared.crowded),
-        None => return,
-    };
+    let Some(crowded) = shared.upgrade().map(|shared| shared.crowded) else { return };
+    let pace = Mutex::new(Pace::new(waits::COLLECTIVE_THREAD));
+    let mut backoff = Backoff::new(&pace, crowded);
     let mut now = None;
     while let Some(shared) = shared.upgrade() {
         // A thread that polls handles the failure itself after each poll, because only that thread knows
@@ -294,8 +297,9 @@ fn run_progress_thread(shared: &Weak<SharedState>) {
             shared.apply_failure(reason, None, false);
         }
         if !shared.has_work() {
-            shared.sleep();
+            // The sleep is no wait for another rank.
             backoff.moved();
+            shared.sleep();
             continue;
         }
         for kind in [EngineKind::Group, EngineKind::PointToPoint] {
@@ -309,10 +313,10 @@ fn run_progress_thread(shared: &Weak<SharedState>) {
 
 /// How a thread waits for other ranks: it spins, then yields, then naps. A future only spins.
 #[derive(Debug)]
-pub(super) struct Backoff {
-    /// Whether more ranks than cores run on this host. Then a rank that spins keeps another from running.
-    crowded: bool,
-    pace: Pace,
+pub(super) struct Backoff<'a> {
+    /// `None` if this thread does not spin: more ranks than cores run on this host, so that a rank that spins
+    /// keeps another from running, or another thread of this rank spins.
+    pace: Option<MutexGuard<'a, Pace>>,
     spinning: Spinning,
     /// The end of the spin.
     spun: Option<Instant>,
@@ -320,19 +324,21 @@ pub(super) struct Backoff {
     has_moved: bool,
 }
 
-impl Backoff {
+impl<'a> Backoff<'a> {
     /// The polls after which [`wait`](Self::wait) returns the time, for deadlines.
     const POLLS: u32 = 256;
 
-    /// Makes a wait that spins for `longest`, unless `crowded`.
-    pub(super) fn new(longest: Duration, crowded: bool) -> Self {
-        let (pace, spinning) = (Pace::new(longest), Spinning::default());
-        Self { crowded, pace, spinning, spun: None, polls: 0, has_moved: false }
+    /// Makes a wait that spins for as long as `pace` says, unless `crowded`.
+    pub(super) fn new(pace: &'a Mutex<Pace>, crowded: bool) -> Self {
+        let pace = if crowded { None } else { pace.try_lock().ok() };
+        Self { pace, spinning: Spinning::default(), spun: None, polls: 0, has_moved: false }
     }
 
     /// Notes that something has moved.
     pub(super) fn moved(&mut self) {
-        self.pace.resume();
+        if let Some(pace) = &mut self.pace {
+            pace.arrived_now();
+        }
         (self.spinning, self.spun, self.has_moved) = (Spinning::default(), None, true);
     }
 
@@ -344,10 +350,11 @@ impl Backoff {
     /// Returns whether to poll again at once.
     #[inline]
     pub(super) fn spins(&mut self) -> bool {
-        if self.spun.is_none() && !self.crowded {
-            self.spun = self.spinning.again(&mut self.pace).err();
+        let Some(pace) = &mut self.pace else { return false };
+        if self.spun.is_none() {
+            self.spun = self.spinning.again(pace).err();
         }
-        self.spun.is_none() && !self.crowded
+        self.spun.is_none()
     }
 
     /// Waits a little. Returns the time now and then, and after each nap.
@@ -366,5 +373,20 @@ impl Backoff {
         Processors::refresh(now);
         std::thread::sleep((waited / waits::COLLECTIVE_NAP_SHARE).min(waits::COLLECTIVE_NAP));
         Some(Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_of_a_rank_spins_unless_ranks_outnumber_cores() {
+        let pace = Mutex::new(Pace::new(waits::COLLECTIVE_THREAD));
+        assert!(!Backoff::new(&pace, true).spins());
+        let mut first = Backoff::new(&pace, false);
+        assert!(first.spins() && !Backoff::new(&pace, false).spins());
+        drop(first);
+        assert!(Backoff::new(&pace, false).spins());
     }
 }
