@@ -17,6 +17,7 @@ use crate::dataflow::{Kernel, KernelError, NodeId, Outlet, Topology, Value};
 use crate::error::{GraphError, Problem};
 use crate::placement::{CrossingId, Part, Placements};
 use crate::sites::NodeSites;
+use tonic_rdma::unstable::Pace;
 use tonic_rdma_tensor::Tensor;
 use tonic_rdma_verbs::unstable::{chain, lock};
 
@@ -33,6 +34,8 @@ pub struct Executor<V> {
     pub(super) transfers: Box<dyn Transport<V>>,
     pub(super) sites: Arc<NodeSites>,
     pub(super) settings: ExecutorSettings,
+    /// How long the thread spins, by the waits of all runs.
+    pub(super) pace: Pace,
     pub(super) stop: StopHandle,
     /// What was sent in the last step of [`run_and_keep`](Self::run_and_keep), by crossing tensor.
     pub(super) kept: Vec<Option<Tensor>>,
@@ -100,8 +103,9 @@ impl<V: Value> Executor<V> {
             plan,
             kernels: of_nodes,
             constants,
-            transfers: transfers.0,
             settings: ExecutorSettings::default(),
+            pace: Pace::new(transfers.0.spin()),
+            transfers: transfers.0,
             stop: StopHandle::default(),
             kept,
             next: 0,
@@ -135,11 +139,11 @@ impl<V: Value> Executor<V> {
         self
     }
 
-    /// Sets how long an executor that has nothing to do polls for arrivals before its thread sleeps. It gives
-    /// its core to other threads between polls. The default is 300 µs if tensors move through slots, whose
+    /// Sets how long an executor that has nothing to do polls for arrivals, at most, before its thread sleeps.
+    /// It gives its core to other threads now and then, and does not poll if arrivals are rarer. The default is 300 µs if tensors move through slots, whose
     /// content this thread moves itself, and otherwise 100 µs, because other threads need the core.
     pub fn spin(mut self, spin: Duration) -> Self {
-        self.settings.spin = Some(spin);
+        self.pace = Pace::new(spin);
         self
     }
 
@@ -279,12 +283,11 @@ pub(super) struct ExecutorSettings {
     pub(super) receive: ReceiveMode,
     pub(super) window: usize,
     pub(super) deadline: Duration,
-    pub(super) spin: Option<Duration>,
 }
 
 impl Default for ExecutorSettings {
     fn default() -> Self {
-        Self { receive: ReceiveMode::default(), window: 1, deadline: Duration::from_secs(60), spin: None }
+        Self { receive: ReceiveMode::default(), window: 1, deadline: Duration::from_secs(60) }
     }
 }
 

@@ -15,6 +15,7 @@ use super::transfers::{Start, Transport};
 use crate::dataflow::{self, Kernel, KernelError, NodeId, Topology, Value};
 use crate::error::{GraphError, Problem};
 use crate::placement::CrossingId;
+use tonic_rdma::unstable::waits::Spinning;
 use tonic_rdma_tensor::Tensor;
 use tonic_rdma_verbs::unstable::lock;
 
@@ -44,8 +45,8 @@ pub(super) struct Run<'a, V> {
     /// When the thread first found no progress. `None` while there is progress, because a reading of the
     /// clock for each node costs time.
     quiet_since: Option<Instant>,
-    /// How long the thread polls before it sleeps.
-    spin: Duration,
+    /// The spin of the thread before it sleeps.
+    spinning: Spinning,
     /// Whether the last sleep ended without a ring.
     timed_out: bool,
 }
@@ -67,7 +68,7 @@ impl<'a, V: Value> Run<'a, V> {
             ReceiveMode::PollingAsync | ReceiveMode::Blocking => Vec::new(),
         };
         let takes_nodes = executor.settings.receive != ReceiveMode::Blocking;
-        let spin = executor.settings.spin.unwrap_or_else(|| executor.transfers.spin());
+        executor.pace.resume();
         Self {
             flights: Flights::new(&executor.plan, steps.start),
             missing: vec![false; receives.len()],
@@ -84,7 +85,7 @@ impl<'a, V: Value> Run<'a, V> {
             report: RunReport::default(),
             began: Instant::now(),
             quiet_since: None,
-            spin,
+            spinning: Spinning::default(),
             timed_out: false,
         }
     }
@@ -362,8 +363,8 @@ impl<'a, V: Value> Run<'a, V> {
     }
 
     fn note_progress(&mut self) {
-        self.quiet_since = None;
-        self.misses = 0;
+        self.executor.pace.arrived_now();
+        (self.quiet_since, self.spinning, self.misses) = (None, Spinning::default(), 0);
     }
 
     /// Polls for a moment, then sleeps until something arrives, a send can begin, or it is time to read the
@@ -371,8 +372,7 @@ impl<'a, V: Value> Run<'a, V> {
     fn idle(&mut self) -> Result<(), GraphError> {
         self.misses = 0;
         let quiet = self.check_deadline()?;
-        if quiet < self.spin {
-            thread::yield_now();
+        if self.spinning.again_at(&mut self.executor.pace, Instant::now()).is_ok() {
             return Ok(());
         }
         self.alarm.set();

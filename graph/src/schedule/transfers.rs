@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tonic_rdma::unstable::waits;
 use tonic_rdma_tensor::Tensor;
 
 use crate::error::GraphError;
@@ -154,10 +155,10 @@ pub(crate) trait Transport<V>: Send {
     /// Returns how often and how a crossing tensor was sent. It is zero for those that this part receives.
     fn counts(&self, crossing: CrossingId) -> CrossingCounts;
 
-    /// Returns how long an executor that has nothing to do should poll for arrivals before its thread sleeps.
-    /// Transfers that other threads carry on need these threads' cores, so the default is only 100 µs.
+    /// Returns how long an executor that has nothing to do should poll for arrivals, at most, before its thread
+    /// sleeps. Transfers that other threads carry on need these threads' cores, so the default is short.
     fn spin(&self) -> Duration {
-        Duration::from_micros(100)
+        waits::GRAPH_CALLS
     }
 
     /// Tells the peers that this part has failed, and why, so that they end too: their next call of a method

@@ -18,6 +18,7 @@ use crate::sites::NodeSites;
 use crate::transfer::TransferMode;
 use crate::transfer::peers::{Agreement, SessionHandle};
 use tonic_rdma::memory::Pool;
+use tonic_rdma::unstable::waits;
 use tonic_rdma_tensor::unstable::OwnPolling;
 use tonic_rdma_tensor::{
     DynamicReceiver, DynamicSender, RdmaDevice, SentCounts, StaticReceiver, StaticSender, Tensor,
@@ -26,11 +27,6 @@ use tonic_rdma_tensor::{
 
 /// How often a flush counts the pending sends of a crossing tensor.
 const COUNT: Duration = Duration::from_millis(50);
-
-/// How long the executor's thread polls slots before it sleeps. While it polls, no other thread is needed.
-/// Once it sleeps, each arrival costs two wake-ups: of a thread that polls, and of this one. 100 µs are too
-/// short, because parts of a pipeline wait longer for one another.
-const SPIN: Duration = Duration::from_micros(300);
 
 /// The sending end of a crossing tensor's slot.
 #[derive(Debug)]
@@ -262,7 +258,7 @@ impl<V: Value> Transport<V> for SlotTransfers {
     }
 
     fn spin(&self) -> Duration {
-        SPIN
+        waits::GRAPH_SLOTS
     }
 
     fn abort(&mut self, reason: &str) {

@@ -196,8 +196,9 @@ fn a_thread_with_nothing_to_do_sleeps() {
             let split = graph.split();
             let delay = move |_: CrossingId, _| Duration::from_millis(delay);
             let transfers = Transfers::delayed(&split.placements, 1, delay).unwrap();
-            let settings = ExecutorSettings { spin: Some(Duration::ZERO), ..settings(mode, 1) };
-            run_all(&mut split.executors(transfers, &settings), 1).remove(1).0.unwrap()
+            let executors = split.executors(transfers, &settings(mode, 1)).into_iter();
+            let mut executors: Vec<_> = executors.map(|executor| executor.spin(Duration::ZERO)).collect();
+            run_all(&mut executors, 1).remove(1).0.unwrap()
         };
         // A thread that has no core until the tensor is there has nothing to sleep for.
         let mut reports = [150, 1500, 15_000].into_iter().map(received_after);
