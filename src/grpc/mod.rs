@@ -16,7 +16,6 @@ mod client;
 mod core;
 mod fault;
 mod frame;
-mod landing_budget;
 mod outgoing;
 mod server;
 mod session;

@@ -5,7 +5,7 @@
 //! goes to the stream in its parts, together with the offset of its longest part, or of its last large one.
 //! These are large fields where [`gather`](crate::gather) encodes the body.
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 
 use super::landed::{AlignedField, PREFIX};
 use super::session::Stream;
@@ -52,6 +52,8 @@ impl Outgoing {
     /// A message of one part is one that tonic has copied together, and has to be copied once more. Above
     /// this length it is sent as bytes, so that the peer reads what is copied while the rest is copied.
     const COPIED: usize = 256 << 10;
+    /// Most parts of a message. An offer has twice as many segments, because long parts may be taken apart.
+    const PARTS: usize = 128;
 
     /// Queues a frame of the body. With `end` it is the last one.
     pub(super) fn send(&mut self, sink: &impl Sink, mut data: Bytes, end: bool) {
@@ -120,7 +122,7 @@ impl Outgoing {
         if self.missing > 0 {
             return;
         }
-        let parts = std::mem::take(&mut self.parts);
+        let parts = merged(std::mem::take(&mut self.parts));
         if let [only] = &*parts
             && only.len() > Self::COPIED
         {
@@ -130,6 +132,28 @@ impl Outgoing {
             sink.message(parts, aligned_at, end);
         }
     }
+}
+
+/// Copies neighbours together, short ones first, until there are at most `PARTS`.
+fn merged(mut parts: Vec<Bytes>) -> Vec<Bytes> {
+    let mut longest = 512;
+    while parts.len() > Outgoing::PARTS {
+        let mut fewer: Vec<Bytes> = Vec::with_capacity(parts.len() / 2);
+        for part in parts {
+            match fewer.last_mut() {
+                Some(last) if last.len() + part.len() <= longest => {
+                    // The first copy is of a part that others may have, the next ones only grow.
+                    let mut joined = BytesMut::from(std::mem::take(last));
+                    joined.extend_from_slice(&part);
+                    *last = joined.freeze();
+                }
+                _ => fewer.push(part),
+            }
+        }
+        parts = fewer;
+        longest *= 2;
+    }
+    parts
 }
 
 /// Returns the length of the message whose prefix is at the start of `data`, with its prefix.
@@ -235,6 +259,20 @@ mod tests {
             sent(&frames, false),
             [Queued::Message(vec![100, 5905], 100, false), Queued::Data(7, false)]
         );
+    }
+
+    /// An offer has a limit of segments.
+    #[test]
+    fn a_message_of_many_parts_has_neighbours_copied_together() {
+        let whole = message(1000 * 300 + 100_000);
+        let mut frames: Vec<_> = whole[..300_000].chunks(300).collect();
+        frames.push(&whole[300_000..]);
+        let [Queued::Message(parts, aligned_at, true)] = &sent(&frames, true)[..] else {
+            panic!("one message")
+        };
+        assert!(parts.len() <= 128, "{} parts", parts.len());
+        assert_eq!((parts.iter().sum::<usize>(), parts[parts.len() - 1]), (whole.len(), 100_005));
+        assert_eq!(*aligned_at, 300_000, "the longest part is as it was");
     }
 
     #[test]

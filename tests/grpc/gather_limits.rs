@@ -1,7 +1,5 @@
 //! Limits of landed messages: their length, and the memory of a connection.
 
-use std::time::Duration;
-
 use tonic::Code;
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{CallConfig, gather};
@@ -48,22 +46,23 @@ async fn the_default_limit_is_that_of_tonic() {
     assert!(status.message().ends_with("the limit is: 4194304 bytes"), "{}", status.message());
 }
 
+/// A message that does not fit in one segment comes in parts, which tonic copies.
 #[tokio::test]
-async fn a_message_longer_than_the_budget_fails_with_its_name() {
+async fn a_message_longer_than_the_budget_is_copied() {
     let depot = Depot::new(LIMIT);
     let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
     let calls = CallConfig::default().landing_budget(1 << 20);
     let channel = connect(address, calls).await;
+    let counters = || channel.last_connection().unwrap().counters();
     get(both(&channel, LIMIT), 1, 1_000_000).await.unwrap().check();
-    let status = get(both(&channel, LIMIT), 1, 1 << 20).await.unwrap_err();
-    assert_eq!(status.code(), Code::ResourceExhausted);
-    assert!(status.message().contains("CallConfig::landing_budget"), "{}", status.message());
+    assert_eq!(counters().landed_copied_bytes, 0);
+    get(both(&channel, LIMIT), 2, 5 << 20).await.unwrap().check();
+    assert!(counters().landed_copied_bytes > 5 << 20);
 }
 
-/// A reader that keeps all messages gets half of the budget. Then its call waits, and others go on; the
-/// reader's call goes on when it drops messages, and fails after a while if it does not.
+/// What the application keeps is not the connection's: its call goes on, and so do others.
 #[tokio::test]
-async fn a_reader_that_keeps_everything_stops_its_own_call_only() {
+async fn a_reader_that_keeps_everything_stops_no_call() {
     const LENGTH: usize = 200_000;
     let depot = Depot::new(LIMIT);
     let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
@@ -72,68 +71,16 @@ async fn a_reader_that_keeps_everything_stops_its_own_call_only() {
     let parcels: Vec<_> = (0..40).map(|seed| Parcel::new(seed, LENGTH, &[], Some(&pool))).collect();
     let mut received = echo(both(&channel, LIMIT), tokio_stream::iter(parcels)).await.unwrap();
     let mut kept = Vec::new();
-    let pause = Duration::from_millis(500);
-    loop {
-        match tokio::time::timeout(pause, next(&mut received)).await {
-            Ok(parcel) => kept.push(parcel.unwrap().unwrap()),
-            Err(_) if kept.len() >= 8 => break,
-            // The machine is busy. With fewer messages the call would end with an error after a while.
-            Err(_) => {}
-        }
-        assert!(kept.len() < 20, "the budget has room for 20");
-    }
-
-    // Others, with their own memory and without.
-    for seed in 0..30 {
+    for seed in 0..40 {
+        let parcel = within(next(&mut received)).await.unwrap().unwrap();
+        assert_eq!(parcel.seed, seed);
+        kept.push(parcel);
+        // Others, with their own memory and without.
         get(both(&channel, LIMIT), seed, LENGTH).await.unwrap().check();
         get(channel.clone(), seed, LENGTH).await.unwrap().check();
         put(both(&channel, LIMIT), Parcel::new(seed, LENGTH, &[], None)).await.unwrap();
     }
-
-    // The reader lets go.
     kept.iter().for_each(Parcel::check);
-    let first = kept.len() as u64;
-    kept.clear();
-    for seed in first..first + 5 {
-        let parcel = next(&mut received).await.unwrap().unwrap();
-        assert_eq!(parcel.seed, seed);
-        parcel.check();
-    }
-
-    // The reader keeps everything for too long.
-    let status = loop {
-        match within(next(&mut received)).await.unwrap() {
-            Ok(parcel) => kept.push(parcel),
-            Err(status) => break status,
-        }
-    };
-    assert_eq!(status.code(), Code::ResourceExhausted);
-    assert!(status.message().contains("CallConfig::landing_budget"), "{}", status.message());
-    kept.iter().for_each(Parcel::check);
-    get(both(&channel, LIMIT), 9, LENGTH).await.unwrap().check();
-}
-
-/// A request for which the server has no memory for too long fails with the server's reason, not with the
-/// number of a reset alone.
-#[tokio::test]
-async fn a_client_learns_why_the_server_has_no_memory_for_its_request() {
-    const LENGTH: usize = 200_000;
-    let depot = Depot::new(LIMIT);
-    let address = serve(&depot, Some(LIMIT), CallConfig::default().landing_budget(1 << 20)).await;
-    let channel = connect(address, CallConfig::default()).await;
-    let pool = Pool::for_sending(1 << 30);
-    // The server keeps these messages for a response that nothing reads.
-    let parcels: Vec<_> = (0..2).map(|seed| Parcel::new(seed, LENGTH, &[], Some(&pool))).collect();
-    let received = echo(both(&channel, LIMIT), tokio_stream::iter(parcels)).await.unwrap();
-
-    let large = || Parcel::new(5, 900_000, &[], Some(&pool));
-    let status = within(put(both(&channel, LIMIT), large())).await.unwrap_err();
-    assert_eq!(status.code(), Code::ResourceExhausted);
-    assert!(status.message().contains("CallConfig::landing_budget"), "{}", status.message());
-    put(both(&channel, LIMIT), Parcel::new(6, LENGTH, &[], Some(&pool))).await.unwrap();
-    drop(received);
-    put(both(&channel, LIMIT), large()).await.unwrap();
-    support::until(|| pool.statistics().leased_send == 0).await;
 }
 
 /// The peer's memory is free again after calls whose messages were never read.

@@ -6,12 +6,12 @@ use std::task::{Poll, Waker};
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::account::cost_of;
+use super::ledger::cost_of;
 use super::stream::{InPart, OutHeaders, OutPart, Part, Stream, StreamKey};
 use super::{Core, Role};
 use crate::endpoint::SentHeaders;
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{RequestHeaders, ResetCode};
+use crate::grpc::frame::{Kind, RequestHeaders, ResetCode};
 
 /// The reason why [`open`](Core::open) opens no stream. The call has not reached the peer, so that it may be
 /// sent on another connection.
@@ -79,18 +79,20 @@ impl<K> Core<K> {
     }
 
     fn send_part(&mut self, key: StreamKey, part: Option<OutPart>, end: bool) {
-        let sending = &mut self.streams[key].sending;
-        if sending.done || sending.end {
+        let stream = &mut self.streams[key];
+        if stream.sending.done || stream.sending.end {
             if let Some(part) = part {
                 part.discard(&mut self.after.unneeded);
             }
             return;
         }
         if let Some(part) = part {
-            sending.bytes += part.length();
-            sending.parts.push(part);
+            let before = self.ledger.sent_by(stream);
+            stream.sending.bytes += part.length();
+            stream.sending.parts.push(part);
+            self.ledger.resend(before, self.ledger.sent_by(stream));
         }
-        sending.end |= end;
+        stream.sending.end |= end;
         self.streams.schedule(key);
     }
 
@@ -106,7 +108,7 @@ impl<K> Core<K> {
         self.streams.schedule(key);
     }
 
-    /// Waits until less than `QUEUED` bytes wait on the stream.
+    /// Waits until less than `QUEUED` bytes wait on the stream, and the connection has not too much to send.
     pub(in crate::grpc) fn poll_send_ready(
         &mut self,
         key: StreamKey,
@@ -119,7 +121,7 @@ impl<K> Core<K> {
         if stream.sending.done || stream.sending.end {
             return Poll::Ready(Err(CallFault::Ended));
         }
-        if stream.sending.bytes < Self::QUEUED {
+        if stream.sending.bytes < Self::QUEUED && !self.ledger.stops_sender() {
             return Poll::Ready(Ok(()));
         }
         keep(&mut stream.sending.waker, waker);
@@ -134,7 +136,7 @@ impl<K> Core<K> {
     ) -> Poll<Result<HeaderMap, CallFault>> {
         let stream = &mut self.streams[key];
         if let Some(head) = stream.receiving.headers.take() {
-            self.release_headers(key);
+            self.took_headers(key);
             return Poll::Ready(Ok(head));
         }
         if let Some(fault) = &stream.fault {
@@ -159,7 +161,7 @@ impl<K> Core<K> {
         let Some(InPart::Data(data)) = receiving.parts.pop() else { return None };
         let trailers = receiving.trailers.take();
         self.took_data(key, &data);
-        self.release_headers(key);
+        self.took_headers(key);
         Some((data, trailers?))
     }
 
@@ -196,7 +198,7 @@ impl<K> Core<K> {
             }
             None => {
                 if let Some(trailers) = receiving.trailers.take() {
-                    self.release_headers(key);
+                    self.took_headers(key);
                     return Poll::Ready(Some(Ok(Part::Trailers(trailers))));
                 }
                 if receiving.ended {
@@ -313,7 +315,7 @@ impl<K> Core<K> {
     pub(super) fn drop_arrived(&mut self, key: StreamKey) {
         let receiving = &mut self.streams[key].receiving;
         (receiving.headers, receiving.trailers) = (None, None);
-        self.release_headers(key);
+        self.took_headers(key);
         let receiving = &mut self.streams[key].receiving;
         let mut parts = std::mem::take(&mut receiving.parts);
         while let Some(part) = parts.pop() {
@@ -324,9 +326,10 @@ impl<K> Core<K> {
     /// Drops a part that has arrived and was not taken.
     pub(super) fn discard_part(&mut self, part: InPart) {
         match part {
-            InPart::Data(data) => self.account.release_data(cost_of(data.len())),
+            InPart::Data(data) => self.ledger.release(Kind::Data, cost_of(data.len())),
             InPart::Offer(offer) => {
-                self.received_offers.discard(offer, &mut self.control, &mut self.after.wakers)
+                let wakers = &mut self.after.wakers;
+                self.received_offers.discard(offer, &mut self.control, &mut self.ledger, wakers)
             }
             InPart::Fault(_) => {}
         }
@@ -335,23 +338,24 @@ impl<K> Core<K> {
     /// Notes that the application took data of a stream.
     fn took_data(&mut self, key: StreamKey, data: &Bytes) {
         let cost = cost_of(data.len());
-        self.account.release_data(cost);
+        self.ledger.release(Kind::Data, cost);
         self.took(key, cost);
     }
 
     /// Notes that the application took parts of a stream of this cost, and gives the peer credit for more.
     pub(super) fn took(&mut self, key: StreamKey, cost: i64) {
         let stream = &mut self.streams[key];
-        if let Some(credit) = self.account.take(stream, cost) {
+        if let Some(credit) = self.ledger.take(stream, cost) {
             self.control.credit(stream.id, credit);
         }
     }
 
-    /// Gives the memory of a response's headers and trailers back, if none of them waits to be taken. The
+    /// Takes the headers and trailers of a response off the ledger, if none of them waits to be taken. The
     /// headers of a request count until the handle of its stream is gone, because the handler has them.
-    fn release_headers(&mut self, key: StreamKey) {
-        if self.role == Role::Client {
-            self.account.release_headers(&mut self.streams[key].receiving);
+    fn took_headers(&mut self, key: StreamKey) {
+        let receiving = &mut self.streams[key].receiving;
+        if self.role == Role::Client && receiving.headers.is_none() && receiving.trailers.is_none() {
+            self.ledger.release_headers(receiving);
         }
     }
 

@@ -12,6 +12,8 @@ pub(super) struct Control {
     settings_sent: bool,
     resets: VecDeque<(u32, ResetCode)>,
     credits: VecDeque<(u32, u64)>,
+    /// Credit for the windows of the connection.
+    window_credits: Option<[u64; 2]>,
     /// Offers of the peer whose memory is free.
     taken: VecDeque<u64>,
     /// TAKEN waits for a message that follows at once, which takes it along.
@@ -46,6 +48,13 @@ impl Control {
         self.urgent = true;
     }
 
+    /// Gives credit for the windows of the connection.
+    pub(super) fn window_credits(&mut self, credits: [u64; 2]) {
+        let [parts, headers] = self.window_credits.unwrap_or_default();
+        self.window_credits = Some([parts + credits[0], headers + credits[1]]);
+        self.urgent = true;
+    }
+
     /// Gives an offer back.
     pub(super) fn taken(&mut self, offer: u64) {
         self.taken.push_back(offer);
@@ -77,7 +86,11 @@ impl Control {
 
     /// Returns whether a frame waits.
     pub(super) fn has_output(&self) -> bool {
-        !self.settings_sent || self.answers() > 0 || !self.credits.is_empty() || self.go_away.unsent.is_some()
+        !self.settings_sent
+            || self.answers() > 0
+            || !self.credits.is_empty()
+            || self.window_credits.is_some()
+            || self.go_away.unsent.is_some()
     }
 
     /// Adds the limits of this side to the message, once.
@@ -114,6 +127,14 @@ impl Control {
             }
             message.frame(&FrameHeader::new(Kind::Credit, stream, 8), &credit.to_le_bytes());
             self.credits.pop_front();
+        }
+        if let Some(credits) = self.window_credits {
+            if message.payload_left() < 16 {
+                return false;
+            }
+            let payload = credits.map(u64::to_le_bytes);
+            message.frame(&FrameHeader::new(Kind::Credit, 0, 16), payload.as_flattened());
+            self.window_credits = None;
         }
         if let Some(reason) = &self.go_away.unsent {
             // A character that is cut in two is replaced by the reader.
@@ -172,6 +193,7 @@ impl Control {
     pub(super) fn end(&mut self) {
         self.resets.clear();
         self.credits.clear();
+        self.window_credits = None;
         self.taken.clear();
     }
 }
@@ -187,10 +209,6 @@ mod for_tests {
 
         pub(in crate::grpc::core) fn resets(&mut self) -> &mut VecDeque<(u32, ResetCode)> {
             &mut self.resets
-        }
-
-        pub(in crate::grpc::core) fn credits(&self) -> &VecDeque<(u32, u64)> {
-            &self.credits
         }
 
         pub(in crate::grpc::core) fn offers_taken(&self) -> &VecDeque<u64> {

@@ -24,10 +24,10 @@
 //! their own, which gets one turn after each message for the others. So a small call never waits behind a
 //! large one.
 
-mod account;
 mod commands;
 mod control;
 mod headers;
+mod ledger;
 mod output;
 mod receive;
 mod received_offers;
@@ -41,9 +41,9 @@ mod transmit;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use self::account::ReceiveAccount;
 use self::control::Control;
 use self::headers::HeaderBlocks;
+use self::ledger::Ledger;
 use self::output::Output;
 use self::received_offers::ReceivedOffers;
 use self::stream::InPart;
@@ -51,7 +51,6 @@ use self::streams::Streams;
 use crate::endpoint::Deferred;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{Limits, OfferSegment, RequestHeaders};
-use crate::grpc::landing_budget::LandingBudget;
 
 pub(crate) use self::commands::OpenError;
 pub(crate) use self::stream::Part;
@@ -83,7 +82,7 @@ pub(super) struct Core<K> {
     headers: HeaderBlocks,
     control: Control,
     received_offers: ReceivedOffers,
-    account: ReceiveAccount,
+    ledger: Ledger,
     output: Output<K>,
     /// The last `transmit` left work, though there was room to send.
     again: bool,
@@ -93,12 +92,7 @@ pub(super) struct Core<K> {
 }
 
 impl<K> Core<K> {
-    /// A client opens no calls while more ended calls than this have outstanding offers, in multiples of the
-    /// calls that may be open. The count of a server includes calls whose end the client has not seen yet, so
-    /// a server allows one multiple more.
-    const LINGERING: usize = 2;
-    /// The most that a stream may be sent ahead before the application reads. A hostile or a busy peer can't
-    /// fill more memory than that for each stream.
+    /// The most that a stream may be sent ahead before the application reads.
     const FIRST_WINDOW: usize = 64 << 10;
 
     /// Makes the state of one side. Lengths are in bytes.
@@ -110,9 +104,10 @@ impl<K> Core<K> {
             window: window.min(Self::FIRST_WINDOW) as u32,
             table_entries: 1024,
             table_bytes: 64 << 10,
+            windows: None,
         };
         let full_window = i64::try_from(window).unwrap_or(i64::MAX >> 2);
-        Self {
+        let mut core = Self {
             role,
             limits,
             peer: None,
@@ -121,30 +116,52 @@ impl<K> Core<K> {
             headers: HeaderBlocks::new(&limits),
             control: Control::default(),
             received_offers: ReceivedOffers::default(),
-            account: ReceiveAccount::new(limits.window.into(), full_window),
+            ledger: Ledger::new(limits.window.into(), full_window),
             output: Output::new(),
             again: false,
             after: Deferred::default(),
             ended: None,
-        }
+        };
+        core.set_limit(u64::MAX, true);
+        core
     }
 
-    /// Sets the memory that messages in one segment may have. Windows beyond the first ones may have as much,
-    /// data that was not taken twice as much, and headers a quarter.
-    pub(super) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
-        self.account.set_budget(budget.limit(), self.limits.header_bytes as usize);
-        self.received_offers.set_budget(budget);
+    /// Sets the limit of the [`Ledger`] in bytes, and whether the peer knows windows of the connection, before
+    /// anything is sent or received.
+    pub(super) fn set_limit(&mut self, limit: u64, has_windows: bool) {
+        self.ledger.set_limit(limit, has_windows);
+        // At most 64 KiB.
+        self.limits.window = self.ledger.first_window() as u32;
+        self.limits.windows = self.ledger.windows();
     }
 
     /// Returns what is to be done without a lock, because it may run code of the application: tasks to wake,
     /// and memory and headers to drop that were sent, or are not sent any more.
     pub(super) fn after(&mut self) -> &mut Deferred {
+        if self.ledger.wakes_senders() {
+            self.after
+                .wakers
+                .extend(self.streams.iter_mut().filter_map(|stream| stream.sending.waker.take()));
+        }
         &mut self.after
     }
 
     /// Returns whether something that the peer waits for was queued since the last call.
     pub(super) fn take_urgent(&mut self) -> bool {
+        if let Some(credits) = self.ledger.take_credits() {
+            self.control.window_credits(credits);
+        }
         self.control.take_urgent()
+    }
+
+    /// Returns whether the peer is to get credit for the connection.
+    pub(super) fn owes_credit(&self) -> bool {
+        self.ledger.is_due()
+    }
+
+    /// Returns whether this side has so much to send that senders wait.
+    pub(super) fn has_much_to_send(&self) -> bool {
+        self.ledger.has_much_to_send()
     }
 
     /// Lets TAKEN wait for a message that follows at once, which takes it along, or not.
@@ -229,7 +246,8 @@ impl<K> Core<K> {
         }
         // Nothing is sent and nothing lands any more.
         self.output.offers.end();
-        self.received_offers.end(&mut self.after.wakers);
+        self.received_offers.end(&mut self.ledger);
+        self.ledger.end(&mut self.after.wakers);
         self.headers.end();
         self.control.end();
         self.streams.end();
@@ -264,22 +282,23 @@ impl<K> Core<K> {
     /// Closes both halves of a call. Parts and offers that have arrived stay.
     fn close(&mut self, key: StreamKey) {
         let stream = &mut self.streams[key];
+        let before = self.ledger.sent_by(stream);
         if stream.sending.is_preparing {
             let segments = self.output.offers.take_preparing(stream).segments;
             self.after.unneeded.extend(segments.into_iter().filter_map(OfferSegment::into_inline));
         }
         stream.stop_sending(&mut self.after);
-        let (number, offers) = (stream.id, stream.sending.offers);
+        let (number, offers, after) = (stream.id, stream.sending.offers, self.ledger.sent_by(stream));
         if self.streams.close(key) && number != 0 {
-            self.received_offers.call_ended(number);
-            self.output.offers.call_ended(number, offers);
+            self.ledger.resend(before, after);
+            self.output.offers.call_ended(number, offers, after);
         }
     }
 
     /// Frees the slot of a call that has ended and whose handle is gone, if no queue has it.
     fn remove_if_over(&mut self, key: StreamKey) {
-        if let Some(stream) = self.streams.remove_if_over(key) {
-            self.account.close(&stream.receiving);
+        if let Some(mut stream) = self.streams.remove_if_over(key) {
+            self.ledger.release_headers(&mut stream.receiving);
         }
     }
 }

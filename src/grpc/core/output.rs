@@ -4,8 +4,9 @@ use std::io::IoSlice;
 
 use bytes::Bytes;
 
+use super::ledger::{cost_of, offer_cost};
 use super::sent_offers::{Preparing, SentOffer, SentOffers};
-use super::stream::{OVERHEAD, OutPart, Stream};
+use super::stream::{OVERHEAD, OutPart, Queue, Stream};
 use crate::endpoint::Deferred;
 use crate::endpoint::Wire;
 use crate::grpc::frame::{ContentOffer, END, FrameHeader, Kind, MESSAGE, OfferSegment};
@@ -111,6 +112,8 @@ pub(super) enum TurnEnd {
     Over,
     /// The stream has much to send, and goes on when it has its turn again.
     Bulk,
+    /// The stream waits in this queue for credit of the connection.
+    Paused(Queue),
 }
 
 /// The message that is being put together, and how much may still be copied for it.
@@ -120,6 +123,8 @@ pub(super) struct Output<K> {
     pub(super) offers: SentOffers<K>,
     /// Bytes that may still be copied in this `transmit`.
     copy_budget: usize,
+    /// What the parts that were sent have cost the connection.
+    spent: i64,
 }
 
 impl<K> Output<K> {
@@ -131,13 +136,11 @@ impl<K> Output<K> {
     const COPIED_AT_ONCE: usize = 256 << 10;
     /// The longest part of a message that goes inside an offer, in bytes.
     const INLINE: usize = 512;
-    /// Most segments of a message.
-    const SEGMENTS: usize = 256;
     /// Bytes of a message that are left for other frames when a part is sent as data.
     const SPARE: usize = 256;
 
     pub(super) fn new() -> Self {
-        Self { message: Message::default(), offers: SentOffers::default(), copy_budget: 0 }
+        Self { message: Message::default(), offers: SentOffers::default(), copy_budget: 0, spent: 0 }
     }
 
     /// Begins a `transmit`.
@@ -148,6 +151,11 @@ impl<K> Output<K> {
     /// Returns the number of bytes that may still be copied in this `transmit`.
     pub(super) fn copy_budget(&self) -> usize {
         self.copy_budget
+    }
+
+    /// Takes what the parts have cost the connection that were sent since the last call.
+    pub(super) fn take_spent(&mut self) -> i64 {
+        std::mem::take(&mut self.spent)
     }
 
     /// Adds the end of a stream to the message. Returns false if it does not fit.
@@ -231,7 +239,8 @@ impl<K> Output<K> {
         if length == 0 {
             return (Some(TurnEnd::Full), false);
         }
-        sending.credit -= length as i64 + OVERHEAD;
+        sending.credit -= cost_of(length);
+        self.spent += cost_of(length);
         sending.bytes -= length;
         let taken = data.split_to(length);
         if data.is_empty() {
@@ -272,6 +281,7 @@ impl<K> Output<K> {
         let offer = ContentOffer { id, total: total as u64, aligned_at: aligned_at as u64, segments };
         let flags = if is_end { END } else { 0 } | if is_message { MESSAGE } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Offer, stream.id, 0) };
+        self.spent += offer_cost(offer.encoded_length(), &offer.segments);
         self.message.frame_by(header, |payload| offer.encode(payload));
         after.unneeded.extend(offer.segments.into_iter().filter_map(OfferSegment::into_inline));
         is_end
@@ -294,7 +304,7 @@ impl<K> Output<K> {
         };
         let aligned_at = *aligned_at;
         let room = wire.room().saturating_sub(FrameHeader::LENGTH + ContentOffer::PREFIX);
-        let longest = Self::COPIED.max((total + prepared.done).div_ceil(Self::SEGMENTS));
+        let longest = Self::COPIED.max((total + prepared.done).div_ceil(ContentOffer::SEGMENTS / 2));
         let mut copied_now = 0;
         while let Some(part) = parts.first_mut() {
             let length;
@@ -322,7 +332,9 @@ impl<K> Output<K> {
                 prepared.kept.push(kept);
                 OfferSegment::Remote { from, length: length as u64 }
             };
-            if prepared.encoded + segment.encoded_length() > room {
+            if prepared.encoded + segment.encoded_length() > room
+                || prepared.segments.len() == ContentOffer::SEGMENTS
+            {
                 prepared.failed = true;
                 break;
             }

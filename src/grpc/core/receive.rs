@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::account::cost_of;
+use super::ledger::{add_credit, cost_of, headers_cost, offer_cost};
 use super::stream::{InPart, Queue, Stream, StreamKey};
 use super::{Core, Role};
 use crate::grpc::fault::CallFault;
@@ -14,8 +14,8 @@ use crate::grpc::frame::{
 impl<K> Core<K> {
     /// Most answers that wait until the peer takes messages.
     const MOST_ANSWERS: usize = 1 << 17;
-    /// The most credit of a stream.
-    const MOST_CREDIT: i64 = 1 << 50;
+    /// With more streams than this, no short part keeps the memory of some KiB that messages share.
+    const SHARING: usize = 64;
 
     /// Takes a message of the peer. Afterwards, tasks to wake are in [`after`](Self::after),
     /// and new calls in [`next_accepted`](Self::next_accepted).
@@ -65,11 +65,12 @@ impl<K> Core<K> {
     }
 
     fn settings(&mut self, payload: &[u8]) -> Result<(), CallViolation> {
-        let limits = Limits::decode(payload)?;
+        let limits = Limits::decode(payload, self.ledger.has_windows())?;
         if self.peer.replace(limits).is_some() {
             return Err(CallViolation::SecondSettings);
         }
         self.headers.set_peer(&limits);
+        self.ledger.set_peer(&limits);
         self.control.set_urgent();
         Ok(())
     }
@@ -94,22 +95,27 @@ impl<K> Core<K> {
         if head.path.is_some() || head.authority.is_some() {
             return Err(CallViolation::Headers("a response with a path or an authority"));
         }
-        let Some(key) = self.streams.find(kind, id)? else { return Ok(()) };
+        let cost = headers_cost(head.counted, &head.headers);
+        let found = self.streams.find(kind, id)?;
+        let has_room = self.ledger.add(kind, cost)?;
+        let Some(key) = found else {
+            self.ledger.release(kind, if has_room { cost } else { 0 });
+            return Ok(());
+        };
         match (kind, self.streams[key].receiving.headers_seen) {
             (Kind::Headers, true) => return Err(CallViolation::SecondHeaders(id)),
             (Kind::Trailers, false) => return Err(CallViolation::BeforeHeaders { kind, stream: id }),
             _ => {}
         }
-        let refused = if head.is_overfull {
-            Some("its metadata has more fields than a HeaderMap holds".into())
-        } else if !self.account.add_headers(&mut self.streams[key].receiving, head.counted) {
+        let refused = if !has_room {
             Some(format!(
                 "headers of responses that the application has not taken have {} bytes; poll the calls sooner, or raise \
                  CallConfig::landing_budget",
-                self.account.headers()
+                self.ledger.headers.held()
             ))
         } else {
-            None
+            self.streams[key].receiving.headers_cost += cost;
+            head.is_overfull.then(|| "its metadata has more fields than a HeaderMap holds".into())
         };
         if let Some(reason) = refused {
             self.refuse(key, head.counted, reason);
@@ -141,6 +147,15 @@ impl<K> Core<K> {
         self.fail(key, fault);
     }
 
+    /// Ends a call of a peer without windows of the connection, for whose next part there is no memory.
+    fn refuse_part(&mut self, key: StreamKey, length: u64) {
+        let reason = format!(
+            "data that the application has not read has {} bytes; read it sooner, or raise CallConfig::landing_budget",
+            self.ledger.parts.held()
+        );
+        self.refuse(key, length as usize, reason);
+    }
+
     /// Takes the headers of a request, which opens a call.
     fn request_headers(&mut self, id: u32, is_end: bool, block: &[u8]) -> Result<(), CallViolation> {
         self.streams.check_new(id)?;
@@ -151,23 +166,27 @@ impl<K> Core<K> {
             return Err(CallViolation::TooManyStreams(self.limits.streams));
         }
         self.streams.set_last_number(id);
-        if self.control.has_gone_away() {
-            // The client learns from the GOAWAY that this call is not carried out.
-            return Ok(());
-        }
+        let cost = headers_cost(head.counted, &head.headers);
+        let has_room = self.ledger.add(Kind::Headers, cost)?;
         // Handlers of calls that the client has reset may still be running. A client can't start more of them
-        // than this. Nor does it get more responses if it gives none back.
-        if self.streams.len() > 2 * most || self.output.offers.ended_calls() > (Self::LINGERING + 1) * most {
-            self.control.reset(id, ResetCode::Refused);
+        // than this.
+        let refused = if self.streams.len() > 2 * most {
+            Some(ResetCode::Refused)
+        } else {
+            (head.is_overfull || !has_room).then_some(ResetCode::ResourceExhausted)
+        };
+        // Of a call after a GOAWAY the client knows that it is not carried out.
+        if refused.is_some() || self.control.has_gone_away() {
+            self.ledger.release(Kind::Headers, if has_room { cost } else { 0 });
+            if let Some(code) = refused.filter(|_| !self.control.has_gone_away()) {
+                self.control.reset(id, code);
+            }
             return Ok(());
         }
         let mut stream = Stream { id, ..Stream::default() };
-        if head.is_overfull || !self.account.add_headers(&mut stream.receiving, head.counted) {
-            self.control.reset(id, ResetCode::ResourceExhausted);
-            return Ok(());
-        }
+        stream.receiving.headers_cost = cost;
         stream.sending.credit = self.peer.map_or(0, |peer| peer.window.into());
-        self.account.open(&mut stream.receiving);
+        self.ledger.open(&mut stream.receiving);
         stream.receiving.headers_seen = true;
         stream.receiving.ended = is_end;
         let key = self.streams.insert_open(stream);
@@ -190,28 +209,29 @@ impl<K> Core<K> {
     }
 
     fn data(&mut self, header: &FrameHeader, frames: &Frames, payload: Payload) -> Result<(), CallViolation> {
-        let Some(key) = self.find_open(Kind::Data, header.stream)? else { return Ok(()) };
-        let stream = &mut self.streams[key];
-        let receiving = &mut stream.receiving;
-        let length = i64::from(header.length);
+        let found = self.find_open(Kind::Data, header.stream)?;
+        let (length, cost) = (i64::from(header.length), cost_of(header.length as usize));
+        let has_room = length == 0 || self.ledger.add(Kind::Data, cost)?;
+        let shares_memory = self.streams.len() <= Self::SHARING;
+        let held = found.filter(|key| !self.streams[*key].released);
+        if held.is_none() && length > 0 && has_room {
+            self.ledger.release(Kind::Data, cost);
+        }
+        let Some(key) = found else { return Ok(()) };
+        let receiving = &mut self.streams[key].receiving;
         if length > 0 {
             if receiving.allowance < length {
                 let (cost, left) = (length as u64, receiving.allowance);
                 return Err(CallViolation::Overdrawn { stream: header.stream, cost, left });
             }
-            let cost = cost_of(header.length as usize);
             receiving.allowance -= cost;
-            if !stream.released {
-                if !self.account.add_data(receiving, cost) {
-                    let reason = format!(
-                        "data that the application has not read has {} bytes; read it sooner, or raise \
-                         CallConfig::landing_budget",
-                        self.account.unread_data()
-                    );
-                    self.refuse(key, header.length as usize, reason);
+            if held.is_some() {
+                if !has_room {
+                    self.refuse_part(key, header.length.into());
                     return Ok(());
                 }
-                let data = frames.keep(payload, receiving.parts.is_empty());
+                receiving.unread += cost;
+                let data = frames.keep(payload, shares_memory && receiving.parts.is_empty());
                 receiving.parts.push(InPart::Data(data));
                 self.after.wakers.extend(receiving.waker.take());
             }
@@ -232,6 +252,8 @@ impl<K> Core<K> {
         self.received_offers.claim(offer.id)?;
         let open = self.find_open(Kind::Offer, header.stream)?;
         let held = open.filter(|key| !self.streams[*key].released);
+        let cost = offer_cost(header.length as usize, &offer.segments);
+        let has_room = self.ledger.add(Kind::Offer, cost)?;
         if let Some(key) = open {
             let receiving = &mut self.streams[key].receiving;
             if receiving.allowance <= 0 {
@@ -240,10 +262,17 @@ impl<K> Core<K> {
             }
         }
         match held {
-            None => self.control.taken(offer.id),
+            Some(key) if !has_room => {
+                self.control.taken(offer.id);
+                self.refuse_part(key, offer.total);
+                return Ok(());
+            }
+            None => {
+                self.control.taken(offer.id);
+                self.ledger.release(Kind::Offer, if has_room { cost } else { 0 });
+            }
             Some(key) => {
-                let (index, cost) =
-                    self.received_offers.insert(offer, header.stream, key, header.has(MESSAGE));
+                let (index, cost) = self.received_offers.insert(offer, key, header.has(MESSAGE), cost);
                 let receiving = &mut self.streams[key].receiving;
                 receiving.allowance -= cost;
                 receiving.unread += cost;
@@ -280,16 +309,20 @@ impl<K> Core<K> {
             let id = u64::from_le_bytes(*id);
             let offer = self.output.offers.remove(id).ok_or(CallViolation::Taken(id))?;
             if let Some(key) = self.streams.by_number(offer.stream) {
-                let sending = &mut self.streams[key].sending;
-                sending.copied -= offer.copied;
-                sending.offered -= offer.total;
-                sending.offers -= 1;
+                let stream = &mut self.streams[key];
+                let before = self.ledger.sent_by(stream);
+                stream.sending.copied -= offer.copied;
+                stream.sending.offered -= offer.total;
+                stream.sending.offers -= 1;
+                self.ledger.resend(before, self.ledger.sent_by(stream));
                 self.streams.schedule(key);
                 self.control.set_urgent();
-            } else if self.output.offers.returned_after_end(offer.stream) && self.streams.has(Queue::Unopened)
-            {
-                // A call may wait for this.
-                self.control.set_urgent();
+            } else if let Some(counts) = self.output.offers.returned_after_end(offer.stream) {
+                self.ledger.resend(counts, 0);
+                if self.streams.has(Queue::Unopened) {
+                    // A call may wait for this.
+                    self.control.set_urgent();
+                }
             }
         }
         Ok(())
@@ -306,16 +339,19 @@ impl<K> Core<K> {
     }
 
     fn credit(&mut self, stream: u32, payload: &[u8]) -> Result<(), CallViolation> {
+        if stream == 0 && self.ledger.has_windows() {
+            let ([parts, headers], []) = payload.as_chunks::<8>() else {
+                return Err(CallViolation::Length { kind: Kind::Credit, length: payload.len() });
+            };
+            self.ledger.parts.add_credit(u64::from_le_bytes(*parts))?;
+            self.control.set_urgent();
+            return self.ledger.headers.add_credit(u64::from_le_bytes(*headers));
+        }
         let Ok(credit) = payload.try_into().map(u64::from_le_bytes) else {
             return Err(CallViolation::Length { kind: Kind::Credit, length: payload.len() });
         };
         let Some(key) = self.streams.find(Kind::Credit, stream)? else { return Ok(()) };
-        let sending = &mut self.streams[key].sending;
-        let sum = i64::try_from(credit).ok().and_then(|credit| sending.credit.checked_add(credit));
-        match sum {
-            Some(sum) if sum <= Self::MOST_CREDIT => sending.credit = sum,
-            _ => return Err(CallViolation::Credit(credit)),
-        }
+        add_credit(&mut self.streams[key].sending.credit, credit)?;
         self.streams.schedule(key);
         Ok(())
     }

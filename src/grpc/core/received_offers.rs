@@ -2,19 +2,18 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
 use slab::Slab;
 
 use super::control::Control;
+use super::ledger::Ledger;
 use super::stream::{InPart, LandedBytes, NumberMap, OVERHEAD, Part, Queue, Receiving, StreamKey};
 use super::{Core, Role};
 use crate::endpoint::{ReadRefused, ReadSegment, Wire};
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{CallViolation, ContentOffer, OfferSegment, ResetCode};
-use crate::grpc::landing_budget::{Charge, LandingBudget};
+use crate::grpc::frame::{CallViolation, ContentOffer, Kind, OfferSegment, ResetCode};
 use tonic_rdma_verbs::RemoteSegment;
 
 /// The offers of the peer that are not given back or not taken, and the reads of their content.
@@ -23,33 +22,20 @@ pub(super) struct ReceivedOffers {
     offers: Slab<ReceivedOffer>,
     /// The number of the peer's next offer.
     expected: u64,
-    /// The offers that are not given back, by call.
-    owed: NumberMap<u32, OwedOffers>,
-    /// How many of these calls have ended.
-    owed_ended: usize,
-    /// The index of the offer that a read belongs to.
-    reads: NumberMap<u64, usize>,
+    /// The index of the offer that a read belongs to, and the length of the read.
+    reads: NumberMap<u64, (usize, u64)>,
     next_read: u64,
     /// Reads to cancel.
     cancels: Vec<u64>,
-    /// The memory that messages in one segment may have.
-    budget: Arc<LandingBudget>,
     landed: LandedBytes,
-}
-
-/// The offers of a call that are not given back.
-#[derive(Debug, Default)]
-struct OwedOffers {
-    count: u32,
-    call_ended: bool,
 }
 
 /// An offer of the peer, until its bytes are taken.
 #[derive(Debug)]
 struct ReceivedOffer {
     offer: ContentOffer,
-    /// The number of the call.
-    call: u32,
+    /// What the offer itself cost the connection.
+    cost: i64,
     /// The stream. None once nothing reads the offer any more.
     stream: Option<StreamKey>,
     /// The offer is one whole message.
@@ -69,18 +55,18 @@ struct ReceivedOffer {
 struct ContentRead {
     id: u64,
     length: u64,
-    /// The memory that the content counts as, if it is delivered in one segment.
-    charge: Option<Charge>,
     /// The content, once it has landed.
     memory: Option<Bytes>,
 }
 
 /// Why a read was not started.
 enum NotStarted {
-    /// There is nothing to read, or the stream has enough that was not taken, or its reader waits for memory.
+    /// There is nothing to read, or the stream has enough that was not taken.
     Enough,
-    /// The device has no memory now.
-    Later,
+    /// So many bytes do not land now, because so much lands already. The reader asks again when it is woken.
+    Full(u64),
+    /// The device has no memory for so many bytes now.
+    Later(u64),
     /// The content can't be read, for this reason.
     Refused(CallFault),
 }
@@ -96,14 +82,8 @@ struct Landed {
 }
 
 impl ReceivedOffers {
-    /// The length of reads, in bytes, of an offer that is not delivered in one segment.
-    const READ: u64 = 512 << 10;
     /// The length of a gRPC message's prefix.
     const MESSAGE_PREFIX: u64 = 5;
-
-    pub(super) fn set_budget(&mut self, budget: Arc<LandingBudget>) {
-        self.budget = budget;
-    }
 
     /// Takes the number of an offer, which comes in order.
     pub(super) fn claim(&mut self, id: u64) -> Result<(), CallViolation> {
@@ -114,18 +94,18 @@ impl ReceivedOffers {
         Ok(())
     }
 
-    /// Adds an offer to an open call. Returns its index and its cost.
+    /// Adds an offer to an open call, which cost the connection `cost`. Returns its index and its cost for the
+    /// stream.
     pub(super) fn insert(
         &mut self,
         offer: ContentOffer,
-        call: u32,
         stream: StreamKey,
         is_message: bool,
+        cost: i64,
     ) -> (usize, i64) {
-        self.owed.entry(call).or_default().count += 1;
         let offer = ReceivedOffer {
             offer,
-            call,
+            cost,
             stream: Some(stream),
             is_message,
             in_one: false,
@@ -135,19 +115,6 @@ impl ReceivedOffers {
         };
         let cost = offer.cost();
         (self.offers.insert(offer), cost)
-    }
-
-    /// Notes that a call has ended.
-    pub(super) fn call_ended(&mut self, call: u32) {
-        if let Some(owed) = self.owed.get_mut(&call) {
-            owed.call_ended = true;
-            self.owed_ended += 1;
-        }
-    }
-
-    /// Returns the number of ended calls whose offers are not all given back.
-    pub(super) fn ended_calls(&self) -> usize {
-        self.owed_ended
     }
 
     /// Returns the first offer of a stream with bytes for which no read was started.
@@ -176,59 +143,72 @@ impl ReceivedOffers {
         (offer.landing(), offer.cost())
     }
 
-    /// Starts the next read of an offer, and of a whole message the only one.
+    /// Starts the next read of an offer, of less than `refused` bytes. A whole message has one read, unless
+    /// there is no memory for it in one segment now. Then it is read in parts, which tonic copies.
     fn start_read<W: Wire>(
         &mut self,
         index: usize,
         receiving: &mut Receiving,
-        wakers: &mut Vec<Waker>,
+        ledger: &mut Ledger,
         wire: &mut W,
+        refused: u64,
     ) -> Result<(), NotStarted> {
         let offer = &mut self.offers[index];
+        let rest = offer.unrequested();
+        let part = rest.min(ledger.longest_part());
         if offer.requested == 0
             && offer.is_message
             && let Some(limit) = receiving.landed_limit
         {
-            offer.in_one = true;
             let length = offer.offer.total.saturating_sub(Self::MESSAGE_PREFIX);
             if length > limit as u64 {
                 return Err(NotStarted::Refused(CallFault::MessageTooLarge { length, limit }));
             }
-        }
-        let mut charge = None;
-        if offer.in_one {
-            let (length, limit) = (offer.offer.total, self.budget.limit());
-            if length > limit {
-                let reason =
-                    format!("the landing budget has {limit} bytes: raise CallConfig::landing_budget");
-                return Err(NotStarted::Refused(CallFault::NoMemory { length, reason: reason.into() }));
-            }
-            let share = receiving.share.get_or_insert_default();
-            charge = self.budget.admit(length, share, receiving.waker.as_ref());
-            if charge.is_none() {
-                // The reader asks again when it is woken.
-                receiving.starve(length, wakers);
-                return Err(NotStarted::Enough);
+            offer.in_one = true;
+            match self.read(index, rest, receiving, ledger, wire, refused) {
+                Err(NotStarted::Full(_) | NotStarted::Later(_)) if rest > part => {
+                    self.offers[index].in_one = false;
+                }
+                started => return started,
             }
         }
-        let length = if offer.in_one { offer.unrequested() } else { offer.unrequested().min(Self::READ) };
+        self.read(index, part, receiving, ledger, wire, refused)
+    }
+
+    /// Starts a read of the next `length` bytes of an offer.
+    fn read<W: Wire>(
+        &mut self,
+        index: usize,
+        length: u64,
+        receiving: &mut Receiving,
+        ledger: &mut Ledger,
+        wire: &mut W,
+        refused: u64,
+    ) -> Result<(), NotStarted> {
+        if length >= refused {
+            return Err(NotStarted::Later(length));
+        }
+        if !ledger.land(length, receiving.landing, receiving.waker.as_ref()) {
+            return Err(NotStarted::Full(length));
+        }
+        let offer = &mut self.offers[index];
         let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };
         let id = self.next_read;
         let segments = offer.segments(offer.requested..offer.requested + length);
         if let Err(refused) = wire.read(id, &segments, aligned_at) {
-            charge.into_iter().for_each(|charge| charge.release(wakers));
+            ledger.does_not_land(length);
             return Err(match refused {
-                ReadRefused::Later => NotStarted::Later,
+                ReadRefused::Later => NotStarted::Later(length),
                 ReadRefused::Never(reason) => NotStarted::Refused(CallFault::NoMemory { length, reason }),
             });
         }
         self.next_read += 1;
         offer.requested += length;
         offer.under_way += 1;
-        offer.reads.push_back(ContentRead { id, length, charge, memory: None });
+        offer.reads.push_back(ContentRead { id, length, memory: None });
         receiving.starved = None;
         receiving.landing += length;
-        self.reads.insert(id, index);
+        self.reads.insert(id, (index, length));
         Ok(())
     }
 
@@ -243,74 +223,88 @@ impl ReceivedOffers {
     }
 
     /// Notes that a read has landed, or was cancelled. Returns the stream if its next bytes have landed.
-    fn landed(&mut self, read: u64, memory: Option<Bytes>, control: &mut Control) -> Option<StreamKey> {
-        let index = self.reads.remove(&read)?;
+    fn landed(
+        &mut self,
+        read: u64,
+        memory: Option<Bytes>,
+        control: &mut Control,
+        ledger: &mut Ledger,
+        wakers: &mut Vec<Waker>,
+    ) -> Option<StreamKey> {
+        let (index, length) = self.reads.remove(&read)?;
         let offer = &mut self.offers[index];
         offer.under_way -= 1;
         let mut next = None;
-        if let Some(key) = offer.stream
-            && let Some(read) = offer.reads.iter_mut().find(|other| other.id == read)
-        {
-            read.memory = memory;
-            next = offer.has_landed().then_some(key);
+        match offer.stream {
+            None => ledger.landed(length, wakers),
+            Some(key) => {
+                if let Some(read) = offer.reads.iter_mut().find(|other| other.id == read) {
+                    read.memory = memory;
+                    next = offer.has_landed().then_some(key);
+                }
+            }
         }
-        self.give_back(index, control);
+        self.give_back(index, control, ledger);
         next
     }
 
     /// Tells the peer that an offer's memory is free, once nothing reads it any more.
-    fn give_back(&mut self, index: usize, control: &mut Control) {
+    fn give_back(&mut self, index: usize, control: &mut Control, ledger: &mut Ledger) {
         let offer = &self.offers[index];
         if offer.under_way > 0 || offer.unrequested() > 0 {
             return;
         }
         control.taken(offer.offer.id);
-        if let Some(owed) = self.owed.get_mut(&offer.call) {
-            owed.count -= 1;
-            if owed.count == 0 {
-                self.owed_ended -= usize::from(owed.call_ended);
-                self.owed.remove(&offer.call);
-            }
-        }
         if offer.stream.is_none() {
-            self.offers.remove(index);
+            self.remove(index, ledger);
         }
     }
 
-    /// Gives an offer up that nothing reads any more.
-    pub(super) fn discard(&mut self, index: usize, control: &mut Control, wakers: &mut Vec<Waker>) {
+    fn remove(&mut self, index: usize, ledger: &mut Ledger) {
+        let offer = self.offers.remove(index);
+        ledger.release(Kind::Offer, offer.cost);
+    }
+
+    /// Gives an offer up that nothing reads any more. Memory of reads that have not landed counts until they
+    /// have.
+    pub(super) fn discard(
+        &mut self,
+        index: usize,
+        control: &mut Control,
+        ledger: &mut Ledger,
+        wakers: &mut Vec<Waker>,
+    ) {
         let Some(offer) = self.offers.get_mut(index) else { return };
         let is_given_back = offer.under_way == 0 && offer.unrequested() == 0;
         offer.stream = None;
         offer.requested = offer.offer.total;
-        for ContentRead { id, charge, memory, .. } in offer.reads.drain(..) {
-            self.cancels.extend(memory.is_none().then_some(id));
-            charge.into_iter().for_each(|charge| charge.release(wakers));
+        for ContentRead { id, length, memory } in offer.reads.drain(..) {
+            match memory {
+                Some(_) => ledger.landed(length, wakers),
+                None => self.cancels.push(id),
+            }
         }
         control.set_urgent();
         if is_given_back {
-            self.offers.remove(index);
+            self.remove(index, ledger);
         } else {
-            self.give_back(index, control);
+            self.give_back(index, control, ledger);
         }
     }
 
     /// Takes the next bytes of an offer, if they have landed.
-    fn take(&mut self, index: usize) -> Option<Landed> {
+    fn take(&mut self, index: usize, ledger: &mut Ledger, wakers: &mut Vec<Waker>) -> Option<Landed> {
         let offer = &mut self.offers[index];
         let memory = offer.reads.front_mut()?.memory.take()?;
-        let ContentRead { length, charge, .. } = offer.reads.pop_front()?;
-        let is_last = offer.unrequested() == 0 && offer.reads.is_empty();
+        let ContentRead { length, .. } = offer.reads.pop_front()?;
+        // The application has it from now on.
+        ledger.landed(length, wakers);
+        let (in_one, is_last) = (offer.in_one, offer.unrequested() == 0 && offer.reads.is_empty());
         if is_last {
-            self.offers.remove(index);
+            self.remove(index, ledger);
         }
-        let in_one = charge.is_some();
         let taken = if in_one { &mut self.landed.in_place } else { &mut self.landed.copied };
         *taken += length;
-        let memory = match charge {
-            Some(charge) => charge.hold(memory),
-            None => memory,
-        };
         Some(Landed { memory, length, in_one, is_last })
     }
 
@@ -319,17 +313,17 @@ impl ReceivedOffers {
     }
 
     /// Drops all offers, because the connection has ended.
-    pub(super) fn end(&mut self, wakers: &mut Vec<Waker>) {
-        let charges = self.offers.drain().flat_map(|offer| offer.reads).filter_map(|read| read.charge);
-        charges.for_each(|charge| charge.release(wakers));
-        self.owed.clear();
-        self.owed_ended = 0;
+    pub(super) fn end(&mut self, ledger: &mut Ledger) {
+        self.offers.drain().for_each(|offer| ledger.release(Kind::Offer, offer.cost));
         self.reads.clear();
         self.cancels.clear();
     }
 }
 
 impl<K> Core<K> {
+    /// Most streams without memory that are looked at before others have memory again.
+    const LOOKED_AT: usize = 64;
+
     /// Queues a stream if it has something to read.
     pub(super) fn queue_reads(&mut self, key: StreamKey) {
         let receiving = &self.streams[key].receiving;
@@ -340,23 +334,32 @@ impl<K> Core<K> {
     }
 
     /// Starts reads of all streams that have offers and have not enough that was not taken. Streams take
-    /// turns.
+    /// turns. A read that there is no memory for holds up no smaller one behind it.
     pub(super) fn start_reads<W: Wire<Kept = K>>(&mut self, wire: &mut W) {
         self.received_offers.cancel_reads(wire);
-        let window = u64::try_from(self.account.full_window()).unwrap_or(0);
-        while let Some(key) = self.streams.front(Queue::Reads) {
+        let window = u64::try_from(self.ledger.full_window()).unwrap_or(0);
+        let (mut refused, mut waiting) = (u64::MAX, 0);
+        while let Some(key) = self.streams.front(Queue::Reads)
+            && waiting < self.streams.reading().min(Self::LOOKED_AT)
+        {
             let receiving = &mut self.streams[key].receiving;
             let next = self.received_offers.next_of(receiving).filter(|_| receiving.landing < window);
             let started = match next {
                 None => Err(NotStarted::Enough),
                 Some(index) => {
-                    self.received_offers.start_read(index, receiving, &mut self.after.wakers, wire)
+                    self.received_offers.start_read(index, receiving, &mut self.ledger, wire, refused)
                 }
             };
             match (started, next) {
-                (Err(NotStarted::Later), _) => {
-                    self.streams.starve_readers(ReceivedOffers::READ, &mut self.after.wakers);
-                    return;
+                (Err(NotStarted::Later(length)), _) => {
+                    receiving.starve(length, &mut self.after.wakers);
+                    refused = refused.min(length);
+                    waiting += 1;
+                }
+                (Err(NotStarted::Full(length)), _) => {
+                    receiving.starve(length, &mut self.after.wakers);
+                    self.streams.leave(Queue::Reads);
+                    continue;
                 }
                 (Err(NotStarted::Enough), _) => {
                     self.streams.leave(Queue::Reads);
@@ -364,7 +367,7 @@ impl<K> Core<K> {
                     continue;
                 }
                 (Err(NotStarted::Refused(fault)), Some(index)) => self.replace_offer(key, index, fault),
-                _ => {}
+                _ => waiting = 0,
             }
             self.streams.rotate(Queue::Reads);
         }
@@ -377,7 +380,7 @@ impl<K> Core<K> {
 
     /// Says what has the memory of messages.
     pub(in crate::grpc) fn describe_memory(&self) -> String {
-        self.received_offers.budget.describe()
+        self.ledger.describe()
     }
 
     /// Ends a stream's wait for memory. A client's call ends. A server's reader finds `fault` in place of the
@@ -406,7 +409,7 @@ impl<K> Core<K> {
                     let receiving = &mut self.streams[key].receiving;
                     fault.take().into_iter().for_each(|fault| receiving.parts.push(InPart::Fault(fault)));
                     receiving.landing -= landing;
-                    self.received_offers.discard(index, &mut self.control, &mut self.after.wakers);
+                    self.discard_part(InPart::Offer(index));
                     self.took(key, cost);
                 }
                 part => self.streams[key].receiving.parts.push(part),
@@ -417,15 +420,17 @@ impl<K> Core<K> {
 
     /// Notes that a read has landed, or was cancelled.
     pub(in crate::grpc) fn landed(&mut self, read: u64, memory: Option<Bytes>) {
-        let next = self.received_offers.landed(read, memory, &mut self.control);
+        let wakers = &mut self.after.wakers;
+        let next = self.received_offers.landed(read, memory, &mut self.control, &mut self.ledger, wakers);
         if let Some(key) = next {
-            self.after.wakers.extend(self.streams[key].receiving.waker.take());
+            wakers.extend(self.streams[key].receiving.waker.take());
         }
     }
 
     /// Takes the next bytes of an offer, which is the first part of the stream, if they have landed.
     pub(super) fn take_landed(&mut self, key: StreamKey, index: usize) -> Option<Part> {
-        let Landed { memory, length, in_one, is_last } = self.received_offers.take(index)?;
+        let Landed { memory, length, in_one, is_last } =
+            self.received_offers.take(index, &mut self.ledger, &mut self.after.wakers)?;
         let receiving = &mut self.streams[key].receiving;
         receiving.landing -= length;
         if is_last {
@@ -496,7 +501,7 @@ mod for_tests {
     impl ReceivedOffers {
         /// Returns whether nothing is owed, read or to be cancelled.
         pub(in crate::grpc::core) fn is_settled(&self) -> bool {
-            self.owed.is_empty() && self.owed_ended == 0 && self.reads.is_empty() && self.cancels.is_empty()
+            self.reads.is_empty() && self.cancels.is_empty()
         }
     }
 }

@@ -13,8 +13,10 @@ pub(super) struct SentOffers<K> {
     /// The messages that are copied before they are offered, by stream.
     preparing: NumberMap<u32, Preparing<K>>,
     /// Calls that have ended, and of which the peer has not given all offers back, with the number of these
-    /// offers.
-    ended: NumberMap<u32, u32>,
+    /// offers and what the call counts.
+    ended: NumberMap<u32, (u32, usize)>,
+    /// What these calls count together.
+    ended_counts: usize,
 }
 
 /// What the peer may read.
@@ -32,7 +34,7 @@ pub(super) struct SentOffer<K> {
 impl<K> Default for SentOffers<K> {
     fn default() -> Self {
         let (offers, preparing, ended) = Default::default();
-        Self { offers, next: 0, preparing, ended }
+        Self { offers, next: 0, preparing, ended, ended_counts: 0 }
     }
 }
 
@@ -90,27 +92,28 @@ impl<K> SentOffers<K> {
         self.offers.remove(&id)
     }
 
-    /// Notes that a call has ended while the peer has `offers` of it.
-    pub(super) fn call_ended(&mut self, stream: u32, offers: u32) {
+    /// Notes that a call has ended while the peer has `offers` of it, which count `counts`.
+    pub(super) fn call_ended(&mut self, stream: u32, offers: u32, counts: usize) {
         if offers > 0 {
-            self.ended.insert(stream, offers);
+            self.ended.insert(stream, (offers, counts));
+            self.ended_counts += counts;
         }
     }
 
-    /// Notes that an offer of an ended call was given back. Returns whether it was the last one.
-    pub(super) fn returned_after_end(&mut self, stream: u32) -> bool {
-        let Some(left) = self.ended.get_mut(&stream) else { return false };
+    /// Notes that an offer of an ended call was given back. If it was the last one, returns what the call
+    /// has counted.
+    pub(super) fn returned_after_end(&mut self, stream: u32) -> Option<usize> {
+        let (left, counts) = self.ended.get_mut(&stream)?;
         *left -= 1;
-        let is_last = *left == 0;
-        if is_last {
-            self.ended.remove(&stream);
-        }
-        is_last
+        let counts = (*left == 0).then_some(*counts)?;
+        self.ended.remove(&stream);
+        self.ended_counts -= counts;
+        Some(counts)
     }
 
-    /// Returns the number of ended calls of which the peer has offers.
-    pub(super) fn ended_calls(&self) -> usize {
-        self.ended.len()
+    /// Returns what ended calls of which the peer has offers count.
+    pub(super) fn ended_counts(&self) -> usize {
+        self.ended_counts
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -122,6 +125,7 @@ impl<K> SentOffers<K> {
         self.offers.clear();
         self.preparing.clear();
         self.ended.clear();
+        self.ended_counts = 0;
     }
 }
 

@@ -11,7 +11,6 @@ use http::HeaderMap;
 use crate::endpoint::{Deferred, SentHeaders};
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::RequestHeaders;
-use crate::grpc::landing_budget::CallShare;
 
 /// The key of a stream's slot. The slot is used again after the stream's handle is gone and the call has
 /// ended.
@@ -178,6 +177,9 @@ pub(super) enum Queue {
     Unopened,
     /// Streams with offers to read.
     Reads,
+    /// Streams that wait for the connection's credit for parts, and for headers.
+    PausedParts,
+    PausedHeaders,
 }
 
 /// What a stream sends.
@@ -224,8 +226,8 @@ pub(super) struct Receiving {
     pub(super) headers_seen: bool,
     pub(super) parts: Parts<InPart>,
     pub(super) trailers: Option<HeaderMap>,
-    /// What the headers and the trailers count, as long as they have memory.
-    pub(super) header_bytes: usize,
+    /// What the headers and the trailers cost the connection, as long as they have memory.
+    pub(super) headers_cost: i64,
     /// The peer has ended its half.
     pub(super) ended: bool,
     /// The cost that the peer may still send.
@@ -238,8 +240,6 @@ pub(super) struct Receiving {
     pub(super) wanted: bool,
     /// The limit of messages that are delivered in one segment.
     pub(super) landed_limit: Option<usize>,
-    /// The memory of the messages that were delivered in one segment; there if the stream delivers any.
-    pub(super) share: Option<CallShare>,
     /// The length of an offer for which there is no memory.
     pub(super) starved: Option<u64>,
     /// Bytes of fetches that were started and not taken.

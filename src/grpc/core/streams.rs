@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
-use std::task::Waker;
 
 use slab::Slab;
 
@@ -19,7 +18,7 @@ pub(super) struct Streams {
     /// The number of the last call that was opened.
     last_number: u32,
     /// The streams of each [`Queue`], the first one to be served first.
-    queues: [VecDeque<StreamKey>; 4],
+    queues: [VecDeque<StreamKey>; 6],
     /// How many of the calls that wait to be opened were dropped.
     unopened_dropped: usize,
 }
@@ -223,10 +222,10 @@ impl Streams {
         self.queues[queue as usize].rotate_left(1);
     }
 
-    /// Puts the first of the streams with a message's worth to send behind those with more.
-    pub(super) fn move_to_bulk(&mut self) {
-        if let Some(key) = self.queues[Queue::Ready as usize].pop_front() {
-            self.push(key, Queue::Bulk);
+    /// Puts the first stream of the queue behind those of the other queue.
+    pub(super) fn move_front(&mut self, from: Queue, to: Queue) {
+        if let Some(key) = self.queues[from as usize].pop_front() {
+            self.push(key, to);
         }
     }
 
@@ -240,21 +239,14 @@ impl Streams {
         }
     }
 
-    /// Returns whether streams wait to send.
-    pub(super) fn has_senders(&self) -> bool {
-        self.has(Queue::Ready) || self.has(Queue::Bulk)
-    }
-
     /// Returns the length of all queues of streams that wait to send.
     pub(super) fn waiting(&self) -> usize {
         [Queue::Ready, Queue::Bulk, Queue::Unopened].into_iter().map(|queue| self.queue(queue).len()).sum()
     }
 
-    /// Notes for all streams with offers to read that there is no memory for `length` bytes.
-    pub(super) fn starve_readers(&mut self, length: u64, wakers: &mut Vec<Waker>) {
-        for key in &self.queues[Queue::Reads as usize] {
-            self.slots[key.index()].receiving.starve(length, wakers);
-        }
+    /// Returns the number of streams with offers to read.
+    pub(super) fn reading(&self) -> usize {
+        self.queue(Queue::Reads).len()
     }
 
     /// Empties all queues, and frees the slots of streams whose handles are gone, because the connection has
@@ -274,8 +266,8 @@ mod for_tests {
     use super::*;
 
     impl Streams {
-        /// Returns the queues: ready, bulk, unopened, readable.
-        pub(in crate::grpc::core) fn queues(&self) -> &[VecDeque<StreamKey>; 4] {
+        /// Returns the queues, in the order of [`Queue`].
+        pub(in crate::grpc::core) fn queues(&self) -> &[VecDeque<StreamKey>; 6] {
             &self.queues
         }
     }

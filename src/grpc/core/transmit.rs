@@ -1,5 +1,6 @@
 //! Puts messages together: which frames go next.
 
+use super::ledger::{Ledger, headers_cost};
 use super::output::{Message, TurnEnd};
 use super::stream::{OutHeaders, Queue, Stream, StreamKey};
 use super::{Core, Role, USED_UP};
@@ -19,7 +20,7 @@ impl<K> Core<K> {
         if self.ended.is_some() {
             return Ok(());
         }
-        self.control.take_urgent();
+        self.take_urgent();
         self.again = false;
         self.output.begin();
         self.start_reads(wire);
@@ -61,19 +62,35 @@ impl<K> Core<K> {
 
     /// Returns whether `transmit` would do nothing.
     pub(in crate::grpc) fn is_idle(&self) -> bool {
-        !self.has_output() && !self.streams.has(Queue::Reads) && !self.received_offers.has_cancels()
+        !self.has_output()
+            && !self.ledger.is_due()
+            && !self.streams.has(Queue::Reads)
+            && !self.received_offers.has_cancels()
     }
 
     /// Returns whether streams wait to send.
     pub(in crate::grpc) fn has_waiting(&self) -> bool {
-        self.streams.has_senders()
+        self.next_sender().is_some() || self.streams.has(Queue::Bulk)
+    }
+
+    /// Returns the queue whose first stream sends next, streams with more than a message's worth aside. Those
+    /// that have waited for credit of the connection come first.
+    fn next_sender(&self) -> Option<Queue> {
+        let Ledger { parts, headers, .. } = &self.ledger;
+        [
+            (Queue::PausedHeaders, headers.has_credit()),
+            (Queue::PausedParts, parts.has_credit()),
+            (Queue::Ready, true),
+        ]
+        .into_iter()
+        .find_map(|(queue, sends)| (sends && self.streams.has(queue)).then_some(queue))
     }
 
     /// Returns whether there may be something to send.
     fn has_output(&self) -> bool {
         self.control.has_output()
             || self.headers.has_unsent()
-            || self.streams.has_senders()
+            || self.has_waiting()
             || self.streams.has(Queue::Unopened)
     }
 
@@ -85,20 +102,27 @@ impl<K> Core<K> {
             return;
         }
         self.open_streams();
-        while let Some(key) = self.streams.front(Queue::Ready) {
-            match self.turn(key, wire, false) {
-                TurnEnd::Full => return,
-                TurnEnd::Over => self.leave(key, Queue::Ready),
-                TurnEnd::Bulk => self.streams.move_to_bulk(),
+        while let Some(queue) = self.next_sender() {
+            // A stream that has waited for credit has its turn at once, also if it has to copy.
+            if !self.turn_of(queue, wire, queue != Queue::Ready) || self.output.copy_budget() == 0 {
+                return;
             }
         }
-        if let Some(key) = self.streams.front(Queue::Bulk) {
-            match self.turn(key, wire, true) {
-                TurnEnd::Full => {}
-                TurnEnd::Over => self.leave(key, Queue::Bulk),
-                TurnEnd::Bulk => self.streams.rotate(Queue::Bulk),
-            }
+        if self.streams.has(Queue::Bulk) {
+            self.turn_of(Queue::Bulk, wire, true);
         }
+    }
+
+    /// Gives the first stream of a queue its turn. Returns false if the message is full.
+    fn turn_of<W: Wire<Kept = K>>(&mut self, queue: Queue, wire: &mut W, is_bulk: bool) -> bool {
+        let Some(key) = self.streams.front(queue) else { return true };
+        match self.turn(key, wire, is_bulk) {
+            TurnEnd::Full => return false,
+            TurnEnd::Over => self.leave(key, queue),
+            TurnEnd::Bulk => self.streams.move_front(queue, Queue::Bulk),
+            TurnEnd::Paused(paused) => self.streams.move_front(queue, paused),
+        }
+        true
     }
 
     /// Takes the first stream out of its queue.
@@ -114,10 +138,10 @@ impl<K> Core<K> {
         if self.control.peer_went_away().is_some() {
             return;
         }
-        let (open, ended) = (peer.streams as usize, Self::LINGERING * peer.streams as usize);
-        // Calls also wait while too many ended calls have offers that one of the sides has not given back.
-        while self.streams.open_len() < open
-            && self.output.offers.ended_calls().max(self.received_offers.ended_calls()) < ended
+        // Calls also wait while ended calls have too much that the peer has not given back.
+        while self.streams.open_len() < peer.streams as usize
+            && self.ledger.headers.has_credit()
+            && self.ledger.opens_calls(self.output.offers.ended_counts())
             && !self.streams.is_used_up()
             && let Some(key) = self.streams.pop_unopened()
         {
@@ -127,8 +151,9 @@ impl<K> Core<K> {
                 continue;
             }
             stream.sending.credit = peer.window.into();
-            self.account.open(&mut stream.receiving);
+            self.ledger.open(&mut stream.receiving);
             self.streams.open(key);
+            self.ledger.resend(0, self.ledger.sent_by(&self.streams[key]));
         }
         if self.streams.is_used_up() {
             while let Some(key) = self.streams.pop_unopened() {
@@ -141,7 +166,8 @@ impl<K> Core<K> {
     fn turn<W: Wire<Kept = K>>(&mut self, key: StreamKey, wire: &mut W, is_bulk: bool) -> TurnEnd {
         let before = self.output.message.left();
         let turn = self.send_from(key, wire, is_bulk);
-        if turn == TurnEnd::Over || turn == TurnEnd::Full && self.output.message.left() == before {
+        let is_sent = self.output.message.left() < before;
+        if matches!(turn, TurnEnd::Over | TurnEnd::Paused(_)) || turn == TurnEnd::Full && !is_sent {
             return turn;
         }
         if self.streams[key].can_send() { TurnEnd::Bulk } else { TurnEnd::Over }
@@ -152,10 +178,15 @@ impl<K> Core<K> {
         if !self.streams.get(key).is_some_and(Stream::can_send) {
             return TurnEnd::Over;
         }
-        if self.streams[key].sending.headers.is_some() && !self.begin(key) {
+        if self.streams[key].sending.headers.is_some() {
+            if !self.ledger.headers.has_credit() {
+                return TurnEnd::Paused(Queue::PausedHeaders);
+            }
             // Headers that did not fit at all keep the stream's slot in the queue. Headers that were begun
             // end the turn.
-            return TurnEnd::Full;
+            if !self.begin(key) {
+                return TurnEnd::Full;
+            }
         }
         loop {
             let stream = &mut self.streams[key];
@@ -165,6 +196,9 @@ impl<K> Core<K> {
             }
             if sending.parts.is_empty() {
                 if sending.trailers.is_some() {
+                    if !self.ledger.headers.has_credit() {
+                        return TurnEnd::Paused(Queue::PausedHeaders);
+                    }
                     return if self.send_trailers_of(key) { TurnEnd::Over } else { TurnEnd::Full };
                 }
                 if sending.end {
@@ -175,7 +209,13 @@ impl<K> Core<K> {
                 }
                 return TurnEnd::Over;
             }
+            if !self.ledger.parts.has_credit() {
+                return TurnEnd::Paused(Queue::PausedParts);
+            }
+            let before = self.ledger.sent_by(stream);
             let (turn, is_end) = self.output.send_front(stream, &mut self.after, wire, is_bulk);
+            self.ledger.resend(before, self.ledger.sent_by(stream));
+            self.ledger.parts.spend(self.output.take_spent());
             if is_end {
                 self.sent_end(key);
             }
@@ -199,15 +239,16 @@ impl<K> Core<K> {
         }
         let stream = &mut self.streams[key];
         let Some(head) = stream.sending.headers.take() else { return true };
-        let length = match &head {
-            OutHeaders::Request(head) => head.counted_length(),
-            OutHeaders::Response(headers) => fields_length(headers),
+        let (length, fields) = match &head {
+            OutHeaders::Request(head) => (head.counted_length(), &head.headers),
+            OutHeaders::Response(headers) => (fields_length(headers), headers),
         };
         let limit = peer.header_bytes as usize;
         if length > limit {
             self.refuse_headers(key, length, limit);
             return true;
         }
+        self.ledger.headers.spend(headers_cost(length, fields));
         let is_end = stream.sending.is_end_next();
         let flags = if is_end { END } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Headers, stream.id, 0) };
@@ -245,6 +286,7 @@ impl<K> Core<K> {
             self.refuse_headers(key, length, limit);
             return true;
         }
+        self.ledger.headers.spend(headers_cost(length, &trailers));
         let header = FrameHeader::new(Kind::Trailers, stream.id, 0);
         let is_whole = self
             .headers

@@ -17,7 +17,8 @@
 //! | TAKEN | both | offers whose memory is free again, 8 bytes each |
 //! | TRAILERS | server | as HEADERS; ends the call |
 //! | RESET | both | none; `extra` is the [code](ResetCode); ends the call |
-//! | CREDIT | both | 8 bytes: the cost of further bytes that the peer may send |
+//! | CREDIT | both | 8 bytes: the cost of further bytes that the peer may send; for stream 0 16 bytes: what all streams may \
+//!   cost for parts of bodies, and for headers and trailers |
 //! | GOAWAY | both | text; `stream` is the last stream that is carried out |
 //!
 //! Nothing here has state but the tables of headers ([`headers`]).
@@ -140,8 +141,8 @@ pub(in crate::grpc) struct Frames {
 }
 
 impl Frames {
-    /// A part keeps the memory of its message if that memory is at most this many bytes longer than four
-    /// times the part. Otherwise the part is copied.
+    /// A part keeps the memory of its message if that memory is at most this many bytes longer than one and a
+    /// half times the part. Otherwise the part is copied.
     const KEPT: usize = 256;
     /// The memory that a short message may share with others, in bytes.
     const SHARED: usize = 16 << 10;
@@ -179,13 +180,14 @@ impl Frames {
 
     /// Returns the bytes of a payload to be kept: a slice of the message, or a copy if they are much shorter
     /// than the memory that the slice would keep. `is_first` is true for the first part of a stream that
-    /// waits. It is copied less often, because most parts are taken at once, and a stream has only one such
-    /// part.
+    /// waits, if there are few streams. It keeps a short message that is four times as long, because most parts
+    /// are taken at once, and a stream has only one such part.
     pub(in crate::grpc) fn keep(&self, payload: Payload, is_first: bool) -> Bytes {
         let length = payload.end - payload.start;
         // Short messages share memory of some KiB.
         let memory = if is_first { self.message.len() } else { self.message.len().max(Self::SHARED) };
-        if memory > 4 * length + Self::KEPT {
+        let most = if is_first && memory <= Self::SHARED { 4 * length } else { length + length / 2 };
+        if memory > most + Self::KEPT {
             return Bytes::copy_from_slice(self.bytes(payload));
         }
         self.message.slice(payload.start..payload.end)
@@ -212,41 +214,49 @@ pub(in crate::grpc) struct Limits {
     pub(in crate::grpc) table_entries: u32,
     /// The length of these entries, counted as headers are.
     pub(in crate::grpc) table_bytes: u32,
+    /// The cost of what the peer may send on all streams before the first credit for the connection: of parts
+    /// of bodies, and of headers and trailers. None if a side has version 3, which does not know this.
+    pub(in crate::grpc) windows: Option<[u32; 2]>,
 }
 
 impl Limits {
+    /// The length of encoded limits of version 3, in bytes.
+    const LENGTH_3: usize = 20;
     /// The length of encoded limits, in bytes.
-    pub(in crate::grpc) const LENGTH: usize = 20;
+    pub(in crate::grpc) const LENGTH: usize = Self::LENGTH_3 + 8;
 
     /// Returns the payload of a SETTINGS frame.
-    pub(in crate::grpc) fn encode(&self) -> [u8; Self::LENGTH] {
-        let mut bytes = [0; Self::LENGTH];
-        let Self { streams, header_bytes, window, table_entries, table_bytes } = *self;
-        let (fields, _) = bytes.as_chunks_mut::<4>();
-        for (field, value) in
-            fields.iter_mut().zip([streams, header_bytes, window, table_entries, table_bytes])
-        {
-            *field = value.to_le_bytes();
-        }
-        bytes
+    pub(in crate::grpc) fn encode(&self) -> Vec<u8> {
+        let Self { streams, header_bytes, window, table_entries, table_bytes, windows } = *self;
+        let fields = [streams, header_bytes, window, table_entries, table_bytes];
+        fields.into_iter().chain(windows.into_iter().flatten()).flat_map(u32::to_le_bytes).collect()
     }
 
-    /// Reads the payload of a SETTINGS frame. Later versions may add fields at its end.
+    /// Reads the payload of a SETTINGS frame. `has_windows`: both sides know windows of the connection. Later
+    /// versions may add fields at its end.
     ///
     /// # Errors
     /// The payload is too short.
-    pub(in crate::grpc) fn decode(payload: &[u8]) -> Result<Self, CallViolation> {
+    pub(in crate::grpc) fn decode(payload: &[u8], has_windows: bool) -> Result<Self, CallViolation> {
         let (fields, _) = payload.as_chunks::<4>();
-        let &[streams, header_bytes, window, table_entries, table_bytes, ..] = fields else {
-            return Err(CallViolation::Truncated { needed: Self::LENGTH, left: payload.len() });
+        let needed = if has_windows { Self::LENGTH } else { Self::LENGTH_3 };
+        let short = CallViolation::Truncated { needed, left: payload.len() };
+        let &[streams, header_bytes, window, table_entries, table_bytes, ref more @ ..] = fields else {
+            return Err(short);
         };
         let read = u32::from_le_bytes;
+        let windows = match *more {
+            _ if !has_windows => None,
+            [parts, headers, ..] => Some([read(parts), read(headers)]),
+            _ => return Err(short),
+        };
         Ok(Self {
             streams: read(streams),
             header_bytes: read(header_bytes),
             window: read(window),
             table_entries: read(table_entries),
             table_bytes: read(table_bytes),
+            windows,
         })
     }
 }
@@ -312,8 +322,15 @@ pub(in crate::grpc) struct ContentOffer {
 impl ContentOffer {
     /// The longest offer, in bytes. Sums of lengths and costs never overflow.
     pub(in crate::grpc) const LONGEST: u64 = 1 << 60;
+    /// The most segments of an offer.
+    pub(in crate::grpc) const SEGMENTS: usize = 256;
     /// The length of what precedes the segments.
     pub(in crate::grpc) const PREFIX: usize = 24;
+
+    /// Returns the length of the payload.
+    pub(in crate::grpc) fn encoded_length(&self) -> usize {
+        Self::PREFIX + self.segments.iter().map(OfferSegment::encoded_length).sum::<usize>()
+    }
 
     /// Adds the payload to `out`.
     pub(in crate::grpc) fn encode(&self, out: &mut Vec<u8>) {
@@ -341,9 +358,9 @@ impl ContentOffer {
     /// Reads the payload of an OFFER.
     ///
     /// # Errors
-    /// The payload is no offer: too short, without bytes, with an empty segment, with a sum that differs from
-    /// the total, with memory beyond the end of the address space, with an unknown tag, above `LONGEST`, or
-    /// with `aligned_at` beyond the last byte.
+    /// The payload is no offer: too short, without bytes, with an empty segment, with more than `SEGMENTS`,
+    /// with a sum that differs from the total, with memory beyond the end of the address space, with an
+    /// unknown tag, above `LONGEST`, or with `aligned_at` beyond the last byte.
     pub(in crate::grpc) fn decode(frames: &Frames, payload: Payload) -> Result<Self, CallViolation> {
         let mut rest = frames.bytes(payload);
         let bad = CallViolation::Offer;
@@ -351,7 +368,12 @@ impl ContentOffer {
         let total = rest.try_get_u64_le().map_err(short)?;
         let aligned_at = rest.try_get_u64_le().map_err(short)?;
         let (mut segments, mut sum) = (Vec::with_capacity(2), 0_u64);
+        // Segments wait in memory, so they must not keep the message there. They share one copy.
+        let mut kept = Bytes::new();
         while let Some((tag, after)) = rest.split_first() {
+            if segments.len() == Self::SEGMENTS {
+                return Err(bad("more than 256 segments"));
+            }
             rest = after;
             let segment = match tag {
                 1 => {
@@ -366,9 +388,12 @@ impl ContentOffer {
                     let length = rest.try_get_u16_le().map_err(short)?.into();
                     let (bytes, after) =
                         rest.split_at_checked(length).ok_or(bad("a segment is longer than the frame"))?;
+                    if kept.is_empty() {
+                        kept = Bytes::copy_from_slice(rest);
+                    }
+                    let start = kept.len() - rest.len();
                     rest = after;
-                    // Segments wait in memory, so they must not keep the message there.
-                    OfferSegment::Inline(Bytes::copy_from_slice(bytes))
+                    OfferSegment::Inline(kept.slice(start..start + bytes.len()))
                 }
                 _ => return Err(bad("a segment has an unknown tag")),
             };
@@ -490,6 +515,8 @@ pub(in crate::grpc) enum CallViolation {
     TableFull { entries: usize, bytes: usize },
     #[error("stream {stream} sent bytes of cost {cost}, of which {left} are left")]
     Overdrawn { stream: u32, cost: u64, left: i64 },
+    #[error("{kind:?} beyond the window of the connection, of which {left} bytes are left")]
+    ConnectionOverdrawn { kind: Kind, left: i64 },
     #[error("credit of {0} bytes, which is too large")]
     Credit(u64),
     #[error("a {kind:?} frame of {length} bytes")]

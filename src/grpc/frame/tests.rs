@@ -152,12 +152,16 @@ proptest! {
         }
     }
 
+    /// A peer of version 3 gets the 20 bytes of version 3.
     #[test]
-    fn decoding_reverses_encoding_of_limits(limits in any::<[u32; 5]>(), more in prop::collection::vec(any::<u8>(), 0..9)) {
+    fn decoding_reverses_encoding_of_limits(limits in any::<[u32; 5]>(), windows in any::<Option<[u32; 2]>>(), more in prop::collection::vec(any::<u8>(), 0..9)) {
         let [streams, header_bytes, window, table_entries, table_bytes] = limits;
-        let limits = Limits { streams, header_bytes, window, table_entries, table_bytes };
-        let payload = [&limits.encode()[..], &more].concat();
-        prop_assert_eq!(Limits::decode(&payload), Ok(limits));
+        let limits = Limits { streams, header_bytes, window, table_entries, table_bytes, windows };
+        let payload = limits.encode();
+        prop_assert_eq!(payload.len(), if windows.is_some() { 28 } else { 20 });
+        let has_windows = windows.is_some();
+        prop_assert_eq!(Limits::decode(&[&payload[..], &more].concat(), has_windows), Ok(limits));
+        prop_assert!(Limits::decode(&payload[1..], has_windows).is_err());
     }
 
     /// A message of any bytes is a sequence of frames that makes the same bytes again, or an error.
@@ -284,5 +288,5 @@ fn a_short_part_does_not_keep_a_long_message() {
         assert_eq!(kept.len(), length);
         message.as_ptr_range().contains(&kept.as_ptr())
     };
-    assert!(!keeps(100, true) && keeps(4000, true) && !keeps(4000, false) && keeps(5000, false));
+    assert!(!keeps(100, true) && keeps(4000, true) && !keeps(4000, false) && keeps(16_000, false));
 }

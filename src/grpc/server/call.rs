@@ -158,10 +158,19 @@ impl<S: GrpcService> Call<S> {
             let CallState::Responding(body, outgoing, pending) = &mut self.state else {
                 return Poll::Ready(());
             };
-            if pending.is_none() && ready!(self.stream.poll_send_ready(context)).is_err() {
-                // The client has reset the call, or the connection has ended.
-                self.state = CallState::Done;
-                return Poll::Ready(());
+            if pending.is_none() || self.stream.session.has_much_to_send() {
+                match self.stream.poll_send_ready(context) {
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(_)) => {
+                        // The client has reset the call, or the connection has ended.
+                        self.state = CallState::Done;
+                        return Poll::Ready(());
+                    }
+                    Poll::Pending => {
+                        self.begin_response();
+                        return Poll::Pending;
+                    }
+                }
             }
             let mut next = Pin::new(body).poll_frame(context);
             if let Some(start) = pending {

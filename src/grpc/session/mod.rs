@@ -38,7 +38,6 @@ use crate::grpc::calls::CallConfig;
 use crate::grpc::core::{Core, Role, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::Landing;
-use crate::grpc::landing_budget::LandingBudget;
 use crate::protocol::AbortCode;
 
 pub(crate) use self::stream::Stream;
@@ -63,6 +62,8 @@ pub(crate) struct Session {
     pub(in crate::grpc) endpoint: MessageEndpoint,
     /// Calls can be opened. Each call asks, so the answer is here, too.
     is_usable: Arc<AtomicBool>,
+    /// Calls that begin to send have to ask. Each reply looks at this, so it is here, too.
+    has_much_to_send: Arc<AtomicBool>,
     acceptor: Option<Arc<dyn Accept>>,
     abandoned: AbandonedRequests,
 }
@@ -99,17 +100,19 @@ impl Session {
     ) -> Arc<Self> {
         let mut core =
             Core::new(role, config.max_concurrent_streams, config.max_header_list_size, config.stream_window);
-        core.set_landing_budget(LandingBudget::new(config.landing_budget));
-        let is_usable = Arc::new(AtomicBool::new(true));
+        core.set_limit(config.landing_budget, true);
+        let (is_usable, has_much_to_send) = (Arc::new(AtomicBool::new(true)), Arc::default());
         let session = Arc::new(Self {
             endpoint,
             is_usable: Arc::clone(&is_usable),
+            has_much_to_send: Arc::clone(&has_much_to_send),
             acceptor,
             abandoned: AbandonedRequests::default(),
         });
         let state = SessionState {
             core,
             is_usable,
+            has_much_to_send,
             session: Arc::downgrade(&session),
             fault: None,
             is_over: false,
@@ -222,6 +225,13 @@ impl Session {
     pub(crate) fn is_usable(&self) -> bool {
         // Relaxed: a call that comes too late is refused, and goes to another connection.
         self.is_usable.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the peer has not taken so much that replies have to wait for
+    /// [`poll_send_ready`](Stream::poll_send_ready) from the first byte on.
+    pub(crate) fn has_much_to_send(&self) -> bool {
+        // Relaxed: one reply more or less makes no difference.
+        self.has_much_to_send.load(Ordering::Relaxed)
     }
 
     /// Waits until the connection has ended: with a fault, or because a side went away and the last call has
@@ -344,6 +354,7 @@ impl Run for Session {
 struct SessionState {
     core: Core<Kept>,
     is_usable: Arc<AtomicBool>,
+    has_much_to_send: Arc<AtomicBool>,
     /// The session, for work that is carried out later.
     session: Weak<Session>,
     /// The reason why the connection ended early.
@@ -378,6 +389,7 @@ impl SessionState {
         if !self.core.takes_calls() {
             self.is_usable.store(false, Ordering::Relaxed);
         }
+        self.has_much_to_send.store(self.core.has_much_to_send(), Ordering::Relaxed);
         let is_due = (self.core.has_accepted() && !self.accepts) || (self.core.is_drained() && !self.is_over);
         if (is_due || (self.core.transmits_again() && !self.transmits_again))
             && !self.will_run

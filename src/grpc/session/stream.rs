@@ -122,13 +122,18 @@ impl Stream {
         self.session.endpoint.update(|SessionState { core, .. }| (change(core), core.take_urgent()));
     }
 
+    /// Calls `take`, and drives if the peer is to get credit for the connection.
+    fn and_credit<T>(&self, take: impl FnOnce(&mut Core<Kept>) -> T) -> T {
+        self.session.endpoint.update(|SessionState { core, .. }| (take(core), core.owes_credit()))
+    }
+
     /// Waits for the headers of the response (clients). Of a response without a body this is all: it has the
     /// status, and [`poll_part`](Self::poll_part) returns `None`.
     ///
     /// # Errors
     /// The call was reset, or the connection has ended.
     pub(crate) fn poll_headers(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
-        self.with(|core| core.poll_headers(self.key, Some(context.waker())))
+        self.and_credit(|core| core.poll_headers(self.key, Some(context.waker())))
     }
 
     /// Takes the headers of the response if they have arrived (clients), and registers no task, for callers
@@ -142,7 +147,7 @@ impl Stream {
         first: &mut Option<Part>,
         trailers: &mut Option<HeaderMap>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
-        self.with(|core| {
+        self.and_credit(|core| {
             let head = core.poll_headers(self.key, None);
             if matches!(head, Poll::Ready(Ok(_)))
                 && let Some((data, rest)) = core.take_rest(self.key)

@@ -157,6 +157,17 @@ pub(super) type Limits = (u32, usize, usize);
 
 impl CorePair {
     pub(super) fn new(seed: u64, limits: [Limits; 2], devices: [Device; 2]) -> Self {
+        Self::with_limit(seed, limits, devices, [u64::MAX; 2], true)
+    }
+
+    /// Makes two ends that may hold `most` bytes. `has_windows`: both know windows of the connection.
+    pub(super) fn with_limit(
+        seed: u64,
+        limits: [Limits; 2],
+        devices: [Device; 2],
+        most: [u64; 2],
+        has_windows: bool,
+    ) -> Self {
         let [client, server] = devices;
         let end = |role, (streams, head, window): Limits, device| CoreEnd {
             core: Core::new(role, streams, head, window),
@@ -170,6 +181,9 @@ impl CorePair {
         };
         let ends = [end(Role::Client, limits[0], client), end(Role::Server, limits[1], server)];
         let mut pair = Self { ends, random: Rng::with_seed(seed) };
+        for (end, most) in pair.ends.iter_mut().zip(most) {
+            end.core.set_limit(most, has_windows);
+        }
         pair.transmit(0);
         pair.transmit(1);
         pair

@@ -70,7 +70,14 @@ fn run(seed: u64) {
         limits.0 = [1, 3, 100][random.usize(..3)];
         limits.2 = [16 << 10, 64 << 10, 1 << 20][random.usize(..3)];
     }
-    let mut pair = CorePair::new(seed, all, [device(random), device(random)]);
+    let devices = [device(random), device(random)];
+    let mut most = [(); 2].map(|()| [16 << 10, 200 << 10, 2 << 20, 1 << 30][random.usize(..4)]);
+    let has_windows = random.u32(..4) > 0;
+    if !has_windows {
+        // Peers don't know when to stop.
+        most = [1 << 30; 2];
+    }
+    let mut pair = CorePair::with_limit(seed, all, devices, most, has_windows);
     let longest = if seed.is_multiple_of(16) { 400_000 } else { 30_000 };
     let count = 1 + random.usize(..10);
     let calls: Vec<_> = (0..count).map(|number| call(number, random, longest)).collect();
@@ -135,6 +142,9 @@ fn finish(pair: &mut CorePair, calls: &[Call], sides: &mut Vec<Side>) {
 
 /// Each stream holds at most what its window allows.
 fn check_bounds(pair: &CorePair, limits: [(u32, usize, usize); 2]) {
+    for end in &pair.ends {
+        end.core.ledger.check(64 << 10, 2 << 20);
+    }
     for (end, (streams, _, window)) in pair.ends.iter().zip(limits) {
         let window = window as i64;
         for (_, stream) in end.core.streams.iter() {
@@ -179,13 +189,13 @@ fn check_empty(pair: &CorePair) {
         let core = &end.core;
         assert!(end.fetches.is_empty() && end.sent.is_empty());
         assert!(core.output.offers.is_empty(), "memory is still lent: {:?}", core.output.offers);
-        assert_eq!((core.output.offers.ended_calls(), core.output.offers.prepares()), (0, false));
+        assert_eq!((core.output.offers.ended_counts(), core.output.offers.prepares()), (0, false));
         assert!(core.received_offers.is_empty(), "offers are left: {:?}", core.received_offers);
         assert!(core.received_offers.is_settled());
         assert_eq!(core.streams.len(), 0, "streams are left: {:?}", core.streams);
         assert_eq!((core.streams.open_len(), core.active()), (0, 0));
         assert!(core.streams.queues().iter().all(VecDeque::is_empty));
         assert!(!core.control.has_output(), "{:?}", core.control);
-        assert_eq!((core.account.unread_data(), core.account.headers()), (0, 0));
+        assert!(core.ledger.is_empty(), "{:?}", core.ledger);
     }
 }

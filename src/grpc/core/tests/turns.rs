@@ -10,7 +10,6 @@ use super::network::{CorePair, Device};
 use crate::grpc::core::{Part, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{RequestHeaders, ResetCode};
-use crate::grpc::landing_budget::LandingBudget;
 
 fn open(pair: &mut CorePair) -> StreamKey {
     let head = RequestHeaders { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
@@ -239,7 +238,7 @@ fn memory_that_a_command_frees_wakes_the_next_reader_after_the_command() {
     let end: Frees = |pair, _| pair.ends[1].core.end(&CallFault::PeerClosed);
     for frees in [reset, end] {
         let mut pair = CorePair::alike();
-        pair.ends[1].core.set_landing_budget(LandingBudget::new(100_000));
+        pair.ends[1].core.set_limit(100_000, true);
         pair.settle();
         let waker = Flag::new();
         let [first, second] = [(); 2].map(|()| {

@@ -9,14 +9,13 @@ use http::HeaderMap;
 use proptest::prelude::*;
 
 use super::network::{CorePair, Device};
-use crate::grpc::core::{Core, Part, StreamKey};
+use crate::grpc::core::{Part, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::headers::Encoder;
 use crate::grpc::frame::{
     CallViolation, ContentOffer, END, FrameHeader, Kind, Limits, MESSAGE, MORE, OfferSegment, RequestHeaders,
     ResetCode,
 };
-use crate::grpc::landing_budget::LandingBudget;
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 const CLIENT: usize = 0;
@@ -127,7 +126,7 @@ fn settings_come_first_and_once() {
     assert_eq!(refused, Err(CallViolation::SecondSettings));
     let mut fresh = CorePair::new(0, [limits, limits], [Device::default(), Device::default()]);
     let short = Peer::new().plain(Kind::Settings, 0, &payload[1..]).send(&mut fresh, SERVER);
-    assert_eq!(short, Err(CallViolation::Truncated { needed: 20, left: 19 }));
+    assert_eq!(short, Err(CallViolation::Truncated { needed: 28, left: 27 }));
 }
 
 #[test]

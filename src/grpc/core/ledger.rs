@@ -1,0 +1,370 @@
+//! What a connection keeps in memory for its peer, in bytes with their bookkeeping, and the bounds of it.
+//!
+//! | what | counts | bound |
+//! |---|---|---|
+//! | parts of bodies that were not taken | [`cost_of`], [`offer_cost`] | [`parts`](Ledger::parts), an eighth of the limit |
+//! | headers and trailers that were not taken, calls | [`headers_cost`] | [`headers`](Ledger::headers), a quarter |
+//! | content that lands, or was not taken | its length | the limit |
+//! | what this side queues and offers | its length | a half, beyond which senders wait |
+//!
+//! The first two have a window each, which the peer keeps within (RFC 9113, 5.2): what the application takes,
+//! and what is dropped, gives the peer credit again. A peer of version 3 knows no such windows. A call of it
+//! that goes beyond the bound ends with RESOURCE_EXHAUSTED.
+
+use std::task::Waker;
+
+use http::HeaderMap;
+
+use super::stream::{OVERHEAD, Receiving, Stream};
+use crate::grpc::frame::{CallViolation, Kind, Limits, OfferSegment};
+
+/// The sums over all streams of a connection.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    /// The most that landed content may have, in bytes.
+    limit: u64,
+    /// The window of a stream before the application takes the first part, and the window after that.
+    first_window: i64,
+    full_window: i64,
+    /// The peer knows windows of the connection.
+    has_windows: bool,
+    /// Data, and where offered bytes lie.
+    pub(super) parts: Window,
+    /// Headers and trailers.
+    pub(super) headers: Window,
+    /// Bytes that are read from the peer's memory, until they are taken.
+    landing: u64,
+    /// Readers that wait until less lands.
+    readers: Vec<Waker>,
+    /// What calls that have begun queue, and what they offered and the peer has not given back.
+    sent: usize,
+    /// Senders wait until this side has less to send.
+    has_senders: bool,
+}
+
+/// A window of the connection, for both directions.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// The cost that the peer may have at this side.
+    size: i64,
+    /// The cost of what was not taken.
+    held: i64,
+    /// The cost for which the peer is to get credit again.
+    returned: i64,
+    /// The cost that the peer takes now.
+    credit: i64,
+}
+
+impl Window {
+    fn new(size: i64) -> Self {
+        Self { size, held: 0, returned: 0, credit: 0 }
+    }
+
+    /// Returns the cost of what was not taken.
+    pub(super) fn held(&self) -> i64 {
+        self.held
+    }
+
+    /// Returns what the peer may still send. Its last frame may have cost more than there was.
+    fn left(&self) -> i64 {
+        self.size - self.held - self.returned
+    }
+
+    /// Returns whether this side may send a frame now.
+    pub(super) fn has_credit(&self) -> bool {
+        self.credit > 0
+    }
+
+    /// Notes that frames of this cost were sent.
+    pub(super) fn spend(&mut self, cost: i64) {
+        self.credit -= cost;
+    }
+
+    /// Adds credit of the peer.
+    pub(super) fn add_credit(&mut self, credit: u64) -> Result<(), CallViolation> {
+        add_credit(&mut self.credit, credit)
+    }
+
+    /// Returns whether the peer waits for credit, or will soon. More than a half of what is free is given
+    /// back at a time, so small calls have no frames for it, and a peer that has nothing left gets all.
+    fn is_due(&self) -> bool {
+        self.returned > self.left().max(0)
+    }
+}
+
+impl Ledger {
+    /// The most bytes of a read whose content is not delivered in one segment.
+    const PART: u64 = 512 << 10;
+
+    /// Makes a ledger without bounds, for streams with these windows, and a peer that knows windows of the
+    /// connection.
+    pub(super) fn new(first_window: i64, full_window: i64) -> Self {
+        let mut ledger = Self {
+            limit: u64::MAX,
+            first_window,
+            full_window,
+            has_windows: true,
+            parts: Window::new(0),
+            headers: Window::new(0),
+            landing: 0,
+            readers: Vec::new(),
+            sent: 0,
+            has_senders: false,
+        };
+        ledger.set_limit(u64::MAX, true);
+        ledger
+    }
+
+    /// Sets the limit in bytes, and whether the peer knows windows of the connection.
+    pub(super) fn set_limit(&mut self, limit: u64, has_windows: bool) {
+        (self.limit, self.has_windows) = (limit, has_windows);
+        let size = |bytes: u64| Window::new(bytes.clamp(1, u32::MAX.into()) as i64);
+        // A peer without windows does not know when to stop. It has as much as before there were windows.
+        self.parts = size(if has_windows { limit / 8 } else { limit.saturating_mul(2) });
+        self.headers = size(limit / 4);
+        // No stream takes all of the window.
+        let share = (self.parts.size / 2).max(1);
+        self.first_window = self.first_window.min(share);
+        self.full_window = self.full_window.min(share);
+    }
+
+    /// Returns the window of a stream that is not read yet.
+    pub(super) fn first_window(&self) -> i64 {
+        self.first_window
+    }
+
+    /// Returns the window of a stream that is read.
+    pub(super) fn full_window(&self) -> i64 {
+        self.full_window
+    }
+
+    /// Returns whether the peer knows windows of the connection.
+    pub(super) fn has_windows(&self) -> bool {
+        self.has_windows
+    }
+
+    /// Returns the sizes of the windows, if the peer knows them.
+    pub(super) fn windows(&self) -> Option<[u32; 2]> {
+        // `set_limit` has made them fit.
+        self.has_windows.then(|| [&self.parts, &self.headers].map(|window| window.size as u32))
+    }
+
+    /// Sets the windows of the peer. Without windows nothing has to wait.
+    pub(super) fn set_peer(&mut self, limits: &Limits) {
+        let [parts, headers] = limits.windows.map_or([MOST_CREDIT; 2], |windows| windows.map(i64::from));
+        (self.parts.credit, self.headers.credit) = (parts, headers);
+    }
+
+    /// Takes the credits that the peer is to get, for parts and for headers, if one is due.
+    pub(super) fn take_credits(&mut self) -> Option<[u64; 2]> {
+        if !self.is_due() {
+            return None;
+        }
+        Some([&mut self.parts, &mut self.headers].map(|window| std::mem::take(&mut window.returned) as u64))
+    }
+
+    /// Returns whether a credit is due.
+    pub(super) fn is_due(&self) -> bool {
+        self.parts.is_due() || self.headers.is_due()
+    }
+
+    /// Adds what a frame of this kind makes this side hold. Returns false, and adds nothing, if the peer
+    /// knows no windows and there is no room.
+    ///
+    /// # Errors
+    /// The peer had no credit for the frame.
+    pub(super) fn add(&mut self, kind: Kind, cost: i64) -> Result<bool, CallViolation> {
+        let has_windows = self.has_windows;
+        let window = self.window_of(kind);
+        let left = window.left();
+        if left > 0 {
+            window.held += cost;
+            return Ok(true);
+        }
+        if has_windows { Err(CallViolation::ConnectionOverdrawn { kind, left }) } else { Ok(false) }
+    }
+
+    /// Takes off what a frame of this kind cost, because it was taken or dropped.
+    pub(super) fn release(&mut self, kind: Kind, cost: i64) {
+        let has_windows = self.has_windows;
+        let window = self.window_of(kind);
+        window.held -= cost;
+        window.returned += if has_windows { cost } else { 0 };
+    }
+
+    fn window_of(&mut self, kind: Kind) -> &mut Window {
+        if matches!(kind, Kind::Headers | Kind::Trailers) { &mut self.headers } else { &mut self.parts }
+    }
+
+    /// Begins the account of a stream.
+    pub(super) fn open(&self, receiving: &mut Receiving) {
+        (receiving.allowance, receiving.target) = (self.first_window, self.first_window);
+    }
+
+    /// Notes that the application took parts of a stream of this cost. Returns the credit that the peer is to
+    /// get for the stream.
+    pub(super) fn take(&self, stream: &mut Stream, cost: i64) -> Option<u64> {
+        let receiving = &mut stream.receiving;
+        receiving.unread -= cost;
+        if receiving.ended || stream.closed {
+            return None;
+        }
+        // This stream is being read, so its window becomes full-sized.
+        receiving.target = self.full_window;
+        let missing = receiving.target - receiving.allowance - receiving.unread;
+        if missing < receiving.target / 2 {
+            return None;
+        }
+        receiving.allowance += missing;
+        Some(missing as u64)
+    }
+
+    /// Takes the headers and trailers of a stream off.
+    pub(super) fn release_headers(&mut self, receiving: &mut Receiving) {
+        let cost = std::mem::take(&mut receiving.headers_cost);
+        self.release(Kind::Headers, cost);
+    }
+
+    /// Returns the most that a read has whose content is not delivered in one segment.
+    pub(super) fn longest_part(&self) -> u64 {
+        // So small that one lands whenever a reader waits for it.
+        Self::PART.min(self.limit / 4).max(1)
+    }
+
+    /// Returns whether `length` more bytes may land for a stream, of which `held` bytes land or were not
+    /// taken. One stream gets at most as much as it leaves to others, except that a stream that has nothing
+    /// gets what is free. Streams that no reader waits for get one half of the limit, so that calls which are
+    /// not read can't take all of it. `waker` is that of the reader, which is woken when something was taken.
+    pub(super) fn land(&mut self, length: u64, held: u64, waker: Option<&Waker>) -> bool {
+        let free = self.limit.saturating_sub(self.landing);
+        let most = if held == 0 { free } else { free.saturating_sub(held) };
+        let most = if waker.is_some() { most } else { most.min(free.saturating_sub(self.limit / 2)) };
+        if length <= most {
+            self.landing += length;
+            return true;
+        }
+        if let Some(waker) = waker.filter(|waker| !self.readers.iter().any(|known| known.will_wake(waker))) {
+            self.readers.push(waker.clone());
+        }
+        false
+    }
+
+    /// Notes that `length` bytes do not land, because their read was not started.
+    pub(super) fn does_not_land(&mut self, length: u64) {
+        self.landing -= length;
+    }
+
+    /// Notes that `length` bytes were taken, or are not read any more. Tasks to wake are added to `wakers`.
+    pub(super) fn landed(&mut self, length: u64, wakers: &mut Vec<Waker>) {
+        self.landing -= length;
+        wakers.append(&mut self.readers);
+    }
+
+    /// Says how much of the limit is in use, and what to do about it.
+    pub(super) fn describe(&self) -> String {
+        format!(
+            "messages that arrive, or that the application has not taken, have {} bytes of the landing budget of {} bytes; take them \
+             sooner, or raise CallConfig::landing_budget",
+            self.landing, self.limit
+        )
+    }
+
+    /// Returns what a stream counts: what it queues, and what it offered and the peer has not given back. A
+    /// call counts at most a quarter of the bound, so that a few large messages don't stop other calls. A call
+    /// that waits to be opened counts nothing, because it may wait for a call that has still to send.
+    pub(super) fn sent_by(&self, stream: &Stream) -> usize {
+        let counts = stream.id != 0 && !stream.closed;
+        let sending = &stream.sending;
+        if counts { (sending.bytes + sending.offered).min(self.most_sent() / 4) } else { 0 }
+    }
+
+    /// Returns the bound of what this side queues and offers.
+    fn most_sent(&self) -> usize {
+        usize::try_from(self.limit / 2).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// Notes that a stream counts `after` instead of `before`.
+    pub(super) fn resend(&mut self, before: usize, after: usize) {
+        self.sent = self.sent - before + after;
+    }
+
+    /// Returns whether senders have to wait.
+    pub(super) fn has_much_to_send(&self) -> bool {
+        self.sent >= self.most_sent()
+    }
+
+    /// Returns whether a sender has to wait. Then [`wakes_senders`](Self::wakes_senders) says when it goes on.
+    pub(super) fn stops_sender(&mut self) -> bool {
+        self.has_senders |= self.has_much_to_send();
+        self.has_much_to_send()
+    }
+
+    /// Returns whether calls may be opened although ended calls have offers that count `ended`.
+    pub(super) fn opens_calls(&self, ended: usize) -> bool {
+        ended < self.most_sent()
+    }
+
+    /// Returns whether senders wait that can go on. They wait until a quarter of the bound is free.
+    pub(super) fn wakes_senders(&mut self) -> bool {
+        let wakes = self.has_senders && self.sent <= self.most_sent() / 4 * 3;
+        self.has_senders &= !wakes;
+        wakes
+    }
+
+    /// Takes off what lands and what is sent, because the connection has ended.
+    pub(super) fn end(&mut self, wakers: &mut Vec<Waker>) {
+        (self.landing, self.sent) = (0, 0);
+        wakers.append(&mut self.readers);
+    }
+}
+
+/// The most credit of a stream or a connection.
+const MOST_CREDIT: i64 = 1 << 50;
+
+/// Adds credit of the peer to `sum`.
+pub(super) fn add_credit(sum: &mut i64, credit: u64) -> Result<(), CallViolation> {
+    let more = i64::try_from(credit).ok().and_then(|credit| sum.checked_add(credit));
+    *sum = more.filter(|sum| *sum <= MOST_CREDIT).ok_or(CallViolation::Credit(credit))?;
+    Ok(())
+}
+
+/// Returns the cost of data of `length` bytes.
+pub(super) fn cost_of(length: usize) -> i64 {
+    length as i64 + OVERHEAD
+}
+
+/// Returns what an OFFER with a payload of `length` bytes costs the connection.
+pub(super) fn offer_cost(length: usize, segments: &[OfferSegment]) -> i64 {
+    cost_of(length + 2 * size_of_val(segments))
+}
+
+/// Returns the cost of headers or trailers that count `counted` bytes, and of their call.
+pub(super) fn headers_cost(counted: usize, headers: &HeaderMap) -> i64 {
+    (counted + 96 * headers.len() + 1024) as i64
+}
+
+#[cfg(test)]
+mod for_tests {
+    use super::*;
+
+    impl Ledger {
+        /// Returns whether nothing is held for the peer.
+        pub(in crate::grpc::core) fn is_empty(&self) -> bool {
+            (self.parts.held, self.headers.held, self.landing, self.sent) == (0, 0, 0, 0)
+        }
+
+        /// Checks that each sum stays within its bound: beyond the windows is at most one frame, beyond what may
+        /// be sent one part of `longest` bytes.
+        pub(in crate::grpc::core) fn check(&self, frame: i64, longest: usize) {
+            for window in [&self.parts, &self.headers] {
+                assert!(window.held >= 0 && window.returned >= 0, "{self:?}");
+                assert!(window.left() > -frame, "{self:?}");
+            }
+            assert!(self.landing <= self.limit && self.sent <= self.most_sent() + longest, "{self:?}");
+        }
+
+        pub(in crate::grpc::core) fn sent(&self) -> usize {
+            self.sent
+        }
+    }
+}
