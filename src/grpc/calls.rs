@@ -70,32 +70,31 @@ impl CallConfig {
     /// accepts, 1024 to 1 048 576. Default: 16 384, as with tonic over HTTP/2. Names and values count with 32
     /// bytes each pair (RFC 9113, 6.5.2).
     ///
-    /// The headers of one connection's calls together have a bound as well: a quarter of the
-    /// [`landing_budget`](Self::landing_budget), or 64 headers of this length if that is more. A call whose
-    /// headers would exceed this bound fails with RESOURCE_EXHAUSTED.
+    /// The headers of one connection's calls together have a bound as well, a quarter of the
+    /// [`landing_budget`](Self::landing_budget), with 1024 bytes for each call and 96 for each pair. Further
+    /// calls wait at the client.
     pub fn max_header_list_size(mut self, bytes: usize) -> Self {
         self.max_header_list_size = bytes;
         self
     }
 
     /// Sets the bytes of one call that the peer may send ahead of the reader, 65 536 to 1 073 741 824.
-    /// Default: 1 MiB. A slow reader stops its own call only.
+    /// Default: 1 MiB. A slow reader stops its own call only. A call has at most a sixteenth of the
+    /// [`landing_budget`](Self::landing_budget).
     pub fn stream_window(mut self, bytes: usize) -> Self {
         self.stream_window = bytes;
         self
     }
 
-    /// Sets the most bytes of registered memory that landed messages of one connection may occupy at this
-    /// side, while they arrive and until the application drops them
-    /// ([`GatherBoth`](crate::gather::GatherBoth)); 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait
-    /// at the peer. A call that keeps its messages gets at most as much as it leaves to others. A call that
-    /// waits for 10 seconds fails with RESOURCE_EXHAUSTED. Messages that tonic copies have as much memory of
-    /// their own.
+    /// Sets the most bytes of messages that land in registered memory at this side on one connection
+    /// ([`GatherBoth`](crate::gather::GatherBoth)), until the application takes them; 1 MiB to 1 PiB. Default:
+    /// 256 MiB. Further messages wait at the peer. A message for which there is no room in one segment lands in
+    /// parts, which tonic copies.
     ///
-    /// Small messages that arrived and were not read have a bound as well: this budget twice, or more for a
-    /// large [`stream_window`](Self::stream_window). A call whose data would exceed the bound fails with
-    /// RESOURCE_EXHAUSTED. While windows beyond the first 64 KiB would exceed the budget, further calls keep
-    /// 64 KiB.
+    /// All else that one connection holds for its peer has bounds by this number, too: messages that arrived
+    /// and were not read an eighth of it, headers a quarter, and what is queued to be sent, or was not taken by
+    /// the peer, a half. Beyond these bounds the peer waits, or the sender does. So a connection holds at most
+    /// twice this number of bytes, and some MiB.
     pub fn landing_budget(mut self, bytes: u64) -> Self {
         self.landing_budget = bytes;
         self

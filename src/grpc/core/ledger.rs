@@ -24,10 +24,10 @@ pub(super) struct Ledger {
     /// The most that landed content may have, in bytes.
     limit: u64,
     /// The window of a stream before the application takes the first part, and the window after that.
-    first_window: i64,
-    full_window: i64,
+    pub(super) first_window: i64,
+    pub(super) full_window: i64,
     /// The peer knows windows of the connection.
-    has_windows: bool,
+    pub(super) has_windows: bool,
     /// Data, and where offered bytes lie.
     pub(super) parts: Window,
     /// Headers and trailers.
@@ -48,7 +48,7 @@ pub(super) struct Window {
     /// The cost that the peer may have at this side.
     size: i64,
     /// The cost of what was not taken.
-    held: i64,
+    pub(super) held: i64,
     /// The cost for which the peer is to get credit again.
     returned: i64,
     /// The cost that the peer takes now.
@@ -58,11 +58,6 @@ pub(super) struct Window {
 impl Window {
     fn new(size: i64) -> Self {
         Self { size, held: 0, returned: 0, credit: 0 }
-    }
-
-    /// Returns the cost of what was not taken.
-    pub(super) fn held(&self) -> i64 {
-        self.held
     }
 
     /// Returns what the peer may still send. Its last frame may have cost more than there was.
@@ -128,21 +123,6 @@ impl Ledger {
         self.full_window = self.full_window.min(share);
     }
 
-    /// Returns the window of a stream that is not read yet.
-    pub(super) fn first_window(&self) -> i64 {
-        self.first_window
-    }
-
-    /// Returns the window of a stream that is read.
-    pub(super) fn full_window(&self) -> i64 {
-        self.full_window
-    }
-
-    /// Returns whether the peer knows windows of the connection.
-    pub(super) fn has_windows(&self) -> bool {
-        self.has_windows
-    }
-
     /// Returns the sizes of the windows, if the peer knows them.
     pub(super) fn windows(&self) -> Option<[u32; 2]> {
         // `set_limit` has made them fit.
@@ -168,20 +148,20 @@ impl Ledger {
         self.parts.is_due() || self.headers.is_due()
     }
 
-    /// Adds what a frame of this kind makes this side hold. Returns false, and adds nothing, if the peer
-    /// knows no windows and there is no room.
+    /// Adds what a frame of this kind makes this side hold. Returns the cost, or 0 if the peer knows no
+    /// windows and there is no room.
     ///
     /// # Errors
     /// The peer had no credit for the frame.
-    pub(super) fn add(&mut self, kind: Kind, cost: i64) -> Result<bool, CallViolation> {
+    pub(super) fn add(&mut self, kind: Kind, cost: i64) -> Result<i64, CallViolation> {
         let has_windows = self.has_windows;
         let window = self.window_of(kind);
         let left = window.left();
         if left > 0 {
             window.held += cost;
-            return Ok(true);
+            return Ok(cost);
         }
-        if has_windows { Err(CallViolation::ConnectionOverdrawn { kind, left }) } else { Ok(false) }
+        if has_windows { Err(CallViolation::ConnectionOverdrawn { kind, left }) } else { Ok(0) }
     }
 
     /// Takes off what a frame of this kind cost, because it was taken or dropped.

@@ -131,7 +131,7 @@ impl<K> Core<K> {
     pub(super) fn set_limit(&mut self, limit: u64, has_windows: bool) {
         self.ledger.set_limit(limit, has_windows);
         // At most 64 KiB.
-        self.limits.window = self.ledger.first_window() as u32;
+        self.limits.window = self.ledger.first_window as u32;
         self.limits.windows = self.ledger.windows();
     }
 

@@ -65,7 +65,7 @@ impl<K> Core<K> {
     }
 
     fn settings(&mut self, payload: &[u8]) -> Result<(), CallViolation> {
-        let limits = Limits::decode(payload, self.ledger.has_windows())?;
+        let limits = Limits::decode(payload, self.ledger.has_windows)?;
         if self.peer.replace(limits).is_some() {
             return Err(CallViolation::SecondSettings);
         }
@@ -95,11 +95,10 @@ impl<K> Core<K> {
         if head.path.is_some() || head.authority.is_some() {
             return Err(CallViolation::Headers("a response with a path or an authority"));
         }
-        let cost = headers_cost(head.counted, &head.headers);
         let found = self.streams.find(kind, id)?;
-        let has_room = self.ledger.add(kind, cost)?;
+        let charged = self.ledger.add(kind, headers_cost(head.counted, &head.headers))?;
         let Some(key) = found else {
-            self.ledger.release(kind, if has_room { cost } else { 0 });
+            self.ledger.release(kind, charged);
             return Ok(());
         };
         match (kind, self.streams[key].receiving.headers_seen) {
@@ -107,14 +106,14 @@ impl<K> Core<K> {
             (Kind::Trailers, false) => return Err(CallViolation::BeforeHeaders { kind, stream: id }),
             _ => {}
         }
-        let refused = if !has_room {
+        self.streams[key].receiving.headers_cost += charged;
+        let refused = if charged == 0 {
             Some(format!(
                 "headers of responses that the application has not taken have {} bytes; poll the calls sooner, or raise \
                  CallConfig::landing_budget",
-                self.ledger.headers.held()
+                self.ledger.headers.held
             ))
         } else {
-            self.streams[key].receiving.headers_cost += cost;
             head.is_overfull.then(|| "its metadata has more fields than a HeaderMap holds".into())
         };
         if let Some(reason) = refused {
@@ -148,12 +147,12 @@ impl<K> Core<K> {
     }
 
     /// Ends a call of a peer without windows of the connection, for whose next part there is no memory.
-    fn refuse_part(&mut self, key: StreamKey, length: u64) {
+    fn refuse_part(&mut self, key: StreamKey, length: usize) {
         let reason = format!(
             "data that the application has not read has {} bytes; read it sooner, or raise CallConfig::landing_budget",
-            self.ledger.parts.held()
+            self.ledger.parts.held
         );
-        self.refuse(key, length as usize, reason);
+        self.refuse(key, length, reason);
     }
 
     /// Takes the headers of a request, which opens a call.
@@ -166,25 +165,20 @@ impl<K> Core<K> {
             return Err(CallViolation::TooManyStreams(self.limits.streams));
         }
         self.streams.set_last_number(id);
-        let cost = headers_cost(head.counted, &head.headers);
-        let has_room = self.ledger.add(Kind::Headers, cost)?;
+        let charged = self.ledger.add(Kind::Headers, headers_cost(head.counted, &head.headers))?;
         // Handlers of calls that the client has reset may still be running. A client can't start more of them
-        // than this.
-        let refused = if self.streams.len() > 2 * most {
-            Some(ResetCode::Refused)
-        } else {
-            (head.is_overfull || !has_room).then_some(ResetCode::ResourceExhausted)
-        };
-        // Of a call after a GOAWAY the client knows that it is not carried out.
-        if refused.is_some() || self.control.has_gone_away() {
-            self.ledger.release(Kind::Headers, if has_room { cost } else { 0 });
-            if let Some(code) = refused.filter(|_| !self.control.has_gone_away()) {
+        // than this. Of a call after a GOAWAY the client knows that it is not carried out.
+        let (is_late, is_crowded) = (self.control.has_gone_away(), self.streams.len() > 2 * most);
+        if is_late || is_crowded || head.is_overfull || charged == 0 {
+            self.ledger.release(Kind::Headers, charged);
+            if !is_late {
+                let code = if is_crowded { ResetCode::Refused } else { ResetCode::ResourceExhausted };
                 self.control.reset(id, code);
             }
             return Ok(());
         }
         let mut stream = Stream { id, ..Stream::default() };
-        stream.receiving.headers_cost = cost;
+        stream.receiving.headers_cost = charged;
         stream.sending.credit = self.peer.map_or(0, |peer| peer.window.into());
         self.ledger.open(&mut stream.receiving);
         stream.receiving.headers_seen = true;
@@ -210,33 +204,36 @@ impl<K> Core<K> {
 
     fn data(&mut self, header: &FrameHeader, frames: &Frames, payload: Payload) -> Result<(), CallViolation> {
         let found = self.find_open(Kind::Data, header.stream)?;
-        let (length, cost) = (i64::from(header.length), cost_of(header.length as usize));
-        let has_room = length == 0 || self.ledger.add(Kind::Data, cost)?;
-        let shares_memory = self.streams.len() <= Self::SHARING;
-        let held = found.filter(|key| !self.streams[*key].released);
-        if held.is_none() && length > 0 && has_room {
-            self.ledger.release(Kind::Data, cost);
-        }
-        let Some(key) = found else { return Ok(()) };
-        let receiving = &mut self.streams[key].receiving;
+        let length = header.length as usize;
         if length > 0 {
-            if receiving.allowance < length {
-                let (cost, left) = (length as u64, receiving.allowance);
-                return Err(CallViolation::Overdrawn { stream: header.stream, cost, left });
+            let cost = self.ledger.add(Kind::Data, cost_of(length))?;
+            let shares_memory = self.streams.len() <= Self::SHARING;
+            if let Some(key) = found {
+                let receiving = &mut self.streams[key].receiving;
+                if receiving.allowance < length as i64 {
+                    let (cost, left) = (length as u64, receiving.allowance);
+                    return Err(CallViolation::Overdrawn { stream: header.stream, cost, left });
+                }
+                receiving.allowance -= cost_of(length);
             }
-            receiving.allowance -= cost;
-            if held.is_some() {
-                if !has_room {
-                    self.refuse_part(key, header.length.into());
+            match found.filter(|key| !self.streams[*key].released) {
+                None => self.ledger.release(Kind::Data, cost),
+                Some(key) if cost == 0 => {
+                    self.refuse_part(key, length);
                     return Ok(());
                 }
-                receiving.unread += cost;
-                let data = frames.keep(payload, shares_memory && receiving.parts.is_empty());
-                receiving.parts.push(InPart::Data(data));
-                self.after.wakers.extend(receiving.waker.take());
+                Some(key) => {
+                    let receiving = &mut self.streams[key].receiving;
+                    receiving.unread += cost;
+                    let data = frames.keep(payload, shares_memory && receiving.parts.is_empty());
+                    receiving.parts.push(InPart::Data(data));
+                    self.after.wakers.extend(receiving.waker.take());
+                }
             }
         }
-        if header.has(END) {
+        if let Some(key) = found
+            && header.has(END)
+        {
             self.peer_ended(key);
         }
         Ok(())
@@ -252,8 +249,7 @@ impl<K> Core<K> {
         self.received_offers.claim(offer.id)?;
         let open = self.find_open(Kind::Offer, header.stream)?;
         let held = open.filter(|key| !self.streams[*key].released);
-        let cost = offer_cost(header.length as usize, &offer.segments);
-        let has_room = self.ledger.add(Kind::Offer, cost)?;
+        let charged = self.ledger.add(Kind::Offer, offer_cost(header.length as usize, &offer.segments))?;
         if let Some(key) = open {
             let receiving = &mut self.streams[key].receiving;
             if receiving.allowance <= 0 {
@@ -262,22 +258,21 @@ impl<K> Core<K> {
             }
         }
         match held {
-            Some(key) if !has_room => {
-                self.control.taken(offer.id);
-                self.refuse_part(key, offer.total);
-                return Ok(());
-            }
-            None => {
-                self.control.taken(offer.id);
-                self.ledger.release(Kind::Offer, if has_room { cost } else { 0 });
-            }
-            Some(key) => {
-                let (index, cost) = self.received_offers.insert(offer, key, header.has(MESSAGE), cost);
+            Some(key) if charged > 0 => {
+                let (index, cost) = self.received_offers.insert(offer, key, header.has(MESSAGE), charged);
                 let receiving = &mut self.streams[key].receiving;
                 receiving.allowance -= cost;
                 receiving.unread += cost;
                 receiving.parts.push(InPart::Offer(index));
                 self.queue_reads(key);
+            }
+            _ => {
+                self.control.taken(offer.id);
+                self.ledger.release(Kind::Offer, charged);
+                if let Some(key) = held {
+                    self.refuse_part(key, usize::try_from(offer.total).unwrap_or(usize::MAX));
+                    return Ok(());
+                }
             }
         }
         if let Some(key) = open
@@ -339,7 +334,7 @@ impl<K> Core<K> {
     }
 
     fn credit(&mut self, stream: u32, payload: &[u8]) -> Result<(), CallViolation> {
-        if stream == 0 && self.ledger.has_windows() {
+        if stream == 0 && self.ledger.has_windows {
             let ([parts, headers], []) = payload.as_chunks::<8>() else {
                 return Err(CallViolation::Length { kind: Kind::Credit, length: payload.len() });
             };

@@ -337,7 +337,7 @@ impl<K> Core<K> {
     /// turns. A read that there is no memory for holds up no smaller one behind it.
     pub(super) fn start_reads<W: Wire<Kept = K>>(&mut self, wire: &mut W) {
         self.received_offers.cancel_reads(wire);
-        let window = u64::try_from(self.ledger.full_window()).unwrap_or(0);
+        let window = u64::try_from(self.ledger.full_window).unwrap_or(0);
         let (mut refused, mut waiting) = (u64::MAX, 0);
         while let Some(key) = self.streams.front(Queue::Reads)
             && waiting < self.streams.reading().min(Self::LOOKED_AT)

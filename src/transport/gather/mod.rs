@@ -136,7 +136,7 @@
 //! ```
 //!
 //! A message lands before tonic sees it. Therefore its limit is set on the wrapper, too, and messages that
-//! the application holds count against [`CallConfig::landing_budget`](crate::CallConfig::landing_budget).
+//! were not taken count against [`CallConfig::landing_budget`](crate::CallConfig::landing_budget).
 //! [`CounterSnapshot`](crate::CounterSnapshot) has the copies: none were made while `offered_copied_bytes`
 //! and `landed_copied_bytes` are 0.
 //!

@@ -127,7 +127,7 @@ fn a_peer_that_reads_nothing_cannot_fill_the_memory() {
 fn data_of_calls_that_are_not_read_has_a_bound() {
     let data = Bytes::from(vec![7; 16 << 10]);
     let send = |pair: &mut CorePair, stream| {
-        let data = if pair.ends[SERVER].core.ledger.has_windows() { &data[..4 << 10] } else { &data };
+        let data = if pair.ends[SERVER].core.ledger.has_windows { &data[..4 << 10] } else { &data };
         let peer = Peer::new().open(stream).plain(Kind::Data, stream, data);
         peer.send(pair, SERVER).map(|()| pair.ends[SERVER].core.next_accepted().unwrap().0)
     };
@@ -149,7 +149,7 @@ fn data_of_calls_that_are_not_read_has_a_bound() {
     assert_eq!(core.poll_part(keys[0], None), Poll::Ready(Some(Ok(Part::Data(data.clone())))));
     keys[1..].iter().for_each(|key| core.release(*key));
     core.release(refused);
-    assert_eq!(core.ledger.parts.held(), 0);
+    assert_eq!(core.ledger.parts.held, 0);
     let key = send(&mut pair, 6).unwrap();
     let core = &mut pair.ends[SERVER].core;
     assert_eq!(core.poll_part(key, None), Poll::Ready(Some(Ok(Part::Data(data.clone())))));
@@ -224,7 +224,7 @@ fn a_stream_that_is_not_read_leaves_others_a_half() {
         pair.transmit(SERVER);
         pair.settle();
     }
-    assert!(pair.ends[SERVER].core.ledger.parts.held() > 15 << 10, "the first call is not read");
+    assert!(pair.ends[SERVER].core.ledger.parts.held > 15 << 10, "the first call is not read");
 }
 
 /// A field of 500 bytes in headers counts 500 and the length of its name, and 32 twice.
@@ -245,7 +245,7 @@ fn headers_of_requests_have_a_bound() {
             Ok(pair.ends[SERVER].core.next_accepted().map(|(key, _)| key))
         };
         let keys: Vec<_> = (1..=10).map(|stream| open(&mut pair, stream).unwrap().unwrap()).collect();
-        assert_eq!(pair.ends[SERVER].core.ledger.headers.held(), 10 * 1691);
+        assert_eq!(pair.ends[SERVER].core.ledger.headers.held, 10 * 1691);
         // The handler of a call that was reset still has the headers.
         Peer::new().plain(Kind::Reset, 1, &[]).send(&mut pair, SERVER).unwrap();
         let beyond = open(&mut pair, 11);
@@ -262,7 +262,7 @@ fn headers_of_requests_have_a_bound() {
         assert!(open(&mut pair, 12).unwrap().is_some());
         let core = &mut pair.ends[SERVER].core;
         keys[1..].iter().for_each(|key| core.release(*key));
-        assert_eq!(core.ledger.headers.held(), 1691);
+        assert_eq!(core.ledger.headers.held, 1691);
     }
 }
 
@@ -279,7 +279,7 @@ fn headers_and_trailers_of_responses_that_are_not_taken_have_a_bound() {
     answer(&mut pair, Kind::Headers, 1);
     answer(&mut pair, Kind::Headers, 2);
     let core = &mut pair.ends[CLIENT].core;
-    assert_eq!(core.ledger.headers.held(), 2 * 1653);
+    assert_eq!(core.ledger.headers.held, 2 * 1653);
     core.control.resets().clear();
     answer(&mut pair, Kind::Headers, 3);
     let core = &mut pair.ends[CLIENT].core;
@@ -290,11 +290,11 @@ fn headers_and_trailers_of_responses_that_are_not_taken_have_a_bound() {
     assert_eq!(core.poll_headers(keys[0], None), Poll::Ready(Ok(long_field())));
     answer(&mut pair, Kind::Trailers, 1);
     let core = &mut pair.ends[CLIENT].core;
-    assert_eq!(core.ledger.headers.held(), 2 * 1653);
+    assert_eq!(core.ledger.headers.held, 2 * 1653);
     let trailers = core.poll_part(keys[0], None);
     assert_eq!(trailers, Poll::Ready(Some(Ok(Part::Trailers(long_field())))));
     keys.into_iter().for_each(|key| core.release(key));
-    assert_eq!(core.ledger.headers.held(), 0);
+    assert_eq!(core.ledger.headers.held, 0);
 }
 
 /// Calls that have no credit wait, in their order, and trailers do not wait for data of other calls.
