@@ -250,12 +250,12 @@ impl Ledger {
     }
 
     /// Returns what a stream counts: what it queues, and what it offered and the peer has not given back. A
-    /// call counts at most a quarter of the bound, so that a few large messages don't stop other calls. A call
+    /// call counts at most a half of the bound, so that one large message does not stop other calls. A call
     /// that waits to be opened counts nothing, because it may wait for a call that has still to send.
     pub(super) fn sent_by(&self, stream: &Stream) -> usize {
         let counts = stream.id != 0 && !stream.closed;
         let sending = &stream.sending;
-        if counts { (sending.bytes + sending.offered).min(self.most_sent() / 4) } else { 0 }
+        if counts { (sending.bytes + sending.offered).min(self.most_sent() / 2) } else { 0 }
     }
 
     /// Returns the bound of what this side queues and offers.
