@@ -27,7 +27,7 @@ pub(crate) enum OpenError {
 
 impl<K> Core<K> {
     /// The most bytes of a body that a stream queues before its sender is to wait.
-    const QUEUED: usize = 1 << 20;
+    pub(super) const QUEUED: usize = 1 << 20;
     /// The most bytes that are taken with the headers.
     const LITTLE: usize = 4096;
 
@@ -121,7 +121,7 @@ impl<K> Core<K> {
         if stream.sending.done || stream.sending.end {
             return Poll::Ready(Err(CallFault::Ended));
         }
-        if stream.sending.bytes < Self::QUEUED && !self.ledger.stops_sender() {
+        if stream.sending.bytes < Self::QUEUED && !self.ledger.stops_sender(stream) {
             return Poll::Ready(Ok(()));
         }
         keep(&mut stream.sending.waker, waker);

@@ -15,7 +15,7 @@ use std::task::Waker;
 
 use http::HeaderMap;
 
-use super::stream::{OVERHEAD, Receiving, Stream};
+use super::stream::{OVERHEAD, OutHeaders, Receiving, Stream};
 use crate::grpc::frame::{CallViolation, Kind, Limits, OfferSegment};
 
 /// The sums over all streams of a connection.
@@ -250,12 +250,12 @@ impl Ledger {
     }
 
     /// Returns what a stream counts: what it queues, and what it offered and the peer has not given back. A
-    /// call counts at most a half of the bound, so that one large message does not stop other calls. A call
-    /// that waits to be opened counts nothing, because it may wait for a call that has still to send.
+    /// call counts at most a half of the bound, so that one large message does not stop other calls. A request
+    /// whose headers wait counts nothing, because it may wait for a call that has still to send.
     pub(super) fn sent_by(&self, stream: &Stream) -> usize {
-        let counts = stream.id != 0 && !stream.closed;
         let sending = &stream.sending;
-        if counts { (sending.bytes + sending.offered).min(self.most_sent() / 2) } else { 0 }
+        let waits = stream.id == 0 || matches!(sending.headers, Some(OutHeaders::Request(_)));
+        if waits || stream.closed { 0 } else { (sending.bytes + sending.offered).min(self.most_sent() / 2) }
     }
 
     /// Returns the bound of what this side queues and offers.
@@ -273,8 +273,13 @@ impl Ledger {
         self.sent >= self.most_sent()
     }
 
-    /// Returns whether a sender has to wait. Then [`wakes_senders`](Self::wakes_senders) says when it goes on.
-    pub(super) fn stops_sender(&mut self) -> bool {
+    /// Returns whether the sender of a stream has to wait: until the peer takes some of the stream, or until
+    /// [`wakes_senders`](Self::wakes_senders) says so.
+    pub(super) fn stops_sender(&mut self, stream: &Stream) -> bool {
+        let counts = self.sent_by(stream);
+        if counts > 0 && counts >= self.most_sent() / 2 {
+            return true;
+        }
         self.has_senders |= self.has_much_to_send();
         self.has_much_to_send()
     }

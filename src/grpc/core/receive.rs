@@ -310,6 +310,9 @@ impl<K> Core<K> {
                 stream.sending.offered -= offer.total;
                 stream.sending.offers -= 1;
                 self.ledger.resend(before, self.ledger.sent_by(stream));
+                if stream.sending.bytes < Self::QUEUED {
+                    self.after.wakers.extend(stream.sending.waker.take());
+                }
                 self.streams.schedule(key);
                 self.control.set_urgent();
             } else if let Some(counts) = self.output.offers.returned_after_end(offer.stream) {

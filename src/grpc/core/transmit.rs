@@ -153,7 +153,6 @@ impl<K> Core<K> {
             stream.sending.credit = peer.window.into();
             self.ledger.open(&mut stream.receiving);
             self.streams.open(key);
-            self.ledger.resend(0, self.ledger.sent_by(&self.streams[key]));
         }
         if self.streams.is_used_up() {
             while let Some(key) = self.streams.pop_unopened() {
@@ -238,7 +237,9 @@ impl<K> Core<K> {
             return false;
         }
         let stream = &mut self.streams[key];
+        let before = self.ledger.sent_by(stream);
         let Some(head) = stream.sending.headers.take() else { return true };
+        self.ledger.resend(before, self.ledger.sent_by(stream));
         let (length, fields) = match &head {
             OutHeaders::Request(head) => (head.counted_length(), &head.headers),
             OutHeaders::Response(headers) => (fields_length(headers), headers),

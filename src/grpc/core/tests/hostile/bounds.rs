@@ -227,6 +227,51 @@ fn a_stream_that_is_not_read_leaves_others_a_half() {
     assert!(pair.ends[SERVER].core.ledger.parts.held > 15 << 10, "the first call is not read");
 }
 
+/// A call whose own offers wait for the peer stops itself, and goes on with what the peer takes.
+#[test]
+fn a_stream_that_the_peer_does_not_take_stops_before_others() {
+    let mut pair = limited(400_000, 64 << 10, true);
+    let waker = Flag::new();
+    let open = |pair: &mut CorePair, stream| {
+        Peer::new()
+            .open(stream)
+            .plain(Kind::Credit, stream, &(1_u64 << 40).to_le_bytes())
+            .send(pair, SERVER)
+            .unwrap();
+        let (key, _) = pair.ends[SERVER].core.next_accepted().unwrap();
+        pair.ends[SERVER].core.send_headers(key, HeaderMap::new());
+        key
+    };
+    let send = |pair: &mut CorePair, key| {
+        let core = &mut pair.ends[SERVER].core;
+        let is_ready = core.poll_send_ready(key, &Waker::from(waker.clone())).is_ready();
+        if is_ready {
+            core.send_data(key, vec![1; 30_000].into(), false);
+            pair.transmit(SERVER);
+        }
+        is_ready
+    };
+    let keys = [open(&mut pair, 1), open(&mut pair, 2)];
+    // A half of 200 000 bytes each.
+    assert_eq!(keys.map(|key| (0..10).filter(|_| send(&mut pair, key)).count()), [4, 4]);
+    waker.take();
+    Peer::new().plain(Kind::Taken, 0, &0_u64.to_le_bytes()).send(&mut pair, SERVER).unwrap();
+    assert!(waker.take());
+    assert!(send(&mut pair, keys[0]) && !send(&mut pair, keys[1]));
+}
+
+/// A call that waits for credit for its headers may wait for a call that has still to send.
+#[test]
+fn requests_whose_headers_wait_stop_no_sender() {
+    let mut pair = limited(4 * 3000, 16 << 10, true);
+    let keys: Vec<_> = (0..20).map(|_| open_at_client(&mut pair)).collect();
+    keys[5..].iter().for_each(|key| pair.ends[CLIENT].core.send_data(*key, vec![1; 4000].into(), true));
+    pair.transmit(CLIENT);
+    let core = &mut pair.ends[CLIENT].core;
+    assert!(!core.ledger.headers.has_credit() && core.ledger.sent() == 0);
+    assert!(core.poll_send_ready(keys[0], Waker::noop()).is_ready());
+}
+
 /// A field of 500 bytes in headers counts 500 and the length of its name, and 32 twice.
 fn long_field() -> HeaderMap {
     HeaderMap::from_iter([("n".parse().unwrap(), "v".repeat(500).parse().unwrap())])
