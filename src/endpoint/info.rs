@@ -283,6 +283,9 @@ counters! {
     decoded_in_place_bytes => "tonic_rdma_decoded_in_place_bytes_total";
     /// Bytes of native calls that landed, and that tonic copies before it decodes them.
     landed_copied_bytes => "tonic_rdma_landed_copied_bytes_total";
+    /// Bytes of native calls that landed, and that were copied into ordinary memory for the application, because
+    /// the connection's registered memory was short.
+    landed_moved_bytes => "tonic_rdma_landed_moved_bytes_total";
     /// Small writes that were copied and gathered, to be sent together as one message.
     coalesced_writes => "tonic_rdma_coalesced_writes_total";
     /// Times a writer had to wait because the peer had no receive buffer free.

@@ -87,9 +87,11 @@ impl CallConfig {
     }
 
     /// Sets the most bytes of messages that land in registered memory at this side on one connection
-    /// ([`GatherBoth`](crate::gather::GatherBoth)), until the application takes them; 1 MiB to 1 PiB. Default:
-    /// 256 MiB. Further messages wait at the peer. A message for which there is no room in one segment lands in
-    /// parts, which tonic copies.
+    /// ([`GatherBoth`](crate::gather::GatherBoth)), until the application takes them, and the most bytes of
+    /// registered memory that it may then keep; 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait at the
+    /// peer. A message for which there is no room in one segment lands in parts, which tonic copies. An
+    /// application that keeps more gets copies in ordinary memory (`landed_moved_bytes` of
+    /// [`CounterSnapshot`](crate::CounterSnapshot)).
     ///
     /// All else that one connection holds for its peer has bounds by this number, too: messages that arrived
     /// and were not read an eighth of it, headers a quarter, and what is queued to be sent, or was not taken by

@@ -206,8 +206,13 @@ fn a_gathered_reply_gets_no_field_of_another_call() {
             }
             let channel = gather_support::connect(address, CallConfig::default()).await;
             let parcels = (0..CALLS).map(|seed| Parcel::new(seed, LENGTHS[seed as usize % 4], &[], None));
-            let mut replies =
-                gather_support::echo_of("test.Relay", channel, tokio_stream::iter(parcels)).await.unwrap();
+            let mut replies = gather_support::stream_to(
+                gather_support::path_of("test.Relay", "Echo"),
+                channel,
+                tokio_stream::iter(parcels),
+            )
+            .await
+            .unwrap();
             for seed in 0..CALLS {
                 let parcel = gather_support::next(&mut replies).await.unwrap().unwrap();
                 assert_eq!((parcel.seed, parcel.first.len()), (seed, LENGTHS[seed as usize % 4]));

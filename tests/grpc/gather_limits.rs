@@ -5,7 +5,6 @@ use tonic_rdma::memory::Pool;
 use tonic_rdma::{CallConfig, gather};
 
 use crate::gather_support::{Depot, Parcel, both, connect, echo, get, next, put, serve};
-use support::within;
 
 const LIMIT: usize = 64 << 20;
 
@@ -60,27 +59,57 @@ async fn a_message_longer_than_the_budget_is_copied() {
     assert!(counters().landed_copied_bytes > 5 << 20);
 }
 
-/// What the application keeps is not the connection's: its call goes on, and so do others.
+/// A reader may keep all messages. Beyond the budget it gets copies, so its call goes on, and others do.
 #[tokio::test]
-async fn a_reader_that_keeps_everything_stops_no_call() {
+async fn a_reader_that_keeps_everything_gets_copies_and_stops_no_call() {
     const LENGTH: usize = 200_000;
     let depot = Depot::new(LIMIT);
     let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
     let channel = connect(address, CallConfig::default().landing_budget(4 << 20)).await;
+    let counters = || channel.last_connection().unwrap().counters();
     let pool = Pool::for_sending(1 << 30);
-    let parcels: Vec<_> = (0..40).map(|seed| Parcel::new(seed, LENGTH, &[], Some(&pool))).collect();
+    let parcels: Vec<_> = (0..100).map(|seed| Parcel::new(seed, LENGTH, &[], Some(&pool))).collect();
     let mut received = echo(both(&channel, LIMIT), tokio_stream::iter(parcels)).await.unwrap();
     let mut kept = Vec::new();
-    for seed in 0..40 {
-        let parcel = within(next(&mut received)).await.unwrap().unwrap();
-        assert_eq!(parcel.seed, seed);
+    for _ in 0..100 {
+        let parcel = next(&mut received).await.unwrap().unwrap();
+        assert_eq!(parcel.receipt().misaligned, 0);
         kept.push(parcel);
-        // Others, with their own memory and without.
+    }
+    let after = counters();
+    assert!(after.decoded_in_place_bytes >= 2 << 20, "{after:?}");
+    assert!(after.landed_moved_bytes >= 100 * LENGTH as u64 - (8 << 20), "{after:?}");
+    assert_eq!(after.decoded_in_place_bytes + after.landed_moved_bytes, after.landed_bytes);
+
+    // Others, with their own memory and without.
+    for seed in 0..30 {
         get(both(&channel, LIMIT), seed, LENGTH).await.unwrap().check();
         get(channel.clone(), seed, LENGTH).await.unwrap().check();
         put(both(&channel, LIMIT), Parcel::new(seed, LENGTH, &[], None)).await.unwrap();
     }
+
     kept.iter().for_each(Parcel::check);
+    kept.clear();
+    let before = counters();
+    get(both(&channel, LIMIT), 9, LENGTH).await.unwrap().check();
+    assert_eq!(counters().landed_moved_bytes, before.landed_moved_bytes, "there is memory again");
+}
+
+/// What a handler keeps for a response that nothing reads keeps no other request out.
+#[tokio::test]
+async fn what_the_server_keeps_leaves_memory_to_other_requests() {
+    const LENGTH: usize = 200_000;
+    let depot = Depot::new(LIMIT);
+    let address = serve(&depot, Some(LIMIT), CallConfig::default().landing_budget(1 << 20)).await;
+    let channel = connect(address, CallConfig::default()).await;
+    let pool = Pool::for_sending(1 << 30);
+    let parcels: Vec<_> = (0..2).map(|seed| Parcel::new(seed, LENGTH, &[], Some(&pool))).collect();
+    let received = echo(both(&channel, LIMIT), tokio_stream::iter(parcels)).await.unwrap();
+    for length in [900_000, LENGTH, 900_000] {
+        put(both(&channel, LIMIT), Parcel::new(5, length, &[], Some(&pool))).await.unwrap();
+    }
+    drop(received);
+    support::until(|| pool.statistics().leased_send == 0).await;
 }
 
 /// The peer's memory is free again after calls whose messages were never read.

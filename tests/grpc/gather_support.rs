@@ -62,6 +62,9 @@ pub(crate) struct Receipt {
     /// The tasks of the server's runtime while the handler ran.
     #[prost(uint64, tag = "9")]
     pub(crate) tasks: u64,
+    /// Bytes that landed at the server's end, taken or not.
+    #[prost(uint64, tag = "10")]
+    pub(crate) landed: u64,
 }
 
 impl Parcel {
@@ -120,6 +123,7 @@ impl Receipt {
         self.offered = counters.offered_in_place_bytes;
         self.offered_copied = counters.offered_copied_bytes;
         self.tasks = tasks();
+        self.landed = counters.landed_bytes;
         self
     }
 }
@@ -215,6 +219,19 @@ impl Service<http::Request<Body>> for Depot {
                         .streaming(service, request)
                         .await
                 }
+                // Takes one message, and reads no further as long as the call lives.
+                "Hold" => {
+                    let service = tower::service_fn(move |request: Request<Streaming<Parcel>>| async move {
+                        let mut parcels = request.into_inner();
+                        next(&mut parcels).await.unwrap()?.check();
+                        let replies = tokio_stream::pending().chain(parcels);
+                        Ok::<_, Status>(Response::new(Box::pin(replies) as Replies))
+                    });
+                    tonic::server::Grpc::new(GatherCodec::<Parcel, Parcel>::default())
+                        .apply_max_message_size_config(limit, None)
+                        .streaming(service, request)
+                        .await
+                }
                 // Takes messages with the codec of generated code.
                 "Stock" => {
                     let service = tower::service_fn(move |request: Request<Parcel>| {
@@ -264,11 +281,11 @@ pub(crate) fn both(channel: &RdmaChannel, limit: usize) -> GatherBoth<RdmaChanne
     gather::GatherBoth::new(channel.clone()).max_decoding_message_size(limit)
 }
 
-fn path(method: &str) -> PathAndQuery {
+pub(crate) fn path(method: &str) -> PathAndQuery {
     path_of(Depot::NAME, method)
 }
 
-fn path_of(service: &str, method: &str) -> PathAndQuery {
+pub(crate) fn path_of(service: &str, method: &str) -> PathAndQuery {
     format!("/{service}/{method}").parse().unwrap()
 }
 
@@ -334,12 +351,12 @@ where
     S::ResponseBody: http_body::Body<Data = Bytes> + Send + 'static,
     <S::ResponseBody as http_body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
 {
-    echo_of(Depot::NAME, channel, parcels).await
+    stream_to(path("Echo"), channel, parcels).await
 }
 
-/// Does what [`echo`] does, by another service.
-pub(crate) async fn echo_of<S>(
-    service: &str,
+/// Streams parcels to a method.
+pub(crate) async fn stream_to<S>(
+    path: PathAndQuery,
     channel: S,
     parcels: impl Stream<Item = Parcel> + Send + 'static,
 ) -> Result<Streaming<Parcel>, Status>
@@ -352,7 +369,7 @@ where
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(usize::MAX);
     within(client.ready()).await.map_err(|error| Status::from_error(error.into()))?;
     let codec = GatherCodec::<Parcel, Parcel>::default();
-    Ok(within(client.streaming(Request::new(parcels), path_of(service, "Echo"), codec)).await?.into_inner())
+    Ok(within(client.streaming(Request::new(parcels), path, codec)).await?.into_inner())
 }
 
 /// Returns the next parcel of a stream.

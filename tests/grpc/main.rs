@@ -23,3 +23,4 @@ mod server_handlers;
 mod server_port;
 mod server_routes;
 mod server_streams;
+mod shares;

@@ -108,11 +108,13 @@ pub(crate) fn pinned(connections: u32, landing: u64) -> u64 {
     /// Receive buffers, and memory for rendezvous in both directions.
     const EACH: u64 = 8 << 20;
     const LEAST: u64 = 2 << 30;
-    // The memory of a message is longer than the message by up to a half.
-    let landing = landing.saturating_add(landing / 2);
+    // Landed messages leave an eighth of the limit to all else, and are kept where they landed if each
+    // connection has at most half of what it leaves to others.
+    let landing = landing.saturating_add(landing / 7);
     let half = rustix::system::sysinfo();
     let half = (half.totalram as u64).saturating_mul(u64::from(half.mem_unit)) / 2;
-    let wanted = u64::from(connections).saturating_mul(EACH.saturating_add(landing)).saturating_add(LEAST);
+    let shares = u64::from(connections).saturating_add(2);
+    let wanted = shares.saturating_mul(EACH.saturating_add(landing)).saturating_add(LEAST);
     wanted.min(half.max(LEAST))
 }
 

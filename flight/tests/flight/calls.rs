@@ -121,6 +121,19 @@ fn bodies_are_aligned_beside_metadata_of_any_length() {
     });
 }
 
+/// Most programs collect a stream before they work with it, and none sets anything for that.
+#[test]
+fn all_batches_of_a_long_stream_can_be_kept() {
+    Runtime::MultiThread.run(async {
+        let (store, mut client, _) = start().await;
+        let batches: Vec<_> = (0..200).map(|seed| of_numbers(1 << 20, seed)).collect();
+        for placement in there_and_back(&store, &mut client, &batches).await {
+            let counts = (placement.batches, placement.aligned, placement.realigned_bytes);
+            assert_eq!(counts, (200, 200, 0));
+        }
+    });
+}
+
 #[test]
 fn arrays_outlive_the_call_and_keep_their_alignment() {
     Runtime::MultiThread.run(async {

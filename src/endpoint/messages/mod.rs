@@ -31,10 +31,11 @@ use crate::endpoint::polling::{CallInFlight, Queue, Reactor};
 use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
 
-pub(in crate::endpoint) use self::traffic::Messages;
+use self::traffic::Lending;
 pub(crate) use self::traffic::{
     Kept, MessageHandler, MessageSettings, ReadRefused, ReadSegment, Sender, Wire,
 };
+pub(in crate::endpoint) use self::traffic::{MessageMemory, Messages};
 
 /// A connection after a negotiation in which one side asked for native calls.
 #[derive(Debug)]
@@ -63,6 +64,7 @@ pub(crate) struct MessageEndpoint {
     connection: Arc<Connection<Messages>>,
     queue: Arc<Queue>,
     reactor: Arc<Reactor>,
+    lending: Arc<Lending>,
     info: RdmaConnectInfo,
 }
 
@@ -72,7 +74,9 @@ impl MessageEndpoint {
         member: &Member,
         info: RdmaConnectInfo,
     ) -> Self {
-        Self { connection, queue: Arc::clone(&member.queue), reactor: Arc::clone(&member.reactor), info }
+        let lending = connection.update(|messages| (Arc::clone(messages.lending()), false));
+        let (queue, reactor) = (Arc::clone(&member.queue), Arc::clone(&member.reactor));
+        Self { connection, queue, reactor, lending, info }
     }
 
     /// Returns the result of the negotiation, and its reason.
@@ -83,6 +87,12 @@ impl MessageEndpoint {
     /// Returns the live counters.
     pub(crate) fn counters(&self) -> &Arc<Counters> {
         &self.connection.counters
+    }
+
+    /// Returns whether the application may keep landed memory. If not, it is to get a copy, and the memory goes
+    /// back at once.
+    pub(crate) fn may_keep_landed(&self) -> bool {
+        self.lending.may_be_kept()
     }
 
     /// Returns the length of the longest message to the peer, in bytes. It is at least 256.

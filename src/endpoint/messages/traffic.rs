@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -21,9 +21,11 @@ use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
 use crate::protocol::{self, AbortCode, Blocked, Event, Part, ProtocolViolation};
-use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, PoolSettings, Quota};
-use tonic_rdma_verbs::unstable::{Landed, Landing, SlabRegistrations, find_sendable};
-use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment, VerbsErrorKind};
+use tonic_rdma_verbs::memory::{Block, Budget, Lease, Quota};
+use tonic_rdma_verbs::unstable::{
+    Landed, Landing, LandingPool, SlabRegistrations, find_sendable, free_for_landings,
+};
+use tonic_rdma_verbs::{ProtectionDomain, RemoteSegment, VerbsError, VerbsErrorKind};
 
 /// The owner of a connection's messages. It lies in the connection's state, under its lock, and reaches the
 /// link through the [`Sender`] only. Tasks to wake, and work that needs no lock, go to [`after`](Self::after).
@@ -66,8 +68,8 @@ pub(crate) trait MessageHandler: Any + Send + Debug {
 /// Settings of a message connection, which its session chooses.
 #[derive(Clone, Debug)]
 pub(crate) struct MessageSettings {
-    /// Bytes that may lie in landed memory at a time: fetches in flight, and memory that the application
-    /// still holds.
+    /// The longest content that can land, and the bytes of landed memory that the application can keep. Both
+    /// together have twice as many bytes.
     pub(crate) landing_budget: u64,
     /// The peer may read content in memory of pools for sending from where it lies. The peer can then read
     /// the whole slab that the content is in. Otherwise content is copied.
@@ -96,21 +98,29 @@ impl Messages {
     const SHORT: usize = 2 << 10;
 
     /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time.
+    ///
+    /// # Errors
+    /// The budget has no room for the connection's reserve.
     pub(in crate::endpoint) fn new(
         base: LinkConnection,
         domain: Arc<dyn ProtectionDomain>,
         reads: u32,
-    ) -> Self {
+    ) -> Result<Self, VerbsError> {
         let budget = Arc::clone(base.link.pool.budget());
-        Self {
+        Ok(Self {
             handler: None,
-            memory: MessageMemory::new(domain, budget, Arc::clone(&base.changed)),
+            memory: MessageMemory::new(domain, budget, Arc::clone(&base.changed))?,
             base,
             fetches: Fetches::new(reads),
             inbox: BytesMut::new(),
             exhausted: true,
             finish_reported: false,
-        }
+        })
+    }
+
+    /// Returns what is known of landed memory that is lent.
+    pub(super) fn lending(&self) -> &Arc<Lending> {
+        &self.memory.lending
     }
 
     /// Takes the handler, unless there was one before.
@@ -372,11 +382,18 @@ pub(crate) trait Wire {
 
     /// Starts a fetch: reads the concatenation of `segments` into one block of registered memory, whose byte
     /// `aligned_at` lies at a multiple of 64. [`landed`](MessageHandler::landed) gets the memory, with the
-    /// number `id`, after `transmit` has returned. Many fetches take turns.
+    /// number `id`, after `transmit` has returned. Many fetches take turns. `is_awaited`: a reader waits for
+    /// the content, so it may land in memory that the connection needs again soon.
     ///
     /// # Errors
     /// There is no memory now, or the content is too long ever to land.
-    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused>;
+    fn read(
+        &mut self,
+        id: u64,
+        segments: &[ReadSegment<'_>],
+        aligned_at: usize,
+        is_awaited: bool,
+    ) -> Result<(), ReadRefused>;
 
     /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs
     /// in flight are over, maybe at once after `transmit` has returned; until then the peer must keep its
@@ -447,9 +464,15 @@ impl Wire for Sender<'_> {
         Some((block.remote(0), Kept::Copied(block)))
     }
 
-    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
+    fn read(
+        &mut self,
+        id: u64,
+        segments: &[ReadSegment<'_>],
+        aligned_at: usize,
+        is_awaited: bool,
+    ) -> Result<(), ReadRefused> {
         let length = segments.iter().fold(0_u64, |sum, segment| sum.saturating_add(segment.length()));
-        let landing = self.memory.lease(length, aligned_at);
+        let landing = self.memory.lease(length, aligned_at, is_awaited);
         let landing = landing.inspect_err(|error| self.refused |= matches!(error, ReadRefused::Later))?;
         self.fetches.add(id, segments, landing);
         Ok(())
@@ -672,40 +695,60 @@ impl Fetch {
 pub(crate) struct MessageMemory {
     domain: Arc<dyn ProtectionDomain>,
     budget: Arc<Budget>,
-    /// Memory for landing, once it was needed.
-    landing: Option<Pool>,
+    landing: LandingPool,
     landing_budget: u64,
     /// Memory of the application that the peer may read, if the settings allow that.
     exposed: Option<SlabRegistrations>,
-    shortage: Arc<Shortage>,
+    lending: Arc<Lending>,
     /// When to ask the handler again.
     retry: Option<Instant>,
 }
 
-/// A shortage of memory, which ends when the application drops landed memory.
+/// The landed memory of a connection that its handler and the application have, and whether memory is short.
+/// A shortage ends when landed memory is dropped.
 #[derive(Debug)]
-struct Shortage {
-    state: AtomicU8,
+pub(crate) struct Lending {
+    shortage: AtomicU8,
     changed: Arc<Notify>,
+    budget: Arc<Budget>,
+    /// Bytes of content.
+    lent: AtomicU64,
+    /// The most of them that the application may keep.
+    most: AtomicU64,
+    /// Blocks of the reserve.
+    reserve_blocks: AtomicU64,
 }
 
-impl Shortage {
+impl Lending {
     /// Memory was enough.
     const NONE: u8 = 0;
     /// Memory was refused.
     const SHORT: u8 = 1;
     /// Memory was refused, and some was given back since.
     const EASED: u8 = 2;
+
+    /// Returns whether the application may keep landed memory. If not, it gets copies, because the memory is
+    /// needed for what arrives next: the lent memory is more than the settings allow, or more than half of
+    /// what it leaves to other connections, or the reserve is in use.
+    pub(crate) fn may_be_kept(&self) -> bool {
+        // Relaxed: the counts guard no other memory. What they say may change at any time.
+        let most = self.most.load(Ordering::Relaxed).min(free_for_landings(&self.budget) / 2);
+        self.reserve_blocks.load(Ordering::Relaxed) == 0 && self.lent.load(Ordering::Relaxed) <= most
+    }
 }
 
-/// Landed memory that the application has. Dropping it gives the memory back, and then ends a shortage: so
-/// `landed` is the first field.
+/// Landed memory that is lent. Dropping it gives the memory back, and then ends a shortage: so `landed` is
+/// the first field.
 struct LentMemory {
     landed: Landed,
-    _ease: Ease,
+    _loan: Loan,
 }
 
-struct Ease(Arc<Shortage>);
+struct Loan {
+    lending: Arc<Lending>,
+    bytes: u64,
+    reserve_blocks: u64,
+}
 
 impl AsRef<[u8]> for LentMemory {
     fn as_ref(&self) -> &[u8] {
@@ -713,13 +756,15 @@ impl AsRef<[u8]> for LentMemory {
     }
 }
 
-impl Drop for Ease {
+impl Drop for Loan {
     fn drop(&mut self) {
-        let Shortage { state, changed } = &*self.0;
+        let Lending { shortage, changed, lent, reserve_blocks, .. } = &*self.lending;
+        lent.fetch_sub(self.bytes, Ordering::Relaxed);
+        reserve_blocks.fetch_sub(self.reserve_blocks, Ordering::Relaxed);
         // SYNC: the memory was given back under the pool's lock before; a connection that then finds none
         // sets SHORT later.
         let eased =
-            state.compare_exchange(Shortage::SHORT, Shortage::EASED, Ordering::AcqRel, Ordering::Relaxed);
+            shortage.compare_exchange(Lending::SHORT, Lending::EASED, Ordering::AcqRel, Ordering::Relaxed);
         if eased.is_ok() {
             changed.notify_one();
         }
@@ -730,59 +775,71 @@ impl MessageMemory {
     /// Time between two attempts, because other connections do not tell when they free memory.
     const RETRY: Duration = Duration::from_millis(5);
 
+    /// Bytes of registered memory that each connection has for itself, so that its content arrives, a part of
+    /// 512 KiB at a time, however much memory others take. A page more is for the alignment of the part.
+    pub(in crate::endpoint) const RESERVE: usize = (512 << 10) + (4 << 10);
+
     /// Makes the memory of a connection in `domain`. `changed` wakes the connection's supervisor.
-    pub(crate) fn new(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>, changed: Arc<Notify>) -> Self {
-        let shortage = Arc::new(Shortage { state: AtomicU8::new(Shortage::NONE), changed });
-        Self { domain, budget, landing: None, landing_budget: 0, exposed: None, shortage, retry: None }
+    fn new(
+        domain: Arc<dyn ProtectionDomain>,
+        budget: Arc<Budget>,
+        changed: Arc<Notify>,
+    ) -> Result<Self, VerbsError> {
+        let lending = Arc::new(Lending {
+            shortage: AtomicU8::new(Lending::NONE),
+            changed,
+            budget: Arc::clone(&budget),
+            lent: AtomicU64::new(0),
+            most: AtomicU64::new(0),
+            reserve_blocks: AtomicU64::new(0),
+        });
+        let landing = LandingPool::new(Arc::clone(&domain), Arc::clone(&budget), Self::RESERVE)?;
+        Ok(Self { domain, budget, landing, landing_budget: 0, exposed: None, lending, retry: None })
     }
 
     /// Takes the settings of the session.
-    pub(crate) fn set(&mut self, settings: &MessageSettings) {
+    fn set(&mut self, settings: &MessageSettings) {
         self.landing_budget = settings.landing_budget;
+        self.landing.limit(settings.landing_budget.saturating_mul(2));
+        self.lending.most.store(settings.landing_budget, Ordering::Relaxed);
         self.exposed = settings
             .expose
             .then(|| SlabRegistrations::exposing(Arc::clone(&self.domain), Arc::clone(&self.budget)));
     }
 
-    /// Leases memory for content of `length` bytes that READs will fill.
-    pub(crate) fn lease(&mut self, length: u64, aligned_at: usize) -> Result<Landing, ReadRefused> {
+    /// Leases memory for content of `length` bytes that READs will fill. Content that a reader waits for
+    /// finds the reserve, because that is free again when the reader has taken it.
+    fn lease(&mut self, length: u64, aligned_at: usize, is_awaited: bool) -> Result<Landing, ReadRefused> {
         let most = self.landing_budget;
-        let too_long = || {
-            let reason = format!("a fetch of {length} bytes, where at most {most} can land (landing budget)");
-            ReadRefused::Never(reason.into())
-        };
         if length > most {
-            return Err(too_long());
+            let reason = format!("a fetch of {length} bytes, where at most {most} can land (landing budget)");
+            return Err(ReadRefused::Never(reason.into()));
         }
-        let pool = self.landing.get_or_insert_with(|| {
-            let settings = PoolSettings {
-                access: Access::LOCAL_WRITE,
-                send_quota: 0,
-                // Blocks of the pool are longer than their content by up to a half.
-                receive_quota: self.landing_budget.saturating_add(self.landing_budget / 2),
-                ..PoolSettings::default()
-            };
-            Pool::new(Arc::clone(&self.domain), settings, Arc::clone(&self.budget))
-        });
-        match Landing::lease(pool, length as usize, aligned_at) {
-            Ok(landing) => Ok(landing),
-            Err(error) if error.kind() == VerbsErrorKind::TooLarge => Err(too_long()),
-            Err(_) => {
-                // The flag is set before another attempt, so that memory that is given back meanwhile is not
-                // missed.
-                self.shortage.state.store(Shortage::SHORT, Ordering::SeqCst);
-                Landing::lease(pool, length as usize, aligned_at).map_err(|_| ReadRefused::Later)
-            }
-        }
+        let lease = || self.landing.lease(length as usize, aligned_at, is_awaited);
+        lease().or_else(|_| {
+            // The flag is set before another attempt, so that memory that is given back meanwhile is not
+            // missed.
+            self.lending.shortage.store(Lending::SHORT, Ordering::SeqCst);
+            lease().map_err(|error| match error.kind() {
+                VerbsErrorKind::QuotaExhausted | VerbsErrorKind::TooLarge => ReadRefused::Later,
+                _ if !is_awaited => ReadRefused::Later,
+                // Nothing else has the reserve, so the system refuses it.
+                _ => ReadRefused::Never(error.to_string().into()),
+            })
+        })
     }
 
-    /// Lends landed memory to the application.
-    pub(crate) fn lend(&self, landed: Landed) -> Bytes {
-        Bytes::from_owner(LentMemory { landed, _ease: Ease(Arc::clone(&self.shortage)) })
+    /// Lends landed memory to the handler, and so to the application.
+    fn lend(&self, landed: Landed) -> Bytes {
+        let (lending, bytes) = (Arc::clone(&self.lending), landed.len() as u64);
+        let reserve_blocks = u64::from(landed.is_reserve());
+        lending.lent.fetch_add(bytes, Ordering::Relaxed);
+        lending.reserve_blocks.fetch_add(reserve_blocks, Ordering::Relaxed);
+        Bytes::from_owner(LentMemory { landed, _loan: Loan { lending, bytes, reserve_blocks } })
     }
 
     /// Gives the peer the right to read `bytes`, if they lie in memory of a pool for sending.
-    pub(crate) fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Lease)> {
+    fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Lease)> {
         let registrations = self.exposed.as_mut()?;
         let lease = find_sendable(bytes)?;
         let remote = registrations.remote(&lease)?;
@@ -792,10 +849,10 @@ impl MessageMemory {
     /// Notes that the handler is asked now. Memory that is given back from here on is a reason to ask once
     /// more.
     pub(crate) fn will_ask(&self) {
-        let state = &self.shortage.state;
+        let shortage = &self.lending.shortage;
         // SYNC: the memory that eased the shortage was given back before, so the handler finds it.
-        if state.load(Ordering::Acquire) == Shortage::EASED {
-            state.store(Shortage::SHORT, Ordering::Release);
+        if shortage.load(Ordering::Acquire) == Lending::EASED {
+            shortage.store(Lending::SHORT, Ordering::Release);
         }
     }
 
@@ -803,26 +860,24 @@ impl MessageMemory {
     /// supervisor does not know yet when to ask again.
     pub(crate) fn note_refused(&mut self, refused: bool) {
         if refused && self.retry.is_none() {
-            self.shortage.changed.notify_one();
+            self.lending.changed.notify_one();
         }
         self.retry = refused.then(|| Instant::now() + Self::RETRY);
-        if !refused && self.shortage.state.load(Ordering::Relaxed) != Shortage::NONE {
-            self.shortage.state.store(Shortage::NONE, Ordering::Relaxed);
+        if !refused && self.lending.shortage.load(Ordering::Relaxed) != Lending::NONE {
+            self.lending.shortage.store(Lending::NONE, Ordering::Relaxed);
         }
     }
 
     /// Returns when to ask the handler again.
     pub(crate) fn retry(&self) -> Option<Instant> {
         let retry = self.retry?;
-        let eased = self.shortage.state.load(Ordering::Acquire) == Shortage::EASED;
+        let eased = self.lending.shortage.load(Ordering::Acquire) == Lending::EASED;
         Some(if eased { retry - Self::RETRY } else { retry })
     }
 
     /// Frees memory that is kept for later, because nothing was sent for a while.
     pub(crate) fn release_idle(&mut self) {
-        if let Some(pool) = &self.landing {
-            pool.trim();
-        }
+        self.landing.trim();
         if let Some(exposed) = &mut self.exposed {
             exposed.prune();
         }

@@ -22,7 +22,7 @@ use crate::endpoint::connection::Role;
 use crate::endpoint::deferred::OwnedTask;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
-use crate::endpoint::messages::Negotiated;
+use crate::endpoint::messages::{MessageMemory, Negotiated};
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
@@ -190,7 +190,7 @@ async fn accept(
 /// Returns how many negotiations may hold a queue pair and receive memory at a time: so few that a quarter of
 /// the process's registered memory suffices.
 fn preparations(config: &Config) -> usize {
-    let each = u64::from(config.receive_slots) * u64::from(config.slot_size);
+    let each = u64::from(config.receive_slots) * u64::from(config.slot_size) + MessageMemory::RESERVE as u64;
     let share = config.pinned_limit.unwrap_or(Budget::DEFAULT_LIMIT) / 4;
     (share / each.max(1)).clamp(1, Listener::PREPARATIONS) as usize
 }

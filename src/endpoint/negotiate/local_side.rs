@@ -166,7 +166,8 @@ impl Prepared {
                 (member, Carried::Bytes(stream))
             }
             Some(role) => {
-                let make = |key| Ok(Messages::new(base(key)?, self.domain, reads));
+                let make =
+                    |key| Messages::new(base(key)?, self.domain, reads).map_err(ConnectionFault::local);
                 let calls = role == Role::Client;
                 let (member, messages) = Member::new(self.reactor, self.queue, completions, calls, make)?;
                 (member, Carried::Messages(messages))

@@ -483,7 +483,10 @@ impl ResponseBody {
             return Poll::Ready(None);
         }
         match self.call.poll_part(&self.deadline, context) {
-            Poll::Ready(Some(Ok(part))) => Poll::Ready(Some(Ok(part))),
+            Poll::Ready(Some(Ok(part))) => {
+                self.memory_timeout.reset();
+                Poll::Ready(Some(Ok(part)))
+            }
             Poll::Ready(Some(Err(fault))) => Poll::Ready(Some(Err(self.call.status(fault)))),
             Poll::Ready(None) => {
                 self.call.has_ended();

@@ -194,6 +194,8 @@ impl<K> Core<K> {
                 }
                 if is_starved {
                     self.queue_reads(key);
+                    // The reserve is for content that a reader waits for, as this one does from now on.
+                    self.control.set_urgent();
                 }
             }
             None => {

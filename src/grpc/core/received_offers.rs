@@ -195,7 +195,7 @@ impl ReceivedOffers {
         let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };
         let id = self.next_read;
         let segments = offer.segments(offer.requested..offer.requested + length);
-        if let Err(refused) = wire.read(id, &segments, aligned_at) {
+        if let Err(refused) = wire.read(id, &segments, aligned_at, receiving.waker.is_some()) {
             ledger.does_not_land(length);
             return Err(match refused {
                 ReadRefused::Later => NotStarted::Later(length),

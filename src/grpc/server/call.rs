@@ -327,7 +327,10 @@ impl http_body::Body for RequestBody {
             return Poll::Ready(Some(Err(status)));
         }
         let part = match this.stream.poll_part(context) {
-            Poll::Ready(part) => part,
+            Poll::Ready(part) => {
+                this.memory_timeout.reset();
+                part
+            }
             Poll::Pending => Some(Err(ready!(this.memory_timeout.poll(&this.stream, context)))),
         };
         let part = match part {

@@ -121,9 +121,8 @@ impl Session {
             transmits_again: false,
             closing: Vec::new(),
         };
-        // As much again, so that messages which the application holds leave memory to calls that copy.
-        let landing_budget = config.landing_budget.saturating_mul(2);
-        let settings = MessageSettings { landing_budget, expose: config.send_in_place };
+        let settings =
+            MessageSettings { landing_budget: config.landing_budget, expose: config.send_in_place };
         session.endpoint.start(state, &settings);
         session
     }

@@ -187,7 +187,8 @@ impl Stream {
     /// comes in parts.
     fn check_part(&self, context: &mut Context<'_>) -> (Poll<Option<Result<Part, CallFault>>>, bool) {
         let will_drive = self.session.will_drive();
-        let (part, is_urgent, keeps) = self.session.endpoint.update(|SessionState { core, .. }| {
+        let endpoint = &self.session.endpoint;
+        let (mut part, is_urgent, keeps, moves) = endpoint.update(|SessionState { core, .. }| {
             let part = core.poll_part(self.key, Some(context.waker()));
             let is_urgent = core.take_urgent();
             // Relaxed: only the reader uses the flags.
@@ -197,17 +198,24 @@ impl Stream {
                 self.ended.store(true, Ordering::Relaxed);
             }
             let landed = core.take_landed_bytes();
+            let moves = landed != LandedBytes::default() && !endpoint.may_keep_landed();
             if landed != LandedBytes::default() {
-                let counters = self.session.endpoint.counters();
-                counters.decoded_in_place_bytes.add(landed.in_place);
+                let counters = endpoint.counters();
+                let (in_place, moved) =
+                    if moves { (0, landed.in_place + landed.copied) } else { (landed.in_place, 0) };
+                counters.decoded_in_place_bytes.add(in_place);
                 counters.landed_copied_bytes.add(landed.copied);
+                counters.landed_moved_bytes.add(moved);
             }
             let keeps = is_urgent && will_drive && core.delivers_landed(self.key);
             if keeps {
                 core.keep_taken(true);
             }
-            ((part, is_urgent, keeps), is_urgent)
+            ((part, is_urgent, keeps, moves), is_urgent)
         });
+        if moves && let Poll::Ready(Some(Ok(Part::Message(landed) | Part::Data(landed)))) = &mut part {
+            *landed = copy_aligned(landed);
+        }
         if keeps {
             self.with(|core| core.keep_taken(false));
         }
@@ -287,6 +295,16 @@ impl Stream {
     }
 }
 
+/// Copies landed bytes into ordinary memory. Each byte keeps the remainder of its address by 64.
+fn copy_aligned(landed: &Bytes) -> Bytes {
+    const ALIGNMENT: usize = tonic_rdma_verbs::unstable::Landing::ALIGNMENT;
+    let mut copy: Vec<u8> = Vec::with_capacity(landed.len() + ALIGNMENT - 1);
+    let start = landed.as_ptr().addr().wrapping_sub(copy.as_ptr().addr()) % ALIGNMENT;
+    copy.resize(start, 0);
+    copy.extend_from_slice(landed);
+    Bytes::from(copy).slice(start..)
+}
+
 /// While this exists, TAKEN waits for the next message. A task that a poll wakes may panic, so dropping this
 /// ends the wait.
 struct KeepsTaken<'a>(&'a Stream);
@@ -320,6 +338,11 @@ pub(in crate::grpc) struct MemoryTimeout {
 impl MemoryTimeout {
     /// Longest wait for memory.
     const TIME: Duration = Duration::from_secs(10);
+
+    /// Call this when [`Stream::poll_part`] has returned a part: the next one has the whole time again.
+    pub(in crate::grpc) fn reset(&mut self) {
+        self.sleep = None;
+    }
 
     /// Call this when [`Stream::poll_part`] is pending. Ends the call and returns the reason if its memory is
     /// missing for too long.

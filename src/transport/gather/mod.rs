@@ -135,10 +135,10 @@
 //! # }
 //! ```
 //!
-//! A message lands before tonic sees it. Therefore its limit is set on the wrapper, too, and messages that
-//! were not taken count against [`CallConfig::landing_budget`](crate::CallConfig::landing_budget).
-//! [`CounterSnapshot`](crate::CounterSnapshot) has the copies: none were made while `offered_copied_bytes`
-//! and `landed_copied_bytes` are 0.
+//! A message lands before tonic sees it. Therefore its limit is set on the wrapper, too. An application that
+//! keeps more than [`CallConfig::landing_budget`](crate::CallConfig::landing_budget) gets copies.
+//! [`CounterSnapshot`](crate::CounterSnapshot) has the copies: none were made while `offered_copied_bytes`,
+//! `landed_copied_bytes` and `landed_moved_bytes` are 0.
 //!
 //! # What it costs
 //!

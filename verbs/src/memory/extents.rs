@@ -10,10 +10,10 @@ use bytes::{BufMut, Bytes};
 
 use crate::memory::pool::shared::{FrozenBuffer, FrozenIndex, HeldExtent, Slab};
 use crate::memory::pool::{Pool, Purpose};
-use crate::memory::settings::Quota;
+use crate::memory::settings::{Budget, PoolSettings, Quota};
 use crate::{
-    Access, HostMemory, LocalSegment, MemoryRegion, Operation, PostError, PostErrorKind, QueuePair,
-    RemoteSegment, SendRequest, VerbsError, copy_bytes,
+    Access, HostMemory, LocalSegment, MemoryRegion, Operation, PostError, PostErrorKind, ProtectionDomain,
+    QueuePair, RemoteSegment, SendRequest, VerbsError, copy_bytes,
 };
 
 /// An extent of registered memory with one holder, which the device reads and writes. Dropping the block
@@ -441,6 +441,7 @@ pub struct Landing {
     length: usize,
     /// READs that were posted and have not completed.
     reads: u32,
+    is_reserve: bool,
 }
 
 /// Memory that READs have filled. Nothing writes to it any more. Dropping it gives the memory back to the
@@ -449,6 +450,83 @@ pub struct Landed {
     held: HeldExtent,
     start: usize,
     length: usize,
+    is_reserve: bool,
+}
+
+/// The memory of one connection for landings: a share of a budget, and a reserve that no other connection can
+/// take. A share gets more as long as it holds at most as much as it leaves to other shares, and shares leave
+/// an eighth of the budget to all else. Share and reserve have no memory until it is needed.
+#[derive(Debug)]
+pub struct LandingPool {
+    share: Pool,
+    reserve: Pool,
+}
+
+impl LandingPool {
+    /// Makes the memory of a connection in `domain`. `reserve` bytes of the budget are its own from now on.
+    ///
+    /// # Errors
+    /// The budget has not so many bytes left.
+    pub fn new(
+        domain: Arc<dyn ProtectionDomain>,
+        budget: Arc<Budget>,
+        reserve: usize,
+    ) -> Result<Self, VerbsError> {
+        let settings = PoolSettings {
+            access: Access::LOCAL_WRITE,
+            slab_size: reserve,
+            send_quota: 0,
+            receive_quota: reserve as u64,
+            ..PoolSettings::default()
+        };
+        let reserve = Pool::new(Arc::clone(&domain), settings.clone(), budget.part(reserve as u64)?);
+        let settings = PoolSettings { receive_quota: u64::MAX, ..PoolSettings::default() };
+        Ok(Self { share: Pool::sharing(domain, settings, budget), reserve })
+    }
+
+    /// Lets at most `bytes` of the share be leased at a time. Call this before the first lease.
+    pub fn limit(&mut self, bytes: u64) {
+        let settings = PoolSettings { receive_quota: bytes, ..self.share.settings().clone() };
+        let (domain, budget) = (Arc::clone(self.share.domain()), Arc::clone(self.share.budget()));
+        self.share = Pool::sharing(domain, settings, budget);
+    }
+
+    /// Leases memory for `length` bytes, whose byte `aligned_at` lies at a multiple of
+    /// [`Landing::ALIGNMENT`]: of the share, or all of the reserve if the share has none and `may_be_reserve`.
+    ///
+    /// # Errors
+    /// [`VerbsErrorKind::QuotaExhausted`] and [`VerbsErrorKind::NoMemory`] if there is memory later;
+    /// [`VerbsErrorKind::TooLarge`] if the share has none and the reserve is shorter; another kind if the
+    /// system refuses the reserve.
+    ///
+    /// [`VerbsErrorKind::QuotaExhausted`]: crate::VerbsErrorKind::QuotaExhausted
+    /// [`VerbsErrorKind::NoMemory`]: crate::VerbsErrorKind::NoMemory
+    /// [`VerbsErrorKind::TooLarge`]: crate::VerbsErrorKind::TooLarge
+    pub fn lease(
+        &self,
+        length: usize,
+        aligned_at: usize,
+        may_be_reserve: bool,
+    ) -> Result<Landing, VerbsError> {
+        let shared = Landing::lease(&self.share, length, aligned_at);
+        if shared.is_ok() || !may_be_reserve {
+            return shared;
+        }
+        let whole = self.reserve.settings().receive_quota as usize;
+        let landing = Landing::within(&self.reserve, length, aligned_at, whole)?;
+        Ok(Landing { is_reserve: true, ..landing })
+    }
+
+    /// Frees memory that is kept for later. The bytes of the reserve stay with the connection.
+    pub fn trim(&self) {
+        self.share.trim();
+        self.reserve.trim();
+    }
+}
+
+/// Returns the bytes of `budget` that landings of all connections may still have beside their reserves.
+pub fn free_for_landings(budget: &Budget) -> u64 {
+    budget.free_for_shares()
 }
 
 impl Landing {
@@ -462,11 +540,17 @@ impl Landing {
     /// # Errors
     /// The quota or the budget is used up, or a slab could not be made.
     pub fn lease(pool: &Pool, length: usize, aligned_at: usize) -> Result<Self, VerbsError> {
+        Self::within(pool, length, aligned_at, 0)
+    }
+
+    /// Leases memory as [`lease`](Self::lease) does, of at least `least` bytes.
+    fn within(pool: &Pool, length: usize, aligned_at: usize, least: usize) -> Result<Self, VerbsError> {
         let start = (Self::ALIGNMENT - aligned_at % Self::ALIGNMENT) % Self::ALIGNMENT;
-        let held = pool.obtain(length.saturating_add(start), Quota::Receive, Purpose::Landing)?;
+        let bytes = length.saturating_add(start).max(least);
+        let held = pool.obtain(bytes, Quota::Receive, Purpose::Landing)?;
         debug_assert!(start + length <= held.capacity());
         let sink = own_registration(pool, &held, start..start + length)?;
-        Ok(Self { sink, held, start, length, reads: 0 })
+        Ok(Self { sink, held, start, length, reads: 0, is_reserve: false })
     }
 
     /// Returns the length of the content in bytes.
@@ -542,10 +626,10 @@ impl Landing {
         if self.reads > 0 {
             return Err(self);
         }
-        let Self { sink, held, start, length, .. } = self;
+        let Self { sink, held, start, length, is_reserve, .. } = self;
         // Ends a right of the peer before there is a reference.
         drop(sink);
-        Ok(Landed { held, start, length })
+        Ok(Landed { held, start, length, is_reserve })
     }
 
     /// Names `range` of the content for a READ.
@@ -577,6 +661,11 @@ fn own_registration(
 }
 
 impl Landed {
+    /// Returns whether the memory is that of a [`LandingPool`]'s reserve.
+    pub fn is_reserve(&self) -> bool {
+        self.is_reserve
+    }
+
     /// Turns the memory into [`Bytes`], without a copy.
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)

@@ -55,7 +55,7 @@ pub use settings::{Budget, PoolSettings, PoolStatistics, Quota};
 /// The parts that the other crates of this repository use. The module [`unstable`](crate::unstable) exports
 /// them.
 pub(crate) mod machinery {
-    pub use super::extents::{Landed, Landing};
+    pub use super::extents::{Landed, Landing, LandingPool, free_for_landings};
     pub use super::gather::{GatherBuf, LargePart};
     pub use super::in_flight::{
         CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Notice, RequestPart, Transfer,

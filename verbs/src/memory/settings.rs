@@ -112,6 +112,8 @@ pub struct Budget {
     limit: u64,
     used: AtomicU64,
     source: LimitSource,
+    /// The bytes of the budget that this one is a part of.
+    _whole: Option<Reservation>,
 }
 
 /// The source of the limit, which determines how a user can raise it.
@@ -176,14 +178,49 @@ impl Budget {
     }
 
     fn bounded_by(limit: u64, source: LimitSource) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0), source })
+        Arc::new(Self { limit, used: AtomicU64::new(0), source, _whole: None })
+    }
+
+    /// Makes a budget of `bytes` that are reserved from this one until the last user of the part is gone.
+    pub(crate) fn part(self: &Arc<Self>, bytes: u64) -> Result<Arc<Self>, VerbsError> {
+        let (used, whole) = (AtomicU64::new(0), Some(self.reserve(bytes)?));
+        Ok(Arc::new(Self { limit: bytes, used, source: self.source, _whole: whole }))
     }
 
     /// Reserves `bytes` until the reservation is dropped.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, VerbsError> {
+        self.reserve_if(bytes, |total| total <= self.limit)
+    }
+
+    /// Reserves `bytes` for a share that has `held` bytes: it gets them if it then holds at most as much as it
+    /// leaves to other shares. So no number of shares takes all that they may have, and the first that gives
+    /// memory back makes room for every other.
+    pub(crate) fn reserve_in_share(
+        self: &Arc<Self>,
+        bytes: u64,
+        held: u64,
+    ) -> Result<Reservation, VerbsError> {
+        self.reserve_if(bytes, |total| held.saturating_add(bytes) <= self.left_to_shares(total))
+    }
+
+    /// Returns the bytes that shares may still have. They leave an eighth of the limit to all else, such as
+    /// the receive buffers of new connections.
+    pub(crate) fn free_for_shares(&self) -> u64 {
+        self.left_to_shares(self.used())
+    }
+
+    fn left_to_shares(&self, used: u64) -> u64 {
+        (self.limit - self.limit / 8).saturating_sub(used)
+    }
+
+    fn reserve_if(
+        self: &Arc<Self>,
+        bytes: u64,
+        admits: impl Fn(u64) -> bool,
+    ) -> Result<Reservation, VerbsError> {
         // Relaxed: the count protects no other memory.
         let outcome = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|&total| total <= self.limit)
+            used.checked_add(bytes).filter(|&total| admits(total))
         });
         match outcome {
             Ok(_) => Ok(Reservation { budget: Arc::clone(self), bytes }),
@@ -281,6 +318,69 @@ mod budget_tests {
         drop(first);
         assert_eq!((budget.used(), budget.available()), (40, 60));
         drop(second);
+        assert_eq!(budget.used(), 0);
+    }
+
+    /// Takes steps of `step` bytes as a share until it gets no more.
+    fn take_all(budget: &Arc<Budget>, step: u64) -> (Vec<Reservation>, u64) {
+        let (mut taken, mut held) = (Vec::new(), 0);
+        while let Ok(more) = budget.reserve_in_share(step, held) {
+            taken.push(more);
+            held += step;
+        }
+        (taken, held)
+    }
+
+    #[test]
+    fn shares_that_take_all_they_get_leave_something_to_the_next_and_to_all_else() {
+        let budget = Budget::new(4000);
+        let mut hostile = Vec::new();
+        let mut least = u64::MAX;
+        for _ in 0..20 {
+            // Each comes with a reserve of its own, such as that of its first read.
+            let reserve = budget.part(10).expect("the reserve of the next");
+            let (taken, held) = take_all(&budget, 1);
+            assert!(held <= budget.free_for_shares(), "{held}");
+            assert!(held <= least, "no share gets more than those before it");
+            assert!(budget.available() >= 500 - 20 * 10, "an eighth is left to reserves and all else");
+            least = held;
+            hostile.push((reserve, taken));
+        }
+        assert!(hostile[0].1.len() > 1700, "one alone gets half of what shares may have");
+        // A reserve is there although its connection holds nothing else.
+        let (reserve, _) = hostile.last().expect("twenty");
+        assert!(reserve.reserve(10).is_ok() && reserve.reserve(11).is_err());
+        hostile.clear();
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_share_that_gets_nothing_keeps_no_smaller_one_waiting() {
+        let budget = Budget::new(4000);
+        assert!(budget.reserve_in_share(1751, 0).is_err(), "more than half of what shares may have");
+        let first = budget.reserve_in_share(1700, 0).expect("a smaller one");
+        assert!(budget.reserve_in_share(51, 1700).is_err(), "what it holds already counts");
+        let small = budget.reserve_in_share(101, 0).expect("another holds nothing");
+        let others = budget.reserve(1699).expect("all else takes what it likes");
+        assert!(
+            budget.reserve_in_share(1, 0).is_err(),
+            "only the eighth is left, and that is not for shares"
+        );
+        drop((first, small, others));
+        assert!(budget.reserve_in_share(1750, 0).is_ok());
+        assert!(budget.reserve_in_share(u64::MAX, 1).is_err(), "no overflow");
+    }
+
+    #[test]
+    fn a_part_is_reserved_until_its_last_user_is_gone() {
+        let budget = Budget::new(100);
+        let part = budget.part(60).expect("60 of 100");
+        assert!(budget.part(41).is_err());
+        let used = part.reserve(50).expect("50 of 60");
+        assert!(part.reserve(11).is_err());
+        drop(part);
+        assert_eq!(budget.used(), 60);
+        drop(used);
         assert_eq!(budget.used(), 0);
     }
 }

@@ -149,6 +149,20 @@ async fn memory_that_comes_back_without_a_notice_is_found() {
 }
 
 #[tokio::test]
+async fn landed_memory_may_be_kept_up_to_the_budget() {
+    let small = MessageSettings { landing_budget: 4 << 20, ..settings() };
+    let (client, server) = pair(&Config::default(), &small).await;
+    let mut kept = Vec::new();
+    for id in 0..6 {
+        client.offer(id, &[], pattern(1 << 20, id).into(), 0);
+        kept.push(landed(&server, id).await);
+        assert_eq!(server.endpoint.may_keep_landed(), kept.len() <= 4);
+    }
+    kept.truncate(4);
+    assert!(server.endpoint.may_keep_landed());
+}
+
+#[tokio::test]
 async fn content_that_can_never_land_is_refused_by_name() {
     let small = MessageSettings { landing_budget: 1 << 20, ..settings() };
     let (client, server) = pair(&Config::default(), &small).await;

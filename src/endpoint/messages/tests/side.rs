@@ -116,7 +116,7 @@ impl MessageHandler for Keeper {
             let first = std::iter::once(ReadSegment::Inline(&wanted.first));
             let rest = wanted.parts.iter().map(|&(from, length)| ReadSegment::Remote { from, length });
             let segments: Vec<_> = first.chain(rest).collect();
-            match sender.read(wanted.id, &segments, wanted.aligned_at as usize) {
+            match sender.read(wanted.id, &segments, wanted.aligned_at as usize, true) {
                 Ok(()) => {}
                 Err(ReadRefused::Later) => {
                     self.stalls += 1;

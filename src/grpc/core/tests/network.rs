@@ -116,7 +116,13 @@ impl Wire for SimulatedWire<'_> {
         (!is_refused).then(|| self.lend(Bytes::copy_from_slice(bytes)))
     }
 
-    fn read(&mut self, id: u64, segments: &[ReadSegment<'_>], aligned_at: usize) -> Result<(), ReadRefused> {
+    fn read(
+        &mut self,
+        id: u64,
+        segments: &[ReadSegment<'_>],
+        aligned_at: usize,
+        _: bool,
+    ) -> Result<(), ReadRefused> {
         let segments: Vec<_> = segments
             .iter()
             .map(|segment| match segment {

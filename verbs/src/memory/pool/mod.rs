@@ -54,16 +54,19 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new(domain: Arc<dyn ProtectionDomain>, settings: PoolSettings, budget: Arc<Budget>) -> Self {
-        Self::with_index(domain, settings, budget, Arc::new(FrozenIndex::new()))
+        Self::of(PoolShared::new(domain, settings, budget, Arc::new(FrozenIndex::new()), false))
     }
 
-    fn with_index(
+    /// Makes a pool whose slabs are a share of `budget` ([`Budget::reserve_in_share`]).
+    pub(crate) fn sharing(
         domain: Arc<dyn ProtectionDomain>,
         settings: PoolSettings,
         budget: Arc<Budget>,
-        index: Arc<FrozenIndex>,
     ) -> Self {
-        let shared = PoolShared::new(domain, settings, budget, index);
+        Self::of(PoolShared::new(domain, settings, budget, Arc::new(FrozenIndex::new()), true))
+    }
+
+    fn of(shared: PoolShared) -> Self {
         Self { handle: Arc::new(PoolHandle { shared: Arc::new(shared) }) }
     }
 
@@ -98,7 +101,8 @@ impl Pool {
             receive_quota: 0,
             ..PoolSettings::default()
         };
-        Self::with_index(Arc::new(Unbound), settings, Budget::new(limit), Arc::clone(&SENDABLE))
+        let (budget, index) = (Budget::new(limit), Arc::clone(&SENDABLE));
+        Self::of(PoolShared::new(Arc::new(Unbound), settings, budget, index, false))
     }
 
     /// Leases a block of at least `length` bytes, which the device may read and write. The block holds zeros,
@@ -190,8 +194,8 @@ impl Pool {
     }
 
     /// Returns the protection domain of the pool.
-    pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
-        &*self.handle.shared.domain
+    pub(crate) fn domain(&self) -> &Arc<dyn ProtectionDomain> {
+        &self.handle.shared.domain
     }
 }
 

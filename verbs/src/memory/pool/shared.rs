@@ -29,6 +29,8 @@ pub(crate) struct PoolShared {
     pub(super) budget: Arc<Budget>,
     /// The index of frozen buffers, which other pools may share.
     pub(super) index: Arc<FrozenIndex>,
+    /// The slabs are a share of the budget.
+    is_share: bool,
     /// Number of frozen buffers of this pool. The index may contain buffers of other pools, too.
     frozen: AtomicUsize,
     state: Mutex<PoolState>,
@@ -65,6 +67,7 @@ impl PoolShared {
         settings: PoolSettings,
         budget: Arc<Budget>,
         index: Arc<FrozenIndex>,
+        is_share: bool,
     ) -> Self {
         let page = rustix::param::page_size();
         let slab_size =
@@ -78,7 +81,8 @@ impl PoolShared {
             misses: 0,
             closed: false,
         };
-        Self { domain, settings, budget, index, frozen: AtomicUsize::new(0), state: Mutex::new(state) }
+        let (frozen, state) = (AtomicUsize::new(0), Mutex::new(state));
+        Self { domain, settings, budget, index, is_share, frozen, state }
     }
 
     /// Returns the numbers of the pool at this moment.
@@ -164,10 +168,12 @@ impl PoolShared {
         let mut state = self.lock();
         *state.leased(quota) -= extent.capacity as u64;
         // An open pool keeps all common slabs. It keeps slabs of one extent while it is not larger than the
-        // sum of its quotas.
+        // sum of its quotas. A share that is larger than what it leaves free keeps nothing.
         let quotas = self.settings.send_quota.saturating_add(self.settings.receive_quota);
         let common = state.arena(purpose).is_common(extent.capacity);
-        let keep = !state.closed && (common || state.registered <= quotas);
+        let keep = !state.closed
+            && (common || state.registered <= quotas)
+            && (!self.is_share || state.registered <= self.budget.free_for_shares());
         if state.arena(purpose).give_back(extent, keep) {
             state.registered -= extent.slab.len() as u64;
         }
@@ -195,12 +201,16 @@ impl PoolShared {
         let page = rustix::param::page_size();
         let smallest = capacity.next_multiple_of(page);
         let mut bytes = if common { self.settings.slab_size } else { smallest };
-        if let Ok(reservation) = self.budget.reserve(bytes as u64) {
+        let reserve = |bytes: usize| match self.is_share {
+            true => self.budget.reserve_in_share(bytes as u64, self.lock().registered),
+            false => self.budget.reserve(bytes as u64),
+        };
+        if let Ok(reservation) = reserve(bytes) {
             return Ok(reservation);
         }
         self.trim();
         loop {
-            match self.budget.reserve(bytes as u64) {
+            match reserve(bytes) {
                 Ok(reservation) => return Ok(reservation),
                 Err(error) if bytes == smallest => return Err(error),
                 Err(_) => bytes = (bytes / 2).next_multiple_of(page).max(smallest),

@@ -1,8 +1,9 @@
 //! Landings: alignment, the way back to the pool, registrations, memory that the device may still write.
 
 use super::*;
+use crate::VerbsErrorKind;
 use crate::memory::Quota;
-use crate::unstable::Landing;
+use crate::unstable::{Landing, LandingPool};
 
 #[test]
 fn the_wanted_byte_is_aligned_and_the_memory_comes_back() {
@@ -51,4 +52,62 @@ fn a_landing_on_a_device_that_opens_sinks_is_registered_alone_until_it_has_lande
     drop(landed);
     assert!(Landing::lease(&pool, 0, 0).is_ok(), "no registration of no bytes");
     assert_eq!(domain.live(), 1);
+}
+
+/// A connection that others leave nothing to still has its reserve, which comes back to it, and which no other
+/// can take.
+#[test]
+fn each_landing_pool_has_its_reserve_whatever_others_hold() {
+    const RESERVE: usize = 512 << 10;
+    let (budget, domain) = (Budget::new(64 << 20), Arc::new(Domain::default()) as Arc<dyn ProtectionDomain>);
+    let connect = || LandingPool::new(Arc::clone(&domain), Arc::clone(&budget), RESERVE);
+    let mut hostile = Vec::new();
+    for _ in 0..12 {
+        let pool = connect().unwrap();
+        let held: Vec<_> = std::iter::from_fn(|| pool.lease(1 << 20, 0, true).ok()).collect();
+        let mut rest: Vec<_> =
+            std::iter::from_fn(|| pool.lease(RESERVE, 0, true).ok()?.finish().ok()).collect();
+        assert!(rest.pop().unwrap().is_reserve());
+        hostile.push((pool, held, rest));
+    }
+    assert!(hostile[0].1.len() >= 20, "the first has what it leaves free: {}", hostile[0].1.len());
+    let reserves = 12 * RESERVE as u64;
+    assert!(
+        budget.available() >= budget.limit() / 8 - reserves,
+        "an eighth is left to reserves and all else"
+    );
+    let next = connect().unwrap();
+    for length in [1, RESERVE / 3, RESERVE] {
+        assert_eq!(next.lease(length, 0, false).unwrap_err().kind(), VerbsErrorKind::NoMemory);
+        let landed = next.lease(length, 0, true).unwrap().finish().unwrap();
+        assert!(landed.is_reserve());
+        let second = next.lease(1, 0, true).unwrap_err();
+        assert_eq!(second.kind(), VerbsErrorKind::QuotaExhausted, "one at a time");
+    }
+    let too_long = next.lease(RESERVE, 1, true).unwrap_err();
+    assert_eq!(too_long.kind(), VerbsErrorKind::TooLarge, "in parts, it fits");
+    // What others give back is there at once.
+    hostile.truncate(1);
+    assert!(!next.lease(1 << 20, 0, false).unwrap().finish().unwrap().is_reserve());
+    drop((hostile, next));
+    assert_eq!(budget.used(), 0);
+}
+
+/// Idle slabs of a share that is larger than what it leaves free go back to the budget.
+#[test]
+fn a_share_keeps_no_idle_memory_that_others_need() {
+    let (budget, domain) = (Budget::new(64 << 20), Arc::new(Domain::default()) as Arc<dyn ProtectionDomain>);
+    let pool = LandingPool::new(domain, Arc::clone(&budget), 4096).unwrap();
+    let held: Vec<_> = (0..10).map(|_| pool.lease(1 << 20, 0, true).unwrap()).collect();
+    let before = budget.used();
+    drop(held);
+    assert_eq!(budget.used(), before, "nobody needs it");
+    let held: Vec<_> = (0..10).map(|_| pool.lease(1 << 20, 0, true).unwrap()).collect();
+    let others = budget.reserve(41 << 20).unwrap();
+    drop(held);
+    let kept = budget.used() - others.bytes;
+    assert!(kept <= (6 << 20) + 4096, "{kept} bytes");
+    let mut limited = LandingPool::new(Arc::new(Domain::default()), Arc::clone(&budget), 4096).unwrap();
+    limited.limit(10_000);
+    assert_eq!(limited.lease(10_001, 0, false).unwrap_err().kind(), VerbsErrorKind::TooLarge);
 }

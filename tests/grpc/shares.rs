@@ -1,0 +1,100 @@
+//! Connections share the registered memory of a process: those that leave content unread take no call's memory
+//! from others.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tonic_rdma::memory::Pool;
+use tonic_rdma::{CallConfig, RdmaChannel, Verdict};
+
+use crate::gather_support::{Depot, Parcel, both, connect, get, path, put, serve, stream_to};
+use support::{Child, Runtime, announce, config};
+
+/// The role of a server; `layered` follows if it takes messages where they land.
+pub(crate) const ROLE: &str = "shares";
+const LIMIT: usize = 64 << 20;
+const HOSTILE: usize = 3;
+const CALLS: usize = 512;
+/// The honest peer's messages.
+const LENGTH: usize = 4_000_000;
+
+/// Plays the role of a server, whose limit on registered memory is in its environment.
+pub(crate) fn play(role: &str) {
+    let landed = role.ends_with("layered").then_some(LIMIT);
+    Runtime::MultiThread.run_for_ever(async {
+        announce(serve(&Depot::new(LIMIT), landed, CallConfig::default()).await);
+        std::future::pending::<()>().await;
+    });
+}
+
+/// Starts a server whose process may register `limit` bytes.
+async fn start(role: &str, limit: &str) -> (Child, SocketAddr) {
+    let (role, limit) = (role.to_owned(), format!("RDMA_PINNED_LIMIT={limit}"));
+    let server = tokio::task::spawn_blocking(move || Child::start(&["env", &limit], &role)).await.unwrap();
+    let address = server.word.parse().unwrap();
+    (server, address)
+}
+
+/// Waits until no more bytes land for the connection, which leaves its calls unread.
+async fn settled(channel: &RdmaChannel) {
+    let (mut before, mut same) = (0, 0);
+    while same < 20 {
+        let landed = put(channel.clone(), Parcel::new(1, 1, &[], None)).await.unwrap().landed;
+        same = if landed == before { same + 1 } else { 0 };
+        before = landed;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn honest_calls_go_on_beside_hostile_ones(role: &str) {
+    let (server, address) = start(role, "256MiB").await;
+    let early = connect(address, CallConfig::default()).await;
+    let pool = Pool::for_sending(64 << 20);
+    let unread = Parcel::new(7, 2 << 20, &[], Some(&pool));
+    let mut hostile = tokio::task::JoinSet::new();
+    for _ in 0..HOSTILE {
+        let channel = connect(address, CallConfig::default()).await;
+        for _ in 0..CALLS {
+            let (channel, parcels) = (both(&channel, LIMIT), tokio_stream::iter(vec![unread.clone(); 4]));
+            hostile.spawn(async move {
+                // Its calls may fail.
+                let _replies = stream_to(path("Hold"), channel, parcels).await;
+                std::future::pending::<()>().await;
+            });
+        }
+        settled(&channel).await;
+    }
+
+    // One that was there before, and one that comes now.
+    for honest in [early, connect(address, CallConfig::default()).await] {
+        for seed in 0..3 {
+            let large = || Parcel::new(seed, LENGTH, &[], Some(&pool));
+            put(both(&honest, LIMIT), large()).await.unwrap();
+            put(honest.clone(), large()).await.unwrap();
+            get(both(&honest, LIMIT), seed, LENGTH).await.unwrap().check();
+        }
+    }
+    drop((hostile, server));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn honest_calls_go_on_beside_connections_that_leave_messages_unread() {
+    honest_calls_go_on_beside_hostile_ones("shares layered").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn honest_calls_go_on_beside_connections_that_leave_parts_unread() {
+    honest_calls_go_on_beside_hostile_ones("shares plain").await;
+}
+
+/// The limit has room for the receive buffers of one connection, and not for its reserve.
+#[tokio::test]
+async fn a_connection_without_a_reserve_goes_over_tcp_and_says_why() {
+    let (_server, address) = start("shares plain", "2MiB").await;
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let channel = RdmaChannel::builder(endpoint).config(config()).connect().await.unwrap();
+    let info = channel.last_connection().unwrap();
+    assert_eq!(info.verdict(), Verdict::Tcp, "{}", info.reason());
+    assert!(info.reason().contains("pinned memory: asked for 528384 bytes"), "{}", info.reason());
+    put(channel, Parcel::new(1, LENGTH, &[], None)).await.unwrap();
+}
