@@ -16,7 +16,7 @@ use std::task::Waker;
 use http::HeaderMap;
 
 use super::stream::{OVERHEAD, OutHeaders, Receiving, Stream};
-use crate::grpc::frame::{CallViolation, Kind, Limits, OfferSegment};
+use crate::grpc::frame::{CallViolation, Kind, Limits};
 
 /// The sums over all streams of a connection.
 #[derive(Debug)]
@@ -318,9 +318,10 @@ pub(super) fn cost_of(length: usize) -> i64 {
     length as i64 + OVERHEAD
 }
 
-/// Returns what an OFFER with a payload of `length` bytes costs the connection.
-pub(super) fn offer_cost(length: usize, segments: &[OfferSegment]) -> i64 {
-    cost_of(length + 2 * size_of_val(segments))
+/// Returns what an OFFER of `segments` with a payload of `length` bytes costs the connection.
+pub(super) fn offer_cost(length: usize, segments: usize) -> i64 {
+    // A segment has 32 bytes, and a vector up to twice as many.
+    cost_of(length + 64 * segments)
 }
 
 /// Returns the cost of headers or trailers that count `counted` bytes, and of their call.
@@ -346,6 +347,11 @@ mod for_tests {
                 assert!(window.left() > -frame, "{self:?}");
             }
             assert!(self.landing <= self.limit && self.sent <= self.most_sent() + longest, "{self:?}");
+        }
+
+        /// Returns what this side may send, and what its peer may.
+        pub(in crate::grpc::core) fn left(&self) -> [[i64; 2]; 2] {
+            [&self.parts, &self.headers].map(|window| [window.credit, window.left()])
         }
 
         pub(in crate::grpc::core) fn sent(&self) -> usize {

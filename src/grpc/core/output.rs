@@ -281,7 +281,7 @@ impl<K> Output<K> {
         let offer = ContentOffer { id, total: total as u64, aligned_at: aligned_at as u64, segments };
         let flags = if is_end { END } else { 0 } | if is_message { MESSAGE } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Offer, stream.id, 0) };
-        self.spent += offer_cost(offer.encoded_length(), &offer.segments);
+        self.spent += offer_cost(offer.encoded_length(), offer.segments.len());
         self.message.frame_by(header, |payload| offer.encode(payload));
         after.unneeded.extend(offer.segments.into_iter().filter_map(OfferSegment::into_inline));
         is_end

@@ -249,7 +249,8 @@ impl<K> Core<K> {
         self.received_offers.claim(offer.id)?;
         let open = self.find_open(Kind::Offer, header.stream)?;
         let held = open.filter(|key| !self.streams[*key].released);
-        let charged = self.ledger.add(Kind::Offer, offer_cost(header.length as usize, &offer.segments))?;
+        let charged =
+            self.ledger.add(Kind::Offer, offer_cost(header.length as usize, offer.segments.len()))?;
         if let Some(key) = open {
             let receiving = &mut self.streams[key].receiving;
             if receiving.allowance <= 0 {

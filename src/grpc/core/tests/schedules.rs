@@ -119,6 +119,11 @@ fn run(seed: u64) {
     finish(&mut pair, &calls, &mut sides);
     check_outcomes(&sides, goes_away.is_some());
     check_empty(&pair);
+    if has_windows {
+        // Both ends count alike, so that no window shrinks.
+        let [client, server] = [0, 1].map(|end: usize| pair.ends[end].core.ledger.left());
+        assert_eq!(client, server.map(|[credit, left]| [left, credit]));
+    }
 }
 
 /// Runs everything that can run until nothing can.
