@@ -1,6 +1,6 @@
 //! Puts messages together: which frames go next.
 
-use super::ledger::{Ledger, headers_cost};
+use super::ledger::headers_cost;
 use super::output::{Message, TurnEnd};
 use super::stream::{OutHeaders, Queue, Stream, StreamKey};
 use super::{Core, Role, USED_UP};
@@ -70,20 +70,19 @@ impl<K> Core<K> {
 
     /// Returns whether streams wait to send.
     pub(in crate::grpc) fn has_waiting(&self) -> bool {
-        self.next_sender().is_some() || self.streams.has(Queue::Bulk)
+        self.streams.has(Queue::Ready) || self.streams.has(Queue::Bulk) || self.next_sender().is_some()
     }
 
     /// Returns the queue whose first stream sends next, streams with more than a message's worth aside. Those
     /// that have waited for credit of the connection come first.
     fn next_sender(&self) -> Option<Queue> {
-        let Ledger { parts, headers, .. } = &self.ledger;
-        [
-            (Queue::PausedHeaders, headers.has_credit()),
-            (Queue::PausedParts, parts.has_credit()),
-            (Queue::Ready, true),
-        ]
-        .into_iter()
-        .find_map(|(queue, sends)| (sends && self.streams.has(queue)).then_some(queue))
+        if self.streams.has(Queue::PausedHeaders) && self.ledger.headers.has_credit() {
+            return Some(Queue::PausedHeaders);
+        }
+        if self.streams.has(Queue::PausedParts) && self.ledger.parts.has_credit() {
+            return Some(Queue::PausedParts);
+        }
+        self.streams.has(Queue::Ready).then_some(Queue::Ready)
     }
 
     /// Returns whether there may be something to send.
