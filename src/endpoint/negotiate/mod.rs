@@ -11,6 +11,8 @@ mod dial;
 mod listen;
 mod local_side;
 mod reach;
+#[cfg(test)]
+mod recorded;
 
 pub use client_slots::{ClientSlot, ClientSlots, SlotLost, Source, TooManyWaiters};
 pub use dial::{Dialer, connect_tcp};

@@ -141,7 +141,7 @@ fn boot_id() -> Option<[u8; 16]> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use std::sync::Arc;
 
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    fn queue_pair() -> Arc<dyn QueuePair> {
+    pub(in super::super) fn queue_pair() -> Arc<dyn QueuePair> {
         let domain = soft::open().unwrap().alloc_protection_domain().unwrap();
         let queue = soft::open().unwrap().create_completion_queue(16).unwrap();
         let capacity = QueuePairCapacity {

@@ -80,3 +80,16 @@ fn a_wrong_byte_is_found() {
     bytes[70_001] ^= 1;
     Content::new(5).check(&bytes);
 }
+
+/// Returns the bytes as hexadecimal digits, 32 bytes in a line, each line after a line break.
+pub fn hex(bytes: &[u8]) -> String {
+    let digits = |line: &[u8]| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    bytes.chunks(32).map(|line| format!("\n{}", digits(line))).collect()
+}
+
+/// Returns the bytes of hexadecimal digits, between which there may be white space.
+pub fn unhex(text: &str) -> Vec<u8> {
+    let digits: Vec<_> = text.split_whitespace().collect();
+    let pairs = digits.concat().into_bytes();
+    pairs.chunks(2).map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap()).collect()
+}

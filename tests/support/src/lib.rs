@@ -24,7 +24,7 @@ mod streams;
 pub use address::{BlackHole, Silence, SilentDevice, free_address};
 pub use certificates::Authority;
 pub use child::{Child, OpenCopy, ROLE, announce};
-pub use content::{Content, random_length};
+pub use content::{Content, hex, random_length, unhex};
 pub use greeter::{ScriptedGreeter, outcome, say};
 pub use process::{descriptors_and_mappings, settled};
 pub use roles::{WRITER_SEED, play};

@@ -8,6 +8,7 @@ use crate::grpc::fault::CallFault;
 mod application;
 mod hostile;
 mod network;
+mod recorded;
 mod schedules;
 mod turns;
 
