@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::error::{RdmaError, RdmaErrorKind};
 use crate::protocol::{AbortCode, ProtocolViolation};
 use crate::wire::hello::HelloError;
+use tonic_rdma_verbs::unstable::Versions;
 use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind, VerbsError};
 
 /// Returns the error of a host whose addresses could not be connected to, each with its error.
@@ -117,6 +118,9 @@ pub(crate) enum RdmaUnavailable {
     /// The two sides do not reach each other's memory.
     #[error("the peer read something else than was written here: memory is not shared")]
     MemoryNotShared,
+    /// The peer speaks no version of the protocol that this side speaks.
+    #[error("the peer speaks version {0} of the protocol, this end {1}")]
+    Version(u8, Versions),
     /// The peer's queue pair address is longer than any provider's.
     #[error("the peer's queue pair address is too long")]
     BadAddress,

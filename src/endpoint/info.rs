@@ -41,6 +41,8 @@ pub(crate) struct ConnectionFacts {
     pub(crate) reason: Arc<str>,
     /// The connection carries native calls.
     pub(crate) native: bool,
+    /// The version of the protocol, over RDMA.
+    pub(crate) version: Option<u32>,
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
     pub(crate) telemetry: Option<Telemetry>,
@@ -94,6 +96,7 @@ impl RdmaConnectInfo {
             device: None,
             reason: reason.into(),
             native: false,
+            version: None,
             peer,
             local,
             telemetry: None,
@@ -124,6 +127,12 @@ impl RdmaConnectInfo {
     /// [`reason`](Self::reason) says why not, if this side asked for it.
     pub fn is_native(&self) -> bool {
         self.0.native
+    }
+
+    /// Returns the version of the protocol that both ends use on this connection. `None` on TCP. It is the
+    /// newest version that both speak, so after an upgrade of one end it is the version of the older one.
+    pub fn version(&self) -> Option<u32> {
+        self.0.version
     }
 
     /// Adds the reason why there are no native calls to the reason of the verdict.

@@ -9,13 +9,26 @@
 //!
 //! The first byte of the magic is neither an ASCII letter nor a TLS record type. So a stock HTTP/2 or TLS
 //! server refuses a hello at once, and a stock client is never taken for a peer with this transport.
+//!
+//! The version in the frame is that of the layout of these messages, [`LAYOUT`]. The version of the protocol is
+//! agreed on: the client says the newest one that it speaks, and the server answers with the newest one that it
+//! speaks too. Both numbers lie where ends of version 3 have unknown capabilities, which they ignore.
 
 use bytes::{Buf, BufMut};
+use tonic_rdma_verbs::unstable::Versions;
 
 /// The first bytes of every message of a negotiation.
 pub const MAGIC: [u8; 8] = *b"\xd5tonRDMA";
-/// The version of the protocol.
-pub const VERSION: u16 = 3;
+/// The version of the layout of these messages. A newer version of the protocol may append to the client
+/// hello, and changes nothing else here, because ends of older versions must read it.
+pub const LAYOUT: u16 = 3;
+/// The versions of the protocol that this end speaks: its own, and the one before.
+///
+/// | version | what is new |
+/// |---|---|
+/// | 4 | native calls have a window for the whole connection, beside the streams' |
+/// | 3 | the first version that the next one speaks with |
+pub const VERSIONS: Versions = Versions { oldest: 3, newest: 4 };
 /// The capability of native calls: the connection carries messages of calls instead of a byte stream.
 pub const NATIVE_CALLS: u32 = 1;
 /// The longest body of a message, in bytes.
@@ -26,6 +39,8 @@ const MAX_OFFERS: usize = 8;
 const MAX_NAME: usize = 64;
 const MAX_ADDRESS: usize = 256;
 const MAX_REASON: usize = 256;
+/// The bits of capabilities. The other bits have a version.
+const CAPABILITIES: u32 = 0x00ff_ffff;
 
 /// A message of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +58,10 @@ pub enum Message {
 pub struct ClientHello {
     /// The process of the client.
     pub identity: HostIdentity,
-    /// What the client wants beside a byte stream: bits such as [`NATIVE_CALLS`]. Unknown bits are ignored.
+    /// The newest version of the protocol that the client speaks, at least 3.
+    pub newest: u8,
+    /// What the client wants beside a byte stream: 24 bits such as [`NATIVE_CALLS`]. Unknown bits are
+    /// ignored.
     pub capabilities: u32,
     /// The queue pairs that can be connected, the best first; at most 8.
     pub offers: Vec<DeviceOffer>,
@@ -98,6 +116,8 @@ pub enum Answer {
         receive_slots: u32,
         /// The length of each receive buffer, in bytes.
         slot_size: u32,
+        /// The version of the protocol for this connection, at least 3.
+        version: u8,
         /// The client's capabilities that the server has too, for this connection.
         capabilities: u32,
     },
@@ -147,7 +167,7 @@ pub enum HelloError {
     #[error("not a hello of this transport")]
     Magic,
     /// The peer has another version of the protocol.
-    #[error("a hello of version {seen}, this end speaks {VERSION}")]
+    #[error("a hello of version {seen}, this end speaks {VERSIONS}")]
     Version {
         /// The peer's version.
         seen: u16,
@@ -203,7 +223,7 @@ impl Message {
         };
         let mut bytes = Vec::with_capacity(HEADER + body.len());
         bytes.put_slice(&MAGIC);
-        bytes.put_u16_le(VERSION);
+        bytes.put_u16_le(LAYOUT);
         bytes.put_u16_le(kind);
         bytes.put_u32_le(body.len() as u32);
         bytes.put_slice(&body);
@@ -224,7 +244,7 @@ impl Message {
         }
         let mut header = &received[MAGIC.len()..HEADER];
         let (version, kind, length) = (header.get_u16_le(), header.get_u16_le(), header.get_u32_le());
-        if version != VERSION {
+        if version != LAYOUT {
             return Err(HelloError::Version { seen: version });
         }
         if length as usize > MAX_BODY {
@@ -243,7 +263,9 @@ impl Message {
             2 => Self::ServerHello(body.server()?),
             _ => Self::Confirm(body.confirm()?),
         };
-        if !body.0.is_empty() {
+        let may_have_more =
+            matches!(&message, Self::ClientHello(hello) if u32::from(hello.newest) > VERSIONS.newest);
+        if !body.0.is_empty() && !may_have_more {
             return Err(HelloError::Malformed { field: "end of the message" });
         }
         Ok(Decoded::Message { message, length: end })
@@ -255,7 +277,7 @@ fn encode_client(hello: &ClientHello, body: &mut Vec<u8>) -> Result<(), HelloErr
     body.put_u64_le(hello.identity.network_namespace);
     body.put_u32_le(hello.identity.uid);
     body.put_u32_le(hello.identity.pid);
-    body.put_u32_le(hello.capabilities);
+    body.put_u32_le(with_version(hello.capabilities, hello.newest));
     if hello.offers.len() > MAX_OFFERS {
         return Err(HelloError::Malformed { field: "number of offers" });
     }
@@ -272,13 +294,13 @@ fn encode_client(hello: &ClientHello, body: &mut Vec<u8>) -> Result<(), HelloErr
 
 fn encode_server(hello: &ServerHello, body: &mut Vec<u8>) -> Result<(), HelloError> {
     match &hello.answer {
-        Answer::Accept { offer, queue_pair, receive_slots, slot_size, capabilities } => {
+        Answer::Accept { offer, queue_pair, receive_slots, slot_size, version, capabilities } => {
             body.put_u8(1);
             body.put_u8(*offer);
             put(body, queue_pair, MAX_ADDRESS, "queue pair address")?;
             body.put_u32_le(*receive_slots);
             body.put_u32_le(*slot_size);
-            body.put_u32_le(*capabilities);
+            body.put_u32_le(with_version(*capabilities, *version));
         }
         Answer::Decline { reason } => {
             body.put_u8(0);
@@ -300,6 +322,12 @@ fn encode_confirm(confirm: &Confirm, body: &mut Vec<u8>) {
             body.put_u64_le(*nonce);
         }
     }
+}
+
+/// Returns capabilities and a version as one number, in which version 3 is 0.
+fn with_version(capabilities: u32, version: u8) -> u32 {
+    let version = if u16::from(version) == LAYOUT { 0 } else { version };
+    (capabilities & CAPABILITIES) | (u32::from(version) << CAPABILITIES.count_ones())
 }
 
 fn put(body: &mut Vec<u8>, bytes: &[u8], most: usize, field: &'static str) -> Result<(), HelloError> {
@@ -330,13 +358,13 @@ impl Body<'_> {
             uid: self.u32("uid")?,
             pid: self.u32("pid")?,
         };
-        let capabilities = self.u32("capabilities")?;
+        let (capabilities, newest) = self.capabilities()?;
         let count = usize::from(self.u8("number of offers")?);
         if count > MAX_OFFERS {
             return Err(HelloError::Malformed { field: "number of offers" });
         }
         let offers = (0..count).map(|_| self.offer()).collect::<Result<_, _>>()?;
-        Ok(ClientHello { identity, capabilities, offers })
+        Ok(ClientHello { identity, newest, capabilities, offers })
     }
 
     fn offer(&mut self) -> Result<DeviceOffer, HelloError> {
@@ -352,13 +380,13 @@ impl Body<'_> {
     fn server(&mut self) -> Result<ServerHello, HelloError> {
         let answer = match self.u8("verdict")? {
             0 => Answer::Decline { reason: self.text(MAX_REASON, "reason")? },
-            1 => Answer::Accept {
-                offer: self.u8("offer")?,
-                queue_pair: self.counted(MAX_ADDRESS, "queue pair address")?.to_vec(),
-                receive_slots: self.u32("receive slots")?,
-                slot_size: self.u32("slot size")?,
-                capabilities: self.u32("capabilities")?,
-            },
+            1 => {
+                let offer = self.u8("offer")?;
+                let queue_pair = self.counted(MAX_ADDRESS, "queue pair address")?.to_vec();
+                let (receive_slots, slot_size) = (self.u32("receive slots")?, self.u32("slot size")?);
+                let (capabilities, version) = self.capabilities()?;
+                Answer::Accept { offer, queue_pair, receive_slots, slot_size, version, capabilities }
+            }
             _ => return Err(HelloError::Malformed { field: "verdict" }),
         };
         Ok(ServerHello { answer })
@@ -370,6 +398,17 @@ impl Body<'_> {
             1 => Ok(Confirm::Connected { nonce: None }),
             2 => Ok(Confirm::Connected { nonce: Some(self.u64("nonce")?) }),
             _ => Err(HelloError::Malformed { field: "outcome" }),
+        }
+    }
+
+    /// Reads capabilities and a version.
+    fn capabilities(&mut self) -> Result<(u32, u8), HelloError> {
+        let both = self.u32("capabilities")?;
+        let capabilities = both & CAPABILITIES;
+        match (both >> CAPABILITIES.count_ones()) as u8 {
+            0 => Ok((capabilities, LAYOUT as u8)),
+            1..=3 => Err(HelloError::Malformed { field: "version" }),
+            version => Ok((capabilities, version)),
         }
     }
 

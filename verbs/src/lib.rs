@@ -125,6 +125,7 @@ mod remote_view;
 mod sealed;
 mod throttle;
 mod units;
+mod versions;
 
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;

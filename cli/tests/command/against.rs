@@ -121,6 +121,7 @@ fn bad_input_is_named_in_one_line() {
         (&["HEAD", "--fast"], &["--fast"]),
         (&["HEAD", "--rounds", "0"], &["--rounds", "'0'", "1 to 99"]),
         (&["HEAD", "--command", "tune"], &["--command", "'tune'", "compare", "allreduce"]),
+        (&["HEAD", "--build", "interop"], &["'interop'", "PACKAGE:BINARY"]),
         (&["--from", folder, "--except", "grpc-rdma/64/1"], &["grpc-rdma/64/1", "CELL=REASON"]),
         (&["--from", folder, "--except", "grpc-tcp/64/1=slow"], &["'grpc-tcp/64/1'", "grpc-rdma/64KiB/1"]),
         (&["--from", folder, "--", "--quick"], &["--from", "ARGUMENTS"]),

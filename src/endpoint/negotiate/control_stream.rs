@@ -1,6 +1,6 @@
 //! The TCP connection of a negotiation.
 
-use std::fmt::Display;
+use std::fmt::{Display, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::endpoint::info::{ConnectionFacts, RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::stream::EndpointStream;
-use crate::wire::hello::{Confirm, Decoded, Message};
+use crate::wire::hello::{Confirm, Decoded, Message, VERSIONS};
 
 /// A TCP connection in negotiation, with the bytes that were received on it and not used yet.
 #[derive(Debug)]
@@ -90,8 +90,13 @@ impl ControlStream {
         Ok(EndpointStream::tcp(self.tcp, self.received.freeze(), info))
     }
 
-    /// Goes on over RDMA. From now on a supervisor watches the TCP connection.
-    pub(super) fn into_rdma(self, established: Established) -> Result<Negotiated, NegotiationError> {
+    /// Goes on over RDMA, with this version of the protocol. From now on a supervisor watches the TCP
+    /// connection.
+    pub(super) fn into_rdma(
+        self,
+        established: Established,
+        version: u8,
+    ) -> Result<Negotiated, NegotiationError> {
         let device = established.device();
         let native = established.is_native();
         let mut reason = match established.queue_pair.local() {
@@ -105,12 +110,17 @@ impl ControlStream {
         if native {
             reason.push_str("; both ends take native calls");
         }
+        if u32::from(version) < VERSIONS.newest {
+            let _ =
+                write!(reason, "; the peer speaks version {version} of the protocol, this end {VERSIONS}");
+        }
         let info = RdmaConnectInfo::new(ConnectionFacts {
             verdict: Verdict::Rdma,
             provider: Some(established.context.attributes().provider),
             device: Some(established.device().into()),
             reason: reason.into(),
             native,
+            version: Some(version.into()),
             peer: self.tcp.peer_addr()?,
             local: self.tcp.local_addr()?,
             telemetry: Some(established.telemetry()),

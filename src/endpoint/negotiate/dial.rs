@@ -24,9 +24,9 @@ use crate::endpoint::messages::Negotiated;
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::error::{RdmaError, RdmaErrorKind};
-use crate::wire::hello::{Answer, ClientHello, Message, NATIVE_CALLS};
+use crate::wire::hello::{Answer, ClientHello, Message, NATIVE_CALLS, VERSIONS};
 use tonic_rdma_verbs::QueuePairAddress;
-use tonic_rdma_verbs::unstable::lock;
+use tonic_rdma_verbs::unstable::{Versions, lock};
 
 /// Makes connections, and keeps a list of stock servers, which clones share. A dialer is for protocols of
 /// your own over the byte stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector)
@@ -46,6 +46,8 @@ use tonic_rdma_verbs::unstable::lock;
 #[derive(Clone, Debug)]
 pub struct Dialer {
     config: Config,
+    /// The versions of the protocol that this side speaks.
+    pub(super) speaks: Versions,
     /// The error of a variable, which every connect returns.
     refused: Option<RdmaError>,
     stock: Arc<Mutex<HashMap<String, Stock>>>,
@@ -88,7 +90,7 @@ impl Dialer {
     /// # }
     /// ```
     pub fn new(config: Config) -> Self {
-        Self { config, refused: None, stock: Arc::default(), journal: Arc::default() }
+        Self { config, speaks: VERSIONS, refused: None, stock: Arc::default(), journal: Arc::default() }
     }
 
     /// Makes a dialer with this configuration, or with that of the environment if there is none. If a
@@ -173,13 +175,13 @@ impl Dialer {
         native: bool,
     ) -> Result<(Negotiated, Option<RdmaUnavailable>), RdmaError> {
         let known = tcp.peer_addr().ok();
-        let mut outcome = negotiate(tcp, &self.config, &self.journal, native).await;
+        let mut outcome = negotiate(tcp, &self.config, &self.journal, native, self.speaks).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
             // Some stock servers close the connection because they do not understand the hello. A server of
             // this crate closes it when it shuts down, and must not be taken for a stock server: the second
             // attempt finds it gone, or started again.
             let tcp = self.tcp(host, port, known).await?;
-            outcome = negotiate(tcp, &self.config, &self.journal, native).await;
+            outcome = negotiate(tcp, &self.config, &self.journal, native, self.speaks).await;
         }
         let reason = match outcome {
             Ok(Outcome::Rdma(negotiated)) => return Ok((negotiated, None)),
@@ -249,6 +251,7 @@ pub(super) async fn negotiate(
     config: &Config,
     journal: &Arc<Journal>,
     native: bool,
+    speaks: Versions,
 ) -> Result<Outcome, NegotiationError> {
     let wanted = config.clone();
     let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
@@ -258,7 +261,8 @@ pub(super) async fn negotiate(
     // Without a device the hello has no offer, but it identifies this side, and asks for TCP.
     let offers = prepared.iter().map(Prepared::offer).collect();
     let capabilities = if native { NATIVE_CALLS } else { 0 };
-    let hello = ClientHello { identity: reach::local(), capabilities, offers };
+    let newest = speaks.newest as u8;
+    let hello = ClientHello { identity: reach::local(), newest, capabilities, offers };
     control.send(&Message::ClientHello(hello)).await?;
     let answer = match control.receive().await {
         Ok(Message::ServerHello(hello)) => hello.answer,
@@ -271,19 +275,23 @@ pub(super) async fn negotiate(
     };
     match answer {
         Answer::Decline { reason } => fall_back(control, RdmaUnavailable::Declined(reason)),
-        Answer::Accept { offer: 0, queue_pair, receive_slots, slot_size, capabilities: taken } => {
+        Answer::Accept { version, .. } if version > newest => {
+            Err(NegotiationError::OutOfTurn("an answer with a version not spoken here"))
+        }
+        Answer::Accept { offer: 0, queue_pair, receive_slots, slot_size, version, capabilities: taken } => {
             if taken & !capabilities != 0 {
                 return Err(NegotiationError::OutOfTurn("an answer with a capability not asked for"));
             }
             let native = (taken & NATIVE_CALLS != 0).then_some(Role::Client);
             let connected = match QueuePairAddress::new(queue_pair) {
+                _ if !speaks.speaks(version.into()) => Err(RdmaUnavailable::Version(version, speaks)),
                 Some(address) => {
                     let peer = PeerQueuePair { address, receive_slots, slot_size };
                     blocking(move || prepared.connect(&peer, native)).await
                 }
                 None => Err(RdmaUnavailable::BadAddress),
             };
-            finish(control, connected).await
+            finish(control, connected, version).await
         }
         Answer::Accept { .. } => Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
     }
@@ -294,6 +302,7 @@ pub(super) async fn negotiate(
 async fn finish(
     mut control: ControlStream,
     connected: Result<Established, RdmaUnavailable>,
+    version: u8,
 ) -> Result<Outcome, NegotiationError> {
     let reached = match connected {
         // With shared memory, the two values are proof enough.
@@ -311,7 +320,7 @@ async fn finish(
     control.send(&established.confirm()).await?;
     let answer = control.receive_confirm(Duration::ZERO).await?;
     match established.check(&answer) {
-        Ok(()) => control.into_rdma(established).map(Outcome::Rdma),
+        Ok(()) => control.into_rdma(established, version).map(Outcome::Rdma),
         Err(reason) => fall_back(control, reason),
     }
 }

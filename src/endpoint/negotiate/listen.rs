@@ -27,10 +27,11 @@ use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
     Answer, ClientHello, Confirm, DeviceOffer, HelloError, HostIdentity, MAGIC, Message, NATIVE_CALLS,
-    ServerHello, VERSION,
+    ServerHello, VERSIONS,
 };
 use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::memory::Budget;
+use tonic_rdma_verbs::unstable::Versions;
 
 /// A stream of connections after their negotiation. Negotiations run at the same time, so that a slow or
 /// silent peer delays no other peer. If many clients say nothing, a new client takes the slot of the client
@@ -96,11 +97,16 @@ impl Listener {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn new(listener: TcpListener, config: Config) -> io::Result<Self> {
+        Self::speaking(listener, config, VERSIONS)
+    }
+
+    /// Does as [`new`](Self::new), and speaks these versions of the protocol.
+    pub(super) fn speaking(listener: TcpListener, config: Config, speaks: Versions) -> io::Result<Self> {
         config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let address = listener.local_addr()?;
         let (sender, connections) = mpsc::channel(Self::WAITING);
         let (native, asked) = watch::channel(None);
-        let task = OwnedTask(tokio::spawn(accept(listener, config, asked, sender)).abort_handle());
+        let task = OwnedTask(tokio::spawn(accept(listener, config, speaks, asked, sender)).abort_handle());
         Ok(Self { connections, native, address, _task: task })
     }
 
@@ -144,6 +150,7 @@ impl Stream for Listener {
 async fn accept(
     listener: TcpListener,
     config: Config,
+    speaks: Versions,
     native: watch::Receiver<Option<bool>>,
     connections: mpsc::Sender<Negotiated>,
 ) {
@@ -171,7 +178,7 @@ async fn accept(
         tokio::spawn(async move {
             let client = AdmittedClient { source, slot: &slot, preparations: &preparations };
             let negotiated = tokio::select! {
-                negotiated = negotiate(tcp, &config, &journal, client, &native) => negotiated,
+                negotiated = negotiate(tcp, &config, &journal, client, &native, speaks) => negotiated,
                 () = connections.closed() => return,
             };
             match negotiated {
@@ -213,13 +220,14 @@ pub(super) async fn negotiate(
     journal: &Arc<Journal>,
     client: AdmittedClient<'_>,
     native: &watch::Receiver<Option<bool>>,
+    speaks: Versions,
 ) -> Result<Negotiated, NegotiationError> {
     tcp.set_nodelay(true)?;
     // One handshake timeout each for the client's first message, for this side's work, and for the client's
     // answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
     let control = ControlStream::new(tcp, config.handshake_timeout, journal);
-    timeout(whole, Negotiation { config, client, native }.run(control))
+    timeout(whole, Negotiation { config, client, native, speaks }.run(control))
         .await
         .unwrap_or(Err(NegotiationError::Silent(whole)))
 }
@@ -240,6 +248,8 @@ struct Negotiation<'a> {
     client: AdmittedClient<'a>,
     /// Whether this side accepts native calls, once that is known.
     native: &'a watch::Receiver<Option<bool>>,
+    /// The versions of the protocol that this side speaks.
+    speaks: Versions,
 }
 
 impl Negotiation<'_> {
@@ -252,7 +262,7 @@ impl Negotiation<'_> {
             First::Version(seen) => {
                 // The rest of a hello of another version is unknown, so this connection ends. The client
                 // makes a new connection.
-                let reason = format!("the client speaks version {seen}, this end {VERSION}");
+                let reason = format!("the client speaks version {seen}, this end {VERSIONS}");
                 decline(&mut control, &reason).await?;
                 return Err(HelloError::Version { seen }.into());
             }
@@ -327,6 +337,10 @@ impl Negotiation<'_> {
         if hello.offers.is_empty() {
             return Err(RdmaUnavailable::NothingOffered);
         }
+        let version = hello.newest.min(self.speaks.newest as u8);
+        if !self.speaks.speaks(version.into()) {
+            return Err(RdmaUnavailable::Version(version, self.speaks));
+        }
         let until = Instant::now() + limit;
         let asked = hello.capabilities & NATIVE_CALLS != 0;
         let native = (asked && self.takes_native_calls(limit / 4).await).then_some(Role::Server);
@@ -334,7 +348,9 @@ impl Negotiation<'_> {
         let accepted = timeout_at(until.into(), async {
             for (offer, number) in hello.offers.iter().zip(0..) {
                 match self.accept_offer(offer, &hello.identity, native, &mut devices, limit / 2).await {
-                    Ok((established, slot)) => return Ok(Accepted { established, offer: number, slot }),
+                    Ok((established, slot)) => {
+                        return Ok(Accepted { established, offer: number, version, slot });
+                    }
                     Err(reason @ RdmaUnavailable::Crowded(_)) => return Err(reason),
                     Err(reason) => reasons.push(reason),
                 }
@@ -398,12 +414,13 @@ impl Negotiation<'_> {
         mut control: ControlStream,
         accepted: Accepted,
     ) -> Result<Negotiated, NegotiationError> {
-        let Accepted { established, offer, slot } = accepted;
+        let Accepted { established, offer, version, slot } = accepted;
         let answer = Answer::Accept {
             offer,
             queue_pair: established.queue_pair.local_address().as_bytes().to_vec(),
             receive_slots: established.slots,
             slot_size: established.config.slot_size,
+            version,
             capabilities: if established.is_native() { NATIVE_CALLS } else { 0 },
         };
         control.send(&Message::ServerHello(ServerHello { answer })).await?;
@@ -429,7 +446,7 @@ impl Negotiation<'_> {
         match established.check(&read) {
             Ok(()) => {
                 control.send(&established.confirm()).await?;
-                control.into_rdma(established)
+                control.into_rdma(established, version)
             }
             Err(reason) => self.give_up(control, &read, reason).await,
         }
@@ -467,6 +484,8 @@ struct Accepted {
     established: Established,
     /// The number of the offer.
     offer: u8,
+    /// The version that both ends speak.
+    version: u8,
     /// The slot for the queue pair and its memory, until the client has proved that it has connected too.
     slot: ClientSlot,
 }

@@ -12,6 +12,7 @@ mod listen;
 mod local_side;
 mod reach;
 #[cfg(test)]
+#[path = "recorded_tests.rs"]
 mod recorded;
 
 pub use client_slots::{ClientSlot, ClientSlots, SlotLost, Source, TooManyWaiters};

@@ -369,7 +369,9 @@ mod tests {
         let right =
             JoinReply { version: VERSION, number: 1, key: vec![7; 16].into(), ..JoinReply::default() };
         let why = |reply: JoinReply| examine(reply, 1).map(|_| ()).unwrap_err();
-        assert_eq!(why(JoinReply { version: 9, ..JoinReply::default() }), JoinError::Version(9));
+        for version in [0, 2, 9] {
+            assert_eq!(why(JoinReply { version, ..JoinReply::default() }), JoinError::Version(version));
+        }
         let differs = JoinReply { differs: "the graph".into(), ..right.clone() };
         assert_eq!(why(differs), JoinError::Differs("the graph".into()));
         assert_eq!(why(JoinReply { number: 2, ..right.clone() }), JoinError::Other(2));

@@ -6,9 +6,13 @@ use std::collections::{BTreeSet, HashMap};
 use bytes::Bytes;
 
 use crate::bootstrap::proto::{JoinRequest, Member};
+use tonic_rdma_verbs::unstable::Versions;
 
-/// The version of the calls between members.
-pub const VERSION: u32 = 1;
+/// The versions of the calls between members. The members of a job start together, from one program, so they
+/// need to speak no other.
+const VERSIONS: Versions = Versions::only(1);
+/// The version of this member.
+pub const VERSION: u32 = VERSIONS.newest;
 
 /// The longest address, process number or description that a member may send of itself, in bytes.
 const MAX_TEXT: usize = 256;
@@ -127,8 +131,8 @@ impl MemberTable {
     ) -> Result<Option<u64>, (JoinError, String)> {
         let JoinRequest { version, number, size, expected, process, common, member, wait: _ } = request;
         let (noun, me, ours) = (self.noun, self.me, self.entries.len());
-        if version != VERSION {
-            let text = format!("{noun} {number} speaks version {version} of these calls, not {VERSION}");
+        if !VERSIONS.speaks(version) {
+            let text = format!("{noun} {number} speaks version {version} of these calls, not {VERSIONS}");
             return Err((JoinError::Version(version), text));
         }
         let refused = |text: String| Err((JoinError::Refused(text.clone()), text));
@@ -323,7 +327,9 @@ mod tests {
             JoinError::Refused(text) => text,
             other => panic!("{other:?}"),
         };
-        assert_eq!(refused(JoinRequest { version: 9, ..join(2) }), JoinError::Version(9));
+        for version in [9, 2, 0] {
+            assert_eq!(refused(JoinRequest { version, ..join(2) }), JoinError::Version(version));
+        }
         let other = refused(JoinRequest { common: common(&[("the job", "other")]), ..join(2) });
         assert_eq!(other, JoinError::Differs("the job".into()));
         assert_eq!(

@@ -16,7 +16,7 @@ use crate::control::proto::{
     AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, DescribeReply, DescribeRequest,
     Link as LinkReply, OpenReply, OpenRequest,
 };
-use crate::control::{VERSION, internal, is_seen, peer_parameters, queue_pairs, words};
+use crate::control::{VERSIONS, internal, is_seen, peer_parameters, queue_pairs, words};
 use crate::device::settings::Settings;
 use crate::device::state::{AcceptedLink, DeviceState};
 use crate::error::{ALLOW_PLAINTEXT, TensorError};
@@ -42,10 +42,10 @@ pub(crate) async fn open(
     caller: Caller,
 ) -> Result<LinkStream, Status> {
     caller.admit(&shared.settings)?;
-    if request.version != VERSION {
+    if !VERSIONS.speaks(request.version) {
         let asked = request.version;
         return Err(Status::failed_precondition(format!(
-            "version {asked} of the tensor service was asked for; this end speaks {VERSION}"
+            "version {asked} of the tensor service was asked for; this end speaks {VERSIONS}"
         )));
     }
     lock(&shared.group).admit(&request.group)?;
@@ -397,7 +397,7 @@ impl TensorDevice for Service {
             }
         });
         Ok(Response::new(DescribeReply {
-            versions: vec![VERSION],
+            versions: (VERSIONS.oldest..=VERSIONS.newest).collect(),
             software: concat!("tonic-rdma ", env!("CARGO_PKG_VERSION")).into(),
             offered,
             links: links.collect(),

@@ -15,12 +15,12 @@ use self::proto::{AttachReply, AttachRequest, Kind, MemoryRange, Offered as Offe
 use crate::error::TensorError;
 use crate::link::words::{Arrivals, WordPair};
 use crate::link::{Link, PeerParameters, Prepared};
-use tonic_rdma_verbs::unstable::{RemoteRange, with_causes};
+use tonic_rdma_verbs::unstable::{RemoteRange, Versions, with_causes};
 use tonic_rdma_verbs::{Probe, QueuePairAddress, RemoteSegment, Rkey};
 
-/// The version of the service that this side speaks. Since version 2, ranks of a group name the group in
-/// their calls.
-pub(crate) const VERSION: u32 = 2;
+/// The versions of the service that this side speaks. Version 1 is not among them, because its callers name no
+/// group, so the ranks of a group could not tell them from strangers.
+pub(crate) const VERSIONS: Versions = Versions::only(2);
 
 /// A message of the peer describes no possible side of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

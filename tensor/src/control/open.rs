@@ -9,7 +9,7 @@ use tonic::transport::Endpoint;
 
 use crate::control::proto::tensor_device_client::TensorDeviceClient;
 use crate::control::proto::{ConfirmRequest, OpenReply, OpenRequest};
-use crate::control::{PeerService, VERSION, is_seen, peer_parameters, queue_pairs, refused, words};
+use crate::control::{PeerService, VERSIONS, is_seen, peer_parameters, queue_pairs, refused, words};
 use crate::device::state::DeviceState;
 use crate::error::TensorError;
 use crate::link::{Link, LinkId, Prepared};
@@ -163,7 +163,7 @@ impl LinkOpener {
 
 fn request(prepared: &Prepared, provider: Provider, shared: &DeviceState) -> OpenRequest {
     OpenRequest {
-        version: VERSION,
+        version: VERSIONS.newest,
         provider: provider.name().into(),
         queue_pairs: queue_pairs(prepared),
         words: Some(words(prepared)),

@@ -10,6 +10,7 @@
 //! `Metadata` in `types` is the checked form: its type exists, and its length fits its type and shape.
 
 use bytes::Buf as _;
+use tonic_rdma_verbs::unstable::Versions;
 
 /// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 16;
@@ -51,7 +52,7 @@ pub enum MetadataError {
     #[error("tensor metadata of {0} bytes, not {length}", length = WireMetadata::LENGTH)]
     Length(usize),
     /// This side does not know the version.
-    #[error("tensor metadata of version {0}, not {version}", version = WireMetadata::VERSION)]
+    #[error("tensor metadata of version {0}, not {version}", version = WireMetadata::VERSIONS)]
     Version(u8),
     /// There is no such layout.
     #[error("tensor metadata with unknown layout {0}")]
@@ -75,12 +76,13 @@ pub enum MetadataError {
 impl WireMetadata {
     /// Number of bytes of encoded metadata.
     pub const LENGTH: usize = 16 + 8 * MAX_RANK;
-    const VERSION: u8 = 1;
+    /// There was no version before 1.
+    const VERSIONS: Versions = Versions::only(1);
 
     /// Encodes the metadata.
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
-        bytes[0] = Self::VERSION;
+        bytes[0] = Self::VERSIONS.newest as u8;
         bytes[1] = self.layout as u8;
         bytes[2] = self.shape.rank;
         bytes[4..6].copy_from_slice(&self.dtype.to_le_bytes());
@@ -100,7 +102,7 @@ impl WireMetadata {
         let Ok(bytes) = <&[u8; Self::LENGTH]>::try_from(bytes) else {
             return Err(MetadataError::Length(bytes.len()));
         };
-        if bytes[0] != Self::VERSION {
+        if !Self::VERSIONS.speaks(bytes[0].into()) {
             return Err(MetadataError::Version(bytes[0]));
         }
         let layout = match bytes[1] {
@@ -213,7 +215,8 @@ mod tests {
             bytes: 24,
         };
         let cases = [
-            (0, 9, MetadataError::Version(9)),
+            (0, 0, MetadataError::Version(0)),
+            (0, 2, MetadataError::Version(2)),
             (1, 0, MetadataError::Layout(0)),
             (1, 3, MetadataError::Layout(3)),
             (2, 17, MetadataError::Rank(17)),

@@ -61,6 +61,10 @@ async fn wrong_open_calls_are_refused() {
         change(&mut request);
         let status = peer.client.clone().open(request).await.unwrap_err();
         assert_eq!(status.code(), code, "{what}: {status}");
+        if let Some(asked) = what.strip_prefix("version ") {
+            let both = format!("version {asked} of the tensor service was asked for; this end speaks 2");
+            assert_eq!(status.message(), both);
+        }
         served.check().await;
     }
     for seed in 0..50 {

@@ -15,6 +15,7 @@ pub use crate::soft::reach::{
 pub use crate::throttle::Throttle;
 #[doc(inline)]
 pub use crate::throttled;
+pub use crate::versions::Versions;
 
 /// Sizes and times in variables and options.
 pub mod units {

@@ -16,6 +16,7 @@ mod tests;
 use bytes::{Buf, BufMut};
 
 use crate::wire::tensor_metadata::{MetadataError, WireMetadata};
+use tonic_rdma_verbs::unstable::Versions;
 
 /// Length of the longest frame, with its header, in bytes. Every receive for frames has room for it.
 pub const MAX_FRAME: usize = 2048;
@@ -23,8 +24,8 @@ pub const MAX_FRAME: usize = 2048;
 pub const MAX_NAME: usize = 1024;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 3] = *b"\xd5tf";
-/// Version of the frames that this side knows.
-pub const VERSION: u8 = 1;
+/// The versions of the frames that this side knows. There was none before 1.
+pub const VERSIONS: Versions = Versions::only(1);
 /// Length of a frame's header, in bytes.
 pub const HEADER: usize = 16;
 /// Length of the longest text of a [`Frame::Status`], in bytes. A longer text is cut.
@@ -160,7 +161,7 @@ impl<'a> Frame<'a> {
         self.encode_body(&mut body)?;
         let length = room - body.len();
         header[..3].copy_from_slice(&MAGIC);
-        header[3] = VERSION;
+        header[3] = VERSIONS.newest as u8;
         header[4..8].copy_from_slice(&[self.kind() as u8, 0, 0, 0]);
         header[8..12].copy_from_slice(&granted.to_le_bytes());
         header[12..].copy_from_slice(&(length as u32).to_le_bytes());
@@ -178,7 +179,7 @@ impl<'a> Frame<'a> {
         if [m0, m1, m2] != MAGIC {
             return Err(FrameError::Magic);
         }
-        if version != VERSION {
+        if !VERSIONS.speaks(version.into()) {
             return Err(FrameError::Version(version));
         }
         let known = FrameKind::ALL.into_iter().find(|(known, _)| *known as u8 == kind);
@@ -423,7 +424,7 @@ pub enum FrameError {
     #[error("not a frame of the tensor channel")]
     Magic,
     /// This side does not know the version.
-    #[error("a frame of version {0}, but this end knows version {VERSION}")]
+    #[error("a frame of version {0}, but this end knows version {VERSIONS}")]
     Version(u8),
     /// There is no such kind of frame.
     #[error("a frame of unknown kind {0}")]

@@ -114,7 +114,7 @@ proptest! {
 
     #[test]
     fn any_body_is_a_frame_or_an_error(kind in 0..13_u8, body in prop::collection::vec(any::<u8>(), 0..2100)) {
-        let mut bytes = [&MAGIC[..], &[VERSION, kind, 0, 0, 0], &[0; 4], &(body.len() as u32).to_le_bytes()].concat();
+        let mut bytes = [&MAGIC[..], &[VERSIONS.newest as u8, kind, 0, 0, 0], &[0; 4], &(body.len() as u32).to_le_bytes()].concat();
         bytes.extend(&body);
         is_a_frame_or_an_error(&bytes);
     }
@@ -125,7 +125,8 @@ fn errors_name_the_fault_of_a_header() {
     let good = encoded(Frame::Bell { slot: 1 }, 0);
     let cases = [
         (0, b'P', FrameError::Magic),
-        (3, 9, FrameError::Version(9)),
+        (3, 0, FrameError::Version(0)),
+        (3, 2, FrameError::Version(2)),
         (4, 0, FrameError::Kind(0)),
         (4, 12, FrameError::Kind(12)),
         (5, 1, FrameError::Reserved),

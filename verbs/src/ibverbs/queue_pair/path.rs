@@ -11,6 +11,7 @@ use crate::ibverbs::device::list::{Gid, GidKind, Port, mtu_bytes};
 use crate::ibverbs::device::options::{LocalPath, exact_mtu};
 use crate::ibverbs::domain::flags;
 use crate::ibverbs::iwarp::library::Listener;
+use crate::versions::Versions;
 use crate::{Access, Context as _, PathSettings, QueuePairAddress, VerbsError};
 
 /// A change of a queue pair's attributes: the values, and the mask of those that count.
@@ -265,7 +266,8 @@ pub(crate) struct Path {
     pub(crate) gid: [u8; 16],
 }
 
-const VERSION: u8 = 1;
+/// The versions of the address of a queue pair. There was none before 1.
+const VERSIONS: Versions = Versions::only(1);
 const LENGTH: usize = 38;
 /// Queue pair and packet sequence numbers have 24 bits.
 pub(crate) const NUMBERS: u32 = (1 << 24) - 1;
@@ -273,16 +275,19 @@ pub(crate) const NUMBERS: u32 = (1 << 24) - 1;
 impl Address {
     pub(crate) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
         let bytes = address.as_bytes();
+        let version = bytes.first().copied().unwrap_or(0);
+        if !VERSIONS.speaks(version.into()) {
+            return Err(VerbsError::bad_address(format!(
+                "the peer's device has version {version} of addresses, this one has {VERSIONS}"
+            )));
+        }
         Self::parse(bytes).map_err(VerbsError::bad_address)
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let bytes: &[u8; LENGTH] =
             bytes.try_into().map_err(|_| "wrong length for a queue pair of ibverbs")?;
-        let [version, transport, mtu, reads, rest @ ..] = bytes;
-        if *version != VERSION {
-            return Err("unknown version");
-        }
+        let [_, transport, mtu, reads, rest @ ..] = bytes;
         let (number, rest) = take(rest);
         let (first_packet, rest) = take(rest);
         let (lid_or_port, rest) = take(rest);
@@ -331,7 +336,7 @@ impl Address {
 
     fn to_bytes(self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
-        bytes[0] = VERSION;
+        bytes[0] = VERSIONS.newest as u8;
         match self {
             Self::InfiniBand(path) => {
                 bytes[1] = match path.packets {

@@ -12,6 +12,7 @@ use rustix::net::{
 
 use super::received::Received;
 use crate::soft::{closer, system};
+use crate::versions::Versions;
 use crate::{Access, QueuePairAddress, VerbsError};
 
 /// Descriptors of one message.
@@ -224,7 +225,9 @@ pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<(Request, 
     if length == 0 {
         return Ok(None);
     }
-    let Some(request) = Request::decode(&bytes[..length]) else { return invalid("not a request") };
+    let Some(request) = Request::decode(&bytes[..length]) else {
+        return Err(not_understood("request", &bytes[..length], REQUEST, 0));
+    };
     if fd.is_some() && !matches!(request.object, Object::Offer { .. }) {
         return invalid("a descriptor that no device sends");
     }
@@ -296,15 +299,27 @@ pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Option<Rece
     }
     match Reply::decode(&bytes[..length]) {
         Some(reply) => Ok((reply, fd)),
-        None => {
-            Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's device sent no reply that we know"))
-        }
+        None => Err(not_understood("reply", &bytes[..length], REPLY, 9)),
     }
 }
 
-/// Version of the layout of shared memory and of the messages between devices. Both sides must have one
-/// version. Every change of either increments the version.
-pub(crate) const VERSION: u8 = 5;
+/// Returns the error for bytes that are not `what`. A message of another version has its version at `at` too.
+fn not_understood(what: &str, bytes: &[u8], length: usize, at: usize) -> io::Error {
+    let reason = match bytes.get(at) {
+        Some(version) if bytes.len() == length && *version != VERSION => {
+            format!("the peer's device sent a {what} of version {version}, this device has {VERSIONS}")
+        }
+        _ => format!("the peer's device sent no {what} that we know"),
+    };
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+/// The versions of the layout of shared memory and of the messages between devices that this device speaks.
+/// Every change of either increments the newest one. Older ones than 5 were never released. A device that
+/// speaks two versions makes a queue pair of each, the newer one first, and its user offers both to the peer.
+pub(crate) const VERSIONS: Versions = Versions::only(5);
+/// The version of this device.
+pub(crate) const VERSION: u8 = VERSIONS.newest as u8;
 
 const MAGIC: u8 = b's';
 const LENGTH: usize = 34;
@@ -353,10 +368,10 @@ impl Address {
         if bytes.first() != Some(&MAGIC) {
             return Err(VerbsError::bad_address("it is not the address of a soft device"));
         }
-        if bytes.get(1) != Some(&VERSION) {
+        let version = bytes.get(1).copied().unwrap_or(0);
+        if !VERSIONS.speaks(version.into()) {
             return Err(VerbsError::bad_address(format!(
-                "the peer's soft device has version {:?} of the layout, this one has {VERSION}: use one version of this library",
-                bytes.get(1)
+                "the peer's soft device has version {version} of the layout, this one has {VERSIONS}: use one version of this library"
             )));
         }
         let Ok(bytes) = <&[u8; LENGTH]>::try_from(bytes) else {
@@ -457,10 +472,47 @@ mod address_tests {
             bytes.resize(length, 7);
             assert!(Address::decode(&QueuePairAddress::new(bytes).unwrap()).is_err(), "{length}");
         }
-        for index in 0..2 {
-            let mut bytes = good.clone();
-            bytes[index] ^= 1;
-            assert!(Address::decode(&QueuePairAddress::new(bytes).unwrap()).is_err(), "{index}");
+        let mut other = good;
+        other[0] ^= 1;
+        assert!(Address::decode(&QueuePairAddress::new(other).unwrap()).is_err());
+    }
+
+    #[test]
+    fn another_version_is_an_error_with_both_numbers() {
+        for version in [0, VERSION - 1, VERSION + 1] {
+            // Another version may have another length.
+            for length in [2, LENGTH, 60] {
+                let mut bytes = sample().encode();
+                bytes[1] = version;
+                bytes.resize(length, 7);
+                let error = Address::decode(&QueuePairAddress::new(bytes).unwrap()).unwrap_err().to_string();
+                let both = format!("has version {version} of the layout, this one has {VERSION}:");
+                assert!(error.contains(&both), "{error}");
+            }
+            let (ours, theirs) = rustix::net::socketpair(
+                rustix::net::AddressFamily::UNIX,
+                rustix::net::SocketType::SEQPACKET,
+                rustix::net::SocketFlags::empty(),
+                None,
+            )
+            .unwrap();
+            let request = Request { sequence: 1, number: 2, token: 3, object: Object::Table };
+            let mut request = request.encode();
+            request[0] = version;
+            send(&theirs, &request, &[]).unwrap();
+            let error = receive_request(&ours).map(|_| ()).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("a request of version {version}, this device has {VERSION}")),
+                "{error}"
+            );
+            let mut reply = Reply { sequence: 1, answer: Answer::Object }.encode();
+            reply[9] = version;
+            send(&ours, &reply, &[]).unwrap();
+            let error = receive_reply(&theirs).map(|_| ()).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("a reply of version {version}, this device has {VERSION}")),
+                "{error}"
+            );
         }
     }
 }
