@@ -2,7 +2,7 @@
 //! that sends them. `cargo test -p tonic-rdma --lib recorded::print -- --ignored --nocapture` prints the bytes of
 //! this binary.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 use std::ops::Range;
 use std::time::Duration;

@@ -2,6 +2,8 @@
 //! a peer of version 3, and understand them. `cargo test -p tonic-rdma --lib recorded::print -- --ignored
 //! --nocapture` prints the messages of this binary.
 
+#![allow(clippy::print_stdout, reason = "a test prints what is recorded")]
+
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
