@@ -8,49 +8,15 @@
     reason = "a test, which prints what it counts"
 )]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{descriptors_and_mappings, free_address};
+use support::{Counting, Held, descriptors_and_mappings, free_address, held_by_this_process};
 use tonic_rdma_collective::{Communicator, Launch, PlanChoice, Reduction};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 const LIMIT: Duration = Duration::from_secs(120);
-
-static BLOCKS: AtomicIsize = AtomicIsize::new(0);
-static BYTES: AtomicIsize = AtomicIsize::new(0);
-
-/// The system's allocator, which counts blocks and bytes that are not freed.
-struct Counting;
-
-fn count(blocks: isize, bytes: isize) {
-    BLOCKS.fetch_add(blocks, Ordering::Relaxed);
-    BYTES.fetch_add(bytes, Ordering::Relaxed);
-}
-
-// SAFETY: every call is passed unchanged to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(1, layout.size() as isize);
-        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(0, size as isize - layout.size() as isize);
-        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
-        unsafe { System.realloc(block, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        count(-1, -(layout.size() as isize));
-        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
 
 /// Makes a group of two ranks on threads of their own, uses it, and drops it.
 fn group(number: usize) {
@@ -90,7 +56,7 @@ impl Resources {
     fn now() -> Self {
         let (descriptors, mappings) = descriptors_and_mappings();
         let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
-        let (blocks, bytes) = (BLOCKS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
+        let Held { blocks, bytes } = held_by_this_process();
         Self { blocks, bytes, descriptors, mappings, threads }
     }
 

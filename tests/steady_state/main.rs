@@ -16,7 +16,6 @@
 //! other processes want its core; each sleep costs calls.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
-mod allocations;
 mod system_calls;
 mod wake_ups;
 
@@ -29,8 +28,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt;
 use tonic_rdma::{Config, Dialer, EndpointStream, PollMode, Verdict};
 
-use support::Runtime;
+use support::{Counting, Runtime, allocations_of_this_thread};
 use system_calls::{EPOLL, NotPermitted, SystemCalls, WHILE_WAITING, describe};
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
 
 const WARM_UP: usize = 2_000;
 const MESSAGES: usize = 10_000;
@@ -65,6 +67,15 @@ impl Counts {
     fn explained_by_time(&self) -> u64 {
         CALLS_OF_A_MILLISECOND * self.elapsed.as_millis() as u64
     }
+}
+
+#[test]
+fn allocations_are_counted() {
+    let before = allocations_of_this_thread();
+    let mut vector = std::hint::black_box(vec![1_u8; 100]);
+    vector.reserve(100_000);
+    drop(std::hint::black_box(vector));
+    assert_eq!(allocations_of_this_thread() - before, 2);
 }
 
 /// Runs both ends in one runtime, so that the waits do not depend on the system's scheduler.
@@ -197,10 +208,10 @@ fn check(what: &str, counts: Counted, sleeps: u64) {
 /// Runs `messages`. Counts the allocations of the calling thread, and its system calls except `uncounted`.
 async fn counted(uncounted: &[i64], mut messages: impl AsyncFnMut(usize)) -> Counted {
     let calls = SystemCalls::count_but(uncounted);
-    let (before, start) = (allocations::of_this_thread(), Instant::now());
+    let (before, start) = (allocations_of_this_thread(), Instant::now());
     // The other end expects the messages, even if this end can't count calls.
     messages(MESSAGES).await;
-    let (elapsed, allocations) = (start.elapsed(), allocations::of_this_thread() - before);
+    let (elapsed, allocations) = (start.elapsed(), allocations_of_this_thread() - before);
     Ok(Counts { allocations, calls: calls?.so_far(), elapsed })
 }
 

@@ -1,6 +1,6 @@
 //! Shared parts of the integration tests: runtimes with a time limit, connected streams, content that shows
 //! every wrong byte, child processes, certificates, and a gRPC service that a test controls.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -11,6 +11,8 @@
 )]
 
 mod address;
+#[allow(unsafe_code, reason = "a global allocator has no other form")]
+mod allocator;
 mod certificates;
 mod child;
 mod content;
@@ -22,6 +24,7 @@ mod scenario;
 mod streams;
 
 pub use address::{BlackHole, Silence, SilentDevice, free_address};
+pub use allocator::{Counting, Held, allocations_of_this_thread, held_by_this_process, held_by_this_thread};
 pub use certificates::Authority;
 pub use child::{Child, OpenCopy, ROLE, announce};
 pub use content::{Content, hex, random_length, unhex};

@@ -5,7 +5,12 @@
 use super::Core;
 use crate::grpc::fault::CallFault;
 
+/// The tests of what is held ask this allocator.
+#[global_allocator]
+static COUNTING: support::Counting = support::Counting;
+
 mod application;
+mod frames;
 mod hostile;
 mod network;
 mod recorded;

@@ -48,6 +48,8 @@ pub(super) struct CoreEnd {
     memory: HashMap<u64, Weak<Bytes>>,
     next_address: u64,
     pub(super) fetches: Vec<Fetch>,
+    /// Content that was made up for fetches, as long as something holds it.
+    landed: Vec<Weak<Vec<u8>>>,
     /// A fetch was refused for now.
     pub(super) starved: bool,
     pub(super) messages: usize,
@@ -58,6 +60,35 @@ impl CoreEnd {
     pub(super) fn wake(&mut self) {
         self.core.after().wakers.drain(..).for_each(Waker::wake);
     }
+
+    /// Returns the bytes of the memory that a device would have registered for this end: what the peer may
+    /// read, and what is read from the peer.
+    pub(super) fn registered(&mut self) -> u64 {
+        self.memory.retain(|_, lent| lent.strong_count() > 0);
+        self.landed.retain(|landed| landed.strong_count() > 0);
+        let lent = self.memory.values().filter_map(Weak::upgrade).map(|lent| lent.len() as u64);
+        let landed = self.landed.iter().filter_map(Weak::upgrade).map(|landed| landed.len() as u64);
+        lent.chain(landed).chain(self.fetches.iter().map(Fetch::length)).sum()
+    }
+
+    /// Ends a fetch with zeros, wherever its content lies.
+    pub(super) fn land_zeros(&mut self, index: usize) {
+        let fetch = self.fetches.swap_remove(index);
+        let zeros = Arc::new(vec![0; if fetch.cancelled { 0 } else { fetch.length() as usize }]);
+        self.landed.push(Arc::downgrade(&zeros));
+        let content = (!fetch.cancelled).then(|| Bytes::from_owner(Zeros(zeros)));
+        self.core.landed(fetch.id, content);
+        self.wake();
+    }
+}
+
+/// Content that was made up.
+struct Zeros(Arc<Vec<u8>>);
+
+impl AsRef<[u8]> for Zeros {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// A fetch under way.
@@ -67,6 +98,16 @@ pub(super) struct Fetch {
     /// Addresses and lengths in the memory of the other side, or bytes.
     segments: Vec<Result<(u64, u64), Vec<u8>>>,
     cancelled: bool,
+}
+
+impl Fetch {
+    fn length(&self) -> u64 {
+        let length = |segment: &Result<(u64, u64), Vec<u8>>| match segment {
+            Ok((_, length)) => *length,
+            Err(bytes) => bytes.len() as u64,
+        };
+        self.segments.iter().map(length).sum()
+    }
 }
 
 /// The wire of an end.
@@ -182,6 +223,7 @@ impl CorePair {
             memory: HashMap::new(),
             next_address: 1000,
             fetches: Vec::new(),
+            landed: Vec::new(),
             starved: false,
             messages: 0,
         };
@@ -202,7 +244,7 @@ impl CorePair {
 
     /// Lets an end send.
     pub(super) fn transmit(&mut self, index: usize) {
-        let CoreEnd { core, device, sent, memory, next_address, fetches, starved, messages } =
+        let CoreEnd { core, device, sent, memory, next_address, fetches, starved, messages, .. } =
             &mut self.ends[index];
         let random = &mut self.random;
         *starved = false;

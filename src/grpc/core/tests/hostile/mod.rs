@@ -1,6 +1,7 @@
 //! A peer that breaks the rules: each violation is named, limits hold, and nothing panics.
 
 mod bounds;
+pub(super) mod held;
 
 use std::task::{Poll, Waker};
 
@@ -18,18 +19,18 @@ use crate::grpc::frame::{
 };
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
-const CLIENT: usize = 0;
-const SERVER: usize = 1;
+pub(super) const CLIENT: usize = 0;
+pub(super) const SERVER: usize = 1;
 
 /// Makes the messages of a peer that obeys nothing.
 #[derive(Default)]
-struct Peer {
+pub(super) struct Peer {
     encoder: Encoder,
-    message: Vec<u8>,
+    pub(super) message: Vec<u8>,
 }
 
 impl Peer {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut peer = Self::default();
         peer.encoder.set_room(100, 10_000);
         peer
@@ -41,11 +42,11 @@ impl Peer {
         self
     }
 
-    fn plain(self, kind: Kind, stream: u32, payload: &[u8]) -> Self {
+    pub(super) fn plain(self, kind: Kind, stream: u32, payload: &[u8]) -> Self {
         self.frame(FrameHeader::new(kind, stream, payload.len()), payload)
     }
 
-    fn flagged(self, kind: Kind, flags: u8, stream: u32, payload: &[u8]) -> Self {
+    pub(super) fn flagged(self, kind: Kind, flags: u8, stream: u32, payload: &[u8]) -> Self {
         self.frame(FrameHeader { flags, ..FrameHeader::new(kind, stream, payload.len()) }, payload)
     }
 
