@@ -10,6 +10,8 @@
 //! ```
 
 mod call;
+#[cfg(test)]
+mod hostile;
 mod in_place;
 mod routes;
 

@@ -112,3 +112,17 @@ pub fn announce(word: impl std::fmt::Display) {
     println!("{MARK} {word}");
     std::io::stdout().flush().unwrap();
 }
+
+/// Runs a test in a process of its own: returns true there. Elsewhere starts this process, waits until the test
+/// has passed there, and returns false. `test` is the path of the test with the name of its crate.
+pub fn is_alone(test: &str) -> bool {
+    let test = test.split_once("::").map_or(test, |(_, test)| test);
+    if std::env::var(ROLE).is_ok_and(|role| role == test) {
+        return true;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(ROLE, test);
+    let status = command.status().unwrap();
+    assert!(status.success(), "{test}, in a process of its own: {status}");
+    false
+}

@@ -26,7 +26,7 @@ mod streams;
 pub use address::{BlackHole, Silence, SilentDevice, free_address};
 pub use allocator::{Counting, Held, allocations_of_this_thread, held_by_this_process, held_by_this_thread};
 pub use certificates::Authority;
-pub use child::{Child, OpenCopy, ROLE, announce};
+pub use child::{Child, OpenCopy, ROLE, announce, is_alone};
 pub use content::{Content, hex, random_length, unhex};
 pub use greeter::{ScriptedGreeter, outcome, say};
 pub use process::{descriptors_and_mappings, settled};
