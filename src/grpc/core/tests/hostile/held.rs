@@ -7,6 +7,7 @@ use bytes::BytesMut;
 use support::held_by_this_thread;
 
 use super::*;
+use crate::grpc::frame::Frames;
 
 /// The limit of a connection, in bytes.
 pub(in crate::grpc::core::tests) const LIMIT: u64 = 1 << 20;
@@ -69,6 +70,10 @@ pub(in crate::grpc::core::tests) struct Victim {
     pub(in crate::grpc::core::tests) keys: Vec<StreamKey>,
     /// Calls that are to be answered when the state machine takes a part.
     unanswered: VecDeque<StreamKey>,
+    /// Replies have no end.
+    streams_replies: bool,
+    /// A call was refused, because there is no memory for it.
+    pub(in crate::grpc::core::tests) has_refused: bool,
 }
 
 impl Victim {
@@ -81,21 +86,28 @@ impl Victim {
         alter: impl FnOnce(&mut [u8]),
     ) -> Self {
         let limits = (streams, 16 << 10, 1 << 20);
-        let mut pair = CorePair::new(0, [limits, limits], [Device::default(), Device::default()]);
-        for end in &mut pair.ends {
-            end.core.set_landing_budget(LandingBudget::new(limit));
-        }
+        let devices = [Device::default(), Device::default()];
+        let mut pair = CorePair::with_limit(0, [limits, limits], devices, [limit; 2], true);
         let mut settings = pair.ends[1 - end].sent.pop_front().unwrap().to_vec();
         alter(&mut settings[FrameHeader::LENGTH..]);
         pair.receive(end, settings.into()).unwrap();
         pair.transmit(end);
-        let mut victim =
-            Self { pair, end, inbox: BytesMut::new(), keys: Vec::new(), unanswered: VecDeque::new() };
+        let mut victim = Self {
+            pair,
+            end,
+            inbox: BytesMut::new(),
+            keys: Vec::new(),
+            unanswered: VecDeque::new(),
+            streams_replies: false,
+            has_refused: false,
+        };
         victim.core();
         victim
     }
 
-    pub(in crate::grpc::core::tests) fn core(&mut self) -> &mut Core<super::super::network::Kept> {
+    pub(in crate::grpc::core::tests) fn core(
+        &mut self,
+    ) -> &mut crate::grpc::core::Core<super::super::network::Kept> {
         self.pair.ends[self.end].sent.clear();
         &mut self.pair.ends[self.end].core
     }
@@ -122,6 +134,13 @@ impl Victim {
     /// Lets the end send. Nobody reads what it sends.
     pub(in crate::grpc::core::tests) fn transmit(&mut self) {
         self.pair.transmit(self.end);
+        for message in &self.pair.ends[self.end].sent {
+            let mut frames = Frames::new(message.clone());
+            while let Some((header, _)) = frames.next_frame().unwrap() {
+                let code = (header.kind == Kind::Reset).then(|| ResetCode::from_wire(header.extra));
+                self.has_refused |= code == Some(ResetCode::ResourceExhausted);
+            }
+        }
         let after = self.core().after();
         (after.unneeded.clear(), after.headers.clear());
     }
@@ -135,15 +154,21 @@ impl Victim {
         }
         for _ in 0..self.unanswered.len() {
             let Some(key) = self.unanswered.pop_front() else { return };
-            match self.core().poll_send_ready(key, Waker::noop()) {
-                Poll::Pending => self.unanswered.push_back(key),
-                Poll::Ready(ready) => {
-                    if ready.is_ok() {
-                        self.core().send_data(key, vec![1; reply].into(), false);
-                        self.core().send_trailers(key, HeaderMap::new());
-                    }
-                    self.core().release(key);
+            let is_over = loop {
+                let Poll::Ready(ready) = self.core().poll_send_ready(key, Waker::noop()) else { break false };
+                if ready.is_ok() {
+                    self.core().send_data(key, vec![1; reply].into(), false);
+                    self.transmit();
                 }
+                if ready.is_err() || !self.streams_replies {
+                    break true;
+                }
+            };
+            if is_over {
+                self.core().send_trailers(key, HeaderMap::new());
+                self.core().release(key);
+            } else {
+                self.unanswered.push_back(key);
             }
             self.transmit();
         }
@@ -294,22 +319,19 @@ fn many_short_parts_stay_within_the_limit() {
     });
 }
 
-/// Returns whether connections have a window of their own.
-pub(in crate::grpc::core::tests) fn has_connection_window() -> bool {
-    to_server(Peer::new().plain(Kind::Credit, 0, &1000_u64.to_le_bytes())).is_ok()
-}
-
-/// Makes `connections` peers open 200 calls each, whose replies have 1 MiB. Returns the most that was held.
-fn replies(connections: u64, exposed: u32, alter: fn(&mut [u8]), credit: u64, slots: usize) {
+/// Makes `connections` peers open 200 calls each, whose replies have 1 MiB, or have no end and go in shorter
+/// parts.
+fn replies(connections: u64, reply: usize, exposed: u32, alter: fn(&mut [u8]), credit: u64, slots: usize) {
     let mut scale = Scale::new(connections, LIMIT);
     let mut victims = Vec::new();
     let credit = credit.to_le_bytes();
     for _ in 0..connections {
         victims.push(Victim::new(SERVER, 1 << 16, LIMIT, alter));
         let victim = victims.last_mut().unwrap();
+        victim.streams_replies = reply < 1 << 20;
         victim.pair.ends[SERVER].device = Device { exposed, slots, ..Device::default() };
-        if credit != [0; 8] && has_connection_window() {
-            victim.receive(&Peer::new().plain(Kind::Credit, 0, &credit).message).unwrap();
+        if credit != [0; 8] {
+            victim.receive(&Peer::new().plain(Kind::Credit, 0, &credit.repeat(2)).message).unwrap();
         }
         for stream in 1..=200 {
             let call = open(stream).flagged(Kind::Data, END, stream, &[]);
@@ -317,7 +339,7 @@ fn replies(connections: u64, exposed: u32, alter: fn(&mut [u8]), credit: u64, sl
             if victim.receive(&call.message).is_err() {
                 break;
             }
-            victim.answer(1 << 20);
+            victim.answer(reply);
             scale.check(&format!("{connections} connections, reply {stream}"));
         }
         let registered: u64 = victims.iter_mut().map(|victim| victim.pair.ends[SERVER].registered()).sum();
@@ -337,8 +359,16 @@ fn replies(connections: u64, exposed: u32, alter: fn(&mut [u8]), credit: u64, sl
 fn replies_that_are_never_given_back_stay_within_the_limit() {
     for exposed in [100, 0] {
         for connections in [1, 100] {
-            replies(connections, exposed, |_| {}, 1 << 40, 1 << 10);
+            replies(connections, 1 << 20, exposed, |_| {}, 1 << 40, 1 << 10);
         }
+    }
+}
+
+/// The same with replies that are streams.
+#[test]
+fn streams_that_are_never_given_back_stay_within_the_limit() {
+    for connections in [1, 100] {
+        replies(connections, 64 << 10, 100, |_| {}, 1 << 40, 1 << 10);
     }
 }
 
@@ -346,7 +376,7 @@ fn replies_that_are_never_given_back_stay_within_the_limit() {
 #[test]
 fn replies_without_a_window_stay_within_the_limit() {
     for connections in [1, 100] {
-        replies(connections, 100, |settings| settings[8..12].fill(0), 0, 1 << 10);
+        replies(connections, 1 << 20, 100, |settings| settings[8..12].fill(0), 0, 1 << 10);
     }
 }
 
@@ -354,6 +384,6 @@ fn replies_without_a_window_stay_within_the_limit() {
 #[test]
 fn replies_to_a_peer_that_reads_nothing_stay_within_the_limit() {
     for connections in [1, 100] {
-        replies(connections, 0, |_| {}, 1 << 40, 0);
+        replies(connections, 1 << 20, 0, |_| {}, 1 << 40, 0);
     }
 }
