@@ -60,7 +60,7 @@ fn links_that_lead_nowhere_are_found() {
 #[test]
 fn every_promise_has_tests_that_exist() {
     let tests: String = files_of(root(), "rs").iter().map(|file| read(file)).collect();
-    let rows = pages::of_book("software-device.md").into_iter().flat_map(|page| page.rows());
+    let rows = pages::of_book("").into_iter().flat_map(|page| page.rows());
     let promises: Vec<_> = rows.filter(|(header, _)| header == "promise").collect();
     assert!(promises.len() > 15, "only {} promises were found: is this check broken?", promises.len());
     for (_, cells) in promises {
