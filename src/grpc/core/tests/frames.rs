@@ -55,6 +55,8 @@ struct Start {
     end: usize,
     streams: u32,
     window: u32,
+    /// The peer knows windows of the connection, as peers of version 3 do not.
+    has_windows: bool,
     /// How often the peer breaks a rule, in percent.
     rude: u32,
 }
@@ -122,7 +124,7 @@ impl Run {
     fn new(start: Start) -> Self {
         let scale = Scale::new(1, LIMIT);
         let window = start.window.to_le_bytes();
-        let victim = Victim::new(start.end, start.streams, LIMIT, |settings| {
+        let victim = Victim::new(start.end, start.streams, LIMIT, start.has_windows, |settings| {
             settings[..4].copy_from_slice(&start.streams.to_le_bytes());
             settings[8..12].copy_from_slice(&window);
         });
@@ -136,7 +138,7 @@ impl Run {
         if let Some(violation) = self.violation.as_ref().filter(|_| self.start.rude == 0) {
             return Err(format!("a peer that keeps the rules broke one: {violation}"));
         }
-        if self.victim.has_refused && self.start.rude == 0 {
+        if self.victim.has_refused && self.start.rude == 0 && self.start.has_windows {
             return Err("there was no memory for a call of a peer that keeps the rules".into());
         }
         self.scale.find()?;
@@ -298,6 +300,7 @@ impl Sequence {
             end: random.usize(..2),
             streams: [1, 3, 100, 1 << 16][random.usize(..4)],
             window: [0, 1, 16 << 10, 64 << 10][random.usize(..4)],
+            has_windows: random.u32(..4) > 0,
             rude: [0, 0, 1, 10][random.usize(..4)],
         };
         let application = [(); 3].map(|()| [0, 0, 5, 20, 40][random.usize(..5)]);
@@ -381,7 +384,10 @@ impl Sequence {
         let rude = self.is_rude();
         let kind = if rude { self.random.u8(..11) } else { self.one(&[2, 2, 3, 3, 3, 4, 4, 4, 5, 6, 7, 8]) };
         let core = victim.core();
-        if !rude && !core.ledger.has_room(if matches!(kind, 2 | 6) { Kind::Headers } else { Kind::Data }) {
+        if !rude
+            && self.start.has_windows
+            && !core.ledger.has_room(if matches!(kind, 2 | 6) { Kind::Headers } else { Kind::Data })
+        {
             return None;
         }
         let stream = self.stream(core, kind, rude)?;
@@ -430,7 +436,11 @@ impl Sequence {
             8 => {
                 let most = if rude { u64::MAX } else { 1 << 40 };
                 let credit = self.one(&[0, 1, 256, 64 << 10, most]);
-                with(Kind::Credit, 0, &credit.to_le_bytes().repeat(if stream == 0 { 2 } else { 1 }))
+                with(
+                    Kind::Credit,
+                    0,
+                    &credit.to_le_bytes().repeat(if stream == 0 && self.start.has_windows { 2 } else { 1 }),
+                )
             }
             9 => Some(Peer::new().plain(Kind::GoAway, self.random.u32(..5), b"it goes").message),
             1 => Some(Peer::new().plain(Kind::Settings, 0, &[1; 24]).message),
@@ -457,7 +467,7 @@ impl Sequence {
             return (core.streams.open_len() < self.start.streams as usize)
                 .then_some(self.last_stream.saturating_add(gap));
         }
-        if kind == 8 && self.random.u32(..4) == 0 {
+        if kind == 8 && self.start.has_windows && self.random.u32(..4) == 0 {
             return Some(0);
         }
         if kind == 6 && self.start.end == SERVER {
