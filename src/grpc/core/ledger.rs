@@ -354,6 +354,11 @@ mod for_tests {
             [&self.parts, &self.headers].map(|window| [window.credit, window.left()])
         }
 
+        /// Returns whether the peer may send a frame of this kind.
+        pub(in crate::grpc::core) fn has_room(&mut self, kind: Kind) -> bool {
+            self.window_of(kind).left() > 0
+        }
+
         pub(in crate::grpc::core) fn sent(&self) -> usize {
             self.sent
         }
