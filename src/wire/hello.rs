@@ -29,6 +29,8 @@ pub const LAYOUT: u16 = 3;
 /// | 4 | native calls have a window for the whole connection, beside the streams' |
 /// | 3 | the first version that the next one speaks with |
 pub const VERSIONS: Versions = Versions { oldest: 3, newest: 4 };
+/// The first version in which native calls have windows of the connection.
+pub const CONNECTION_WINDOWS: u32 = 4;
 /// The capability of native calls: the connection carries messages of calls instead of a byte stream.
 pub const NATIVE_CALLS: u32 = 1;
 /// The longest body of a message, in bytes.

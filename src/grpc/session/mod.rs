@@ -39,6 +39,7 @@ use crate::grpc::core::{Core, Role, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::Landing;
 use crate::protocol::AbortCode;
+use crate::wire::hello::CONNECTION_WINDOWS;
 
 pub(crate) use self::stream::Stream;
 pub(crate) use crate::grpc::core::{OpenError, Part};
@@ -100,7 +101,7 @@ impl Session {
     ) -> Arc<Self> {
         let mut core =
             Core::new(role, config.max_concurrent_streams, config.max_header_list_size, config.stream_window);
-        core.set_limit(config.landing_budget, true);
+        core.set_limit(config.landing_budget, endpoint.info().version() >= Some(CONNECTION_WINDOWS));
         let (is_usable, has_much_to_send) = (Arc::new(AtomicBool::new(true)), Arc::default());
         let session = Arc::new(Self {
             endpoint,

@@ -19,7 +19,7 @@ use crate::grpc::frame::{RequestHeaders, ResetCode};
 fn exchange() -> String {
     let device = Device { exposed: 100, ..Device::default() };
     let limits = (100, 16 << 10, 512);
-    let mut pair = CorePair::new(0, [limits, limits], [device.clone(), device]);
+    let mut pair = CorePair::with_limit(0, [limits, limits], [device.clone(), device], [256 << 20; 2], false);
     let mut sent = String::new();
     let mut settle = |pair: &mut CorePair| {
         while pair.ends.iter().any(|end| !end.sent.is_empty() || !end.fetches.is_empty()) {
