@@ -11,7 +11,7 @@
 
 mod call;
 #[cfg(test)]
-mod hostile;
+mod hostile_tests;
 mod in_place;
 mod routes;
 
