@@ -60,7 +60,8 @@ impl Default for CallConfig {
 
 impl CallConfig {
     /// Sets the most calls that the peer may have open on one connection, 1 to 1 048 576. Default: 65 536. A
-    /// client waits with further calls until one has ended.
+    /// client waits with further calls until one has ended, and so it does if their headers have used up their
+    /// share of the [`landing_budget`](Self::landing_budget).
     pub fn max_concurrent_streams(mut self, streams: u32) -> Self {
         self.max_concurrent_streams = streams;
         self

@@ -102,9 +102,11 @@ impl ListenerBuilder {
     }
 }
 
-/// Returns the limits of native calls: room for two of the largest messages.
+/// Returns the limits of native calls: room for two of the largest messages, and for the headers of all calls,
+/// which have a quarter.
 pub(super) fn calls(settings: &ListenerBuilder) -> CallConfig {
-    let budget = settings.largest_tensor.saturating_mul(2).clamp(256 << 20, 1 << 50);
+    let headers = 4 * u64::from(MAX_CALLS) * 2048;
+    let budget = settings.largest_tensor.saturating_mul(2).clamp(headers, 1 << 50);
     CallConfig::default().landing_budget(budget)
 }
 

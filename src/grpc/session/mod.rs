@@ -389,7 +389,10 @@ impl SessionState {
         if !self.core.takes_calls() {
             self.is_usable.store(false, Ordering::Relaxed);
         }
-        self.has_much_to_send.store(self.core.has_much_to_send(), Ordering::Relaxed);
+        // Replies of other threads read this often, and it changes seldom.
+        if self.has_much_to_send.load(Ordering::Relaxed) != self.core.has_much_to_send() {
+            self.has_much_to_send.store(self.core.has_much_to_send(), Ordering::Relaxed);
+        }
         let is_due = (self.core.has_accepted() && !self.accepts) || (self.core.is_drained() && !self.is_over);
         if (is_due || (self.core.transmits_again() && !self.transmits_again))
             && !self.will_run
