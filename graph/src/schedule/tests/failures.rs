@@ -11,7 +11,7 @@ use crate::schedule::executor::ExecutorSettings;
 use crate::schedule::{Direction, Executor, Program, ReceiveMode, Transfers};
 
 fn settings(receive: ReceiveMode) -> ExecutorSettings {
-    ExecutorSettings { receive, window: 2, deadline: HANG, ..ExecutorSettings::default() }
+    ExecutorSettings { receive, window: 2, deadline: HANG }
 }
 
 /// Makes three parts in a ring: part 1 computes with `kernel`, and part 0 waits for part 2.
@@ -210,7 +210,7 @@ fn sends_first(
     graph.node_with("taken", 1, &[sent], kernel);
     let split = graph.split();
     let transfers = Transfers::in_memory(&split.placements, steps).unwrap();
-    let settings = ExecutorSettings { window: 1, deadline, ..ExecutorSettings::default() };
+    let settings = ExecutorSettings { window: 1, deadline };
     split.executors(transfers, &settings)
 }
 

@@ -193,8 +193,7 @@ fn check(case: &Case) {
     let kernels = (0..case.parts).map(|part| kernels(case, &graph, Part(part))).collect();
     let split = Split { graph: Arc::new(graph), placements: Arc::clone(&placements), kernels };
     let (graph, window) = (Arc::clone(&split.graph), case.window);
-    let settings =
-        ExecutorSettings { receive: case.mode, window, deadline: HANG, ..ExecutorSettings::default() };
+    let settings = ExecutorSettings { receive: case.mode, window, deadline: HANG };
     let mut executors = split.executors(transfers, &settings);
     for (part, (report, seen)) in run_all(&mut executors, case.steps).into_iter().enumerate() {
         let report = report.unwrap_or_else(|error| panic!("part {part}: {error}"));
