@@ -210,7 +210,7 @@ fn sends_first(
     graph.node_with("taken", 1, &[sent], kernel);
     let split = graph.split();
     let transfers = Transfers::in_memory(&split.placements, steps).unwrap();
-    let settings = ExecutorSettings { window: 1, deadline };
+    let settings = ExecutorSettings { window: 1, deadline, ..ExecutorSettings::default() };
     split.executors(transfers, &settings)
 }
 
