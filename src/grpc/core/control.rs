@@ -52,7 +52,6 @@ impl Control {
     pub(super) fn window_credits(&mut self, credits: [u64; 2]) {
         let [parts, headers] = self.window_credits.unwrap_or_default();
         self.window_credits = Some([parts + credits[0], headers + credits[1]]);
-        self.urgent = true;
     }
 
     /// Gives an offer back.

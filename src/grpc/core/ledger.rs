@@ -90,6 +90,8 @@ impl Window {
 impl Ledger {
     /// The most bytes of a read whose content is not delivered in one segment.
     const PART: u64 = 512 << 10;
+    /// The bookkeeping of a part that waits to be sent: an `OutPart`, in a queue that may be half full.
+    pub(super) const QUEUED_PART: usize = 96;
 
     /// Makes a ledger without bounds, for streams with these windows, and a peer that knows windows of the
     /// connection.
@@ -131,7 +133,7 @@ impl Ledger {
 
     /// Sets the windows of the peer. Without windows nothing has to wait.
     pub(super) fn set_peer(&mut self, limits: &Limits) {
-        let [parts, headers] = limits.windows.map_or([MOST_CREDIT; 2], |windows| windows.map(i64::from));
+        let [parts, headers] = limits.windows.map_or([i64::MAX; 2], |windows| windows.map(i64::from));
         (self.parts.credit, self.headers.credit) = (parts, headers);
     }
 
@@ -255,7 +257,8 @@ impl Ledger {
     pub(super) fn sent_by(&self, stream: &Stream) -> usize {
         let sending = &stream.sending;
         let waits = stream.id == 0 || matches!(sending.headers, Some(OutHeaders::Request(_)));
-        if waits || stream.closed { 0 } else { (sending.bytes + sending.offered).min(self.most_sent() / 2) }
+        let counts = sending.bytes + sending.offered + Self::QUEUED_PART * sending.parts.len();
+        if waits || stream.closed { 0 } else { counts.min(self.most_sent() / 2) }
     }
 
     /// Returns the bound of what this side queues and offers.
@@ -289,9 +292,10 @@ impl Ledger {
         ended < self.most_sent()
     }
 
-    /// Returns whether senders wait that can go on. They wait until a quarter of the bound is free.
+    /// Returns whether senders wait that can go on. They wait until a part of the bound is free, because all of
+    /// them are woken at once.
     pub(super) fn wakes_senders(&mut self) -> bool {
-        let wakes = self.has_senders && self.sent <= self.most_sent() / 4 * 3;
+        let wakes = self.has_senders && self.sent < self.most_sent() - self.most_sent() / 16;
         self.has_senders &= !wakes;
         wakes
     }

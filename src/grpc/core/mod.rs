@@ -148,10 +148,7 @@ impl<K> Core<K> {
 
     /// Returns whether something that the peer waits for was queued since the last call.
     pub(super) fn take_urgent(&mut self) -> bool {
-        if let Some(credits) = self.ledger.take_credits() {
-            self.control.window_credits(credits);
-        }
-        self.control.take_urgent()
+        self.control.take_urgent() || self.ledger.is_due()
     }
 
     /// Returns whether the peer is to get credit for the connection.

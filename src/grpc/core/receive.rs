@@ -245,7 +245,9 @@ impl<K> Core<K> {
         frames: &Frames,
         payload: Payload,
     ) -> Result<(), CallViolation> {
-        let offer = ContentOffer::decode(frames, payload)?;
+        // A peer of version 3 knows no such bound.
+        let most = if self.ledger.has_windows { ContentOffer::SEGMENTS } else { usize::MAX };
+        let offer = ContentOffer::decode(frames, payload, most)?;
         self.received_offers.claim(offer.id)?;
         let open = self.find_open(Kind::Offer, header.stream)?;
         let held = open.filter(|key| !self.streams[*key].released);

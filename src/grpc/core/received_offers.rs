@@ -338,22 +338,24 @@ impl<K> Core<K> {
     pub(super) fn start_reads<W: Wire<Kept = K>>(&mut self, wire: &mut W) {
         self.received_offers.cancel_reads(wire);
         let window = u64::try_from(self.ledger.full_window).unwrap_or(0);
-        let (mut refused, mut waiting) = (u64::MAX, 0);
+        // Without and with a reader that waits, because only that gets the connection's reserve.
+        let (mut refused, mut waiting) = ([u64::MAX; 2], 0);
         while let Some(key) = self.streams.front(Queue::Reads)
             && waiting < self.streams.reading().min(Self::LOOKED_AT)
         {
             let receiving = &mut self.streams[key].receiving;
             let next = self.received_offers.next_of(receiving).filter(|_| receiving.landing < window);
+            let refused = &mut refused[usize::from(receiving.waker.is_some())];
             let started = match next {
                 None => Err(NotStarted::Enough),
                 Some(index) => {
-                    self.received_offers.start_read(index, receiving, &mut self.ledger, wire, refused)
+                    self.received_offers.start_read(index, receiving, &mut self.ledger, wire, *refused)
                 }
             };
             match (started, next) {
                 (Err(NotStarted::Later(length)), _) => {
                     receiving.starve(length, &mut self.after.wakers);
-                    refused = refused.min(length);
+                    *refused = length.min(*refused);
                     waiting += 1;
                 }
                 (Err(NotStarted::Full(length)), _) => {

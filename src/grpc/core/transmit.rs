@@ -20,7 +20,7 @@ impl<K> Core<K> {
         if self.ended.is_some() {
             return Ok(());
         }
-        self.take_urgent();
+        self.control.take_urgent();
         self.again = false;
         self.output.begin();
         self.start_reads(wire);
@@ -62,10 +62,7 @@ impl<K> Core<K> {
 
     /// Returns whether `transmit` would do nothing.
     pub(in crate::grpc) fn is_idle(&self) -> bool {
-        !self.has_output()
-            && !self.ledger.is_due()
-            && !self.streams.has(Queue::Reads)
-            && !self.received_offers.has_cancels()
+        !self.has_output() && !self.streams.has(Queue::Reads) && !self.received_offers.has_cancels()
     }
 
     /// Returns whether streams wait to send.
@@ -88,6 +85,7 @@ impl<K> Core<K> {
     /// Returns whether there may be something to send.
     fn has_output(&self) -> bool {
         self.control.has_output()
+            || self.ledger.is_due()
             || self.headers.has_unsent()
             || self.has_waiting()
             || self.streams.has(Queue::Unopened)
@@ -96,6 +94,10 @@ impl<K> Core<K> {
     /// Fills the message.
     fn fill<W: Wire<Kept = K>>(&mut self, wire: &mut W) {
         let message = &mut self.output.message;
+        // Turns of streams give some back, too, so each message looks again.
+        if let Some(credits) = self.ledger.take_credits() {
+            self.control.window_credits(credits);
+        }
         self.control.write_settings(&self.limits, message);
         if self.peer.is_none() || !self.headers.write_rest(message) || !self.control.write(message) {
             return;

@@ -355,13 +355,17 @@ impl ContentOffer {
         }
     }
 
-    /// Reads the payload of an OFFER.
+    /// Reads the payload of an OFFER, which may have `most` segments.
     ///
     /// # Errors
-    /// The payload is no offer: too short, without bytes, with an empty segment, with more than `SEGMENTS`,
+    /// The payload is no offer: too short, without bytes, with an empty segment, with too many segments,
     /// with a sum that differs from the total, with memory beyond the end of the address space, with an
     /// unknown tag, above `LONGEST`, or with `aligned_at` beyond the last byte.
-    pub(in crate::grpc) fn decode(frames: &Frames, payload: Payload) -> Result<Self, CallViolation> {
+    pub(in crate::grpc) fn decode(
+        frames: &Frames,
+        payload: Payload,
+        most: usize,
+    ) -> Result<Self, CallViolation> {
         let mut rest = frames.bytes(payload);
         let bad = CallViolation::Offer;
         let id = rest.try_get_u64_le().map_err(short)?;
@@ -371,7 +375,7 @@ impl ContentOffer {
         // Segments wait in memory, so they must not keep the message there. They share one copy.
         let mut kept = Bytes::new();
         while let Some((tag, after)) = rest.split_first() {
-            if segments.len() == Self::SEGMENTS {
+            if segments.len() == most {
                 return Err(bad("more than 256 segments"));
             }
             rest = after;

@@ -69,7 +69,7 @@ fn decode_offer(payload: &[u8]) -> Result<ContentOffer, CallViolation> {
     let header = FrameHeader::new(Kind::Offer, 1, payload.len());
     let mut frames = Frames::new([&header.encode(), payload].concat().into());
     let (_, payload) = frames.next_frame()?.unwrap();
-    ContentOffer::decode(&frames, payload)
+    ContentOffer::decode(&frames, payload, ContentOffer::SEGMENTS)
 }
 
 /// Reads headers with all its fields as new ones.

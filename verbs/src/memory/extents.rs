@@ -472,6 +472,7 @@ impl LandingPool {
         budget: Arc<Budget>,
         reserve: usize,
     ) -> Result<Self, VerbsError> {
+        let reserve = reserve.next_multiple_of(rustix::param::page_size());
         let settings = PoolSettings {
             access: Access::LOCAL_WRITE,
             slab_size: reserve,

@@ -30,11 +30,13 @@ pub(super) struct Device {
     pub(super) refused: u32,
     /// The longest fetch.
     pub(super) longest: u64,
+    /// The longest fetch that there is memory for in any case, if a reader waits.
+    pub(super) reserve: u64,
 }
 
 impl Default for Device {
     fn default() -> Self {
-        Self { room: 16 << 10, slots: 16, exposed: 0, refused: 0, longest: 1 << 30 }
+        Self { room: 16 << 10, slots: 16, exposed: 0, refused: 0, longest: 1 << 30, reserve: 0 }
     }
 }
 
@@ -162,7 +164,7 @@ impl Wire for SimulatedWire<'_> {
         id: u64,
         segments: &[ReadSegment<'_>],
         aligned_at: usize,
-        _: bool,
+        is_awaited: bool,
     ) -> Result<(), ReadRefused> {
         let segments: Vec<_> = segments
             .iter()
@@ -179,7 +181,8 @@ impl Wire for SimulatedWire<'_> {
         if length > self.device.longest {
             return Err(ReadRefused::Never("too long".into()));
         }
-        if self.random.u32(..100) < self.device.refused {
+        let is_refused = self.random.u32(..100) < self.device.refused;
+        if is_refused && !(is_awaited && length <= self.device.reserve) {
             *self.starved = true;
             return Err(ReadRefused::Later);
         }

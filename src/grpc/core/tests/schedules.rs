@@ -59,6 +59,7 @@ fn device(random: &mut Rng) -> Device {
         exposed: [0, 50, 100][random.usize(..3)],
         refused: [0, 0, 10, 80][random.usize(..4)],
         longest: 1 << 30,
+        ..Device::default()
     }
 }
 
