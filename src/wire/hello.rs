@@ -169,7 +169,7 @@ pub enum HelloError {
     #[error("not a hello of this transport")]
     Magic,
     /// The peer has another version of the protocol.
-    #[error("a hello of version {seen}, this end speaks {VERSIONS}")]
+    #[error("a hello of layout {seen}, this end reads layout {LAYOUT}")]
     Version {
         /// The peer's version.
         seen: u16,

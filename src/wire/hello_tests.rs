@@ -98,7 +98,7 @@ fn faults_are_named() {
     assert_eq!(Message::decode(&header(LAYOUT, 1, 0)), Err(HelloError::Malformed { field: "boot id" }));
     for version in [0, 2, LAYOUT + 1] {
         let error = Message::decode(&header(version, 1, 0)).unwrap_err();
-        assert_eq!(error.to_string(), format!("a hello of version {version}, this end speaks 3 to 4"));
+        assert_eq!(error.to_string(), format!("a hello of layout {version}, this end reads layout 3"));
     }
     let trailing = [header(LAYOUT, 3, 2), vec![1, 1]].concat();
     assert_eq!(Message::decode(&trailing), Err(HelloError::Malformed { field: "end of the message" }));

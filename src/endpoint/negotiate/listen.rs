@@ -26,8 +26,8 @@ use crate::endpoint::messages::{MessageMemory, Negotiated};
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
-    Answer, ClientHello, Confirm, DeviceOffer, HelloError, HostIdentity, MAGIC, Message, NATIVE_CALLS,
-    ServerHello, VERSIONS,
+    Answer, ClientHello, Confirm, DeviceOffer, HelloError, HostIdentity, LAYOUT, MAGIC, Message,
+    NATIVE_CALLS, ServerHello, VERSIONS,
 };
 use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::memory::Budget;
@@ -262,7 +262,8 @@ impl Negotiation<'_> {
             First::Version(seen) => {
                 // The rest of a hello of another version is unknown, so this connection ends. The client
                 // makes a new connection.
-                let reason = format!("the client speaks version {seen}, this end {VERSIONS}");
+                let reason =
+                    format!("the client sends a hello of layout {seen}, this end reads layout {LAYOUT}");
                 decline(&mut control, &reason).await?;
                 return Err(HelloError::Version { seen }.into());
             }
