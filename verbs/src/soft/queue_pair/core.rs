@@ -326,8 +326,7 @@ impl Core {
         self.published.store(published, Relaxed);
         let Some(connection) = self.connection() else { return false };
         let is_called = connection.announce_news(debt);
-        self.owe(connection, debt);
-        is_called
+        self.owe(connection, debt) | is_called
     }
 
     /// Notes that this side has carried out the peer's records up to the position `taken`. Before the visit
@@ -382,14 +381,15 @@ impl Core {
         self.receive_queue.is_armed() || self.send_queue.is_armed()
     }
 
-    /// Leaves the check with a fence to the next poll; makes it now if the poller sleeps.
+    /// Leaves the check with a fence to the next poll; makes it now if the poller sleeps. Returns whether the
+    /// peer has got an event for new records.
     #[inline]
-    fn owe(&self, connection: &Connection, debt: u8) {
+    fn owe(&self, connection: &Connection, debt: u8) -> bool {
         if self.is_armed() {
-            self.check_attention(connection, debt);
-        } else {
-            self.debt.add(debt);
+            return self.check_attention(connection, debt);
         }
+        self.debt.add(debt);
+        false
     }
 
     /// Shows this side's progress, and checks the peer's attention with the fence. Returns whether the peer
@@ -424,7 +424,7 @@ impl Core {
         // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees
         // that it has ended.
         if debt & (Debt::NEWS | Debt::WRITES) != 0 {
-            self.guard_news(is_called);
+            self.guard_news(is_called, debt);
         }
     }
 
@@ -443,8 +443,9 @@ impl Core {
     /// Has the device's thread guard new records. It seldom looks after those for which the peer `is_called`,
     /// and those for a peer that sleeps at times and is awake now.
     #[inline]
-    pub(super) fn guard_news(&self, is_called: bool) {
-        let is_seldom = is_called || self.peer_sleeps.load(Relaxed);
+    pub(super) fn guard_news(&self, is_called: bool, debt: u8) {
+        // A peer that sleeps asks for no event for WRITEs that it watches.
+        let is_seldom = is_called || debt & Debt::NEWS != 0 && self.peer_sleeps.load(Relaxed);
         self.guard(if is_seldom { Watch::Seldom } else { Watch::Often });
     }
 
@@ -469,7 +470,7 @@ impl Core {
 
     /// Checks whether the peer takes our records. `is_unfinished`: requests of this side or READs of the peer
     /// wait, too. Returns how often to check from now on.
-    pub(crate) fn watch_records(&self, unseen_progress: bool, is_unfinished: bool) -> Watch {
+    pub(crate) fn watch_records(&self, unseen_progress: bool, is_unfinished: impl Fn() -> bool) -> Watch {
         /// Number of checks without progress after which the guard ends, if nothing waits for progress.
         const IDLE: u32 = 4;
         /// Number of checks without progress after which they are seldom, although something waits for it.
@@ -481,8 +482,8 @@ impl Core {
         let published = self.published.load(Relaxed);
         let taken = connection.end.taken_word().load(Relaxed);
         let ended = self.has_failed() || self.peer_has_ended();
-        let has_records = || !ended && self.published.load(Relaxed) != taken;
-        let waits = taken != published || unseen_progress || is_unfinished;
+        let has_records = || !ended && (self.published.load(Relaxed) != taken || is_unfinished());
+        let waits = taken != published || unseen_progress || is_unfinished();
         let now = Instant::now();
         let mut guard = lock(&self.guard);
         let request = Attention::of_own::<Native>(connection.end.attention_word()).request();

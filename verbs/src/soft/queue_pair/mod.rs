@@ -315,7 +315,7 @@ impl ServedQueuePair for SoftPair {
             // A thread has taken a READ of the peer from the ring, and has not polled since.
             self.carry_out();
         }
-        self.core.watch_records(self.sends.has_unseen_progress(), serves || self.sends.has_waiting())
+        self.core.watch_records(self.sends.has_unseen_progress(), || serves || self.sends.has_waiting())
     }
 
     fn fail(&self) {

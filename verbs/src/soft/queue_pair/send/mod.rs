@@ -247,7 +247,7 @@ impl SendQueue {
             let news = std::mem::take(&mut queue.unannounced_news);
             let debt = if news { Debt::NEWS } else { Debt::WRITES };
             let is_called = self.core.announce_news(queue.writer.head(), debt);
-            self.core.guard_news(is_called);
+            self.core.guard_news(is_called, debt);
         }
     }
 
@@ -324,6 +324,8 @@ impl SendQueue {
         let first = queue.waiting.is_empty();
         queue.waiting.push_back(Waiting::new(request, done));
         self.waiting.store(queue.waiting.len(), Relaxed);
+        // SYNC: pairs with the fence of `Guarded::lower`, so that a guard that ends sees this request.
+        Attention::fence::<Native, Shipping>();
         self.core.guard(Watch::Often);
         if first {
             self.core.want(Attention::STUCK);
