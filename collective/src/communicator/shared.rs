@@ -69,8 +69,9 @@ impl SharedState {
             plans,
             limit,
             crowded,
+            // Where a future does not spin, the progress thread and the task have to be woken.
             paces: [waits::COLLECTIVE_FUTURE, waits::COLLECTIVE_THREAD]
-                .map(|longest| Mutex::new(Pace::new(longest))),
+                .map(|longest| Mutex::new(Pace::new(longest).saving(waits::COLLECTIVE_THREAD))),
             engines: engines.map(Mutex::new),
             stalled_since: Mutex::new(None),
             pollers: Default::default(),

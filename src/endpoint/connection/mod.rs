@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio::task::consume_budget;
 use tokio::time::{sleep_until, timeout};
 
 use super::deferred::Deferred;
@@ -524,6 +525,8 @@ impl Member {
     /// the connection has a supervisor, which does so otherwise.
     pub(super) async fn attend(&self) -> Infallible {
         loop {
+            // A peer may send as fast as this side polls.
+            consume_budget().await;
             self.poll_own_queue();
             self.connection.changed.notified().await;
         }

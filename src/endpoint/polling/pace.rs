@@ -14,6 +14,8 @@ use crate::endpoint::polling::waits::{self, Spinning};
 pub struct Pace {
     /// Longest spin.
     longest: Duration,
+    /// What a spin that ends with an arrival saves.
+    saves: Duration,
     waits: Waits,
     /// The begin of the present wait.
     since: Option<Instant>,
@@ -49,15 +51,16 @@ impl Waits {
     /// that spin.
     const PROBE: usize = 64;
 
-    /// Adds a wait. `longest` is what a spin that ends with an arrival saves.
-    fn add(&mut self, length: Duration, longest: Duration) {
+    /// Adds a wait. A spin has at most the length `longest`, and `saves` as much if it ends with an arrival.
+    fn add(&mut self, length: Duration, longest: Duration, saves: Duration) {
         // No sum below overflows.
         let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX).min(i64::MAX / 16);
         self.lengths[self.count % Self::KEPT] = nanos(length);
         self.count += 1;
-        let (known, longest) = (&self.lengths[..self.count.min(Self::KEPT)], nanos(longest));
+        let known = &self.lengths[..self.count.min(Self::KEPT)];
+        let (longest, saves) = (nanos(longest), nanos(saves));
         let paid =
-            |spin| known.iter().map(|&wait| if wait <= spin { longest - wait } else { -spin }).sum::<i64>();
+            |spin| known.iter().map(|&wait| if wait <= spin { saves - wait } else { -spin }).sum::<i64>();
         let within = known.iter().filter(|&&wait| wait <= longest);
         let best = within.map(|&wait| (paid(wait), wait)).max();
         self.best =
@@ -90,6 +93,7 @@ impl Pace {
     pub fn new(longest: Duration) -> Self {
         Self {
             longest,
+            saves: longest,
             waits: Waits { lengths: [0; Waits::KEPT], count: 0, best: None },
             since: None,
             yield_cost: Duration::ZERO,
@@ -99,6 +103,13 @@ impl Pace {
             yields: 0,
             missed: false,
         }
+    }
+
+    /// Returns the pace for spins that save `saves` each, which is more than the longest of them takes.
+    #[must_use]
+    pub fn saving(mut self, saves: Duration) -> Self {
+        self.saves = saves;
+        self
     }
 
     /// Notes that there is nothing to do until the next arrival, unless a wait has begun before.
@@ -111,7 +122,7 @@ impl Pace {
     #[inline]
     pub fn arrived(&mut self, now: Instant) {
         if let Some(since) = self.since.take() {
-            self.waits.add(now.saturating_duration_since(since), self.longest);
+            self.waits.add(now.saturating_duration_since(since), self.longest, self.saves);
         }
         self.missed = false;
     }

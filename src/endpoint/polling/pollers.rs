@@ -110,7 +110,8 @@ fn spin(queue: &Queue, stopped: &AtomicBool, sleeping_threads: &SleepingThreads)
     let _accepting = Accepting::begin();
     let (mut pace, mut spinning) = (Pace::new(Duration::MAX), Spinning::default());
     while !stopped.load(Ordering::Relaxed) {
-        if !queue.poll().has_arrivals() && spinning.again(&mut pace).is_err() {
+        queue.poll();
+        if spinning.again(&mut pace).is_err() {
             sleeping_threads.while_asleep(|| park_while_crowded(&pace, stopped));
         }
     }

@@ -299,7 +299,13 @@ impl Reactor {
                 self.was_idle.store(true, Ordering::Relaxed);
                 self.take_arming_back();
             };
-            pace.spin(now, begin, poll_for(queue, &mut is_done, &mut done));
+            let mut poll = poll_for(queue, &mut is_done, &mut done);
+            // Other arrivals do not prolong this wait, because the other tasks need the thread.
+            let poll = move || match poll() {
+                Observation::Arrival => Observation::Nothing,
+                other => other,
+            };
+            pace.spin(now, begin, poll);
             if done && let Ok(mut spinner) = self.spinner.try_lock() {
                 spinner.pace.resume();
             }
