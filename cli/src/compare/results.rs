@@ -110,7 +110,9 @@ impl Row {
     /// that most rounds lack has no median.
     fn of_rounds(rounds: &[&Self]) -> Option<Self> {
         let first = *rounds.first()?;
-        let each = |figure: fn(&Self) -> f64| median(rounds.iter().map(|row| figure(row)));
+        let has_calls = rounds.iter().any(|row| row.ops > 0);
+        let measured = || rounds.iter().filter(move |row| row.ops > 0 || !has_calls);
+        let each = |figure: fn(&Self) -> f64| median(measured().map(|row| figure(row)));
         let there = |figure: fn(&Self) -> Option<f64>| rounds.iter().filter_map(move |row| figure(row));
         let most = |count: usize| 2 * count > rounds.len();
         let in_most =
