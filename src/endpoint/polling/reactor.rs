@@ -440,7 +440,9 @@ impl Reactor {
         if self.several_workers {
             return self.spin_and_arm(&mut spinner);
         }
-        if self.mode == PollMode::Adaptive && !self.idle_polled.load(Ordering::Relaxed) {
+        // With one CPU, a peer of this host can't answer while this thread spins.
+        let spins = self.mode == PollMode::Adaptive && Processors::current().cpus > 1;
+        if spins && !self.idle_polled.load(Ordering::Relaxed) {
             let Spinner { pace, armed, spinning } = &mut *spinner;
             if spinning.again_at(pace, Instant::now()).is_ok() {
                 self.disarm(armed);
