@@ -140,8 +140,9 @@ impl<V: Value> Executor<V> {
     }
 
     /// Sets how long an executor that has nothing to do polls for arrivals, at most, before its thread sleeps.
-    /// It gives its core to other threads now and then, and does not poll if arrivals are rarer. The default is 300 µs if tensors move through slots, whose
-    /// content this thread moves itself, and otherwise 100 µs, because other threads need the core.
+    /// It gives its core to other threads now and then, and does not poll if arrivals are rarer. The default
+    /// is 300 µs if tensors move through slots, whose content this thread moves itself, and otherwise 100 µs,
+    /// because other threads need the core.
     pub fn spin(mut self, spin: Duration) -> Self {
         self.pace = Pace::new(spin);
         self

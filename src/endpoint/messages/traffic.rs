@@ -118,7 +118,7 @@ impl Messages {
         })
     }
 
-    /// Returns what is known of landed memory that is lent.
+    /// Returns the counts of landed memory that is lent.
     pub(super) fn lending(&self) -> &Arc<Lending> {
         &self.memory.lending
     }

@@ -130,7 +130,7 @@ fn a_server_of_version_3_gives_rdma() {
     });
 }
 
-/// Checks what is said of a connection to a peer of version 3.
+/// Checks the reason and the version of a connection to a peer of version 3.
 fn old_peer(info: &RdmaConnectInfo) {
     let said = "; the peer speaks version 3 of the protocol, this end 3 to 4";
     assert!(info.is_native() && info.reason().contains(said), "{}", info.reason());

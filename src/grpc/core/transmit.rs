@@ -67,7 +67,7 @@ impl<K> Core<K> {
 
     /// Returns whether streams wait to send.
     pub(in crate::grpc) fn has_waiting(&self) -> bool {
-        self.streams.has(Queue::Ready) || self.streams.has(Queue::Bulk) || self.next_sender().is_some()
+        self.streams.has(Queue::Bulk) || self.next_sender().is_some()
     }
 
     /// Returns the queue whose first stream sends next, streams with more than a message's worth aside. Those

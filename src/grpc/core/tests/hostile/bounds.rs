@@ -359,7 +359,7 @@ fn calls_wait_for_credit_and_trailers_wait_for_no_data() {
         for accepted in accepted {
             let core = &mut pair.ends[SERVER].core;
             core.send_headers(accepted, HeaderMap::new());
-            // Nobody reads the data of the first calls, which use up the connection.
+            // The data of the first calls is not read, so it uses up the window of the connection.
             if served < 10 {
                 core.send_data(accepted, vec![1; 3000].into(), false);
             }

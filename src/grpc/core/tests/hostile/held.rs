@@ -135,7 +135,7 @@ impl Victim {
         received
     }
 
-    /// Lets the end send. Nobody reads what it sends.
+    /// Lets the end send. The other end reads nothing of it.
     pub(in crate::grpc::core::tests) fn transmit(&mut self) {
         self.pair.transmit(self.end);
         for message in &self.pair.ends[self.end].sent {
