@@ -202,7 +202,7 @@ fn a_client_of_another_version_gets_the_reason() {
         let mut tcp = raw(&listener, &[&MAGIC[..], &[0xff, 0x7f, 1, 0, 0, 0, 0, 0]].concat()).await;
         let mut answer = Vec::new();
         let _ = tcp.read_to_end(&mut answer).await;
-        assert!(String::from_utf8_lossy(&answer).contains("version 32767"), "{answer:?}");
+        assert!(String::from_utf8_lossy(&answer).contains("layout 32767"), "{answer:?}");
     });
 }
 
