@@ -11,7 +11,9 @@
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86_64;
 
+use std::cell::Cell;
 use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use x86_64 as machine;
@@ -103,18 +105,83 @@ pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, length: usiz
 }
 
 /// Copies `length` bytes to memory that another process reads next, again and again. Its core still has the
-/// lines from the last time, and a plain store takes each of them back before it writes. So a long copy goes
-/// past the caches. (Measured on an EPYC between two cores, of which the host chooses the distance, by rings
-/// of 512 KiB: 16 KiB one after the other at 2.1 or 8.4 GB/s by plain stores, and 10.3 past the caches. 4 KiB
-/// one at a time took 3.7 or 1.8 µs by plain stores, and 2.2 or 1.9 past the caches.)
+/// lines from the last time, and a plain store takes each of them back before it writes. Between cores that are
+/// far apart this takes several times as long as a copy past the caches; between near cores the reader then
+/// finds the bytes in a cache that both share. So a long copy goes past the caches where trials find that plain
+/// stores are slow. (Measured on EPYCs, between cores of which the host chooses the distance, by rings of 512
+/// KiB: 16 KiB one after the other at 2.1 or 8.4 GB/s by plain stores, and 10.3 past the caches.)
 ///
 /// # Safety
 /// Those of [`copy_bytes`].
 #[inline]
 pub(crate) unsafe fn copy_for_peer(from: *const u8, to: *mut u8, length: usize) {
-    const LONG: usize = 8 << 10;
+    const LONG: usize = 16 << 10;
     // SAFETY: the contract is the same.
-    unsafe { if length >= LONG { copy_past_caches(from, to, length) } else { copy_bytes(from, to, length) } }
+    unsafe {
+        if length >= LONG { copy_long_for_peer(from, to, length) } else { copy_bytes(from, to, length) }
+    }
+}
+
+/// Copies as [`copy_for_peer`] does. One copy of many is a trial: one half by plain stores, the other past the
+/// caches.
+///
+/// # Safety
+/// Those of [`copy_bytes`].
+unsafe fn copy_long_for_peer(from: *const u8, to: *mut u8, length: usize) {
+    let mut trials = TRIALS.get();
+    if trials.is_due() {
+        let half = length / 2;
+        let start = Instant::now();
+        // SAFETY: the contract is the same, and both halves are parts of the range.
+        unsafe { copy_past_caches(from, to, half) };
+        let middle = Instant::now();
+        // SAFETY: as above.
+        unsafe { copy_bytes(from.add(half), to.add(half), length - half) };
+        trials.note(middle.elapsed(), middle - start);
+    } else if trials.past_caches() {
+        // SAFETY: the contract is the same.
+        unsafe { copy_past_caches(from, to, length) };
+    } else {
+        // SAFETY: the contract is the same.
+        unsafe { copy_bytes(from, to, length) };
+    }
+    TRIALS.set(trials);
+}
+
+thread_local! {
+    static TRIALS: Cell<Trials> = const { Cell::new(Trials { copies: 0, slow: 0 }) };
+}
+
+/// What a thread has found out about its long copies for peers.
+#[derive(Clone, Copy, Debug)]
+struct Trials {
+    copies: u32,
+    /// Trials in which plain stores were slow, less those in which they were not; from 0 to `Self::MOST`.
+    slow: u8,
+}
+
+impl Trials {
+    /// The copies from one trial to the next.
+    const PERIOD: u32 = 64;
+    const MOST: u8 = 4;
+
+    /// Counts a copy. Returns whether it is to be a trial.
+    fn is_due(&mut self) -> bool {
+        self.copies = self.copies.wrapping_add(1);
+        // The first copies of a connection touch new pages, which takes longer than the copy.
+        self.copies % Self::PERIOD == Self::PERIOD / 4
+    }
+
+    /// Notes how long the same number of bytes took by plain stores and past the caches. Near cores differ by
+    /// less than a third here, far cores by a factor of three to five.
+    fn note(&mut self, plain: Duration, past: Duration) {
+        let is_slow = plain > 2 * past;
+        self.slow = if is_slow { Self::MOST.min(self.slow + 1) } else { self.slow.saturating_sub(1) };
+    }
+
+    fn past_caches(self) -> bool {
+        self.slow > Self::MOST / 2
+    }
 }
 
 /// Bytes of a chunk, which fit the first-level cache together with the data of the function that takes the
@@ -238,14 +305,37 @@ mod tests {
 
     #[test]
     fn for_peers_around_the_change_of_means() {
-        let source = content(20_000);
-        for (from, to, length) in [(0, 0, 8191), (1, 63, 8192), (63, 1, 8193), (7, 9, 16_393)] {
-            let mut target = vec![0; 20_000];
-            // SAFETY: both ranges lie in their vectors, which are different ones.
-            unsafe { copy_for_peer(source.as_ptr().add(from), target.as_mut_ptr().add(to), length) };
-            assert_eq!(target[to..to + length], source[from..from + length]);
-            assert!(target[..to].iter().chain(&target[to + length..]).all(|byte| *byte == 0));
+        let source = content(40_000);
+        // By plain stores, past the caches, and in trials.
+        for slow in [0, Trials::MOST] {
+            for copies in [0, Trials::PERIOD / 4 - 1] {
+                for (from, to, length) in [(0, 0, 16_383), (1, 63, 16_384), (63, 1, 16_385), (7, 9, 32_775)] {
+                    TRIALS.set(Trials { copies, slow });
+                    let mut target = vec![0; 40_000];
+                    // SAFETY: both ranges lie in their vectors, which are different ones.
+                    unsafe { copy_for_peer(source.as_ptr().add(from), target.as_mut_ptr().add(to), length) };
+                    assert_eq!(target[to..to + length], source[from..from + length]);
+                    assert!(target[..to].iter().chain(&target[to + length..]).all(|byte| *byte == 0));
+                }
+            }
         }
+    }
+
+    #[test]
+    fn long_copies_go_past_the_caches_while_most_trials_find_plain_stores_slow() {
+        let mut trials = Trials { copies: 0, slow: 0 };
+        let (fast, slow) = (Duration::from_nanos(2500), Duration::from_nanos(7800));
+        let past = Duration::from_nanos(1600);
+        let due = (0..10 * Trials::PERIOD).filter(|_| trials.is_due()).count();
+        assert_eq!(due, 10);
+        trials.note(slow, past);
+        assert!(!trials.past_caches(), "one trial was interrupted");
+        (0..10).for_each(|_| trials.note(slow, past));
+        assert!(trials.past_caches());
+        trials.note(fast, past);
+        assert!(trials.past_caches(), "one trial was interrupted in the other half");
+        (0..10).for_each(|_| trials.note(fast, past));
+        assert!(!trials.past_caches(), "the host moved the cores");
     }
 
     #[test]
