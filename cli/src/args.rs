@@ -8,6 +8,7 @@ use crate::bridge::{self, BridgeOptions};
 use crate::compare::options::{self as compare, CompareOptions, ServerOptions};
 use crate::devices::DevicesOptions;
 use crate::parameter_server::{self, ParameterServerOptions, ProcessOptions};
+use crate::probe::{self, ProbeOptions};
 use crate::tune::{self, TuneOptions};
 
 #[derive(Debug, Parser)]
@@ -46,6 +47,9 @@ pub(crate) enum Command {
     Bridge(BridgeOptions),
     /// List RDMA devices, their limits, and why a device can't be used; with --check, test them
     Devices(DevicesOptions),
+    /// Connect to a server as a client does, and show transport, reason, device and round trip
+    #[command(after_help = probe::HELP)]
+    Probe(ProbeOptions),
     /// Measure the cost of both ways of sending on a device, and show which is chosen and why
     #[command(after_help = tune::HELP)]
     Tune(TuneOptions),

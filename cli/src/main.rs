@@ -10,6 +10,7 @@ mod measure;
 #[cfg(test)]
 mod pages_tests;
 mod parameter_server;
+mod probe;
 mod tune;
 mod workload;
 
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
             args::Command::ParameterServerServer(options) => parameter_server::serve(&options),
             args::Command::ParameterServerWorker(options) => parameter_server::work(&options),
             args::Command::Devices(options) => devices::run(&options),
+            args::Command::Probe(options) => probe::run(&options),
             args::Command::Tune(options) => tune::run(&options),
         });
     tonic_rdma_commands::status("tonic-rdma", outcome)

@@ -21,6 +21,9 @@ pub enum Failure {
     /// The work itself failed: exit status 1.
     #[error("{message}")]
     Run { message: String, source: Option<Cause> },
+    /// The work succeeded, and what the command was asked about does not hold: exit status 3.
+    #[error("{message}")]
+    Unmet { message: String },
     /// The user pressed ctrl-c: exit status 130, the convention of shells.
     #[error("interrupted")]
     Interrupted,
@@ -38,6 +41,11 @@ impl Failure {
     /// Makes the failure of a command line that can't be satisfied.
     pub fn usage(message: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), source: None }
+    }
+
+    /// Makes the failure of a question whose answer is no.
+    pub fn unmet(message: impl Into<String>) -> Self {
+        Self::Unmet { message: message.into() }
     }
 
     /// Adds the error that caused the failure.
@@ -78,6 +86,7 @@ impl Failure {
         let code = match self {
             Self::Usage { .. } => 2,
             Self::Run { .. } => 1,
+            Self::Unmet { .. } => 3,
             Self::Interrupted => 130,
             Self::OutputClosed => return ExitCode::SUCCESS,
         };

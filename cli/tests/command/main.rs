@@ -11,4 +11,5 @@ mod devices;
 mod direction;
 mod input;
 mod parameter_server;
+mod probe;
 mod process;
