@@ -16,6 +16,13 @@ pub trait CompletionQueue: Sealed + Any + Send + Sync + Debug {
     /// Takes up to `completions.len()` completions and returns their number. Never blocks.
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize;
 
+    /// Returns whether the last poll has moved a part of a message whose rest follows when the peer has
+    /// continued. Only the software device moves messages in parts; there a message hardly continues while a
+    /// thread of one side sleeps.
+    fn is_moving(&self) -> bool {
+        false
+    }
+
     /// Asks for one event with the next completion.
     fn arm(&self) -> Result<(), VerbsError>;
 

@@ -16,7 +16,8 @@
 //!
 //! Both providers implement these traits: [`Context`] (an opened device), [`ProtectionDomain`],
 //! [`MemoryRegion`], [`DeviceMemoryRegion`], [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`].
-//! [`devices`] lists the devices of this machine, and [`open`] opens one.
+//! [`devices`] lists the devices of this machine, and [`open`] opens one. [`counting`] wraps any of them, and
+//! counts registrations, requests and objects.
 //!
 //! # Example
 //! Two queue pairs of the software device, in one process: a receive, and the Send that fills it.
@@ -127,6 +128,7 @@ mod throttle;
 mod units;
 mod versions;
 
+pub mod counting;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
 pub mod memory;

@@ -19,7 +19,7 @@ use crate::endpoint::deferred::{Deferred, Run};
 use crate::endpoint::info::PollCounters;
 use crate::endpoint::link::receive::SharedBuffers;
 use crate::endpoint::link::{WorkId, WorkKind};
-use tonic_rdma_verbs::unstable::{drop_all, is_moving, lock, run_foreign, wake_all};
+use tonic_rdma_verbs::unstable::{drop_all, lock, run_foreign, wake_all};
 use tonic_rdma_verbs::{
     CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion,
 };
@@ -314,7 +314,7 @@ impl Queue {
     #[inline]
     fn poll_but(&self, waiting: Option<&Waker>, mut batch: MutexGuard<'_, Batch>) -> Polled {
         let completions = self.take_completions(&mut batch);
-        let moving = is_moving(&*self.completions);
+        let moving = self.completions.is_moving();
         if let Some(waiting) = waiting {
             batch.after.wakers.retain(|waker| !waker.will_wake(waiting));
         }

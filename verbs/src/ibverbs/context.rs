@@ -11,6 +11,7 @@ use super::device::{self, Device};
 use super::domain::{DeviceRegion, Domain, Region};
 use super::queue_pair::VerbsPair;
 use super::shared_receive_queue::SharedQueue;
+use crate::counting;
 use crate::panics::lock;
 use crate::{
     Access, CompletionQueue, Context, DeviceAttributes, DeviceMemoryRegion, DmaBuf, HostMemory, MemoryRegion,
@@ -43,11 +44,11 @@ pub fn open(options: &OpenOptions) -> Result<Arc<dyn Context>, VerbsError> {
     opened.retain(|device| device.strong_count() > 0);
     let in_use = |device: &Arc<Device>| device.options == *options && !device.is_removed();
     if let Some(device) = opened.iter().filter_map(Weak::upgrade).find(in_use) {
-        return Ok(device);
+        return Ok(counting::if_asked(device));
     }
     let device = Device::open(options)?;
     opened.push(Arc::downgrade(&device));
-    Ok(device)
+    Ok(counting::if_asked(device))
 }
 
 impl crate::sealed::Sealed for Device {}

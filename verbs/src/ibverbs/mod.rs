@@ -55,7 +55,7 @@ pub use device::list::{Gid, GidKind, ListedDevice, Port, PortState, Transport, l
 pub use device::options::OpenOptions;
 pub use queue_pair::path::QueuePairAttributes;
 
-use super::{QueuePair, VerbsError};
+use super::{QueuePair, VerbsError, counting};
 
 /// Returns the attributes that the device has for a queue pair.
 ///
@@ -73,6 +73,6 @@ use super::{QueuePair, VerbsError};
 ///   provider.
 /// - [`System`](crate::VerbsErrorKind::System) if the device does not answer.
 pub fn query(queue_pair: &dyn QueuePair) -> Result<QueuePairAttributes, VerbsError> {
-    let pair = (queue_pair as &dyn Any).downcast_ref::<queue_pair::VerbsPair>();
+    let pair = (counting::uncounted(queue_pair) as &dyn Any).downcast_ref::<queue_pair::VerbsPair>();
     pair.ok_or_else(|| VerbsError::foreign("queue pair"))?.query()
 }

@@ -318,14 +318,6 @@ impl Queue {
     }
 }
 
-/// Returns whether the last poll of `queue` has moved a part of a message whose rest follows when the peer
-/// has continued. False for other devices than the software device. On this device such a message hardly
-/// continues while a thread of one side sleeps.
-pub fn is_moving(queue: &dyn CompletionQueue) -> bool {
-    let own = (queue as &dyn Any).downcast_ref::<Queue>();
-    own.is_some_and(|queue| queue.is_moving.load(Relaxed) && !queue.device.is_forked())
-}
-
 impl crate::sealed::Sealed for Queue {}
 
 impl CompletionQueue for Queue {
@@ -343,6 +335,11 @@ impl CompletionQueue for Queue {
             self.fire(&members);
         }
         sink.filled
+    }
+
+    #[inline]
+    fn is_moving(&self) -> bool {
+        self.is_moving.load(Relaxed) && !self.device.is_forked()
     }
 
     fn arm(&self) -> Result<(), VerbsError> {

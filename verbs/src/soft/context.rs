@@ -7,6 +7,7 @@ use super::completion_queue::Queue;
 use super::device::Device;
 use super::domain::{Domain, Region};
 use super::queue_pair;
+use crate::counting;
 use crate::panics::lock;
 use crate::{
     Access, CompletionQueue, Context, DeviceAttributes, HostMemory, MemoryRegion, ProtectionDomain,
@@ -39,7 +40,7 @@ pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
             device
         }
     };
-    Ok(device)
+    Ok(counting::if_asked(device))
 }
 
 /// Returns the device that is open now.

@@ -1,5 +1,5 @@
 //! Tests of devices. The conformance suite runs the cases that every provider of [`tonic_rdma_verbs`] must
-//! pass, on each provider. `containers`, `forking`, `isolation` and `ibverbs` test one provider each.
+//! pass, on each provider. `containers`, `counting`, `forking`, `isolation` and `ibverbs` test one provider each.
 //!
 //! To add a provider, implement [`fabric::Fabric`] and add one line of `suite!` below. Cases that need
 //! another process start this binary again (`processes`).
@@ -7,6 +7,7 @@
 #![allow(unreachable_pub, reason = "a test crate exports nothing")]
 
 mod containers;
+mod counting;
 mod device_memory;
 mod errors;
 mod fabric;
@@ -104,6 +105,7 @@ macro_rules! suite {
 }
 
 suite!(soft_device, Soft);
+suite!(counted_device, counting::Counted::default());
 #[cfg(feature = "ibverbs")]
 suite!(ibverbs_device, ibverbs::Device);
 

@@ -3,7 +3,6 @@
 
 use super::*;
 use crate::soft::shared::attention::Watch;
-use crate::unstable::is_moving;
 
 /// Bytes of a message: many rings.
 const LONG: usize = 4 << 20;
@@ -49,7 +48,7 @@ fn write(a: &Side, from: &Arc<dyn MemoryRegion>, into: &Arc<dyn MemoryRegion>) {
 
 /// Polls once. Returns the number of completions, and whether a message moves.
 fn poll(side: &Side) -> (usize, bool) {
-    (side.queue.poll(&mut [WorkCompletion::EMPTY; 4]), is_moving(&*side.queue))
+    (side.queue.poll(&mut [WorkCompletion::EMPTY; 4]), side.queue.is_moving())
 }
 
 fn assert_is(region: &Arc<dyn MemoryRegion>, value: u8) {
