@@ -116,6 +116,11 @@ impl<T> InFlight<T> {
         self.registrations.lease(lease).is_ok()
     }
 
+    /// Drops the registrations of memory that is gone.
+    pub fn prune(&mut self) {
+        self.registrations.prune();
+    }
+
     /// Returns whether more than half of the send queue is in use, so that the caller should poll for
     /// completions.
     pub fn is_crowded(&self) -> bool {
@@ -369,6 +374,9 @@ impl<T> InFlight<T> {
 /// ```
 #[derive(Debug)]
 pub struct Transfer<T> {
+    /// Registration of the local memory, if the transfer needs one. This is the first field, so that it is
+    /// dropped first: a peer may write to a sink as long as its registration exists.
+    registered: Option<Arc<dyn MemoryRegion>>,
     local: LocalMemory,
     kind: TransferKind,
     ranges: CopyRanges,
@@ -378,8 +386,6 @@ pub struct Transfer<T> {
     cursor: Cursor,
     /// Whether the last request of the transfer was made.
     ended: bool,
-    /// Registration of the local memory, if the transfer needs one.
-    registered: Option<Arc<dyn MemoryRegion>>,
     /// Number of the first request, once it is posted.
     first: Option<u64>,
     /// Number of the last request, once it is posted.
@@ -464,6 +470,7 @@ impl<T> Transfer<T> {
         let (cursor, status) = (Cursor::default(), CompletionStatus::Success);
         let (notice, registered, first, last) = (None, None, None, None);
         Self {
+            registered,
             local,
             kind,
             ranges,
@@ -472,7 +479,6 @@ impl<T> Transfer<T> {
             token,
             cursor,
             ended: false,
-            registered,
             first,
             last,
             status,

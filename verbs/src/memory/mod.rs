@@ -14,7 +14,7 @@
 //!                                                                              for the device: sources only
 //! ```
 //!
-//! A slab serves blocks, buffers or landings, and never changes from one to the other. Slabs of buffers are
+//! A slab serves blocks, buffers, landings or regions, and never changes from one to the other. Slabs of buffers are
 //! registered without a right to write, so no device and no peer can change the bytes of a `&[u8]`. Slabs of
 //! blocks are never accessed through a reference. For these reasons [`Block::segment`] and [`Lease::segment`]
 //! are safe functions. A landing (`Landing`) is memory that READs of this process fill: it gives out no
@@ -25,9 +25,9 @@
 //! own domain, for reading by its own device only (`SlabRegistrations`). [`sites`] learns which buffers of a
 //! program are sent and so need such memory.
 //!
-//! [`MemRegion`] is memory with its own mapping, which moves into operations (`in_flight`), and
-//! [`SharedRegion`] is memory that peers may get rights to. [`dlpack`] exchanges tensors with other libraries
-//! of the process.
+//! [`MemRegion`] is memory which moves into operations (`in_flight`), with a mapping of its own or from a slab
+//! of a `RegionPool`, and [`SharedRegion`] is memory that peers may get rights to. [`dlpack`] exchanges tensors
+//! with other libraries of the process.
 //!
 //! Only `in_flight` and `Landing` post requests. This module does not wait for requests, and does not know
 //! the peer. The `rkey` of a block opens its whole slab. A pool whose access rights include peers therefore
@@ -62,7 +62,7 @@ pub(crate) mod machinery {
         TransferKind, TransferLimits,
     };
     pub use super::pool::find_sendable;
-    pub use super::region::{Grant, LentRegion, RegionLoan, RemoteRange};
+    pub use super::region::{Grant, LentRegion, RegionLoan, RegionPool, RemoteRange};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};
     pub use super::sites::handle::{find_traced, has_unsent, sent_slices};
 }

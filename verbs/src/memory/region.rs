@@ -1,5 +1,5 @@
-//! Regions: memory with its own mapping, for tensors. At any time a region has one owner, or a transfer holds
-//! it for the device, or peers have grants to it.
+//! Regions: memory for tensors, with a mapping of its own or from a slab of a [`RegionPool`]. At any time a
+//! region has one owner, or a transfer holds it for the device, or peers have grants to it.
 //!
 //! ```text
 //!                 move into a transfer                     share
@@ -21,27 +21,26 @@ use std::sync::Arc;
 
 use crate::copy::for_each_chunk;
 use crate::memory::extents::Lease;
-use crate::memory::pool::shared::map;
-use crate::memory::settings::{Budget, Quota};
+use crate::memory::pool::shared::{HeldExtent, Slab};
+use crate::memory::pool::{Pool, Purpose, own_slab};
+use crate::memory::settings::{Budget, PoolStatistics, Quota};
 use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
-/// Memory with its own mapping. Its owner reads and writes it as a slice.
+/// Memory for tensors: a mapping, or a part of one. Its owner reads and writes it as a slice.
 ///
 /// The region moves into each operation of the device, and comes back when the device is done. For this
-/// reason programs need no `unsafe`. New memory holds zeros. A page uses no memory until its first access.
+/// reason programs need no `unsafe`. A page uses no memory until its first access.
 pub struct MemRegion {
-    pub(super) mapped: Arc<Mapped>,
+    slab: Arc<Slab>,
+    /// The bytes of the region in the slab.
     range: Range<usize>,
-}
-
-/// A mapping. Each region is a mapping or a part of a mapping.
-#[derive(Debug)]
-pub(crate) struct Mapped {
-    memory: Arc<HostMemory>,
+    /// The extent that all parts of the region lie in. The last of them gives it back to its pool. `None` if
+    /// the slab belongs to no pool.
+    extent: Option<Arc<HeldExtent>>,
 }
 
 impl MemRegion {
-    /// Maps `length` bytes, at least one page, within `budget`.
+    /// Maps `length` bytes, at least one page, within `budget`. They hold zeros.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::{Budget, MemRegion};
@@ -60,11 +59,15 @@ impl MemRegion {
             return Err(Quota::Send.too_large(length, limit));
         }
         let bytes = length.max(1).next_multiple_of(page);
-        let reservation = budget.reserve(bytes as u64)?;
-        let cause = |cause| VerbsError::not_registered(cause, bytes as u64);
-        let memory = map(reservation, true).map_err(cause)?;
-        let mapped = Arc::new(Mapped { memory });
-        Ok(Self { mapped, range: 0..length })
+        let slab = own_slab(budget.reserve(bytes as u64)?)?;
+        Ok(Self { slab: Arc::new(slab), range: 0..length, extent: None })
+    }
+
+    /// Makes a region of the first `length` bytes of an extent.
+    fn of_extent(extent: HeldExtent, length: usize) -> Result<Self, VerbsError> {
+        let start = extent.offset_in_slab(0, length)?;
+        let slab = Arc::clone(extent.slab());
+        Ok(Self { slab, range: start..start + length, extent: Some(Arc::new(extent)) })
     }
 
     /// Splits the region at byte `at`, and returns the part from there on. `self` keeps the first part. Both
@@ -76,7 +79,8 @@ impl MemRegion {
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.len(), "split at {at}, but there are {} bytes", self.len());
         let middle = self.range.start + at;
-        let back = Self { mapped: Arc::clone(&self.mapped), range: middle..self.range.end };
+        let (slab, extent) = (Arc::clone(&self.slab), self.extent.clone());
+        let back = Self { slab, range: middle..self.range.end, extent };
         self.range.end = middle;
         back
     }
@@ -101,16 +105,21 @@ impl MemRegion {
     /// Returns the address of the first byte.
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.mapped.memory.as_ptr().as_ptr().wrapping_add(self.range.start)
+        self.slab.memory().as_ptr().as_ptr().wrapping_add(self.range.start)
     }
 
-    /// Returns the memory of the mapping.
+    /// Returns the slab that the region lies in.
+    pub(crate) fn slab(&self) -> &Arc<Slab> {
+        &self.slab
+    }
+
+    /// Returns the memory of the slab.
     #[inline]
     pub(crate) fn memory(&self) -> &Arc<HostMemory> {
-        &self.mapped.memory
+        self.slab.memory()
     }
 
-    /// Returns the range of the region in its mapping.
+    /// Returns the range of the region in its slab.
     #[inline]
     pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
@@ -122,8 +131,8 @@ impl Deref for MemRegion {
 
     fn deref(&self) -> &[u8] {
         // SAFETY:
-        // - The range lies in the mapping, which `mapped` keeps alive, and the memory is initialised: the
-        //   kernel zeroes it.
+        // - The range lies in the slab, which is a mapping that lives as long as this value, and the memory is
+        //   initialised: the kernel zeroes it.
         // - No device writes to the memory: only `InFlight` posts requests over a region, and it owns the
         //   region until the requests have completed.
         // - No peer writes to the memory: grants are made from a `SharedRegion`, which owns the region until
@@ -136,8 +145,9 @@ impl DerefMut for MemRegion {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY:
         // - As in `deref`.
-        // - The owner is borrowed mutably. Other regions of the mapping are disjoint, because `split_off`
-        //   makes them so.
+        // - The owner is borrowed mutably. Other regions of the slab are disjoint: those of other extents,
+        //   because the pool leases each byte once at a time, and has this extent back only when the last part
+        //   of it is dropped; and those of this extent, because `split_off` makes them so.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 }
@@ -157,6 +167,92 @@ impl AsMut<[u8]> for MemRegion {
 impl fmt::Debug for MemRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MemRegion({:p}, {} bytes)", self.as_ptr(), self.len())
+    }
+}
+
+/// Memory of many regions, in slabs that are mapped, and registered with each domain, once. Thread-safe.
+///
+/// A region of up to 8 MiB is cut from a slab that it shares with others, and costs no descriptor, mapping or
+/// registration of its own in the steady state. The first slab has 2 MiB; further ones have a quarter of all
+/// slabs, up to 16 MiB. A longer region gets a slab of its own. A region that is dropped gives its memory back
+/// at once, and the next region of its size class gets it. So drop a region that peers had rights to after
+/// these rights.
+///
+/// The pool keeps slabs that are in use no more. The long ones among them have at most as many bytes as were in
+/// use at a time in this period and the last one. [`end_period`](Self::end_period) frees all that were not used
+/// in a whole period.
+///
+/// Peers that are able to read one region may be able to read all of its slab, as those of the software device
+/// that belong to this user are. So use different pools for what peers read and for what only this process
+/// reads.
+#[derive(Debug)]
+pub struct RegionPool {
+    pool: Pool,
+}
+
+impl RegionPool {
+    /// Bytes of the largest slab that regions share.
+    const LARGEST_SLAB: usize = 16 << 20;
+    /// Bytes of the longest region in a slab that it shares.
+    pub const LONGEST_SHARED: usize = Self::LARGEST_SLAB / 2;
+
+    /// Makes a pool without slabs. Its slabs will count against `budget`.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::Budget;
+    /// use tonic_rdma_verbs::unstable::RegionPool;
+    ///
+    /// let pool = RegionPool::new(Budget::new(64 << 20));
+    /// let mut regions: Vec<_> = (0..100).map(|_| pool.take(4096)).collect::<Result<_, _>>()?;
+    /// regions[7][..3].copy_from_slice(b"abc");
+    /// assert_eq!(pool.statistics().slabs, 1);
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
+    /// ```
+    pub fn new(budget: Arc<Budget>) -> Self {
+        Self { pool: Pool::for_regions(budget, Self::LARGEST_SLAB) }
+    }
+
+    /// Takes a region of `length` bytes, with zeros or old content of this pool.
+    ///
+    /// # Errors
+    /// The length exceeds the address space, the budget is used up, or the system can't map the memory.
+    pub fn take(&self, length: usize) -> Result<MemRegion, VerbsError> {
+        let extent = self.pool.obtain(length.max(1), Quota::Receive, Purpose::Region)?;
+        MemRegion::of_extent(extent, length)
+    }
+
+    /// Takes a region of `length` bytes, which hold zeros. A region that would get a slab of its own gets a new
+    /// mapping, which the pool does not keep: its pages use no memory before they are written.
+    ///
+    /// # Errors
+    /// Those of [`take`](Self::take).
+    pub fn take_zeroed(&self, length: usize) -> Result<MemRegion, VerbsError> {
+        if length > Self::LONGEST_SHARED {
+            return MemRegion::allocate(length, self.pool.budget());
+        }
+        let extent = self.pool.obtain(length.max(1), Quota::Receive, Purpose::Region)?;
+        let is_new = extent.is_new();
+        let mut region = MemRegion::of_extent(extent, length)?;
+        if !is_new {
+            region.fill(0);
+        }
+        Ok(region)
+    }
+
+    /// Ends a period: frees the slabs of which no region was in use since the last call. The caller decides how
+    /// long periods are. If there is nothing to free, this makes no system call.
+    pub fn end_period(&self) {
+        self.pool.end_period();
+    }
+
+    /// Frees all slabs of which no region is in use.
+    pub fn trim(&self) {
+        self.pool.trim();
+    }
+
+    /// Returns the numbers of the pool at this moment. All regions count as received.
+    pub fn statistics(&self) -> PoolStatistics {
+        self.pool.statistics()
     }
 }
 

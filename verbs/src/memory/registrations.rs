@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use crate::memory::extents::Lease;
 use crate::memory::pool::shared::Slab;
-use crate::memory::region::{Mapped, MemRegion};
+use crate::memory::region::MemRegion;
 use crate::memory::settings::{Budget, Reservation};
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
@@ -18,15 +18,9 @@ use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment,
 pub struct LocalRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     frozen: SlabRegistrations,
-    /// By the address of the mapping. While the entry holds a weak reference to the mapping, no other mapping
-    /// gets that address.
-    regions: HashMap<usize, MappingRegistration>,
-}
-
-#[derive(Debug)]
-struct MappingRegistration {
-    mapped: Weak<Mapped>,
-    region: Arc<dyn MemoryRegion>,
+    /// By the address of the slab. While the entry holds a weak reference to the slab, no other slab gets that
+    /// address.
+    regions: HashMap<usize, (Weak<Slab>, Arc<dyn MemoryRegion>)>,
 }
 
 impl LocalRegistrations {
@@ -56,31 +50,30 @@ impl LocalRegistrations {
         self.domain.register_range(memory, start + range.start..start + range.end, Access::LOCAL_WRITE)
     }
 
-    /// Returns the registration of the mapping of `region`, for reading, and for writing if the device keeps
+    /// Returns the registration of the slab of `region`, for reading, and for writing if the device keeps
     /// sinks closed.
     pub(crate) fn region(&mut self, region: &MemRegion) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        let key = Arc::as_ptr(&region.mapped).addr();
-        if let Some(entry) = self.regions.get(&key) {
-            return Ok(Arc::clone(&entry.region));
+        let key = Arc::as_ptr(region.slab()).addr();
+        if let Some((_, registered)) = self.regions.get(&key) {
+            return Ok(Arc::clone(registered));
         }
         self.prune();
         let memory = Arc::clone(region.memory());
         let access = if self.domain.opens_sinks() { Access::LOCAL_READ } else { Access::LOCAL_WRITE };
         let registered = self.domain.register(memory, access)?;
-        let entry =
-            MappingRegistration { mapped: Arc::downgrade(&region.mapped), region: Arc::clone(&registered) };
-        self.regions.insert(key, entry);
+        self.regions.insert(key, (Arc::downgrade(region.slab()), Arc::clone(&registered)));
         Ok(registered)
     }
 
-    /// Drops the registrations of memory that has no other owner.
+    /// Drops the registrations of slabs that are gone. The memory of such a slab lives as long as its
+    /// registration.
     pub(crate) fn prune(&mut self) {
-        self.regions.retain(|_, entry| entry.mapped.strong_count() > 0);
+        self.regions.retain(|_, (slab, _)| slab.strong_count() > 0);
         self.frozen.prune();
     }
 }
 
-/// Names `range` of `region`, in bytes from its start, by the registration of its mapping.
+/// Names `range` of `region`, in bytes from its start, by the registration of its slab.
 ///
 /// # Safety
 /// There must be no reference to the bytes of `region` until the request over the segment has completed.

@@ -18,6 +18,9 @@ pub(crate) enum Purpose {
     /// An extent that READs of this process fill, and that the application then reads. Peers have no right to
     /// it.
     Landing,
+    /// An extent that becomes a [`MemRegion`](crate::memory::MemRegion), which has one owner and moves into
+    /// operations. Peers may get rights to exactly its bytes.
+    Region,
 }
 
 /// An extent of a slab, with one holder.
@@ -30,6 +33,8 @@ pub(crate) struct Extent {
     pub(crate) offset: usize,
     /// Length in bytes.
     pub(crate) capacity: usize,
+    /// Whether no byte of the extent was ever part of another extent, so that it holds zeros.
+    pub(crate) is_new: bool,
 }
 
 /// Slabs and their free extents.
@@ -44,10 +49,12 @@ pub(crate) struct Arena {
     stacks: Vec<Vec<ExtentPosition>>,
     /// Bytes of all extents on the stacks.
     stacked: usize,
-    /// Keys of the free slabs that have one extent each.
+    /// Keys of the free slabs that have one extent each, the one given back first in front.
     spares: Vec<usize>,
     /// Bytes of the longest extent that is cut from a common slab.
     largest: usize,
+    /// Number of the current period ([`end_period`](Self::end_period)).
+    period: u64,
 }
 
 /// A slab of the arena.
@@ -58,6 +65,10 @@ struct ArenaSlab {
     live: usize,
     /// Bytes of the extents in use.
     used: usize,
+    /// End of the bytes that were ever in use.
+    touched: usize,
+    /// The last period in which an extent was in use.
+    last_used: u64,
     /// The free ranges; `None` for a slab of one extent.
     free: Option<FreeRanges>,
 }
@@ -83,6 +94,7 @@ impl Arena {
             stacked: 0,
             spares: Vec::new(),
             largest: class_size(largest_class),
+            period: 0,
         }
     }
 
@@ -156,7 +168,7 @@ impl Arena {
             offset = ranges.take(capacity).unwrap_or(0);
             free = Some(ranges);
         }
-        let key = self.entries.insert(ArenaSlab { slab, live: 0, used: 0, free });
+        let key = self.entries.insert(ArenaSlab { slab, live: 0, used: 0, touched: 0, last_used: 0, free });
         self.hold(ExtentPosition { key, offset }, capacity)
     }
 
@@ -167,6 +179,7 @@ impl Arena {
         let entry = &mut self.entries[extent.key];
         entry.live -= 1;
         entry.used -= extent.capacity;
+        entry.last_used = self.period;
         if !keep && entry.live == 0 {
             self.entries.remove(extent.key);
             self.forget_removed();
@@ -184,12 +197,37 @@ impl Arena {
 
     /// Removes all slabs without an extent in use.
     pub(crate) fn remove_idle(&mut self) -> Vec<Arc<Slab>> {
+        self.remove(|_| true)
+    }
+
+    /// Ends a period. Removes the slabs that had no extent in use in all of it.
+    pub(crate) fn end_period(&mut self) -> Vec<Arc<Slab>> {
+        let ended = self.period;
+        self.period += 1;
+        self.remove(|entry| entry.last_used < ended)
+    }
+
+    /// Removes spare slabs, the one given back first before all others, until they have `most` bytes at most.
+    pub(crate) fn remove_spares(&mut self, most: u64) -> Vec<Arc<Slab>> {
+        let length = |key: usize| self.entries[key].slab.len() as u64;
+        let mut bytes: u64 = self.spares.iter().map(|&key| length(key)).sum();
+        let mut count = 0;
+        while bytes > most && count < self.spares.len() {
+            bytes -= length(self.spares[count]);
+            count += 1;
+        }
+        self.spares.drain(..count).map(|key| self.entries.remove(key).slab).collect()
+    }
+
+    /// Removes those slabs without an extent in use that `goes` chooses.
+    fn remove(&mut self, goes: impl Fn(&ArenaSlab) -> bool) -> Vec<Arc<Slab>> {
         let mut removed = Vec::new();
         self.entries.retain(|_, entry| {
-            if entry.live == 0 {
+            let stays = entry.live > 0 || !goes(entry);
+            if !stays {
                 removed.push(Arc::clone(&entry.slab));
             }
-            entry.live > 0
+            stays
         });
         if !removed.is_empty() {
             self.forget_removed();
@@ -206,7 +244,11 @@ impl Arena {
         let entry = &mut self.entries[position.key];
         entry.live += 1;
         entry.used += capacity;
-        Extent { slab: Arc::clone(&entry.slab), key: position.key, offset: position.offset, capacity }
+        entry.last_used = self.period;
+        let is_new = position.offset >= entry.touched;
+        entry.touched = entry.touched.max(position.offset + capacity);
+        let ExtentPosition { key, offset } = position;
+        Extent { slab: Arc::clone(&entry.slab), key, offset, capacity, is_new }
     }
 
     fn cut_free(&mut self, capacity: usize) -> Option<Extent> {

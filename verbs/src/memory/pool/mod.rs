@@ -14,9 +14,9 @@ pub(super) mod shared;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use self::shared::{FrozenIndex, HeldExtent, PoolShared};
+use self::shared::{FrozenIndex, HeldExtent, PoolKind, PoolShared, Slab};
 use super::extents::{Block, Lease, RegisteredBuf};
-use super::settings::{Budget, PoolSettings, PoolStatistics, Quota};
+use super::settings::{Budget, PoolSettings, PoolStatistics, Quota, Reservation};
 use crate::{
     Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
     Rkey, VerbsError,
@@ -54,7 +54,8 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new(domain: Arc<dyn ProtectionDomain>, settings: PoolSettings, budget: Arc<Budget>) -> Self {
-        Self::of(PoolShared::new(domain, settings, budget, Arc::new(FrozenIndex::new()), false))
+        let index = Arc::new(FrozenIndex::new());
+        Self::of(PoolShared::new(domain, settings, budget, index, PoolKind::Ordinary))
     }
 
     /// Makes a pool whose slabs are a share of `budget` ([`Budget::reserve_in_share`]).
@@ -63,7 +64,23 @@ impl Pool {
         settings: PoolSettings,
         budget: Arc<Budget>,
     ) -> Self {
-        Self::of(PoolShared::new(domain, settings, budget, Arc::new(FrozenIndex::new()), true))
+        Self::of(PoolShared::new(domain, settings, budget, Arc::new(FrozenIndex::new()), PoolKind::Share))
+    }
+
+    /// Makes a pool for regions, which only the budget limits. Its slabs have up to `slab_size` bytes. It has
+    /// no domain: whoever uses a region registers its slab ([`LocalRegistrations`]).
+    ///
+    /// [`LocalRegistrations`]: super::registrations::LocalRegistrations
+    pub(crate) fn for_regions(budget: Arc<Budget>, slab_size: usize) -> Self {
+        let settings = PoolSettings {
+            access: Access::LOCAL_WRITE,
+            slab_size,
+            send_quota: 0,
+            receive_quota: u64::MAX,
+            ..PoolSettings::default()
+        };
+        let index = Arc::new(FrozenIndex::new());
+        Self::of(PoolShared::new(Arc::new(Unbound), settings, budget, index, PoolKind::Regions))
     }
 
     fn of(shared: PoolShared) -> Self {
@@ -102,7 +119,7 @@ impl Pool {
             ..PoolSettings::default()
         };
         let (budget, index) = (Budget::new(limit), Arc::clone(&SENDABLE));
-        Self::of(PoolShared::new(Arc::new(Unbound), settings, budget, index, false))
+        Self::of(PoolShared::new(Arc::new(Unbound), settings, budget, index, PoolKind::Ordinary))
     }
 
     /// Leases a block of at least `length` bytes, which the device may read and write. The block holds zeros,
@@ -167,6 +184,11 @@ impl Pool {
         self.handle.shared.trim();
     }
 
+    /// Ends a period: frees the slabs that had no extent in use since the last call.
+    pub(crate) fn end_period(&self) {
+        self.handle.shared.end_period();
+    }
+
     /// Returns the numbers of the pool at this moment.
     pub fn statistics(&self) -> PoolStatistics {
         self.handle.shared.statistics()
@@ -219,6 +241,11 @@ static SENDABLE: LazyLock<Arc<FrozenIndex>> = LazyLock::new(|| Arc::new(FrozenIn
 /// buffers, a lookup takes two loads.
 pub fn find_sendable(bytes: &[u8]) -> Option<Lease> {
     Lease::find(&SENDABLE, bytes.as_ptr() as usize, bytes.len())
+}
+
+/// Maps the bytes of `reservation`, as a slab that is registered with no device and belongs to no pool.
+pub(super) fn own_slab(reservation: Reservation) -> Result<Slab, VerbsError> {
+    Slab::new(&Unbound, Access::LOCAL_READ, &PoolSettings::default(), reservation)
 }
 
 /// A placeholder for the protection domain, in a pool that has none.

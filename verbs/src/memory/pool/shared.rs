@@ -18,6 +18,22 @@ use crate::{
 /// slabs.
 const SMALLEST_SLAB: usize = 64 << 10;
 
+/// Bytes of the first slab of a pool for regions.
+const FIRST_REGIONS: usize = 2 << 20;
+
+/// The part of the budget that the slabs of a pool may take, and the slabs that it keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolKind {
+    /// Slabs of one size, within the quotas.
+    Ordinary,
+    /// A share of the budget ([`Budget::reserve_in_share`]).
+    Share,
+    /// Memory of regions. Slabs grow with the pool, up to the size in the settings. The pool keeps at most as
+    /// many bytes of slabs of one extent as were leased at a time, in this period or the last one
+    /// ([`end_period`](PoolShared::end_period)).
+    Regions,
+}
+
 /// The state that a pool and all its extents share.
 #[derive(Debug)]
 pub(crate) struct PoolShared {
@@ -29,8 +45,7 @@ pub(crate) struct PoolShared {
     pub(super) budget: Arc<Budget>,
     /// The index of frozen buffers, which other pools may share.
     pub(super) index: Arc<FrozenIndex>,
-    /// The slabs are a share of the budget.
-    is_share: bool,
+    kind: PoolKind,
     /// Number of frozen buffers of this pool. The index may contain buffers of other pools, too.
     frozen: AtomicUsize,
     state: Mutex<PoolState>,
@@ -40,9 +55,12 @@ pub(crate) struct PoolShared {
 #[derive(Debug)]
 struct PoolState {
     /// By purpose.
-    arenas: [Arena; 3],
+    arenas: [Arena; 4],
     /// Bytes leased, by quota.
     leased: [u64; 2],
+    /// The most bytes that were leased at a time: in this period, as far as some of them were given back since,
+    /// and in the last one.
+    peaks: [u64; 2],
     /// Bytes of all slabs.
     registered: u64,
     hits: u64,
@@ -58,6 +76,11 @@ impl PoolState {
     fn leased(&mut self, quota: Quota) -> &mut u64 {
         &mut self.leased[quota as usize]
     }
+
+    /// Notes that these slabs have left their arena.
+    fn forget(&mut self, slabs: &[Arc<Slab>]) {
+        self.registered -= slabs.iter().map(|slab| slab.len() as u64).sum::<u64>();
+    }
 }
 
 impl PoolShared {
@@ -67,22 +90,23 @@ impl PoolShared {
         settings: PoolSettings,
         budget: Arc<Budget>,
         index: Arc<FrozenIndex>,
-        is_share: bool,
+        kind: PoolKind,
     ) -> Self {
         let page = rustix::param::page_size();
         let slab_size =
             settings.slab_size.clamp(SMALLEST_SLAB, isize::MAX as usize / 2).next_multiple_of(page);
         let settings = PoolSettings { slab_size, ..settings };
         let state = PoolState {
-            arenas: [(); 3].map(|()| Arena::new(slab_size)),
+            arenas: [(); 4].map(|()| Arena::new(slab_size)),
             leased: [0; 2],
+            peaks: [0; 2],
             registered: 0,
             hits: 0,
             misses: 0,
             closed: false,
         };
         let (frozen, state) = (AtomicUsize::new(0), Mutex::new(state));
-        Self { domain, settings, budget, index, is_share, frozen, state }
+        Self { domain, settings, budget, index, kind, frozen, state }
     }
 
     /// Returns the numbers of the pool at this moment.
@@ -166,17 +190,37 @@ impl PoolShared {
     /// Takes an extent back. Afterwards `extent` may hold the last reference to its slab.
     pub(crate) fn give_back(&self, extent: &Extent, quota: Quota, purpose: Purpose) {
         let mut state = self.lock();
+        // The sum falls here alone.
+        state.peaks[0] = state.peaks[0].max(state.leased.iter().sum());
         *state.leased(quota) -= extent.capacity as u64;
         // An open pool keeps all common slabs. It keeps slabs of one extent while it is not larger than the
-        // sum of its quotas. A share that is larger than what it leaves free keeps nothing.
+        // sum of its quotas. A share that is larger than what it leaves free keeps nothing. A pool for regions
+        // keeps the slabs of one extent that were given back last.
         let quotas = self.settings.send_quota.saturating_add(self.settings.receive_quota);
         let common = state.arena(purpose).is_common(extent.capacity);
         let keep = !state.closed
             && (common || state.registered <= quotas)
-            && (!self.is_share || state.registered <= self.budget.free_for_shares());
+            && (self.kind != PoolKind::Share || state.registered <= self.budget.free_for_shares());
         if state.arena(purpose).give_back(extent, keep) {
             state.registered -= extent.slab.len() as u64;
+        } else if self.kind == PoolKind::Regions && !common {
+            let [current, last] = state.peaks;
+            let old = state.arena(purpose).remove_spares(current.max(last));
+            state.forget(&old);
+            drop(state);
+            drop(old);
         }
+    }
+
+    /// Ends a period. Frees the slabs that had no extent in use in all of it. If there are none, this makes no
+    /// system call.
+    pub(crate) fn end_period(&self) {
+        let mut state = self.lock();
+        state.peaks = [0, state.peaks[0].max(state.leased.iter().sum())];
+        let idle: Vec<_> = state.arenas.iter_mut().flat_map(Arena::end_period).collect();
+        state.forget(&idle);
+        drop(state);
+        drop(idle);
     }
 
     /// Makes a slab for an extent of `capacity` bytes. Callers must not hold the lock, because this function
@@ -186,7 +230,8 @@ impl PoolShared {
             Purpose::Block => self.settings.access,
             // Each landing then has a registration of its own.
             Purpose::Landing if self.domain.opens_sinks() => Access::LOCAL_READ,
-            Purpose::Landing => Access::LOCAL_WRITE,
+            // The pool of regions has no domain: `LocalRegistrations` registers their slabs.
+            Purpose::Landing | Purpose::Region => Access::LOCAL_WRITE,
             Purpose::Buffer => {
                 Access::from_bits_truncate(self.settings.access.bits() & Access::REMOTE_READ.bits())
             }
@@ -200,10 +245,17 @@ impl PoolShared {
     fn reserve(&self, capacity: usize, common: bool) -> Result<Reservation, VerbsError> {
         let page = rustix::param::page_size();
         let smallest = capacity.next_multiple_of(page);
-        let mut bytes = if common { self.settings.slab_size } else { smallest };
-        let reserve = |bytes: usize| match self.is_share {
-            true => self.budget.reserve_in_share(bytes as u64, self.lock().registered),
-            false => self.budget.reserve(bytes as u64),
+        let mut bytes = match self.kind {
+            _ if !common => smallest,
+            PoolKind::Regions => {
+                let quarter = (self.lock().registered / 4) as usize;
+                quarter.clamp(FIRST_REGIONS, self.settings.slab_size).next_multiple_of(page).max(smallest)
+            }
+            PoolKind::Ordinary | PoolKind::Share => self.settings.slab_size,
+        };
+        let reserve = |bytes: usize| match self.kind {
+            PoolKind::Share => self.budget.reserve_in_share(bytes as u64, self.lock().registered),
+            PoolKind::Ordinary | PoolKind::Regions => self.budget.reserve(bytes as u64),
         };
         if let Ok(reservation) = reserve(bytes) {
             return Ok(reservation);
@@ -222,7 +274,7 @@ impl PoolShared {
     pub(crate) fn trim(&self) {
         let mut state = self.lock();
         let idle: Vec<_> = state.arenas.iter_mut().flat_map(Arena::remove_idle).collect();
-        state.registered -= idle.iter().map(|slab| slab.len() as u64).sum::<u64>();
+        state.forget(&idle);
         drop(state);
         drop(idle);
     }
@@ -313,6 +365,11 @@ impl HeldExtent {
     #[cfg(test)]
     pub(crate) fn access(&self) -> crate::Access {
         self.extent.slab.region().access()
+    }
+
+    /// Returns whether no byte of the extent was ever part of another one, so that it holds zeros.
+    pub(crate) fn is_new(&self) -> bool {
+        self.extent.is_new
     }
 
     /// Returns the slab.
@@ -437,7 +494,7 @@ impl Slab {
 
 /// Maps the bytes of `reservation`, which are whole pages, aligned to huge pages if there are so many. The
 /// memory holds the reservation.
-pub(crate) fn map(reservation: Reservation, huge_pages: bool) -> Result<Arc<HostMemory>, VerbsError> {
+fn map(reservation: Reservation, huge_pages: bool) -> Result<Arc<HostMemory>, VerbsError> {
     let length = reservation.bytes as usize;
     let alignment = if length >= HUGE_PAGE { HUGE_PAGE } else { rustix::param::page_size() };
     let memory = HostMemory::shared(length, alignment)?;

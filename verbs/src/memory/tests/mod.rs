@@ -6,6 +6,7 @@ mod buffers;
 mod landings;
 mod limits;
 mod model;
+mod regions;
 mod sending;
 mod sinks;
 mod threads;
