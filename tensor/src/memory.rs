@@ -1,46 +1,48 @@
 //! The memory of tensors that move: the regions that tensors arrive in, or are copied to before they are
 //! sent, and the [`Payload`] of a tensor.
 
-use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
 
-use crate::error::{TensorError, TensorErrorKind};
+use crate::error::TensorError;
 use crate::types::Tensor;
 use crate::wire::tensor_metadata::WireMetadata;
+use tonic_rdma_verbs::VerbsError;
 use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion};
-use tonic_rdma_verbs::unstable::{LocalMemory, lock};
+use tonic_rdma_verbs::unstable::{LocalMemory, RegionPool, lock};
 
-/// Regions for tensors that arrive, and for copies of tensors that are sent. A region that comes back stays
-/// here for the next tensor of its length, because fresh pages cost more than the bytes that are written to
-/// them.
+/// The regions of a device: for tensors that arrive, for copies of tensors that are sent, and for slots and
+/// regions that peers access. They are cut from slabs, and their memory comes back when they are dropped.
 #[derive(Debug)]
 pub(crate) struct RegionCache {
-    budget: Arc<Budget>,
-    idle: Mutex<IdleRegions>,
+    /// What peers write and this process reads: no peer can read these slabs.
+    received: RegionPool,
+    /// What peers may read.
+    readable: RegionPool,
     keepers: Mutex<Vec<Weak<dyn Keeper>>>,
+    ticks: AtomicU32,
 }
 
-/// Keeps regions that may be freed when memory is short.
+/// Keeps memory that it can do without when memory is short.
 pub(crate) trait Keeper: Send + Sync {
-    /// Puts these regions back into the [`RegionCache`], which holds no lock when it calls this.
+    /// Drops regions that nobody waits for. The [`RegionCache`] holds no lock when it calls this.
     fn give_back(&self);
-}
 
-#[derive(Debug, Default)]
-struct IdleRegions {
-    by_length: HashMap<usize, Vec<MemRegion>>,
-    bytes: usize,
+    /// Drops registrations of slabs that are gone.
+    fn prune(&self);
 }
 
 impl RegionCache {
-    /// The largest number of idle bytes.
-    const KEPT: usize = 2 << 30;
+    /// The number of ticks after which slabs are freed that were not used meanwhile.
+    pub(crate) const PERIOD: u32 = 16;
 
     pub(crate) fn new(budget: &Arc<Budget>) -> Arc<Self> {
-        Arc::new(Self { budget: Arc::clone(budget), idle: Mutex::default(), keepers: Mutex::default() })
+        let pool = || RegionPool::new(Arc::clone(budget));
+        let (received, readable, ticks) = (pool(), pool(), AtomicU32::new(0));
+        Arc::new(Self { received, readable, keepers: Mutex::default(), ticks })
     }
 
     /// Adds a keeper, until it is dropped.
@@ -50,105 +52,68 @@ impl RegionCache {
         keepers.push(keeper);
     }
 
-    /// Returns a region of at least `length` bytes, with any content.
+    /// Returns a region for a tensor of `length` bytes that arrives: `length` bytes, at least one, with any
+    /// content.
     pub(crate) fn take(&self, length: u64) -> Result<MemRegion, TensorError> {
         let length = usize::try_from(length).map_err(TensorError::memory)?;
-        let page = rustix::param::page_size();
-        let length = length.max(1).checked_next_multiple_of(page);
-        let length = length.ok_or_else(|| {
-            TensorError::new(TensorErrorKind::NoMemory, "no memory: a tensor longer than memory can be")
-        })?;
-        if let Some(region) = self.idle(length) {
-            return Ok(region);
-        }
-        self.allocate_idle_freed(length).or_else(|_| {
-            self.call_keepers();
-            // The software device charges a region until the peer has unmapped it, so a region that came back
-            // is the first choice.
-            self.idle(length).map_or_else(|| self.allocate_idle_freed(length), Ok)
-        })
+        self.obtain(|| self.received.take(length.max(1)))
     }
 
-    /// Returns a region that begins with a copy of `bytes`.
+    /// Returns a region that begins with a copy of `bytes`, to be sent.
     pub(crate) fn copy_of(&self, bytes: &[u8]) -> Result<MemRegion, TensorError> {
-        let mut copy = self.take(bytes.len() as u64)?;
+        let mut copy = self.obtain(|| self.readable.take(bytes.len().max(1)))?;
         copy[..bytes.len()].copy_from_slice(bytes);
         Ok(copy)
     }
 
-    /// Returns a new region of `length` bytes, zeroed.
+    /// Returns a region of `length` bytes, zeroed, that peers write and do not read.
+    pub(crate) fn allocate_sink(&self, length: usize) -> Result<MemRegion, TensorError> {
+        self.obtain(|| self.received.take_zeroed(length))
+    }
+
+    /// Returns a region of `length` bytes, zeroed, for any use.
     pub(crate) fn allocate(&self, length: usize) -> Result<MemRegion, TensorError> {
-        self.allocate_idle_freed(length).or_else(|_| {
-            self.call_keepers();
-            self.allocate_idle_freed(length)
-        })
+        self.obtain(|| self.readable.take_zeroed(length))
     }
 
-    fn idle(&self, length: usize) -> Option<MemRegion> {
-        let mut idle = lock(&self.idle);
-        let region = idle.by_length.get_mut(&length)?.pop()?;
-        idle.bytes -= region.len();
-        Some(region)
+    /// Takes a region. If the budget has no room for it, first lets the keepers of the whole device give
+    /// memory back, because all share the budget, and then frees what is idle.
+    fn obtain(&self, take: impl Fn() -> Result<MemRegion, VerbsError>) -> Result<MemRegion, TensorError> {
+        let region = take().or_else(|_| {
+            self.keepers().iter().for_each(|keeper| keeper.give_back());
+            // The software device charges a slab until the peer has unmapped it, so a slab that came back is
+            // the first choice.
+            take()
+        });
+        let region = region.or_else(|_| {
+            self.received.trim();
+            self.readable.trim();
+            self.keepers().iter().for_each(|keeper| keeper.prune());
+            take()
+        });
+        region.map_err(TensorError::memory)
     }
 
-    /// Allocates a region. If the budget has no room for it, frees the idle regions, which use up the budget
-    /// too, and tries again.
-    fn allocate_idle_freed(&self, length: usize) -> Result<MemRegion, TensorError> {
-        MemRegion::allocate(length, &self.budget).or_else(|_| {
-            let idle = std::mem::take(&mut *lock(&self.idle));
-            // Outside the lock, because unmapping takes system calls.
-            drop(idle);
-            MemRegion::allocate(length, &self.budget).map_err(TensorError::memory)
-        })
+    fn keepers(&self) -> Vec<Arc<dyn Keeper>> {
+        lock(&self.keepers).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Lets the keepers of the whole device put their regions back, because all share the budget.
-    fn call_keepers(&self) {
-        let keepers: Vec<_> = lock(&self.keepers).iter().filter_map(Weak::upgrade).collect();
-        keepers.iter().for_each(|keeper| keeper.give_back());
-    }
-
-    /// Takes a region back.
-    pub(crate) fn put(&self, region: MemRegion) {
-        let mut idle = lock(&self.idle);
-        if idle.bytes + region.len() > Self::KEPT {
-            let old = std::mem::take(&mut *idle);
-            drop(idle);
-            // The regions are freed outside the lock, because unmapping takes system calls.
-            drop(old);
-            idle = lock(&self.idle);
+    /// Counts a tick. With each [`PERIOD`](Self::PERIOD)-th tick frees the slabs that were not used since the
+    /// `PERIOD`-th tick before it. If there are none, this makes no system call.
+    pub(crate) fn tick(&self) {
+        let ticks = self.ticks.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        if ticks.is_multiple_of(Self::PERIOD) {
+            self.received.end_period();
+            self.readable.end_period();
+            self.keepers().iter().for_each(|keeper| keeper.prune());
         }
-        if region.len() <= Self::KEPT {
-            idle.bytes += region.len();
-            idle.by_length.entry(region.len()).or_default().push(region);
-        }
-    }
-
-    /// Returns the first `length` bytes of a region. The region comes back when the last reference to the
-    /// bytes is dropped.
-    pub(crate) fn freeze(self: &Arc<Self>, region: MemRegion, length: u64) -> Bytes {
-        Bytes::from_owner(CachedRegion { region: Some(region), region_cache: Arc::clone(self) })
-            .slice(..length as usize)
     }
 }
 
-struct CachedRegion {
-    region: Option<MemRegion>,
-    region_cache: Arc<RegionCache>,
-}
-
-impl AsRef<[u8]> for CachedRegion {
-    fn as_ref(&self) -> &[u8] {
-        self.region.as_deref().unwrap_or_default()
-    }
-}
-
-impl Drop for CachedRegion {
-    fn drop(&mut self) {
-        if let Some(region) = self.region.take() {
-            self.region_cache.put(region);
-        }
-    }
+/// Returns the first `length` bytes of a region. Its memory comes back when the last reference to the bytes is
+/// dropped.
+pub(crate) fn freeze(region: MemRegion, length: u64) -> Bytes {
+    Bytes::from_owner(region).slice(..length as usize)
 }
 
 /// The bytes that move for a tensor, and their metadata. Clones share the bytes.
@@ -206,19 +171,56 @@ mod region_cache_tests {
     #[test]
     fn unused_memory_is_used_again() {
         let region_cache = RegionCache::new(&Budget::new(8192));
-        let mut region = region_cache.take(5000).unwrap();
+        let mut region = region_cache.take(8000).unwrap();
         region[4999] = 7;
         let address = region.as_ptr();
-        let bytes = region_cache.freeze(region, 5000);
+        let bytes = freeze(region, 5000);
         assert_eq!((bytes.len(), bytes[4999]), (5000, 7));
         assert!(region_cache.take(1).is_err(), "the budget is used up");
         let part = bytes.slice(4999..);
         drop(bytes);
         assert!(region_cache.take(1).is_err(), "a slice holds it");
         drop(part);
-        let again = region_cache.take(8000).unwrap();
+        let again = region_cache.take(7000).unwrap();
         assert_eq!(again.as_ptr(), address);
-        region_cache.put(again);
-        assert_eq!(region_cache.take(1).unwrap().len(), 4096, "idle memory of another length makes room");
+        drop(again);
+        assert_eq!(region_cache.copy_of(&[7; 8000]).unwrap()[..], [7; 8000], "idle memory makes room");
+        assert_eq!(region_cache.allocate(5000).unwrap()[..], [0; 5000], "not what was there before");
+    }
+
+    #[test]
+    fn memory_that_peers_read_shares_no_slab_with_what_came_from_them() {
+        let region_cache = RegionCache::new(&Budget::new(64 << 20));
+        let received = [region_cache.take(100).unwrap(), region_cache.allocate_sink(100).unwrap()];
+        let readable = [region_cache.copy_of(&[1; 100]).unwrap(), region_cache.allocate(100).unwrap()];
+        let slab = |region: &MemRegion| region.as_ptr() as usize >> 21;
+        assert_eq!(slab(&received[0]), slab(&received[1]));
+        assert_eq!(slab(&readable[0]), slab(&readable[1]));
+        assert_ne!(slab(&received[0]), slab(&readable[0]));
+    }
+
+    /// Returns the budget after so many ticks.
+    fn after(ticks: u32, region_cache: &RegionCache, budget: &Budget) -> u64 {
+        (0..ticks).for_each(|_| region_cache.tick());
+        budget.used()
+    }
+
+    #[test]
+    fn idle_memory_is_held_for_two_periods_at_most() {
+        let budget = Budget::new(u64::MAX);
+        let region_cache = RegionCache::new(&budget);
+        let kept = region_cache.take(100).unwrap();
+        let burst: Vec<_> = (0..700).map(|_| region_cache.take(4096).unwrap()).collect();
+        let copy = region_cache.copy_of(&[1; 100]).unwrap();
+        drop((burst, copy, region_cache.take(1 << 30).unwrap()));
+        let warm = after(RegionCache::PERIOD - 1, &region_cache, &budget);
+        assert!(warm > 1 << 30, "a short pause frees nothing: {warm}");
+        assert_eq!(
+            after(RegionCache::PERIOD + 1, &region_cache, &budget),
+            2 << 20,
+            "the slab that is in use"
+        );
+        drop(kept);
+        assert_eq!(after(2 * RegionCache::PERIOD, &region_cache, &budget), 0);
     }
 }

@@ -18,7 +18,7 @@ use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
 use crate::link::Link;
 use crate::link::port::Token;
-use crate::memory::{Keeper, Payload, RegionCache};
+use crate::memory::{Payload, RegionCache, freeze};
 use crate::named::{
     Arrival, Failure, OfferCounts, OfferError, OfferedTensor, PeerId, Provider, ProviderAction,
     ProviderSettings, RequestError, RequestOutcome, Requester, RequesterAction, RequesterSettings,
@@ -29,7 +29,7 @@ use crate::wire::tensor_frame::{Frame, RequestId, Sink};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Transfer, TransferKind, lock, wake_all,
+    CopyRange, CopyRanges, Grant, RemoteRange, Transfer, TransferKind, lock, wake_all,
 };
 use tonic_rdma_verbs::{Access, RemoteSegment, Rkey};
 
@@ -235,11 +235,8 @@ impl NamedProvider {
         let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
         let place = RemoteRange { start, length: sink.length };
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
-        let (this, region_cache) = (self.this.clone(), Arc::clone(&self.region_cache));
+        let this = self.this.clone();
         let token = Token::call(move |outcome| {
-            if let LocalMemory::Region(copy) = outcome.local {
-                region_cache.put(copy);
-            }
             // A failed write has ended the link, and its requests with it.
             if outcome.result.is_ok()
                 && let Some(offers) = this.upgrade()
@@ -257,8 +254,8 @@ impl NamedProvider {
     }
 }
 
-/// Ends requests and offers whose deadline has passed, until the device is dropped. Once in each `timeout`
-/// lets the links free tensors that no request has taken.
+/// Ends requests and offers whose deadline has passed, and frees memory that is idle, until the device is
+/// dropped. Once in each `timeout` lets the links free tensors that no request has taken.
 async fn check_deadlines(offers: Weak<NamedProvider>, timeout: Duration) {
     let mut aged = Instant::now();
     loop {
@@ -268,6 +265,7 @@ async fn check_deadlines(offers: Weak<NamedProvider>, timeout: Duration) {
         if lock(&offers.provider).poll_timeout().is_some_and(|due| due <= now) {
             offers.with(|provider| provider.handle_timeout(now));
         }
+        offers.region_cache.tick();
         if now.saturating_duration_since(aged) >= timeout {
             aged = now;
             let links: Vec<_> = lock(&offers.links).values().filter_map(Weak::upgrade).collect();
@@ -311,7 +309,7 @@ struct AnswerState {
     waker: Option<Waker>,
 }
 
-/// Memory that the peer may write until the grant is dropped.
+/// Memory that the peer may write until the grant is dropped, which happens before the memory is used again.
 #[derive(Debug)]
 struct SinkMemory {
     grant: Grant,
@@ -333,15 +331,12 @@ impl NamedRequester {
             validate: settings.checksums,
             ..RequesterSettings::default()
         });
-        let requests = Arc::new(Self {
+        Arc::new(Self {
             requester: Mutex::new(requester),
             outbox: Outbox::new(),
             waiting: Mutex::default(),
             region_cache: Arc::clone(region_cache),
-        });
-        let keeper: Arc<dyn Keeper> = Arc::clone(&requests) as _;
-        region_cache.add_keeper(Arc::downgrade(&keeper));
-        requests
+        })
     }
 
     pub(crate) fn request(self: &Arc<Self>, link: &Arc<Link>, name: &str, step: u64) -> NamedRequest {
@@ -398,6 +393,13 @@ impl NamedRequester {
         self.run_and_wake(link);
     }
 
+    /// Frees all tensors that no request has taken.
+    pub(crate) fn free_untaken(&self) {
+        // In a statement of its own, so that the lock is free while grants are revoked.
+        let untaken = lock(&self.requester).free_untaken();
+        drop(untaken);
+    }
+
     pub(crate) fn link_ended(&self, fault: &TensorError) {
         let mut requester = lock(&self.requester);
         let actions = requester.peer_gone(&fault.to_string());
@@ -408,7 +410,7 @@ impl NamedRequester {
                 RequesterAction::Finished { request_id, .. } => {
                     self.finish(request_id, Err(fault.clone()), &mut wakers);
                 }
-                RequesterAction::Free(sink) => self.free(sink),
+                RequesterAction::Free(sink) => drop(sink),
                 RequesterAction::Send(_) | RequesterAction::Allocate { .. } => {}
             }
         }
@@ -440,7 +442,7 @@ impl NamedRequester {
                     }
                 });
             }
-            RequesterAction::Free(sink) => self.free(sink),
+            RequesterAction::Free(sink) => drop(sink),
             RequesterAction::Finished { request_id, result } => self.finish(request_id, Ok(result), wakers),
         });
     }
@@ -480,21 +482,13 @@ impl NamedRequester {
                 let region = memory.try_into_region();
                 let region =
                     region.map_err(|_| TensorError::other("another reference to the sink is left"))?;
-                let bytes = self.region_cache.freeze(region, metadata.bytes);
+                let bytes = freeze(region, metadata.bytes);
                 if let Some(expected) = checksum {
                     verify(request_id, &bytes, expected).map_err(TensorError::local)?;
                 }
                 let metadata = Metadata::try_from(metadata)?;
                 Tensor::deserialize(&metadata, bytes).map(NamedReply::Tensor)
             }
-        }
-    }
-
-    fn free(&self, sink: SinkMemory) {
-        let SinkMemory { grant, memory } = sink;
-        drop(grant);
-        if let Ok(region) = memory.try_into_region() {
-            self.region_cache.put(region);
         }
     }
 
@@ -532,18 +526,6 @@ impl NamedRequester {
         }
         drop(requester);
         self.run_and_wake(link);
-    }
-}
-
-impl Keeper for NamedRequester {
-    fn give_back(&self) {
-        // In a statement of its own, so that the lock is free while grants are revoked.
-        let actions = lock(&self.requester).free_untaken();
-        for action in actions {
-            if let RequesterAction::Free(sink) = action {
-                self.free(sink);
-            }
-        }
     }
 }
 

@@ -320,9 +320,8 @@ impl Channel {
     /// device.
     async fn ask_for_memory(&self, remote: &RemoteRegion) -> Result<(), TensorError> {
         let few = remote.len().min(8);
-        let region_cache = &self.link.region_cache;
-        let region = self.read(remote).into(region_cache.take(few)?, ..few as usize).await?;
-        region_cache.put(region);
+        let region = self.link.region_cache.take(few)?;
+        self.read(remote).into(region, ..few as usize).await?;
         Ok(())
     }
 }

@@ -172,8 +172,9 @@ impl RdmaDevice {
     }
 
     /// Allocates memory that the device can read and write (table 1: `AllocateMemRegion`): `size` bytes,
-    /// zeroed, in a mapping of their own. Each link registers the memory when it uses the memory for the
-    /// first time.
+    /// zeroed, at a multiple of 128 bytes. A region of up to 8 MiB lies in a slab with others: on the software
+    /// device a peer of this user that may read one of them is able to read the whole slab. Each link registers
+    /// a slab when it uses memory of the slab for the first time.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -435,8 +436,9 @@ impl RdmaDevice {
         depth: u32,
     ) -> Result<Receiver, TensorError> {
         let name = check_name(name)?;
-        let receiver =
-            Receiver::new(Arc::clone(&name), kind, spec, payload, depth, |size| self.allocate(size))?;
+        let receiver = Receiver::new(Arc::clone(&name), kind, spec, payload, depth, |size| {
+            self.shared.region_cache.allocate_sink(size)
+        })?;
         let slot = Arc::downgrade(&receiver.slot);
         self.shared.register(name, slot as Weak<dyn Attachable>)?;
         Ok(receiver)

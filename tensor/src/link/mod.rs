@@ -28,7 +28,7 @@ use self::port::{Port, Token};
 use self::words::{Arrivals, Notification, PeerWordPage, WordPage, WordPair};
 use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
-use crate::memory::{Content, Payload, RegionCache};
+use crate::memory::{Content, Keeper, Payload, RegionCache};
 use crate::named_driver::NamedTensors;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::Provider;
@@ -473,6 +473,16 @@ impl Link {
     }
 }
 
+impl Keeper for Link {
+    fn give_back(&self) {
+        self.named.requests.free_untaken();
+    }
+
+    fn prune(&self) {
+        self.ports().for_each(|port| port.prune());
+    }
+}
+
 impl Drop for Link {
     fn drop(&mut self) {
         // Each wait holds the link, so no wait is left to wake.
@@ -610,7 +620,7 @@ impl Prepared {
         let domain = context.alloc_protection_domain().map_err(TensorError::local)?;
         let pool_settings = PoolSettings { access: Access::LOCAL_WRITE, ..PoolSettings::default() };
         let pool = Pool::new(Arc::clone(&domain), pool_settings, Arc::clone(budget));
-        let memory = region_cache.allocate(WordPage::LENGTH)?.share();
+        let memory = region_cache.allocate_sink(WordPage::LENGTH)?.share();
         let words = WordPage::new(memory, &*domain)?;
         let capacity = QueuePairCapacity {
             send_requests: config.get_qp_queue_depth().min(attributes.max_work_requests),
@@ -718,6 +728,8 @@ impl Prepared {
             named,
         });
         link.named.begin(&link);
+        let keeper: Arc<dyn Keeper> = Arc::clone(&link) as _;
+        link.region_cache.add_keeper(Arc::downgrade(&keeper));
         for (port, (_, receives)) in link.ports().zip(&peer.queue_pairs) {
             port.set_owner(Arc::downgrade(&link), *receives);
         }

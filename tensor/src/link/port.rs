@@ -155,6 +155,13 @@ impl Port {
         result.map_err(|error| self.fail(TensorError::local(error)))
     }
 
+    /// Drops the registrations of memory that is gone.
+    pub(crate) fn prune(&self) {
+        if let Some(flights) = &mut lock(&self.state).flights {
+            flights.prune();
+        }
+    }
+
     /// Returns whether the slab of `lease` is registered, or can be.
     pub(crate) fn registers(&self, lease: &Lease) -> bool {
         lock(&self.state).flights.as_mut().is_none_or(|flights| flights.registers(lease))

@@ -11,7 +11,7 @@ use tokio::task::consume_budget;
 
 use crate::error::TensorError;
 use crate::link::port::{OutcomeCell, Token};
-use crate::memory::{Content, Payload, RegionCache};
+use crate::memory::{Content, Payload, RegionCache, freeze};
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::{AttachedSender, Receiver};
 use crate::types::{Metadata, Tensor};
@@ -243,7 +243,7 @@ impl DynamicReceiver {
         self.receiver.release();
         outcome.result?;
         let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
-        let bytes = self.region_cache.freeze(region, metadata.bytes());
+        let bytes = freeze(region, metadata.bytes());
         let tensor =
             Tensor::deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))?;
         Ok(Some(tensor))

@@ -184,14 +184,8 @@ impl Sender {
         if self.is_small() {
             return self.send_small(payload);
         }
-        let region_cache = Arc::clone(&self.link.region_cache);
-        let copy = region_cache.copy_of(payload)?;
-        let token = Token::call(move |outcome| {
-            if let LocalMemory::Region(copy) = outcome.local {
-                region_cache.put(copy);
-            }
-        });
-        self.send(LocalMemory::Region(copy), 0, token)
+        let copy = self.link.region_cache.copy_of(payload)?;
+        self.send(LocalMemory::Region(copy), 0, Token::unobserved())
     }
 
     /// Sends the payload at `offset` of `local`. A buffer must be free.

@@ -15,6 +15,7 @@ mod hostile_queue_pair;
 mod inline_writes;
 mod large;
 mod memcpy;
+mod memory;
 mod named;
 mod own_polling;
 mod raw_peer;
