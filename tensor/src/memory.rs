@@ -18,6 +18,7 @@ use tonic_rdma_verbs::unstable::{LocalMemory, RegionPool, lock};
 /// regions that peers access. They are cut from slabs, and their memory comes back when they are dropped.
 #[derive(Debug)]
 pub(crate) struct RegionCache {
+    pub(crate) budget: Arc<Budget>,
     /// What peers write and this process reads: no peer can read these slabs.
     received: RegionPool,
     /// What peers may read.
@@ -42,7 +43,7 @@ impl RegionCache {
     pub(crate) fn new(budget: &Arc<Budget>) -> Arc<Self> {
         let pool = || RegionPool::new(Arc::clone(budget));
         let (received, readable, ticks) = (pool(), pool(), AtomicU32::new(0));
-        Arc::new(Self { received, readable, keepers: Mutex::default(), ticks })
+        Arc::new(Self { budget: Arc::clone(budget), received, readable, keepers: Mutex::default(), ticks })
     }
 
     /// Adds a keeper, until it is dropped.
@@ -107,6 +108,15 @@ impl RegionCache {
             self.readable.end_period();
             self.keepers().iter().for_each(|keeper| keeper.prune());
         }
+    }
+
+    /// Returns whether half of the budget stays free if `length` bytes are taken. Idle memory for tensors that
+    /// arrive counts as free.
+    pub(crate) fn leaves_half(&self, length: u64) -> bool {
+        let received = self.received.statistics();
+        let idle = received.registered.saturating_sub(received.leased_receive);
+        let free = self.budget.available().saturating_add(idle);
+        free >= length.saturating_add(self.budget.limit() / 2)
     }
 }
 

@@ -187,13 +187,20 @@ impl Drop for DynamicSender {
 /// The receiving side of a dynamic slot (§3.3), from
 /// [`RdmaDevice::dynamic_receiver`](crate::RdmaDevice::dynamic_receiver). It learns the shape and the address
 /// of a tensor, allocates memory, and reads the tensor.
+///
+/// The receiver reads several tensors at once, in every call and while it waits, as far as the sender has
+/// announced them: as many as the slot has buffers, and 64 MiB of them at most, counted until the receiver
+/// returns them. It reads a longer tensor alone. It reads ahead only while half of the device's registered
+/// memory (`RDMA_PINNED_LIMIT`) stays free. The sender may free each tensor when the receiver returns it.
 #[derive(Debug)]
 pub struct DynamicReceiver {
     receiver: Receiver,
     region_cache: Arc<RegionCache>,
     longest: u64,
-    /// The tensor that is being read.
-    reading: Option<PendingRead>,
+    /// The tensors that are being read or have been read, in the order of their announcements.
+    reading: VecDeque<PendingRead>,
+    /// Whether a tensor is announced that can't be read ahead now.
+    is_held_back: bool,
 }
 
 #[derive(Debug)]
@@ -204,11 +211,14 @@ struct PendingRead {
 }
 
 impl DynamicReceiver {
+    /// The bytes of all tensors that are read at once, if there are several. Few in the unit tests.
+    const READ_AHEAD: u64 = if cfg!(test) { 1 << 20 } else { 64 << 20 };
+
     pub(crate) fn new(receiver: Receiver, region_cache: Arc<RegionCache>, longest: u64) -> Self {
-        Self { receiver, region_cache, longest, reading: None }
+        Self { receiver, region_cache, longest, reading: VecDeque::new(), is_held_back: false }
     }
 
-    /// Takes the next tensor if it is here. Begins to read the next tensor if the sender has announced one.
+    /// Takes the next tensor if it is here. Begins to read the tensors that the sender has announced.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -232,16 +242,23 @@ impl DynamicReceiver {
     /// ```
     ///
     /// # Errors
-    /// The sender is lost, or it announced an impossible tensor, which ends its link.
+    /// The sender is lost, or it announced an impossible tensor, which ends its link. After
+    /// [`NoMemory`](crate::TensorErrorKind::NoMemory) and [`Busy`](crate::TensorErrorKind::Busy) the tensor
+    /// can be taken again.
     pub fn try_recv(&mut self) -> Result<Option<Tensor>, TensorError> {
         if !self.advance()? {
             return Ok(None);
         }
-        let outcome = self.reading.as_ref().and_then(|reading| reading.outcome.take());
+        let outcome = self.reading.front().and_then(|reading| reading.outcome.take());
         let Some(outcome) = outcome else { return Ok(None) };
-        let Some(PendingRead { metadata, by, .. }) = self.reading.take() else { return Ok(None) };
+        let Some(PendingRead { metadata, by, .. }) = self.reading.pop_front() else { return Ok(None) };
         self.receiver.release();
-        outcome.result?;
+        if let Err(error) = outcome.result {
+            // The link has ended, so the reads behind this one have failed too.
+            self.receiver.put_back(self.reading.len() as u64);
+            self.reading.clear();
+            return Err(error);
+        }
         let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
         let bytes = freeze(region, metadata.bytes());
         let tensor =
@@ -305,67 +322,122 @@ impl DynamicReceiver {
     pub async fn arrived(&mut self) -> Result<(), TensorError> {
         consume_budget().await;
         while !self.advance()? {
-            match &self.reading {
-                None => self.receiver.wait().await?,
-                Some(reading) => {
-                    poll_fn(|context| match reading.outcome.is_ready(context) {
-                        true => Poll::Ready(()),
-                        false => Poll::Pending,
-                    })
-                    .await;
+            let Some(first) = self.reading.front() else {
+                self.receiver.wait().await?;
+                continue;
+            };
+            let outcome = Arc::clone(&first.outcome);
+            let mut read = poll_fn(|context| match outcome.is_ready(context) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            });
+            if self.is_held_back || !self.has_buffer() {
+                read.await;
+                continue;
+            }
+            tokio::select! {
+                biased;
+                () = &mut read => {}
+                announced = self.receiver.wait() => if announced.is_err() {
+                    // The link has ended, and the outcome says so after the tensors that were read before.
+                    read.await;
                 }
             }
         }
         Ok(())
     }
 
-    /// Begins to read the next tensor if the sender has announced one. Returns whether a read is over.
+    /// Begins to read the tensors that the sender has announced, as far as they may be read at once. Returns
+    /// whether the first read is over.
     fn advance(&mut self) -> Result<bool, TensorError> {
-        if self.reading.is_none() {
-            let Some(start) = self.receiver.take()? else { return Ok(false) };
-            if let Err(error) = self.begin(start) {
-                self.reading = None;
-                // The tensor can be taken again.
-                self.receiver.slot.let_go();
-                return Err(error);
-            }
+        self.is_held_back = false;
+        while self.has_buffer() && self.begin_next()? {}
+        let Some(first) = self.reading.front() else { return Ok(false) };
+        if !first.outcome.is_over() {
+            first.by.link.poll(first.by.port);
         }
-        let Some(reading) = &self.reading else { return Ok(false) };
-        if !reading.outcome.is_over() {
-            reading.by.link.poll(reading.by.port);
-        }
-        Ok(reading.outcome.is_over())
+        Ok(first.outcome.is_over())
     }
 
-    /// Begins to read the tensor that the announcement at `start` describes.
-    fn begin(&mut self, start: usize) -> Result<(), TensorError> {
+    /// Returns whether the sender may have announced a tensor behind those that are being read.
+    fn has_buffer(&self) -> bool {
+        self.reading.len() < self.receiver.slot.layout.depth as usize
+    }
+
+    /// Begins to read the next tensor. Returns false if none is announced, or if it can't be read ahead.
+    fn begin_next(&mut self) -> Result<bool, TensorError> {
+        let reads_ahead = !self.reading.is_empty();
+        let start = match self.receiver.take() {
+            Ok(Some(start)) => start,
+            Ok(None) => return Ok(false),
+            // The error comes again, after the tensors that are being read.
+            Err(_) if reads_ahead => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let begun = self.begin(start, reads_ahead);
+        if !matches!(begun, Ok(true)) {
+            // The tensor can be taken again.
+            self.receiver.put_back(1);
+            self.is_held_back = true;
+        }
+        if reads_ahead { Ok(begun.unwrap_or(false)) } else { begun }
+    }
+
+    /// Begins to read the tensor that the announcement at `start` describes. Returns false if the tensor
+    /// can't be read ahead. While other tensors are being read, an impossible announcement is not reported,
+    /// because those tensors come first.
+    fn begin(&mut self, start: usize, reads_ahead: bool) -> Result<bool, TensorError> {
         let by = self.receiver.attached()?;
-        let mut bytes = [0; Announcement::LENGTH];
-        self.receiver.slot.memory.copy_out(start, &mut bytes).map_err(TensorError::local)?;
-        let fail = |cause: Box<dyn Error + Send + Sync>| by.link.fail(by.link.violation(cause));
-        let announced = Announcement::decode(&bytes).map_err(|error| fail(error.into()))?;
-        let metadata = Metadata::try_from(announced.metadata).map_err(|error| fail(error.into()))?;
+        let (metadata, place) = match self.announced(start) {
+            Ok(announced) => announced,
+            Err(_) if reads_ahead => return Ok(false),
+            Err(cause) => return Err(by.link.fail(by.link.violation(cause))),
+        };
         let length = metadata.bytes();
-        if length > self.longest {
-            let longest = self.longest;
-            return Err(fail(format!("a tensor of {length} bytes, which is longer than {longest}").into()));
+        if reads_ahead && !self.may_read_ahead(length) {
+            return Ok(false);
         }
         let region = self.region_cache.take(length)?;
         let outcome = Arc::new(OutcomeCell::default());
         let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
         let token = Token::future(&outcome);
-        self.reading = Some(PendingRead { metadata, outcome, by: by.clone() });
         if length == 0 {
             token.finish(LocalMemory::Region(region));
-            return Ok(());
+        } else {
+            let local = LocalMemory::Region(region);
+            let transfer = Transfer::new(local, TransferKind::Read, blocks, place, token);
+            if let Err(error) = by.link.port(by.port).submit(transfer, length, TransferKind::Read) {
+                // If the port is full, the next attempt finds room.
+                by.link.poll(by.port);
+                return Err(error);
+            }
         }
-        let transfer =
-            Transfer::new(LocalMemory::Region(region), TransferKind::Read, blocks, announced.place, token);
-        // The token reports a refusal.
-        let _ = by.link.port(by.port).submit(transfer, length, TransferKind::Read);
-        Ok(())
+        self.reading.push_back(PendingRead { metadata, outcome, by });
+        Ok(true)
+    }
+
+    /// Returns the tensor that the announcement at `start` describes, and its address.
+    fn announced(&self, start: usize) -> Result<(Metadata, RemoteRange), BoxedError> {
+        let mut bytes = [0; Announcement::LENGTH];
+        self.receiver.slot.memory.copy_out(start, &mut bytes)?;
+        let Announcement { metadata, place } = Announcement::decode(&bytes)?;
+        let metadata = Metadata::try_from(metadata)?;
+        let (length, longest) = (metadata.bytes(), self.longest);
+        if length > longest {
+            return Err(format!("a tensor of {length} bytes, which is longer than {longest}").into());
+        }
+        Ok((metadata, place))
+    }
+
+    /// Returns whether a tensor of `length` bytes may be read while others are.
+    fn may_read_ahead(&self, length: u64) -> bool {
+        let all = self.reading.iter().map(|reading| reading.metadata.bytes());
+        let all = all.fold(length, u64::saturating_add);
+        all <= Self::READ_AHEAD && self.region_cache.leaves_half(length)
     }
 }
+
+type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// The metadata of a tensor, and its address. A sender of a dynamic slot writes one for each tensor (§3.3).
 /// The length is fixed, so that the slot fits tensors of any shape.
@@ -410,3 +482,7 @@ impl Announcement {
         Ok(Self { metadata, place: RemoteRange { start, length } })
     }
 }
+
+#[cfg(test)]
+#[path = "read_ahead_tests.rs"]
+mod tests;

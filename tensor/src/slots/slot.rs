@@ -35,7 +35,7 @@ pub(crate) struct Slot {
     spec: Option<TensorSpec>,
     pub(crate) layout: Layout,
     pub(crate) memory: SharedRegion,
-    /// The next epoch.
+    /// The epoch of the first tensor that is not released.
     pub(crate) next: AtomicU64,
     /// The [`Holder`] of the buffers.
     holder: AtomicU8,
@@ -188,13 +188,14 @@ impl Slot {
         self.holder.compare_exchange(free, holder as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    pub(crate) fn let_go(&self) {
+    fn let_go(&self) {
         self.holder.store(Holder::Free as u8, Ordering::SeqCst);
     }
 
-    /// Returns whether the next tensor has arrived.
-    fn is_arrived(&self) -> bool {
-        let next = self.next.load(Ordering::Relaxed);
+    /// Returns whether the tensor has arrived that is `ahead` places behind the next one. `ahead` is less than
+    /// the number of buffers.
+    pub(super) fn is_arrived(&self, ahead: u64) -> bool {
+        let next = self.next.load(Ordering::Relaxed) + ahead;
         let tail = self.layout.start(next) + self.layout.tail;
         self.memory.load_u64(tail).is_ok_and(|epoch| epoch == next)
     }
@@ -331,6 +332,8 @@ pub(crate) struct Receiver {
     sender: u64,
     /// The number of polls that found nothing. After many of them the receiver asks whether the sender lives.
     misses: u32,
+    /// The number of tensors that were taken and are not released.
+    taken: u64,
 }
 
 impl Receiver {
@@ -356,18 +359,18 @@ impl Receiver {
         })?;
         let memory = allocate(layout.bytes())?;
         let slot = Slot::new(name, kind, spec, layout, memory);
-        Ok(Self { slot, attached: None, sender: 0, misses: 0 })
+        Ok(Self { slot, attached: None, sender: 0, misses: 0, taken: 0 })
     }
 
-    /// Returns whether the next tensor has arrived. Tensors that arrived before the sender was lost are still
-    /// received.
+    /// Returns whether the next tensor has arrived that was not taken. Tensors that arrived before the sender
+    /// was lost are still received. A buffer must be left.
     pub(crate) fn poll(&mut self) -> Result<bool, TensorError> {
-        if self.slot.is_arrived() {
+        if self.slot.is_arrived(self.taken) {
             return Ok(true);
         }
         let missed = self.missed();
         // The sender's last tensor may have arrived since, before the sender was lost.
-        if self.slot.is_arrived() {
+        if self.slot.is_arrived(self.taken) {
             return Ok(true);
         }
         missed.map(|()| false)
@@ -388,7 +391,8 @@ impl Receiver {
         attached.link.missed(attached.port, self.misses, Self::POLL_EVERY)
     }
 
-    /// Waits for the next tensor.
+    /// Waits for the next tensor that was not taken. A buffer must be left. Other events may be waited for
+    /// beside it if a tensor was taken: then this does not spin.
     pub(crate) async fn wait(&mut self) -> Result<(), TensorError> {
         // A peer that always has a tensor ready must not keep this task's thread from other tasks.
         consume_budget().await;
@@ -400,11 +404,12 @@ impl Receiver {
                 changed.await;
                 continue;
             };
-            let next = self.slot.next.load(Ordering::Relaxed);
+            let next = self.slot.next.load(Ordering::Relaxed) + self.taken;
             let tail = self.slot.layout.start(next) + self.slot.layout.tail;
             let word = (&self.slot.memory, tail);
             let AttachedSender { link, pair, port } = &attached;
-            let mut arrival = Wait::until(link, pair, Some(*port), word, next, true);
+            let arrival = Wait::until(link, pair, Some(*port), word, next, true);
+            let mut arrival = if self.taken == 0 { arrival } else { arrival.without_a_spin() };
             // `poll` reports an error of the link, after the tensors that arrived before it.
             poll_fn(|context| match Pin::new(&mut arrival).poll(context) {
                 Poll::Ready(_) => Poll::Ready(()),
@@ -415,19 +420,34 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes the next tensor if it has arrived, and keeps a new sender from its buffer. Returns the buffer's
-    /// offset in the memory.
+    /// Takes the next tensor if it has arrived, and keeps a new sender from the buffers until all tensors that
+    /// were taken are released. Returns the buffer's offset in the memory. A buffer must be left.
     pub(crate) fn take(&mut self) -> Result<Option<usize>, TensorError> {
-        if !self.poll()? || !self.slot.hold(Holder::Receiver) {
+        if !self.poll()? || (self.taken == 0 && !self.slot.hold(Holder::Receiver)) {
             return Ok(None);
         }
         // A new sender may have attached in between, which voids the tensors of the last one.
-        if !self.slot.is_arrived() {
-            self.slot.let_go();
+        if !self.slot.is_arrived(self.taken) {
+            self.let_go_if_unused();
             return Ok(None);
         }
+        let epoch = self.slot.next.load(Ordering::Relaxed) + self.taken;
+        self.taken += 1;
         self.slot.arrived.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(self.slot.layout.start(self.slot.next.load(Ordering::Relaxed))))
+        Ok(Some(self.slot.layout.start(epoch)))
+    }
+
+    /// Leaves the last `count` tensors that were taken in the slot. They can be taken again.
+    pub(crate) fn put_back(&mut self, count: u64) {
+        self.taken -= count;
+        self.slot.arrived.fetch_sub(count, Ordering::Relaxed);
+        self.let_go_if_unused();
+    }
+
+    fn let_go_if_unused(&self) {
+        if self.taken == 0 {
+            self.slot.let_go();
+        }
     }
 
     /// Looks up the sender, if a new one has attached.
@@ -440,15 +460,16 @@ impl Receiver {
         Ok(())
     }
 
-    /// Gives the buffer back to the sender.
+    /// Gives the buffer of the first tensor that was taken back to the sender.
     pub(crate) fn release(&mut self) {
         let epoch = self.slot.next.fetch_add(1, Ordering::SeqCst);
+        self.taken -= 1;
         // This happens before a new sender can attach, because the buffer belongs to the sender that filled
         // it.
         if self.look_up().is_err() {
             self.attached = None;
         }
-        self.slot.let_go();
+        self.let_go_if_unused();
         if let Some(AttachedSender { link, pair, port, .. }) = &self.attached {
             let frame = Frame::Released { slot: pair.peer_number, epoch };
             // If the report fails, the link fails too, and the next call returns that error.
