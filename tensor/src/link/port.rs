@@ -141,17 +141,21 @@ impl Port {
     ) -> Result<(), TensorError> {
         let counter = if kind == TransferKind::Read { &self.read } else { &self.written };
         counter.fetch_add(bytes, Ordering::Relaxed);
-        let mut state = lock(&self.state);
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
         let Some(flights) = &mut state.flights else {
-            drop(state);
+            drop(guard);
             return Err(refuse(transfer, self.fault()));
         };
         if flights.unfinished() >= Self::WAITING {
-            drop(state);
+            drop(guard);
             return Err(refuse(transfer, TensorError::busy(Self::WAITING)));
         }
+        if transfer.sends_immediate() {
+            state.credits.sent();
+        }
         let result = flights.submit(transfer, |number| self.id(number));
-        drop(state);
+        drop(guard);
         result.map_err(|error| self.fail(TensorError::local(error)))
     }
 
@@ -529,7 +533,6 @@ struct Credits {
     posted: u32,
     /// The number of them that the peer knows of.
     reported: u32,
-    /// The number of receives that are posted here at any time.
     /// The number of receives that are posted here at any time.
     window: u32,
     /// The number of messages that were ever sent.

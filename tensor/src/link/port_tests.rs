@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::Port;
+use super::{Port, lock};
 use crate::channel::copy::Memcpy;
 use crate::error::TensorErrorKind;
 use crate::regions::RemoteRegion;
-use crate::{BlockCopy, Channel, Dtype, ExportedRegion, RdmaDevice, Rights, Shape, TensorSpec};
+use crate::{BlockCopy, Channel, Dtype, ExportedRegion, Notification, RdmaDevice, Rights, Shape, TensorSpec};
 
 const BYTES: usize = 100_000;
 
@@ -20,8 +20,11 @@ struct Devices {
 
 impl Devices {
     async fn new() -> Self {
-        let server = RdmaDevice::bind("127.0.0.1:0").await.unwrap();
-        let client = RdmaDevice::bind("127.0.0.1:0").await.unwrap();
+        let device = async || RdmaDevice::bind("127.0.0.1:0").await.unwrap();
+        Self::between(device().await, device().await).await
+    }
+
+    async fn between(server: RdmaDevice, client: RdmaDevice) -> Self {
         let exported = server.export("region", server.allocate(4096).unwrap(), Rights::WRITE).unwrap();
         let channel = client.channel(&server.endpoint(), 0).await.unwrap();
         let remote = channel.region("region").await.unwrap();
@@ -77,4 +80,19 @@ async fn a_refused_write_gives_no_notice() {
     written.await.unwrap();
     devices.exported.notice().await.unwrap();
     assert!(!devices.exported.try_notice(), "the refused write was counted");
+}
+
+/// Otherwise this side would send frames for which the peer has no receive.
+#[tokio::test]
+async fn a_write_with_immediate_data_uses_up_a_receive_of_the_peer() {
+    let device = || RdmaDevice::builder().notification(Notification::Immediate).bind("127.0.0.1:0");
+    let devices = Devices::between(device().await.unwrap(), device().await.unwrap()).await;
+    for _ in 0..2 * Port::RECEIVES {
+        devices.write(true).await.unwrap();
+        devices.exported.notice().await.unwrap();
+    }
+    let link = &devices.remote.shared.link;
+    let state = lock(&link.port(0).state);
+    let left = state.credits.peer_posted.wrapping_sub(state.credits.sent);
+    assert!(left <= Port::RECEIVES, "{left} receives are left, and the peer has {}", Port::RECEIVES);
 }

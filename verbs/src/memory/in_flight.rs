@@ -485,6 +485,11 @@ impl<T> Transfer<T> {
         }
     }
 
+    /// Returns whether the transfer uses up a receive of the peer, for the immediate data of its notice.
+    pub fn sends_immediate(&self) -> bool {
+        matches!(self.notice, Some(Notice::Immediate(_)))
+    }
+
     /// Adds a notice to the peer for the end of a write.
     pub fn notify(mut self, notice: Notice) -> Self {
         self.notice = Some(notice);
