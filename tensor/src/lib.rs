@@ -207,8 +207,11 @@
 //!
 //! # Limits
 //!
-//! - A link serves 16 384 slots and regions in its life. A slot has one sender at a time, and at most 1024
-//!   buffers.
+//! - A link serves 16 384 slots and regions at a time. One counts until both sides have let it go: the sender
+//!   or remote region at one side, and the receiver or exported region at the other. A slot has one sender at
+//!   a time, and at most 1024 buffers.
+//! - A region that is exported for one request must not be dropped before the peer's operations on it have
+//!   ended: an operation on a region that is gone ends the link.
 //! - A link ends when the peer's process dies, breaks the protocol, or shuts its runtime down. Operations
 //!   then return [`TensorErrorKind::PeerLost`] or another error, and memory comes back with the error. A
 //!   tensor that arrived in part is never shown.

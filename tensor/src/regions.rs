@@ -6,7 +6,7 @@ use std::future::{Future as _, poll_fn};
 use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::Poll;
 
 use tokio::sync::Notify;
@@ -14,7 +14,7 @@ use tokio::task::consume_budget;
 use tonic::Status;
 
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
-use crate::control::{Attachable, expect_kind, internal, memory_range};
+use crate::control::{Attachable, OwnPair, expect_kind, internal, memory_range};
 use crate::error::TensorError;
 use crate::link::port::Port;
 use crate::link::wait::Wait;
@@ -41,8 +41,7 @@ pub(crate) struct Export {
     memory: Mutex<Option<ExportedMemory>>,
     length: u64,
     rights: Rights,
-    /// The peers that attached, and their rights. An entry is removed when its link ends.
-    attached: Mutex<HashMap<LinkId, AttachedPeer>>,
+    attached: Mutex<AttachedPeers>,
     /// The reason why the last peer was lost. `None` once another peer has attached.
     lost: Mutex<Option<TensorError>>,
     notices: AtomicU64,
@@ -61,14 +60,25 @@ pub(crate) enum ExportedMemory {
     Lent(RegionLoan),
 }
 
+/// The peers that attached, and their rights. An entry is removed when its link ends.
+#[derive(Debug, Default)]
+struct AttachedPeers {
+    /// The right of each link. It stays when the peer has let the region go, because a write of the peer may
+    /// still be on its way.
+    rights: HashMap<LinkId, (Weak<Link>, Grant)>,
+    /// One for each time that a peer attached, until the peer lets the region go. The last one of a link stays,
+    /// because the end of the link is reported to its owner.
+    pairs: Vec<AttachedPeer>,
+}
+
 #[derive(Debug)]
 struct AttachedPeer {
     link: Weak<Link>,
     pair: Arc<WordPair>,
-    /// The number of this peer's notices that were taken.
+    /// The number of notices for this pair that were taken.
     taken: u64,
-    place: RemoteRange,
-    _grant: Grant,
+    /// Whether the peer has let the region go.
+    is_ended: bool,
 }
 
 impl ExportedRegion {
@@ -138,6 +148,19 @@ impl Drop for ExportedRegion {
     }
 }
 
+impl AttachedPeers {
+    /// Removes the pairs that the peer of `link` has given up, except the last pair of the link.
+    fn take_ended(&mut self, link: &Weak<Link>) -> Vec<AttachedPeer> {
+        let mut left = self.pairs.iter().filter(|it| it.link.ptr_eq(link)).count();
+        let is_gone = |it: &mut AttachedPeer| {
+            let is_gone = it.is_ended && left > 1 && it.link.ptr_eq(link);
+            left -= usize::from(is_gone);
+            is_gone
+        };
+        self.pairs.extract_if(.., is_gone).collect()
+    }
+}
+
 impl AttachedPeer {
     fn count(&self) -> u64 {
         self.link.upgrade().map_or(0, |link| link.load_count(self.pair.number))
@@ -168,11 +191,12 @@ impl Export {
             (lock(&self.memory).take(), std::mem::take(&mut *attached))
         };
         drop(memory);
-        for it in attached.into_values() {
+        for it in attached.pairs {
             if let Some(link) = it.link.upgrade() {
                 link.remove_pair(&it.pair);
             }
         }
+        drop(attached.rights);
     }
 
     /// Returns a wait for the next notice of each peer.
@@ -182,7 +206,8 @@ impl Export {
     fn waits(&self) -> Result<Vec<Wait>, TensorError> {
         let attached = lock(&self.attached);
         let waits: Vec<_> = attached
-            .values()
+            .pairs
+            .iter()
             .filter_map(|it| {
                 let link = it.link.upgrade().filter(|link| link.fault().is_none())?;
                 let count = link.count(it.pair.number);
@@ -202,7 +227,7 @@ impl Export {
     /// Takes a notice of any peer. Returns whether there was one.
     fn take_notice(&self) -> bool {
         let mut attached = lock(&self.attached);
-        if let Some(it) = attached.values_mut().find(|it| it.count() > it.taken) {
+        if let Some(it) = attached.pairs.iter_mut().find(|it| it.count() > it.taken) {
             it.taken += 1;
         } else {
             // All changes of this number happen under the lock of `attached`.
@@ -218,7 +243,8 @@ impl Export {
     /// Carries out what the peers have asked, and takes completions that may bring notices. Returns false if
     /// no peer is attached. Works outside the lock, because a link may end.
     fn poll(&self) -> bool {
-        let links: Vec<_> = lock(&self.attached).values().filter_map(|it| it.link.upgrade()).collect();
+        let links: Vec<_> =
+            lock(&self.attached).rights.values().filter_map(|(link, _)| link.upgrade()).collect();
         for link in &links {
             match link.notification {
                 Notification::Word => link.progress_all(),
@@ -231,35 +257,80 @@ impl Export {
     /// Returns the names of the attached peers.
     fn peers(&self) -> Vec<String> {
         let attached = lock(&self.attached);
-        attached.values().filter_map(|it| Some(it.link.upgrade()?.peer.to_string())).collect()
+        let is_attached =
+            |link: &Weak<Link>| attached.pairs.iter().any(|it| !it.is_ended && it.link.ptr_eq(link));
+        let links = attached.rights.values().map(|(link, _)| link).filter(|link| is_attached(link));
+        links.filter_map(|link| Some(link.upgrade()?.peer.to_string())).collect()
     }
 
-    /// Gives the peer of `link` its right. A second call for a link returns the right of the first one.
+    /// Gives the peer of `link` its right, and a pair of words. A second call for a link returns the right of
+    /// the first one.
     fn attach_peer(
         self: &Arc<Self>,
         link: &Arc<Link>,
         peer_pair: u32,
     ) -> Result<(u32, RemoteRange), TensorError> {
         let mut attached = lock(&self.attached);
-        if let Some(it) = attached.get(&link.id) {
-            return Ok((it.pair.number, it.place));
-        }
+        let place = match attached.rights.get(&link.id) {
+            Some((_, grant)) => grant.range(),
+            None => {
+                let grant = self.grant(link)?;
+                let place = grant.range();
+                attached.rights.insert(link.id, (Arc::downgrade(link), grant));
+                place
+            }
+        };
+        let owner = Some(Arc::downgrade(self) as Weak<dyn PairOwner>);
+        let weak = Arc::downgrade(link);
+        let pair = match link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Count, owner)) {
+            Ok(pair) => pair,
+            Err(error) => {
+                // Without a pair the end of the link is not reported here, so no right may stay.
+                let is_first = !attached.pairs.iter().any(|it| it.link.ptr_eq(&weak));
+                let right = attached.rights.extract_if(|id, _| is_first && *id == link.id).next();
+                drop(attached);
+                drop(right);
+                return Err(error);
+            }
+        };
+        let number = pair.number;
+        *lock(&self.lost) = None;
+        attached.pairs.push(AttachedPeer { link: Weak::clone(&weak), pair, taken: 0, is_ended: false });
+        let gone = attached.take_ended(&weak);
+        self.give_up(attached, gone);
+        self.changed.notify_waiters();
+        Ok((number, place))
+    }
+
+    fn grant(&self, link: &Link) -> Result<Grant, TensorError> {
         let Some(memory) = lock(&self.memory).clone() else {
             return Err(TensorError::other(format!("the region {:?} was withdrawn", self.name)));
         };
-        let grant = match &memory {
-            ExportedMemory::Shared(memory) => link.grant(memory, 0..memory.len(), self.rights.access())?,
-            ExportedMemory::Lent(loan) => link.grant_loan(loan)?,
-        };
-        let owner = Some(Arc::downgrade(self) as Weak<dyn PairOwner>);
-        let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Count, owner))?;
-        let (number, place) = (pair.number, grant.range());
-        let link_of = Arc::downgrade(link);
-        *lock(&self.lost) = None;
-        attached.insert(link.id, AttachedPeer { link: link_of, pair, taken: 0, place, _grant: grant });
+        match &memory {
+            ExportedMemory::Shared(memory) => link.grant(memory, 0..memory.len(), self.rights.access()),
+            ExportedMemory::Lent(loan) => link.grant_loan(loan),
+        }
+    }
+
+    /// Gives pairs up that were removed from `attached`.
+    fn give_up(&self, attached: MutexGuard<'_, AttachedPeers>, gone: Vec<AttachedPeer>) {
+        self.keep_notices(&gone);
+        // Outside the lock, because the link may end here.
         drop(attached);
-        self.changed.notify_waiters();
-        Ok((number, place))
+        for it in gone {
+            if let Some(link) = it.link.upgrade() {
+                link.remove_pair(&it.pair);
+            }
+        }
+    }
+
+    /// Keeps the notices of pairs that are removed. The caller holds the lock of `attached`.
+    fn keep_notices(&self, gone: &[AttachedPeer]) {
+        // The peer writes its count, so the count may be anything. It is limited to the number of operations
+        // that a peer can have in flight.
+        let left = gone.iter().map(|it| it.count().saturating_sub(it.taken).min(Port::WAITING as u64));
+        let left = left.fold(self.untaken_notices.load(Ordering::Relaxed), u64::saturating_add);
+        self.untaken_notices.store(left, Ordering::Relaxed);
     }
 }
 
@@ -288,19 +359,26 @@ impl Attachable for Export {
 
 impl PairOwner for Export {
     fn link_ended(&self, fault: &TensorError) {
-        let ended = |it: &AttachedPeer| it.link.upgrade().is_none_or(|link| link.fault().is_some());
+        let ended = |link: &Weak<Link>| link.upgrade().is_none_or(|link| link.fault().is_some());
         let mut attached = lock(&self.attached);
-        let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
-        // The peer writes its count, so the count may be anything. It is limited to the number of operations
-        // that a peer can have in flight.
-        let left = gone.iter().map(|(_, it)| it.count().saturating_sub(it.taken).min(Port::WAITING as u64));
-        let left = left.fold(self.untaken_notices.load(Ordering::Relaxed), u64::saturating_add);
-        self.untaken_notices.store(left, Ordering::Relaxed);
+        let gone: Vec<_> = attached.pairs.extract_if(.., |it| ended(&it.link)).collect();
+        let rights: Vec<_> = attached.rights.extract_if(|_, (link, _)| ended(link)).collect();
+        self.keep_notices(&gone);
         drop(attached);
         // This ends the rights of the lost peers. It happens outside the lock, because it may wait for a
         // peer, and before the end is reported, so that the owner can then get the region back.
-        drop(gone);
+        drop((gone, rights));
         *lock(&self.lost) = Some(fault.clone());
+        self.changed.notify_waiters();
+    }
+
+    fn ended_by_peer(&self, pair: &WordPair) {
+        let mut attached = lock(&self.attached);
+        let Some(it) = attached.pairs.iter_mut().find(|it| std::ptr::eq(&*it.pair, pair)) else { return };
+        it.is_ended = true;
+        let link = Weak::clone(&it.link);
+        let gone = attached.take_ended(&link);
+        self.give_up(attached, gone);
         self.changed.notify_waiters();
     }
 }
@@ -393,7 +471,7 @@ pub(crate) struct RemoteRegionState {
     pub(crate) place: RemoteRange,
     pub(crate) rights: Rights,
     /// The pair of words of the region, here and at the peer.
-    pub(crate) pair: Arc<WordPair>,
+    pub(crate) pair: OwnPair,
     /// The number of notices that this side has sent to the peer.
     pub(crate) notices: Mutex<u64>,
 }
@@ -423,12 +501,6 @@ impl RemoteRegion {
     pub(crate) fn at(&self, offset: u64, length: u64) -> Result<RemoteSegment, TensorError> {
         let segment = self.shared.place.at(offset, length);
         segment.ok_or_else(|| TensorError::out_of_range("remote", offset, length, self.len()))
-    }
-}
-
-impl Drop for RemoteRegionState {
-    fn drop(&mut self) {
-        self.link.remove_pair(&self.pair);
     }
 }
 

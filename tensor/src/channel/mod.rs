@@ -137,10 +137,9 @@ impl Channel {
     /// The peer has no region of this name.
     pub async fn region(&self, name: &str) -> Result<RemoteRegion, TensorError> {
         let name = check_name(name)?;
-        let (ours, reply) =
+        let (pair, reply) =
             self.service.attach(&self.link, self.port, &name, Kind::Region, Vec::new()).await?;
         let place = granted_memory(&reply).map_err(TensorError::local)?;
-        let pair = Arc::new(ours.towards(reply.slot));
         let rights = Rights { read: reply.readable, write: reply.writable };
         let link = Arc::clone(&self.link);
         let notices = Mutex::new(reply.epoch);
@@ -246,8 +245,8 @@ impl Channel {
         payload: usize,
     ) -> Result<Sender, TensorError> {
         let name = check_name(name)?;
-        let (ours, reply) = self.service.attach(&self.link, self.port, &name, kind, metadata).await?;
-        Sender::new(name, &self.link, self.port, ours, &reply, payload)
+        let (pair, reply) = self.service.attach(&self.link, self.port, &name, kind, metadata).await?;
+        Sender::new(name, &self.link, self.port, pair, &reply, payload)
     }
 
     /// Returns a view of the peer's region, if this device maps memory of the peer: the software device, if

@@ -16,16 +16,15 @@ use crate::control::proto::{
     AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, DescribeReply, DescribeRequest,
     Link as LinkReply, OpenReply, OpenRequest,
 };
-use crate::control::{VERSIONS, internal, is_seen, peer_parameters, queue_pairs, words};
+use crate::control::{internal, is_seen, peer_parameters, queue_pairs, words};
 use crate::device::settings::Settings;
 use crate::device::state::{AcceptedLink, DeviceState};
 use crate::error::{ALLOW_PLAINTEXT, TensorError};
-use crate::link::words::WordPage;
 use crate::link::{Link, LinkId, PeerParameters};
 use crate::wire::tensor_frame::MAX_NAME;
 use tonic_rdma::unstable::{ClientSlot, Devices, Source, TooManyWaiters};
 use tonic_rdma::{Provider, RdmaConnectInfo, RdmaRequestExt as _};
-use tonic_rdma_verbs::unstable::lock;
+use tonic_rdma_verbs::unstable::{Versions, lock};
 
 /// The stream of answers to an `Open`: one answer, and then nothing until the link ends. When the peer's
 /// connection ends, tonic drops the stream, and the drop ends the link.
@@ -42,10 +41,12 @@ pub(crate) async fn open(
     caller: Caller,
 ) -> Result<LinkStream, Status> {
     caller.admit(&shared.settings)?;
-    if !VERSIONS.speaks(request.version) {
-        let asked = request.version;
+    let ours = shared.settings.versions;
+    let theirs = Versions { oldest: request.version, newest: request.newest_version.max(request.version) };
+    let version = ours.newest.min(theirs.newest);
+    if !ours.speaks(version) || !theirs.speaks(version) {
         return Err(Status::failed_precondition(format!(
-            "version {asked} of the tensor service was asked for; this end speaks {VERSIONS}"
+            "version {theirs} of the tensor service was asked for; this end speaks {ours}"
         )));
     }
     lock(&shared.group).admit(&request.group)?;
@@ -64,7 +65,7 @@ pub(crate) async fn open(
     }
     let name = if request.endpoint.is_empty() { caller.name() } else { request.endpoint.clone() };
     let OpenRequest { queue_pairs: theirs, words: place, places_in_order, immediate, .. } = &request;
-    let peer = peer_parameters(name.into(), theirs, *place, *places_in_order, *immediate)
+    let peer = peer_parameters(name.into(), theirs, *place, *places_in_order, *immediate, version)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
     let id = new_id().map_err(internal)?;
     let limit = shared.settings.answer_timeout;
@@ -92,6 +93,7 @@ pub(crate) async fn open(
             places_in_order: prepared.places_in_order(),
             immediate: prepared.immediate(),
             device: prepared.device().to_owned(),
+            version,
         };
         let link = prepared.connect(id, &peer, on_thread.named_tensors()).map_err(unfit)?;
         // The places are held until here, because this work continues if the peer gives up.
@@ -242,9 +244,9 @@ pub(crate) fn attach(
             "a name of {length} bytes; it takes from 1 to {MAX_NAME}"
         )));
     }
-    if request.words as usize >= WordPage::PAIRS {
-        let (pair, pairs) = (request.words, WordPage::PAIRS);
-        return Err(Status::invalid_argument(format!("pair {pair} of the caller's words; it has {pairs}")));
+    if !link.may_have_pair(request.words) {
+        let pair = request.words;
+        return Err(Status::invalid_argument(format!("pair {pair} of the caller's words, which it has not")));
     }
     let offered = lock(&shared.attachables).get(&**name).cloned();
     let missing = || Status::not_found(format!("nothing is on offer under {name:?}"));
@@ -397,7 +399,7 @@ impl TensorDevice for Service {
             }
         });
         Ok(Response::new(DescribeReply {
-            versions: (VERSIONS.oldest..=VERSIONS.newest).collect(),
+            versions: (shared.settings.versions.oldest..=shared.settings.versions.newest).collect(),
             software: concat!("tonic-rdma ", env!("CARGO_PKG_VERSION")).into(),
             offered,
             links: links.collect(),

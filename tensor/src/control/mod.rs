@@ -4,23 +4,21 @@ pub(crate) mod accept;
 pub(crate) mod open;
 pub(crate) mod proto;
 
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tonic::Status;
 use tonic::transport::Channel as Grpc;
 
 use self::proto::tensor_device_client::TensorDeviceClient;
 use self::proto::{AttachReply, AttachRequest, Kind, MemoryRange, Offered as OfferedReply, QueuePair};
 use crate::error::TensorError;
-use crate::link::words::{Arrivals, WordPair};
+use crate::link::words::WordPair;
 use crate::link::{Link, PeerParameters, Prepared};
-use tonic_rdma_verbs::unstable::{RemoteRange, Versions, with_causes};
+use tonic_rdma_verbs::unstable::{RemoteRange, with_causes};
 use tonic_rdma_verbs::{Probe, QueuePairAddress, RemoteSegment, Rkey};
-
-/// The versions of the service that this side speaks. Version 1 is not among them, because its callers name no
-/// group, so the ranks of a group could not tell them from strangers.
-pub(crate) const VERSIONS: Versions = Versions::only(2);
 
 /// A message of the peer describes no possible side of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +31,8 @@ pub(crate) enum BadReply {
     AddressLength(usize),
     #[error("{0} receives on a queue pair")]
     Receives(u32),
+    #[error("it chose version {0} of the tensor service")]
+    Version(u32),
 }
 
 /// Returns the queue pairs of this side, as messages describe them.
@@ -58,6 +58,7 @@ pub(crate) fn peer_parameters(
     words: Option<MemoryRange>,
     places_in_order: bool,
     immediate: bool,
+    version: u32,
 ) -> Result<PeerParameters, BadReply> {
     let words = words.ok_or(BadReply::NoWords)?;
     let start = RemoteSegment { address: words.address, rkey: Rkey(words.rkey) };
@@ -75,6 +76,7 @@ pub(crate) fn peer_parameters(
         words: RemoteRange { start, length: words.length },
         places_in_order,
         immediate,
+        version,
     })
 }
 
@@ -131,7 +133,8 @@ pub(crate) struct PeerService {
 
 impl PeerService {
     /// Attaches to the region or slot `name` of the peer. Takes a pair of words here, and learns the peer's
-    /// pair from the answer.
+    /// pair from the answer. If the future is dropped or the time is over, the pair is given up when the
+    /// answer has come.
     pub(crate) async fn attach(
         &self,
         link: &Arc<Link>,
@@ -139,9 +142,8 @@ impl PeerService {
         name: &Arc<str>,
         kind: Kind,
         metadata: Vec<u8>,
-    ) -> Result<(Arc<WordPair>, AttachReply), TensorError> {
-        // The peer's pair is unknown until the answer, and until then nothing is reported to it.
-        let ours = link.add_pair(|number| WordPair::new(number, u32::MAX, Arrivals::Count, None))?;
+    ) -> Result<(OwnPair, AttachReply), TensorError> {
+        let ours = link.add_pair(WordPair::unanswered)?;
         let request = AttachRequest {
             link: link.id.to_vec().into(),
             name: name.to_string(),
@@ -150,19 +152,26 @@ impl PeerService {
             words: ours.number,
             queue_pair: port,
         };
-        let mut client = self.client.clone();
-        let answer = tokio::time::timeout(self.answer_timeout, client.attach(request)).await;
-        let reply = match answer {
-            Ok(Ok(reply)) => Ok(reply.into_inner()),
-            Ok(Err(status)) => Err(self.refused(link, &status)),
+        let mut ours = OwnPair { link: Arc::downgrade(link), pair: ours };
+        let (mut client, ended) = (self.client.clone(), link.ended());
+        let (answer, answered) = oneshot::channel();
+        tokio::spawn(async move {
+            let reply = tokio::select! {
+                reply = client.attach(request) => reply,
+                // The link ends only together with its call, so no answer is missed.
+                () = ended => return,
+            };
+            // An answer that nobody waits for any more is dropped, and the pair with it.
+            let _ = answer.send(reply.map(|reply| {
+                let reply = reply.into_inner();
+                ours.pair = Arc::new(ours.pair.towards(reply.slot));
+                (ours, reply)
+            }));
+        });
+        match tokio::time::timeout(self.answer_timeout, answered).await {
+            Ok(Ok(reply)) => reply.map_err(|status| self.refused(link, &status)),
+            Ok(Err(_)) => Err(link.fault().cloned().unwrap_or_else(|| TensorError::closed(&link.peer))),
             Err(_) => Err(TensorError::timeout("the peer's answer", self.answer_timeout)),
-        };
-        match reply {
-            Ok(reply) => Ok((ours, reply)),
-            Err(error) => {
-                link.remove_pair(&ours);
-                Err(error)
-            }
         }
     }
 
@@ -172,6 +181,29 @@ impl PeerService {
             return fault.clone();
         }
         refused(&self.endpoint, status)
+    }
+}
+
+/// A pair of words of this side, for a slot or region of the peer. Dropping it gives the pair up.
+#[derive(Debug)]
+pub(crate) struct OwnPair {
+    link: Weak<Link>,
+    pair: Arc<WordPair>,
+}
+
+impl Deref for OwnPair {
+    type Target = Arc<WordPair>;
+
+    fn deref(&self) -> &Arc<WordPair> {
+        &self.pair
+    }
+}
+
+impl Drop for OwnPair {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.upgrade() {
+            link.remove_pair(&self.pair);
+        }
     }
 }
 

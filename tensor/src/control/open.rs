@@ -9,7 +9,7 @@ use tonic::transport::Endpoint;
 
 use crate::control::proto::tensor_device_client::TensorDeviceClient;
 use crate::control::proto::{ConfirmRequest, OpenReply, OpenRequest};
-use crate::control::{PeerService, VERSIONS, is_seen, peer_parameters, queue_pairs, refused, words};
+use crate::control::{BadReply, PeerService, is_seen, peer_parameters, queue_pairs, refused, words};
 use crate::device::state::DeviceState;
 use crate::error::TensorError;
 use crate::link::{Link, LinkId, Prepared};
@@ -62,10 +62,14 @@ impl LinkOpener {
         let reply = answers.message().await.map_err(|status| self.refused(&status))?;
         let reply = reply.ok_or_else(|| self.no_rdma("it ended the call without an answer"))?;
         let id = LinkId::try_from(&reply.link[..]).map_err(|_| self.no_rdma("it named no link"))?;
-        let OpenReply { queue_pairs, words, places_in_order, immediate, .. } = reply;
-        let peer =
-            peer_parameters(Arc::clone(&self.endpoint), &queue_pairs, words, places_in_order, immediate)
-                .map_err(|reason| self.no_rdma(reason))?;
+        let OpenReply { queue_pairs, words, places_in_order, immediate, version, .. } = reply;
+        let version = if version == 0 { settings.versions.oldest } else { version };
+        let endpoint = Arc::clone(&self.endpoint);
+        let peer = match settings.versions.speaks(version) {
+            true => peer_parameters(endpoint, &queue_pairs, words, places_in_order, immediate, version),
+            false => Err(BadReply::Version(version)),
+        };
+        let peer = peer.map_err(|reason| self.no_rdma(reason))?;
         // This may block, because it needs the peer's device.
         let named = self.shared.named_tensors();
         let requests = Arc::clone(&named.requests);
@@ -163,7 +167,8 @@ impl LinkOpener {
 
 fn request(prepared: &Prepared, provider: Provider, shared: &DeviceState) -> OpenRequest {
     OpenRequest {
-        version: VERSIONS.newest,
+        version: shared.settings.versions.oldest,
+        newest_version: shared.settings.versions.newest,
         provider: provider.name().into(),
         queue_pairs: queue_pairs(prepared),
         words: Some(words(prepared)),

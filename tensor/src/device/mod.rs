@@ -543,6 +543,12 @@ impl DeviceBuilder {
         self
     }
 
+    #[cfg(test)]
+    pub(crate) fn versions(mut self, versions: tonic_rdma_verbs::unstable::Versions) -> Self {
+        self.settings.versions = versions;
+        self
+    }
+
     /// Sets whether the device tells every caller the names of its regions and slots, in answer to the call
     /// `Describe`. If the names are secrets, only peers that know a name can attach what has it: then set
     /// this to no. The device refuses `Describe` with the status `PERMISSION_DENIED`. Default: yes.

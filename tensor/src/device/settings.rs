@@ -8,7 +8,9 @@ use tonic::transport::{Endpoint, Server};
 
 use crate::error::{TensorError, TensorErrorKind};
 use crate::link::words::Notification;
+use crate::wire::SERVICE_VERSIONS;
 use tonic_rdma::Config;
+use tonic_rdma_verbs::unstable::Versions;
 
 #[cfg(feature = "_tls-any")]
 use std::sync::Arc;
@@ -35,6 +37,8 @@ pub(crate) struct Settings {
     pub(crate) named_tensor_timeout: Duration,
     pub(crate) plaintext_tensors: Option<bool>,
     pub(crate) tls: Tls,
+    /// The versions of the tensor service. Only tests change them.
+    pub(crate) versions: Versions,
 }
 
 impl Default for Settings {
@@ -53,6 +57,7 @@ impl Default for Settings {
             named_tensor_timeout: Duration::from_secs(60),
             plaintext_tensors: None,
             tls: Tls::default(),
+            versions: SERVICE_VERSIONS,
         }
     }
 }

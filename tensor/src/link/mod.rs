@@ -10,6 +10,7 @@
 //! always a word in memory that reaches a value. If the devices do not place in order, this side writes the
 //! word itself when a completion reports the arrival.
 
+pub(crate) mod pairs;
 pub(crate) mod port;
 pub(crate) mod wait;
 pub(crate) mod words;
@@ -24,6 +25,7 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
+use self::pairs::{NoPairLeft, PairTable};
 use self::port::{Port, Token};
 use self::words::{Arrivals, Notification, PeerWordPage, WordPage, WordPair};
 use crate::device::settings::Settings;
@@ -56,7 +58,9 @@ pub(crate) struct Link {
     domain: Arc<dyn ProtectionDomain>,
     words: WordPage,
     peer_words: PeerWordPage,
-    pairs: Mutex<Vec<Option<Arc<WordPair>>>>,
+    pairs: Mutex<PairTable>,
+    /// Whether each side tells the other one which pairs it has given up. Peers of version 2 don't.
+    ends_pairs: bool,
     fault: OnceLock<TensorError>,
     failed: AtomicBool,
     /// Becomes true when the link has ended.
@@ -265,8 +269,8 @@ impl Link {
             for polled in &self.ports {
                 polled.port.end(fault);
             }
-            let pairs = std::mem::take(&mut *lock(&self.pairs));
-            for pair in pairs.into_iter().flatten() {
+            let pairs = lock(&self.pairs).take_all();
+            for pair in pairs {
                 pair.link_ended(fault);
             }
             self.named.link_ended(fault);
@@ -281,33 +285,55 @@ impl Link {
         TensorError::violation(&self.peer, error)
     }
 
-    /// Gives a slot or region a pair of words. A pair serves once in the life of the link, so that a late
-    /// write for its last owner does no harm to the next.
+    /// Gives a slot or region a pair of words. Nothing that the peer sent for an earlier slot or region reaches
+    /// the pair ([`pairs`]).
     pub(crate) fn add_pair(&self, make: impl FnOnce(u32) -> WordPair) -> Result<Arc<WordPair>, TensorError> {
         let mut pairs = lock(&self.pairs);
         self.check()?;
-        if pairs.len() >= WordPage::PAIRS {
-            let most = WordPage::PAIRS;
-            return Err(TensorError::new(
-                TensorErrorKind::Other,
-                format!("a link serves {most} slots and regions in its life"),
-            ));
-        }
-        let pair = Arc::new(make(pairs.len() as u32));
-        pairs.push(Some(Arc::clone(&pair)));
-        Ok(pair)
+        let added = pairs.add(|number| {
+            self.words.clear(number);
+            make(number)
+        });
+        added.map_err(|NoPairLeft| {
+            let (most, when) = (WordPage::PAIRS, if self.ends_pairs { "at a time" } else { "in its life" });
+            TensorError::other(format!("a link serves {most} slots and regions {when}"))
+        })
     }
 
-    /// Removes a pair. Later arrivals for the pair are ignored.
+    /// Gives a pair up at this side, and tells the peer. Later arrivals for the pair are ignored.
     pub(crate) fn remove_pair(&self, pair: &WordPair) {
-        let mut pairs = lock(&self.pairs);
-        let removed = pairs.get_mut(pair.number as usize).and_then(Option::take);
-        drop(pairs);
-        drop(removed);
+        if self.forget_pair(pair) {
+            self.leave_pair(pair);
+        }
+    }
+
+    /// Gives a pair up at this side. If it returns true, the caller calls [`leave_pair`](Self::leave_pair)
+    /// next, when it holds no lock.
+    #[must_use]
+    pub(crate) fn forget_pair(&self, pair: &WordPair) -> bool {
+        let removed = lock(&self.pairs).remove(pair.number, pair.is_known());
+        // Dropped here, outside the lock.
+        removed.is_some()
+    }
+
+    /// Ends a use of a pair. The last one tells the peer that this side writes nothing more for the pair. The
+    /// frame goes by each queue pair, behind what was written there.
+    pub(crate) fn leave_pair(&self, pair: &WordPair) {
+        if pair.leave() && pair.is_known() && self.ends_pairs {
+            for port in self.ports() {
+                // If this fails, the link ends, and all its pairs end.
+                let _ = port.send_frame(&Frame::Ended { slot: pair.peer_number });
+            }
+        }
+    }
+
+    /// Returns whether the peer may have a pair of this number.
+    pub(crate) fn may_have_pair(&self, number: u32) -> bool {
+        if self.ends_pairs { number <= WordPage::LAST } else { (number as usize) < WordPage::PAIRS }
     }
 
     fn pair_of(&self, pair: u32) -> Option<Arc<WordPair>> {
-        lock(&self.pairs).get(pair as usize).cloned().flatten()
+        lock(&self.pairs).get(pair).cloned()
     }
 
     /// Returns the memory of a pair's count, and its offset.
@@ -340,7 +366,13 @@ impl Link {
         let Some(place) = self.peer_words.count(pair.peer_number) else {
             return Err(self.violation("it has no such words"));
         };
-        self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None)?;
+        // If the slot was given up meanwhile, no sender waits for the report.
+        if !pair.enter() {
+            return Ok(());
+        }
+        let written = self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None);
+        self.leave_pair(pair);
+        written?;
         self.ring_sleeper(pair, epoch, port)
     }
 
@@ -413,7 +445,12 @@ impl Link {
         let Some(place) = self.peer_words.sleeper(pair.peer_number) else {
             return Err(self.violation("it has no such words"));
         };
-        self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None)?;
+        if !pair.enter() {
+            return Ok(());
+        }
+        let written = self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None);
+        self.leave_pair(pair);
+        written?;
         fence(Ordering::SeqCst);
         Ok(())
     }
@@ -447,8 +484,15 @@ impl Link {
             }
             Frame::Placed { slot, epoch } => self.placed(slot, Some(epoch)),
             Frame::Released { slot, epoch } => {
-                if epoch > self.load_count(slot) && PeerWordPage::has(slot) {
+                if self.pair_of(slot).is_some() && epoch > self.load_count(slot) {
                     self.words.set_count(slot, epoch);
+                }
+                Ok(())
+            }
+            Frame::Ended { slot } => {
+                let ended = lock(&self.pairs).ended_by_peer(slot);
+                if let Some(pair) = ended.map_err(|error| self.violation(error))? {
+                    pair.ended_by_peer();
                 }
                 Ok(())
             }
@@ -595,6 +639,8 @@ pub(crate) struct PeerParameters {
     pub(crate) words: RemoteRange,
     pub(crate) places_in_order: bool,
     pub(crate) immediate: bool,
+    /// The version of the tensor service that both sides use.
+    pub(crate) version: u32,
 }
 
 /// The operations that a queue pair allows the peer. The grants limit which memory the peer may touch.
@@ -708,6 +754,8 @@ impl Prepared {
         }
         let attributes = self.context.attributes();
         let announces_writes = self.ports.iter().all(|polled| polled.work.is_some());
+        let ends_pairs = peer.version >= 3;
+        let pairs = PairTable::new(ends_pairs.then_some(self.ports.len() as u32));
         let link = Arc::new(Link {
             id,
             peer: Arc::clone(&peer.name),
@@ -719,7 +767,8 @@ impl Prepared {
             domain: self.domain,
             words: self.words,
             peer_words,
-            pairs: Mutex::default(),
+            pairs: Mutex::new(pairs),
+            ends_pairs,
             fault: OnceLock::new(),
             failed: AtomicBool::new(false),
             ended: watch::Sender::new(false),
@@ -765,3 +814,6 @@ impl Prepared {
         }
     }
 }
+
+#[cfg(test)]
+mod churn_tests;

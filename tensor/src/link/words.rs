@@ -10,7 +10,7 @@
 //! - The **sleeper**: the epoch that the peer waits for while it sleeps. The side that brings this epoch
 //!   rings a bell, which is a frame whose completion wakes the peer.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::error::TensorError;
@@ -31,8 +31,10 @@ const PAIR: usize = 16;
 const SLEEPER: usize = 8;
 
 impl WordPage {
-    /// The number of pairs of a page.
-    pub(crate) const PAIRS: usize = 1 << 14;
+    /// The number of pairs of a page. Few in the unit tests, which use them up.
+    pub(crate) const PAIRS: usize = if cfg!(test) { 1 << 6 } else { 1 << 14 };
+    /// The largest number of a pair.
+    pub(crate) const LAST: u32 = u32::MAX >> 1;
     /// The length of a page in bytes.
     pub(crate) const LENGTH: usize = Self::PAIRS * PAIR;
 
@@ -47,19 +49,30 @@ impl WordPage {
         self.grant.range()
     }
 
+    /// Returns the position of the words of pair `pair`. Many numbers share a position, one after the other.
+    pub(crate) fn position(pair: u32) -> usize {
+        pair as usize % Self::PAIRS
+    }
+
     /// Returns the memory, and the offset of a pair's count.
     pub(crate) fn count(&self, pair: u32) -> (&SharedRegion, usize) {
-        (&self.memory, pair as usize * PAIR)
+        (&self.memory, Self::position(pair) * PAIR)
     }
 
     /// Returns the epoch that the peer sleeps for.
     pub(crate) fn sleeper(&self, pair: u32) -> u64 {
-        self.memory.load_u64(pair as usize * PAIR + SLEEPER).unwrap_or(0)
+        self.memory.load_u64(Self::position(pair) * PAIR + SLEEPER).unwrap_or(0)
     }
 
     /// Sets the count of a pair, for a peer whose device can't write it.
     pub(crate) fn set_count(&self, pair: u32, value: u64) {
-        let _ = self.memory.store_u64(pair as usize * PAIR, value);
+        let _ = self.memory.store_u64(Self::position(pair) * PAIR, value);
+    }
+
+    /// Clears the words of a pair, which an earlier pair may have left.
+    pub(crate) fn clear(&self, pair: u32) {
+        self.set_count(pair, 0);
+        let _ = self.memory.store_u64(Self::position(pair) * PAIR + SLEEPER, 0);
     }
 }
 
@@ -73,19 +86,19 @@ impl PeerWordPage {
         (place.length >= WordPage::LENGTH as u64).then_some(Self(place))
     }
 
-    /// Returns whether there is such a pair.
-    pub(crate) fn has(pair: u32) -> bool {
-        (pair as usize) < WordPage::PAIRS
-    }
-
-    /// Returns the address of a pair's count.
+    /// Returns the address of a pair's count. `None` if the peer has no such pair.
     pub(crate) fn count(&self, pair: u32) -> Option<RemoteSegment> {
-        self.0.at(u64::from(pair) * PAIR as u64, 8)
+        self.word(pair, 0)
     }
 
-    /// Returns the address of a pair's sleeper.
+    /// Returns the address of a pair's sleeper. `None` if the peer has no such pair.
     pub(crate) fn sleeper(&self, pair: u32) -> Option<RemoteSegment> {
-        self.0.at(u64::from(pair) * PAIR as u64 + SLEEPER as u64, 8)
+        self.word(pair, SLEEPER)
+    }
+
+    fn word(&self, pair: u32, offset: usize) -> Option<RemoteSegment> {
+        let start = WordPage::position(pair) * PAIR + offset;
+        if pair <= WordPage::LAST { self.0.at(start as u64, 8) } else { None }
     }
 }
 
@@ -101,12 +114,17 @@ pub(crate) struct WordPair {
     owner: Option<Weak<dyn PairOwner>>,
     /// The number of bells that the peer rang for this pair.
     pub(crate) bells: Arc<AtomicU64>,
+    /// The owner, until it gives the pair up, and the threads that write words of the peer for this pair.
+    users: AtomicU32,
 }
 
 /// The owner of a pair, which learns when the link ends.
 pub(crate) trait PairOwner: Send + Sync {
     /// Handles the end of the link, which ended with `fault`.
     fn link_ended(&self, fault: &TensorError);
+
+    /// Notes that the peer has given the pair up, and sends nothing more for it.
+    fn ended_by_peer(&self, pair: &WordPair);
 }
 
 /// The memory that shows an arrival.
@@ -156,13 +174,35 @@ impl WordPair {
         arrivals: Arrivals,
         owner: Option<Weak<dyn PairOwner>>,
     ) -> Self {
-        Self { number, peer_number, arrivals, owner, bells: Arc::default() }
+        let (bells, users) = (Arc::default(), AtomicU32::new(1));
+        Self { number, peer_number, arrivals, owner, bells, users }
+    }
+
+    /// Makes the pair of a request to the peer, whose number at the peer is not known yet.
+    pub(crate) fn unanswered(number: u32) -> Self {
+        Self::new(number, u32::MAX, Arrivals::Count, None)
+    }
+
+    /// Returns whether the pair has a number at the peer.
+    pub(crate) fn is_known(&self) -> bool {
+        self.peer_number <= WordPage::LAST
+    }
+
+    /// Begins a write to the words of the peer. Returns false if the owner has given the pair up.
+    pub(crate) fn enter(&self) -> bool {
+        let enter = |users: u32| users.checked_add(1).filter(|_| users > 0);
+        self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
+    }
+
+    /// Ends a write, or the ownership. Returns whether nobody writes for this pair any more.
+    pub(crate) fn leave(&self) -> bool {
+        self.users.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
     /// Returns the pair with its number at the peer, for a side that receives only counts.
     pub(crate) fn towards(&self, peer_number: u32) -> Self {
         let bells = Arc::clone(&self.bells);
-        Self { number: self.number, peer_number, arrivals: Arrivals::Count, owner: None, bells }
+        Self { bells, ..Self::new(self.number, peer_number, Arrivals::Count, None) }
     }
 
     /// Counts a bell of the peer.
@@ -173,6 +213,12 @@ impl WordPair {
     pub(crate) fn link_ended(&self, fault: &TensorError) {
         if let Some(owner) = self.owner.as_ref().and_then(Weak::upgrade) {
             owner.link_ended(fault);
+        }
+    }
+
+    pub(crate) fn ended_by_peer(&self) {
+        if let Some(owner) = self.owner.as_ref().and_then(Weak::upgrade) {
+            owner.ended_by_peer(self);
         }
     }
 }

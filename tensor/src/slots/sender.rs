@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use tokio::task::consume_budget;
 
-use crate::control::granted_memory;
 use crate::control::proto::AttachReply;
+use crate::control::{OwnPair, granted_memory};
 use crate::error::{TensorError, TensorErrorKind};
 use crate::link::Link;
 use crate::link::port::Token;
 use crate::link::wait::Wait;
-use crate::link::words::{Notification, WordPair};
+use crate::link::words::Notification;
 use crate::slots::slot::Layout;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
@@ -23,9 +23,7 @@ use tonic_rdma_verbs::unstable::{CopyRange, CopyRanges, LocalMemory, RemoteRange
 pub(crate) struct Sender {
     pub(super) name: Arc<str>,
     pub(super) link: Arc<Link>,
-    pair: Arc<WordPair>,
-    /// The pair of words at this side, as the link knows it. Removed when the sender is dropped.
-    ours: Arc<WordPair>,
+    pair: OwnPair,
     pub(super) port: u32,
     place: RemoteRange,
     layout: Layout,
@@ -47,7 +45,7 @@ impl Sender {
         name: Arc<str>,
         link: &Arc<Link>,
         port: u32,
-        ours: Arc<WordPair>,
+        pair: OwnPair,
         reply: &AttachReply,
         payload: usize,
     ) -> Result<Self, TensorError> {
@@ -58,17 +56,14 @@ impl Sender {
             layout.depth > 0 && named == (reply.stride, reply.tail, place.length)
         });
         let Some(layout) = layout else {
-            link.remove_pair(&ours);
             return Err(TensorError::other(format!("the peer's slot {name:?} has an impossible layout")));
         };
-        let pair = Arc::new(ours.towards(reply.slot));
         let reason = format!("all buffers of the slot {name:?} are in use");
         Ok(Self {
             busy: TensorError::new(TensorErrorKind::Busy, reason),
             name,
             link,
             pair,
-            ours,
             port,
             place,
             layout,
@@ -214,12 +209,6 @@ impl Sender {
     fn buffer(&self) -> RemoteSegment {
         let offset = self.layout.start(self.next) as u64;
         RemoteSegment { address: self.place.start.address + offset, ..self.place.start }
-    }
-}
-
-impl Drop for Sender {
-    fn drop(&mut self) {
-        self.link.remove_pair(&self.ours);
     }
 }
 

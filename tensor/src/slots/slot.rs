@@ -141,14 +141,22 @@ impl Slot {
         if matches!(&*attachment, Attachment::Leaving(_)) || !self.hold(Holder::Attaching) {
             return Err(AttachError::InUse);
         }
-        let attached = self.attach_anew(&mut attachment, link, peer_pair, port);
+        let mut last = None;
+        let attached = self.attach_anew(&mut attachment, &mut last, link, peer_pair, port);
         self.let_go();
+        drop(attachment);
+        // Outside the lock, because the link may end here.
+        if let Some(last) = last {
+            last.link.leave_pair(&last.pair);
+        }
         attached.map_err(AttachError::Failed)
     }
 
+    /// Attaches a sender in place of the last one. The caller tells the peer that the pair of `last` has ended.
     fn attach_anew(
         self: &Arc<Self>,
         attachment: &mut Attachment,
+        last: &mut Option<AttachedSender>,
         link: &Arc<Link>,
         peer_pair: u32,
         port: u32,
@@ -162,7 +170,7 @@ impl Slot {
         // The last sender of this peer loses its right, so a write that it still has in flight arrives too
         // late.
         if let Attachment::Attached { by, .. } = std::mem::replace(attachment, Attachment::Vacant) {
-            link.remove_pair(&by.pair);
+            *last = link.forget_pair(&by.pair).then_some(by);
         }
         let tails = Tails {
             memory: self.memory.clone(),
@@ -289,6 +297,9 @@ impl PairOwner for Slot {
         *lock(&self.attachment) = Attachment::Lost(fault.clone());
         self.changed.notify_waiters();
     }
+
+    /// What the sender has sent is still received. The pair is given up when another sender attaches.
+    fn ended_by_peer(&self, _: &WordPair) {}
 }
 
 /// The layout of a slot's buffers in its memory.

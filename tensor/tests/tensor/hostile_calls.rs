@@ -31,11 +31,16 @@ async fn wrong_open_calls_are_refused() {
     type Change = fn(&mut OpenRequest);
     let served = Served::new(pair().await).await;
     let peer = RawPeer::new(&served.endpoint).await;
-    let changes: [(&str, Change, Code); 14] = [
-        ("version 0", |it| it.version = 0, Code::FailedPrecondition),
+    let changes: [(&str, Change, Code); 15] = [
+        ("version 0", |it| (it.version, it.newest_version) = (0, 0), Code::FailedPrecondition),
         // Its calls name no group, so that a rank would refuse them for another reason.
-        ("version 1", |it| (it.version, it.group) = (1, Bytes::new()), Code::FailedPrecondition),
-        ("version 3", |it| it.version = 3, Code::FailedPrecondition),
+        (
+            "version 1",
+            |it| (it.version, it.newest_version, it.group) = (1, 0, Bytes::new()),
+            Code::FailedPrecondition,
+        ),
+        ("version 4", |it| it.version = 4, Code::FailedPrecondition),
+        ("version 4 to 5", |it| (it.version, it.newest_version) = (4, 5), Code::FailedPrecondition),
         ("no provider", |it| it.provider.clear(), Code::InvalidArgument),
         ("another provider", |it| it.provider = "nonsense".into(), Code::InvalidArgument),
         ("no queue pair", |it| it.queue_pairs.clear(), Code::InvalidArgument),
@@ -62,7 +67,7 @@ async fn wrong_open_calls_are_refused() {
         let status = peer.client.clone().open(request).await.unwrap_err();
         assert_eq!(status.code(), code, "{what}: {status}");
         if let Some(asked) = what.strip_prefix("version ") {
-            let both = format!("version {asked} of the tensor service was asked for; this end speaks 2");
+            let both = format!("version {asked} of the tensor service was asked for; this end speaks 2 to 3");
             assert_eq!(status.message(), both);
         }
         served.check().await;
@@ -106,7 +111,7 @@ async fn wrong_attach_calls_are_refused() {
         ("no kind", |it| it.kind = 0, Code::InvalidArgument),
         ("a kind that there is not", |it| it.kind = -77, Code::InvalidArgument),
         ("a queue pair that there is not", |it| it.queue_pair = 1, Code::InvalidArgument),
-        ("words that there are not", |it| it.words = 1 << 14, Code::InvalidArgument),
+        ("words that there are not", |it| it.words = 1 << 31, Code::InvalidArgument),
         (
             "a static slot without metadata",
             |it| (it.name, it.kind) = ("slot".into(), Kind::Static.into()),

@@ -81,7 +81,7 @@ async fn a_malformed_frame_ends_the_link() {
             // The header is a valid frame header.
             frame[..3].copy_from_slice(&MAGIC);
             frame[3] = 1;
-            frame[4] = (seed % 12) as u8;
+            frame[4] = (seed % 13) as u8;
             frame[5..8].fill(0);
             frame[12..16].copy_from_slice(&(length as u32 - 16).to_le_bytes());
         }
@@ -111,6 +111,8 @@ async fn a_frame_at_a_wrong_time_ends_the_link() {
         Frame::Dead { request_id: id },
         Frame::Status { request_id: id, code: 5, text: "no such request" },
         Frame::Goodbye,
+        Frame::Ended { slot: 12 },
+        Frame::Ended { slot: u32::MAX },
     ];
     for frame in ending {
         let mut link = link(&served).await;
@@ -135,6 +137,24 @@ async fn a_frame_at_a_wrong_time_ends_the_link() {
     link.send(&encoded(&Frame::Placed { slot: reply.slot, epoch: reply.epoch + 5 }));
     ends("the end", &served, &mut link).await;
     assert!(slot.try_recv().is_err(), "what was never written does not arrive");
+}
+
+/// A peer says by one frame for each queue pair that it has given a region up.
+#[tokio::test]
+async fn a_region_that_is_given_up_twice_ends_the_link() {
+    let served = Served::new(pair().await).await;
+    let mut link = link(&served).await;
+    let attach = async |link: &mut RawLink| {
+        let request = link.attach_request("region", Kind::Region);
+        link.peer.client.attach(request).await.unwrap().into_inner().slot
+    };
+    let slots = [attach(&mut link).await, attach(&mut link).await];
+    assert_ne!(slots[0], slots[1], "each has words of its own");
+    link.send(&encoded(&Frame::Ended { slot: slots[0] }));
+    let again = async || attach(&mut link).await % (1 << 14) == slots[0] && !link.has_ended();
+    eventually("the words of the first attachment", again).await;
+    link.send(&encoded(&Frame::Ended { slot: slots[0] }));
+    ends("the end", &served, &mut link).await;
 }
 
 fn slot_metadata(spec: &TensorSpec) -> Vec<u8> {

@@ -8,6 +8,7 @@
 )]
 
 mod child;
+mod churn;
 mod dlpack;
 mod dynamic_placement;
 mod hostile_calls;

@@ -92,6 +92,7 @@ impl RawPeer {
             places_in_order: true,
             immediate: self.context.attributes().immediate,
             group: Bytes::new(),
+            newest_version: 3,
         }
     }
 

@@ -104,6 +104,12 @@ pub enum Frame<'a> {
     },
     /// Closes the link. No frame follows.
     Goodbye,
+    /// Reports that the sender has given up its pair of words for a slot or region, and writes nothing more
+    /// for it. It goes once by each queue pair, behind what was written there. Since version 3 of the service.
+    Ended {
+        /// Number of the slot or region at the receiver of this frame.
+        slot: u32,
+    },
 }
 
 /// A request for the tensor (`name`, `step`).
@@ -198,7 +204,7 @@ impl<'a> Frame<'a> {
     fn encode_body(&self, body: &mut &mut [u8]) -> Result<(), FrameError> {
         match *self {
             Self::Credit | Self::Goodbye => {}
-            Self::Bell { slot } => body.put_u32_le(slot),
+            Self::Bell { slot } | Self::Ended { slot } => body.put_u32_le(slot),
             Self::Placed { slot, epoch } | Self::Released { slot, epoch } => {
                 body.put_u32_le(slot);
                 body.put_u64_le(epoch);
@@ -231,6 +237,7 @@ impl<'a> Frame<'a> {
             FrameKind::Credit | FrameKind::Request => Self::Credit,
             FrameKind::Goodbye => Self::Goodbye,
             FrameKind::Bell => Self::Bell { slot: body.u32()? },
+            FrameKind::Ended => Self::Ended { slot: body.u32()? },
             FrameKind::Placed => Self::Placed { slot: body.u32()?, epoch: body.u64()? },
             FrameKind::Released => Self::Released { slot: body.u32()?, epoch: body.u64()? },
             FrameKind::Metadata => {
@@ -269,6 +276,7 @@ impl<'a> Frame<'a> {
             Self::Dead { .. } => FrameKind::Dead,
             Self::Cancel { .. } => FrameKind::Cancel,
             Self::Goodbye => FrameKind::Goodbye,
+            Self::Ended { .. } => FrameKind::Ended,
         }
     }
 
@@ -359,11 +367,12 @@ enum FrameKind {
     Dead = 9,
     Cancel = 10,
     Goodbye = 11,
+    Ended = 12,
 }
 
 impl FrameKind {
     /// All kinds in the order of their codes, with their names.
-    const ALL: [(Self, &str); 11] = [
+    const ALL: [(Self, &str); 12] = [
         (Self::Credit, "credit"),
         (Self::Bell, "bell"),
         (Self::Placed, "placed"),
@@ -375,6 +384,7 @@ impl FrameKind {
         (Self::Dead, "dead"),
         (Self::Cancel, "cancel"),
         (Self::Goodbye, "goodbye"),
+        (Self::Ended, "ended"),
     ];
 
     const fn name(self) -> &'static str {

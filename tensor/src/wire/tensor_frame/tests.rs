@@ -36,6 +36,7 @@ impl Sample {
             7 => Frame::Status { request_id, code: 1 + slot % 16, text: &self.text },
             8 => Frame::Dead { request_id },
             9 => Frame::Cancel { request_id },
+            10 => Frame::Ended { slot },
             _ => Frame::Goodbye,
         }
     }
@@ -48,7 +49,7 @@ fn samples() -> impl Strategy<Value = Sample> {
         WireMetadata { dtype, layout, shape: WireShape::new(&lengths).unwrap(), bytes }
     });
     let text = prop_oneof!["[a-zä/:]{1,40}", Just("n".repeat(MAX_NAME)), "[ä]{512}"];
-    (0..11_usize, any::<[u64; 3]>(), any::<[u32; 2]>(), any::<[bool; 2]>(), metadata, text).prop_map(
+    (0..12_usize, any::<[u64; 3]>(), any::<[u32; 2]>(), any::<[bool; 2]>(), metadata, text).prop_map(
         |(kind, numbers, words, flags, metadata, text)| Sample {
             kind,
             numbers,
@@ -128,7 +129,7 @@ fn errors_name_the_fault_of_a_header() {
         (3, 0, FrameError::Version(0)),
         (3, 2, FrameError::Version(2)),
         (4, 0, FrameError::Kind(0)),
-        (4, 12, FrameError::Kind(12)),
+        (4, 13, FrameError::Kind(13)),
         (5, 1, FrameError::Reserved),
         (12, 3, FrameError::Length { received: 20, promised: 3 }),
         (15, 0xff, FrameError::Length { received: 20, promised: 0xff00_0004 }),
