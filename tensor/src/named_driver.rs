@@ -29,7 +29,7 @@ use crate::wire::tensor_frame::{Frame, RequestId, Sink};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, Grant, RemoteRange, Transfer, TransferKind, lock, wake_all,
+    CopyRange, CopyRanges, Grant, RemoteRange, Revocation, Transfer, TransferKind, lock, wake_all,
 };
 use tonic_rdma_verbs::{Access, RemoteSegment, Rkey};
 
@@ -292,9 +292,12 @@ pub struct NamedRequest {
     state: RequestState,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 enum RequestState {
     Ended(Option<TensorError>),
     Waiting(RequestId, Arc<PendingAnswer>),
+    /// The tensor is here, and the peer's right to write it is being taken away.
+    Revoking(RequestId, Option<Arrival<SinkMemory>>),
 }
 
 /// Where the future of a request finds the answer.
@@ -309,11 +312,23 @@ struct AnswerState {
     waker: Option<Waker>,
 }
 
-/// Memory that the peer may write until the grant is dropped, which happens before the memory is used again.
+/// Memory that the peer may write until its right has ended.
 #[derive(Debug)]
 struct SinkMemory {
-    grant: Grant,
+    grant: Option<Grant>,
+    /// The end of the right, once it is being taken away.
+    revocation: Revocation,
     memory: SharedRegion,
+}
+
+impl SinkMemory {
+    /// Takes the right of the peer away. Ready when the peer can't write any more.
+    fn poll_revoked(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if let Some(grant) = self.grant.take() {
+            self.revocation = grant.revoke();
+        }
+        Pin::new(&mut self.revocation).poll(context)
+    }
 }
 
 /// The requests on one link.
@@ -452,11 +467,12 @@ impl NamedRequester {
         Metadata::try_from(metadata)?;
         let memory = self.region_cache.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
-        let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
+        let grant = link.port(0).grant_part(&memory, 0..length, Access::REMOTE_WRITE)?;
         let place = grant.range();
         let placement =
             SinkLocation { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
-        Ok((SinkMemory { grant, memory }, placement))
+        let revocation = Revocation::default();
+        Ok((SinkMemory { grant: Some(grant), revocation, memory }, placement))
     }
 
     /// Makes the result for the program.
@@ -471,15 +487,11 @@ impl NamedRequester {
             RequestOutcome::Failed(failure) => {
                 Err(TensorError::refused(&link.peer, failure.code, &failure.text))
             }
-            RequestOutcome::Arrived(Arrival {
-                metadata,
-                sink: SinkMemory { grant, memory },
-                checksum,
-                ..
-            }) => {
-                // The peer's right to write ends here, so the bytes do not change any more.
-                drop(grant);
-                let region = memory.try_into_region();
+            RequestOutcome::Arrived(Arrival { metadata, sink, checksum, .. }) => {
+                // The peer's right to write has ended, so the bytes do not change any more. Otherwise the right
+                // would hold another reference to the memory.
+                drop(sink.grant);
+                let region = sink.memory.try_into_region();
                 let region =
                     region.map_err(|_| TensorError::other("another reference to the sink is left"))?;
                 let bytes = freeze(region, metadata.bytes);
@@ -514,6 +526,14 @@ impl NamedRequester {
         }
     }
 
+    /// Keeps a tensor that has arrived for the next request, because the future of its own is dropped.
+    fn put_back(&self, link: &Arc<Link>, arrival: Arrival<SinkMemory>) {
+        let mut requester = lock(&self.requester);
+        self.outbox.add(requester.not_taken(arrival));
+        drop(requester);
+        self.run_and_wake(link);
+    }
+
     /// Withdraws a request whose future is dropped. A tensor that has arrived is for the next request.
     fn cancel(&self, link: &Arc<Link>, id: RequestId, pending: &PendingAnswer) {
         let is_open = lock(&self.waiting).remove(&id).is_some();
@@ -534,19 +554,40 @@ impl Future for NamedRequest {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        match &mut this.state {
-            RequestState::Ended(error) => match error.take() {
-                Some(error) => Poll::Ready(Err(error)),
-                None => Poll::Pending,
-            },
-            RequestState::Waiting(id, pending) => {
-                let mut state = lock(&pending.state);
-                let Some(result) = state.result.take() else {
-                    state.waker = Some(context.waker().clone());
-                    return Poll::Pending;
-                };
-                drop(state);
-                Poll::Ready(result.and_then(|result| this.requests.result(&this.link, *id, result)))
+        loop {
+            match &mut this.state {
+                RequestState::Ended(error) => match error.take() {
+                    Some(error) => return Poll::Ready(Err(error)),
+                    None => return Poll::Pending,
+                },
+                RequestState::Waiting(id, pending) => {
+                    let mut state = lock(&pending.state);
+                    let Some(result) = state.result.take() else {
+                        state.waker = Some(context.waker().clone());
+                        return Poll::Pending;
+                    };
+                    drop(state);
+                    match result {
+                        Ok(RequestOutcome::Arrived(arrival)) => {
+                            this.state = RequestState::Revoking(*id, Some(arrival));
+                        }
+                        result => {
+                            let id = *id;
+                            return Poll::Ready(
+                                result.and_then(|result| this.requests.result(&this.link, id, result)),
+                            );
+                        }
+                    }
+                }
+                RequestState::Revoking(id, arrival) => {
+                    let Some(mut arrived) = arrival.take() else { return Poll::Pending };
+                    if arrived.sink.poll_revoked(context).is_pending() {
+                        *arrival = Some(arrived);
+                        return Poll::Pending;
+                    }
+                    let answer = RequestOutcome::Arrived(arrived);
+                    return Poll::Ready(this.requests.result(&this.link, *id, answer));
+                }
             }
         }
     }
@@ -554,8 +595,14 @@ impl Future for NamedRequest {
 
 impl Drop for NamedRequest {
     fn drop(&mut self) {
-        if let RequestState::Waiting(id, pending) = &self.state {
-            self.requests.cancel(&self.link, *id, pending);
+        match &mut self.state {
+            RequestState::Waiting(id, pending) => self.requests.cancel(&self.link, *id, pending),
+            RequestState::Revoking(_, arrival) => {
+                if let Some(arrival) = arrival.take() {
+                    self.requests.put_back(&self.link, arrival);
+                }
+            }
+            RequestState::Ended(_) => {}
         }
     }
 }

@@ -187,6 +187,11 @@ pub struct DeviceAttributes {
     pub immediate: bool,
     /// Whether registered memory is locked. Locked memory counts against `RLIMIT_MEMLOCK`.
     pub locks_memory: bool,
+    /// Whether queue pairs [open windows](super::QueuePair::open_window).
+    pub memory_windows: bool,
+    /// Most requests by which one queue pair opens and closes windows at a time. If it opens any, these need
+    /// room in the completion queue of its sends beside the user's requests. 0 if windows need no requests.
+    pub window_requests: u32,
 }
 
 impl DeviceAttributes {
@@ -214,6 +219,8 @@ impl DeviceAttributes {
             max_shared_receives: 0,
             immediate: false,
             locks_memory: false,
+            memory_windows: false,
+            window_requests: 0,
         }
     }
 }

@@ -15,9 +15,9 @@
 //! All other types have `new` or `Default`, and constructors named by what they make.
 //!
 //! Both providers implement these traits: [`Context`] (an opened device), [`ProtectionDomain`],
-//! [`MemoryRegion`], [`DeviceMemoryRegion`], [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`].
-//! [`devices`] lists the devices of this machine, and [`open`] opens one. [`counting`] wraps any of them, and
-//! counts registrations, requests and objects.
+//! [`MemoryRegion`], [`MemoryWindow`], [`DeviceMemoryRegion`], [`CompletionQueue`], [`QueuePair`] and
+//! [`SharedReceiveQueue`]. [`devices`] lists the devices of this machine, and [`open`] opens one. [`counting`]
+//! wraps any of them, and counts registrations, requests and objects.
 //!
 //! # Example
 //! Two queue pairs of the software device, in one process: a receive, and the Send that fills it.
@@ -145,7 +145,9 @@ pub use queue_pair::{
     LocalQueuePair, Operation, PathSettings, Payload, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
     QueuePairNumber, ReceiveRequest, SendRequest, SharedReceiveQueue,
 };
-pub use region::{Access, DeviceMemoryRegion, DmaBuf, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
+pub use region::{
+    Access, DeviceMemoryRegion, DmaBuf, Lkey, LocalSegment, MemoryRegion, MemoryWindow, RemoteSegment, Rkey,
+};
 pub use remote_view::RemoteView;
 
 /// Compiles and runs the example of README.md.

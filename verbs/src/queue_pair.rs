@@ -3,11 +3,13 @@
 use std::any::Any;
 use std::fmt::{self, Debug};
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::sealed::Sealed;
 use super::{
-    Access, DeviceAttributes, LocalSegment, PostError, QueuePairState, RemoteSegment, RemoteView, VerbsError,
+    Access, DeviceAttributes, LocalSegment, MemoryRegion, MemoryWindow, PostError, QueuePairState,
+    RemoteSegment, RemoteView, VerbsError,
 };
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it;
@@ -95,6 +97,38 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// new value must differ from every earlier value at that address: use an epoch, not a flag.
     fn places_in_order(&self) -> bool {
         false
+    }
+
+    /// Returns whether [`open_window`](Self::open_window) opens windows on this device.
+    fn has_windows(&self) -> bool {
+        false
+    }
+
+    /// Gives the peer of this queue pair the rights `access` to the bytes `range` of `region`, without a
+    /// registration, until the window is dropped. The range counts in bytes from the start of the region's
+    /// [memory](MemoryRegion::memory). The bounds are exact to the byte, and no other queue pair can use the
+    /// key. `access` may have rights of peers that the region does not give. Local rights in `access` do not
+    /// count.
+    ///
+    /// The window opens before the next request of this queue pair, so a message that is posted later may
+    /// tell the peer of the key. Returns `None` if the device has no windows, or if it has no room for one
+    /// now. Then [register](crate::ProtectionDomain::register_range) the range.
+    ///
+    /// # Errors
+    /// - [`Unusable`](crate::VerbsErrorKind::Unusable) if the range is empty, or not within the region, or if
+    ///   the peer is to write and the region has no right of local writing.
+    /// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if the region is of another protection
+    ///   domain.
+    /// - [`Limit`](crate::VerbsErrorKind::Limit) or [`System`](crate::VerbsErrorKind::System) if the device
+    ///   refuses.
+    fn open_window(
+        &self,
+        region: &Arc<dyn MemoryRegion>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Option<Arc<dyn MemoryWindow>>, VerbsError> {
+        let _ = (region, range, access);
+        Ok(None)
     }
 
     /// Returns the functions that only the software device has, because the CPUs of both sides do its work.

@@ -1,5 +1,6 @@
 //! Registered memory, of the host and of other devices: rights, keys, and segments.
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::ops::{BitOr, Range};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,7 +10,7 @@ use super::sealed::Sealed;
 use super::{HostMemory, VerbsError};
 
 /// Memory that the device may use (`struct ibv_mr`). Dropping the last reference deregisters it.
-pub trait MemoryRegion: Sealed + Send + Sync + Debug + 'static {
+pub trait MemoryRegion: Sealed + Any + Send + Sync + Debug {
     /// Returns the key that local segments carry.
     fn lkey(&self) -> Lkey;
 
@@ -25,6 +26,39 @@ pub trait MemoryRegion: Sealed + Send + Sync + Debug + 'static {
     /// Returns the registered part of the memory, in bytes from the start of the memory. No request reaches
     /// beyond this part.
     fn range(&self) -> Range<usize>;
+}
+
+/// A right of the peer of one queue pair to a part of a region ([`QueuePair::open_window`]; `struct ibv_mw`,
+/// type 2). Dropping the last reference takes the right away. On some devices the right ends a moment later:
+/// then the window is kept until it has ended, with the region and what [`keep`](Self::keep) was given. The
+/// right ends with the queue pair, too.
+///
+/// [`QueuePair::open_window`]: super::QueuePair::open_window
+pub trait MemoryWindow: Sealed + Send + Sync + Debug + 'static {
+    /// Returns the key that the peer uses. Addresses are those of the memory in this process.
+    fn rkey(&self) -> Rkey;
+
+    /// Keeps `owner`, which keeps the bytes of the window in place, until the right has ended. Call this once.
+    /// The thread that drops the window, or one that polls the completion queue, drops the owner.
+    fn keep(&self, owner: Box<dyn Any + Send + Sync>);
+}
+
+/// Checks that a window of `range`, in bytes from the start of the region's memory, can be opened for a peer
+/// with the rights `access`. Returns these rights without local ones.
+pub(super) fn check_window(
+    region: &dyn MemoryRegion,
+    range: &Range<usize>,
+    access: Access,
+) -> Result<Access, VerbsError> {
+    let whole = region.range();
+    if range.is_empty() || range.start < whole.start || range.end > whole.end {
+        return Err(VerbsError::unusable(format!("a window of {range:?} in a region of {whole:?}")));
+    }
+    if access.contains(Access::REMOTE_WRITE) && !region.access().contains(Access::LOCAL_WRITE) {
+        return Err(VerbsError::unusable("a window for writing in a region that is for reading"));
+    }
+    let of_peers = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    Ok(Access::from_bits_truncate(access.bits() & of_peers.bits()))
 }
 
 /// Names a region in local segments.

@@ -29,8 +29,8 @@ pub trait Sealed {}
 mod tests {
     use super::Sealed;
     use crate::{
-        CompletionQueue, Context, DeviceMemoryRegion, LocalQueuePair, MemoryRegion, ProtectionDomain,
-        QueuePair, SharedReceiveQueue,
+        CompletionQueue, Context, DeviceMemoryRegion, LocalQueuePair, MemoryRegion, MemoryWindow,
+        ProtectionDomain, QueuePair, SharedReceiveQueue,
     };
 
     /// Compiles only if each trait of devices has the seal.
@@ -40,6 +40,7 @@ mod tests {
         sealed::<dyn Context>();
         sealed::<dyn ProtectionDomain>();
         sealed::<dyn MemoryRegion>();
+        sealed::<dyn MemoryWindow>();
         sealed::<dyn DeviceMemoryRegion>();
         sealed::<dyn QueuePair>();
         sealed::<dyn LocalQueuePair>();

@@ -141,6 +141,7 @@ fn limits(of: &DeviceAttributes) -> Vec<Limit> {
         limit("memory regions of a protection domain", of.max_memory_regions.to_string()),
         limit("immediate data", yes(of.immediate)),
         limit("shared receive queues", of.max_shared_receive_queues.to_string()),
+        limit("memory windows", yes(of.memory_windows)),
         limit("locks the memory that it uses", yes(of.locks_memory)),
     ]
 }

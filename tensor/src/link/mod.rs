@@ -76,7 +76,7 @@ pub(crate) struct Link {
 pub(crate) type LinkId = [u8; 16];
 
 impl Link {
-    /// Gives the peer these rights to `range` of `memory`.
+    /// Gives the peer these rights to `range` of `memory`, by a registration, for longer than one transfer.
     pub(crate) fn grant(
         &self,
         memory: &SharedRegion,
@@ -91,16 +91,16 @@ impl Link {
         Grant::of_loan(&*self.domain, loan).map_err(TensorError::memory)
     }
 
-    /// Gives the peer the right to read the bytes of `payload`.
-    pub(crate) fn grant_payload(&self, payload: &Payload) -> Result<Grant, TensorError> {
+    /// Gives the peer the right to read the bytes of `payload` through a port.
+    pub(crate) fn grant_payload(&self, payload: &Payload, port: u32) -> Result<Grant, TensorError> {
         match &payload.content {
             Content::Registered(lease, range) => {
                 let part = lease.part(range.clone()).map_err(TensorError::local)?;
-                Grant::of_lease(&*self.domain, &part).map_err(TensorError::memory)
+                self.port(port).grant_lease(&part)
             }
             Content::Bytes(bytes) => {
                 let copy = self.region_cache.copy_of(bytes)?.share();
-                self.grant(&copy, 0..bytes.len(), Access::REMOTE_READ)
+                self.port(port).grant_part(&copy, 0..bytes.len(), Access::REMOTE_READ)
             }
         }
     }
@@ -689,7 +689,7 @@ impl Prepared {
             let work = queue_pair.local().cloned();
             let registrations = LocalRegistrations::new(Arc::clone(&domain), Arc::clone(budget));
             let flights: InFlight<Token> = InFlight::new(queue_pair, registrations, limits);
-            let places = capacity.send_requests + capacity.receive_requests;
+            let places = capacity.send_requests + capacity.receive_requests + attributes.window_requests;
             let made = queue.add(places, |key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(TensorError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);

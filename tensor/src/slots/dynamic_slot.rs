@@ -125,7 +125,7 @@ impl DynamicSender {
         let (grant, place) = match payload.metadata.bytes {
             0 => (None, RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 }),
             _ => {
-                let grant = self.sender.link.grant_payload(&payload)?;
+                let grant = self.sender.link.grant_payload(&payload, self.sender.port)?;
                 let place = grant.range();
                 (Some(grant), place)
             }

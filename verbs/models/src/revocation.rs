@@ -24,6 +24,7 @@ fn entry(value: u64) -> Entry {
         segment: value,
         domain: value,
         start: value,
+        queue_pair: value,
     }
 }
 

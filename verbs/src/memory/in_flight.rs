@@ -10,14 +10,15 @@
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::extents::{Block, Lease};
-use super::region::{MemRegion, RemoteRange};
+use super::region::{Grant, MemRegion, RemoteRange, SharedRegion};
 use super::registrations::{LocalRegistrations, segment_of};
 use crate::{
-    CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, PostError, PostErrorKind, QueuePair,
-    RemoteSegment, SendRequest,
+    Access, CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, PostError, PostErrorKind,
+    QueuePair, RemoteSegment, SendRequest, VerbsError,
 };
 
 /// The send queue of one queue pair, and the memory that its requests use. `T` is a token by which the owner
@@ -119,6 +120,28 @@ impl<T> InFlight<T> {
     /// Drops the registrations of memory that is gone.
     pub fn prune(&mut self) {
         self.registrations.prune();
+    }
+
+    /// Grants the peer of this queue pair the right to read the bytes of `lease` ([`Grant::of_lease`]).
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub fn grant_lease(&mut self, lease: &Lease) -> Result<Grant, VerbsError> {
+        Grant::of_lease(&*self.queue_pair, self.registrations.slabs(), lease)
+    }
+
+    /// Grants the peer of this queue pair the rights `access` to a part of `shared`, for one transfer
+    /// ([`Grant::for_transfer`]).
+    ///
+    /// # Errors
+    /// The part is not within the region, or the device refuses.
+    pub fn grant_part(
+        &mut self,
+        shared: &SharedRegion,
+        part: Range<usize>,
+        access: Access,
+    ) -> Result<Grant, VerbsError> {
+        Grant::for_transfer(&*self.queue_pair, &mut self.registrations, shared, part, access)
     }
 
     /// Returns whether more than half of the send queue is in use, so that the caller should poll for

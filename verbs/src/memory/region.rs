@@ -17,14 +17,21 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 
 use crate::copy::for_each_chunk;
 use crate::memory::extents::Lease;
 use crate::memory::pool::shared::{HeldExtent, Slab};
 use crate::memory::pool::{Pool, Purpose, own_slab};
+use crate::memory::registrations::{LocalRegistrations, SlabRegistrations};
 use crate::memory::settings::{Budget, PoolStatistics, Quota};
-use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
+use crate::panics::lock;
+use crate::{
+    Access, HostMemory, MemoryRegion, MemoryWindow, ProtectionDomain, QueuePair, RemoteSegment, Rkey,
+    VerbsError,
+};
 
 /// Memory for tensors: a mapping, or a part of one. Its owner reads and writes it as a slice.
 ///
@@ -449,6 +456,13 @@ impl SharedRegion {
         Ok(unsafe { std::slice::from_raw_parts(start, length) })
     }
 
+    /// Returns the range in the mapping of `part`, in bytes from the start of the region.
+    fn range_of(&self, part: &Range<usize>) -> Result<Range<usize>, VerbsError> {
+        let part = VerbsError::check_range(part.clone(), self.len())?;
+        let start = self.region.range().start;
+        Ok(start + part.start..start + part.end)
+    }
+
     /// Returns the offset in the mapping of `length` bytes at `offset` of the region.
     #[inline]
     fn at(&self, offset: usize, length: usize) -> Result<usize, VerbsError> {
@@ -463,15 +477,72 @@ impl fmt::Debug for SharedRegion {
     }
 }
 
-/// The right of a peer to access a range of memory, exact to the byte. A grant belongs to one protection
-/// domain, which serves one peer. Dropping the grant revokes the right, and waits some microseconds for
-/// operations of the peer that are in progress.
+/// The right of a peer to access a range of memory, exact to the byte: a window of one queue pair, or a
+/// registration in one protection domain, which serves one peer.
+///
+/// Dropping the grant revokes the right. A registration ends before the drop returns, which waits some
+/// microseconds for operations of the peer that are in progress. A window may end a moment later. Until then
+/// the memory stays with the window, so that nobody else gets it. [`revoke`](Self::revoke) tells when.
 #[derive(Debug)]
 pub struct Grant {
-    /// This is the first field, so that it is dropped first: the right must end before the memory is freed.
-    region: Arc<dyn MemoryRegion>,
+    right: Right,
     range: RemoteRange,
-    _memory: GrantedMemory,
+}
+
+/// What gives the peer its right, and keeps the memory.
+#[derive(Debug)]
+enum Right {
+    Registration {
+        /// This is the first field, so that it is dropped first: the right must end before the memory is
+        /// freed.
+        region: Arc<dyn MemoryRegion>,
+        _memory: GrantedMemory,
+    },
+    Window(Arc<dyn MemoryWindow>, Arc<Ended>),
+}
+
+/// Whether a right has ended, and the task that waits for that.
+#[derive(Debug, Default)]
+struct Ended(Mutex<(bool, Option<Waker>)>);
+
+/// The memory of a window. The window drops this when the right has ended.
+#[derive(Debug)]
+struct WindowMemory {
+    memory: Option<GrantedMemory>,
+    ended: Arc<Ended>,
+}
+
+impl Drop for WindowMemory {
+    fn drop(&mut self) {
+        // First, so that the task finds the memory free.
+        drop(self.memory.take());
+        let mut ended = lock(&self.ended.0);
+        ended.0 = true;
+        let waker = ended.1.take();
+        drop(ended);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A future that is ready when a right has ended ([`Grant::revoke`]). The default is ready. Dropping it changes
+/// nothing.
+#[derive(Debug, Default)]
+pub struct Revocation(Option<Arc<Ended>>);
+
+impl Future for Revocation {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Some(ended) = &self.0 else { return Poll::Ready(()) };
+        let mut ended = lock(&ended.0);
+        if ended.0 {
+            return Poll::Ready(());
+        }
+        ended.1 = Some(context.waker().clone());
+        Poll::Pending
+    }
 }
 
 /// The owner that keeps the memory alive.
@@ -524,18 +595,13 @@ impl Grant {
         part: Range<usize>,
         access: Access,
     ) -> Result<Self, VerbsError> {
-        let region = &shared.region;
-        let whole = region.range();
-        let (start, end) = (whole.start + part.start, whole.start + part.end);
-        if end > whole.end {
-            return Err(VerbsError::unusable(format!("{part:?} of a region of {} bytes", region.len())));
-        }
-        let memory = Arc::clone(region.memory());
+        let range = shared.range_of(&part)?;
+        let memory = Arc::clone(shared.region.memory());
         // Devices give peers the right to write only together with the local right. The local right alone may
         // let peers write, too (see `ProtectionDomain::opens_sinks`).
         let writes = access.contains(Access::REMOTE_WRITE);
         let access = if writes { access | Access::LOCAL_WRITE } else { access };
-        Self::register(domain, memory, start..end, access, GrantedMemory::Shared(shared.clone()))
+        Self::register(domain, memory, range, access, GrantedMemory::Shared(shared.clone()))
     }
 
     /// Grants the peer of `domain` the right to read all of a lent region.
@@ -549,14 +615,62 @@ impl Grant {
         Self::register(domain, memory, region.range(), Access::REMOTE_READ, granted)
     }
 
-    /// Grants the peer of `domain` the right to read the bytes of `lease`.
+    /// Grants the peer of `queue_pair` the right to read the bytes of `lease`: by a window in its slab, which
+    /// `slabs` registers once, or by a registration of these bytes if the device has no window for them.
     ///
     /// # Errors
-    /// The device can't register the memory.
-    pub fn of_lease(domain: &dyn ProtectionDomain, lease: &Lease) -> Result<Self, VerbsError> {
+    /// The device refuses both.
+    pub fn of_lease(
+        queue_pair: &dyn QueuePair,
+        slabs: &mut SlabRegistrations,
+        lease: &Lease,
+    ) -> Result<Self, VerbsError> {
+        // If the slab can't be registered, its part may be short enough.
+        let slab = if queue_pair.has_windows() { slabs.region(lease).ok() } else { None };
         let (memory, range) = lease.position();
         let granted = GrantedMemory::Frozen(lease.clone());
-        Self::register(domain, memory, range, Access::REMOTE_READ, granted)
+        if let Some(slab) = slab
+            && let Some(window) = queue_pair.open_window(&slab, range.clone(), Access::REMOTE_READ)?
+        {
+            return Ok(Self::by_window(window, &memory, &range, granted));
+        }
+        Self::register(slabs.domain(), memory, range, Access::REMOTE_READ, granted)
+    }
+
+    /// Grants the peer of `queue_pair` the rights `access` to a part of `shared`, in bytes from its start, for
+    /// one transfer: by a window in the mapping of the region, which `known` registers once, or by a
+    /// registration of these bytes if the device has no window for them.
+    ///
+    /// # Errors
+    /// The part is not within the region, or the device refuses both.
+    pub fn for_transfer(
+        queue_pair: &dyn QueuePair,
+        known: &mut LocalRegistrations,
+        shared: &SharedRegion,
+        part: Range<usize>,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        let range = shared.range_of(&part)?;
+        if queue_pair.has_windows()
+            && let Ok(mapping) = known.region(&shared.region)
+            && let Some(window) = queue_pair.open_window(&mapping, range.clone(), access)?
+        {
+            let granted = GrantedMemory::Shared(shared.clone());
+            return Ok(Self::by_window(window, shared.region.memory(), &range, granted));
+        }
+        Self::of_part(known.domain(), shared, part, access)
+    }
+
+    fn by_window(
+        window: Arc<dyn MemoryWindow>,
+        memory: &HostMemory,
+        range: &Range<usize>,
+        granted: GrantedMemory,
+    ) -> Self {
+        let ended = Arc::new(Ended::default());
+        window.keep(Box::new(WindowMemory { memory: Some(granted), ended: Arc::clone(&ended) }));
+        let range = remote_range(memory, range, window.rkey());
+        Self { right: Right::Window(window, ended), range }
     }
 
     fn register(
@@ -566,15 +680,35 @@ impl Grant {
         access: Access,
         granted: GrantedMemory,
     ) -> Result<Self, VerbsError> {
-        let (address, length) = (memory.address() + range.start as u64, range.len() as u64);
-        let region = domain.register_range(memory, range, access)?;
-        let start = RemoteSegment { address, rkey: region.rkey() };
-        Ok(Self { region, range: RemoteRange { start, length }, _memory: granted })
+        let region = domain.register_range(Arc::clone(&memory), range.clone(), access)?;
+        let range = remote_range(&memory, &range, region.rkey());
+        Ok(Self { right: Right::Registration { region, _memory: granted }, range })
     }
 
     /// Returns the range, for requests of the peer.
     pub fn range(&self) -> RemoteRange {
-        debug_assert_eq!(self.range.start.rkey, self.region.rkey());
+        debug_assert_eq!(
+            self.range.start.rkey,
+            match &self.right {
+                Right::Registration { region, .. } => region.rkey(),
+                Right::Window(window, _) => window.rkey(),
+            }
+        );
         self.range
     }
+
+    /// Revokes the right. The result is ready when the peer has no right any more, and the grant keeps the
+    /// memory no longer.
+    pub fn revoke(self) -> Revocation {
+        match self.right {
+            Right::Registration { .. } => Revocation::default(),
+            Right::Window(_, ended) => Revocation(Some(ended)),
+        }
+    }
+}
+
+/// Returns the bytes `range` of `memory` as requests of a peer name them.
+fn remote_range(memory: &HostMemory, range: &Range<usize>, rkey: Rkey) -> RemoteRange {
+    let start = RemoteSegment { address: memory.address() + range.start as u64, rkey };
+    RemoteRange { start, length: range.len() as u64 }
 }

@@ -30,6 +30,16 @@ impl LocalRegistrations {
         Self { domain, frozen, regions: HashMap::new() }
     }
 
+    /// Returns the protection domain.
+    pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
+        &*self.domain
+    }
+
+    /// Returns the slabs of buffers.
+    pub(crate) fn slabs(&mut self) -> &mut SlabRegistrations {
+        &mut self.frozen
+    }
+
     /// Returns the registration of the slab that `lease` lies in, for reading.
     pub(crate) fn lease(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         self.frozen.region(lease)
@@ -117,6 +127,11 @@ impl SlabRegistrations {
     /// whole slabs.
     pub fn exposing(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
         Self { access: Access::LOCAL_READ | Access::REMOTE_READ, ..Self::new(domain, budget) }
+    }
+
+    /// Returns the protection domain.
+    pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
+        &*self.domain
     }
 
     /// Returns the address and key by which a peer reads the first byte of `lease`, of a pool for sending.

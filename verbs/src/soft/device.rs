@@ -296,6 +296,7 @@ pub fn attributes() -> DeviceAttributes {
         max_memory_regions: table::REGIONS,
         immediate: true,
         locks_memory: false,
+        memory_windows: true,
         ..DeviceAttributes::new("soft", NAME)
     }
 }

@@ -1,14 +1,16 @@
-//! Protection domains and the regions registered in them.
+//! Protection domains, the regions registered in them, and windows.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::device::Device;
 use super::peers::clients::ServedQueuePair;
 use super::shared::table::Entry;
 use crate::panics::lock;
-use crate::{Access, HostMemory, Lkey, MemoryRegion, Rkey, VerbsError};
+use crate::region::check_window;
+use crate::{Access, HostMemory, Lkey, MemoryRegion, MemoryWindow, Rkey, VerbsError};
 
 /// A protection domain.
 #[derive(Debug)]
@@ -39,8 +41,23 @@ impl Domain {
     /// `access`.
     #[inline]
     pub(super) fn find_local(&self, key: Lkey, address: u64, length: u64, access: Access) -> bool {
-        self.device.table.find(key.0).is_some_and(|entry| {
+        self.find_for_peer(0, key.0, address, length, access)
+    }
+
+    /// Returns whether `length` bytes at `address` lie in the region or window of `key`, which grants `access`
+    /// to the peer of the queue pair `number`.
+    #[inline]
+    pub(super) fn find_for_peer(
+        &self,
+        number: u32,
+        key: u32,
+        address: u64,
+        length: u64,
+        access: Access,
+    ) -> bool {
+        self.device.table.find(key).is_some_and(|entry| {
             entry.domain == self.id
+                && entry.serves(number)
                 && entry.access.contains(access)
                 && entry.offset(address, length).is_some()
         })
@@ -61,6 +78,18 @@ impl Domain {
         range: &Range<usize>,
         access: Access,
     ) -> Result<u32, VerbsError> {
+        self.insert(memory, range, access, 0)
+    }
+
+    /// Enters a region, or a window of the queue pair with this number.
+    fn insert(
+        &self,
+        memory: &Arc<HostMemory>,
+        range: &Range<usize>,
+        access: Access,
+        queue_pair: u32,
+    ) -> Result<u32, VerbsError> {
+        self.device.check_process()?;
         let entry = Entry {
             access,
             address: memory.address() + range.start as u64,
@@ -68,11 +97,12 @@ impl Domain {
             segment: self.device.note_memory(memory),
             domain: self.id,
             start: range.start as u64,
+            queue_pair: queue_pair.into(),
         };
         self.device.insert_region(&entry)
     }
 
-    /// Takes a region out of the device's table. Afterwards no thread of this process uses the region, and a
+    /// Takes a region or window out of the device's table. Afterwards no thread of this process uses it, and a
     /// peer that still reads it finds that its key is gone and discards the bytes.
     pub(super) fn remove_region(&self, key: u32) {
         self.device.table.remove(key);
@@ -82,11 +112,27 @@ impl Domain {
     }
 }
 
+/// An entry of the device's table. Dropping it takes the right away.
+#[derive(Debug)]
+struct Key {
+    key: u32,
+    domain: Arc<Domain>,
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        // The table of regions is shared memory: a forked child would take the region from its parent.
+        if !self.domain.device.is_forked() {
+            self.domain.remove_region(self.key);
+        }
+    }
+}
+
 /// A registered region. Dropping it deregisters the memory.
 #[derive(Debug)]
 pub(super) struct Region {
-    domain: Arc<Domain>,
-    key: u32,
+    /// Dropped before the memory.
+    key: Key,
     access: Access,
     memory: Arc<HostMemory>,
     range: Range<usize>,
@@ -100,10 +146,9 @@ impl Region {
         range: Range<usize>,
         access: Access,
     ) -> Result<Self, VerbsError> {
-        domain.device.check_process()?;
         memory.check_range(&range)?;
-        let key = domain.insert_region(&memory, &range, access)?;
-        Ok(Self { domain: Arc::clone(domain), key, access, memory, range })
+        let key = Key { key: domain.insert_region(&memory, &range, access)?, domain: Arc::clone(domain) };
+        Ok(Self { key, access, memory, range })
     }
 }
 
@@ -111,11 +156,11 @@ impl crate::sealed::Sealed for Region {}
 
 impl MemoryRegion for Region {
     fn lkey(&self) -> Lkey {
-        Lkey(self.key)
+        Lkey(self.key.key)
     }
 
     fn rkey(&self) -> Rkey {
-        Rkey(self.key)
+        Rkey(self.key.key)
     }
 
     fn access(&self) -> Access {
@@ -131,11 +176,44 @@ impl MemoryRegion for Region {
     }
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        // The table of regions is shared memory: a forked child would take the region from its parent.
-        if !self.domain.device.is_forked() {
-            self.domain.remove_region(self.key);
+/// A right of the peer of one queue pair to a part of a region.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Dropped before the memory.
+    key: Key,
+    _region: Arc<dyn MemoryRegion>,
+    owner: OnceLock<Box<dyn Any + Send + Sync>>,
+}
+
+impl Window {
+    /// Opens a window for the peer of the queue pair `number`.
+    pub(super) fn open(
+        domain: &Arc<Domain>,
+        number: u32,
+        region: &Arc<dyn MemoryRegion>,
+        range: &Range<usize>,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        let any: &dyn Any = &**region;
+        let ours = any.downcast_ref().is_some_and(|it: &Region| Arc::ptr_eq(&it.key.domain, domain));
+        if !ours {
+            return Err(VerbsError::foreign("region"));
         }
+        let access = check_window(&**region, range, access)?;
+        let key = domain.insert(region.memory(), range, access, number)?;
+        let key = Key { key, domain: Arc::clone(domain) };
+        Ok(Self { key, _region: Arc::clone(region), owner: OnceLock::new() })
+    }
+}
+
+impl crate::sealed::Sealed for Window {}
+
+impl MemoryWindow for Window {
+    fn rkey(&self) -> Rkey {
+        Rkey(self.key.key)
+    }
+
+    fn keep(&self, owner: Box<dyn Any + Send + Sync>) {
+        let _ = self.owner.set(owner);
     }
 }

@@ -24,6 +24,7 @@ mod processes;
 mod ranges;
 mod shared_receive;
 mod sinks;
+mod windows;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -72,6 +73,10 @@ macro_rules! suite {
                 range_to_the_byte, beyond_a_range, local_segment_beyond_a_range, ranges_have_rights_of_their_own,
                 ranges_not_to_be_read, ranges_go_one_by_one, invalid_ranges_are_refused);
             suite!(@cases $fabric; sinks: a_sink_is_closed_after_its_read);
+            suite!(@cases $fabric; windows:
+                a_window_is_open_until_it_is_dropped, a_closed_window_is_not_read, beyond_a_window,
+                a_window_for_one_right, a_window_is_for_one_queue_pair, windows_are_opened_again_and_again,
+                windows_end_with_their_queue_pair, impossible_windows_are_refused);
             suite!(@cases $fabric; device_memory: other_descriptors_are_refused, device_memory);
             suite!(@cases $fabric; in_order:
                 writes_placed_in_order, reads_placed_in_order, writes_placed_one_after_another);

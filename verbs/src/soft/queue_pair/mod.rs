@@ -10,6 +10,7 @@ mod source;
 mod target;
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
 
@@ -17,7 +18,7 @@ use self::core::Core;
 use self::send::SendQueue;
 use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Found, Poll, Queue, Remaining, Role, Sink};
-use super::domain::Domain;
+use super::domain::{Domain, Window};
 use super::peers::clients::{ClientMemory, SendAnswer, ServedQueuePair};
 use super::peers::message::{Address, Object};
 use super::peers::received::Socket;
@@ -25,9 +26,9 @@ use super::shared::attention::{Attention, Watch};
 use super::shared::end::EndState;
 use super::shared::platform::{Native, Shipping};
 use crate::{
-    Access, LocalQueuePair, LocalSegment, PathSettings, PostError, Probe, QueuePair, QueuePairAddress,
-    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView,
-    SendRequest, VerbsError,
+    Access, LocalQueuePair, LocalSegment, MemoryRegion, MemoryWindow, PathSettings, PostError, Probe,
+    QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest,
+    RemoteSegment, RemoteView, SendRequest, VerbsError,
 };
 
 /// All news in the ring make an event of the completion queue of receives.
@@ -454,6 +455,20 @@ impl QueuePair for Handle {
 
     fn places_in_order(&self) -> bool {
         true
+    }
+
+    fn has_windows(&self) -> bool {
+        true
+    }
+
+    fn open_window(
+        &self,
+        region: &Arc<dyn MemoryRegion>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Option<Arc<dyn MemoryWindow>>, VerbsError> {
+        let core = &self.pair.core;
+        Ok(Some(Arc::new(Window::open(&core.domain, core.number, region, &range, access)?)))
     }
 
     fn local(&self) -> Option<&Arc<dyn LocalQueuePair>> {

@@ -195,7 +195,8 @@ pub(super) fn find_remote(
         return Err(NoView::Never);
     }
     let entry = table.find(remote.rkey.0).ok_or(NoView::Revoked)?;
-    if entry.domain != connection.domain || !entry.access.contains(Access::REMOTE_READ) {
+    let serves = entry.domain == connection.domain && entry.serves(connection.address.number);
+    if !serves || !entry.access.contains(Access::REMOTE_READ) {
         return Err(NoView::Revoked);
     }
     let offset = entry.offset(remote.address, length).ok_or(NoView::Revoked)?;

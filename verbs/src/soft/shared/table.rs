@@ -71,7 +71,7 @@ const VALID: u64 = 1 << 63;
 /// ```text
 ///  entry (64 bytes):
 ///    key │ rights << 32 │ 1 << 63      address      length      segment (0: not shared)      protection domain
-///    offset in the segment
+///    offset in the segment      queue pair (0: all of the domain)
 /// ```
 /// An entry is valid while its first word holds the key. To take a region away, its owner makes the entry
 /// invalid. A peer that is copying from the memory meanwhile finds that, and discards the bytes.
@@ -89,9 +89,18 @@ pub struct Entry {
     pub domain: u64,
     /// Offset of the region in the segment.
     pub start: u64,
+    /// Number of the queue pair whose peer alone may use the entry, which is that of a window; 0 for a region.
+    pub queue_pair: u64,
 }
 
 impl Entry {
+    /// Returns whether the peer of queue pair `number` may use the entry. The number 0 stands for requests of
+    /// the owner.
+    #[inline]
+    pub fn serves(&self, number: u32) -> bool {
+        self.queue_pair == 0 || self.queue_pair == u64::from(number)
+    }
+
     /// Returns the offset in the segment of `length` bytes at `address`; `None` if they do not lie within the
     /// region.
     pub fn offset(&self, address: u64, length: u64) -> Option<u64> {
@@ -118,6 +127,7 @@ impl Entry {
             segment: words[3].load(Relaxed),
             domain: words[4].load(Relaxed),
             start: words[5].load(Relaxed),
+            queue_pair: words[6].load(Relaxed),
         })
     }
 
@@ -128,6 +138,7 @@ impl Entry {
         words[3].store(self.segment, Relaxed);
         words[4].store(self.domain, Relaxed);
         words[5].store(self.start, Relaxed);
+        words[6].store(self.queue_pair, Relaxed);
         // SYNC: pairs with `find`: a reader that sees the key sees its entry.
         words[0].store(VALID | u64::from(self.access.bits()) << 32 | u64::from(key), O::INSERT);
     }
@@ -155,7 +166,8 @@ mod entry_tests {
     use super::*;
 
     fn entry(start: u64) -> Entry {
-        Entry { access: Access::REMOTE_READ, address: 5003, length: 100, segment: 1, domain: 2, start }
+        let access = Access::REMOTE_READ;
+        Entry { access, address: 5003, length: 100, segment: 1, domain: 2, start, queue_pair: 0 }
     }
 
     #[test]
@@ -169,6 +181,13 @@ mod entry_tests {
         {
             assert_eq!(part.offset(address, length), None, "{length} bytes at {address}");
         }
+    }
+
+    #[test]
+    fn a_window_serves_the_peer_of_its_queue_pair() {
+        let window = Entry { queue_pair: 7, ..entry(0) };
+        assert_eq!([0, 6, 7, 8].map(|number| window.serves(number)), [false, false, true, false]);
+        assert!([0, 6, 7].into_iter().all(|number| entry(0).serves(number)), "a region serves all");
     }
 
     #[test]

@@ -406,7 +406,7 @@ impl Target {
     #[inline]
     fn check(&self, key: u32, address: u64, length: u64, access: Access) -> Result<(), Fault> {
         let good = self.core.access().contains(access)
-            && self.core.domain.find_local(crate::Lkey(key), address, length, access);
+            && self.core.domain.find_for_peer(self.core.number, key, address, length, access);
         if good { Ok(()) } else { Err(Fault::Refused(CompletionStatus::RemoteAccess, None)) }
     }
 
