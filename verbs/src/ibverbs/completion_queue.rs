@@ -4,13 +4,14 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use ibverbs_sys as sys;
 
 use super::device::Device;
 use super::library::{Owned, check, last_error, set_nonblocking};
 use super::posting::core::Core;
+use super::posting::windows::Kept;
 use super::sleeper::{Sleeper, Waker};
 use super::ticket::{RequestKind, Slot, Ticket};
 use crate::panics::lock;
@@ -44,6 +45,8 @@ struct QueueState {
     members: Members,
     /// Completions that found no room in an earlier poll, in their order.
     ready: VecDeque<WorkCompletion>,
+    /// What closed windows have kept. Dropped without the lock, because this runs code of others.
+    over: Vec<Kept>,
 }
 
 impl Queue {
@@ -72,8 +75,8 @@ impl Queue {
         let queue =
             queue.ok_or_else(|| last_error(format!("creating a completion queue of {capacity} entries")))?;
         let completions = Box::new([sys::ibv_wc::default(); BATCH]);
-        let state =
-            Mutex::new(QueueState { completions, members: Members::default(), ready: VecDeque::new() });
+        let (members, ready, over) = (Members::default(), VecDeque::new(), Vec::new());
+        let state = Mutex::new(QueueState { completions, members, ready, over });
         // SAFETY: the queue was just created.
         let entries = usize::try_from(unsafe { (*queue.as_ptr()).cqe }).unwrap_or(0);
         Ok(Arc::new(Self { queue, sleeper, channel, device, entries, state }))
@@ -117,25 +120,29 @@ impl Queue {
 
     /// Takes all completions from the device that are there now, for later polls.
     pub(crate) fn fetch_all(&self) {
-        let state = &mut *lock(&self.state);
+        let mut state = lock(&self.state);
         // Bounds the loop, because the device may add completions meanwhile.
         for _ in 0..=self.entries / BATCH {
-            if self.fetch_batch(state) < BATCH {
+            if self.fetch_batch(&mut state) < BATCH {
                 break;
             }
         }
+        unlock(state);
     }
 
     /// Takes completions from the device, does what they ask for, and keeps them for the next poll.
     pub(crate) fn fetch(&self) {
-        self.fetch_batch(&mut lock(&self.state));
+        let mut state = lock(&self.state);
+        self.fetch_batch(&mut state);
+        unlock(state);
     }
 
     /// Takes completions from the device for later polls, a batch at most. Returns their number.
     fn fetch_batch(&self, state: &mut QueueState) -> usize {
         let count = self.take(&mut state.completions[..]);
         for completion in &state.completions[..count] {
-            state.members.translate(&self.device, completion, |completion| state.ready.push_back(completion));
+            let keep = |completion| state.ready.push_back(completion);
+            state.members.translate(&self.device, completion, &mut state.over, keep);
         }
         count
     }
@@ -157,11 +164,19 @@ impl Queue {
     }
 }
 
+/// Releases the lock, then drops what closed windows have kept.
+fn unlock(mut state: MutexGuard<'_, QueueState>) {
+    let over = std::mem::take(&mut state.over);
+    drop(state);
+    drop(over);
+}
+
 impl crate::sealed::Sealed for Queue {}
 
 impl CompletionQueue for Queue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
-        let state = &mut *lock(&self.state);
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
         // Asked before the device is polled: the completions that a removed device flushed are in the queue
         // by then.
         let removed = self.device.is_removed();
@@ -180,7 +195,7 @@ impl CompletionQueue for Queue {
             let wanted = (completions.len() - filled).min(BATCH);
             let count = self.take(&mut state.completions[..wanted]);
             for completion in &state.completions[..count] {
-                state.members.translate(&self.device, completion, |completion| {
+                state.members.translate(&self.device, completion, &mut state.over, |completion| {
                     match completions.get_mut(filled) {
                         Some(entry) => {
                             *entry = completion;
@@ -198,6 +213,7 @@ impl CompletionQueue for Queue {
         if removed || self.sleeper.is_some() {
             filled += state.members.flush(&mut completions[filled..], removed);
         }
+        unlock(guard);
         filled
     }
 
@@ -331,8 +347,14 @@ impl Members {
     }
 
     /// Translates a completion of the device to completions of the queue pair's user. Moves the queue pair to
-    /// Error if the request failed.
-    fn translate(&self, device: &Device, completion: &sys::ibv_wc, mut report: impl FnMut(WorkCompletion)) {
+    /// Error if the request failed. Adds to `over` what a closed window has kept.
+    fn translate(
+        &self,
+        device: &Device,
+        completion: &sys::ibv_wc,
+        over: &mut Vec<Kept>,
+        mut report: impl FnMut(WorkCompletion),
+    ) {
         let ticket = Ticket::from_bits(completion.wr_id());
         if ticket.kind == RequestKind::SharedReceive {
             if let Some(completed) = shared_receive(device, ticket, completion) {
@@ -344,9 +366,10 @@ impl Members {
         let member = member.core.as_ref().filter(|_| member.generation == ticket.slot.generation);
         let Some((core, _)) = member else { return };
         let queue = match ticket.kind {
-            RequestKind::Hello => {
+            RequestKind::Hello | RequestKind::Window => {
                 match completion.error() {
-                    None => core.hello_arrived(),
+                    None if ticket.kind == RequestKind::Hello => core.hello_arrived(),
+                    None => core.windows.iter().for_each(|it| it.completed(ticket.position, over)),
                     Some((status, vendor)) => core
                         .fail(|| explain(core.flushes_here, translate_status(status), ticket.kind, vendor)),
                 }
@@ -370,7 +393,7 @@ impl Members {
             wr_id: 0,
             status,
             opcode: match ticket.kind {
-                RequestKind::Send | RequestKind::Hello => CompletionOpcode::Send,
+                RequestKind::Send | RequestKind::Hello | RequestKind::Window => CompletionOpcode::Send,
                 RequestKind::Write => CompletionOpcode::Write,
                 RequestKind::Read => CompletionOpcode::Read,
                 RequestKind::Receive if with_immediate => CompletionOpcode::ReceiveWriteWithImmediate,
@@ -476,6 +499,7 @@ fn explain(iwarp: bool, status: CompletionStatus, kind: RequestKind, vendor_erro
                 RequestKind::Read => "RDMA READ",
                 RequestKind::Receive | RequestKind::SharedReceive => "receive",
                 RequestKind::Hello => "first message",
+                RequestKind::Window => "memory window",
             };
             // soft-iWARP reports one status for a wrong request and for a TCP connection that has ended.
             let or = match status {

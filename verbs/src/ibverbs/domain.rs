@@ -11,7 +11,9 @@ use ibverbs_sys as sys;
 use super::device::Device;
 use super::device::list::Transport;
 use super::library::{Owned, check, last_error};
-use crate::{Access, DeviceMemoryRegion, DmaBuf, HostMemory, Lkey, MemoryRegion, Rkey, VerbsError};
+use crate::{
+    Access, Context as _, DeviceMemoryRegion, DmaBuf, HostMemory, Lkey, MemoryRegion, Rkey, VerbsError,
+};
 
 /// A protection domain.
 #[derive(Debug)]
@@ -98,7 +100,11 @@ impl Region {
     ) -> Result<Self, VerbsError> {
         memory.check_range(&range)?;
         let start = memory.as_ptr().as_ptr().wrapping_add(range.start);
-        let flags = flags(access, domain.device.transport);
+        let mut flags = flags(access, domain.device.transport);
+        if domain.device.attributes().memory_windows {
+            // A local right: it gives no peer anything.
+            flags |= sys::ibv_access_flags::IBV_ACCESS_MW_BIND.0;
+        }
         // SAFETY:
         // - the domain is alive, and
         // - the memory, of which the range is a part as just checked, is valid as long as it is referenced,
@@ -110,6 +116,15 @@ impl Region {
             last_error(format!("registering {} bytes (see `ulimit -l` for what may be locked)", range.len()))
         })?;
         Ok(Self { registration, memory, range })
+    }
+
+    /// Returns whether the region is one of `domain`.
+    pub(super) fn is_of(&self, domain: &Domain) -> bool {
+        std::ptr::eq(&raw const *self.registration.domain, domain)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::ibv_mr {
+        self.registration.region.as_ptr()
     }
 }
 

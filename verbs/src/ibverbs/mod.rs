@@ -47,6 +47,7 @@ mod queue_pair;
 mod shared_receive_queue;
 mod sleeper;
 mod ticket;
+mod window;
 
 use std::any::Any;
 

@@ -29,6 +29,8 @@ pub(crate) enum RequestKind {
     Hello,
     /// A receive of a shared receive queue; see [`Ticket::shared`].
     SharedReceive,
+    /// The opening or closing of a window. Its position counts such requests alone.
+    Window,
 }
 
 impl Ticket {
@@ -40,6 +42,7 @@ impl Ticket {
             RequestKind::Receive => 3,
             RequestKind::Hello => 4,
             RequestKind::SharedReceive => 5u64,
+            RequestKind::Window => 6,
         };
         kind << 61
             | u64::from(self.slot.generation & Slot::GENERATIONS) << 48
@@ -54,6 +57,7 @@ impl Ticket {
             2 => RequestKind::Read,
             4 => RequestKind::Hello,
             5 => RequestKind::SharedReceive,
+            6 => RequestKind::Window,
             _ => RequestKind::Receive,
         };
         let slot = Slot { index: (bits >> 32) as u16, generation: (bits >> 48) as u16 & Slot::GENERATIONS };
@@ -90,8 +94,8 @@ mod tests {
 
     #[test]
     fn a_ticket_survives_the_round_trip() {
-        use RequestKind::{Hello, Read, Receive, Send, SharedReceive, Write};
-        for kind in [Send, Write, Read, Receive, Hello, SharedReceive] {
+        use RequestKind::{Hello, Read, Receive, Send, SharedReceive, Window, Write};
+        for kind in [Send, Write, Read, Receive, Hello, SharedReceive, Window] {
             for (index, generation, position) in
                 [(0, 0, 0), (7, 3, 9), (u16::MAX, Slot::GENERATIONS, u32::MAX)]
             {

@@ -22,7 +22,7 @@ fn is_soft_roce() -> bool {
 }
 
 fn options() -> OpenOptions {
-    OpenOptions::new().device(device().unwrap())
+    OpenOptions::new().device(device().unwrap()).inexact_windows()
 }
 
 fn is_soft_iwarp() -> bool {
@@ -42,6 +42,19 @@ const IWARP: &[(&str, &[&str])] = &[
         "on iWARP a send does not wait for a receive (see receiver_not_ready_expires)",
         &["receiver_not_ready_for_ever", "receiver_not_ready_recovers"],
     ),
+    (
+        "the provider opens no windows on iWARP, and soft-iWARP has none",
+        &[
+            "a_window_is_open_until_it_is_dropped",
+            "a_closed_window_is_not_read",
+            "beyond_a_window",
+            "a_window_for_one_right",
+            "a_window_is_for_one_queue_pair",
+            "windows_are_opened_again_and_again",
+            "windows_end_with_their_queue_pair",
+            "impossible_windows_are_refused",
+        ],
+    ),
 ];
 
 /// Features that the driver of soft-iWARP lacks (Linux 6.1), and the cases that need them.
@@ -52,6 +65,27 @@ const SOFT_IWARP: &[(&str, &[&str])] = &[
         &["missing_region_right_of_a_read", "ranges_not_to_be_read"],
     ),
 ];
+
+/// Features that the driver of Soft-RoCE lacks (Linux 6.1), and the cases that need them.
+const SOFT_ROCE: &[(&str, &[&str])] = &[(
+    "Soft-RoCE checks the bounds of the region, not those of the window (`check_rkey`)",
+    &["beyond_a_window"],
+)];
+
+/// A device that does not check the bounds of windows opens none, unless its user wants that.
+#[test]
+fn soft_roce_opens_no_windows_by_itself() {
+    if !is_soft_roce() {
+        return;
+    }
+    let context = ibverbs::open(&OpenOptions::new().device(device().unwrap())).unwrap();
+    let attributes = context.attributes();
+    assert_eq!((attributes.memory_windows, attributes.window_requests), (false, 0));
+    assert!(Device.open().unwrap().attributes().memory_windows);
+    let side = Side::in_context(context, &Options::default());
+    assert!(!side.pair.has_windows());
+    assert!(side.pair.open_window(&side.region, 0..64, ALL).unwrap().is_none());
+}
 
 impl Fabric for Device {
     fn name(&self) -> &'static str {
@@ -66,7 +100,7 @@ impl Fabric for Device {
         if device().is_none() {
             return Some("RDMA_TEST_DEVICE names no device".into());
         }
-        let lists = [(is_iwarp(), IWARP), (is_soft_iwarp(), SOFT_IWARP)];
+        let lists = [(is_iwarp(), IWARP), (is_soft_iwarp(), SOFT_IWARP), (is_soft_roce(), SOFT_ROCE)];
         let reasons = lists.into_iter().filter(|(applies, _)| *applies).flat_map(|(_, list)| list);
         let found = reasons.into_iter().find(|(_, cases)| cases.contains(&case));
         found.map(|(reason, _)| (*reason).to_owned())

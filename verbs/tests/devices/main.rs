@@ -76,7 +76,8 @@ macro_rules! suite {
             suite!(@cases $fabric; windows:
                 a_window_is_open_until_it_is_dropped, a_closed_window_is_not_read, beyond_a_window,
                 a_window_for_one_right, a_window_is_for_one_queue_pair, windows_are_opened_again_and_again,
-                windows_end_with_their_queue_pair, impossible_windows_are_refused);
+                windows_end_with_their_queue_pair, impossible_windows_are_refused,
+                leases_are_granted_one_by_one);
             suite!(@cases $fabric; device_memory: other_descriptors_are_refused, device_memory);
             suite!(@cases $fabric; in_order:
                 writes_placed_in_order, reads_placed_in_order, writes_placed_one_after_another);

@@ -1,9 +1,13 @@
 //! Windows: rights of the peer of one queue pair to a part of a registered region, without a registration.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::task::{Context, Waker};
 
+use tonic_rdma_verbs::memory::{Budget, Pool};
+use tonic_rdma_verbs::unstable::{Grant, SlabRegistrations};
 use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionStatus, HostMemory, MemoryRegion, MemoryWindow, QueuePair,
     RemoteSegment, VerbsErrorKind, WorkCompletion,
@@ -247,4 +251,41 @@ pub fn impossible_windows_are_refused(fabric: &dyn Fabric) {
     let other = b.context.alloc_protection_domain().unwrap();
     let foreign = other.register(Arc::clone(whole.memory()), Access::LOCAL_READ).unwrap();
     assert_eq!(error(&foreign, RANGE, Access::REMOTE_READ), VerbsErrorKind::InvalidArgument);
+}
+
+/// Buffers of one slab are granted one by one, on each device. A buffer belongs to its owner again when its
+/// right has ended, and a peer that uses the key later ends its connection.
+pub fn leases_are_granted_one_by_one(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    let (pool, mut slabs) =
+        (Pool::for_sending(1 << 20), SlabRegistrations::new(Arc::clone(&b.domain), Budget::new(1 << 22)));
+    let leases = [1, 2].map(|seed| {
+        let mut buffer = pool.allocate(3000).unwrap();
+        buffer.copy_from_slice(&pattern(seed, 3000));
+        buffer.into_lease()
+    });
+    let grants = leases.each_ref().map(|lease| Grant::of_lease(&*b.pair, &mut slabs, lease).unwrap());
+    for (seed, grant) in [1, 2].into_iter().zip(&grants) {
+        assert_eq!(
+            (grant.range().length, read(&a, seed, 3000, grant.range().start)),
+            (3000, pattern(seed, 3000))
+        );
+    }
+    let ([first, second], [granted, other]) = (leases, grants);
+    let first = first.try_into_buffer().map(drop).expect_err("the grant holds the buffer");
+    let stale = granted.range().start;
+    let mut revocation = pin!(granted.revoke());
+    wait_until("the end of the right", || {
+        b.expect_nothing();
+        revocation.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    });
+    let mut buffer = first.try_into_buffer().expect("the right has ended");
+    buffer.fill(7);
+    assert_eq!(read(&a, 3, 3000, other.range().start), pattern(2, 3000), "the other right stands");
+    assert_eq!(&*second, pattern(2, 3000));
+    a.fill(0, &[0; 64]);
+    a.read(4, a.segment(0, 64), stale);
+    a.expect_refusal(fabric, 4, CompletionStatus::RemoteAccess);
+    a.expect_end();
+    assert_eq!(a.content(0, 64), [0; 64]);
 }

@@ -21,6 +21,7 @@ use self::shared_receives::SharedQueues;
 use super::iwarp::manager::{OWN_REQUESTS, Service};
 use super::library::{Library, Owned, last_error, set_nonblocking};
 use super::posting::core::Core;
+use super::posting::windows;
 use crate::panics::lock;
 use crate::{Context as _, DeviceAttributes, VerbsError};
 
@@ -108,9 +109,18 @@ impl Device {
         let key_guard = guard_key(&raw, limits.vendor_id)?;
         let iwarp = transport == Transport::Iwarp;
         let manager = if iwarp { Some(Service::start(&name)?) } else { None };
+        // On iWARP requests wait until there is a connection.
+        // Soft-RoCE checks a request with the key of a window against the bounds of the region, not against those
+        // of the window (Linux 6.1, drivers/infiniband/sw/rxe/rxe_resp.c, `check_rkey`).
+        let exact = limits.vendor_id != SOFT_ROCE || options.inexact_windows;
+        let window_requests = if !iwarp && exact && has_windows(&limits) { windows::REQUESTS } else { 0 };
         let attributes = DeviceAttributes {
             max_message_size: max_message_size.into(),
-            max_work_requests: count(limits.max_qp_wr).saturating_sub(if iwarp { OWN_REQUESTS } else { 0 }),
+            max_work_requests: count(limits.max_qp_wr).saturating_sub(if iwarp {
+                OWN_REQUESTS
+            } else {
+                window_requests
+            }),
             max_segments: count(limits.max_sge),
             // Soft-RoCE and other devices do not report this number.
             max_read_segments: match (count(limits.max_sge_rd), iwarp) {
@@ -127,6 +137,8 @@ impl Device {
             max_shared_receives: count(limits.max_srq_wr),
             immediate: !iwarp,
             locks_memory: true,
+            memory_windows: window_requests > 0,
+            window_requests,
             ..DeviceAttributes::new("ibverbs", name)
         };
         set_nonblocking(raw.async_fd())?;
@@ -241,6 +253,12 @@ fn count(value: i32) -> u32 {
 const SOFT_IWARP: u32 = 0x62_6d74;
 /// Entries of a completion queue that reaches beyond the bad key; an entry has 32 bytes.
 const ENTRIES: i32 = 0x90000 / 32 + 1;
+
+/// Returns whether the device has windows of type 2, which belong to one queue pair.
+fn has_windows(limits: &sys::ibv_device_attr) -> bool {
+    let types = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    limits.device_cap_flags & types != 0 && limits.max_mw > 0
+}
 
 /// Creates an unused completion queue that occupies the bad key. It must be dropped before the device is
 /// closed. Call this for a device that was just opened, so that its objects have the first keys. Returns

@@ -19,6 +19,9 @@ pub struct OpenOptions {
     /// Largest path MTU to offer to peers, in bytes (256, 512, 1024, 2048 or 4096); otherwise the path MTU of
     /// the port.
     pub mtu: Option<u16>,
+    /// Whether to open windows on a device that does not check their bounds. A peer with a window then reaches
+    /// the whole region.
+    pub inexact_windows: bool,
 }
 
 impl OpenOptions {
@@ -59,6 +62,14 @@ impl OpenOptions {
     #[must_use]
     pub fn mtu(mut self, bytes: u16) -> Self {
         self.mtu = Some(bytes);
+        self
+    }
+
+    /// Opens windows although the device does not check their bounds, as Soft-RoCE. For tests of windows: a
+    /// peer with a window reaches the whole region.
+    #[must_use]
+    pub fn inexact_windows(mut self) -> Self {
+        self.inexact_windows = true;
         self
     }
 }

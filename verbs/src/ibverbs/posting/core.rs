@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ibverbs_sys as sys;
 
 use super::lists::Sends;
+use super::windows::Windows;
 use crate::ibverbs::iwarp::order::Order;
 use crate::ibverbs::library::{Library, check};
 use crate::ibverbs::sleeper::Waker;
@@ -47,6 +48,8 @@ pub(crate) struct Core {
     pub(crate) receives: Outstanding,
     /// Builds the lists of sends, and holds sends until there is a connection.
     pub(crate) poster: Mutex<Sends>,
+    /// `None` if the device has no windows.
+    pub(crate) windows: Option<Windows>,
     /// On iWARP: whether the peer's hello has come.
     hello: AtomicBool,
 }
@@ -63,6 +66,7 @@ impl Core {
         capacity: &QueuePairCapacity,
         flushes_here: bool,
         poster: Sends,
+        windows: Option<Windows>,
     ) -> Self {
         Self {
             library,
@@ -80,6 +84,7 @@ impl Core {
             sends: Outstanding::new(capacity.send_requests),
             receives: Outstanding::new(capacity.receive_requests),
             poster: Mutex::new(poster),
+            windows,
             hello: AtomicBool::new(false),
         }
     }

@@ -296,13 +296,16 @@ impl HeldRequest {
 }
 
 /// Gives the device a list of requests. An error comes with the first request that failed.
-fn hand_over(pair: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut sys::ibv_send_wr)> {
+pub(crate) fn hand_over(
+    pair: &Core,
+    head: &mut sys::ibv_send_wr,
+) -> Result<(), (i32, *mut sys::ibv_send_wr)> {
     let mut bad = ptr::null_mut();
     // SAFETY:
     // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
     // - the list is linked through memory that the caller holds for the whole call, and
     // - what its segments name is either registered memory, which the device checks, or an inline payload,
-    //   which is borrowed for the call.
+    //   which is borrowed for the call; and the window and the region of a bind are alive.
     let result = unsafe {
         let pair = pair.as_ptr();
         match (*(*pair).context).ops.post_send {

@@ -6,3 +6,4 @@
 
 pub(crate) mod core;
 pub(crate) mod lists;
+pub(crate) mod windows;

@@ -2,6 +2,7 @@
 
 pub(crate) mod path;
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -19,14 +20,16 @@ use super::iwarp::manager::OWN_REQUESTS;
 use super::library::{check, last_error};
 use super::posting::core::Core;
 use super::posting::lists::{Receives, Sends, post_hello_receive};
+use super::posting::windows::Windows;
 use super::shared_receive_queue::SharedQueue;
 use super::ticket::Slot;
+use super::window::Window;
 use crate::panics::lock;
 use crate::queue_pair::random;
 use crate::{
-    Access, CompletionQueue, Context as _, PathSettings, PostError, QueuePair, QueuePairAddress,
-    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue,
-    VerbsError,
+    Access, CompletionQueue, Context as _, MemoryRegion, MemoryWindow, PathSettings, PostError, QueuePair,
+    QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest,
+    SharedReceiveQueue, VerbsError,
 };
 
 /// A queue pair. The drop order of the fields keeps the objects that the queue pair depends on until it is
@@ -69,12 +72,14 @@ impl VerbsPair {
         let (pair, capacity) = create(&domain, &send_queue, &receive_queue, shared.as_deref(), capacity)?;
         let iwarp = device.manager.is_some();
         let poster = Sends::new(&capacity, !iwarp);
-        let core = Arc::new(Core::new(device.library(), pair, &capacity, iwarp, poster));
+        let windows = device.attributes().memory_windows.then(Windows::default);
+        let core = Arc::new(Core::new(device.library(), pair, &capacity, iwarp, poster, windows));
         let slots = enter(&core, &send_queue, &receive_queue).inspect_err(|_| {
             // SAFETY: the queue pair was just created, and is in no table.
             let _ = unsafe { (device.library().destroy_qp)(pair.as_ptr()) };
         })?;
         lock(&core.poster).set_slot(slots.0);
+        core.windows.iter().for_each(|windows| windows.set_slot(slots.0));
         core.wakers.get_or_init(|| [send_queue.waker(), receive_queue.waker()]);
         lock(&device.pairs).insert(core.number, Arc::clone(&core));
         Ok(Self {
@@ -156,7 +161,7 @@ fn create(
             qp_type: sys::ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
             cap: sys::ibv_qp_cap {
-                max_send_wr: (capacity.send_requests + ours).max(1),
+                max_send_wr: (capacity.send_requests + ours + device.attributes().window_requests).max(1),
                 max_recv_wr: (capacity.receive_requests + ours).max(1),
                 max_send_sge: capacity.send_segments.max(1),
                 max_recv_sge: capacity.receive_segments.max(1),
@@ -300,6 +305,20 @@ impl QueuePair for VerbsPair {
         lock(&self.receives).post(&self.core, &self.capacity, requests)
     }
 
+    fn has_windows(&self) -> bool {
+        self.core.windows.is_some()
+    }
+
+    fn open_window(
+        &self,
+        region: &Arc<dyn MemoryRegion>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Option<Arc<dyn MemoryWindow>>, VerbsError> {
+        let opened = Window::open(&self.core, &self.domain, region, range, access)?;
+        Ok(opened.map(|window| Arc::new(window) as Arc<dyn MemoryWindow>))
+    }
+
     fn places_in_order(&self) -> bool {
         let Some(query) = self.device().library().query_qp_data_in_order else { return false };
         let opcodes = [sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, sys::ibv_wr_opcode::IBV_WR_RDMA_READ];
@@ -324,6 +343,7 @@ impl Drop for VerbsPair {
         } else {
             lock(&device.pairs).remove(&self.core.number);
         }
+        self.core.windows.iter().for_each(Windows::end);
         self.send_queue.0.leave(self.send_queue.1, self.core.number);
         self.receive_queue.0.leave(self.receive_queue.1, self.core.number);
         if self.shared.is_some() {
