@@ -322,11 +322,16 @@ struct SinkMemory {
 }
 
 impl SinkMemory {
-    /// Takes the right of the peer away. Ready when the peer can't write any more.
-    fn poll_revoked(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    /// Begins to take the right of the peer away.
+    fn revoke(&mut self) {
         if let Some(grant) = self.grant.take() {
             self.revocation = grant.revoke();
         }
+    }
+
+    /// Takes the right of the peer away. Ready when the peer can't write any more.
+    fn poll_revoked(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.revoke();
         Pin::new(&mut self.revocation).poll(context)
     }
 }
@@ -519,8 +524,9 @@ impl NamedRequester {
             return;
         }
         drop(waiting);
-        // The future was dropped meanwhile.
-        if let Ok(RequestOutcome::Arrived(arrival)) = result {
+        // The future was dropped meanwhile. The right ends now, so that the memory is free when others need it.
+        if let Ok(RequestOutcome::Arrived(mut arrival)) = result {
+            arrival.sink.revoke();
             let mut requester = lock(&self.requester);
             self.outbox.add(requester.not_taken(arrival));
         }
@@ -537,7 +543,10 @@ impl NamedRequester {
     /// Withdraws a request whose future is dropped. A tensor that has arrived is for the next request.
     fn cancel(&self, link: &Arc<Link>, id: RequestId, pending: &PendingAnswer) {
         let is_open = lock(&self.waiting).remove(&id).is_some();
-        let result = lock(&pending.state).result.take();
+        let mut result = lock(&pending.state).result.take();
+        if let Some(Ok(RequestOutcome::Arrived(arrival))) = &mut result {
+            arrival.sink.revoke();
+        }
         let mut requester = lock(&self.requester);
         match result {
             Some(Ok(RequestOutcome::Arrived(arrival))) => self.outbox.add(requester.not_taken(arrival)),

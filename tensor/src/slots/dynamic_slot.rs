@@ -17,7 +17,7 @@ use crate::slots::slot::{AttachedSender, Receiver};
 use crate::types::{Metadata, Tensor};
 use crate::wire::tensor_metadata::{MetadataError, WireMetadata};
 use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Transfer, TransferKind,
+    CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Revocation, Transfer, TransferKind,
 };
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
@@ -29,12 +29,14 @@ pub struct DynamicSender {
     sender: Sender,
     /// The rights that the peer may be using, and the epochs whose release ends them.
     lent: VecDeque<(u64, Option<Grant>)>,
+    /// The end of the right that was taken away last. Those before it end earlier.
+    revoked: Revocation,
     sent: SentCounts,
 }
 
 impl DynamicSender {
     pub(crate) fn new(sender: Sender) -> Self {
-        Self { sender, lent: VecDeque::new(), sent: SentCounts::default() }
+        Self { sender, lent: VecDeque::new(), revoked: Revocation::default(), sent: SentCounts::default() }
     }
 
     /// Announces a tensor to the peer, once the slot has room. The peer reads the tensor from registered
@@ -143,7 +145,8 @@ impl DynamicSender {
         Ok(())
     }
 
-    /// Waits until the peer has read all tensors. [`send`](Self::send) has an example.
+    /// Waits until the peer has read all tensors, and has no right to them any more.
+    /// [`send`](Self::send) has an example.
     ///
     /// # Errors
     /// The receiver is lost.
@@ -152,6 +155,7 @@ impl DynamicSender {
             self.sender.wait_for(*last).await?;
         }
         self.revoke_released();
+        (&mut self.revoked).await;
         Ok(())
     }
 
@@ -169,7 +173,9 @@ impl DynamicSender {
     fn revoke_released(&mut self) {
         let released = self.sender.released();
         while self.lent.front().is_some_and(|(epoch, _)| *epoch <= released) {
-            self.lent.pop_front();
+            if let Some((_, Some(grant))) = self.lent.pop_front() {
+                self.revoked = grant.revoke();
+            }
         }
     }
 }
