@@ -68,8 +68,8 @@ impl Word for LoomWord {
         self.0.fetch_add(value, Ordering::Relaxed);
     }
 
-    fn raise(&self, value: u64, order: Ordering) {
-        self.0.fetch_max(value, order);
+    fn raise(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_max(value, order)
     }
 
     fn take(&self, order: Ordering) -> u64 {

@@ -319,7 +319,7 @@ pub fn no_record_is_unguarded<O: Orders + 'static>() -> u64 {
         explore(move || {
             let guarded = Arc::new(Guarded::<Loom, O>::default());
             let asks = |guarded: &Guarded<Loom, O>| guarded.ask(Watch::Often);
-            assert!(asks(&guarded) && !asks(&guarded), "model: a guard begins twice");
+            assert_eq!((asks(&guarded), asks(&guarded)), (Watch::Never, Watch::Often));
             let published = Arc::new(LoomWord::new(0));
             let poster = {
                 let (guarded, published) = (Arc::clone(&guarded), Arc::clone(&published));
@@ -330,10 +330,23 @@ pub fn no_record_is_unguarded<O: Orders + 'static>() -> u64 {
                 })
             };
             let stays_guarded = !guarded.lower(to, || published.load(Relaxed) == 1);
-            let begins = poster.join().unwrap_or(false);
+            let begins = poster.join().is_ok_and(|before| before == to);
             assert!(stays_guarded || begins, "model: the record has no guard");
+            assert!(!(stays_guarded && begins), "model: the record has two guards");
             assert!(guarded.is(Watch::Often), "model: the guard of the record sleeps");
         })
     };
     lowered(Watch::Never) + lowered(Watch::Seldom)
+}
+
+/// Two threads publish records at one time. One of them lists the queue pair. As `Core::begin_to_guard`.
+pub fn a_guard_begins_once<O: Orders + 'static>() -> u64 {
+    explore(|| {
+        let guarded = Arc::new(Guarded::<Loom, O>::default());
+        let lists = |guarded: &Guarded<Loom, O>, watch| guarded.ask(watch) == Watch::Never;
+        let other = Arc::clone(&guarded);
+        let other = thread::spawn(move || lists(&other, Watch::Seldom));
+        let listed = [lists(&guarded, Watch::Often), other.join().unwrap_or(false)];
+        assert_ne!(listed[0], listed[1], "model: the queue pair is listed twice, or never");
+    })
 }

@@ -27,6 +27,7 @@ pass! {
     no_progress_is_lost: waking::no_progress_is_lost::<Shipping>;
     no_work_is_lost: waking::no_work_is_lost::<Shipping>;
     no_record_is_unguarded: waking::no_record_is_unguarded::<Shipping>;
+    a_guard_begins_once: waking::a_guard_begins_once::<Shipping>;
     polls_settle_debts: waking::polls_settle_debts::<Shipping>;
     polls_show_progress: waking::polls_show_progress::<Shipping>;
     arming_settles_debts: waking::arming_settles_debts::<Shipping>;

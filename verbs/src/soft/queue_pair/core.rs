@@ -460,11 +460,11 @@ impl Core {
 
     #[cold]
     fn begin_to_guard(&self, watch: Watch) {
-        let begins = self.guarded.ask(Watch::Seldom);
+        let before = self.guarded.ask(watch);
         if let Some(pair) = self.pair.get()
-            && self.guarded.ask(watch) | begins
+            && before < watch
         {
-            self.domain.device.service.guard(begins.then(|| pair.clone()), watch);
+            self.domain.device.service.guard((before == Watch::Never).then(|| pair.clone()), watch);
         }
     }
 

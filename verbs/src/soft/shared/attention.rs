@@ -207,15 +207,19 @@ pub enum Watch {
 
 impl<P: Platform, O: Orders> Guarded<P, O> {
     /// Asks the guard to watch as often as `watch`, or more often, because a record was published, and the
-    /// caller has executed a fence since. Returns whether that is more often than before; then the caller
-    /// tells the guard.
+    /// caller has executed a fence since. Returns how often it watched before: if that was less often, the
+    /// caller tells the guard, and lists the queue pair if it was [`Watch::Never`]. Of threads that ask at one
+    /// time, one lists it.
     #[inline]
-    pub fn ask(&self, watch: Watch) -> bool {
-        let rises = !self.is(watch);
-        if rises {
-            self.guarded.raise(watch as u64, Relaxed);
+    pub fn ask(&self, watch: Watch) -> Watch {
+        if self.is(watch) {
+            return watch;
         }
-        rises
+        match self.guarded.raise(watch as u64, Relaxed) {
+            0 => Watch::Never,
+            1 => Watch::Seldom,
+            _ => Watch::Often,
+        }
     }
 
     /// Returns whether the guard watches as often as `watch`, or more often.
@@ -225,16 +229,12 @@ impl<P: Platform, O: Orders> Guarded<P, O> {
     }
 
     /// Has the guard watch less often: as often as `watch`, unless `has_records` finds records. Returns
-    /// whether it does so.
+    /// whether it does so, or another thread has asked meanwhile and tells the guard.
     pub fn lower(&self, watch: Watch, has_records: impl FnOnce() -> bool) -> bool {
         self.guarded.store(watch as u64, Relaxed);
         // SYNC: pairs with the fence between the store of a record and `ask`.
         fence_of::<P>(O::GUARD_FENCE);
-        let stays = has_records();
-        if stays {
-            self.guarded.raise(Watch::Often as u64, Relaxed);
-        }
-        !stays
+        !has_records() || self.ask(Watch::Often) > watch
     }
 }
 

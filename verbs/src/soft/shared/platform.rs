@@ -43,8 +43,8 @@ pub trait Word {
     /// Adds `value`. Wraps.
     fn add(&self, value: u64);
 
-    /// Stores `value`, unless the word has a greater value.
-    fn raise(&self, value: u64, order: Ordering);
+    /// Stores `value`, unless the word has a greater value. Returns the value before.
+    fn raise(&self, value: u64, order: Ordering) -> u64;
 
     /// Stores 0. Returns the value before.
     fn take(&self, order: Ordering) -> u64;
@@ -155,8 +155,8 @@ impl Word for AtomicU64 {
     }
 
     #[inline]
-    fn raise(&self, value: u64, order: Ordering) {
-        self.fetch_max(value, order);
+    fn raise(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_max(value, order)
     }
 
     #[inline]
