@@ -45,8 +45,8 @@ pub(crate) use error::{ConnectionFault, not_in_time};
 pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};
 pub use link::{WorkId, WorkKind};
 pub(crate) use messages::{
-    Kept, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, ReadRefused, ReadSegment, Sender,
-    Wire,
+    Kept, LandedContent, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, ReadRefused,
+    ReadSegment, Sender, Wire,
 };
 pub use negotiate::{
     ClientSlot, ClientSlots, Devices, Dialer, Listener, SlotLost, Source, TooManyWaiters, connect_tcp,

@@ -4,13 +4,15 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tonic_rdma::gather::GatherCodec;
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{CallConfig, RdmaChannel, Verdict};
 
-use crate::gather_support::{Depot, Parcel, both, connect, get, path, put, serve, stream_to};
-use support::{Child, Runtime, announce, config};
+use crate::gather_support::{Depot, Parcel, Receipt, both, connect, get, path, put, serve, stream_to};
+use support::{Child, Runtime, announce, config, within};
 
-/// The role of a server; `layered` follows if it takes messages where they land.
+/// The role of a server; `layered` follows if it takes messages where they land, `copying` if it copies what it
+/// sends.
 pub(crate) const ROLE: &str = "shares";
 const LIMIT: usize = 64 << 20;
 const HOSTILE: usize = 3;
@@ -21,8 +23,9 @@ const LENGTH: usize = 4_000_000;
 /// Plays the role of a server, whose limit on registered memory is in its environment.
 pub(crate) fn play(role: &str) {
     let landed = role.ends_with("layered").then_some(LIMIT);
+    let calls = CallConfig::default().send_in_place(!role.ends_with("copying"));
     Runtime::MultiThread.run_for_ever(async {
-        announce(serve(&Depot::new(LIMIT), landed, CallConfig::default()).await);
+        announce(serve(&Depot::new(LIMIT), landed, calls).await);
         std::future::pending::<()>().await;
     });
 }
@@ -35,13 +38,14 @@ async fn start(role: &str, limit: &str) -> (Child, SocketAddr) {
     (server, address)
 }
 
-/// Waits until no more bytes land for the connection, which leaves its calls unread.
+/// Waits until no more bytes land for the connection, and none are copied for it, which leaves its calls unread.
 async fn settled(channel: &RdmaChannel) {
     let (mut before, mut same) = (0, 0);
     while same < 20 {
-        let landed = put(channel.clone(), Parcel::new(1, 1, &[], None)).await.unwrap().landed;
-        same = if landed == before { same + 1 } else { 0 };
-        before = landed;
+        let receipt = put(channel.clone(), Parcel::new(1, 1, &[], None)).await.unwrap();
+        let now = receipt.landed + receipt.offered_copied;
+        same = if now == before { same + 1 } else { 0 };
+        before = now;
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -65,7 +69,13 @@ async fn honest_calls_go_on_beside_hostile_ones(role: &str) {
         settled(&channel).await;
     }
 
-    // One that was there before, and one that comes now.
+    go_on(address, early).await;
+    drop((hostile, server));
+}
+
+/// Makes calls on a connection that was there before, and on one that comes now.
+async fn go_on(address: SocketAddr, early: RdmaChannel) {
+    let pool = Pool::for_sending(64 << 20);
     for honest in [early, connect(address, CallConfig::default()).await] {
         for seed in 0..3 {
             let large = || Parcel::new(seed, LENGTH, &[], Some(&pool));
@@ -74,6 +84,28 @@ async fn honest_calls_go_on_beside_hostile_ones(role: &str) {
             get(both(&honest, LIMIT), seed, LENGTH).await.unwrap().check();
         }
     }
+}
+
+/// What the server copies for connections that do not take it leaves memory to others, and to new connections.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn honest_calls_go_on_beside_connections_that_take_no_replies() {
+    let (server, address) = start("shares copying", "256MiB").await;
+    let early = connect(address, CallConfig::default()).await;
+    let mut hostile = Vec::new();
+    for _ in 0..40 {
+        let channel = connect(address, CallConfig::default()).await;
+        // Of each, the server copies 256 KiB.
+        for seed in 0..40 {
+            let mut client = tonic::client::Grpc::new(channel.clone());
+            client.ready().await.unwrap();
+            let wish = Receipt { seed, length: 300_000, ..Receipt::default() };
+            let codec = GatherCodec::<Receipt, Parcel>::default();
+            let reply = client.server_streaming(tonic::Request::new(wish), path("Get"), codec);
+            hostile.push(within(reply).await.unwrap());
+        }
+        settled(&channel).await;
+    }
+    go_on(address, early).await;
     drop((hostile, server));
 }
 

@@ -33,7 +33,7 @@ use crate::protocol::AbortCode;
 
 use self::traffic::Lending;
 pub(crate) use self::traffic::{
-    Kept, MessageHandler, MessageSettings, ReadRefused, ReadSegment, Sender, Wire,
+    Kept, LandedContent, MessageHandler, MessageSettings, ReadRefused, ReadSegment, Sender, Wire,
 };
 pub(in crate::endpoint) use self::traffic::{MessageMemory, Messages};
 

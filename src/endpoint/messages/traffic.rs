@@ -21,7 +21,7 @@ use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
 use crate::protocol::{self, AbortCode, Blocked, Event, Part, ProtocolViolation};
-use tonic_rdma_verbs::memory::{Block, Budget, Lease, Quota};
+use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, Quota};
 use tonic_rdma_verbs::unstable::{
     Landed, Landing, LandingPool, SlabRegistrations, find_sendable, free_for_landings,
 };
@@ -39,10 +39,9 @@ pub(crate) trait MessageHandler: Any + Send + Debug {
     /// The message breaks the rules of the call protocol.
     fn receive(&mut self, message: Bytes) -> Result<bool, ConnectionFault>;
 
-    /// Notes that a fetch is over: no READ of it is in flight, so the peer may free its memory. `memory` is
-    /// the content, or `None` for a fetch that was cancelled. The memory goes back to its pool when the last
-    /// clone and slice of `memory` is dropped.
-    fn landed(&mut self, fetch: u64, memory: Option<Bytes>);
+    /// Notes that a fetch is over: no READ of it is in flight, so the peer may free its memory. `content` is
+    /// `None` for a fetch that was cancelled.
+    fn landed(&mut self, fetch: u64, content: Option<LandedContent>);
 
     /// Gives messages and fetches to `sender`, a [`Wire`], while it has room and the handler has some. The
     /// connection calls this function again after each [`update`](super::MessageEndpoint::update) that asks
@@ -65,11 +64,31 @@ pub(crate) trait MessageHandler: Any + Send + Debug {
     fn after(&mut self) -> &mut Deferred;
 }
 
+/// The content of a fetch.
+#[derive(Clone, Debug)]
+pub(crate) struct LandedContent {
+    /// The memory goes back to its pool when the last clone and slice is dropped.
+    pub(crate) bytes: Bytes,
+    /// The content was copied into ordinary memory.
+    pub(crate) is_moved: bool,
+}
+
+impl LandedContent {
+    /// Copies the content into ordinary memory. Each byte keeps the remainder of its address by
+    /// [`Landing::ALIGNMENT`].
+    pub(crate) fn copy_of(landed: &[u8]) -> Self {
+        let mut copy: Vec<u8> = Vec::with_capacity(landed.len() + Landing::ALIGNMENT - 1);
+        let start = landed.as_ptr().addr().wrapping_sub(copy.as_ptr().addr()) % Landing::ALIGNMENT;
+        copy.resize(start, 0);
+        copy.extend_from_slice(landed);
+        Self { bytes: Bytes::from(copy).slice(start..), is_moved: true }
+    }
+}
+
 /// Settings of a message connection, which its session chooses.
 #[derive(Clone, Debug)]
 pub(crate) struct MessageSettings {
-    /// The longest content that can land, and the bytes of landed memory that the application can keep. Both
-    /// together have twice as many bytes.
+    /// The bytes of landed memory that the application can keep, and as many for content that lands meanwhile.
     pub(crate) landing_budget: u64,
     /// The peer may read content in memory of pools for sending from where it lies. The peer can then read
     /// the whole slab that the content is in. Otherwise content is copied.
@@ -106,10 +125,10 @@ impl Messages {
         domain: Arc<dyn ProtectionDomain>,
         reads: u32,
     ) -> Result<Self, VerbsError> {
-        let budget = Arc::clone(base.link.pool.budget());
+        let memory = MessageMemory::new(domain, &base.link.pool, Arc::clone(&base.changed))?;
         Ok(Self {
             handler: None,
-            memory: MessageMemory::new(domain, budget, Arc::clone(&base.changed))?,
+            memory,
             base,
             fetches: Fetches::new(reads),
             inbox: BytesMut::new(),
@@ -386,7 +405,7 @@ pub(crate) trait Wire {
     /// the content, so it may land in memory that the connection needs again soon.
     ///
     /// # Errors
-    /// There is no memory now, or the content is too long ever to land.
+    /// There is no memory now, or the system refuses the memory of the connection's own.
     fn read(
         &mut self,
         id: u64,
@@ -455,7 +474,7 @@ impl Wire for Sender<'_> {
     }
 
     fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
-        let Ok(mut block) = self.link.pool.lease(bytes.len(), Quota::Send) else {
+        let Ok(mut block) = self.memory.copies.lease(bytes.len(), Quota::Send) else {
             self.refused = true;
             return None;
         };
@@ -696,7 +715,8 @@ pub(crate) struct MessageMemory {
     domain: Arc<dyn ProtectionDomain>,
     budget: Arc<Budget>,
     landing: LandingPool,
-    landing_budget: u64,
+    /// Copies of content that the peer reads.
+    copies: Pool,
     /// Memory of the application that the peer may read, if the settings allow that.
     exposed: Option<SlabRegistrations>,
     lending: Arc<Lending>,
@@ -715,8 +735,6 @@ pub(crate) struct Lending {
     lent: AtomicU64,
     /// The most of them that the application may keep.
     most: AtomicU64,
-    /// Blocks of the reserve.
-    reserve_blocks: AtomicU64,
 }
 
 impl Lending {
@@ -729,11 +747,11 @@ impl Lending {
 
     /// Returns whether the application may keep landed memory. If not, it gets copies, because the memory is
     /// needed for what arrives next: the lent memory is more than the settings allow, or more than half of
-    /// what it leaves to other connections, or the reserve is in use.
+    /// what it leaves to other connections.
     pub(crate) fn may_be_kept(&self) -> bool {
         // Relaxed: the counts guard no other memory. What they say may change at any time.
         let most = self.most.load(Ordering::Relaxed).min(free_for_landings(&self.budget) / 2);
-        self.reserve_blocks.load(Ordering::Relaxed) == 0 && self.lent.load(Ordering::Relaxed) <= most
+        self.lent.load(Ordering::Relaxed) <= most
     }
 }
 
@@ -747,7 +765,6 @@ struct LentMemory {
 struct Loan {
     lending: Arc<Lending>,
     bytes: u64,
-    reserve_blocks: u64,
 }
 
 impl AsRef<[u8]> for LentMemory {
@@ -758,9 +775,8 @@ impl AsRef<[u8]> for LentMemory {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        let Lending { shortage, changed, lent, reserve_blocks, .. } = &*self.lending;
+        let Lending { shortage, changed, lent, .. } = &*self.lending;
         lent.fetch_sub(self.bytes, Ordering::Relaxed);
-        reserve_blocks.fetch_sub(self.reserve_blocks, Ordering::Relaxed);
         // SYNC: the memory was given back under the pool's lock before; a connection that then finds none
         // sets SHORT later.
         let eased =
@@ -779,27 +795,24 @@ impl MessageMemory {
     /// 512 KiB at a time, however much memory others take. A page more is for the alignment of the part.
     pub(in crate::endpoint) const RESERVE: usize = (512 << 10) + (4 << 10);
 
-    /// Makes the memory of a connection in `domain`. `changed` wakes the connection's supervisor.
-    fn new(
-        domain: Arc<dyn ProtectionDomain>,
-        budget: Arc<Budget>,
-        changed: Arc<Notify>,
-    ) -> Result<Self, VerbsError> {
+    /// Makes the memory of a connection in `domain`, with the budget and the quota for sending of `pool`.
+    /// `changed` wakes the connection's supervisor.
+    fn new(domain: Arc<dyn ProtectionDomain>, pool: &Pool, changed: Arc<Notify>) -> Result<Self, VerbsError> {
+        let budget = Arc::clone(pool.budget());
         let lending = Arc::new(Lending {
             shortage: AtomicU8::new(Lending::NONE),
             changed,
             budget: Arc::clone(&budget),
             lent: AtomicU64::new(0),
             most: AtomicU64::new(0),
-            reserve_blocks: AtomicU64::new(0),
         });
         let landing = LandingPool::new(Arc::clone(&domain), Arc::clone(&budget), Self::RESERVE)?;
-        Ok(Self { domain, budget, landing, landing_budget: 0, exposed: None, lending, retry: None })
+        let copies = landing.for_peer(pool.settings().send_quota);
+        Ok(Self { domain, budget, landing, copies, exposed: None, lending, retry: None })
     }
 
     /// Takes the settings of the session.
     fn set(&mut self, settings: &MessageSettings) {
-        self.landing_budget = settings.landing_budget;
         self.landing.limit(settings.landing_budget.saturating_mul(2));
         self.lending.most.store(settings.landing_budget, Ordering::Relaxed);
         self.exposed = settings
@@ -808,13 +821,8 @@ impl MessageMemory {
     }
 
     /// Leases memory for content of `length` bytes that READs will fill. Content that a reader waits for
-    /// finds the reserve, because that is free again when the reader has taken it.
+    /// finds the reserve, which is free again when the content has landed.
     fn lease(&mut self, length: u64, aligned_at: usize, is_awaited: bool) -> Result<Landing, ReadRefused> {
-        let most = self.landing_budget;
-        if length > most {
-            let reason = format!("a fetch of {length} bytes, where at most {most} can land (landing budget)");
-            return Err(ReadRefused::Never(reason.into()));
-        }
         let lease = || self.landing.lease(length as usize, aligned_at, is_awaited);
         lease().or_else(|_| {
             // The flag is set before another attempt, so that memory that is given back meanwhile is not
@@ -829,13 +837,16 @@ impl MessageMemory {
         })
     }
 
-    /// Lends landed memory to the handler, and so to the application.
-    fn lend(&self, landed: Landed) -> Bytes {
+    /// Lends landed memory to the handler, and so to the application. The reserve is not lent, because a
+    /// reader may never take what has landed for it.
+    fn lend(&self, landed: Landed) -> LandedContent {
+        if landed.is_reserve() {
+            return LandedContent::copy_of(&landed);
+        }
         let (lending, bytes) = (Arc::clone(&self.lending), landed.len() as u64);
-        let reserve_blocks = u64::from(landed.is_reserve());
         lending.lent.fetch_add(bytes, Ordering::Relaxed);
-        lending.reserve_blocks.fetch_add(reserve_blocks, Ordering::Relaxed);
-        Bytes::from_owner(LentMemory { landed, _loan: Loan { lending, bytes, reserve_blocks } })
+        let bytes = Bytes::from_owner(LentMemory { landed, _loan: Loan { lending, bytes } });
+        LandedContent { bytes, is_moved: false }
     }
 
     /// Gives the peer the right to read `bytes`, if they lie in memory of a pool for sending.
@@ -878,6 +889,7 @@ impl MessageMemory {
     /// Frees memory that is kept for later, because nothing was sent for a while.
     pub(crate) fn release_idle(&mut self) {
         self.landing.trim();
+        self.copies.trim();
         if let Some(exposed) = &mut self.exposed {
             exposed.prune();
         }

@@ -19,7 +19,7 @@ use super::{Connection, Endpoints};
 use crate::endpoint::CallInFlight;
 use crate::grpc::fault::CallFault;
 use crate::grpc::outgoing::Outgoing;
-use crate::grpc::session::{MemoryTimeout, Part, ResetCode, Stream};
+use crate::grpc::session::{Part, ResetCode, Stream};
 use crate::transport::balance::connection::Reservation;
 use crate::transport::gather::landed::{Landing, NativeFlag, Presenter};
 use tonic_rdma_verbs::unstable::lock;
@@ -464,12 +464,11 @@ pub(super) struct ResponseBody {
     call: ActiveCall,
     deadline: Deadline,
     presenter: Presenter,
-    memory_timeout: MemoryTimeout,
 }
 
 impl ResponseBody {
     pub(super) fn new(call: ActiveCall, deadline: Deadline) -> Self {
-        Self { call, deadline, presenter: Presenter::default(), memory_timeout: MemoryTimeout::default() }
+        Self { call, deadline, presenter: Presenter::default() }
     }
 
     fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Part, Status>>> {
@@ -483,10 +482,7 @@ impl ResponseBody {
             return Poll::Ready(None);
         }
         match self.call.poll_part(&self.deadline, context) {
-            Poll::Ready(Some(Ok(part))) => {
-                self.memory_timeout.reset();
-                Poll::Ready(Some(Ok(part)))
-            }
+            Poll::Ready(Some(Ok(part))) => Poll::Ready(Some(Ok(part))),
             Poll::Ready(Some(Err(fault))) => Poll::Ready(Some(Err(self.call.status(fault)))),
             Poll::Ready(None) => {
                 self.call.has_ended();
@@ -495,10 +491,7 @@ impl ResponseBody {
             Poll::Pending if self.deadline.poll_passed(context).is_ready() => {
                 Poll::Ready(Some(Err(self.call.is_late())))
             }
-            Poll::Pending => {
-                let fault = ready!(self.memory_timeout.poll(self.call.stream(), context));
-                Poll::Ready(Some(Err(self.call.status(fault))))
-            }
+            Poll::Pending => Poll::Pending,
         }
     }
 }

@@ -188,11 +188,10 @@ impl<K> Core<K> {
                 return Poll::Ready(Some(Err(fault)));
             }
             Some(&InPart::Offer(offer)) => {
-                let is_starved = receiving.starved.is_some();
                 if let Some(delivered) = self.take_landed(key, offer) {
                     return Poll::Ready(Some(Ok(delivered)));
                 }
-                if is_starved {
+                if !self.received_offers.is_landing(offer) {
                     self.queue_reads(key);
                     // The reserve is for content that a reader waits for, as this one does from now on.
                     self.control.set_urgent();
@@ -291,7 +290,7 @@ impl<K> Core<K> {
                 self.control.reset(stream.id, code);
             }
             self.fail(key, CallFault::ResetHere(code));
-            self.sweep_unopened(32);
+            self.sweep();
         }
         self.drop_arrived(key);
     }
@@ -361,10 +360,9 @@ impl<K> Core<K> {
         }
     }
 
-    /// Removes calls that were dropped before they were opened, if there are at least `least` of them, and
-    /// they are at least half of the calls that wait to be opened.
-    pub(super) fn sweep_unopened(&mut self, least: usize) {
-        self.streams.sweep_unopened(least).into_iter().for_each(|key| self.remove_if_over(key));
+    /// Frees the slots of streams that wait for the peer although their calls have ended, if there are many.
+    pub(super) fn sweep(&mut self) {
+        self.streams.sweep().into_iter().for_each(|key| self.remove_if_over(key));
     }
 }
 

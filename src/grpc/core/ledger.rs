@@ -93,41 +93,34 @@ impl Ledger {
     /// The bookkeeping of a part that waits to be sent: an `OutPart`, in a queue that may be half full.
     pub(super) const QUEUED_PART: usize = 96;
 
-    /// Makes a ledger without bounds, for streams with these windows, and a peer that knows windows of the
-    /// connection.
-    pub(super) fn new(first_window: i64, full_window: i64) -> Self {
-        let mut ledger = Self {
-            limit: u64::MAX,
-            first_window,
+    /// The most that a stream may be sent ahead before the application reads.
+    const FIRST_WINDOW: i64 = 64 << 10;
+
+    /// Makes a ledger with this limit in bytes, and streams with windows of at most `window` bytes.
+    /// `has_windows`: the peer knows windows of the connection.
+    pub(super) fn new(limit: u64, window: usize, has_windows: bool) -> Self {
+        let size = |bytes: u64| Window::new(bytes.clamp(1, u32::MAX.into()) as i64);
+        // A peer without windows does not know when to stop. It has as much as before there were windows.
+        let parts = size(if has_windows { limit / 8 } else { limit.saturating_mul(2) });
+        // No stream takes all of the window.
+        let full_window = i64::try_from(window).unwrap_or(i64::MAX).min((parts.size / 2).max(1));
+        Self {
+            limit,
+            first_window: full_window.min(Self::FIRST_WINDOW),
             full_window,
-            has_windows: true,
-            parts: Window::new(0),
-            headers: Window::new(0),
+            has_windows,
+            parts,
+            headers: size(limit / 4),
             landing: 0,
             readers: Vec::new(),
             sent: 0,
             has_senders: false,
-        };
-        ledger.set_limit(u64::MAX, true);
-        ledger
-    }
-
-    /// Sets the limit in bytes, and whether the peer knows windows of the connection.
-    pub(super) fn set_limit(&mut self, limit: u64, has_windows: bool) {
-        (self.limit, self.has_windows) = (limit, has_windows);
-        let size = |bytes: u64| Window::new(bytes.clamp(1, u32::MAX.into()) as i64);
-        // A peer without windows does not know when to stop. It has as much as before there were windows.
-        self.parts = size(if has_windows { limit / 8 } else { limit.saturating_mul(2) });
-        self.headers = size(limit / 4);
-        // No stream takes all of the window.
-        let share = (self.parts.size / 2).max(1);
-        self.first_window = self.first_window.min(share);
-        self.full_window = self.full_window.min(share);
+        }
     }
 
     /// Returns the sizes of the windows, if the peer knows them.
     pub(super) fn windows(&self) -> Option<[u32; 2]> {
-        // `set_limit` has made them fit.
+        // They fit.
         self.has_windows.then(|| [&self.parts, &self.headers].map(|window| window.size as u32))
     }
 
@@ -174,7 +167,7 @@ impl Ledger {
         window.returned += if has_windows { cost } else { 0 };
     }
 
-    fn window_of(&mut self, kind: Kind) -> &mut Window {
+    pub(super) fn window_of(&mut self, kind: Kind) -> &mut Window {
         if matches!(kind, Kind::Headers | Kind::Trailers) { &mut self.headers } else { &mut self.parts }
     }
 
@@ -240,15 +233,6 @@ impl Ledger {
     pub(super) fn landed(&mut self, length: u64, wakers: &mut Vec<Waker>) {
         self.landing -= length;
         wakers.append(&mut self.readers);
-    }
-
-    /// Says how much of the limit is in use, and what to do about it.
-    pub(super) fn describe(&self) -> String {
-        format!(
-            "messages that arrive, or that the application has not taken, have {} bytes of the landing budget of {} bytes; take them \
-             sooner, or raise CallConfig::landing_budget",
-            self.landing, self.limit
-        )
     }
 
     /// Returns what a stream counts: what it queues, and what it offered and the peer has not given back. A

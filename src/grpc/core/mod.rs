@@ -49,6 +49,7 @@ use self::received_offers::ReceivedOffers;
 use self::stream::InPart;
 use self::streams::Streams;
 use crate::endpoint::Deferred;
+use crate::grpc::calls::CallConfig;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{Limits, OfferSegment, RequestHeaders};
 
@@ -92,22 +93,19 @@ pub(super) struct Core<K> {
 }
 
 impl<K> Core<K> {
-    /// The most that a stream may be sent ahead before the application reads.
-    const FIRST_WINDOW: usize = 64 << 10;
-
-    /// Makes the state of one side. Lengths are in bytes.
-    pub(super) fn new(role: Role, streams: u32, header_bytes: usize, window: usize) -> Self {
+    /// Makes the state of one side. `has_windows`: the peer knows windows of the connection.
+    pub(super) fn new(role: Role, config: &CallConfig, has_windows: bool) -> Self {
+        let ledger = Ledger::new(config.landing_budget, config.stream_window, has_windows);
         let limits = Limits {
-            streams,
-            header_bytes: u32::try_from(header_bytes).unwrap_or(u32::MAX),
+            streams: config.max_concurrent_streams,
+            header_bytes: u32::try_from(config.max_header_list_size).unwrap_or(u32::MAX),
             // At most 64 KiB.
-            window: window.min(Self::FIRST_WINDOW) as u32,
+            window: ledger.first_window as u32,
             table_entries: 1024,
             table_bytes: 64 << 10,
-            windows: None,
+            windows: ledger.windows(),
         };
-        let full_window = i64::try_from(window).unwrap_or(i64::MAX >> 2);
-        let mut core = Self {
+        Self {
             role,
             limits,
             peer: None,
@@ -116,23 +114,12 @@ impl<K> Core<K> {
             headers: HeaderBlocks::new(&limits),
             control: Control::default(),
             received_offers: ReceivedOffers::default(),
-            ledger: Ledger::new(limits.window.into(), full_window),
+            ledger,
             output: Output::new(),
             again: false,
             after: Deferred::default(),
             ended: None,
-        };
-        core.set_limit(u64::MAX, true);
-        core
-    }
-
-    /// Sets the limit of the [`Ledger`] in bytes, and whether the peer knows windows of the connection, before
-    /// anything is sent or received.
-    pub(super) fn set_limit(&mut self, limit: u64, has_windows: bool) {
-        self.ledger.set_limit(limit, has_windows);
-        // At most 64 KiB.
-        self.limits.window = self.ledger.first_window as u32;
-        self.limits.windows = self.ledger.windows();
+        }
     }
 
     /// Returns what is to be done without a lock, because it may run code of the application: tasks to wake,
@@ -292,10 +279,11 @@ impl<K> Core<K> {
         }
     }
 
-    /// Frees the slot of a call that has ended and whose handle is gone, if no queue has it.
+    /// Frees what a call has that has ended and whose handle is gone: its slot when no queue has it.
     fn remove_if_over(&mut self, key: StreamKey) {
-        if let Some(mut stream) = self.streams.remove_if_over(key) {
+        if let Some(stream) = self.streams.over(key) {
             self.ledger.release_headers(&mut stream.receiving);
+            self.streams.remove_unless_queued(key);
         }
     }
 }

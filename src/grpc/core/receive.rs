@@ -107,17 +107,13 @@ impl<K> Core<K> {
             _ => {}
         }
         self.streams[key].receiving.headers_cost += charged;
-        let refused = if charged == 0 {
-            Some(format!(
-                "headers of responses that the application has not taken have {} bytes; poll the calls sooner, or raise \
-                 CallConfig::landing_budget",
-                self.ledger.headers.held
-            ))
-        } else {
-            head.is_overfull.then(|| "its metadata has more fields than a HeaderMap holds".into())
-        };
-        if let Some(reason) = refused {
-            self.refuse(key, head.counted, reason);
+        if charged == 0 {
+            self.refuse_without_room(key, kind, head.counted as u64);
+            return Ok(());
+        }
+        if head.is_overfull {
+            let reason = "its metadata has more fields than a HeaderMap holds".into();
+            self.refuse(key, CallFault::NoMemory { length: head.counted as u64, reason });
             return Ok(());
         }
         let receiving = &mut self.streams[key].receiving;
@@ -138,21 +134,19 @@ impl<K> Core<K> {
         Ok(())
     }
 
-    /// Ends a call of which a part of `length` bytes has arrived that there is no memory for, and tells the
-    /// peer.
-    fn refuse(&mut self, key: StreamKey, length: usize, reason: String) {
+    /// Ends a call for which there is no memory, and tells the peer.
+    fn refuse(&mut self, key: StreamKey, fault: CallFault) {
         self.control.reset(self.streams[key].id, ResetCode::ResourceExhausted);
-        let fault = CallFault::NoMemory { length: length as u64, reason: reason.into() };
         self.fail(key, fault);
     }
 
-    /// Ends a call of a peer without windows of the connection, for whose next part there is no memory.
-    fn refuse_part(&mut self, key: StreamKey, length: usize) {
+    /// Ends a call of a peer without windows of the connection, for whose frame there is no memory.
+    fn refuse_without_room(&mut self, key: StreamKey, kind: Kind, length: u64) {
+        let held = self.ledger.window_of(kind).held;
         let reason = format!(
-            "data that the application has not read has {} bytes; read it sooner, or raise CallConfig::landing_budget",
-            self.ledger.parts.held
+            "the application has not taken {held} bytes of {kind:?} frames; take them sooner, or raise CallConfig::landing_budget"
         );
-        self.refuse(key, length, reason);
+        self.refuse(key, CallFault::NoMemory { length, reason: reason.into() });
     }
 
     /// Takes the headers of a request, which opens a call.
@@ -219,7 +213,7 @@ impl<K> Core<K> {
             match found.filter(|key| !self.streams[*key].released) {
                 None => self.ledger.release(Kind::Data, cost),
                 Some(key) if cost == 0 => {
-                    self.refuse_part(key, length);
+                    self.refuse_without_room(key, Kind::Data, length as u64);
                     return Ok(());
                 }
                 Some(key) => {
@@ -273,7 +267,7 @@ impl<K> Core<K> {
                 self.control.taken(offer.id);
                 self.ledger.release(Kind::Offer, charged);
                 if let Some(key) = held {
-                    self.refuse_part(key, usize::try_from(offer.total).unwrap_or(usize::MAX));
+                    self.refuse_without_room(key, Kind::Offer, offer.total);
                     return Ok(());
                 }
             }
@@ -335,6 +329,7 @@ impl<K> Core<K> {
         }
         if let Some(key) = self.streams.find(Kind::Reset, header.stream)? {
             self.fail(key, CallFault::Reset(ResetCode::from_wire(header.extra)));
+            self.sweep();
         }
         Ok(())
     }
@@ -368,7 +363,7 @@ impl<K> Core<K> {
         for key in keys {
             self.fail(key, CallFault::GoneAway(reason.clone()));
         }
-        self.sweep_unopened(0);
+        self.sweep();
         Ok(())
     }
 }

@@ -7,13 +7,13 @@ use std::task::Waker;
 use bytes::Bytes;
 use slab::Slab;
 
+use super::Core;
 use super::control::Control;
 use super::ledger::Ledger;
 use super::stream::{InPart, LandedBytes, NumberMap, OVERHEAD, Part, Queue, Receiving, StreamKey};
-use super::{Core, Role};
-use crate::endpoint::{ReadRefused, ReadSegment, Wire};
+use crate::endpoint::{LandedContent, ReadRefused, ReadSegment, Wire};
 use crate::grpc::fault::CallFault;
-use crate::grpc::frame::{CallViolation, ContentOffer, Kind, OfferSegment, ResetCode};
+use crate::grpc::frame::{CallViolation, ContentOffer, Kind, OfferSegment};
 use tonic_rdma_verbs::RemoteSegment;
 
 /// The offers of the peer that are not given back or not taken, and the reads of their content.
@@ -56,15 +56,15 @@ struct ContentRead {
     id: u64,
     length: u64,
     /// The content, once it has landed.
-    memory: Option<Bytes>,
+    content: Option<LandedContent>,
 }
 
 /// Why a read was not started.
 enum NotStarted {
     /// There is nothing to read, or the stream has enough that was not taken.
     Enough,
-    /// So many bytes do not land now, because so much lands already. The reader asks again when it is woken.
-    Full(u64),
+    /// It does not land now, because so much lands already. The reader asks again when it is woken.
+    Full,
     /// The device has no memory for so many bytes now.
     Later(u64),
     /// The content can't be read, for this reason.
@@ -73,7 +73,7 @@ enum NotStarted {
 
 /// Content that has landed.
 struct Landed {
-    memory: Bytes,
+    bytes: Bytes,
     length: u64,
     /// The content is a whole message in one segment.
     in_one: bool,
@@ -166,7 +166,7 @@ impl ReceivedOffers {
             }
             offer.in_one = true;
             match self.read(index, rest, receiving, ledger, wire, refused) {
-                Err(NotStarted::Full(_) | NotStarted::Later(_)) if rest > part => {
+                Err(NotStarted::Full | NotStarted::Later(_)) if rest > part => {
                     self.offers[index].in_one = false;
                 }
                 started => return started,
@@ -189,7 +189,7 @@ impl ReceivedOffers {
             return Err(NotStarted::Later(length));
         }
         if !ledger.land(length, receiving.landing, receiving.waker.as_ref()) {
-            return Err(NotStarted::Full(length));
+            return Err(NotStarted::Full);
         }
         let offer = &mut self.offers[index];
         let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };
@@ -205,8 +205,7 @@ impl ReceivedOffers {
         self.next_read += 1;
         offer.requested += length;
         offer.under_way += 1;
-        offer.reads.push_back(ContentRead { id, length, memory: None });
-        receiving.starved = None;
+        offer.reads.push_back(ContentRead { id, length, content: None });
         receiving.landing += length;
         self.reads.insert(id, (index, length));
         Ok(())
@@ -226,7 +225,7 @@ impl ReceivedOffers {
     fn landed(
         &mut self,
         read: u64,
-        memory: Option<Bytes>,
+        content: Option<LandedContent>,
         control: &mut Control,
         ledger: &mut Ledger,
         wakers: &mut Vec<Waker>,
@@ -239,7 +238,7 @@ impl ReceivedOffers {
             None => ledger.landed(length, wakers),
             Some(key) => {
                 if let Some(read) = offer.reads.iter_mut().find(|other| other.id == read) {
-                    read.memory = memory;
+                    read.content = content;
                     next = offer.has_landed().then_some(key);
                 }
             }
@@ -278,8 +277,8 @@ impl ReceivedOffers {
         let is_given_back = offer.under_way == 0 && offer.unrequested() == 0;
         offer.stream = None;
         offer.requested = offer.offer.total;
-        for ContentRead { id, length, memory } in offer.reads.drain(..) {
-            match memory {
+        for ContentRead { id, length, content } in offer.reads.drain(..) {
+            match content {
                 Some(_) => ledger.landed(length, wakers),
                 None => self.cancels.push(id),
             }
@@ -295,7 +294,7 @@ impl ReceivedOffers {
     /// Takes the next bytes of an offer, if they have landed.
     fn take(&mut self, index: usize, ledger: &mut Ledger, wakers: &mut Vec<Waker>) -> Option<Landed> {
         let offer = &mut self.offers[index];
-        let memory = offer.reads.front_mut()?.memory.take()?;
+        let LandedContent { bytes, is_moved } = offer.reads.front_mut()?.content.take()?;
         let ContentRead { length, .. } = offer.reads.pop_front()?;
         // The application has it from now on.
         ledger.landed(length, wakers);
@@ -303,9 +302,10 @@ impl ReceivedOffers {
         if is_last {
             self.remove(index, ledger);
         }
-        let taken = if in_one { &mut self.landed.in_place } else { &mut self.landed.copied };
-        *taken += length;
-        Some(Landed { memory, length, in_one, is_last })
+        let landed = &mut self.landed;
+        landed.moved += if is_moved { length } else { 0 };
+        *(if in_one { &mut landed.in_place } else { &mut landed.copied }) += length;
+        Some(Landed { bytes, length, in_one, is_last })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -354,17 +354,11 @@ impl<K> Core<K> {
             };
             match (started, next) {
                 (Err(NotStarted::Later(length)), _) => {
-                    receiving.starve(length, &mut self.after.wakers);
                     *refused = length.min(*refused);
                     waiting += 1;
                 }
-                (Err(NotStarted::Full(length)), _) => {
-                    receiving.starve(length, &mut self.after.wakers);
-                    self.streams.leave(Queue::Reads);
-                    continue;
-                }
-                (Err(NotStarted::Enough), _) => {
-                    self.streams.leave(Queue::Reads);
+                (Err(NotStarted::Enough | NotStarted::Full), _) => {
+                    self.streams.pop(Queue::Reads);
                     self.remove_if_over(key);
                     continue;
                 }
@@ -372,29 +366,6 @@ impl<K> Core<K> {
                 _ => waiting = 0,
             }
             self.streams.rotate(Queue::Reads);
-        }
-    }
-
-    /// Returns the length of the bytes that the stream has no memory for, if there are any.
-    pub(in crate::grpc) fn starved(&self, key: StreamKey) -> Option<u64> {
-        self.streams[key].receiving.starved
-    }
-
-    /// Says what has the memory of messages.
-    pub(in crate::grpc) fn describe_memory(&self) -> String {
-        self.ledger.describe()
-    }
-
-    /// Ends a stream's wait for memory. A client's call ends. A server's reader finds `fault` in place of the
-    /// offer.
-    pub(in crate::grpc) fn give_up(&mut self, key: StreamKey, fault: &CallFault) {
-        if self.role == Role::Client {
-            return self.reset(key, ResetCode::ResourceExhausted);
-        }
-        let receiving = &mut self.streams[key].receiving;
-        receiving.starved = None;
-        if let Some(index) = self.received_offers.next_of(receiving) {
-            self.replace_offer(key, index, fault.clone());
         }
     }
 
@@ -421,9 +392,9 @@ impl<K> Core<K> {
     }
 
     /// Notes that a read has landed, or was cancelled.
-    pub(in crate::grpc) fn landed(&mut self, read: u64, memory: Option<Bytes>) {
+    pub(in crate::grpc) fn landed(&mut self, read: u64, content: Option<LandedContent>) {
         let wakers = &mut self.after.wakers;
-        let next = self.received_offers.landed(read, memory, &mut self.control, &mut self.ledger, wakers);
+        let next = self.received_offers.landed(read, content, &mut self.control, &mut self.ledger, wakers);
         if let Some(key) = next {
             wakers.extend(self.streams[key].receiving.waker.take());
         }
@@ -431,7 +402,7 @@ impl<K> Core<K> {
 
     /// Takes the next bytes of an offer, which is the first part of the stream, if they have landed.
     pub(super) fn take_landed(&mut self, key: StreamKey, index: usize) -> Option<Part> {
-        let Landed { memory, length, in_one, is_last } =
+        let Landed { bytes, length, in_one, is_last } =
             self.received_offers.take(index, &mut self.ledger, &mut self.after.wakers)?;
         let receiving = &mut self.streams[key].receiving;
         receiving.landing -= length;
@@ -442,7 +413,7 @@ impl<K> Core<K> {
         let cost = i64::try_from(length).unwrap_or(i64::MAX >> 1) + if is_last { OVERHEAD } else { 0 };
         self.took(key, cost);
         self.queue_reads(key);
-        Some(if in_one { Part::Message(memory) } else { Part::Data(memory) })
+        Some(if in_one { Part::Message(bytes) } else { Part::Data(bytes) })
     }
 
     /// Returns the landed bytes that were taken since the last call.
@@ -469,7 +440,7 @@ impl ReceivedOffer {
 
     /// Returns whether the next bytes have landed.
     fn has_landed(&self) -> bool {
-        self.reads.front().is_some_and(|read| read.memory.is_some())
+        self.reads.front().is_some_and(|read| read.content.is_some())
     }
 
     /// Returns where a range of the offered bytes lies.

@@ -33,6 +33,8 @@ pub(in crate::grpc) struct LandedBytes {
     pub(in crate::grpc) in_place: u64,
     /// Of others, which tonic copies.
     pub(in crate::grpc) copied: u64,
+    /// Of both, those that were copied into ordinary memory before.
+    pub(in crate::grpc) moved: u64,
 }
 
 /// A part of the body that arrived.
@@ -244,23 +246,11 @@ pub(super) struct Receiving {
     pub(super) wanted: bool,
     /// The limit of messages that are delivered in one segment.
     pub(super) landed_limit: Option<usize>,
-    /// The length of an offer for which there is no memory.
-    pub(super) starved: Option<u64>,
     /// Bytes of fetches that were started and not taken.
     pub(super) landing: u64,
     /// The stream is in the queue of those whose offers are to be fetched.
     pub(super) queued: bool,
     pub(super) waker: Option<Waker>,
-}
-
-impl Receiving {
-    /// Notes that there is no memory for an offer of `length` bytes, and lets the reader know, which limits
-    /// how long it waits.
-    pub(super) fn starve(&mut self, length: u64, wakers: &mut Vec<Waker>) {
-        if self.starved.replace(length).is_none() {
-            wakers.extend(self.waker.take());
-        }
-    }
 }
 
 /// One stream.

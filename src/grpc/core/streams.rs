@@ -19,8 +19,8 @@ pub(super) struct Streams {
     last_number: u32,
     /// The streams of each [`Queue`], the first one to be served first.
     queues: [VecDeque<StreamKey>; 6],
-    /// How many of the calls that wait to be opened were dropped.
-    unopened_dropped: usize,
+    /// How many streams of each queue that wait to send belong to calls that have ended.
+    closed: [usize; 6],
 }
 
 impl Index<StreamKey> for Streams {
@@ -62,7 +62,7 @@ impl Streams {
 
     /// Returns the number of calls that have not ended.
     pub(super) fn active(&self) -> usize {
-        self.open.len() + self.queue(Queue::Unopened).len() - self.unopened_dropped
+        self.open.len() + self.queue(Queue::Unopened).len() - self.closed[Queue::Unopened as usize]
     }
 
     /// Returns the stream of an open call.
@@ -91,20 +91,10 @@ impl Streams {
 
     /// Adds a call of this client, which waits for a number. Numbers of slots that do not fit into 32 bits
     /// would need more memory than there is.
-    pub(super) fn insert_unopened(&mut self, mut stream: Stream) -> StreamKey {
-        stream.sending.queued = Some(Queue::Unopened);
+    pub(super) fn insert_unopened(&mut self, stream: Stream) -> StreamKey {
         let key = StreamKey(self.slots.insert(stream) as u32);
-        self.queues[Queue::Unopened as usize].push_back(key);
+        self.push(key, Queue::Unopened);
         key
-    }
-
-    /// Takes the oldest call that waits for a number. It may have been dropped meanwhile.
-    pub(super) fn pop_unopened(&mut self) -> Option<StreamKey> {
-        let key = self.queues[Queue::Unopened as usize].pop_front()?;
-        let stream = &mut self.slots[key.index()];
-        stream.sending.queued = None;
-        self.unopened_dropped -= usize::from(stream.closed);
-        Some(key)
     }
 
     /// Gives the next number to a call of this client, which then waits to send.
@@ -147,40 +137,46 @@ impl Streams {
         if std::mem::replace(&mut stream.closed, true) {
             return false;
         }
-        if stream.id != 0 {
-            self.open.remove(&stream.id);
-        } else if stream.sending.queued == Some(Queue::Unopened) {
-            self.unopened_dropped += 1;
+        self.open.remove(&stream.id);
+        if let Some(queue) = stream.sending.queued {
+            self.closed[queue as usize] += 1;
         }
         true
     }
 
-    /// Takes calls that were dropped before they were opened out of the queue, if there are at least `least`
-    /// of them, and they are at least half of the queue.
-    pub(super) fn sweep_unopened(&mut self, least: usize) -> Vec<StreamKey> {
-        let unopened = &mut self.queues[Queue::Unopened as usize];
-        if self.unopened_dropped < least || self.unopened_dropped * 2 < unopened.len() {
-            return Vec::new();
-        }
-        let mut dropped = Vec::with_capacity(self.unopened_dropped);
-        unopened.retain(|&key| {
-            let stream = &mut self.slots[key.index()];
-            if stream.closed {
-                stream.sending.queued = None;
-                dropped.push(key);
+    /// Takes streams of calls that have ended out of the queues in which streams wait for the peer, where they
+    /// are at least half of the queue. So this costs a call the time of two streams.
+    pub(super) fn sweep(&mut self) -> Vec<StreamKey> {
+        let mut swept = Vec::new();
+        for queue in [Queue::Unopened, Queue::PausedParts, Queue::PausedHeaders].map(|queue| queue as usize) {
+            if self.closed[queue] == 0 || self.closed[queue] * 2 < self.queues[queue].len() {
+                continue;
             }
-            !stream.closed
-        });
-        self.unopened_dropped = 0;
-        dropped
+            self.queues[queue].retain(|&key| {
+                let stream = &mut self.slots[key.index()];
+                if stream.closed {
+                    stream.sending.queued = None;
+                    swept.push(key);
+                }
+                !stream.closed
+            });
+            self.closed[queue] = 0;
+        }
+        swept
     }
 
-    /// Frees the slot of a call that has ended and whose handle is gone, and returns the stream. A stream
-    /// leaves a queue only when the queue comes to it.
-    pub(super) fn remove_if_over(&mut self, key: StreamKey) -> Option<Stream> {
-        let stream = self.slots.get(key.index())?;
-        let is_queued = stream.sending.queued.is_some() || stream.receiving.queued;
-        (stream.closed && stream.released && !is_queued).then(|| self.slots.remove(key.index()))
+    /// Returns the stream of a call that has ended and whose handle is gone.
+    pub(super) fn over(&mut self, key: StreamKey) -> Option<&mut Stream> {
+        self.slots.get_mut(key.index()).filter(|stream| stream.closed && stream.released)
+    }
+
+    /// Frees the slot of a stream that is [over](Self::over), if no queue has it. Most queues let a stream go
+    /// only when they come to it.
+    pub(super) fn remove_unless_queued(&mut self, key: StreamKey) {
+        let stream = &self[key];
+        if stream.sending.queued.is_none() && !stream.receiving.queued {
+            self.slots.remove(key.index());
+        }
     }
 
     /// Queues a stream that has something to send.
@@ -224,19 +220,23 @@ impl Streams {
 
     /// Puts the first stream of the queue behind those of the other queue.
     pub(super) fn move_front(&mut self, from: Queue, to: Queue) {
-        if let Some(key) = self.queues[from as usize].pop_front() {
+        if let Some(key) = self.pop(from) {
             self.push(key, to);
         }
     }
 
-    /// Takes the first stream out of the queue.
-    pub(super) fn leave(&mut self, queue: Queue) {
-        let Some(key) = self.queues[queue as usize].pop_front() else { return };
+    /// Takes the first stream out of the queue. Its call may have ended meanwhile.
+    pub(super) fn pop(&mut self, queue: Queue) -> Option<StreamKey> {
+        let key = self.queues[queue as usize].pop_front()?;
         let stream = &mut self.slots[key.index()];
         match queue {
             Queue::Reads => stream.receiving.queued = false,
-            _ => stream.sending.queued = None,
+            _ => {
+                stream.sending.queued = None;
+                self.closed[queue as usize] -= usize::from(stream.closed);
+            }
         }
+        Some(key)
     }
 
     /// Returns the length of all queues of streams that wait to send.
@@ -253,7 +253,7 @@ impl Streams {
     /// ended.
     pub(super) fn end(&mut self) {
         self.queues.iter_mut().for_each(VecDeque::clear);
-        self.unopened_dropped = 0;
+        self.closed = [0; 6];
         self.slots.retain(|_, stream| {
             (stream.sending.queued, stream.receiving.queued) = (None, false);
             !stream.released

@@ -119,17 +119,14 @@ impl<K> Core<K> {
         let Some(key) = self.streams.front(queue) else { return true };
         match self.turn(key, wire, is_bulk) {
             TurnEnd::Full => return false,
-            TurnEnd::Over => self.leave(key, queue),
+            TurnEnd::Over => {
+                self.streams.pop(queue);
+                self.remove_if_over(key);
+            }
             TurnEnd::Bulk => self.streams.move_front(queue, Queue::Bulk),
             TurnEnd::Paused(paused) => self.streams.move_front(queue, paused),
         }
         true
-    }
-
-    /// Takes the first stream out of its queue.
-    fn leave(&mut self, key: StreamKey, queue: Queue) {
-        self.streams.leave(queue);
-        self.remove_if_over(key);
     }
 
     /// Gives numbers to waiting calls, as many as the peer accepts. The calls that come after the last number
@@ -144,7 +141,7 @@ impl<K> Core<K> {
             && self.ledger.headers.has_credit()
             && self.ledger.opens_calls(self.output.offers.ended_counts())
             && !self.streams.is_used_up()
-            && let Some(key) = self.streams.pop_unopened()
+            && let Some(key) = self.streams.pop(Queue::Unopened)
         {
             let stream = &mut self.streams[key];
             if stream.closed {
@@ -156,7 +153,7 @@ impl<K> Core<K> {
             self.streams.open(key);
         }
         if self.streams.is_used_up() {
-            while let Some(key) = self.streams.pop_unopened() {
+            while let Some(key) = self.streams.pop(Queue::Unopened) {
                 self.fail(key, CallFault::GoneAway(USED_UP.into()));
             }
         }

@@ -26,7 +26,7 @@ use super::BoxError;
 use super::routes::{Boxed, GrpcService, boxed};
 use crate::grpc::landed::Presenter;
 use crate::grpc::outgoing::Outgoing;
-use crate::grpc::session::{MemoryTimeout, Part, ResetCode, Stream};
+use crate::grpc::session::{Part, ResetCode, Stream};
 
 /// Most frames of a response that one poll sends.
 const FRAMES: usize = 64;
@@ -298,19 +298,13 @@ impl CallDeadline {
 pub(super) struct RequestBody {
     stream: Arc<Stream>,
     presenter: Presenter,
-    memory_timeout: MemoryTimeout,
     /// The status of a call that ended early, until the next poll.
     failed: Option<Status>,
 }
 
 impl RequestBody {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self {
-            stream,
-            presenter: Presenter::default(),
-            memory_timeout: MemoryTimeout::default(),
-            failed: None,
-        }
+        Self { stream, presenter: Presenter::default(), failed: None }
     }
 }
 
@@ -326,14 +320,7 @@ impl http_body::Body for RequestBody {
         if let Some(status) = this.failed.take() {
             return Poll::Ready(Some(Err(status)));
         }
-        let part = match this.stream.poll_part(context) {
-            Poll::Ready(part) => {
-                this.memory_timeout.reset();
-                part
-            }
-            Poll::Pending => Some(Err(ready!(this.memory_timeout.poll(&this.stream, context)))),
-        };
-        let part = match part {
+        let part = match ready!(this.stream.poll_part(context)) {
             Some(Ok(part)) => part,
             Some(Err(fault)) => {
                 // tonic takes CANCELLED of a request for its end, so a handler would take a request that was

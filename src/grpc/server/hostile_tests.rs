@@ -17,8 +17,8 @@ use tower::Service;
 
 use super::*;
 use crate::endpoint::{
-    ConnectionFault, Deferred, Dialer, Kept, MessageHandler, MessageSettings, Policy, Provider, Sender,
-    Wire as _,
+    ConnectionFault, Deferred, Dialer, Kept, LandedContent, MessageHandler, MessageSettings, Policy,
+    Provider, Sender, Wire as _,
 };
 use crate::grpc::core::{Core, Role};
 use crate::grpc::frame::{END, FrameHeader, Kind};
@@ -45,7 +45,7 @@ impl MessageHandler for Raw {
         Ok(!self.messages.is_empty())
     }
 
-    fn landed(&mut self, _: u64, _: Option<Bytes>) {}
+    fn landed(&mut self, _: u64, _: Option<LandedContent>) {}
 
     fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault> {
         self.core.transmit(sender)?;
@@ -245,7 +245,7 @@ impl Abuse {
     async fn connect(&self, config: Config, port: u16) -> MessageEndpoint {
         let dialled = Dialer::new(config).dial_for_calls("127.0.0.1", port, None).await.unwrap();
         let Negotiated::Messages(endpoint) = dialled else { panic!("no native calls") };
-        let core = Core::new(Role::Client, 1 << 16, 16 << 10, self.window);
+        let core = Core::new(Role::Client, &CallConfig::default().stream_window(self.window), true);
         let raw = Raw { core, messages: VecDeque::new(), end: None, after: Deferred::default() };
         endpoint.start(raw, &MessageSettings { landing_budget: 1 << 20, expose: false });
         endpoint

@@ -31,8 +31,8 @@ use bytes::Bytes;
 
 use self::abandoned::{AbandonedRequests, Sends};
 use crate::endpoint::{
-    Accepting, ConnectionFault, Deferred, Kept, MessageEndpoint, MessageHandler, MessageSettings, Run,
-    Sender, Wire as _,
+    Accepting, ConnectionFault, Deferred, Kept, LandedContent, MessageEndpoint, MessageHandler,
+    MessageSettings, Run, Sender, Wire as _,
 };
 use crate::grpc::calls::CallConfig;
 use crate::grpc::core::{Core, Role, StreamKey};
@@ -44,8 +44,6 @@ use crate::wire::hello::CONNECTION_WINDOWS;
 pub(crate) use self::stream::Stream;
 pub(crate) use crate::grpc::core::{OpenError, Part};
 pub(crate) use crate::grpc::frame::{RequestHeaders, ResetCode};
-
-pub(in crate::grpc) use self::stream::MemoryTimeout;
 
 /// Takes the calls that arrive at a server.
 pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
@@ -99,9 +97,7 @@ impl Session {
         role: Role,
         acceptor: Option<Arc<dyn Accept>>,
     ) -> Arc<Self> {
-        let mut core =
-            Core::new(role, config.max_concurrent_streams, config.max_header_list_size, config.stream_window);
-        core.set_limit(config.landing_budget, endpoint.info().version() >= Some(CONNECTION_WINDOWS));
+        let core = Core::new(role, config, endpoint.info().version() >= Some(CONNECTION_WINDOWS));
         let (is_usable, has_much_to_send) = (Arc::new(AtomicBool::new(true)), Arc::default());
         let session = Arc::new(Self {
             endpoint,
@@ -464,8 +460,8 @@ impl MessageHandler for SessionState {
         Ok(!self.core.is_idle())
     }
 
-    fn landed(&mut self, fetch: u64, memory: Option<Bytes>) {
-        self.core.landed(fetch, memory);
+    fn landed(&mut self, fetch: u64, content: Option<LandedContent>) {
+        self.core.landed(fetch, content);
     }
 
     fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault> {

@@ -1,18 +1,15 @@
-//! The handle of a call, and how long its reader waits for memory.
+//! The handle of a call.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use tokio::time::Sleep;
 
 use super::{Part, ResetCode, Session, SessionState};
-use crate::endpoint::Kept;
+use crate::endpoint::{Kept, LandedContent};
 use crate::grpc::core::{Core, LandedBytes, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
@@ -23,8 +20,6 @@ use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
 pub(crate) struct Stream {
     pub(in crate::grpc) session: Arc<Session>,
     key: StreamKey,
-    /// There was no memory for the next part when it was asked for.
-    starved: AtomicBool,
     /// The last part was taken.
     ended: AtomicBool,
     /// Messages of this side are aligned at their last large field.
@@ -33,8 +28,8 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub(super) fn new(session: Arc<Session>, key: StreamKey) -> Self {
-        let [starved, ended, aligns_last] = [const { AtomicBool::new(false) }; 3];
-        Self { session, key, starved, ended, aligns_last }
+        let [ended, aligns_last] = [const { AtomicBool::new(false) }; 2];
+        Self { session, key, ended, aligns_last }
     }
 
     /// Returns ready when more of the body may be queued. A stream queues at most about 1 MiB.
@@ -191,20 +186,18 @@ impl Stream {
         let (mut part, is_urgent, keeps, moves) = endpoint.update(|SessionState { core, .. }| {
             let part = core.poll_part(self.key, Some(context.waker()));
             let is_urgent = core.take_urgent();
-            // Relaxed: only the reader uses the flags.
-            if part.is_pending() {
-                self.starved.store(core.starved(self.key).is_some(), Ordering::Relaxed);
-            } else if core.is_end(self.key) {
+            // Relaxed: only the reader uses the flag.
+            if part.is_ready() && core.is_end(self.key) {
                 self.ended.store(true, Ordering::Relaxed);
             }
-            let landed = core.take_landed_bytes();
-            let moves = landed != LandedBytes::default() && !endpoint.may_keep_landed();
-            if landed != LandedBytes::default() {
+            let LandedBytes { in_place, copied, moved } = core.take_landed_bytes();
+            let all = in_place + copied;
+            let moves = all > moved && !endpoint.may_keep_landed();
+            if all > 0 {
                 let counters = endpoint.counters();
-                let (in_place, moved) =
-                    if moves { (0, landed.in_place + landed.copied) } else { (landed.in_place, 0) };
-                counters.decoded_in_place_bytes.add(in_place);
-                counters.landed_copied_bytes.add(landed.copied);
+                let moved = if moves { all } else { moved };
+                counters.decoded_in_place_bytes.add(in_place.saturating_sub(moved));
+                counters.landed_copied_bytes.add(copied);
                 counters.landed_moved_bytes.add(moved);
             }
             let keeps = is_urgent && will_drive && core.delivers_landed(self.key);
@@ -214,32 +207,12 @@ impl Stream {
             ((part, is_urgent, keeps, moves), is_urgent)
         });
         if moves && let Poll::Ready(Some(Ok(Part::Message(landed) | Part::Data(landed)))) = &mut part {
-            *landed = copy_aligned(landed);
+            *landed = LandedContent::copy_of(landed).bytes;
         }
         if keeps {
             self.with(|core| core.keep_taken(false));
         }
         (part, is_urgent)
-    }
-
-    /// Returns whether the last [`poll_part`](Self::poll_part) waits for memory, which the application has to
-    /// give back first. Readers limit that time.
-    pub(crate) fn is_starved(&self) -> bool {
-        self.starved.load(Ordering::Relaxed)
-    }
-
-    /// Gives the next part up, because there was no memory for it for `time`. Returns the reason. A client's
-    /// call ends. A server's call goes on, so that the handler's status tells the client the reason. This
-    /// drives.
-    pub(crate) fn give_up(&self, time: Duration) -> CallFault {
-        let mut fault = CallFault::Ended;
-        self.and_drive(|core| {
-            let length = core.starved(self.key).unwrap_or_default();
-            let reason = format!("none for {time:?}: {}", core.describe_memory()).into();
-            fault = CallFault::NoMemory { length, reason };
-            core.give_up(self.key, &fault);
-        });
-        fault
     }
 
     /// Returns whether [`poll_headers`](Self::poll_headers) or [`poll_part`](Self::poll_part) would return
@@ -295,16 +268,6 @@ impl Stream {
     }
 }
 
-/// Copies landed bytes into ordinary memory. Each byte keeps the remainder of its address by 64.
-fn copy_aligned(landed: &Bytes) -> Bytes {
-    const ALIGNMENT: usize = tonic_rdma_verbs::unstable::Landing::ALIGNMENT;
-    let mut copy: Vec<u8> = Vec::with_capacity(landed.len() + ALIGNMENT - 1);
-    let start = landed.as_ptr().addr().wrapping_sub(copy.as_ptr().addr()) % ALIGNMENT;
-    copy.resize(start, 0);
-    copy.extend_from_slice(landed);
-    Bytes::from(copy).slice(start..)
-}
-
 /// While this exists, TAKEN waits for the next message. A task that a poll wakes may panic, so dropping this
 /// ends the wait.
 struct KeepsTaken<'a>(&'a Stream);
@@ -324,36 +287,6 @@ impl LandingTarget for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.and_drive(|core| core.release(self.key));
-    }
-}
-
-/// Limits how long one reader waits for memory. Messages need memory that the application may hold; a reader
-/// that waits for it too long fails.
-#[derive(Debug, Default)]
-pub(in crate::grpc) struct MemoryTimeout {
-    /// The end of the wait, while there is one.
-    sleep: Option<Pin<Box<Sleep>>>,
-}
-
-impl MemoryTimeout {
-    /// Longest wait for memory.
-    const TIME: Duration = Duration::from_secs(10);
-
-    /// Call this when [`Stream::poll_part`] has returned a part: the next one has the whole time again.
-    pub(in crate::grpc) fn reset(&mut self) {
-        self.sleep = None;
-    }
-
-    /// Call this when [`Stream::poll_part`] is pending. Ends the call and returns the reason if its memory is
-    /// missing for too long.
-    pub(in crate::grpc) fn poll(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<CallFault> {
-        if !stream.is_starved() {
-            self.sleep = None;
-            return Poll::Pending;
-        }
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(Self::TIME)));
-        ready!(sleep.as_mut().poll(context));
-        Poll::Ready(stream.give_up(Self::TIME))
     }
 }
 

@@ -492,6 +492,13 @@ impl LandingPool {
         self.share = Pool::sharing(domain, settings, budget);
     }
 
+    /// Makes a pool of at most `bytes` at a time that the peer may read, such as copies of content. It is
+    /// another share of the same budget.
+    pub fn for_peer(&self, bytes: u64) -> Pool {
+        let settings = PoolSettings { send_quota: bytes, receive_quota: 0, ..PoolSettings::default() };
+        Pool::sharing(Arc::clone(self.share.domain()), settings, Arc::clone(self.share.budget()))
+    }
+
     /// Leases memory for `length` bytes, whose byte `aligned_at` lies at a multiple of
     /// [`Landing::ALIGNMENT`]: of the share, or all of the reserve if the share has none and `may_be_reserve`.
     ///

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 use crate::endpoint::config::Config;
 use crate::endpoint::messages::{
-    Kept, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, ReadRefused, ReadSegment, Sender,
-    Wire,
+    Kept, LandedContent, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, ReadRefused,
+    ReadSegment, Sender, Wire,
 };
 use crate::endpoint::negotiate::{Dialer, Listener};
 use crate::endpoint::{ConnectionFault, Deferred};
@@ -48,7 +48,6 @@ pub(super) struct Keeper {
     pub(super) holds_offers: bool,
     pub(super) messages: Vec<Bytes>,
     pub(super) landed: HashMap<u64, Option<Bytes>>,
-    pub(super) refusals: Vec<String>,
     pub(super) stalls: usize,
     pub(super) finished: bool,
     pub(super) fault: Option<String>,
@@ -102,8 +101,8 @@ impl MessageHandler for Keeper {
         Ok(true)
     }
 
-    fn landed(&mut self, fetch: u64, memory: Option<Bytes>) {
-        self.landed.insert(fetch, memory);
+    fn landed(&mut self, fetch: u64, content: Option<LandedContent>) {
+        self.landed.insert(fetch, content.map(|content| content.bytes));
         self.queue.push_back([&[TAKEN][..], &fetch.to_le_bytes()].concat());
         self.changed.notify_one();
     }
@@ -122,7 +121,7 @@ impl MessageHandler for Keeper {
                     self.stalls += 1;
                     break;
                 }
-                Err(ReadRefused::Never(reason)) => self.refusals.push(reason.to_string()),
+                Err(ReadRefused::Never(reason)) => panic!("{reason}"),
             }
             self.wanted.pop_front();
         }

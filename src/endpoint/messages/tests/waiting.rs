@@ -10,7 +10,7 @@ use std::io::IoSlice;
 
 use super::side::{TIMEOUT, endpoints, settings};
 use crate::endpoint::config::Config;
-use crate::endpoint::messages::{MessageEndpoint, MessageHandler, Sender, Wire as _};
+use crate::endpoint::messages::{LandedContent, MessageEndpoint, MessageHandler, Sender, Wire as _};
 use crate::endpoint::{ConnectionFault, Deferred, Run};
 
 /// Answers each message by itself: at the server from a run, at the client by waking the waiting tasks.
@@ -45,7 +45,7 @@ impl MessageHandler for Echo {
         Ok(true)
     }
 
-    fn landed(&mut self, _: u64, _: Option<Bytes>) {}
+    fn landed(&mut self, _: u64, _: Option<LandedContent>) {}
 
     fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault> {
         while sender.room() > 0

@@ -9,7 +9,8 @@ use std::task::Waker;
 use bytes::Bytes;
 use fastrand::Rng;
 
-use crate::endpoint::{ReadRefused, ReadSegment, Wire};
+use crate::endpoint::{LandedContent, ReadRefused, ReadSegment, Wire};
+use crate::grpc::calls::CallConfig;
 use crate::grpc::core::{Core, Role};
 use crate::grpc::frame::CallViolation;
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
@@ -78,10 +79,15 @@ impl CoreEnd {
         let fetch = self.fetches.swap_remove(index);
         let zeros = Arc::new(vec![0; if fetch.cancelled { 0 } else { fetch.length() as usize }]);
         self.landed.push(Arc::downgrade(&zeros));
-        let content = (!fetch.cancelled).then(|| Bytes::from_owner(Zeros(zeros)));
+        let content = (!fetch.cancelled).then(|| landed(Bytes::from_owner(Zeros(zeros))));
         self.core.landed(fetch.id, content);
         self.wake();
     }
+}
+
+/// Makes content of a fetch.
+fn landed(bytes: Bytes) -> LandedContent {
+    LandedContent { bytes, is_moved: false }
 }
 
 /// Content that was made up.
@@ -219,8 +225,12 @@ impl CorePair {
         has_windows: bool,
     ) -> Self {
         let [client, server] = devices;
-        let end = |role, (streams, head, window): Limits, device| CoreEnd {
-            core: Core::new(role, streams, head, window),
+        let config = |(streams, head, window): Limits, most: u64| {
+            let config = CallConfig::default().max_concurrent_streams(streams).max_header_list_size(head);
+            config.stream_window(window).landing_budget(most)
+        };
+        let end = |role: Role, limits: [Limits; 2], device| CoreEnd {
+            core: Core::new(role, &config(limits[role as usize], most[role as usize]), has_windows),
             device,
             sent: VecDeque::new(),
             memory: HashMap::new(),
@@ -230,11 +240,8 @@ impl CorePair {
             starved: false,
             messages: 0,
         };
-        let ends = [end(Role::Client, limits[0], client), end(Role::Server, limits[1], server)];
+        let ends = [end(Role::Client, limits, client), end(Role::Server, limits, server)];
         let mut pair = Self { ends, random: Rng::with_seed(seed) };
-        for (end, most) in pair.ends.iter_mut().zip(most) {
-            end.core.set_limit(most, has_windows);
-        }
         pair.transmit(0);
         pair.transmit(1);
         pair
@@ -294,7 +301,7 @@ impl CorePair {
                 Err(bytes) => content.extend(bytes),
             }
         }
-        let content = (!fetch.cancelled).then(|| content.into());
+        let content = (!fetch.cancelled).then(|| landed(content.into()));
         self.ends[end].core.landed(fetch.id, content);
         self.ends[end].wake();
         self.transmit(end);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::super::application::Flag;
 use super::*;
 use crate::grpc::core::ledger::Ledger;
+use crate::grpc::frame::Frames;
 
 /// Two ends that may hold `most` bytes, with 1000 calls and headers of 1000 bytes.
 fn limited(most: u64, window: usize, has_windows: bool) -> CorePair {
@@ -382,6 +383,63 @@ fn calls_wait_for_credit_and_trailers_wait_for_no_data() {
         }
     }
     assert!(!pair.ends[SERVER].core.ledger.parts.has_credit());
+}
+
+/// The last frame of a response frees the headers of its request. The credit for them does not wait for another
+/// frame of the peer, which may have no credit to send one.
+#[test]
+fn credit_that_is_due_with_the_end_of_a_response_goes_out_at_once() {
+    let mut pair = limited(4 * 3000, 16 << 10, true);
+    Peer::new().open(1).open(2).send(&mut pair, SERVER).unwrap();
+    let core = &mut pair.ends[SERVER].core;
+    let (key, _) = core.next_accepted().unwrap();
+    core.send_headers(key, HeaderMap::new());
+    core.send_trailers(key, HeaderMap::new());
+    core.release(key);
+    pair.transmit(SERVER);
+    let is_credit = |message: Bytes| {
+        let mut frames = Frames::new(message);
+        std::iter::from_fn(|| frames.next_frame().unwrap())
+            .any(|(header, _)| (header.kind, header.stream) == (Kind::Credit, 0))
+    };
+    assert!(pair.ends[SERVER].sent.drain(..).any(is_credit));
+}
+
+/// Responses that wait for credit which the peer does not give, and whose calls end, are gone: what they hold at
+/// once, and their streams when half of those that wait have ended.
+#[test]
+fn calls_that_end_while_they_wait_for_credit_hold_nothing() {
+    for is_part in [false, true] {
+        let mut pair = limited(64 << 20, 64 << 10, true);
+        let core = &mut pair.ends[SERVER].core;
+        let window = if is_part { &mut core.ledger.parts } else { &mut core.ledger.headers };
+        window.spend(1 << 40);
+        let mut keys = Vec::new();
+        for stream in 1..=100 {
+            Peer::new().open(stream).send(&mut pair, SERVER).unwrap();
+            let core = &mut pair.ends[SERVER].core;
+            let (key, _) = core.next_accepted().unwrap();
+            core.send_headers(key, HeaderMap::new());
+            core.send_data(key, vec![1; 1000].into(), true);
+            keys.push(key);
+        }
+        pair.transmit(SERVER);
+        pair.ends[SERVER].sent.clear();
+        let held = pair.ends[SERVER].core.ledger.headers.held;
+        for stream in 1..=100 {
+            // Every second handler ends before its call does.
+            if stream % 2 == 0 {
+                pair.ends[SERVER].core.release(keys[stream - 1]);
+            }
+            Peer::new().plain(Kind::Reset, stream as u32, &[]).send(&mut pair, SERVER).unwrap();
+            let core = &mut pair.ends[SERVER].core;
+            if stream % 2 != 0 {
+                core.release(keys[stream - 1]);
+            }
+            assert_eq!(core.ledger.headers.held, held / 100 * (100 - stream as i64));
+            assert!(core.streams.len() <= 2 * (100 - stream), "call {stream}: {}", core.streams.len());
+        }
+    }
 }
 
 /// Only a reader that waits gets the reserve of the connection. It gets it, although a stream whose reader does

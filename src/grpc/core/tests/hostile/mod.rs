@@ -392,12 +392,14 @@ fn an_offer_of_a_huge_body_needs_no_memory() {
     }
 }
 
-/// A server's reader finds the reason in the place of an offer that there is no memory for. What was spent
-/// for the offer is spent no more, so that parts which follow arrive.
+/// A reader finds the reason in the place of an offer whose content can't land any further. What was spent for the
+/// offer is spent no more, so that parts which follow arrive.
 #[test]
 fn an_offer_that_was_given_up_costs_the_stream_nothing() {
-    let mut pair = pair();
-    Peer::new().open(1).plain_offer(1, 0, 1 << 20).send(&mut pair, SERVER).unwrap();
+    let limits = (3, 1000, 1 << 20);
+    let mut pair = CorePair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    pair.settle();
+    Peer::new().open(1).plain_offer(1, 0, (1 << 20) + 1).send(&mut pair, SERVER).unwrap();
     let (key, _) = pair.ends[SERVER].core.next_accepted().unwrap();
     assert!(pair.ends[SERVER].core.poll_part(key, None).is_pending());
     pair.transmit(SERVER);
@@ -405,12 +407,17 @@ fn an_offer_that_was_given_up_costs_the_stream_nothing() {
         let receiving = &pair.ends[SERVER].core.streams[key].receiving;
         (receiving.landing, receiving.unread)
     };
-    assert_eq!(receiving(&pair), (512 << 10, (1 << 20) + 256));
-    let fault = CallFault::NoMemory { length: 1 << 20, reason: "none".into() };
-    pair.ends[SERVER].core.give_up(key, &fault);
+    assert_eq!(receiving(&pair), (1 << 20, (1 << 20) + 1 + 256));
+    pair.ends[SERVER].land_zeros(0);
+    assert!(matches!(pair.ends[SERVER].core.poll_part(key, None), Poll::Ready(Some(Ok(_)))));
+    assert_eq!(receiving(&pair).0, 512 << 10);
+    pair.ends[SERVER].device.longest = 0;
+    pair.transmit(SERVER);
+    let fault = CallFault::NoMemory { length: 1, reason: "too long".into() };
     assert_eq!(pair.ends[SERVER].core.poll_part(key, None), Poll::Ready(Some(Err(fault))));
     assert_eq!(receiving(&pair), (0, 0));
     // The peer has credit again, and what it offers is fetched.
+    pair.ends[SERVER].device.longest = 100;
     pair.transmit(SERVER);
     Peer::new().plain_offer(1, 1, 100).send(&mut pair, SERVER).unwrap();
     assert!(pair.ends[SERVER].core.poll_part(key, None).is_pending());
