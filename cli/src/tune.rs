@@ -101,7 +101,9 @@ fn to_json(Tuned { calibration, from_disk, kept, .. }: &Tuned) -> Value {
             "bytes": point.bytes,
             "eager_us": micros(point.eager),
             "rendezvous_us": micros(point.rendezvous),
-            "copying_us": micros(point.copying),
+            // `null` where a rendezvous from registered memory costs a registration.
+            "registered_eager_us": point.registered.map(|times| micros(times.eager)),
+            "registered_rendezvous_us": point.registered.map(|times| micros(times.rendezvous)),
             "better": better(point),
         })
     });
@@ -135,11 +137,21 @@ fn to_json(Tuned { calibration, from_disk, kept, .. }: &Tuned) -> Value {
 fn to_text(Tuned { calibration, from_disk, kept, .. }: &Tuned) -> String {
     let time = |time| units::micros(micros(time));
     let sizes = calibration.points.iter().map(|point| {
-        let times = [point.eager, point.rendezvous, point.copying].map(time);
+        let times = [point.eager, point.rendezvous].map(time);
         let ratio = format!("{:.2}", point.ratio());
-        [&[size(point.bytes)], &times[..], &[ratio, better(point).to_owned()]].concat()
+        let registered = point.registered.map(|times| [times.eager, times.rendezvous].map(time));
+        let registered = registered.unwrap_or_else(|| ["-".into(), "-".into()]);
+        [&[size(point.bytes)], &times[..], &[ratio, better(point).to_owned()], &registered].concat()
     });
-    let headings = ["size", "eager", "rendezvous", "of it copying", "rendezvous / eager", "better"];
+    let headings = [
+        "size",
+        "eager",
+        "rendezvous",
+        "rendezvous / eager",
+        "better",
+        "eager, registered memory",
+        "rendezvous, registered memory",
+    ];
     let sizes = table::columns(&headings, 0, sizes);
     let chunks = calibration
         .chunks

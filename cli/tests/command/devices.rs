@@ -49,7 +49,7 @@ fn a_device_is_tuned() {
     let sizes = written["sizes"].as_array().unwrap();
     assert!(sizes.len() > 5, "{written}");
     for size in sizes {
-        for figure in ["eager_us", "rendezvous_us", "copying_us"] {
+        for figure in ["eager_us", "rendezvous_us", "registered_eager_us", "registered_rendezvous_us"] {
             assert!(size[figure].as_f64().unwrap() > 0.0, "{figure} in {size}");
         }
         assert!(["eager", "rendezvous", "equal"].contains(&size["better"].as_str().unwrap()));

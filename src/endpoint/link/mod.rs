@@ -15,7 +15,7 @@ use crate::endpoint::error::ConnectionFault;
 use crate::protocol::{ReadRequest, SlotIndex};
 use crate::wire::Header;
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
-use tonic_rdma_verbs::unstable::{Landing, SlabRegistrations, find_sendable};
+use tonic_rdma_verbs::unstable::{Grant, Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::{
     DeviceAttributes, LocalSegment, Operation, Payload, QueuePair, QueuePairCapacity, RemoteSegment, Rkey,
     SendRequest, VerbsError,
@@ -190,6 +190,17 @@ impl Link {
     ) -> Result<(), ConnectionFault> {
         let wr_id = self.id(WorkKind::Read, value);
         Ok(landing.post_read(&*self.queue_pair, wr_id, range, remote)?)
+    }
+
+    /// Returns whether the peer can be granted memory of the application without a registration.
+    pub(crate) fn can_lend(&self) -> bool {
+        self.queue_pair.has_windows()
+    }
+
+    /// Grants the peer the right to read the bytes of `lease`, and no others. Returns `None` if the device
+    /// allows no more grants.
+    pub(crate) fn grant(&mut self, lease: &Lease) -> Option<Grant> {
+        Grant::in_slab(&*self.queue_pair, &mut self.registrations, lease).ok().flatten()
     }
 
     /// Returns the first bytes of a received message.

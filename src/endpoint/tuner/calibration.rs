@@ -122,9 +122,18 @@ pub struct Point {
     pub eager: Duration,
     /// Time by rendezvous, from the writer's memory into the reader's.
     pub rendezvous: Duration,
-    /// The part of `rendezvous` that copies into registered memory. A writer with registered memory saves
-    /// this part.
-    pub copying: Duration,
+    /// Times from registered memory of the writer; `None` where a rendezvous from there costs a registration.
+    pub registered: Option<RegisteredTimes>,
+}
+
+/// The times of a message from registered memory of the writer, which is not copied there; medians.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RegisteredTimes {
+    /// Time by eager messages, which the device reads from the writer's memory.
+    pub eager: Duration,
+    /// Time by rendezvous, with the grants to the peer and their end.
+    pub rendezvous: Duration,
 }
 
 impl Point {
@@ -161,12 +170,13 @@ impl Calibration {
     /// product is above 1. So one outlier does not decide. The software device has no threshold, whatever was
     /// measured.
     pub fn threshold(&self) -> Option<usize> {
-        self.threshold_by(|point| point.rendezvous).filter(|_| self.key.provider != SOFTWARE)
+        self.threshold_by(|point| Some((point.eager, point.rendezvous)))
     }
 
-    /// Returns the threshold for writes from registered memory, which a rendezvous does not copy.
+    /// Returns the threshold for writes from registered memory, which are copied neither by eager messages nor
+    /// by a rendezvous; `None` if no such write goes by rendezvous.
     pub fn registered_threshold(&self) -> Option<usize> {
-        self.threshold_by(|point| point.rendezvous.saturating_sub(point.copying))
+        self.threshold_by(|point| point.registered.map(|times| (times.eager, times.rendezvous)))
     }
 
     /// Returns the length of a chunk in bytes: 256 KiB, unless another length was clearly faster.
@@ -197,14 +207,18 @@ impl Calibration {
         format!("{why}: it takes {}, and {}", takes(chosen.unwrap_or(first)), takes(last))
     }
 
-    fn threshold_by(&self, rendezvous: impl Fn(&Point) -> Duration) -> Option<usize> {
+    fn threshold_by(&self, times: impl Fn(&Point) -> Option<(Duration, Duration)>) -> Option<usize> {
+        if self.key.provider == SOFTWARE {
+            return None;
+        }
         // The gain of rendezvous for all sizes from the largest down to this one, as a sum of logarithms.
         let (mut gain, mut best, mut chosen) = (0.0_f64, 0.0_f64, None);
-        for point in self.points.iter().rev() {
-            let cost = rendezvous(point).as_secs_f64().max(1e-9) * Self::MARGIN;
-            gain += (point.eager.as_secs_f64().max(1e-9) / cost).ln();
+        let measured = self.points.iter().rev().filter_map(|point| Some((point.bytes, times(point)?)));
+        for (bytes, (eager, rendezvous)) in measured {
+            let cost = rendezvous.as_secs_f64().max(1e-9) * Self::MARGIN;
+            gain += (eager.as_secs_f64().max(1e-9) / cost).ln();
             if gain > best {
-                (best, chosen) = (gain, Some(point.bytes));
+                (best, chosen) = (gain, Some(bytes));
             }
         }
         chosen
@@ -222,7 +236,10 @@ pub(super) mod tests {
             bytes,
             eager: micros(eager),
             rendezvous: micros(rendezvous),
-            copying: micros(rendezvous / 3),
+            registered: Some(RegisteredTimes {
+                eager: micros(eager),
+                rendezvous: micros(rendezvous * 2 / 3),
+            }),
         };
         let mut key = Key::new(&tonic_rdma_verbs::soft::attributes(), 17_408);
         (key.provider, key.device) = ("ibverbs".into(), "rxe0".into());
@@ -263,9 +280,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_rendezvous_from_registered_memory_saves_the_copy() {
-        let calibration = sample(&[(65_536, 60, 75), (1 << 20, 1000, 1200)]);
+    fn registered_memory_has_a_threshold_of_its_own() {
+        let mut calibration = sample(&[(65_536, 60, 75), (1 << 20, 1000, 1200)]);
         assert_eq!((calibration.threshold(), calibration.registered_threshold()), (None, Some(65_536)));
+        calibration.points[0].registered = None;
+        assert_eq!(calibration.registered_threshold(), Some(1 << 20), "only measured sizes count");
+        calibration.points[1].registered = None;
+        assert_eq!(calibration.registered_threshold(), None);
+        let mut software = sample(&[(65_536, 60, 10)]);
+        software.key.provider = SOFTWARE.into();
+        assert_eq!((software.threshold(), software.registered_threshold()), (None, None));
     }
 
     #[test]
@@ -297,7 +321,7 @@ pub(super) mod tests {
 }
 
 /// The first line, with the version of the format.
-const FIRST: &str = "tonic-rdma calibration 2";
+const FIRST: &str = "tonic-rdma calibration 3";
 /// Longest file that is read, in bytes.
 const LONGEST: u64 = 16 << 10;
 
@@ -427,9 +451,12 @@ fn encode(calibration: &Calibration) -> String {
     for ChunkPoint { chunk, bytes, rendezvous } in &calibration.chunks {
         let _ = writeln!(text, "chunk {chunk} {bytes} {}", rendezvous.as_nanos());
     }
-    for Point { bytes, eager, rendezvous, copying } in &calibration.points {
-        let [eager, rendezvous, copying] = [eager, rendezvous, copying].map(Duration::as_nanos);
-        let _ = writeln!(text, "size {bytes} {eager} {rendezvous} {copying}");
+    for Point { bytes, eager, rendezvous, registered } in &calibration.points {
+        let _ = write!(text, "size {bytes} {} {}", eager.as_nanos(), rendezvous.as_nanos());
+        if let Some(RegisteredTimes { eager, rendezvous }) = registered {
+            let _ = write!(text, " {} {}", eager.as_nanos(), rendezvous.as_nanos());
+        }
+        text.push('\n');
     }
     let sum = sum(&text);
     text + &format!("sum {sum:016x}\n")
@@ -460,15 +487,18 @@ fn decode(text: &str, key: &Key) -> Result<Calibration, String> {
                 let rendezvous = Duration::from_nanos(rendezvous);
                 chunks.push(ChunkPoint { chunk: chunk as usize, bytes: bytes as usize, rendezvous });
             }
-            ("size", Ok(&[bytes, eager, rendezvous, copying]))
+            ("size", Ok(&[bytes, ref times @ ..]))
                 if is_length(bytes)
                     && bytes.is_power_of_two()
-                    && [eager, rendezvous, copying].into_iter().all(is_time)
-                    && copying <= rendezvous
+                    && [2, 4].contains(&times.len())
+                    && times.iter().all(|time| is_time(*time))
                     && points.last().is_none_or(|last| last.bytes < bytes as usize) =>
             {
-                let [eager, rendezvous, copying] = [eager, rendezvous, copying].map(Duration::from_nanos);
-                points.push(Point { bytes: bytes as usize, eager, rendezvous, copying });
+                let time = |index: usize| times.get(index).copied().map(Duration::from_nanos);
+                let registered = time(2).zip(time(3));
+                let registered = registered.map(|(eager, rendezvous)| RegisteredTimes { eager, rendezvous });
+                let (eager, rendezvous) = time(0).zip(time(1)).unwrap_or_default();
+                points.push(Point { bytes: bytes as usize, eager, rendezvous, registered });
             }
             _ => return Err(format!("line {line:?} is wrong")),
         }
@@ -506,6 +536,7 @@ mod cache_tests {
         let mut calibration = sample(&[(1024, 1, 9), (65_536, 64, 40), (1 << 22, 4000, 3000)]);
         let rendezvous = Duration::from_micros(123);
         calibration.chunks = vec![ChunkPoint { chunk: 65_536, bytes: 1 << 20, rendezvous }];
+        calibration.points[1].registered = None;
         calibration
     }
 
@@ -626,14 +657,17 @@ mod cache_tests {
         let text = encode(&calibration());
         for (text, problem) in [
             (String::new(), "another version of the format"),
-            (text.replace("calibration 2", "calibration 1"), "another version of the format"),
+            (text.replace("calibration 3", "calibration 2"), "another version of the format"),
             (text[..text.len() / 2].to_owned(), "another version of the format"),
             (text.replace("64000", "63000"), "its sum is wrong"),
             (changed("rxe0", "rxe1"), "another device"),
             (changed("tonic-rdma 0", "tonic-rdma 9"), "another device, driver, processor, version"),
-            (changed("size 1024 1000", "size 1024 99999999999"), r#"line "size 1024 99999999999 9000 3000""#),
-            (changed("size 1024", "size 1023"), r#"line "size 1023 1000 9000 3000""#),
-            (changed("9000 3000", "9000 9001"), r#"line "size 1024 1000 9000 9001""#),
+            (
+                changed("size 1024 1000", "size 1024 99999999999"),
+                r#"line "size 1024 99999999999 9000 1000 6000""#,
+            ),
+            (changed("size 1024", "size 1023"), r#"line "size 1023 1000 9000 1000 6000""#),
+            (changed("1000 6000", "1000"), r#"line "size 1024 1000 9000 1000""#),
             (changed("chunk 65536", "chunk 1"), r#"line "chunk 1 1048576 123000""#),
             (changed("size 1024", "size 65536"), r#"line "size 65536 64000"#),
         ] {

@@ -11,7 +11,9 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Key, Point};
+use bytes::Bytes;
+
+use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Key, Point, RegisteredTimes};
 use crate::endpoint::config::Config;
 use crate::endpoint::link::receive::{Receives, Ring};
 use crate::endpoint::link::{Link, WorkId, WorkKind};
@@ -19,8 +21,10 @@ use crate::error::{RdmaError, RdmaErrorKind};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::wire::{Chunk, Header, MAX_CHUNKS};
 use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
-use tonic_rdma_verbs::unstable::SlabRegistrations;
-use tonic_rdma_verbs::{Access, CompletionQueue, CompletionStatus, Context, QueuePair, WorkCompletion};
+use tonic_rdma_verbs::unstable::{SlabRegistrations, find_sendable};
+use tonic_rdma_verbs::{
+    Access, CompletionQueue, CompletionStatus, Context, QueuePair, RemoteSegment, WorkCompletion,
+};
 
 /// Sizes that are measured, in bytes: powers of two from the first to the last. Shorter writes are gathered.
 const SIZES: std::ops::RangeInclusive<u32> = 12..=22;
@@ -57,7 +61,8 @@ pub(super) fn calibrate(
 
 fn measure(loopback: &mut Loopback, key: Key, budget: Duration) -> Result<Calibration, Failure> {
     // Memory is slow at its first use, so every receive buffer gets a message before the measurement.
-    loopback.eager(1 << 20)?;
+    loopback.eager(1 << 20, false)?;
+    let lends = loopback.sender.link.can_lend();
     let end = Instant::now() + budget;
     // Each size has an equal share of the time that is left, and the chunk sizes have the last share.
     let until = |shares: u32| Instant::now() + end.saturating_duration_since(Instant::now()) / shares;
@@ -67,22 +72,26 @@ fn measure(loopback: &mut Loopback, key: Key, budget: Duration) -> Result<Calibr
             break;
         }
         let samples = repeat(until(shares), || {
-            let eager = loopback.eager(bytes)?;
-            let (rendezvous, copying) = loopback.rendezvous(bytes, DEFAULT_CHUNK)?;
-            Ok([eager, rendezvous, copying])
+            let mut times = |in_place| -> Result<[Duration; 2], Failure> {
+                Ok([loopback.eager(bytes, in_place)?, loopback.rendezvous(bytes, DEFAULT_CHUNK, in_place)?])
+            };
+            let [eager, rendezvous] = times(false)?;
+            let [registered, granted] = if lends { times(true)? } else { [Duration::ZERO; 2] };
+            Ok([eager, rendezvous, registered, granted])
         })?;
         // Measurements agree if the third quartile is less than one and a half times the first.
         let agree = |samples: &Vec<Duration>| quantile(samples, 3) < quantile(samples, 1) * 3 / 2;
         unsteady += usize::from(!samples[..2].iter().all(agree));
-        let [eager, rendezvous, copying] = samples.map(|samples| quantile(&samples, 2));
-        points.push(Point { bytes, eager, rendezvous, copying: copying.min(rendezvous) });
+        let [eager, rendezvous, registered, granted] = samples.map(|samples| quantile(&samples, 2));
+        let registered = lends.then_some(RegisteredTimes { eager: registered, rendezvous: granted });
+        points.push(Point { bytes, eager, rendezvous, registered });
     }
     if Instant::now() < end {
         let bytes = 1 << *SIZES.end();
         let samples = repeat(end, || {
             let mut times = [Duration::ZERO; CHUNKS.len()];
             for (time, chunk) in times.iter_mut().zip(CHUNKS) {
-                (*time, _) = loopback.rendezvous(bytes, chunk)?;
+                *time = loopback.rendezvous(bytes, chunk, false)?;
             }
             Ok(times)
         })?;
@@ -130,6 +139,8 @@ struct Loopback {
     /// Most outstanding READs.
     reads: usize,
     source: Vec<u8>,
+    /// The same bytes as `source`, in memory of a pool for sending.
+    registered: Bytes,
     sink: Vec<u8>,
 }
 
@@ -180,19 +191,24 @@ impl Loopback {
             pair.to_rtr(&peer.local_address(), &config.path)?;
             pair.to_rts(&config.path)?;
         }
-        let source = (0..longest).map(|at| (at % 251) as u8).collect();
+        let source: Vec<u8> = (0..longest).map(|at| (at % 251) as u8).collect();
+        let mut registered = Pool::for_sending(Self::MEMORY).allocate(longest)?;
+        registered.copy_from_slice(&source);
+        let (registered, sink) = (registered.freeze(), vec![0; longest]);
         let (room, reads) = (slot_size - Header::LENGTH, Link::reads(attributes) as usize);
-        Ok(Self { sender, receiver, queue, room, reads, source, sink: vec![0; longest] })
+        Ok(Self { sender, receiver, queue, room, reads, source, registered, sink })
     }
 
-    /// Sends `length` bytes eagerly, and copies them out at the peer. Returns the time.
-    fn eager(&mut self, length: usize) -> Result<Duration, Failure> {
+    /// Sends `length` bytes eagerly, and copies them out at the peer. `in_place`: from registered memory. Returns
+    /// the time.
+    fn eager(&mut self, length: usize, in_place: bool) -> Result<Duration, Failure> {
         let start = Instant::now();
         let (mut sent, mut received, mut in_flight) = (0, 0, 0);
         while received < length {
             while sent < length && in_flight < Self::SLOTS {
                 let part = self.room.min(length - sent);
-                self.sender.post(&self.source[sent..sent + part])?;
+                let source: &[u8] = if in_place { &self.registered } else { &self.source };
+                self.sender.post(&source[sent..sent + part])?;
                 (sent, in_flight) = (sent + part, in_flight + 1);
             }
             self.poll()?;
@@ -206,19 +222,31 @@ impl Loopback {
         Ok(start.elapsed())
     }
 
-    /// Offers `length` bytes in chunks, and reads, copies out and acknowledges them at the peer. Returns the
-    /// time until the last byte was copied out, and the part of this time for copies into registered memory.
-    /// The receiver finds the addresses in `sources`, so offers and acknowledgements have the length of real
-    /// ones, and no content.
-    fn rendezvous(&mut self, length: usize, chunk: usize) -> Result<(Duration, Duration), Failure> {
+    /// Offers `length` bytes in chunks, and reads, copies out and acknowledges them at the peer. `in_place`: from
+    /// registered memory, by grants. Returns the time until the last byte was copied out, and all grants were
+    /// ended. The receiver finds the addresses in `sources`, so offers and acknowledgements have the length of
+    /// real ones, and no content.
+    fn rendezvous(&mut self, length: usize, chunk: usize, in_place: bool) -> Result<Duration, Failure> {
         let start = Instant::now();
-        let mut sources = Vec::new();
-        for part in self.source[..length].chunks(chunk) {
-            let mut block = self.sender.link.pool.lease(part.len(), Quota::Send)?;
-            block.copy_in(0, part)?;
-            sources.push((block, part.len()));
+        let (mut sources, mut blocks, mut grants) = (Vec::new(), Vec::new(), Vec::new());
+        if in_place {
+            for part in self.registered[..length].chunks(chunk * MAX_CHUNKS) {
+                let grant = find_sendable(part).and_then(|lease| self.sender.link.grant(&lease));
+                let grant = grant.ok_or("the device makes no grant")?;
+                let start = grant.range().start;
+                let remote = |at| RemoteSegment { address: start.address + at as u64, ..start };
+                let offsets = (0..part.len()).step_by(chunk);
+                sources.extend(offsets.map(|at| (remote(at), chunk.min(part.len() - at))));
+                grants.push(grant);
+            }
+        } else {
+            for part in self.source[..length].chunks(chunk) {
+                let mut block = self.sender.link.pool.lease(part.len(), Quota::Send)?;
+                block.copy_in(0, part)?;
+                sources.push((block.remote(0), part.len()));
+                blocks.push(block);
+            }
         }
-        let copying = start.elapsed();
         for chunks in sources.chunks(MAX_CHUNKS) {
             self.sender.post(&[0; MAX_CHUNKS * Chunk::LENGTH][..chunks.len() * Chunk::LENGTH])?;
         }
@@ -231,7 +259,7 @@ impl Loopback {
             while landings.len() - landed < self.reads
                 && let Some((source, part)) = sources[..offered.min(sources.len())].get(posted)
             {
-                landings.push_back((self.receiver.read(posted, source, *part)?, *part));
+                landings.push_back((self.receiver.read(posted, *source, *part)?, *part));
                 posted += 1;
             }
             if landed > 0 {
@@ -245,7 +273,9 @@ impl Loopback {
             }
             unacknowledged -= self.sender.take_messages()?;
         }
-        Ok((took, copying))
+        let last = Instant::now();
+        drop(grants);
+        Ok(took + last.elapsed())
     }
 
     /// Waits for completions, and handles them.
@@ -295,11 +325,10 @@ impl LoopbackEnd {
         Ok(count)
     }
 
-    /// Posts a READ of the first `length` bytes of the peer's block.
-    fn read(&mut self, number: usize, source: &Block, length: usize) -> Result<Block, Failure> {
+    /// Posts a READ of `length` bytes of the peer.
+    fn read(&mut self, number: usize, source: RemoteSegment, length: usize) -> Result<Block, Failure> {
         let block = self.link.pool.lease(length, Quota::Receive)?;
-        let (id, remote) = (ReadId(number as u32), source.remote(0));
-        let (address, rkey) = (remote.address, remote.rkey.0);
+        let (id, address, rkey) = (ReadId(number as u32), source.address, source.rkey.0);
         self.link.post_read(&ReadRequest { id, address, rkey, length: length as u64 }, &block)?;
         Ok(block)
     }
@@ -318,15 +347,16 @@ mod tests {
     fn both_modes_carry_every_byte() {
         for slot_size in [1024, 17_408, 65_536] {
             let mut loopback = loopback(slot_size);
-            for length in [1, 1000, 17_376, 17_377, 100_000, 3 << 20] {
+            let lengths = [1, 1000, 17_376, 17_377, 100_000, 3 << 20];
+            for (length, in_place) in lengths.into_iter().flat_map(|length| [(length, false), (length, true)])
+            {
                 loopback.sink.fill(0);
-                loopback.eager(length).unwrap();
+                loopback.eager(length, in_place).unwrap();
                 assert!(loopback.sink[..length] == loopback.source[..length], "{length} eagerly");
                 for chunk in [65_536, 1 << 20] {
                     loopback.sink.fill(0);
-                    let (took, copying) = loopback.rendezvous(length, chunk).unwrap();
+                    loopback.rendezvous(length, chunk, in_place).unwrap();
                     assert!(loopback.sink[..length] == loopback.source[..length], "{length} in {chunk}");
-                    assert!(copying <= took);
                 }
             }
         }
@@ -340,7 +370,7 @@ mod tests {
         let calibration = calibrate(&context, &Config::default(), Duration::from_secs(600)).unwrap();
         let sizes: Vec<usize> = calibration.points.iter().map(|point| point.bytes).collect();
         assert_eq!(sizes, SIZES.map(|exponent| 1 << exponent).collect::<Vec<usize>>());
-        assert!(calibration.points.iter().all(|point| point.copying <= point.rendezvous));
+        assert!(calibration.points.iter().all(|point| point.registered.is_some()), "it grants");
         assert!(CHUNKS.contains(&calibration.chunk()) && calibration.chunks.len() == CHUNKS.len());
     }
 

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
-pub use calibration::{Calibration, ChunkPoint, Key, Point};
+pub use calibration::{Calibration, ChunkPoint, Key, Point, RegisteredTimes};
 use measure::calibrate;
 
 use super::config::{Config, EagerThreshold};

@@ -122,7 +122,7 @@ fn with_a_bad_file_or_directory_the_device_is_measured() {
     let mut calibration = crossing();
     calibration.key = Key::new(soft().attributes(), 2200);
     let path = calibration::store(&configs[0], &calibration).unwrap();
-    std::fs::write(&path, "tonic-rdma calibration 2\nnonsense").unwrap();
+    std::fs::write(&path, "tonic-rdma calibration 3\nnonsense").unwrap();
     for config in configs {
         let device = Device::of(&soft(), &config);
         assert!(matches!(result_of(&device).set_by, ThresholdSource::Calibration { .. }), "{device:?}");

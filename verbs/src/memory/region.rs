@@ -626,15 +626,28 @@ impl Grant {
         lease: &Lease,
     ) -> Result<Self, VerbsError> {
         // If the slab can't be registered, its part may be short enough.
-        let slab = if queue_pair.has_windows() { slabs.region(lease).ok() } else { None };
-        let (memory, range) = lease.position();
-        let granted = GrantedMemory::Frozen(lease.clone());
-        if let Some(slab) = slab
-            && let Some(window) = queue_pair.open_window(&slab, range.clone(), Access::REMOTE_READ)?
-        {
-            return Ok(Self::by_window(window, &memory, &range, granted));
+        if let Some(grant) = Self::in_slab(queue_pair, slabs, lease)? {
+            return Ok(grant);
         }
+        let ((memory, range), granted) = (lease.position(), GrantedMemory::Frozen(lease.clone()));
         Self::register(slabs.domain(), memory, range, Access::REMOTE_READ, granted)
+    }
+
+    /// Grants the peer of `queue_pair` the right to read the bytes of `lease`, by a window in its slab, which
+    /// `slabs` registers once. Returns `None` if the device has no window for them, or can't register the slab.
+    ///
+    /// # Errors
+    /// The device refuses the window.
+    pub fn in_slab(
+        queue_pair: &dyn QueuePair,
+        slabs: &mut SlabRegistrations,
+        lease: &Lease,
+    ) -> Result<Option<Self>, VerbsError> {
+        let slab = if queue_pair.has_windows() { slabs.region(lease).ok() } else { None };
+        let Some(slab) = slab else { return Ok(None) };
+        let ((memory, range), granted) = (lease.position(), GrantedMemory::Frozen(lease.clone()));
+        let window = queue_pair.open_window(&slab, range.clone(), Access::REMOTE_READ)?;
+        Ok(window.map(|window| Self::by_window(window, &memory, &range, granted)))
     }
 
     /// Grants the peer of `queue_pair` the rights `access` to a part of `shared`, in bytes from its start, for

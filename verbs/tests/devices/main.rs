@@ -71,7 +71,7 @@ macro_rules! suite {
                 peer_destroyed, peer_never_connects, peer_fails_while_a_send_waits);
             suite!(@cases $fabric; ranges:
                 range_to_the_byte, beyond_a_range, local_segment_beyond_a_range, ranges_have_rights_of_their_own,
-                ranges_not_to_be_read, ranges_go_one_by_one, invalid_ranges_are_refused);
+                ranges_not_to_be_read, ranges_go_one_by_one, invalid_ranges_are_refused, a_granted_payload_to_the_byte);
             suite!(@cases $fabric; sinks: a_sink_is_closed_after_its_read);
             suite!(@cases $fabric; windows:
                 a_window_is_open_until_it_is_dropped, a_closed_window_is_not_read, beyond_a_window,

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tonic_rdma_verbs::memory::{Budget, Pool};
+use tonic_rdma_verbs::unstable::{Grant, SlabRegistrations};
 use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionStatus, HostMemory, MemoryRegion, QueuePairState, RemoteSegment,
     VerbsErrorKind,
@@ -82,6 +84,39 @@ pub fn beyond_a_range(fabric: &dyn Fabric) {
                 assert_eq!(a.content(0, beyond.len()), vec![0; beyond.len()], "{beyond:?} may not be read");
             }
         }
+    }
+}
+
+/// A grant of a payload shows the peer that payload, no byte beside it, and nothing after its end.
+pub fn a_granted_payload_to_the_byte(fabric: &dyn Fabric) {
+    let mut buffer = Pool::for_sending(1 << 20).allocate(MEMORY).unwrap();
+    buffer.copy_from_slice(&pattern(1, MEMORY));
+    let payload = buffer.into_lease().part(RANGE).unwrap();
+    let pair = || {
+        let (a, b) = default_pair(fabric);
+        let mut slabs = SlabRegistrations::new(Arc::clone(&b.domain), Budget::new(64 << 20));
+        let grant = Grant::of_lease(&*b.pair, &mut slabs, &payload).unwrap();
+        assert_eq!(grant.range().length, RANGE.len() as u64);
+        (a, b, grant)
+    };
+    let at = |grant: &Grant, offset: i64| {
+        let start = grant.range().start;
+        RemoteSegment { address: start.address.wrapping_add_signed(offset), ..start }
+    };
+    let (a, _b, grant) = pair();
+    a.read(2, a.segment(0, RANGE.len()), at(&grant, 0));
+    a.expect(2, CompletionOpcode::Read);
+    assert_eq!(a.content(0, RANGE.len()), pattern(1, MEMORY)[RANGE]);
+    let first = at(&grant, 0);
+    drop(grant);
+    a.read(1, a.segment(0, 1), first);
+    expect_refused(fabric, &a);
+    let end = RANGE.len() as i64;
+    for (offset, length) in [(-1, 1), (-1, RANGE.len()), (1, RANGE.len()), (end, 1), (end - 1, 2)] {
+        let (a, _b, grant) = pair();
+        a.read(1, a.segment(0, length), at(&grant, offset));
+        expect_refused(fabric, &a);
+        assert_eq!(a.content(0, length), vec![0; length], "{length} bytes at {offset} may not be read");
     }
 }
 
