@@ -271,7 +271,7 @@ counters! {
     eager_received => "tonic_rdma_eager_messages_received_total";
     /// Bytes received eagerly.
     eager_received_bytes => "tonic_rdma_eager_bytes_received_total";
-    /// Writes offered by rendezvous.
+    /// Offers by rendezvous: messages that name chunks for the peer to read. A long write has several.
     rendezvous_sent => "tonic_rdma_rendezvous_messages_sent_total";
     /// Bytes offered by rendezvous.
     rendezvous_sent_bytes => "tonic_rdma_rendezvous_bytes_sent_total";
@@ -279,8 +279,8 @@ counters! {
     reads => "tonic_rdma_reads_total";
     /// Bytes fetched by RDMA READ.
     rendezvous_received_bytes => "tonic_rdma_rendezvous_bytes_received_total";
-    /// Bytes that went straight from the writer's memory into the peer's receive buffer, without a copy into
-    /// a send buffer.
+    /// Bytes that went straight from the writer's memory to the peer, eagerly or by READ, without a copy into a
+    /// send buffer.
     copies_avoided_bytes => "tonic_rdma_copies_avoided_bytes_total";
     /// Bytes of native calls that the peer fetches from where the application wrote them.
     offered_in_place_bytes => "tonic_rdma_offered_in_place_bytes_total";

@@ -126,6 +126,11 @@ impl Connection {
         if self.abort == AbortState::No { (self.outbound.rts_room() as usize).min(MAX_CHUNKS) } else { 0 }
     }
 
+    /// Returns the number of messages with data that may be sent now, each of one rendezvous or of eager bytes.
+    pub fn data_room(&self) -> u64 {
+        if self.abort == AbortState::No { self.outbound.data_room() } else { 0 }
+    }
+
     /// Offers chunks of registered memory, and returns the message to post. The content of the chunks must
     /// stay until [`Event::SourcesDone`].
     ///

@@ -392,6 +392,15 @@ impl Outbound {
         }
     }
 
+    /// Returns the number of messages with data that may be sent now.
+    pub(super) fn data_room(&self) -> u64 {
+        if self.state != WriteState::Open {
+            return 0;
+        }
+        let queue = self.queue.saturating_sub(self.queued + Settings::CONTROL_ENTRIES);
+        self.credits().saturating_sub(self.reserve).min(u64::from(queue))
+    }
+
     /// Returns the number of bytes that one eager message may carry now.
     pub(super) fn eager_room(&self) -> usize {
         let may = self.state == WriteState::Open && self.blocked().is_none();

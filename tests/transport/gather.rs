@@ -109,13 +109,26 @@ async fn every_size_arrives_whole() {
 /// The payload must go from there to the peer without a copy by the codec, HTTP/2 or the endpoint.
 #[tokio::test]
 async fn registered_payloads_are_not_copied_on_the_sending_side() {
+    payloads_are_not_copied(None).await;
+}
+
+/// Frames that are longer than the threshold are not even sent: the peer reads the payload where it lies, if the
+/// device can show it that alone.
+#[tokio::test]
+async fn registered_payloads_of_long_frames_are_read_by_the_peer() {
+    payloads_are_not_copied(Some(256 << 10)).await;
+}
+
+async fn payloads_are_not_copied(frame: Option<u32>) {
     const LENGTH: usize = 3 << 20;
     const MESSAGES: u64 = 5;
     let config = Config::from_env().unwrap().max_inline(200).eager_threshold(EagerThreshold::Bytes(64 << 10));
     let incoming = RdmaIncoming::builder().config(config.clone()).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let service = TransferServer::new(Echo).max_decoding_message_size(usize::MAX);
-    let server = Server::builder().layer(gather::GatherResponses::new()).add_service(service);
+    let server = Server::builder().max_frame_size(frame).initial_stream_window_size(frame.map(|_| 16 << 20));
+    let server = server.initial_connection_window_size(frame.map(|_| 16 << 20));
+    let server = server.layer(gather::GatherResponses::new()).add_service(service);
     tokio::spawn(server.serve_with_incoming(incoming));
     let connector = RdmaConnector::new().config(config);
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
@@ -136,9 +149,14 @@ async fn registered_payloads_are_not_copied_on_the_sending_side() {
             let reply = client.put(message).await.unwrap().into_inner();
             assert_eq!((reply.bytes, reply.first_mismatch), (LENGTH as u64, 0));
         }
-        let in_place = counters().copies_avoided_bytes - before.copies_avoided_bytes;
-        let share = in_place as f64 / (MESSAGES as usize * LENGTH) as f64;
-        assert!((least..=most).contains(&share), "registered: {registered}, not copied: {share}");
+        let after = counters();
+        let share = |bytes| bytes as f64 / (MESSAGES as usize * LENGTH) as f64;
+        let in_place = share(after.copies_avoided_bytes - before.copies_avoided_bytes);
+        assert!((least..=most).contains(&in_place), "registered: {registered}, not copied: {in_place}");
+        if registered && connector.last_connection().unwrap().device() == Some("soft0") {
+            let read = share(after.rendezvous_sent_bytes - before.rendezvous_sent_bytes);
+            assert_eq!(read >= 0.9, frame.is_some(), "{read} of the payload");
+        }
     }
     assert_eq!(pool.statistics().leased_send, 0, "all was given back");
 }

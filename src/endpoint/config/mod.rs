@@ -231,9 +231,9 @@ impl Config {
         self
     }
 
-    /// Sets the length from which on writes go by rendezvous. Default: [`EagerThreshold::Auto`]. With
-    /// [`EagerThreshold::Bytes`], and on the software device, nothing is measured. Variable
-    /// `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
+    /// Sets the length from which on writes go by rendezvous, also those from registered memory. Default:
+    /// [`EagerThreshold::Auto`]. With [`EagerThreshold::Bytes`], and on the software device, nothing is measured.
+    /// Variable `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
     pub fn eager_threshold(mut self, threshold: EagerThreshold) -> Self {
         self.eager_threshold = threshold;
         self
@@ -484,8 +484,8 @@ pub enum PollMode {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EagerThreshold {
-    /// The length that was measured on the device. On the software device no write goes by rendezvous, and
-    /// nothing is measured.
+    /// The lengths that were measured on the device, one for payloads in registered memory and one for other
+    /// writes. On the software device no write goes by rendezvous, and nothing is measured.
     #[default]
     Auto,
     /// Writes of this many bytes and more.

@@ -1,9 +1,10 @@
 //! The byte stream of a connection. Reading delivers arrived bytes in order. Writing gathers small writes,
-//! sends writes eagerly, or offers them by rendezvous: `ByteStream::coalesce` is the length up to which
-//! writes are gathered, and the `Chooser` knows the length from which on writes go by rendezvous.
+//! sends writes eagerly, or offers them by rendezvous, from where they lie or from a copy. The `Chooser` knows
+//! the lengths up to which writes are gathered, and from which on they go by rendezvous.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -17,20 +18,19 @@ use crate::endpoint::link::{self, Link};
 use crate::endpoint::tuner::Chooser;
 use crate::protocol::{AbortCode, Blocked, Chunk, Event, Finished, MAX_CHUNKS, Part, ReadId};
 use tonic_rdma_verbs::VerbsErrorKind;
-use tonic_rdma_verbs::memory::{Block, Quota};
+use tonic_rdma_verbs::memory::{Block, Lease, Quota};
+use tonic_rdma_verbs::unstable::{Grant, RemoteRange};
 
 /// The state of a connection that carries a byte stream.
 #[derive(Debug)]
 pub(in crate::endpoint) struct ByteStream {
     pub(super) base: LinkConnection,
-    /// Writes are gathered up to this length, in bytes.
-    coalesce: usize,
     chooser: Chooser,
     /// Small writes, gathered until a flush or until they fill a message.
     pub(super) staging: Vec<u8>,
     pub(super) flush_wanted: bool,
     /// Memory that the peer reads, oldest first.
-    sources: VecDeque<Block>,
+    sources: VecDeque<Source>,
     /// Memory that our READs fill, kept until its bytes are delivered.
     landings: HashMap<ReadId, Block>,
     pub(super) reader: Option<Waker>,
@@ -45,13 +45,21 @@ pub(in crate::endpoint) struct ByteStream {
     shortage: Shortage,
 }
 
+/// The memory of one chunk that the peer reads.
+#[derive(Debug)]
+enum Source {
+    /// A copy of written bytes.
+    Copy(#[expect(dead_code, reason = "held for its drop")] Block),
+    /// The application's memory. The last chunk of a write ends the peer's right to read it.
+    Lent(#[expect(dead_code, reason = "held for its drop")] Arc<Grant>),
+}
+
 impl ByteStream {
-    pub(in crate::endpoint) fn new(base: LinkConnection, coalesce: usize, chooser: Chooser) -> Self {
+    pub(in crate::endpoint) fn new(base: LinkConnection, chooser: Chooser) -> Self {
         Self {
             base,
-            coalesce,
             chooser,
-            staging: Vec::with_capacity(coalesce),
+            staging: Vec::new(),
             flush_wanted: false,
             sources: VecDeque::new(),
             landings: HashMap::new(),
@@ -67,11 +75,12 @@ impl ByteStream {
 
     /// Takes the events of the protocol.
     fn handle_events(&mut self) -> Result<(), ConnectionFault> {
-        let sources = &mut self.sources;
-        self.base.handle_events(|event| {
-            if let Event::SourcesDone { count } = event {
-                sources.drain(..count as usize);
-            }
+        let (sources, staging) = (&mut self.sources, &mut self.staging);
+        self.base.handle_events(|event| match event {
+            // After the end there are no sources any more.
+            Event::SourcesDone { count } => drop(sources.drain(..sources.len().min(count as usize))),
+            Event::Idle => staging.shrink_to(Chooser::LEAST_GATHERED),
+            _ => {}
         })
     }
 
@@ -130,6 +139,11 @@ impl Traffic for ByteStream {
 
     fn is_transferring(&self) -> bool {
         self.writer.is_some()
+    }
+
+    fn conclude(&mut self) {
+        // Nobody reports any more that chunks were read.
+        self.sources.clear();
     }
 
     fn retry(&self) -> Option<Instant> {
@@ -247,8 +261,36 @@ impl ByteStream {
         slices: &[IoSlice<'_>],
         counters: &Counters,
     ) -> Result<Option<usize>, ConnectionFault> {
-        let length: usize = slices.iter().map(|slice| slice.len()).sum();
-        if self.staging.len() + length <= self.coalesce {
+        let length = |slices: &[IoSlice<'_>]| slices.iter().map(|slice| slice.len()).sum();
+        let least = self.chooser.registered_threshold();
+        let Some((number, lease)) = least.and_then(|least| self.base.link.first_to_lend(slices, least))
+        else {
+            return self.write_copied(slices, length(slices), counters);
+        };
+        // What is before it goes first, so that the order holds. The caller then writes the rest.
+        let before = length(&slices[..number]);
+        if before > 0 {
+            return self.write_copied(&slices[..number], before, counters);
+        }
+        if self.flush_staging(counters)?
+            && let Some(sent) = self.lend(&lease, counters)?
+        {
+            return Ok(Some(sent));
+        }
+        self.send_eagerly(slices, counters)
+    }
+
+    /// Writes `slices`, of `length` bytes, by gathering them, by rendezvous from a copy, or eagerly.
+    fn write_copied(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        length: usize,
+        counters: &Counters,
+    ) -> Result<Option<usize>, ConnectionFault> {
+        let gathered = self.staging.len() + length;
+        let most = self.chooser.gathered().min(self.base.protocol.max_payload());
+        let is_small = gathered <= Chooser::LEAST_GATHERED.min(most);
+        if is_small || (gathered <= most && !link::lies_in_place(slices, length)) {
             counters.coalesced_writes.add(1);
             slices.iter().for_each(|slice| self.staging.extend_from_slice(slice));
             return Ok(Some(length));
@@ -256,10 +298,19 @@ impl ByteStream {
         if self.chooser.by_rendezvous(length)
             && !link::lies_in_place(slices, length)
             && self.flush_staging(counters)?
-            && let Some(sent) = self.send_rts(slices, length, counters)?
+            && let Some(sent) = self.offer_copies(slices, length, counters)?
         {
             return Ok(Some(sent));
         }
+        self.send_eagerly(slices, counters)
+    }
+
+    /// Sends as many bytes of `slices` as fit into one message, after the gathered writes.
+    fn send_eagerly(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        counters: &Counters,
+    ) -> Result<Option<usize>, ConnectionFault> {
         let room = self.base.protocol.eager_room();
         if room > self.staging.len() {
             return self.send(slices, room, counters).map(Some);
@@ -328,42 +379,94 @@ impl ByteStream {
         Ok(taken)
     }
 
-    /// Copies bytes of `slices` into memory that the peer may read, and sends the peer the addresses. Returns
-    /// the number of bytes; `None` if there is no memory or no room for the offer.
-    fn send_rts(
+    /// Offers the peer the bytes of `lease` where they lie. Returns the number of bytes; `None` if there is no
+    /// room for the offer, or the device allows no more grants.
+    fn lend(&mut self, lease: &Lease, counters: &Counters) -> Result<Option<usize>, ConnectionFault> {
+        let chunk = self.chooser.chunk();
+        let length = lease.len().min(self.offer_room() * chunk);
+        if length == 0 {
+            return Ok(None);
+        }
+        let part = lease.part(0..length).map_err(ConnectionFault::local)?;
+        let Some(grant) = self.base.link.grant(&part) else { return Ok(None) };
+        let RemoteRange { start, .. } = grant.range();
+        let grant = Arc::new(grant);
+        let mut offer = Offer::default();
+        for offset in (0..length).step_by(chunk) {
+            let (address, length) = (start.address + offset as u64, chunk.min(length - offset) as u64);
+            offer.add(Chunk { address, rkey: start.rkey.0, length }, Source::Lent(Arc::clone(&grant)));
+        }
+        self.post_offer(&mut offer, counters)?;
+        counters.copies_avoided_bytes.add(length as u64);
+        Ok(Some(length))
+    }
+
+    /// Copies bytes of `slices` into memory that the peer may read, and offers each chunk when it is copied.
+    /// Returns the number of bytes; `None` if there is no memory or no room for an offer.
+    fn offer_copies(
         &mut self,
         slices: &[IoSlice<'_>],
         length: usize,
         counters: &Counters,
     ) -> Result<Option<usize>, ConnectionFault> {
-        let mut chunks = [Chunk { address: 0, rkey: 0, length: 0 }; MAX_CHUNKS];
-        let mut blocks: [Option<Block>; MAX_CHUNKS] = Default::default();
-        let (mut count, mut taken) = (0, 0);
-        let most = self
-            .chooser
-            .sources()
-            .saturating_sub(self.sources.len())
-            .min(self.base.protocol.rendezvous_room());
-        while count < most && taken < length {
+        let (mut offer, mut taken) = (Offer::default(), 0);
+        for _ in 0..self.offer_room() {
             let part = (length - taken).min(self.chooser.chunk());
+            if part == 0 {
+                break;
+            }
             // Without memory the write goes eagerly, or waits.
             let Ok(mut block) = self.base.link.pool.lease(part, Quota::Send) else { break };
             copy_range(&mut block, slices, taken, part)?;
             let remote = block.remote(0);
-            chunks[count] = Chunk { address: remote.address, rkey: remote.rkey.0, length: part as u64 };
-            blocks[count] = Some(block);
-            (count, taken) = (count + 1, taken + part);
+            let chunk = Chunk { address: remote.address, rkey: remote.rkey.0, length: part as u64 };
+            offer.add(chunk, Source::Copy(block));
+            taken += part;
+            // The peer reads this chunk while the next is copied. When credits are short, the last offer of the
+            // write names all chunks that are left.
+            if self.base.protocol.data_room() > MAX_CHUNKS as u64 {
+                self.post_offer(&mut offer, counters)?;
+            }
         }
-        if count == 0 {
-            return Ok(None);
+        self.post_offer(&mut offer, counters)?;
+        Ok((taken > 0).then_some(taken))
+    }
+
+    /// Returns the number of chunks that may be offered now.
+    fn offer_room(&self) -> usize {
+        let room = self.chooser.sources().saturating_sub(self.sources.len());
+        room.min(self.base.protocol.rendezvous_room())
+    }
+
+    /// Sends the peer the addresses of the chunks of `offer`, and empties it. Does nothing if it is empty.
+    fn post_offer(&mut self, offer: &mut Offer, counters: &Counters) -> Result<(), ConnectionFault> {
+        let chunks = &offer.chunks[..std::mem::take(&mut offer.count)];
+        if chunks.is_empty() {
+            return Ok(());
         }
-        let rts = self.base.protocol.send_rendezvous(&chunks[..count]).map_err(ConnectionFault::local)?;
+        let rts = self.base.protocol.send_rendezvous(chunks).map_err(ConnectionFault::local)?;
         self.base.link.post_message(&[IoSlice::new(rts.as_bytes())])?;
-        self.sources.extend(blocks.into_iter().flatten());
+        self.sources.extend(offer.sources.iter_mut().filter_map(Option::take));
         counters.rendezvous_sent.add(1);
-        counters.rendezvous_sent_bytes.add(taken as u64);
+        counters.rendezvous_sent_bytes.add(chunks.iter().map(|chunk| chunk.length).sum());
         counters.work_requests.add(1);
-        Ok(Some(taken))
+        Ok(())
+    }
+}
+
+/// Chunks to be named in one message.
+#[derive(Default)]
+struct Offer {
+    chunks: [Chunk; MAX_CHUNKS],
+    sources: [Option<Source>; MAX_CHUNKS],
+    count: usize,
+}
+
+impl Offer {
+    fn add(&mut self, chunk: Chunk, source: Source) {
+        self.chunks[self.count] = chunk;
+        self.sources[self.count] = Some(source);
+        self.count += 1;
     }
 }
 

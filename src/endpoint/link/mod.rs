@@ -192,6 +192,16 @@ impl Link {
         Ok(landing.post_read(&*self.queue_pair, wr_id, range, remote)?)
     }
 
+    /// Finds the first of `slices` that has at least `least` bytes, and that the peer can be granted where it
+    /// lies. Returns its number and its memory.
+    pub(crate) fn first_to_lend(&self, slices: &[IoSlice<'_>], least: usize) -> Option<(usize, Lease)> {
+        if !self.can_lend() {
+            return None;
+        }
+        let mut long = slices.iter().enumerate().filter(|(_, slice)| slice.len() >= least.max(SMALLEST));
+        long.find_map(|(number, slice)| Some((number, find_sendable(slice)?)))
+    }
+
     /// Returns whether the peer can be granted memory of the application without a registration.
     pub(crate) fn can_lend(&self) -> bool {
         self.queue_pair.has_windows()

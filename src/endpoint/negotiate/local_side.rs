@@ -22,7 +22,6 @@ use crate::endpoint::provider::budget;
 use crate::endpoint::stream::EndpointStream;
 use crate::endpoint::tuner::Chooser;
 use crate::protocol;
-use crate::wire::Header;
 use crate::wire::hello::{Confirm, DeviceOffer, Message};
 use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::unstable::SlabRegistrations;
@@ -120,8 +119,6 @@ impl Prepared {
         peer: &PeerQueuePair,
         native: Option<Role>,
     ) -> Result<Established, RdmaUnavailable> {
-        /// Gathering writes up to this length costs less than a message for each.
-        const COALESCE: usize = 4096;
         let reads = Link::reads(self.context.attributes());
         let window = peer.receive_slots.max(self.config.receive_slots);
         let send_queue = (self.queue_pair.capacity().send_requests - reads).min(Link::sends_for(window));
@@ -138,8 +135,6 @@ impl Prepared {
             ..protocol::Settings::default()
         };
         let protocol = protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::setup)?;
-        let room = (peer.slot_size as usize).saturating_sub(Header::LENGTH);
-        let coalesce = COALESCE.min(room);
         let chooser = Chooser::new(&self.config, &self.context);
         let queue_pair = Arc::clone(&self.queue_pair);
         let registrations = SlabRegistrations::new(Arc::clone(&self.domain), Arc::clone(self.pool.budget()));
@@ -158,10 +153,10 @@ impl Prepared {
             let link = Link::new(self.queue_pair, key, self.pool, registrations, receives)?;
             Ok(LinkConnection::new(link, protocol, self.config.ping_timeout, changed))
         };
-        let completions = send_queue + reads + receives;
+        let completions = send_queue + reads + receives + self.context.attributes().window_requests;
         let (mut member, carried) = match native {
             None => {
-                let make = |key| Ok(ByteStream::new(base(key)?, coalesce, chooser.clone()));
+                let make = |key| Ok(ByteStream::new(base(key)?, chooser.clone()));
                 let (member, stream) = Member::new(self.reactor, self.queue, completions, false, make)?;
                 (member, Carried::Bytes(stream))
             }

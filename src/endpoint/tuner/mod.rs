@@ -1,4 +1,5 @@
-//! The tuner: the length from which on writes go by rendezvous, and the length of the chunks.
+//! The tuner: the length from which on writes go by rendezvous, the length up to which they are gathered, and
+//! the length of the chunks.
 //!
 //! ```text
 //!  RDMA_EAGER_THRESHOLD=bytes ───────────────────▶ Configured
@@ -46,11 +47,15 @@ pub(crate) struct Chooser {
     chunk: Option<usize>,
     /// Most bytes that are offered and not read yet.
     memory: usize,
+    /// The software device, where a message costs less than to gather a long write.
+    is_software: bool,
 }
 
 #[derive(Clone, Debug)]
 struct Choice {
     threshold: Option<usize>,
+    /// The threshold for registered memory.
+    registered: Option<usize>,
     chunk: usize,
     set_by: ThresholdSource,
 }
@@ -59,7 +64,7 @@ impl Choice {
     /// Returns the choice without a measurement.
     fn unmeasured(threshold: Option<usize>, reason: &str) -> Self {
         let set_by = ThresholdSource::Default { reason: reason.into() };
-        Self { threshold, chunk: DEFAULT_CHUNK, set_by }
+        Self { threshold, registered: None, chunk: DEFAULT_CHUNK, set_by }
     }
 }
 
@@ -68,6 +73,9 @@ impl Chooser {
     const CHUNKS: u64 = 32;
     /// Most chunks that are offered and not read yet, as the protocol allows.
     const MOST_SOURCES: usize = crate::protocol::MAX_UNREAD_CHUNKS as usize;
+    /// Writes up to this length are gathered on every device, in bytes: that costs less than a message for
+    /// each, measured on the software device.
+    pub(super) const LEAST_GATHERED: usize = 4096;
 
     /// Returns the rendezvous memory of a connection in each direction, in bytes.
     pub(super) fn memory(config: &Config) -> u64 {
@@ -76,13 +84,14 @@ impl Chooser {
 
     /// Makes the chooser of a connection over a device.
     pub(super) fn new(config: &Config, context: &Arc<dyn Context>) -> Self {
+        let is_software = context.attributes().provider == SOFTWARE;
         let (first, device) = match config.eager_threshold {
             EagerThreshold::Bytes(bytes) => {
                 let threshold = usize::try_from(bytes).ok().filter(|bytes| *bytes < usize::MAX);
-                let set_by = ThresholdSource::Configured;
-                (Choice { threshold, chunk: DEFAULT_CHUNK, set_by }, None)
+                let (registered, set_by) = (threshold, ThresholdSource::Configured);
+                (Choice { threshold, registered, chunk: DEFAULT_CHUNK, set_by }, None)
             }
-            EagerThreshold::Auto if context.attributes().provider == SOFTWARE => {
+            EagerThreshold::Auto if is_software => {
                 (Choice::unmeasured(None, "rendezvous is never faster on the software device"), None)
             }
             EagerThreshold::Auto => {
@@ -91,7 +100,7 @@ impl Chooser {
             }
         };
         let memory = usize::try_from(Self::memory(config)).unwrap_or(usize::MAX);
-        Self { first, device, chunk: config.chunk_size, memory }
+        Self { first, device, chunk: config.chunk_size, memory, is_software }
     }
 
     fn choice(&self) -> &Choice {
@@ -101,6 +110,21 @@ impl Chooser {
     /// Returns whether a write of `length` bytes goes by rendezvous.
     pub(super) fn by_rendezvous(&self, length: usize) -> bool {
         self.choice().threshold.is_some_and(|threshold| length >= threshold)
+    }
+
+    /// Returns the length from which on a write from registered memory goes by rendezvous, in bytes; `None` if
+    /// no write does. Such a rendezvous copies nothing, but eager messages from that memory do not either.
+    pub(super) fn registered_threshold(&self) -> Option<usize> {
+        self.choice().registered
+    }
+
+    /// Returns the length up to which writes are gathered, in bytes: shorter than those that go by rendezvous.
+    pub(super) fn gathered(&self) -> usize {
+        if self.is_software {
+            return Self::LEAST_GATHERED;
+        }
+        let longest = self.choice().threshold.map_or(usize::MAX, |threshold| threshold.saturating_sub(1));
+        longest.max(Self::LEAST_GATHERED)
     }
 
     /// Returns the length of a chunk, in bytes.
@@ -185,12 +209,19 @@ impl Device {
         let choice = match result {
             Ok(calibration) => {
                 let (threshold, chunk) = (calibration.threshold(), calibration.chunk());
-                let reason = calibration.reason();
-                tracing::debug!(device, threshold, chunk, reason, "rendezvous threshold set by calibration");
+                let (registered, reason) = (calibration.registered_threshold(), calibration.reason());
+                tracing::debug!(
+                    device,
+                    threshold,
+                    registered,
+                    chunk,
+                    reason,
+                    "rendezvous threshold set by calibration"
+                );
                 metrics::gauge!("tonic_rdma_rendezvous_threshold_bytes", "device" => device.to_owned())
                     .set(threshold.map_or(f64::INFINITY, |bytes| bytes as f64));
                 let set_by = ThresholdSource::Calibration { device: Arc::clone(&self.name) };
-                Choice { threshold, chunk, set_by }
+                Choice { threshold, registered, chunk, set_by }
             }
             Err(reason) => {
                 tracing::debug!(device, reason, "no calibration");

@@ -45,6 +45,24 @@ fn a_configured_threshold_is_fixed() {
 }
 
 #[test]
+fn writes_are_gathered_up_to_the_threshold_of_a_network_device() {
+    let device = Arc::new(Device::new("rxe0"));
+    let network = Chooser { is_software: false, ..follower(&device, &Config::default()) };
+    assert_eq!((network.gathered(), network.registered_threshold()), (DEFAULT_THRESHOLD - 1, None));
+    device.settle(Ok(&crossing()));
+    assert_eq!((network.gathered(), network.registered_threshold()), ((16 << 10) - 1, Some(16 << 10)));
+    let configured = |bytes| {
+        let config = Config::default().eager_threshold(EagerThreshold::Bytes(bytes));
+        Chooser { is_software: false, ..Chooser::new(&config, &soft()) }
+    };
+    assert_eq!(configured(100).gathered(), Chooser::LEAST_GATHERED);
+    assert_eq!(configured(u64::MAX).gathered(), usize::MAX);
+    assert_eq!(configured(5000).registered_threshold(), Some(5000));
+    let software = Chooser::new(&Config::default(), &soft());
+    assert_eq!((software.gathered(), software.registered_threshold()), (Chooser::LEAST_GATHERED, None));
+}
+
+#[test]
 fn no_write_of_the_software_device_goes_by_rendezvous() {
     let chooser = Chooser::new(&Config::default(), &soft());
     assert!([0, 1 << 16, usize::MAX].into_iter().all(|length| !chooser.by_rendezvous(length)));

@@ -76,6 +76,7 @@ fn a_writer_without_credits_waits_until_the_peer_reads() {
     let mut sent = 0;
     while pair.write_eager(0, 10) > 0 {
         sent += 1;
+        assert_eq!(pair.ends[0].connection.data_room(), 12 - sent);
         pair.settle(false);
     }
     assert_eq!(sent, 12, "16 slots, of which 4 are kept back");
@@ -94,6 +95,7 @@ fn a_full_send_queue_delays_data_but_no_control_message() {
     let mut sent = 0;
     while pair.write_eager(0, 10) > 0 {
         sent += 1;
+        assert_eq!(pair.ends[0].connection.data_room(), 8 - sent);
         pair.arrive(1);
         pair.read(1, 10);
         pair.serve(1);

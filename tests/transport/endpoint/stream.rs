@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
+use tonic_rdma::memory::Pool;
 use tonic_rdma::{Config, Dialer, EagerThreshold, EndpointStream, PollMode, Verdict};
 
 use fastrand::Rng;
@@ -14,12 +15,21 @@ use support::{Content, Runtime, config, everywhere, listen, pair, random_length,
 const MIB: usize = 1 << 20;
 const LINGER: Duration = Duration::from_secs(60);
 
+/// Writes pieces of random lengths. About half of them lie in registered memory.
 async fn send(mut stream: impl AsyncWrite + Unpin, seed: u64, total: usize, most: usize) {
     let (mut content, mut random) = (Content::new(seed), Rng::with_seed(seed));
+    let pool = Pool::for_sending(64 << 20);
     let mut left = total;
     while left > 0 {
         let length = random_length(&mut random, most).min(left);
-        within(stream.write_all(&content.take(length))).await.unwrap();
+        let piece = content.take(length);
+        match pool.allocate(length) {
+            Ok(mut buffer) if random.bool() => {
+                buffer.copy_from_slice(&piece);
+                within(stream.write_all(&buffer.freeze())).await.unwrap();
+            }
+            _ => within(stream.write_all(&piece)).await.unwrap(),
+        }
         left -= length;
         match random.u32(0..8) {
             0 => stream.flush().await.unwrap(),
