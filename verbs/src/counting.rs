@@ -29,10 +29,10 @@ use crate::panics::lock;
 use crate::sealed::Sealed;
 use crate::{
     Access, CompletionQueue, CompletionStatus, Context, DeviceAttributes, DeviceMemoryRegion, DmaBuf,
-    HostMemory, Lkey, LocalQueuePair, LocalSegment, MemoryRegion, Operation, PathSettings, PostError, Probe,
-    ProtectionDomain, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState,
-    ReceiveRequest, RemoteSegment, RemoteView, Rkey, SendRequest, SharedReceiveQueue, VerbsError,
-    WorkCompletion,
+    HostMemory, Lkey, LocalQueuePair, LocalSegment, MemoryRegion, MemoryWindow, Operation, PathSettings,
+    PostError, Probe, ProtectionDomain, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber,
+    QueuePairState, ReceiveRequest, RemoteSegment, RemoteView, Rkey, SendRequest, SharedReceiveQueue,
+    VerbsError, WorkCompletion,
 };
 
 /// What was asked of the devices of a [`Counter`] since its first one was opened. What a device refuses is not
@@ -44,6 +44,8 @@ pub struct Counts {
     pub regions: Objects,
     /// Bytes of all registrations.
     pub registered_bytes: u64,
+    /// Memory windows: rights of a peer to a part of a region.
+    pub windows: Objects,
     /// Protection domains.
     pub domains: Objects,
     /// Completion queues.
@@ -132,11 +134,11 @@ impl Counts {
     fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
         #[rustfmt::skip]
         let Self {
-            regions, domains, completion_queues, queue_pairs, shared_receive_queues,
+            regions, windows, domains, completion_queues, queue_pairs, shared_receive_queues,
             sends, sends_with_immediate, writes, writes_with_immediate, reads, receives, reads_at_once,
             registered_bytes, signaled, unsignaled, completions, failures, views,
         } = self;
-        let objects = [regions, domains, completion_queues, queue_pairs, shared_receive_queues];
+        let objects = [regions, windows, domains, completion_queues, queue_pairs, shared_receive_queues];
         let posts =
             [sends, sends_with_immediate, writes, writes_with_immediate, reads, receives, reads_at_once];
         let others = [registered_bytes, signaled, unsignaled, completions, failures, views];
@@ -237,6 +239,12 @@ pub(crate) fn uncounted(pair: &dyn QueuePair) -> &dyn QueuePair {
 fn own_queue(queue: &Arc<dyn CompletionQueue>) -> &Arc<dyn CompletionQueue> {
     let counted = (&**queue as &dyn Any).downcast_ref::<Counted<dyn CompletionQueue>>();
     counted.map_or(queue, |counted| &counted.inner)
+}
+
+/// Does the same for regions.
+fn own_region(region: &Arc<dyn MemoryRegion>) -> &Arc<dyn MemoryRegion> {
+    let counted = (&**region as &dyn Any).downcast_ref::<Counted<dyn MemoryRegion>>();
+    counted.map_or(region, |counted| &counted.inner)
 }
 
 /// Does the same for shared receive queues.
@@ -386,6 +394,13 @@ impl MemoryRegion for Counted<dyn MemoryRegion> {
     }
 }
 
+impl MemoryWindow for Counted<dyn MemoryWindow> {
+    forward! {
+        rkey() -> Rkey;
+        keep(owner: Box<dyn Any + Send + Sync>);
+    }
+}
+
 impl DeviceMemoryRegion for Counted<dyn DeviceMemoryRegion> {
     forward! {
         lkey() -> Lkey;
@@ -462,6 +477,20 @@ impl QueuePair for CountedPair {
         to_rts(settings: &PathSettings) -> Result<(), VerbsError>;
         to_error();
         places_in_order() -> bool;
+        has_windows() -> bool;
+    }
+
+    fn open_window(
+        &self,
+        region: &Arc<dyn MemoryRegion>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Option<Arc<dyn MemoryWindow>>, VerbsError> {
+        let window = self.inner.open_window(own_region(region), range, access)?;
+        let counted = |window| -> Arc<dyn MemoryWindow> {
+            Arc::new(Counted::new(window, &self.life.counter, |counts| &mut counts.windows))
+        };
+        Ok(window.map(counted))
     }
 
     fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {

@@ -45,7 +45,8 @@ fn a_server_is_probed_over_each_path() {
     let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
     assert!(printed.contains("verdict: rdma") && printed.contains("calls: native"), "{printed}");
 
-    let over_tcp = tonic_rdma(&["probe", &native.to_string()]).env("RDMA_POLICY", "tcp-only").output().unwrap();
+    let over_tcp =
+        tonic_rdma(&["probe", &native.to_string()]).env("RDMA_POLICY", "tcp-only").output().unwrap();
     refused(&over_tcp, 3, &[&native.to_string(), "over TCP"]);
     let printed = String::from_utf8_lossy(&over_tcp.stdout).into_owned();
     assert!(printed.contains("verdict: tcp") && printed.contains("reason: "), "{printed}");
