@@ -472,7 +472,7 @@ impl NamedRequester {
         Metadata::try_from(metadata)?;
         let memory = self.region_cache.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
-        let grant = link.port(0).grant_part(&memory, 0..length, Access::REMOTE_WRITE)?;
+        let grant = link.grant_once(&memory, 0..length, Access::REMOTE_WRITE, 0)?;
         let place = grant.range();
         let placement =
             SinkLocation { address: place.start.address, rkey: place.start.rkey.0, length: place.length };

@@ -292,6 +292,9 @@ impl ByteStream {
         let is_small = gathered <= Chooser::LEAST_GATHERED.min(most);
         if is_small || (gathered <= most && !link::lies_in_place(slices, length)) {
             counters.coalesced_writes.add(1);
+            if self.staging.capacity() == 0 {
+                self.staging.reserve_exact(Chooser::LEAST_GATHERED);
+            }
             slices.iter().for_each(|slice| self.staging.extend_from_slice(slice));
             return Ok(Some(length));
         }

@@ -153,9 +153,10 @@ impl Prepared {
             let link = Link::new(self.queue_pair, key, self.pool, registrations, receives)?;
             Ok(LinkConnection::new(link, protocol, self.config.ping_timeout, changed))
         };
-        let completions = send_queue + reads + receives + self.context.attributes().window_requests;
+        let completions = send_queue + reads + receives;
         let (mut member, carried) = match native {
             None => {
+                let completions = completions + self.context.attributes().window_requests;
                 let make = |key| Ok(ByteStream::new(base(key)?, chooser.clone()));
                 let (member, stream) = Member::new(self.reactor, self.queue, completions, false, make)?;
                 (member, Carried::Bytes(stream))

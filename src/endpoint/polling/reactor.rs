@@ -179,7 +179,8 @@ impl Reactor {
         }
         // A device may give a queue pair more than it was asked for.
         let completions = 2 * (capacity.send_requests + capacity.receive_requests);
-        let completions = completions.min(context.attributes().max_completions);
+        let attributes = context.attributes();
+        let completions = (completions + attributes.window_requests).min(attributes.max_completions);
         let make = || Queue::with_capacity(context, completions, None, &self.wake_task);
         let Some(queue) = self.own.add(make)? else { return Ok(None) };
         let pace = Pace::new(if self.mode == PollMode::Adaptive { self.spin_limit } else { Duration::ZERO });

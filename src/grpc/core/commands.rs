@@ -310,6 +310,8 @@ impl<K> Core<K> {
         stream.released = true;
         (stream.receiving.waker, stream.sending.waker, stream.reset_waker) = (None, None, None);
         self.remove_if_over(key);
+        // A peer that gives no credit may have ended the call in order.
+        self.sweep();
     }
 
     /// Drops what has arrived and was not taken.

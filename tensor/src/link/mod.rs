@@ -15,6 +15,7 @@ pub(crate) mod port;
 pub(crate) mod wait;
 pub(crate) mod words;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io::IoSlice;
 use std::ops::Range;
@@ -66,8 +67,8 @@ pub(crate) struct Link {
     /// Becomes true when the link has ended.
     ended: watch::Sender<bool>,
     pub(crate) region_cache: Arc<RegionCache>,
-    /// Rights of the peer that last until the link ends, because the peer may still use the memory.
-    kept: Mutex<Vec<Grant>>,
+    /// Rights of the peer that last until it ends the pair of this number, because it may still use the memory.
+    kept: Mutex<HashMap<u32, Vec<Grant>>>,
     /// Handles the frames of named tensors.
     pub(crate) named: NamedTensors,
 }
@@ -91,17 +92,35 @@ impl Link {
         Grant::of_loan(&*self.domain, loan).map_err(TensorError::memory)
     }
 
-    /// Gives the peer the right to read the bytes of `payload` through a port.
+    /// Gives the peer the right to read the bytes of `payload`, for one transfer through a port.
     pub(crate) fn grant_payload(&self, payload: &Payload, port: u32) -> Result<Grant, TensorError> {
         match &payload.content {
             Content::Registered(lease, range) => {
                 let part = lease.part(range.clone()).map_err(TensorError::local)?;
-                self.port(port).grant_lease(&part)
+                match self.port(port).open_window(|flights| flights.grant_lease(&part))? {
+                    Some(grant) => Ok(grant),
+                    None => Grant::of_lease(&*self.domain, &part).map_err(TensorError::memory),
+                }
             }
             Content::Bytes(bytes) => {
                 let copy = self.region_cache.copy_of(bytes)?.share();
-                self.port(port).grant_part(&copy, 0..bytes.len(), Access::REMOTE_READ)
+                self.grant_once(&copy, 0..bytes.len(), Access::REMOTE_READ, port)
             }
+        }
+    }
+
+    /// Gives the peer these rights to `range` of `memory`, for one transfer through a port: by a window, or by a
+    /// registration if the device has no window for it.
+    pub(crate) fn grant_once(
+        &self,
+        memory: &SharedRegion,
+        range: Range<usize>,
+        access: Access,
+        port: u32,
+    ) -> Result<Grant, TensorError> {
+        match self.port(port).open_window(|flights| flights.grant_part(memory, range.clone(), access))? {
+            Some(grant) => Ok(grant),
+            None => self.grant(memory, range, access),
         }
     }
 
@@ -236,9 +255,13 @@ impl Link {
         }
     }
 
-    /// Keeps rights of the peer until the link ends.
-    pub(crate) fn keep(&self, grants: impl IntoIterator<Item = Grant>) {
-        lock(&self.kept).extend(grants);
+    /// Keeps rights of the peer until it ends a pair of this side, or the link ends. A peer that ends a pair reads
+    /// nothing more for it.
+    pub(crate) fn keep(&self, pair: &WordPair, grants: Vec<Grant>) {
+        let pairs = lock(&self.pairs);
+        if !grants.is_empty() && !pairs.is_ended_by_peer(pair.number) {
+            lock(&self.kept).insert(pair.number, grants);
+        }
     }
 
     /// Ends the link because of `error`, unless it has ended. Returns why it ended. When this returns,
@@ -274,7 +297,7 @@ impl Link {
                 pair.link_ended(fault);
             }
             self.named.link_ended(fault);
-            lock(&self.kept).clear();
+            drop(std::mem::take(&mut *lock(&self.kept)));
             self.ended.send_replace(true);
         }
         fault.clone()
@@ -493,6 +516,11 @@ impl Link {
                 let ended = lock(&self.pairs).ended_by_peer(slot);
                 if let Some(pair) = ended.map_err(|error| self.violation(error))? {
                     pair.ended_by_peer();
+                }
+                if lock(&self.pairs).is_ended_by_peer(slot) {
+                    let kept = lock(&self.kept).remove(&slot);
+                    // Dropped outside the locks.
+                    drop(kept);
                 }
                 Ok(())
             }

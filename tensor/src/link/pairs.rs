@@ -106,6 +106,12 @@ impl PairTable {
         Ok(if entry.missing == 0 { entry.pair.clone() } else { None })
     }
 
+    /// Returns whether the peer has ended the pair of this number.
+    pub(crate) fn is_ended_by_peer(&self, number: u32) -> bool {
+        let entry = self.entries.get(WordPage::position(number));
+        entry.is_none_or(|entry| entry.number != number || entry.missing == 0)
+    }
+
     /// Returns all pairs that this side has not given up, and forgets them.
     pub(crate) fn take_all(&mut self) -> Vec<Arc<WordPair>> {
         self.free.clear();

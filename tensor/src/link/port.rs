@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::IoSlice;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
@@ -13,13 +12,13 @@ use crate::link::Link;
 use crate::link::words::WordPair;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
 use tonic_rdma::unstable::{Deferred, Participant, WorkId, WorkKind};
-use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota, SharedRegion};
+use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, FinishedTransfer, Grant, InFlight, LocalMemory, Transfer, TransferKind, lock,
     wake_all,
 };
 use tonic_rdma_verbs::{
-    Access, CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePair, QueuePairNumber,
+    CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePair, QueuePairNumber,
     ReceiveRequest, RemoteSegment, Rkey, VerbsError, WorkCompletion,
 };
 
@@ -173,29 +172,16 @@ impl Port {
         lock(&self.state).flights.as_mut().is_none_or(|flights| flights.registers(lease))
     }
 
-    /// Gives the peer the right to read the bytes of `lease` through this port.
-    pub(crate) fn grant_lease(&self, lease: &Lease) -> Result<Grant, TensorError> {
-        self.grant_by(|flights| flights.grant_lease(lease))
-    }
-
-    /// Gives the peer these rights to `range` of `memory` through this port, for one transfer.
-    pub(crate) fn grant_part(
+    /// Opens a window to memory for the peer by `open`, which must not take long, because the poller of the
+    /// queue waits meanwhile.
+    pub(crate) fn open_window(
         &self,
-        memory: &SharedRegion,
-        range: Range<usize>,
-        access: Access,
-    ) -> Result<Grant, TensorError> {
-        self.grant_by(|flights| flights.grant_part(memory, range, access))
-    }
-
-    fn grant_by(
-        &self,
-        grant: impl FnOnce(&mut InFlight<Token>) -> Result<Grant, VerbsError>,
-    ) -> Result<Grant, TensorError> {
+        open: impl FnOnce(&mut InFlight<Token>) -> Result<Option<Grant>, VerbsError>,
+    ) -> Result<Option<Grant>, TensorError> {
         let mut state = lock(&self.state);
-        let granted = state.flights.as_mut().map(grant);
+        let opened = state.flights.as_mut().map(open);
         drop(state);
-        granted.map_or_else(|| Err(self.fault()), |granted| granted.map_err(TensorError::memory))
+        opened.map_or_else(|| Err(self.fault()), |opened| opened.map_err(TensorError::memory))
     }
 
     /// Writes `slices`, one after the other, to memory of the peer. For few bytes: the caller's memory is

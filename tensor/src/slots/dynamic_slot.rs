@@ -174,7 +174,11 @@ impl DynamicSender {
         let released = self.sender.released();
         while self.lent.front().is_some_and(|(epoch, _)| *epoch <= released) {
             if let Some((_, Some(grant))) = self.lent.pop_front() {
-                self.revoked = grant.revoke();
+                let revocation = grant.revoke();
+                // Windows end in order. A registration has ended already, and says nothing about them.
+                if !revocation.is_over() {
+                    self.revoked = revocation;
+                }
             }
         }
     }
@@ -183,10 +187,9 @@ impl DynamicSender {
 impl Drop for DynamicSender {
     fn drop(&mut self) {
         self.revoke_released();
-        // Rights that the peer still uses stay until the link ends, because revoking them now would end the
-        // link.
-        let lent = self.lent.drain(..).filter_map(|(_, grant)| grant);
-        self.sender.link.keep(lent);
+        // Rights that the peer still uses stay, because revoking them now would end the link.
+        let lent = self.lent.drain(..).filter_map(|(_, grant)| grant).collect();
+        self.sender.keep(lent);
     }
 }
 
@@ -259,17 +262,17 @@ impl DynamicReceiver {
         let Some(outcome) = outcome else { return Ok(None) };
         let Some(PendingRead { metadata, by, .. }) = self.reading.pop_front() else { return Ok(None) };
         self.receiver.release();
-        if let Err(error) = outcome.result {
-            // The link has ended, so the reads behind this one have failed too.
+        let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
+        let read = outcome.result.and_then(|()| {
+            let bytes = freeze(region, metadata.bytes());
+            Tensor::deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))
+        });
+        if read.is_err() {
+            // The link has ended, so no tensor behind this one is delivered either.
             self.receiver.put_back(self.reading.len() as u64);
             self.reading.clear();
-            return Err(error);
         }
-        let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
-        let bytes = freeze(region, metadata.bytes());
-        let tensor =
-            Tensor::deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))?;
-        Ok(Some(tensor))
+        read.map(Some)
     }
 
     /// Waits for the next tensor, and reads it. Dropping the future loses nothing.

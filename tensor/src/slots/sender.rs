@@ -16,7 +16,9 @@ use crate::slots::slot::Layout;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
 use tonic_rdma_verbs::memory::Lease;
-use tonic_rdma_verbs::unstable::{CopyRange, CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
+use tonic_rdma_verbs::unstable::{
+    CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Transfer, TransferKind,
+};
 
 /// The sending side of a slot.
 #[derive(Debug)]
@@ -76,6 +78,11 @@ impl Sender {
     /// Returns the last epoch that the receiver has released.
     pub(crate) fn released(&self) -> u64 {
         self.link.load_count(self.pair.number)
+    }
+
+    /// Keeps rights of the receiver until it has ended its part of the slot.
+    pub(super) fn keep(&self, grants: Vec<Grant>) {
+        self.link.keep(&self.pair, grants);
     }
 
     /// Returns the epoch that the receiver must release before the next payload can go, or 0.

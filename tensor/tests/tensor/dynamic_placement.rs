@@ -3,7 +3,7 @@
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorMut, TensorSpec};
 
-use crate::{notifications, pair_with, pattern};
+use crate::{eventually, notifications, pair, pair_with, pattern};
 
 fn tensor(pool: Option<&Pool>, seed: u64, dims: &[u64]) -> Tensor {
     let spec = TensorSpec::new(Dtype::U16, Shape::new(dims).unwrap()).unwrap();
@@ -96,4 +96,20 @@ async fn a_wait_for_the_next_tensor_takes_nothing() {
             assert!(receiver.try_recv().unwrap().is_none(), "{way:?} {seed}");
         }
     }
+}
+
+#[tokio::test]
+async fn senders_that_leave_before_their_tensor_is_read_keep_no_memory() {
+    let (server, _client, channel) = pair().await;
+    let mut slot = server.dynamic_receiver("any", 2).unwrap();
+    let pool = Pool::for_sending(16 << 20);
+    for _ in 0..20 {
+        let mut sender = channel.dynamic_sender("any").await.unwrap();
+        let spec = TensorSpec::new(Dtype::U8, Shape::new(&[100_000]).unwrap()).unwrap();
+        sender.send(&TensorMut::in_pool(spec, &pool).unwrap().freeze()).await.unwrap();
+        drop(sender);
+        slot.recv().await.unwrap();
+    }
+    // The peer may read for the last sender until the slot gets another one.
+    eventually("the memory of all tensors but the last", async || pool.statistics().frozen <= 1).await;
 }

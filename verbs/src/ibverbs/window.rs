@@ -160,7 +160,7 @@ impl Window {
                 // The queue pair has failed, or the device is broken. The window ends with the queue pair.
                 Err(kind) => {
                     state.lost.push(kept);
-                    drop(state);
+                    // The lock keeps the queue pair alive.
                     self.core.fail(|| format!("a memory window could not be closed: {kind}"));
                 }
             }

@@ -122,26 +122,25 @@ impl<T> InFlight<T> {
         self.registrations.prune();
     }
 
-    /// Grants the peer of this queue pair the right to read the bytes of `lease` ([`Grant::of_lease`]).
+    /// Grants the peer of this queue pair the right to read the bytes of `lease` ([`Grant::in_slab`]).
     ///
     /// # Errors
-    /// The device refuses.
-    pub fn grant_lease(&mut self, lease: &Lease) -> Result<Grant, VerbsError> {
-        Grant::of_lease(&*self.queue_pair, self.registrations.slabs(), lease)
+    /// The device refuses the window.
+    pub fn grant_lease(&mut self, lease: &Lease) -> Result<Option<Grant>, VerbsError> {
+        Grant::in_slab(&*self.queue_pair, self.registrations.slabs(), lease)
     }
 
-    /// Grants the peer of this queue pair the rights `access` to a part of `shared`, for one transfer
-    /// ([`Grant::for_transfer`]).
+    /// Grants the peer of this queue pair the rights `access` to a part of `shared` ([`Grant::in_region`]).
     ///
     /// # Errors
-    /// The part is not within the region, or the device refuses.
+    /// The part is not within the region, or the device refuses the window.
     pub fn grant_part(
         &mut self,
         shared: &SharedRegion,
         part: Range<usize>,
         access: Access,
-    ) -> Result<Grant, VerbsError> {
-        Grant::for_transfer(&*self.queue_pair, &mut self.registrations, shared, part, access)
+    ) -> Result<Option<Grant>, VerbsError> {
+        Grant::in_region(&*self.queue_pair, &mut self.registrations, shared, part, access)
     }
 
     /// Returns whether more than half of the send queue is in use, so that the caller should poll for

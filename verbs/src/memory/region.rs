@@ -531,6 +531,13 @@ impl Drop for WindowMemory {
 #[derive(Debug, Default)]
 pub struct Revocation(Option<Arc<Ended>>);
 
+impl Revocation {
+    /// Returns whether the right has ended.
+    pub fn is_over(&self) -> bool {
+        self.0.as_ref().is_none_or(|ended| lock(&ended.0).0)
+    }
+}
+
 impl Future for Revocation {
     type Output = ();
 
@@ -615,22 +622,13 @@ impl Grant {
         Self::register(domain, memory, region.range(), Access::REMOTE_READ, granted)
     }
 
-    /// Grants the peer of `queue_pair` the right to read the bytes of `lease`: by a window in its slab, which
-    /// `slabs` registers once, or by a registration of these bytes if the device has no window for them.
+    /// Grants the peer of `domain` the right to read the bytes of `lease`.
     ///
     /// # Errors
-    /// The device refuses both.
-    pub fn of_lease(
-        queue_pair: &dyn QueuePair,
-        slabs: &mut SlabRegistrations,
-        lease: &Lease,
-    ) -> Result<Self, VerbsError> {
-        // If the slab can't be registered, its part may be short enough.
-        if let Some(grant) = Self::in_slab(queue_pair, slabs, lease)? {
-            return Ok(grant);
-        }
-        let ((memory, range), granted) = (lease.position(), GrantedMemory::Frozen(lease.clone()));
-        Self::register(slabs.domain(), memory, range, Access::REMOTE_READ, granted)
+    /// The device can't register the memory.
+    pub fn of_lease(domain: &dyn ProtectionDomain, lease: &Lease) -> Result<Self, VerbsError> {
+        let (memory, range) = lease.position();
+        Self::register(domain, memory, range, Access::REMOTE_READ, GrantedMemory::Frozen(lease.clone()))
     }
 
     /// Grants the peer of `queue_pair` the right to read the bytes of `lease`, by a window in its slab, which
@@ -650,28 +648,25 @@ impl Grant {
         Ok(window.map(|window| Self::by_window(window, &memory, &range, granted)))
     }
 
-    /// Grants the peer of `queue_pair` the rights `access` to a part of `shared`, in bytes from its start, for
-    /// one transfer: by a window in the mapping of the region, which `known` registers once, or by a
-    /// registration of these bytes if the device has no window for them.
+    /// Grants the peer of `queue_pair` the rights `access` to a part of `shared`, in bytes from its start, by a
+    /// window in its slab, which `known` registers once. Returns `None` if the device has no window for it, or
+    /// can't register the slab.
     ///
     /// # Errors
-    /// The part is not within the region, or the device refuses both.
-    pub fn for_transfer(
+    /// The part is not within the region, or the device refuses the window.
+    pub fn in_region(
         queue_pair: &dyn QueuePair,
         known: &mut LocalRegistrations,
         shared: &SharedRegion,
         part: Range<usize>,
         access: Access,
-    ) -> Result<Self, VerbsError> {
+    ) -> Result<Option<Self>, VerbsError> {
         let range = shared.range_of(&part)?;
-        if queue_pair.has_windows()
-            && let Ok(mapping) = known.region(&shared.region)
-            && let Some(window) = queue_pair.open_window(&mapping, range.clone(), access)?
-        {
-            let granted = GrantedMemory::Shared(shared.clone());
-            return Ok(Self::by_window(window, shared.region.memory(), &range, granted));
-        }
-        Self::of_part(known.domain(), shared, part, access)
+        let slab = if queue_pair.has_windows() { known.region(&shared.region).ok() } else { None };
+        let Some(slab) = slab else { return Ok(None) };
+        let (memory, granted) = (shared.region.memory(), GrantedMemory::Shared(shared.clone()));
+        let window = queue_pair.open_window(&slab, range.clone(), access)?;
+        Ok(window.map(|window| Self::by_window(window, memory, &range, granted)))
     }
 
     fn by_window(

@@ -30,11 +30,6 @@ impl LocalRegistrations {
         Self { domain, frozen, regions: HashMap::new() }
     }
 
-    /// Returns the protection domain.
-    pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
-        &*self.domain
-    }
-
     /// Returns the slabs of buffers.
     pub(crate) fn slabs(&mut self) -> &mut SlabRegistrations {
         &mut self.frozen
@@ -127,11 +122,6 @@ impl SlabRegistrations {
     /// whole slabs.
     pub fn exposing(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
         Self { access: Access::LOCAL_READ | Access::REMOTE_READ, ..Self::new(domain, budget) }
-    }
-
-    /// Returns the protection domain.
-    pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
-        &*self.domain
     }
 
     /// Returns the address and key by which a peer reads the first byte of `lease`, of a pool for sending.

@@ -4,6 +4,8 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tonic_rdma_verbs::memory::Lease;
+use tonic_rdma_verbs::unstable::{Grant, SlabRegistrations};
 use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment,
     MemoryRegion, Operation, PathSettings, Payload, PostError, ProtectionDomain, QueuePair,
@@ -352,4 +354,10 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     (0..length as u64)
         .map(|index| (index.wrapping_mul(31) ^ (index >> 8) ^ seed.wrapping_mul(101)) as u8)
         .collect()
+}
+
+/// Grants the peer of `side` the right to read the bytes of `lease`: by a window if the device has one.
+pub fn grant(side: &Side, slabs: &mut SlabRegistrations, lease: &Lease) -> Grant {
+    let window = Grant::in_slab(&*side.pair, slabs, lease).unwrap();
+    window.unwrap_or_else(|| Grant::of_lease(&*side.domain, lease).unwrap())
 }

@@ -10,7 +10,9 @@ use tonic_rdma_verbs::{
     VerbsErrorKind,
 };
 
-use crate::fabric::{ALL, Fabric, Side, content, default_pair, pattern, remote, segment, until_placed};
+use crate::fabric::{
+    ALL, Fabric, Side, content, default_pair, grant, pattern, remote, segment, until_placed,
+};
 
 /// A range without any alignment, in memory of `MEMORY` bytes.
 const RANGE: Range<usize> = 5003..9106;
@@ -95,7 +97,7 @@ pub fn a_granted_payload_to_the_byte(fabric: &dyn Fabric) {
     let pair = || {
         let (a, b) = default_pair(fabric);
         let mut slabs = SlabRegistrations::new(Arc::clone(&b.domain), Budget::new(64 << 20));
-        let grant = Grant::of_lease(&*b.pair, &mut slabs, &payload).unwrap();
+        let grant = grant(&b, &mut slabs, &payload);
         assert_eq!(grant.range().length, RANGE.len() as u64);
         (a, b, grant)
     };

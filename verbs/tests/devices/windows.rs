@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Waker};
 
 use tonic_rdma_verbs::memory::{Budget, Pool};
-use tonic_rdma_verbs::unstable::{Grant, SlabRegistrations};
+use tonic_rdma_verbs::unstable::SlabRegistrations;
 use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionStatus, HostMemory, MemoryRegion, MemoryWindow, QueuePair,
     RemoteSegment, VerbsErrorKind, WorkCompletion,
 };
 
 use crate::fabric::{
-    Fabric, Options, Side, connect_pairs, content, default_pair, pattern, until_placed, wait_until,
+    Fabric, Options, Side, connect_pairs, content, default_pair, grant, pattern, until_placed, wait_until,
 };
 
 /// A range without any alignment, in a region of `LENGTH` bytes.
@@ -264,7 +264,7 @@ pub fn leases_are_granted_one_by_one(fabric: &dyn Fabric) {
         buffer.copy_from_slice(&pattern(seed, 3000));
         buffer.into_lease()
     });
-    let grants = leases.each_ref().map(|lease| Grant::of_lease(&*b.pair, &mut slabs, lease).unwrap());
+    let grants = leases.each_ref().map(|lease| grant(&b, &mut slabs, lease));
     for (seed, grant) in [1, 2].into_iter().zip(&grants) {
         assert_eq!(
             (grant.range().length, read(&a, seed, 3000, grant.range().start)),

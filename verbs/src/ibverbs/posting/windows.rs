@@ -13,7 +13,7 @@ use crate::ibverbs::ticket::Slot;
 use crate::panics::lock;
 
 /// Requests for windows that are outstanding on one queue pair at most.
-pub(crate) const REQUESTS: u32 = 256;
+pub(crate) const REQUESTS: u32 = 128;
 /// The windows of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Windows(pub(crate) Mutex<State>);

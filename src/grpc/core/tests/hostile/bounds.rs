@@ -442,6 +442,24 @@ fn calls_that_end_while_they_wait_for_credit_hold_nothing() {
     }
 }
 
+/// A server that gives no credit may also end calls in order, while their requests wait.
+#[test]
+fn calls_that_the_server_ends_while_their_requests_wait_hold_nothing() {
+    let mut pair = limited(64 << 20, 64 << 10, true);
+    pair.ends[CLIENT].core.ledger.parts.spend(1 << 40);
+    for stream in 1..=100 {
+        let key = open_at_client(&mut pair);
+        pair.ends[CLIENT].core.send_data(key, vec![1; 1000].into(), false);
+        pair.transmit(CLIENT);
+        pair.ends[CLIENT].sent.clear();
+        let answer = Peer::new().plain(Kind::Headers, stream, &[]).plain(Kind::Trailers, stream, &[]);
+        answer.send(&mut pair, CLIENT).unwrap();
+        let core = &mut pair.ends[CLIENT].core;
+        core.release(key);
+        assert!(core.streams.len() <= 2, "call {stream}: {}", core.streams.len());
+    }
+}
+
 /// Only a reader that waits gets the reserve of the connection. It gets it, although a stream whose reader does
 /// not wait comes first.
 #[test]
