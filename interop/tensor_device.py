@@ -47,7 +47,7 @@ def show(endpoint, found):
 
 
 def check(stub, found):
-    assert list(found.versions) == [2], found.versions
+    assert list(found.versions) == [2, 3], found.versions
     assert found.software.startswith("tonic-rdma "), found.software
     offered = {it.name: it for it in found.offered}
     assert sorted(offered) == ["activations", "parameters", "weights"], sorted(offered)
