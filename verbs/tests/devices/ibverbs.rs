@@ -69,7 +69,7 @@ const SOFT_IWARP: &[(&str, &[&str])] = &[
 /// Features that the driver of Soft-RoCE lacks (Linux 6.1), and the cases that need them.
 const SOFT_ROCE: &[(&str, &[&str])] = &[(
     "Soft-RoCE checks the bounds of the region, not those of the window (`check_rkey`)",
-    &["beyond_a_window"],
+    &["beyond_a_window", "a_granted_payload_to_the_byte"],
 )];
 
 /// A device that does not check the bounds of windows opens none, unless its user wants that.
