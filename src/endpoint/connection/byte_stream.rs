@@ -142,7 +142,7 @@ impl Traffic for ByteStream {
     }
 
     fn conclude(&mut self) {
-        // Nobody reports any more that chunks were read.
+        // After the end no message of the peer says that chunks were read.
         self.sources.clear();
     }
 

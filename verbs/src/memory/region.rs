@@ -482,7 +482,7 @@ impl fmt::Debug for SharedRegion {
 ///
 /// Dropping the grant revokes the right. A registration ends before the drop returns, which waits some
 /// microseconds for operations of the peer that are in progress. A window may end a moment later. Until then
-/// the memory stays with the window, so that nobody else gets it. [`revoke`](Self::revoke) tells when.
+/// the memory stays with the window, so that it is not used for something else. [`revoke`](Self::revoke) tells when.
 #[derive(Debug)]
 pub struct Grant {
     right: Right,

@@ -14,6 +14,7 @@ use crate::panics::lock;
 
 /// Requests for windows that are outstanding on one queue pair at most.
 pub(crate) const REQUESTS: u32 = 128;
+
 /// The windows of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Windows(pub(crate) Mutex<State>);
@@ -87,7 +88,7 @@ impl Windows {
     }
 
     /// Notes that the request `request`, and all requests for windows before it, have completed. Adds to `over`
-    /// what nobody has a right to any more, for a drop without locks.
+    /// the memory of the rights that have ended, for a drop without locks.
     pub(crate) fn completed(&self, request: u32, over: &mut Vec<Kept>) {
         let state = &mut *lock(&self.0);
         let outstanding = state.posted.wrapping_sub(state.completed);

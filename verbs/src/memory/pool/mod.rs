@@ -68,7 +68,7 @@ impl Pool {
     }
 
     /// Makes a pool for regions, which only the budget limits. Its slabs have up to `slab_size` bytes. It has
-    /// no domain: whoever uses a region registers its slab ([`LocalRegistrations`]).
+    /// no domain: each link that uses a region registers its slab ([`LocalRegistrations`]).
     ///
     /// [`LocalRegistrations`]: super::registrations::LocalRegistrations
     pub(crate) fn for_regions(budget: Arc<Budget>, slab_size: usize) -> Self {
