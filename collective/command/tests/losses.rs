@@ -18,7 +18,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use rustix::process::{getpid, kill_process};
+use nix::sys::signal::{
+    Signal::{SIGKILL, SIGSTOP},
+    raise,
+};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tonic_rdma_collective::unstable::watch_steps;
@@ -262,9 +265,10 @@ fn lose(
 }
 
 fn lose_itself(loss: Loss, trial: u64, step: u32) {
-    let signal = if loss == Loss::Kill { Signal::KILL } else { Signal::STOP };
     send(Some(trial), Content::Gone(step));
-    kill_process(getpid(), signal).unwrap();
+    // A signal to this thread stops the process before the call returns. A signal to the process goes to its
+    // main thread, and this one would run on until that is scheduled.
+    raise(if loss == Loss::Kill { SIGKILL } else { SIGSTOP }).unwrap();
 }
 
 /// Reduces the operands of a combination, in registered memory or in a slice.
