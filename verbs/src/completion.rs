@@ -16,6 +16,18 @@ pub trait CompletionQueue: Sealed + Any + Send + Sync + Debug {
     /// Takes up to `completions.len()` completions and returns their number. Never blocks.
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize;
 
+    /// Makes the queue hold at least `capacity` completions, if it holds fewer (`ibv_resize_cq`). Completions
+    /// in the queue stay, and queue pairs may be at work meanwhile. On real devices this takes some
+    /// milliseconds, in which polls wait.
+    ///
+    /// # Errors
+    /// The queue is as it was.
+    /// - [`Limit`](crate::VerbsErrorKind::Limit) if the device has no queue of this capacity.
+    /// - [`Unsupported`](crate::VerbsErrorKind::Unsupported) if the driver can't resize queues. That of
+    ///   soft-iWARP can't.
+    /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
+    fn resize(&self, capacity: u32) -> Result<(), VerbsError>;
+
     /// Returns whether the last poll has moved a part of a message whose rest follows when the peer has
     /// continued. Only the software device moves messages in parts; there a message hardly continues while a
     /// thread of one side sleeps.

@@ -6,6 +6,9 @@
 //! [`count_all`] counts every device that this process opens from then on, also those that `tonic-rdma`
 //! opens. [`wrap`] counts one device. A device that nobody counts is not wrapped, so it costs nothing.
 //!
+//! A counted device may also have the [limits](Limits) of a card ([`Counter::limit`]), so that a program that
+//! needs more than a card has fails without one.
+//!
 //! ```
 //! use std::sync::Arc;
 //! use tonic_rdma_verbs::{Access, HostMemory, counting};
@@ -20,6 +23,7 @@
 //! ```
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -148,9 +152,138 @@ impl Counts {
     }
 }
 
+/// The most objects that a device has, and the longest queues, as `ibv_query_device` reports them.
+///
+/// ```
+/// use tonic_rdma_verbs::counting::{Counter, Limits, wrap};
+///
+/// let counter = Counter::new();
+/// let mut limits = Limits::CARD;
+/// limits.domains = 1;
+/// counter.limit(limits);
+/// let device = wrap(tonic_rdma_verbs::open("soft0")?, &counter);
+/// let domain = device.alloc_protection_domain()?;
+/// let error = device.alloc_protection_domain().unwrap_err();
+/// assert_eq!(error.reason(), "protection domains: asked for 2, the device has 1");
+/// # drop(domain);
+/// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Memory regions (`max_mr`).
+    pub regions: u32,
+    /// Memory windows (`max_mw`).
+    pub windows: u32,
+    /// Protection domains (`max_pd`).
+    pub domains: u32,
+    /// Completion queues (`max_cq`).
+    pub completion_queues: u32,
+    /// Completions of one queue (`max_cqe`).
+    pub completions: u32,
+    /// Queue pairs (`max_qp`).
+    pub queue_pairs: u32,
+    /// Requests outstanding on a send or receive queue (`max_qp_wr`).
+    pub work_requests: u32,
+    /// Requests that a queue pair keeps for its windows
+    /// ([`window_requests`](DeviceAttributes::window_requests)).
+    pub window_requests: u32,
+}
+
+impl Limits {
+    /// Limits that no device exceeds.
+    const NONE: Self = Self {
+        regions: u32::MAX,
+        windows: u32::MAX,
+        domains: u32::MAX,
+        completion_queues: u32::MAX,
+        completions: u32::MAX,
+        queue_pairs: u32::MAX,
+        work_requests: u32::MAX,
+        window_requests: 0,
+    };
+
+    /// The limits of an ordinary card: of each number the lower one of what `ibv_devinfo -v` prints for a
+    /// ConnectX-3 (github.com/claudebarthels/infinity, issue 5) and for a ConnectX-5 (github.com/open-mpi/ompi,
+    /// pull request 6137). The windows are those of the ConnectX-5, because the other card has none.
+    pub const CARD: Self = Self {
+        regions: 524_032,
+        windows: 16_777_216,
+        domains: 32_764,
+        completion_queues: 65_408,
+        completions: 4_194_303,
+        queue_pairs: 131_000,
+        work_requests: 16_351,
+        window_requests: 128,
+    };
+
+    fn check_completions(&self, capacity: u32) -> Result<(), VerbsError> {
+        VerbsError::check_limits([("completion queue depth", capacity, self.completions)])
+    }
+
+    fn check_requests(&self, capacity: &QueuePairCapacity) -> Result<(), VerbsError> {
+        let sends = capacity.send_requests.saturating_add(self.window_requests);
+        VerbsError::check_limits([
+            ("send queue depth", sends, self.work_requests),
+            ("receive queue depth", capacity.receive_requests, self.work_requests),
+        ])
+    }
+
+    /// Returns the attributes of a device that has these limits, too.
+    fn of(&self, device: &DeviceAttributes) -> DeviceAttributes {
+        DeviceAttributes {
+            max_memory_regions: device.max_memory_regions.min(self.regions),
+            max_completions: device.max_completions.min(self.completions),
+            max_work_requests: device.max_work_requests.min(self.work_requests),
+            window_requests: device.window_requests.max(self.window_requests),
+            ..device.clone()
+        }
+    }
+}
+
+/// A kind of objects: its counts and its limit.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    name: &'static str,
+    objects: fn(&mut Counts) -> &mut Objects,
+    limit: fn(&Limits) -> u32,
+}
+
+/// Makes the kind of objects that have this field.
+macro_rules! kind {
+    ($name:literal, $field:ident) => {
+        Kind { name: $name, objects: |counts| &mut counts.$field, limit: |limits| limits.$field }
+    };
+}
+
+const REGIONS: Kind = kind!("memory regions", regions);
+const WINDOWS: Kind = kind!("memory windows", windows);
+const DOMAINS: Kind = kind!("protection domains", domains);
+const COMPLETION_QUEUES: Kind = kind!("completion queues", completion_queues);
+const QUEUE_PAIRS: Kind = kind!("queue pairs", queue_pairs);
+const SHARED_RECEIVE_QUEUES: Kind = Kind {
+    name: "shared receive queues",
+    objects: |counts| &mut counts.shared_receive_queues,
+    limit: |_| u32::MAX,
+};
+
 /// Counts for the devices that were given it. Clones share the counts.
 #[derive(Clone, Debug, Default)]
-pub struct Counter(Arc<Mutex<Counts>>);
+pub struct Counter(Arc<Mutex<CounterState>>);
+
+#[derive(Debug)]
+struct CounterState {
+    counts: Counts,
+    limits: Limits,
+    /// What each queue pair sent, that exists.
+    sent: BTreeMap<QueuePairNumber, Posts>,
+}
+
+impl Default for CounterState {
+    fn default() -> Self {
+        Self { counts: Counts::default(), limits: Limits::NONE, sent: BTreeMap::new() }
+    }
+}
 
 impl Counter {
     /// Returns a counter of its own.
@@ -160,27 +293,52 @@ impl Counter {
 
     /// Returns the counts up to now.
     pub fn counts(&self) -> Counts {
-        *lock(&self.0)
+        lock(&self.0).counts
+    }
+
+    /// Returns the sends, writes and reads that each queue pair took, of those that exist.
+    pub fn queue_pairs(&self) -> BTreeMap<QueuePairNumber, Posts> {
+        lock(&self.0).sent.clone()
+    }
+
+    /// Sets the limits of the devices that are counted from now on, for all of them together: they state these
+    /// limits in their attributes, and refuse what goes beyond. [`Limits`] has an example.
+    pub fn limit(&self, limits: Limits) {
+        lock(&self.0).limits = limits;
+    }
+
+    fn limits(&self) -> Limits {
+        lock(&self.0).limits
     }
 
     fn add(&self, count: impl FnOnce(&mut Counts)) {
-        count(&mut lock(&self.0));
+        count(&mut lock(&self.0).counts);
     }
 
-    fn sent(&self, requests: &[SendRequest<'_>], result: &Result<(), PostError>) {
-        self.add(|counts| {
-            for request in &requests[..posted(requests.len(), result)] {
-                let (of, bytes) = match request.operation {
-                    Operation::Send { data, immediate: None } => (&mut counts.sends, data.length()),
-                    Operation::Send { data, .. } => (&mut counts.sends_with_immediate, data.length()),
-                    Operation::Write { data, immediate: None, .. } => (&mut counts.writes, data.length()),
-                    Operation::Write { data, .. } => (&mut counts.writes_with_immediate, data.length()),
-                    Operation::Read { into, .. } => (&mut counts.reads, length(into)),
-                };
-                of.add(bytes);
-                *if request.signaled { &mut counts.signaled } else { &mut counts.unsignaled } += 1;
-            }
-        });
+    /// Counts an object that is about to be made, if there may be one more of its kind.
+    fn begin(&self, kind: Kind) -> Result<Life, VerbsError> {
+        let state = &mut *lock(&self.0);
+        let (objects, limit) = ((kind.objects)(&mut state.counts), (kind.limit)(&state.limits).into());
+        VerbsError::check_limits([(kind.name, objects.alive() + 1, limit)])?;
+        objects.created += 1;
+        Ok(Life { counter: self.clone(), kind, is_made: false })
+    }
+
+    fn sent(&self, by: QueuePairNumber, requests: &[SendRequest<'_>], result: &Result<(), PostError>) {
+        let state = &mut *lock(&self.0);
+        let (counts, of_pair) = (&mut state.counts, state.sent.entry(by).or_default());
+        for request in &requests[..posted(requests.len(), result)] {
+            let (of, bytes) = match request.operation {
+                Operation::Send { data, immediate: None } => (&mut counts.sends, data.length()),
+                Operation::Send { data, .. } => (&mut counts.sends_with_immediate, data.length()),
+                Operation::Write { data, immediate: None, .. } => (&mut counts.writes, data.length()),
+                Operation::Write { data, .. } => (&mut counts.writes_with_immediate, data.length()),
+                Operation::Read { into, .. } => (&mut counts.reads, length(into)),
+            };
+            of.add(bytes);
+            of_pair.add(bytes);
+            *if request.signaled { &mut counts.signaled } else { &mut counts.unsignaled } += 1;
+        }
     }
 
     fn received(&self, requests: &[ReceiveRequest<'_>], result: &Result<(), PostError>) {
@@ -210,7 +368,7 @@ pub fn count_all() -> Counter {
 /// Returns `device`, wrapped so that `counter` counts what is asked of it. Objects of the device itself, such
 /// as completion queues, also work with the wrapped device.
 pub fn wrap(device: Arc<dyn Context>, counter: &Counter) -> Arc<dyn Context> {
-    Arc::new(CountedDevice { inner: device, counter: counter.clone() })
+    Arc::new(CountedDevice::new(device, counter))
 }
 
 /// Wraps a device that was opened, if the process counts all devices. A device that is open keeps its address
@@ -224,7 +382,7 @@ pub(crate) fn if_asked(device: Arc<dyn Context>) -> Arc<dyn Context> {
     if let Some(known) = open.iter().filter_map(Weak::upgrade).find(is_it) {
         return known;
     }
-    let counted = Arc::new(CountedDevice { inner: device, counter: counter.clone() });
+    let counted = Arc::new(CountedDevice::new(device, counter));
     open.push(Arc::downgrade(&counted));
     counted
 }
@@ -257,7 +415,15 @@ fn own_receives(queue: &Arc<dyn SharedReceiveQueue>) -> &Arc<dyn SharedReceiveQu
 #[derive(Debug)]
 struct CountedDevice {
     inner: Arc<dyn Context>,
+    attributes: DeviceAttributes,
     counter: Counter,
+}
+
+impl CountedDevice {
+    fn new(inner: Arc<dyn Context>, counter: &Counter) -> Self {
+        let attributes = counter.limits().of(inner.attributes());
+        Self { inner, attributes, counter: counter.clone() }
+    }
 }
 
 /// An object of a device that is counted.
@@ -268,29 +434,28 @@ struct Counted<T: ?Sized> {
     life: Life,
 }
 
-/// Counts the end of an object when it is dropped.
+/// Counts the end of an object when it is dropped. An object that was not made does not count.
 #[derive(Debug)]
 struct Life {
     counter: Counter,
-    objects: fn(&mut Counts) -> &mut Objects,
+    kind: Kind,
+    is_made: bool,
 }
 
 impl Life {
-    fn new(counter: &Counter, objects: fn(&mut Counts) -> &mut Objects) -> Self {
-        counter.add(|counts| objects(counts).created += 1);
-        Self { counter: counter.clone(), objects }
+    /// Begins the life of the object that was made.
+    fn of<T: ?Sized>(mut self, inner: Arc<T>) -> Counted<T> {
+        self.is_made = true;
+        Counted { inner, life: self }
     }
 }
 
 impl Drop for Life {
     fn drop(&mut self) {
-        self.counter.add(|counts| (self.objects)(counts).destroyed += 1);
-    }
-}
-
-impl<T: ?Sized> Counted<T> {
-    fn new(inner: Arc<T>, counter: &Counter, objects: fn(&mut Counts) -> &mut Objects) -> Self {
-        Self { inner, life: Life::new(counter, objects) }
+        self.counter.add(|counts| {
+            let objects = (self.kind.objects)(counts);
+            if self.is_made { objects.destroyed += 1 } else { objects.created -= 1 }
+        });
     }
 }
 
@@ -308,19 +473,23 @@ impl<T: ?Sized> Sealed for Counted<T> {}
 
 impl Context for CountedDevice {
     forward! {
-        attributes() -> &DeviceAttributes;
         async_event_fd() -> Option<BorrowedFd<'_>>;
         handle_events();
     }
 
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
     fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
-        let domain = self.inner.alloc_protection_domain()?;
-        Ok(Arc::new(Counted::new(domain, &self.counter, |counts| &mut counts.domains)))
+        let life = self.counter.begin(DOMAINS)?;
+        Ok(Arc::new(life.of(self.inner.alloc_protection_domain()?)))
     }
 
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
-        let queue = self.inner.create_completion_queue(capacity)?;
-        Ok(Arc::new(Counted::new(queue, &self.counter, |counts| &mut counts.completion_queues)))
+        self.counter.limits().check_completions(capacity)?;
+        let life = self.counter.begin(COMPLETION_QUEUES)?;
+        Ok(Arc::new(life.of(self.inner.create_completion_queue(capacity)?)))
     }
 }
 
@@ -336,9 +505,10 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         range: Range<usize>,
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        let life = self.life.counter.begin(REGIONS)?;
         let region = self.inner.register_range(memory, range, access)?;
         self.life.counter.add(|counts| counts.registered_bytes += region.range().len() as u64);
-        Ok(Arc::new(Counted::new(region, &self.life.counter, |counts| &mut counts.regions)))
+        Ok(Arc::new(life.of(region)))
     }
 
     fn register_dmabuf(
@@ -346,9 +516,10 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         memory: &DmaBuf<'_>,
         access: Access,
     ) -> Result<Arc<dyn DeviceMemoryRegion>, VerbsError> {
+        let life = self.life.counter.begin(REGIONS)?;
         let region = self.inner.register_dmabuf(memory, access)?;
         self.life.counter.add(|counts| counts.registered_bytes += region.length());
-        Ok(Arc::new(Counted::new(region, &self.life.counter, |counts| &mut counts.regions)))
+        Ok(Arc::new(life.of(region)))
     }
 
     fn create_queue_pair(
@@ -358,8 +529,8 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
         let queues = (own_queue(send_queue), own_queue(receive_queue));
-        let pair = self.inner.create_queue_pair(queues.0, queues.1, capacity)?;
-        Ok(CountedPair::new(pair, &self.life.counter))
+        let life = CountedPair::begin(&self.life.counter, capacity)?;
+        Ok(CountedPair::new(life.of(self.inner.create_queue_pair(queues.0, queues.1, capacity)?)))
     }
 
     fn create_shared_receive_queue(
@@ -367,8 +538,8 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         capacity: u32,
         segments: u32,
     ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
-        let queue = self.inner.create_shared_receive_queue(capacity, segments)?;
-        Ok(Arc::new(Counted::new(queue, &self.life.counter, |counts| &mut counts.shared_receive_queues)))
+        let life = self.life.counter.begin(SHARED_RECEIVE_QUEUES)?;
+        Ok(Arc::new(life.of(self.inner.create_shared_receive_queue(capacity, segments)?)))
     }
 
     fn create_sharing_queue_pair(
@@ -379,8 +550,9 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
         let (queues, receives) = ((own_queue(send_queue), own_queue(receive_queue)), own_receives(receives));
+        let life = CountedPair::begin(&self.life.counter, capacity)?;
         let pair = self.inner.create_sharing_queue_pair(queues.0, queues.1, receives, capacity)?;
-        Ok(CountedPair::new(pair, &self.life.counter))
+        Ok(CountedPair::new(life.of(pair)))
     }
 }
 
@@ -420,6 +592,11 @@ impl CompletionQueue for Counted<dyn CompletionQueue> {
         acknowledge_events();
     }
 
+    fn resize(&self, capacity: u32) -> Result<(), VerbsError> {
+        self.life.counter.limits().check_completions(capacity)?;
+        self.inner.resize(capacity)
+    }
+
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
         let count = self.inner.poll(completions);
         if count > 0 {
@@ -457,11 +634,24 @@ struct CountedPair {
 impl Sealed for CountedPair {}
 
 impl CountedPair {
-    fn new(pair: Arc<dyn QueuePair>, counter: &Counter) -> Arc<Self> {
-        let local = pair.local().map(|local| -> Arc<dyn LocalQueuePair> {
-            Arc::new(CountedLocal { inner: Arc::clone(local), counter: counter.clone() })
+    /// Counts a queue pair that is about to be made, if the device may have one of this capacity.
+    fn begin(counter: &Counter, capacity: &QueuePairCapacity) -> Result<Life, VerbsError> {
+        counter.limits().check_requests(capacity)?;
+        counter.begin(QUEUE_PAIRS)
+    }
+
+    fn new(Counted { inner, life }: Counted<dyn QueuePair>) -> Arc<Self> {
+        let local = inner.local().map(|local| -> Arc<dyn LocalQueuePair> {
+            Arc::new(CountedLocal { inner: Arc::clone(local), counter: life.counter.clone() })
         });
-        Arc::new(Self { inner: pair, life: Life::new(counter, |counts| &mut counts.queue_pairs), local })
+        lock(&life.counter.0).sent.insert(inner.number(), Posts::default());
+        Arc::new(Self { inner, life, local })
+    }
+}
+
+impl Drop for CountedPair {
+    fn drop(&mut self) {
+        lock(&self.life.counter.0).sent.remove(&self.inner.number());
     }
 }
 
@@ -486,16 +676,15 @@ impl QueuePair for CountedPair {
         range: Range<usize>,
         access: Access,
     ) -> Result<Option<Arc<dyn MemoryWindow>>, VerbsError> {
+        // A device without room for a window opens none.
+        let Ok(life) = self.life.counter.begin(WINDOWS) else { return Ok(None) };
         let window = self.inner.open_window(own_region(region), range, access)?;
-        let counted = |window| -> Arc<dyn MemoryWindow> {
-            Arc::new(Counted::new(window, &self.life.counter, |counts| &mut counts.windows))
-        };
-        Ok(window.map(counted))
+        Ok(window.map(|window| -> Arc<dyn MemoryWindow> { Arc::new(life.of(window)) }))
     }
 
     fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
         let result = self.inner.post_send(requests);
-        self.life.counter.sent(requests, &result);
+        self.life.counter.sent(self.inner.number(), requests, &result);
         result
     }
 

@@ -34,8 +34,6 @@ pub(crate) struct Queue {
     sleeper: Option<Sleeper>,
     channel: Channel,
     device: Arc<Device>,
-    /// Completions that the device's queue holds.
-    entries: usize,
     state: Mutex<QueueState>,
 }
 
@@ -51,17 +49,12 @@ struct QueueState {
 
 impl Queue {
     pub(crate) fn create(device: Arc<Device>, capacity: u32) -> Result<Arc<Self>, VerbsError> {
-        let limit = device.attributes().max_completions;
-        VerbsError::check_limits([("completion queue depth", capacity, limit)])?;
+        let entries = entries(&device, capacity)?;
         let channel = Channel::create(Arc::clone(&device))?;
         let sleeper = match &device.manager {
             Some(_) => Some(Sleeper::new(&[channel.fd()])?),
             None => None,
         };
-        // A hello of each queue pair needs a slot, too.
-        let hellos = if sleeper.is_some() { HELLOS } else { 0 };
-        let entries = capacity.max(1).saturating_add(hellos).min(limit.max(1));
-        let entries = i32::try_from(entries).unwrap_or(i32::MAX);
         let library = device.library();
         // SAFETY:
         // - the context is open, and the channel one of its own, and both are dropped after the queue; and
@@ -77,9 +70,7 @@ impl Queue {
         let completions = Box::new([sys::ibv_wc::default(); BATCH]);
         let (members, ready, over) = (Members::default(), VecDeque::new(), Vec::new());
         let state = Mutex::new(QueueState { completions, members, ready, over });
-        // SAFETY: the queue was just created.
-        let entries = usize::try_from(unsafe { (*queue.as_ptr()).cqe }).unwrap_or(0);
-        Ok(Arc::new(Self { queue, sleeper, channel, device, entries, state }))
+        Ok(Arc::new(Self { queue, sleeper, channel, device, state }))
     }
 
     /// Returns the queue behind the trait object, if it is one of `device`.
@@ -122,7 +113,7 @@ impl Queue {
     pub(crate) fn fetch_all(&self) {
         let mut state = lock(&self.state);
         // Bounds the loop, because the device may add completions meanwhile.
-        for _ in 0..=self.entries / BATCH {
+        for _ in 0..=self.entries(&state) / BATCH {
             if self.fetch_batch(&mut state) < BATCH {
                 break;
             }
@@ -147,6 +138,12 @@ impl Queue {
         count
     }
 
+    /// Returns the number of completions that the device's queue holds.
+    fn entries(&self, _locked: &QueueState) -> usize {
+        // SAFETY: the queue is alive, and only `resize` writes the number, which has the lock meanwhile.
+        usize::try_from(unsafe { (*self.as_ptr()).cqe }).unwrap_or(0)
+    }
+
     /// Takes completions from the device. Returns their number, which is less than the length of the array if
     /// the queue is empty.
     fn take(&self, completions: &mut [sys::ibv_wc]) -> usize {
@@ -162,6 +159,15 @@ impl Queue {
         };
         usize::try_from(count).map_or(0, |count| count.min(completions.len()))
     }
+}
+
+/// Returns the number of completions that a queue of the device needs for `capacity` ones of its users.
+fn entries(device: &Device, capacity: u32) -> Result<i32, VerbsError> {
+    let limit = device.attributes().max_completions;
+    VerbsError::check_limits([("completion queue depth", capacity, limit)])?;
+    // On iWARP a hello of each queue pair needs a slot, too.
+    let hellos = if device.manager.is_some() { HELLOS } else { 0 };
+    Ok(i32::try_from(capacity.max(1).saturating_add(hellos).min(limit.max(1))).unwrap_or(i32::MAX))
 }
 
 /// Releases the lock, then drops what closed windows have kept.
@@ -215,6 +221,21 @@ impl CompletionQueue for Queue {
         }
         unlock(guard);
         filled
+    }
+
+    fn resize(&self, capacity: u32) -> Result<(), VerbsError> {
+        let entries = entries(&self.device, capacity)?;
+        // Polls wait meanwhile.
+        let state = lock(&self.state);
+        if usize::try_from(entries).is_ok_and(|entries| entries <= self.entries(&state)) {
+            return Ok(());
+        }
+        // SAFETY: the queue is alive.
+        let result = unsafe { (self.device.library().resize_cq)(self.as_ptr(), entries) };
+        match result.saturating_abs() {
+            libc::EOPNOTSUPP | libc::ENOSYS => Err(VerbsError::unsupported("resizing of completion queues")),
+            _ => check(format_args!("resizing a completion queue to {entries} entries"), result),
+        }
     }
 
     fn arm(&self) -> Result<(), VerbsError> {

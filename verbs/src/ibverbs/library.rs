@@ -77,6 +77,7 @@ symbols! {
         destroy_comp_channel = b"ibv_destroy_comp_channel\0": fn(*mut sys::ibv_comp_channel) -> c_int;
         create_cq = b"ibv_create_cq\0":
             fn(*mut sys::ibv_context, c_int, *mut c_void, *mut sys::ibv_comp_channel, c_int) -> *mut sys::ibv_cq;
+        resize_cq = b"ibv_resize_cq\0": fn(*mut sys::ibv_cq, c_int) -> c_int;
         destroy_cq = b"ibv_destroy_cq\0": fn(*mut sys::ibv_cq) -> c_int;
         get_cq_event = b"ibv_get_cq_event\0":
             fn(*mut sys::ibv_comp_channel, *mut *mut sys::ibv_cq, *mut *mut c_void) -> c_int;

@@ -28,7 +28,7 @@ const SLOTS: u32 = 64 * 64;
 pub(super) struct Queue {
     device: Arc<Device>,
     id: u64,
-    capacity: usize,
+    capacity: AtomicUsize,
     /// Held during a poll, so one thread polls at a time. Locked before any lock of a queue pair, never
     /// after.
     members: BiasedLock<Members>,
@@ -58,6 +58,11 @@ pub(super) trait CompletionSource: Debug + Send + Sync {
 
     /// Moves the queue pair to Error, because the completion queue has overrun.
     fn fail(&self);
+}
+
+/// Checks that a queue of the device may hold `capacity` completions.
+fn check_capacity(device: &Device, capacity: u32) -> Result<(), VerbsError> {
+    VerbsError::check_limits([("completion queue depth", capacity, device.attributes.max_completions)])
 }
 
 /// The queue pairs that report here.
@@ -164,13 +169,12 @@ impl Sink<'_> {
 impl Queue {
     /// Creates a queue for `capacity` completions of sends.
     pub(super) fn new(device: &Arc<Device>, capacity: u32) -> Result<Self, VerbsError> {
-        let limit = device.attributes.max_completions;
-        VerbsError::check_limits([("completion queue capacity", capacity, limit)])?;
+        check_capacity(device, capacity)?;
         let events = Events::new().map_err(|error| VerbsError::os("creating a completion queue", error))?;
         Ok(Self {
             device: Arc::clone(device),
             id: device.object_id(),
-            capacity: capacity as usize,
+            capacity: AtomicUsize::new(capacity as usize),
             members: BiasedLock::new(Members::default()),
             signaled: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
@@ -239,7 +243,7 @@ impl Queue {
 
     /// Counts a signalled request. Returns false if its completion has no room: the queue overruns.
     pub(super) fn expect_completion(&self) -> bool {
-        let fits = self.signaled.fetch_add(1, Relaxed) < self.capacity;
+        let fits = self.signaled.fetch_add(1, Relaxed) < self.capacity.load(Relaxed);
         if !fits {
             self.overrun.store(true, Relaxed);
             self.notify();
@@ -335,6 +339,13 @@ impl CompletionQueue for Queue {
             self.fire(&members);
         }
         sink.filled
+    }
+
+    /// A queue has no memory for completions, so only its limit changes.
+    fn resize(&self, capacity: u32) -> Result<(), VerbsError> {
+        check_capacity(&self.device, capacity)?;
+        self.capacity.fetch_max(capacity as usize, Relaxed);
+        Ok(())
     }
 
     #[inline]

@@ -3,10 +3,12 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use tonic_rdma_verbs::counting::{Counter, Counts, wrap};
-use tonic_rdma_verbs::{Context, Operation, Payload, PostErrorKind, SendRequest, VerbsError, soft};
+use tonic_rdma_verbs::counting::{Counter, Counts, Limits, wrap};
+use tonic_rdma_verbs::{
+    Access, Context, Operation, Payload, PostErrorKind, SendRequest, VerbsError, VerbsErrorKind, soft,
+};
 
-use crate::fabric::{Fabric, Side, default_pair, wait_until};
+use crate::fabric::{Fabric, Options, Side, connect_pairs, default_pair, wait_until};
 
 /// The software device, counted.
 #[derive(Default)]
@@ -78,7 +80,7 @@ fn only_requests_that_were_posted_are_counted() {
 #[test]
 fn objects_are_counted_while_they_live() {
     let fabric = Counted::default();
-    let side = Side::new(&fabric, &crate::fabric::Options::default());
+    let side = Side::new(&fabric, &Options::default());
     let private = side.private_region(5000);
     let counts = fabric.0.counts();
     assert_eq!((counts.regions.created, counts.regions.destroyed, counts.regions.alive()), (2, 0, 2));
@@ -107,4 +109,94 @@ fn work_without_a_request_is_counted() {
         assert!(local.read_at_once(&[a.segment(0, 300)], b.remote(0)));
     });
     assert_eq!((counts.views, counts.reads_at_once.requests, counts.reads_at_once.bytes), (1, 1, 300));
+}
+
+/// A device whose objects are counted one by one, with limits that one side reaches.
+#[test]
+fn a_device_with_limits_states_them_and_refuses_more() {
+    let fabric = Counted::default();
+    let mut limits = Limits::CARD;
+    (limits.domains, limits.completion_queues, limits.queue_pairs, limits.regions) = (1, 1, 1, 2);
+    (limits.windows, limits.completions, limits.work_requests) = (1, 1024, 256);
+    fabric.0.limit(limits);
+    let options = Options::default();
+    let side = Side::new(&fabric, &options);
+    let device = side.context.attributes();
+    let stated = (device.max_memory_regions, device.max_completions, device.max_work_requests);
+    assert_eq!((stated, device.window_requests), ((2, 1024, 256), 128));
+    let _region = side.private_region(8);
+    let before = fabric.0.counts();
+    fn refused<T>(made: Result<T, VerbsError>) -> String {
+        let error = made.err().expect("it is beyond the limit");
+        assert_eq!(error.kind(), VerbsErrorKind::Limit);
+        error.to_string()
+    }
+    let memory = side.region.memory();
+    let (context, queue) = (&side.context, &side.queue);
+    assert_eq!(
+        [
+            refused(context.alloc_protection_domain()),
+            refused(context.create_completion_queue(1)),
+            refused(context.create_completion_queue(1025)),
+            refused(queue.resize(1025)),
+            refused(side.domain.create_queue_pair(queue, queue, &options.capacity)),
+            refused(side.domain.register(Arc::clone(memory), Access::LOCAL_WRITE)),
+        ],
+        [
+            "protection domains: asked for 2, the device has 1",
+            "completion queues: asked for 2, the device has 1",
+            "completion queue depth: asked for 1025, the device has 1024",
+            "completion queue depth: asked for 1025, the device has 1024",
+            "queue pairs: asked for 2, the device has 1",
+            "memory regions: asked for 3, the device has 2",
+        ]
+    );
+    assert_eq!(fabric.0.counts(), before, "what is refused does not count");
+    // A card keeps places of the send queue for windows.
+    let Side { context, domain, queue, pair, .. } = side;
+    drop(pair);
+    let mut capacity = options.capacity;
+    capacity.send_requests = 129;
+    let refusal = refused(domain.create_queue_pair(&queue, &queue, &capacity));
+    assert_eq!(refusal, "send queue depth: asked for 257, the device has 256");
+    capacity.send_requests = 128;
+    domain.create_queue_pair(&queue, &queue, &capacity).unwrap();
+    drop((queue, domain));
+    context.create_completion_queue(1024).unwrap();
+}
+
+#[test]
+fn a_device_without_room_for_windows_opens_none() {
+    let fabric = Counted::default();
+    let mut limits = Limits::CARD;
+    limits.windows = 1;
+    fabric.0.limit(limits);
+    let (a, _b) = default_pair(&fabric);
+    let open = || a.pair.open_window(&a.region, 0..8, Access::REMOTE_READ).unwrap();
+    let first = open();
+    assert!(first.is_some() && open().is_none());
+    drop(first);
+    assert!(open().is_some());
+}
+
+#[test]
+fn requests_are_counted_by_queue_pair() {
+    let fabric = Counted::default();
+    let (a, b) = default_pair(&fabric);
+    let (one, two) = (a.another_pair(&Options::default()), b.another_pair(&Options::default()));
+    connect_pairs(&one, &two, &a.settings);
+    a.write(1, a.segment(0, 100), b.remote(0));
+    a.read(2, a.segment(0, 20), b.remote(0));
+    let data = Payload::Inline(&[IoSlice::new(b"five!")]);
+    let operation = Operation::Write { data, remote: b.remote(0), immediate: None };
+    one.post_send(&[SendRequest { wr_id: 3, operation, signaled: true }]).unwrap();
+    (0..3).for_each(|_| _ = a.wait());
+    let found: Vec<_> = [&a.pair, &one, &two]
+        .map(|pair| fabric.0.queue_pairs()[&pair.number()])
+        .map(|posts| (posts.requests, posts.bytes))
+        .into();
+    assert_eq!(found, [(2, 120), (1, 5), (0, 0)]);
+    let number = one.number();
+    drop(one);
+    assert!(!fabric.0.queue_pairs().contains_key(&number));
 }

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tonic_rdma_verbs::{
     CompletionOpcode, CompletionQueue, CompletionStatus, Operation, PathSettings, Payload, PostErrorKind,
-    QueuePairState, ReceiveRequest, SendRequest, WorkCompletion,
+    QueuePairState, ReceiveRequest, SendRequest, VerbsErrorKind, WorkCompletion,
 };
 
-use crate::fabric::{Fabric, Options, Side, TIMEOUT, connect_pairs, connected, default_pair, pattern};
+use crate::fabric::{
+    Fabric, Options, Side, TIMEOUT, connect_pairs, connected, default_pair, pattern, until_placed,
+};
 
 fn with_retries(rnr_retry: u8, min_rnr_timer: u8) -> Options {
     let settings = PathSettings { rnr_retry, min_rnr_timer, ..PathSettings::default() };
@@ -305,6 +307,38 @@ pub fn events_come_when_armed(fabric: &dyn Fabric) {
     assert!(!has_event(&*b.queue), "acknowledged");
     a.expect(2, CompletionOpcode::Send);
     b.expect(2, CompletionOpcode::Receive);
+}
+
+/// A completion queue gets longer while completions are in it.
+pub fn a_completion_queue_grows(fabric: &dyn Fabric) {
+    const FIRST: u32 = 64;
+    let mut options = Options { completions: FIRST, ..Options::default() };
+    options.capacity.send_requests = 256;
+    let (a, b) = connected(fabric, &options);
+    let write = |range: std::ops::Range<u64>| {
+        range
+            .for_each(|wr_id| a.write(wr_id, a.segment(8 * wr_id as usize, 8), b.remote(8 * wr_id as usize)));
+    };
+    a.fill(0, &pattern(7, 8 * 200));
+    write(0..u64::from(FIRST));
+    let most = a.context.attributes().max_completions;
+    if let Some(more) = most.checked_add(1) {
+        assert_eq!(a.queue.resize(more).unwrap_err().kind(), VerbsErrorKind::Limit);
+    }
+    match a.queue.resize(256) {
+        Err(error) if error.kind() == VerbsErrorKind::Unsupported => {
+            assert!(!fabric.completes_at_the_peer(), "{error}");
+            return;
+        }
+        resized => resized.unwrap(),
+    }
+    write(FIRST.into()..200);
+    // It stays as long as it is.
+    a.queue.resize(1).unwrap();
+    (0..200).for_each(|wr_id| _ = a.expect(wr_id, CompletionOpcode::Write));
+    a.expect_nothing();
+    until_placed(fabric, &a, &b);
+    assert!(b.content(0, 8 * 200) == pattern(7, 8 * 200));
 }
 
 /// A poll that finds an earlier completion does not cancel the event that the queue is armed for.
