@@ -3,7 +3,7 @@
 
 #[cfg(test)]
 #[path = "queue_tests.rs"]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -20,9 +20,7 @@ use crate::endpoint::info::PollCounters;
 use crate::endpoint::link::receive::SharedBuffers;
 use crate::endpoint::link::{WorkId, WorkKind};
 use tonic_rdma_verbs::unstable::{drop_all, lock, run_foreign, wake_all};
-use tonic_rdma_verbs::{
-    CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion,
-};
+use tonic_rdma_verbs::{CompletionQueue, Context, QueuePairNumber, VerbsError, WorkCompletion};
 
 /// A completion queue of the device, polled by one thread or task at a time.
 #[derive(Debug)]
@@ -34,8 +32,8 @@ pub struct Queue {
     used: AtomicUsize,
     /// Participants for which messages arrive that no caller waits for.
     unasked: AtomicUsize,
-    /// Completions that the queue has room for.
-    capacity: u32,
+    /// The device's name, and the most completions that a queue of the device has room for.
+    limit: (String, u32),
     pub(super) watched: WatchList,
     /// The poller sleeps, or is about to. Completions wake it. A watched word has no completion, unless the
     /// peer is asked for one.
@@ -56,6 +54,8 @@ struct Participants {
     by_key: Slab<Entry>,
     /// Sum of the participants' completions.
     completions: u64,
+    /// Completions that the device's queue has room for.
+    capacity: u32,
     /// Keys by queue pair, for completions of shared receives, which carry no key. Empty without shared
     /// receives.
     by_number: HashMap<QueuePairNumber, u32>,
@@ -107,10 +107,9 @@ impl Polled {
 }
 
 impl Queue {
-    /// Completions that a queue is made for, where the device has as many.
-    const CAPACITY: u32 = 1 << 22;
-    /// Completions that a queue is made for where completions take locked memory, 64 bytes each.
-    const LOCKED_CAPACITY: u32 = 1 << 17;
+    /// Completions that a queue is made for at first. A completion takes 64 bytes of locked memory on most
+    /// devices. Drivers round up to the next power of two, less one.
+    const CAPACITY: u32 = (1 << 17) - 1;
     /// Completions taken in one poll, so that no connection keeps the others waiting for long.
     const BATCH: usize = 64;
 
@@ -120,7 +119,8 @@ impl Queue {
         shared: Option<Arc<SharedBuffers>>,
         wake_task: &Arc<Notify>,
     ) -> Result<Self, VerbsError> {
-        Self::with_capacity(context, Self::capacity_on(context.attributes()), shared, wake_task)
+        let capacity = Self::CAPACITY.min(context.attributes().max_completions);
+        Self::with_capacity(context, capacity, shared, wake_task)
     }
 
     /// Creates a queue with room for `capacity` completions.
@@ -130,17 +130,18 @@ impl Queue {
         shared: Option<Arc<SharedBuffers>>,
         wake_task: &Arc<Notify>,
     ) -> Result<Self, VerbsError> {
+        let attributes = context.attributes();
         Ok(Self {
             completions: context.create_completion_queue(capacity)?,
             shared,
-            participants: Mutex::default(),
+            participants: Mutex::new(Participants { capacity, ..Participants::default() }),
             used: AtomicUsize::new(0),
             unasked: AtomicUsize::new(0),
             watched: WatchList::default(),
             asleep: AtomicBool::new(false),
             timed_sleep: AtomicBool::new(false),
             wake_task: Arc::clone(wake_task),
-            capacity,
+            limit: (attributes.name.clone(), attributes.max_completions),
             batch: Mutex::new(Batch {
                 completions: [WorkCompletion::EMPTY; Self::BATCH],
                 after: Deferred::default(),
@@ -149,12 +150,6 @@ impl Queue {
             taken: AtomicU64::new(0),
             polling: Arc::default(),
         })
-    }
-
-    /// Returns how many completions a queue of the device has room for.
-    fn capacity_on(device: &DeviceAttributes) -> u32 {
-        let wanted = if device.locks_memory { Self::LOCKED_CAPACITY } else { Self::CAPACITY };
-        wanted.min(device.max_completions)
     }
 
     /// Returns the device's completion queue, to create queue pairs with.
@@ -170,19 +165,17 @@ impl Queue {
     /// Adds the participant that `make` builds. `make` gets the key that the participant's work requests have
     /// to carry. `completions` is the number of requests that the participant may have posted at a time: each
     /// of them completes if the queue pair fails, whether it was signaled or not. So a queue never overruns,
-    /// which would end all its participants.
+    /// which would end all its participants. The queue grows with its participants.
     ///
     /// # Errors
-    /// The queue has no room for as many completions.
+    /// The device has no queue for as many completions, or can't resize the queue.
     pub fn add<P: Participant, E>(
         &self,
         completions: u32,
         make: impl FnOnce(u32) -> Result<Arc<P>, E>,
     ) -> Result<Result<(u32, Arc<P>), E>, QueueFull> {
         let mut participants = lock(&self.participants);
-        if participants.completions + u64::from(completions) > u64::from(self.capacity) {
-            return Err(QueueFull);
-        }
+        self.make_room(&mut participants, completions)?;
         let entry = participants.by_key.vacant_entry();
         let key = entry.key() as u32;
         let participant = match make(key) {
@@ -197,6 +190,31 @@ impl Queue {
         self.used.store(participants.by_key.len(), Ordering::Relaxed);
         self.unasked.fetch_add(usize::from(!participant.answers_callers()), Ordering::Relaxed);
         Ok(Ok((key, participant)))
+    }
+
+    /// Returns how many requests of all participants may complete between two polls.
+    pub(super) fn expected_completions(&self) -> u64 {
+        lock(&self.participants).completions
+    }
+
+    /// Makes room for as many completions more.
+    fn make_room(&self, participants: &mut Participants, completions: u32) -> Result<(), QueueFull> {
+        let needed = participants.completions + u64::from(completions);
+        if needed <= participants.capacity.into() {
+            return Ok(());
+        }
+        let (device, limit) = &self.limit;
+        let full = |most, reason| {
+            let (device, participants) = (device.clone(), participants.by_key.len());
+            QueueFull { device, most, participants, reason }
+        };
+        let wanted = ((needed + 1).next_power_of_two() - 1).min(u64::from(*limit)) as u32;
+        if needed > wanted.into() {
+            return Err(full(*limit, None));
+        }
+        self.completions.resize(wanted).map_err(|reason| full(participants.capacity, Some(reason)))?;
+        participants.capacity = wanted;
+        Ok(())
     }
 
     /// Removes a participant. Completions that still come for the participant are dropped.
@@ -453,10 +471,20 @@ impl Run for Broken {
     }
 }
 
-/// The completion queue has no room for the completions of another participant.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the completion queue serves as many connections as it can; RDMA_COMPLETION_QUEUES adds queues")]
-pub struct QueueFull;
+/// The completion queue has no room for the completions of another participant, and can't grow.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "the completion queue of {device} has room for {most} completions, and its {participants} queue pairs leave \
+     too few for another{}; RDMA_COMPLETION_QUEUES adds queues",
+    reason.as_ref().map_or_else(String::new, |reason| format!(" (it can't grow: {reason})"))
+)]
+pub struct QueueFull {
+    device: String,
+    most: u32,
+    participants: usize,
+    /// Why the queue can't grow, if the device has longer queues.
+    reason: Option<VerbsError>,
+}
 
 /// The owner of a queue pair whose requests complete on a [`Queue`]: a connection, or a port of a tensor
 /// link.

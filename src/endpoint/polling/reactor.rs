@@ -1,7 +1,7 @@
 //! The completion queues of one runtime, and the thread or task that polls them.
 //!
 //! Each runtime has one reactor for each device and configuration in use. A reactor has one or more
-//! completion queues, over which connections are spread in turn. Polling a queue hands every completion to
+//! completion queues. Each new queue pair gets the one with the most room. Polling a queue hands every completion to
 //! its connection, which wakes tasks.
 //!
 //! ```text
@@ -189,10 +189,13 @@ impl Reactor {
         OwnQueue::new(queue, pace, is_shared, &self.expected).map(Some)
     }
 
-    /// Returns the queue for the next connection.
+    /// Returns the queue for the next queue pair: the one whose queue pairs have the fewest completions, in turn
+    /// if several have as few.
     pub fn assign(&self) -> &Arc<Queue> {
-        let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        &self.queues[turn % self.queues.len()]
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.queues.len();
+        let (before, from) = self.queues.split_at(turn);
+        let in_turn = from.iter().chain(before);
+        in_turn.min_by_key(|queue| queue.expected_completions()).unwrap_or(&self.queues[turn])
     }
 
     /// Polls every queue once.

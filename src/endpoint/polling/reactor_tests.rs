@@ -5,10 +5,11 @@ mod own_tests;
 
 use super::*;
 use crate::endpoint::polling::CallInFlight;
+use crate::endpoint::polling::queue::tests::Silent;
 use std::io::IoSlice;
 use tonic_rdma_verbs::{
     Access, CompletionQueue, HostMemory, Operation, PathSettings, Payload, ProtectionDomain, QueuePair,
-    QueuePairCapacity, RemoteSegment, SendRequest, WorkCompletion, soft,
+    QueuePairCapacity, QueuePairNumber, RemoteSegment, SendRequest, WorkCompletion, soft,
 };
 
 #[tokio::test]
@@ -99,6 +100,21 @@ async fn connections_are_spread_over_the_queues_in_turn() {
         assert!(Arc::ptr_eq(assigned[turn], assigned[turn + 3]));
         assert!(!Arc::ptr_eq(assigned[turn], assigned[(turn + 1) % 3]));
     }
+}
+
+#[tokio::test]
+async fn a_queue_pair_gets_the_queue_with_the_most_room() {
+    let context = tonic_rdma_verbs::soft::open().unwrap();
+    let reactor = Reactor::current(&context, &Config::default().completion_queues(4)).unwrap();
+    // As the calls of tensor links come between the links.
+    for turn in 0..32 {
+        let completions = if turn % 2 == 0 { 300 } else { 1400 };
+        let make = |_| Ok::<_, VerbsError>(Arc::new(Silent(QueuePairNumber(turn))));
+        reactor.assign().add(completions, make).unwrap().unwrap();
+    }
+    let expected: Vec<_> = reactor.queues.iter().map(|queue| queue.expected_completions()).collect();
+    let (least, most) = (expected.iter().min().unwrap(), expected.iter().max().unwrap());
+    assert!(most - least <= 1400, "{expected:?}");
 }
 
 #[tokio::test]
