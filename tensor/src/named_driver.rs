@@ -20,7 +20,7 @@ use crate::link::Link;
 use crate::link::port::Token;
 use crate::memory::{Payload, RegionCache, freeze};
 use crate::named::{
-    Arrival, Failure, OfferCounts, OfferError, OfferedTensor, PeerId, Provider, ProviderAction,
+    Arrival, Failure, Message, OfferCounts, OfferError, OfferedTensor, PeerId, Provider, ProviderAction,
     ProviderSettings, RequestError, RequestOutcome, Requester, RequesterAction, RequesterSettings,
     SinkLocation, Violation, checksum, verify,
 };
@@ -196,7 +196,7 @@ impl NamedProvider {
             ProviderAction::Send { peer, message } => {
                 if let Some(link) = self.link(peer) {
                     // If the send fails, the link ends, and calls `NamedTensors::link_ended`.
-                    let _ = link.port(0).send_frame(&message.frame());
+                    let _ = send(&link, &message);
                 }
             }
             ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
@@ -245,7 +245,8 @@ impl NamedProvider {
             }
         });
         let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
-        let _ = link.port(0).submit(transfer, length, TransferKind::Write);
+        let port = link.port(link.port_of_request(request_id));
+        let _ = port.submit(transfer, length, TransferKind::Write);
         Ok(())
     }
 
@@ -345,10 +346,12 @@ pub(crate) struct NamedRequester {
 }
 
 impl NamedRequester {
-    pub(crate) fn new(settings: &Settings, region_cache: &Arc<RegionCache>) -> Arc<Self> {
+    /// Makes the requests on a link whose requests are spread over `queue_pairs` queue pairs.
+    pub(crate) fn new(settings: &Settings, region_cache: &Arc<RegionCache>, queue_pairs: u64) -> Arc<Self> {
         let requester = Requester::new(RequesterSettings {
             max_tensor_bytes: settings.max_tensor_bytes,
             validate: settings.checksums,
+            queue_pairs,
             ..RequesterSettings::default()
         });
         Arc::new(Self {
@@ -449,10 +452,10 @@ impl NamedRequester {
         self.outbox.run(|action| match action {
             RequesterAction::Send(message) => {
                 // If the send fails, the link ends, and calls `link_ended`.
-                let _ = link.port(0).send_frame(&message.frame());
+                let _ = send(link, &message);
             }
             RequesterAction::Allocate { request_id, metadata } => {
-                let made = self.sink(link, metadata);
+                let made = self.sink(link, metadata, link.port_of_request(request_id));
                 let mut requester = lock(&self.requester);
                 self.outbox.add(match made {
                     Ok((sink, place)) => requester.sink_ready(request_id, sink, place),
@@ -468,11 +471,16 @@ impl NamedRequester {
     }
 
     /// Makes a sink for a tensor, which the peer may write.
-    fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), TensorError> {
+    fn sink(
+        &self,
+        link: &Link,
+        metadata: WireMetadata,
+        port: u32,
+    ) -> Result<(SinkMemory, SinkLocation), TensorError> {
         Metadata::try_from(metadata)?;
         let memory = self.region_cache.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
-        let grant = link.grant_once(&memory, 0..length, Access::REMOTE_WRITE, 0)?;
+        let grant = link.grant_once(&memory, 0..length, Access::REMOTE_WRITE, port)?;
         let place = grant.range();
         let placement =
             SinkLocation { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
@@ -620,6 +628,11 @@ impl fmt::Debug for NamedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NamedRequest").field("link", &self.link).finish_non_exhaustive()
     }
+}
+
+/// Sends a message by the queue pair of its request. If this fails, the link has ended.
+fn send(link: &Link, message: &Message) -> Result<(), TensorError> {
+    link.port(link.port_of_request(message.request_id())).send_frame(&message.frame())
 }
 
 /// Actions that wait to be carried out, in order.

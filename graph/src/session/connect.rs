@@ -403,8 +403,9 @@ pub(super) async fn open(context: PeerContext<'_>) -> Result<Sending, GraphError
                 Some(channel) => channel,
                 None => channel(context, mode).await?,
             };
-            for crossing in &leaving {
-                let sender = attach(context, &channel, mode, crossing).await?;
+            for (queue_pair, crossing) in (0..).zip(&leaving) {
+                // The queue pairs take the crossing tensors in turn.
+                let sender = attach(context, &channel.over(queue_pair), mode, crossing).await?;
                 sending.slots.push((mode, ((*crossing).clone(), sender)));
             }
             sending.channel = Some(channel);

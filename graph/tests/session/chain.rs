@@ -221,10 +221,22 @@ pub(crate) fn after_connects<T: Send>(
     work: impl Fn(Part, Result<Session, GraphError>) -> T + Sync,
 ) -> Vec<T> {
     let (listeners, addresses) = listeners(chain.parts());
+    connect_all(listeners, &addresses, chain, modes, window, work)
+}
+
+/// Lets these listeners connect, each in a thread, and calls `work` there with the session or the error.
+pub(crate) fn connect_all<T: Send>(
+    listeners: Vec<Listener>,
+    addresses: &[String],
+    chain: &Arc<Chain>,
+    modes: &[TransferMode],
+    window: usize,
+    work: impl Fn(Part, Result<Session, GraphError>) -> T + Sync,
+) -> Vec<T> {
     let outcomes = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for (part, listener) in listeners.into_iter().enumerate() {
-            let (outcomes, addresses, work) = (&outcomes, &addresses, &work);
+            let (outcomes, work) = (&outcomes, &work);
             scope.spawn(move || {
                 let connected = listener.connect(peering(chain, part, addresses, modes, window));
                 let outcome = work(Part(part), connected);

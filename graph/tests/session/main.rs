@@ -5,3 +5,4 @@ mod chain;
 mod child;
 mod ends;
 mod modes;
+mod queues;

@@ -49,6 +49,7 @@ pub struct Config {
     pub(crate) poll_cpus: Vec<usize>,
     pub(crate) spin_limit: Duration,
     pub(crate) completion_queues: usize,
+    queue_pairs_per_peer: u32,
     pub(crate) eager_threshold: EagerThreshold,
     pub(crate) chunk_size: Option<usize>,
     pub(crate) tune_cache: TuneCache,
@@ -80,6 +81,7 @@ impl Default for Config {
             poll_cpus: Vec::new(),
             spin_limit: Self::SPIN_LIMIT,
             completion_queues: 1,
+            queue_pairs_per_peer: 1,
             eager_threshold: EagerThreshold::default(),
             chunk_size: None,
             tune_cache: TuneCache::default(),
@@ -128,6 +130,7 @@ impl Config {
         rules::check_cpus(&self.poll_cpus)?;
         rules::SPIN_LIMIT.check(self.spin_limit)?;
         rules::COMPLETION_QUEUES.check(self.completion_queues as u64)?;
+        rules::QUEUE_PAIRS.check(self.queue_pairs_per_peer.into())?;
         self.chunk_size.map_or(Ok(()), |bytes| rules::CHUNK_SIZE.check(bytes as u64))?;
         if let TuneCache::Directory(directory) = &self.tune_cache {
             rules::check_directory(directory)?;
@@ -153,6 +156,11 @@ impl Config {
     /// Returns the value of [`pinned_limit`](Self::pinned_limit), if it is set.
     pub fn get_pinned_limit(&self) -> Option<u64> {
         self.pinned_limit
+    }
+
+    /// Returns the value of [`queue_pairs_per_peer`](Self::queue_pairs_per_peer).
+    pub fn get_queue_pairs_per_peer(&self) -> u32 {
+        self.queue_pairs_per_peer
     }
 
     /// Returns the value of [`qp_queue_depth`](Self::qp_queue_depth).
@@ -224,10 +232,25 @@ impl Config {
         self
     }
 
-    /// Sets the number of completion queues over which connections are spread in turn, 1 to 64. Default: 1.
-    /// Variable `RDMA_COMPLETION_QUEUES`.
+    /// Sets the number of completion queues of each runtime, 1 to 64. A new queue pair, of a connection or of a
+    /// link of tensors, gets the one with the most room. Default: 1. Variable `RDMA_COMPLETION_QUEUES`.
     pub fn completion_queues(mut self, count: usize) -> Self {
         self.completion_queues = count;
+        self
+    }
+
+    /// Sets the number of queue pairs to each peer of a tensor device, of a rank and of a part of a graph, 1 to
+    /// 64. A connection of calls always has one queue pair. Default: 1. Variable `RDMA_QUEUE_PAIRS_PER_PEER`.
+    ///
+    /// ```
+    /// use tonic_rdma::Config;
+    ///
+    /// // As in the paper's experiments.
+    /// let config = Config::default().completion_queues(4).queue_pairs_per_peer(4);
+    /// assert!(config.validate().is_ok());
+    /// ```
+    pub fn queue_pairs_per_peer(mut self, count: u32) -> Self {
+        self.queue_pairs_per_peer = count;
         self
     }
 

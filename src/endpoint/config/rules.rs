@@ -55,6 +55,7 @@ pub(super) const SPIN_LIMIT: Time = Time {
     unit_name: "microseconds",
 };
 pub(super) const COMPLETION_QUEUES: Number = number("completion_queues", "RDMA_COMPLETION_QUEUES", 1, 64);
+pub(super) const QUEUE_PAIRS: Number = number("queue_pairs_per_peer", "RDMA_QUEUE_PAIRS_PER_PEER", 1, 64);
 pub(super) const EAGER_THRESHOLD: Setting = setting("eager_threshold", "RDMA_EAGER_THRESHOLD");
 pub(super) const CHUNK_SIZE: Number =
     Number { auto: true, ..size("chunk_size", "RDMA_CHUNK_SIZE", 4096, 16 << 20) };

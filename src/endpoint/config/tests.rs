@@ -57,6 +57,7 @@ fn cases() -> Vec<Case> {
     cases!(all: gid_index, [0, 255], |index| index);
     cases!(all: spin_limit, [0, 1_000_000, 1_000_001, u64::MAX], micros);
     cases!(all: completion_queues, [0, 1, 64, 65], |count| count);
+    cases!(all: queue_pairs_per_peer, [0, 1, 64, 65], |count| count);
     cases!(all: eager_threshold, [0, 1, u64::MAX], EagerThreshold::Bytes);
     cases!(all: chunk_size, [0, 4095, 4096, 16 << 20, (16 << 20) + 1], |bytes| bytes);
     cases!(all: receive_slots, [0, 15, 16, 1024, 1025], |slots| slots);

@@ -27,6 +27,7 @@ impl Config {
     /// | `RDMA_POLL_CPUS` | CPU numbers, such as `2,3` | none | [`poll_cpus`](Self::poll_cpus) |
     /// | `RDMA_SPIN_LIMIT` | a time, 0 to 1 s, in microseconds | 120 | [`spin_limit`](Self::spin_limit) |
     /// | `RDMA_COMPLETION_QUEUES` | 1 to 64 | 1 | [`completion_queues`](Self::completion_queues) |
+    /// | `RDMA_QUEUE_PAIRS_PER_PEER` | 1 to 64 | 1 | [`queue_pairs_per_peer`](Self::queue_pairs_per_peer) |
     /// | `RDMA_EAGER_THRESHOLD` | `auto`, or a size | `auto` | [`eager_threshold`](Self::eager_threshold) |
     /// | `RDMA_CHUNK_SIZE` | `auto`, or a size, 4 KiB to 16 MiB | `auto` | [`chunk_size`](Self::chunk_size) |
     /// | `RDMA_TUNE_CACHE` | a directory, or `off` | the user's cache directory | [`tune_cache`](Self::tune_cache) |
@@ -97,6 +98,7 @@ impl Config {
         variables.set(&rules::POLL_CPUS, rules::parse_cpus, &mut config.poll_cpus)?;
         variables.time(&rules::SPIN_LIMIT, &mut config.spin_limit)?;
         variables.number(&rules::COMPLETION_QUEUES, &mut config.completion_queues)?;
+        variables.number(&rules::QUEUE_PAIRS, &mut config.queue_pairs_per_peer)?;
         variables.set(&rules::EAGER_THRESHOLD, parse_threshold, &mut config.eager_threshold)?;
         variables.set(&rules::CHUNK_SIZE.setting, parse_chunk_size, &mut config.chunk_size)?;
         variables.set(&rules::TUNE_CACHE, parse_tune_cache, &mut config.tune_cache)?;
@@ -320,6 +322,7 @@ mod tests {
         assert_eq!(with("RDMA_POLL_CPUS", "0, 3").unwrap().poll_cpus, [0, 3]);
         assert_eq!(with("RDMA_SPIN_LIMIT", "4000").unwrap().spin_limit, Duration::from_millis(4));
         assert_eq!(with("RDMA_COMPLETION_QUEUES", "4").unwrap().completion_queues, 4);
+        assert_eq!(with("RDMA_QUEUE_PAIRS_PER_PEER", "4").unwrap().queue_pairs_per_peer, 4);
         assert_eq!(
             with("RDMA_EAGER_THRESHOLD", "4096").unwrap().eager_threshold,
             EagerThreshold::Bytes(4096)
@@ -402,6 +405,7 @@ mod tests {
                 "takes a time from 0ns to 1s, in microseconds or with a unit, such as 120us or 5s",
             ),
             ("RDMA_COMPLETION_QUEUES", "0", "takes a number from 1 to 64"),
+            ("RDMA_QUEUE_PAIRS_PER_PEER", "65", "takes a number from 1 to 64"),
             (
                 "RDMA_EAGER_THRESHOLD",
                 "4x",

@@ -38,10 +38,27 @@ impl Channel {
         Self { link, requests, port: 0, service }
     }
 
-    /// Returns a channel to this peer over another queue pair.
-    pub(crate) fn on(&self, qp_index: u32) -> Self {
-        let port = qp_index % self.link.ports().count().max(1) as u32;
-        Self { port, ..self.clone() }
+    /// Returns a channel to this peer over queue pair `qp_index`, modulo their number.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::TensorError> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let _slots = (server.static_receiver("w0", &spec, 1)?, server.static_receiver("w1", &spec, 1)?);
+    /// let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// // Slots are spread over the queue pairs.
+    /// for slot in 0..2 {
+    ///     let sender = channel.over(slot).static_sender(&format!("w{slot}"), &spec).await?;
+    /// #   drop(sender);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn over(&self, qp_index: u32) -> Self {
+        Self { port: qp_index % self.queue_pairs().max(1), ..self.clone() }
     }
 
     /// Returns where the peer's device listens.
@@ -52,6 +69,11 @@ impl Channel {
     /// Returns provider and name of the RDMA device, such as `soft` and `soft0`.
     pub fn device(&self) -> (&'static str, &str) {
         (self.link.provider, &self.link.device)
+    }
+
+    /// Returns the number of queue pairs to the peer.
+    pub fn queue_pairs(&self) -> u32 {
+        self.link.ports().count() as u32
     }
 
     /// Returns how each side learns of arrivals.
@@ -201,7 +223,8 @@ impl Channel {
         Ok(DynamicSender::new(sender))
     }
 
-    /// Asks the peer for the tensor `name` of `step`. The peer may offer the tensor before or after this call
+    /// Asks the peer for the tensor `name` of `step`. All requests for a name go by one queue pair of the link,
+    /// whichever the channel has, and the names are spread over the queue pairs. The peer may offer the tensor before or after this call
     /// ([`RdmaDevice::put`](crate::RdmaDevice::put)), and writes it straight into memory of this device. From
     /// the second step on a request costs one message and one write, unless the tensor's type or shape has
     /// changed.

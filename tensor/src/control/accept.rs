@@ -95,7 +95,7 @@ pub(crate) async fn open(
             device: prepared.device().to_owned(),
             version,
         };
-        let link = prepared.connect(id, &peer, on_thread.named_tensors()).map_err(unfit)?;
+        let link = prepared.connect(id, &peer, on_thread.named_tensors(&peer)).map_err(unfit)?;
         // The places are held until here, because this work continues if the peer gives up.
         Ok::<_, Status>((link, reply, unconfirmed, place))
     };

@@ -53,7 +53,7 @@ impl LinkOpener {
     async fn run(&self) -> Result<Option<OpenedLink>, TensorError> {
         let (mut client, provider) = self.connect().await?;
         let settings = &self.shared.settings;
-        let (shared, queue_pairs) = (Arc::clone(&self.shared), settings.queue_pairs_per_peer);
+        let (shared, queue_pairs) = (Arc::clone(&self.shared), settings.config.get_queue_pairs_per_peer());
         let prepare = move || shared.prepare(provider, queue_pairs);
         let prepared = tokio::task::spawn_blocking(prepare).await.map_err(TensorError::local)??;
         let request = request(&prepared, provider, &self.shared);
@@ -71,7 +71,7 @@ impl LinkOpener {
         };
         let peer = peer.map_err(|reason| self.no_rdma(reason))?;
         // This may block, because it needs the peer's device.
-        let named = self.shared.named_tensors();
+        let named = self.shared.named_tensors(&peer);
         let requests = Arc::clone(&named.requests);
         let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, named)).await;
         let link = match connected.map_err(TensorError::local)? {

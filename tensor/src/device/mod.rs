@@ -228,7 +228,7 @@ impl RdmaDevice {
             Ok::<_, TensorError>(Channel::new(opened.link, opened.requests, opened.service))
         };
         let channel = cell.get_or_try_init(|| open).await?;
-        Ok(channel.on(qp_index))
+        Ok(channel.over(qp_index))
     }
 
     /// Offers `region` to all peers of this device under `name`.
@@ -475,13 +475,14 @@ pub struct DeviceBuilder {
     settings: Settings,
     /// Whether `settings.config` was given. Otherwise the environment is read.
     has_config: bool,
+    /// In place of the configuration's number.
+    queue_pairs_per_peer: Option<u32>,
 }
 
 impl DeviceBuilder {
-    /// Sets the RDMA device, its completion queues, the mode of polling, and the limit of pinned memory, by
-    /// the configuration that connections of tonic-rdma also have. The queue pairs of each link are spread
-    /// over the completion queues in turn. Default: [`Config::from_env`], which is read when the device is
-    /// made.
+    /// Sets the RDMA device, its completion queues and queue pairs, the mode of polling, and the limit of pinned
+    /// memory, by the configuration that connections of tonic-rdma also have. Default: [`Config::from_env`],
+    /// which is read when the device is made.
     pub fn config(mut self, config: Config) -> Self {
         self.settings.config = config;
         self.has_config = true;
@@ -489,9 +490,10 @@ impl DeviceBuilder {
     }
 
     /// Sets the number of queue pairs to each peer, from 1 to 64. Operations of one queue pair happen in
-    /// order. Operations of different queue pairs happen side by side. Default: 1.
+    /// order. Operations of different queue pairs happen side by side. A link has as many as the side that opens
+    /// it has set. Default: [`Config::queue_pairs_per_peer`].
     pub fn queue_pairs_per_peer(mut self, pairs: u32) -> Self {
-        self.settings.queue_pairs_per_peer = pairs;
+        self.queue_pairs_per_peer = Some(pairs);
         self
     }
 
@@ -698,6 +700,9 @@ impl DeviceBuilder {
         let mut settings = self.settings;
         if !self.has_config {
             settings.config = Config::from_env().map_err(|error| TensorError::setting("", error))?;
+        }
+        if let Some(pairs) = self.queue_pairs_per_peer {
+            settings.config = settings.config.queue_pairs_per_peer(pairs);
         }
         settings.check()?;
         Ok(settings)

@@ -25,7 +25,6 @@ use tonic_rdma_verbs::unstable::chain;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) config: Config,
-    pub(crate) queue_pairs_per_peer: u32,
     pub(crate) notification: Option<Notification>,
     pub(crate) max_request_bytes: u64,
     pub(crate) max_outstanding_bytes: u64,
@@ -45,7 +44,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             config: Config::default(),
-            queue_pairs_per_peer: 1,
             notification: None,
             max_request_bytes: 64 << 20,
             max_outstanding_bytes: 256 << 20,
@@ -63,7 +61,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The most queue pairs that a link may have.
+    /// The most queue pairs that a peer may open a link with.
     pub(crate) const MAX_QUEUE_PAIRS: u32 = 64;
     /// The most links that peers have opened and not confirmed.
     pub(crate) const UNCONFIRMED: usize = 64;
@@ -79,7 +77,6 @@ impl Settings {
         self.config.validate().map_err(|error| TensorError::setting("", error))?;
         let request = self.max_request_bytes;
         let numbers = [
-            ("queue_pairs_per_peer", self.queue_pairs_per_peer.into(), 1..=u64::from(Self::MAX_QUEUE_PAIRS)),
             ("max_request_bytes", request, 4096..=1 << 31),
             ("max_outstanding_bytes", self.max_outstanding_bytes, request..=u64::MAX),
         ];

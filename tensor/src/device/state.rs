@@ -15,7 +15,7 @@ use crate::control::Attachable;
 use crate::control::accept::Caller;
 use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
-use crate::link::{Link, LinkId, Prepared};
+use crate::link::{Link, LinkId, PeerParameters, Prepared};
 use crate::memory::RegionCache;
 use crate::named_driver::{NamedProvider, NamedRequester, NamedTensors};
 use tonic_rdma::Provider;
@@ -131,9 +131,10 @@ impl DeviceState {
         all.iter().filter_map(|(name, offered)| Some((Arc::clone(name), offered.upgrade()?))).collect()
     }
 
-    /// Makes the named tensors of a new link.
-    pub(crate) fn named_tensors(&self) -> NamedTensors {
-        NamedTensors::new(Arc::clone(&self.offers), NamedRequester::new(&self.settings, &self.region_cache))
+    /// Makes the named tensors of a new link to `peer`.
+    pub(crate) fn named_tensors(&self, peer: &PeerParameters) -> NamedTensors {
+        let requester = NamedRequester::new(&self.settings, &self.region_cache, peer.named_queue_pairs());
+        NamedTensors::new(Arc::clone(&self.offers), requester)
     }
 
     /// Returns the address that the device listens on, as peers write it.

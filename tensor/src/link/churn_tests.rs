@@ -261,14 +261,16 @@ async fn a_late_message_does_not_reach_the_next_user_of_the_words() {
 
 #[tokio::test]
 async fn a_peer_of_the_last_version_is_served_as_before() {
-    let new = RdmaDevice::builder;
+    let new = || RdmaDevice::builder().queue_pairs_per_peer(3);
     let old = || new().versions(Versions::only(2));
     for (server, client) in [(old(), new()), (new(), old()), (old(), old())] {
         let devices = Devices::new(server, client).await;
         assert!(!devices.use_region(0).await.unwrap().ends_pairs);
-        let tensor = Tensor::copy_from(spec(4), &[1, 2, 3, 4]).unwrap();
-        devices.server.put("named", 1, NamedOffer::Tensor(tensor), 1).unwrap();
-        assert!(matches!(devices.channel.request("named", 1).await, Ok(NamedReply::Tensor(_))));
+        for name in ["some", "names", "for", "other", "queue", "pairs"] {
+            let tensor = Tensor::copy_from(spec(4), &[1, 2, 3, 4]).unwrap();
+            devices.server.put(name, 1, NamedOffer::Tensor(tensor), 1).unwrap();
+            assert!(matches!(devices.channel.request(name, 1).await, Ok(NamedReply::Tensor(_))));
+        }
         let (rounds, error) = in_time(devices.wear_out()).await;
         assert_eq!(rounds, WordPage::PAIRS - 1, "{error}");
         assert!(error.contains("64 slots and regions in its life"), "{error}");

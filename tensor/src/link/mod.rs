@@ -33,7 +33,7 @@ use crate::device::settings::Settings;
 use crate::error::{TensorError, TensorErrorKind};
 use crate::memory::{Content, Keeper, Payload, RegionCache};
 use crate::named_driver::NamedTensors;
-use crate::wire::tensor_frame::Frame;
+use crate::wire::tensor_frame::{Frame, RequestId};
 use tonic_rdma::Provider;
 use tonic_rdma::unstable::{Observation, Pace, Queue, Reactor, may_spin, open_device};
 use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, SharedRegion};
@@ -62,6 +62,8 @@ pub(crate) struct Link {
     pairs: Mutex<PairTable>,
     /// Whether each side tells the other one which pairs it has given up. Peers of version 2 don't.
     ends_pairs: bool,
+    /// The number of ports that requests for named tensors are spread over.
+    named_ports: u64,
     fault: OnceLock<TensorError>,
     failed: AtomicBool,
     /// Becomes true when the link has ended.
@@ -127,6 +129,12 @@ impl Link {
     /// Returns the port of queue pair `index`, modulo their number.
     pub(crate) fn port(&self, index: u32) -> &Arc<Port> {
         &self.ports[index as usize % self.ports.len()].port
+    }
+
+    /// Returns the index of the port by which all frames and the write of a request for a named tensor go, so
+    /// that they stay in order.
+    pub(crate) fn port_of_request(&self, request_id: RequestId) -> u32 {
+        (request_id.0 % self.named_ports) as u32
     }
 
     pub(crate) fn ports(&self) -> impl Iterator<Item = &Arc<Port>> {
@@ -671,6 +679,14 @@ pub(crate) struct PeerParameters {
     pub(crate) version: u32,
 }
 
+impl PeerParameters {
+    /// Returns the number of queue pairs that requests for named tensors are spread over. Peers before version 4
+    /// know only the first one.
+    pub(crate) fn named_queue_pairs(&self) -> u64 {
+        if self.version >= 4 { self.queue_pairs.len().max(1) as u64 } else { 1 }
+    }
+}
+
 /// The operations that a queue pair allows the peer. The grants limit which memory the peer may touch.
 const ACCESS: fn() -> Access = || Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
 
@@ -797,6 +813,7 @@ impl Prepared {
             peer_words,
             pairs: Mutex::new(pairs),
             ends_pairs,
+            named_ports: peer.named_queue_pairs(),
             fault: OnceLock::new(),
             failed: AtomicBool::new(false),
             ended: watch::Sender::new(false),

@@ -67,7 +67,8 @@
 //! # Duties of a driver
 //!
 //! - Send the frames of one link in the order of the actions, in both directions, and `Written` after its
-//!   write has completed.
+//!   write has completed. If the link has several queue pairs, the frames that must stay in order are those of
+//!   requests whose numbers name the same one ([`RequesterSettings::queue_pairs`]): all requests for a name do.
 //! - Make a sink's grant exact and for one request. Revoke the grant, in the device too, before you read or
 //!   free the sink ([`RequestOutcome::Arrived`], [`Free`](RequesterAction::Free)).
 //! - When a link has ended, close its queue pairs before [`Requester::peer_gone`] gives the sinks back.
@@ -146,6 +147,8 @@ pub(crate) struct RequesterSettings {
     pub(crate) max_untaken_bytes: u64,
     /// Whether each tensor has to come with a checksum.
     pub(crate) validate: bool,
+    /// Number of queue pairs to the peer. The number of a request names one of them, modulo their number.
+    pub(crate) queue_pairs: u64,
 }
 
 impl Default for RequesterSettings {
@@ -158,6 +161,7 @@ impl Default for RequesterSettings {
             max_tensor_bytes: 64 << 30,
             max_untaken_bytes: 256 << 20,
             validate: false,
+            queue_pairs: 1,
         }
     }
 }
@@ -256,6 +260,18 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    /// Returns the number of the request that the message belongs to.
+    pub(crate) fn request_id(&self) -> RequestId {
+        match *self {
+            Self::Request { request_id, .. }
+            | Self::Metadata { request_id, .. }
+            | Self::Written { request_id, .. }
+            | Self::Status { request_id, .. }
+            | Self::Dead { request_id }
+            | Self::Cancel { request_id } => request_id,
+        }
+    }
+
     /// Returns the frame to encode. Encoding does not fail, because names and codes were checked before.
     pub(crate) fn frame(&self) -> Frame<'_> {
         match *self {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use lru::LruCache;
 use tonic::Code;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Failure, Message, RequestId, RequesterSettings, Sink, TensorKey, is_name};
 use crate::wire::tensor_frame::MAX_NAME;
@@ -165,7 +166,9 @@ impl<S> Requester<S> {
         if self.requests.len() >= self.settings.max_requests {
             return Err(RequestError::TooMany { pending: self.requests.len() });
         }
-        let request_id = RequestId(self.next);
+        // The requests for a name have one queue pair, so that a cancellation does not come after the next one.
+        let pairs = self.settings.queue_pairs.max(1);
+        let request_id = RequestId(self.next * pairs + xxh3_64(name.as_bytes()) % pairs);
         self.next += 1;
         let name: Arc<str> = name.into();
         if let Some((arrival, _)) = self.untaken.pop(&TensorKey { name: name.clone(), step }) {

@@ -11,7 +11,8 @@ use tonic_rdma_verbs::unstable::Versions;
 /// | version | what is new |
 /// |---|---|
 /// | 3 | each side tells the other one which slots and regions it has given up, so words are used again |
+/// | 4 | the frames and the write of a named tensor go by the queue pair that its request's number names |
 ///
 /// A server of version 2 accepts only its own number in `OpenRequest::version`, so callers put the oldest
 /// version there that they speak.
-pub(crate) const SERVICE_VERSIONS: Versions = Versions { oldest: 2, newest: 3 };
+pub(crate) const SERVICE_VERSIONS: Versions = Versions { oldest: 2, newest: 4 };

@@ -39,8 +39,8 @@ async fn wrong_open_calls_are_refused() {
             |it| (it.version, it.newest_version, it.group) = (1, 0, Bytes::new()),
             Code::FailedPrecondition,
         ),
-        ("version 4", |it| it.version = 4, Code::FailedPrecondition),
-        ("version 4 to 5", |it| (it.version, it.newest_version) = (4, 5), Code::FailedPrecondition),
+        ("version 5", |it| it.version = 5, Code::FailedPrecondition),
+        ("version 5 to 6", |it| (it.version, it.newest_version) = (5, 6), Code::FailedPrecondition),
         ("no provider", |it| it.provider.clear(), Code::InvalidArgument),
         ("another provider", |it| it.provider = "nonsense".into(), Code::InvalidArgument),
         ("no queue pair", |it| it.queue_pairs.clear(), Code::InvalidArgument),
@@ -67,7 +67,7 @@ async fn wrong_open_calls_are_refused() {
         let status = peer.client.clone().open(request).await.unwrap_err();
         assert_eq!(status.code(), code, "{what}: {status}");
         if let Some(asked) = what.strip_prefix("version ") {
-            let both = format!("version {asked} of the tensor service was asked for; this end speaks 2 to 3");
+            let both = format!("version {asked} of the tensor service was asked for; this end speaks 2 to 4");
             assert_eq!(status.message(), both);
         }
         served.check().await;

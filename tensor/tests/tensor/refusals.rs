@@ -85,8 +85,7 @@ async fn wrong_settings_and_endpoints_are_refused() {
             .config(Config::default().completion_queues(queues))
             .queue_pairs_per_peer(pairs);
         let error = builder.bind("127.0.0.1:0").await.unwrap_err();
-        let named =
-            if pairs == 1 { "Config::completion_queues" } else { "DeviceBuilder::queue_pairs_per_peer" };
+        let named = if pairs == 1 { "Config::completion_queues" } else { "Config::queue_pairs_per_peer" };
         assert!(error.to_string().contains(named), "{error}");
     }
     for builder in [

@@ -116,12 +116,18 @@ pub fn announce(word: impl std::fmt::Display) {
 /// Runs a test in a process of its own: returns true there. Elsewhere starts this process, waits until the test
 /// has passed there, and returns false. `test` is the path of the test with the name of its crate.
 pub fn is_alone(test: &str) -> bool {
+    is_alone_with(test, &[])
+}
+
+/// As [`is_alone`], with these variables in the environment of the process.
+pub fn is_alone_with(test: &str, variables: &[(&str, &str)]) -> bool {
     let test = test.split_once("::").map_or(test, |(_, test)| test);
     if std::env::var(ROLE).is_ok_and(|role| role == test) {
         return true;
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(ROLE, test);
+    command.envs(variables.iter().copied());
     let status = command.status().unwrap();
     assert!(status.success(), "{test}, in a process of its own: {status}");
     false

@@ -1,6 +1,15 @@
-//! Counts of the descriptors and mappings of the whole process.
+//! Counts of the descriptors and mappings of the whole process, and its limit of descriptors.
 
 use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+/// Lets this process open as many files as the system allows.
+pub fn raise_open_files() {
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    setrlimit(Resource::Nofile, files).unwrap();
+}
 
 /// Counts the open descriptors and the mappings of shared memory of this process.
 pub fn descriptors_and_mappings() -> (usize, usize) {

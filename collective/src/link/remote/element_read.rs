@@ -14,12 +14,15 @@ use tonic_rdma_tensor::{
     Channel, MemRegion, Memcpy, RdmaDevice, RegionView, RemoteRegion, TensorError, TensorErrorKind, unstable,
 };
 
-/// Reads the elements of one message after another from one peer. The memory of READs is reused.
+/// Reads the elements of one message after another from one peer. The memory of READs is reused. The queue pairs
+/// take the READs in turn.
 pub(super) struct ElementRead {
     device: RdmaDevice,
+    /// One for each queue pair, that of the next READ first.
+    channels: VecDeque<Channel>,
     /// The most bytes that one call delivers, and of one READ.
     chunk: usize,
-    /// The most READs at once.
+    /// The most READs at once: one for each queue pair at least.
     ahead: usize,
     /// Bytes of the message for which READs were begun.
     requested: usize,
@@ -44,11 +47,13 @@ pub(super) enum Sink<'a> {
 }
 
 impl ElementRead {
-    pub(super) fn new(device: RdmaDevice, chunk: usize, ahead: usize) -> Self {
+    pub(super) fn new(device: RdmaDevice, channel: &Channel, chunk: usize, ahead: usize) -> Self {
+        let channels: VecDeque<_> = (0..channel.queue_pairs()).map(|pair| channel.over(pair)).collect();
         Self {
             device,
             chunk,
-            ahead,
+            ahead: ahead.max(channels.len()),
+            channels,
             requested: 0,
             delivered: 0,
             reads: VecDeque::new(),
@@ -103,14 +108,13 @@ impl ElementRead {
     /// bytes were delivered.
     pub(super) fn read_from_remote(
         &mut self,
-        channel: &Channel,
         remote: &RemoteRegion,
         reference: ElementReference,
         sink: &mut Sink<'_>,
         counters: &mut LinkCounters,
     ) -> Result<bool, LinkFault> {
         let (start, length) = range(reference, remote.len())?;
-        self.read_ahead(channel, remote, start, length)?;
+        self.read_ahead(remote, start, length)?;
         let Some((read, count)) = self.reads.front_mut() else { return Ok(self.delivered == length) };
         let (result, count) = (read.try_take(), *count);
         let Some(result) = result else { return Ok(false) };
@@ -128,23 +132,19 @@ impl ElementRead {
         }
         self.delivered += count;
         self.idle.push(region);
-        self.read_ahead(channel, remote, start, length)?;
+        self.read_ahead(remote, start, length)?;
         Ok(self.delivered == length)
     }
 
-    fn read_ahead(
-        &mut self,
-        channel: &Channel,
-        remote: &RemoteRegion,
-        start: usize,
-        length: usize,
-    ) -> Result<(), LinkFault> {
+    fn read_ahead(&mut self, remote: &RemoteRegion, start: usize, length: usize) -> Result<(), LinkFault> {
         while self.requested < length && self.reads.len() < self.ahead {
             let count = self.chunk.min(length - self.requested);
             let region = match self.idle.pop() {
                 Some(region) => region,
                 None => self.device.allocate(self.chunk)?,
             };
+            self.channels.rotate_left(1);
+            let Some(channel) = self.channels.back() else { return Ok(()) };
             let read = channel.read(remote).at((start + self.requested) as u64).into(region, ..count);
             self.reads.push_back((read, count));
             self.requested += count;

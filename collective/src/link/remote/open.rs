@@ -146,7 +146,7 @@ impl LinkSetup {
         let Self { settings, pool, .. } = self;
         let (views, attached) = (settings.views, settings.attached);
         let regions = PeerRegions::new(channel.clone(), hello.words[3], views, attached, settings.limit);
-        let read = ElementRead::new(pool.device().clone(), settings.chunk, settings.reads);
+        let read = ElementRead::new(pool.device().clone(), &channel, settings.chunk, settings.reads);
         Ok(RankLink::new(wire, layout, channel, regions, read))
     }
 

@@ -389,13 +389,9 @@ impl RankLink {
                 Ok(Some(PeerRegion::View(view, _))) => {
                     self.read.read_from_view(view, reference, &mut sink, &mut common.scratch)
                 }
-                Ok(Some(PeerRegion::Remote(remote))) => self.read.read_from_remote(
-                    &self.channel,
-                    remote,
-                    reference,
-                    &mut sink,
-                    &mut common.counters,
-                ),
+                Ok(Some(PeerRegion::Remote(remote))) => {
+                    self.read.read_from_remote(remote, reference, &mut sink, &mut common.counters)
+                }
                 Err(fault) => Err(fault),
             };
             common.delivered |= self.read.delivered != before;

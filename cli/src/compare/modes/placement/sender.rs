@@ -99,9 +99,9 @@ impl TensorSender {
                 };
                 let mut slots = Vec::with_capacity(lengths.len());
                 for (index, length) in lengths.iter().enumerate() {
-                    slots.push(
-                        channel.static_sender(&format!("{name} {index}"), &geometry::spec(*length)?).await?,
-                    );
+                    // Slots are spread over the queue pairs.
+                    let (channel, name) = (channel.over(index as u32), format!("{name} {index}"));
+                    slots.push(channel.static_sender(&name, &geometry::spec(*length)?).await?);
                 }
                 Target::Slots { slots, from }
             }

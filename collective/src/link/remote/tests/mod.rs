@@ -6,7 +6,7 @@ mod references;
 
 use std::time::{Duration, Instant};
 
-use tonic_rdma_tensor::{Channel, Notification, RdmaDevice};
+use tonic_rdma_tensor::{Channel, DeviceBuilder, Notification, RdmaDevice};
 
 use crate::link::remote::{LinkSettings, RemoteLinks};
 use crate::link::{LinkError, RankLinks, Tag};
@@ -55,7 +55,16 @@ async fn noticed_group(
     notification: Option<Notification>,
     settings: &LinkSettings,
 ) -> Vec<Rank> {
-    let (devices, mut channels) = noticed_mesh(ranks, notification).await;
+    built_group(ranks, || noticing(notification), settings).await
+}
+
+/// Makes a group whose devices have these settings.
+async fn built_group(
+    ranks: usize,
+    builder: impl Fn() -> DeviceBuilder,
+    settings: &LinkSettings,
+) -> Vec<Rank> {
+    let (devices, mut channels) = built_mesh(ranks, builder).await;
     let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, MemoryPool::KEPT)).collect();
     let links = open_all(&mut channels, &pools, 0, settings).await;
     let parts = devices.into_iter().zip(pools).zip(links);
@@ -64,21 +73,25 @@ async fn noticed_group(
 
 /// Makes devices, and a channel from each to each other one.
 async fn mesh(ranks: usize) -> (Vec<RdmaDevice>, Vec<Vec<Option<Channel>>>) {
-    noticed_mesh(ranks, None).await
+    built_mesh(ranks, RdmaDevice::builder).await
 }
 
-async fn noticed_mesh(
+/// Returns the settings of a device that learns of arrivals in this way.
+fn noticing(notification: Option<Notification>) -> DeviceBuilder {
+    let builder = RdmaDevice::builder();
+    match notification {
+        Some(notification) => builder.notification(notification),
+        None => builder,
+    }
+}
+
+async fn built_mesh(
     ranks: usize,
-    notification: Option<Notification>,
+    builder: impl Fn() -> DeviceBuilder,
 ) -> (Vec<RdmaDevice>, Vec<Vec<Option<Channel>>>) {
     let mut devices = Vec::new();
     for _ in 0..ranks {
-        let builder = RdmaDevice::builder();
-        let builder = match notification {
-            Some(notification) => builder.notification(notification),
-            None => builder,
-        };
-        devices.push(builder.bind("127.0.0.1:0").await.unwrap());
+        devices.push(builder().bind("127.0.0.1:0").await.unwrap());
     }
     let mut channels = Vec::new();
     for (rank, device) in devices.iter().enumerate() {

@@ -1,5 +1,8 @@
 //! References: reads of many lengths and offsets, release, reuse of memory.
 
+use support::is_alone;
+use tonic_rdma_verbs::counting;
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -58,6 +61,30 @@ async fn the_pull_of_a_long_message_takes_several_calls() {
         assert_eq!((calls, bytes), (16, 1 << 20));
         assert_eq!(receive(&mut receiver.links, 0, true).unwrap().1, b"behind");
     }
+}
+
+/// In a process of its own, because other tests ask for something, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queue_pairs_take_the_reads_in_turn() {
+    const PAIRS: u32 = 4;
+    if !is_alone(concat!(module_path!(), "::the_queue_pairs_take_the_reads_in_turn")) {
+        return;
+    }
+    let counter = counting::count_all();
+    let mut ranks =
+        built_group(2, || RdmaDevice::builder().queue_pairs_per_peer(PAIRS), &settings(WRITES)).await;
+    let (sender, receiver) = pair(&mut ranks);
+    let mut memory = sender.pool.take(1 << 20).unwrap();
+    memory[..1 << 20].copy_from_slice(&content(3, 1 << 20));
+    sender.links.send_reference(1, tag(1), &memory, 0, 1 << 20).unwrap().unwrap();
+    let before = counter.queue_pairs();
+    assert!(receive(&mut receiver.links, 0, false).unwrap().1 == content(3, 1 << 20));
+    let moved: Vec<_> =
+        counter.queue_pairs().iter().map(|(pair, now)| now.bytes - before[pair].bytes).collect();
+    // Four chunks of 64 KiB by each. All else that goes meanwhile is shorter than one.
+    let readers: Vec<_> =
+        moved.into_iter().filter(|bytes| *bytes >= 64 << 10).map(|bytes| bytes >> 16).collect();
+    assert_eq!(readers, [4; PAIRS as usize]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
