@@ -14,7 +14,7 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock};
 
 use ibverbs_sys as sys;
 
@@ -22,7 +22,7 @@ use super::domain::{Domain, Region, flags};
 use super::library::{Owned, last_error, post_error_kind};
 use super::posting::core::Core;
 use super::posting::lists::hand_over;
-use super::posting::windows::{Closing, Kept, State};
+use super::posting::windows::{Closing, Kept, State, Windows};
 use super::ticket::{RequestKind, Ticket};
 use crate::panics::lock;
 use crate::region::check_window;
@@ -32,16 +32,23 @@ use crate::{Access, MemoryRegion, MemoryWindow, PostErrorKind, QueuePairState, R
 const SIGNALED: u32 = 16;
 
 /// Returns the index of a window that can be opened, if there is one, and slots for its requests.
-fn reserve(state: &mut State, domain: &Domain) -> Result<Option<usize>, VerbsError> {
-    if !state.has_room() {
-        return Ok(None);
+fn reserve<'a>(windows: &'a Windows, domain: &Domain) -> Option<(MutexGuard<'a, State>, usize)> {
+    let mut state = lock(&windows.0);
+    if state.has_room() && state.free.is_empty() {
+        // Pollers take the lock, too, so none is held while the driver is asked.
+        drop(state);
+        let window = alloc(domain)?;
+        state = lock(&windows.0);
+        if state.ended {
+            drop(state);
+            return None;
+        }
+        let index = state.all.len();
+        state.all.push(window);
+        state.free.push(index);
     }
-    if let Some(index) = state.free.pop() {
-        return Ok(Some(index));
-    }
-    let Some(window) = alloc(domain)? else { return Ok(None) };
-    state.all.push(window);
-    Ok(Some(state.all.len() - 1))
+    let index = if state.has_room() { state.free.pop()? } else { return None };
+    Some((state, index))
 }
 
 /// Posts a request for a window.
@@ -64,10 +71,10 @@ fn post(
 }
 
 /// Allocates a window. Returns `None` if the device has no more.
-fn alloc(domain: &Domain) -> Result<Option<Owned<sys::ibv_mw>>, VerbsError> {
+fn alloc(domain: &Domain) -> Option<Owned<sys::ibv_mw>> {
     // SAFETY: the domain is alive, and with it its context, whose table never changes.
     let ops = unsafe { (*(*domain.as_ptr()).context).ops };
-    let (Some(alloc), Some(dealloc)) = (ops.alloc_mw, ops.dealloc_mw) else { return Ok(None) };
+    let (alloc, dealloc) = (ops.alloc_mw?, ops.dealloc_mw?);
     // SAFETY:
     // - the domain is alive, and its queue pair, which owns the window, is dropped before it; and
     // - the window is deallocated once, by `Owned`.
@@ -75,14 +82,11 @@ fn alloc(domain: &Domain) -> Result<Option<Owned<sys::ibv_mw>>, VerbsError> {
         let window = alloc(domain.as_ptr(), sys::IBV_MW_TYPE_2);
         Owned::new(window, dealloc, "freeing a memory window")
     };
-    match window {
-        Some(window) => Ok(Some(window)),
-        None => {
-            let error = last_error("allocating a memory window");
-            tracing::debug!(%error, "memory is registered instead");
-            Ok(None)
-        }
+    if window.is_none() {
+        let error = last_error("allocating a memory window");
+        tracing::debug!(%error, "memory is registered instead");
     }
+    window
 }
 
 /// An open window.
@@ -111,8 +115,8 @@ impl Window {
         let Some(windows) = core.windows.as_ref().filter(|_| core.state() == QueuePairState::Rts) else {
             return Ok(None);
         };
-        let state = &mut *lock(&windows.0);
-        let Some(index) = reserve(state, domain)? else { return Ok(None) };
+        let Some((mut state, index)) = reserve(windows, domain) else { return Ok(None) };
+        let state = &mut *state;
         let window = state.all[index].as_ptr();
         // SAFETY: the window is alive, and only changed with the lock held.
         let rkey = next_key(unsafe { (*window).rkey });
