@@ -102,12 +102,16 @@ impl Domain {
         self.device.insert_region(&entry)
     }
 
-    /// Takes a region or window out of the device's table. Afterwards no thread of this process uses it, and a
-    /// peer that still reads it finds that its key is gone and discards the bytes.
-    pub(super) fn remove_region(&self, key: u32) {
+    /// Takes a region out of the device's table, or the window of the queue pair with this number. Afterwards no
+    /// thread of this process uses it, and a peer that still reads it finds that its key is gone and discards the
+    /// bytes. A thread uses a window for its own queue pair only.
+    pub(super) fn remove_region(&self, key: u32, queue_pair: u32) {
         self.device.table.remove(key);
-        let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().filter_map(Weak::upgrade).collect();
-        queue_pairs.iter().for_each(|pair| pair.wait_for_own_threads());
+        let all = lock(&self.queue_pairs);
+        let users = all.iter().filter(|(number, _)| queue_pair == 0 || **number == queue_pair);
+        let users: Vec<_> = users.filter_map(|(_, pair)| pair.upgrade()).collect();
+        drop(all);
+        users.iter().for_each(|pair| pair.wait_for_own_threads());
         self.device.release_key(key);
     }
 }
@@ -116,6 +120,8 @@ impl Domain {
 #[derive(Debug)]
 struct Key {
     key: u32,
+    /// The queue pair of a window. 0 for a region.
+    queue_pair: u32,
     domain: Arc<Domain>,
 }
 
@@ -123,7 +129,7 @@ impl Drop for Key {
     fn drop(&mut self) {
         // The table of regions is shared memory: a forked child would take the region from its parent.
         if !self.domain.device.is_forked() {
-            self.domain.remove_region(self.key);
+            self.domain.remove_region(self.key, self.queue_pair);
         }
     }
 }
@@ -147,7 +153,8 @@ impl Region {
         access: Access,
     ) -> Result<Self, VerbsError> {
         memory.check_range(&range)?;
-        let key = Key { key: domain.insert_region(&memory, &range, access)?, domain: Arc::clone(domain) };
+        let key = domain.insert_region(&memory, &range, access)?;
+        let key = Key { key, queue_pair: 0, domain: Arc::clone(domain) };
         Ok(Self { key, access, memory, range })
     }
 }
@@ -201,7 +208,7 @@ impl Window {
         }
         let access = check_window(&**region, range, access)?;
         let key = domain.insert(region.memory(), range, access, number)?;
-        let key = Key { key, domain: Arc::clone(domain) };
+        let key = Key { key, queue_pair: number, domain: Arc::clone(domain) };
         Ok(Self { key, _region: Arc::clone(region), owner: OnceLock::new() })
     }
 }

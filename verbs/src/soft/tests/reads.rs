@@ -39,7 +39,7 @@ impl Private {
 
 impl Drop for Private {
     fn drop(&mut self) {
-        self.domain.remove_region(self.key);
+        self.domain.remove_region(self.key, 0);
     }
 }
 

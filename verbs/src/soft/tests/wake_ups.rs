@@ -285,7 +285,7 @@ fn a_read_wakes_the_poller_of_its_own_queue() {
         assert_eq!(a.sends.poll(&mut completions), 1);
     }
     assert_eq!(completions[0].status, CompletionStatus::Success);
-    domain.remove_region(key);
+    domain.remove_region(key, 0);
 }
 
 /// The last check before the sleep takes the bytes of a READ, after it has searched for completions.
@@ -317,7 +317,7 @@ fn the_last_look_finds_a_read() {
             assert_eq!(a.queue.poll(&mut completions), 0);
         }
     }
-    domain.remove_region(key);
+    domain.remove_region(key, 0);
 }
 
 /// A thread that waits for a value in memory takes a message, while the poller sleeps.
@@ -367,7 +367,7 @@ fn many_reads_at_once() {
         }
         done == reads
     });
-    domain.remove_region(key);
+    domain.remove_region(key, 0);
 }
 
 /// A request fails on the queue of sends. The receives complete on a queue of their own, though no record

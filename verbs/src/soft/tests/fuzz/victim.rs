@@ -32,7 +32,7 @@ pub(super) struct Connected {
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        self.domain.remove_region(self.granted);
+        self.domain.remove_region(self.granted, 0);
         // The fuzzer maps the memory by hand, so no withdrawal comes.
         if let Some(segments) = self.side.core.segments() {
             segments.unmap(self.hostile.memory().id());
