@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use support::{Child, ROLE, announce, free_address, is_alone, is_alone_with, raise_open_files};
-use tonic_rdma::Config;
+use tonic_rdma::{Config, PollMode};
 use tonic_rdma_collective::{CollectiveError, Communicator, Launch, PlanChoice, Reduction};
 use tonic_rdma_verbs::counting::{self, Counts, Limits};
 
@@ -101,8 +101,8 @@ fn a_wrong_variable_is_named() {
 const RANKS: usize = 64;
 const OF_PROCESS: usize = 16;
 
-#[test]
-fn a_card_has_room_for_a_group_of_64_ranks() {
+/// Starts all ranks, each of which adds. Returns `None` if one of them has failed.
+fn start_all() -> Option<Vec<Child>> {
     let address = free_address();
     let start = |first| {
         let role = format!("ranks {first} {address}");
@@ -110,7 +110,14 @@ fn a_card_has_room_for_a_group_of_64_ranks() {
         std::thread::spawn(move || Child::start(&[], &role))
     };
     let starting: Vec<_> = (0..RANKS).step_by(OF_PROCESS).map(start).collect();
-    let children: Vec<Child> = starting.into_iter().map(|child| child.join().unwrap()).collect();
+    let started: Vec<_> = starting.into_iter().map(|child| child.join().ok()).collect();
+    started.into_iter().collect()
+}
+
+#[test]
+fn a_card_has_room_for_a_group_of_64_ranks() {
+    // On a busy machine the software device of a process may answer too late. Then another group takes its place.
+    let children = (0..5).find_map(|_| start_all()).expect("a group has started");
     let mut sums = [0; 4];
     for child in &children {
         let counts: Vec<u64> = child.word.split(' ').map(|count| count.parse().unwrap()).collect();
@@ -139,8 +146,9 @@ mod child {
         raise_open_files();
         let counter = counting::count_all();
         counter.limit(Limits::CARD);
-        // A rank alone pins less than the default allows.
-        let config = Config::from_env().unwrap().pinned_limit(1 << 40).handshake_timeout(LIMIT);
+        // A rank alone pins less than the default allows. So many ranks on one machine must not spin.
+        let config = Config::from_env().unwrap().pinned_limit(1 << 40).poll_mode(PollMode::Event);
+        let config = config.handshake_timeout(LIMIT);
         let added = ranks(first..first + OF_PROCESS, RANKS, address, Some(&config), |rank| {
             if rank == first {
                 let counts = counter.counts();

@@ -247,7 +247,10 @@ async fn mesh(
 ) -> Result<Vec<Option<RemoteRank>>, CollectiveError> {
     let permits = Arc::new(Semaphore::new(OPENING));
     let mut opening = JoinSet::new();
-    for (rank, member) in members.iter().enumerate().filter(|(rank, _)| *rank != state.me) {
+    // Each rank begins with the next one, so that the ranks do not all ask the same one at a time.
+    let (before, after) = members.split_at(state.me.min(members.len()));
+    let in_turn = (state.me..).zip(after).skip(1).chain((0..).zip(before));
+    for (rank, member) in in_turn {
         let peer = Peer::new(settings, &member.address)?;
         let (device, permits, address) = (device.clone(), Arc::clone(&permits), member.address.clone());
         opening.spawn(async move {

@@ -278,10 +278,24 @@ impl PeerRegions {
 
 async fn attach(channel: &Channel, name: &str, views: bool) -> Result<PeerRegion, TensorError> {
     let region = channel.region(name).await?;
-    if views && let Some(view) = channel.view(&region).await? {
+    if views && let Some(view) = view_of(channel, &region).await? {
         return Ok(PeerRegion::View(view, region));
     }
     Ok(PeerRegion::Remote(region))
+}
+
+/// Returns a view of the peer's region, if it can be mapped. A busy peer may take longer to show its memory than a
+/// view waits, so this asks until the caller's time is over.
+pub(super) async fn view_of(
+    channel: &Channel,
+    region: &RemoteRegion,
+) -> Result<Option<RegionView>, TensorError> {
+    loop {
+        match channel.view(region).await {
+            Err(error) if error.kind() == TensorErrorKind::Timeout => {}
+            viewed => return viewed,
+        }
+    }
 }
 
 /// Bytes of the buffer. They fit the first-level cache together with the data of a reduction.

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use tonic_rdma_tensor::{Channel, RegionView, RemoteRegion, Rights, SharedRegion, TensorError};
 
 use crate::error::{CollectiveError, setup};
-use crate::link::remote::element_read::{ElementRead, PeerRegions, Scratch};
+use crate::link::remote::element_read::{ElementRead, PeerRegions, Scratch, view_of};
 use crate::link::remote::message::{HEADER, Layout, LinkCounters, LinkSettings, REFERENCE};
 use crate::link::remote::rank_link::{LinkContext, RankLink, Wire};
 use crate::link::remote::wire::{MappedWire, WriteWire};
@@ -130,7 +130,7 @@ impl LinkSetup {
         if remote.len() != (layout.bytes() * self.ranks) as u64 {
             return Err(other_settings());
         }
-        let view = if self.settings.views { channel.view(&remote).await? } else { None };
+        let view = if self.settings.views { view_of(&channel, &remote).await? } else { None };
         let answer = if view.is_some() { Hello::VIEW } else { Hello::NO_VIEW };
         // The last word comes last, and by itself.
         self.outbox.store_u64(ours + Hello::at(WORDS - 1), answer.to_le()).map_err(broken)?;
