@@ -32,8 +32,11 @@ pub(crate) trait Keeper: Send + Sync {
     /// Drops regions that nobody waits for. The [`RegionCache`] holds no lock when it calls this.
     fn give_back(&self);
 
-    /// Drops registrations of slabs that are gone.
-    fn prune(&self);
+    /// Frees slabs that nothing uses, and drops registrations of slabs that are gone.
+    fn trim(&self);
+
+    /// Frees slabs that were not used since the last call, and drops registrations of slabs that are gone.
+    fn end_period(&self);
 }
 
 impl RegionCache {
@@ -77,9 +80,9 @@ impl RegionCache {
         self.obtain(|| self.readable.take_zeroed(length))
     }
 
-    /// Takes a region. If the budget has no room for it, first lets the keepers of the whole device give
+    /// Takes memory. If the budget has no room for it, first lets the keepers of the whole device give
     /// memory back, because all share the budget, and then frees what is idle.
-    fn obtain(&self, take: impl Fn() -> Result<MemRegion, VerbsError>) -> Result<MemRegion, TensorError> {
+    pub(crate) fn obtain<T>(&self, take: impl Fn() -> Result<T, VerbsError>) -> Result<T, TensorError> {
         let region = take().or_else(|_| {
             self.keepers().iter().for_each(|keeper| keeper.give_back());
             // The software device charges a slab until the peer has unmapped it, so a slab that came back is
@@ -89,7 +92,7 @@ impl RegionCache {
         let region = region.or_else(|_| {
             self.received.trim();
             self.readable.trim();
-            self.keepers().iter().for_each(|keeper| keeper.prune());
+            self.keepers().iter().for_each(|keeper| keeper.trim());
             take()
         });
         region.map_err(TensorError::memory)
@@ -106,7 +109,7 @@ impl RegionCache {
         if ticks.is_multiple_of(Self::PERIOD) {
             self.received.end_period();
             self.readable.end_period();
-            self.keepers().iter().for_each(|keeper| keeper.prune());
+            self.keepers().iter().for_each(|keeper| keeper.end_period());
         }
     }
 

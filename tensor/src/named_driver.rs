@@ -31,7 +31,7 @@ use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, Grant, RemoteRange, Revocation, Transfer, TransferKind, lock, wake_all,
 };
-use tonic_rdma_verbs::{Access, RemoteSegment, Rkey};
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// The named tensors of a link: the peer's requests to this device, and this device's requests to the peer.
 pub(crate) struct NamedTensors {
@@ -478,9 +478,7 @@ impl NamedRequester {
         port: u32,
     ) -> Result<(SinkMemory, SinkLocation), TensorError> {
         Metadata::try_from(metadata)?;
-        let memory = self.region_cache.take(metadata.bytes)?.share();
-        let length = metadata.bytes.max(1) as usize;
-        let grant = link.grant_once(&memory, 0..length, Access::REMOTE_WRITE, port)?;
+        let (grant, memory) = link.grant_sink(metadata.bytes, port)?;
         let place = grant.range();
         let placement =
             SinkLocation { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
@@ -504,9 +502,17 @@ impl NamedRequester {
                 // The peer's right to write has ended, so the bytes do not change any more. Otherwise the right
                 // would hold another reference to the memory.
                 drop(sink.grant);
-                let region = sink.memory.try_into_region();
-                let region =
-                    region.map_err(|_| TensorError::other("another reference to the sink is left"))?;
+                let region = match sink.memory.try_into_region() {
+                    Ok(region) => region,
+                    // The peer keeps its right to write to this memory, so the program gets a copy.
+                    Err(open) if open.stays_open() => {
+                        let mut region = self.region_cache.take(metadata.bytes)?;
+                        open.copy_out(0, &mut region[..metadata.bytes as usize])
+                            .map_err(TensorError::local)?;
+                        region
+                    }
+                    Err(_) => return Err(TensorError::other("another reference to the sink is left")),
+                };
                 let bytes = freeze(region, metadata.bytes);
                 if let Some(expected) = checksum {
                     verify(request_id, &bytes, expected).map_err(TensorError::local)?;

@@ -57,6 +57,8 @@ pub(crate) struct Link {
     pub(crate) announces_writes: bool,
     ports: Vec<PolledPort>,
     domain: Arc<dyn ProtectionDomain>,
+    /// The registrations of all queue pairs.
+    registrations: Arc<LocalRegistrations>,
     words: WordPage,
     peer_words: PeerWordPage,
     pairs: Mutex<PairTable>,
@@ -94,36 +96,53 @@ impl Link {
         Grant::of_loan(&*self.domain, loan).map_err(TensorError::memory)
     }
 
-    /// Gives the peer the right to read the bytes of `payload`, for one transfer through a port.
-    pub(crate) fn grant_payload(&self, payload: &Payload, port: u32) -> Result<Grant, TensorError> {
-        match &payload.content {
+    /// Gives the peer the right to read the bytes of `payload`, for one transfer through a port: by a window, or
+    /// by a copy in memory of this peer if the device has no window for it. Returns whether the bytes were copied.
+    pub(crate) fn grant_payload(&self, payload: &Payload, port: u32) -> Result<(Grant, bool), TensorError> {
+        let port = self.port(port);
+        let window = match &payload.content {
             Content::Registered(lease, range) => {
                 let part = lease.part(range.clone()).map_err(TensorError::local)?;
-                match self.port(port).open_window(|flights| flights.grant_lease(&part))? {
-                    Some(grant) => Ok(grant),
-                    None => Grant::of_lease(&*self.domain, &part).map_err(TensorError::memory),
-                }
+                let window = port.open_window(|flights| flights.grant_lease(&part))?;
+                window.map(|grant| (grant, false))
             }
-            Content::Bytes(bytes) => {
-                let copy = self.region_cache.copy_of(bytes)?.share();
-                self.grant_once(&copy, 0..bytes.len(), Access::REMOTE_READ, port)
+            Content::Bytes(bytes) if port.has_windows() => {
+                let (copy, all) = (self.region_cache.copy_of(bytes)?.share(), 0..bytes.len());
+                let window =
+                    port.open_window(|flights| flights.grant_part(&copy, all, Access::REMOTE_READ))?;
+                window.map(|grant| (grant, true))
             }
+            Content::Bytes(_) => None,
+        };
+        if let Some(window) = window {
+            return Ok(window);
+        }
+        let copy = || self.registrations.grant_copy(payload.as_slice());
+        match (self.region_cache.obtain(copy), &payload.content) {
+            (Ok(grant), _) => Ok((grant, true)),
+            // There is no memory for a copy.
+            (Err(_), Content::Registered(lease, range)) => {
+                let part = lease.part(range.clone()).map_err(TensorError::local)?;
+                Ok((Grant::of_lease(&*self.domain, &part).map_err(TensorError::memory)?, false))
+            }
+            (Err(error), Content::Bytes(_)) => Err(error),
         }
     }
 
-    /// Gives the peer these rights to `range` of `memory`, for one transfer through a port: by a window, or by a
-    /// registration if the device has no window for it.
-    pub(crate) fn grant_once(
-        &self,
-        memory: &SharedRegion,
-        range: Range<usize>,
-        access: Access,
-        port: u32,
-    ) -> Result<Grant, TensorError> {
-        match self.port(port).open_window(|flights| flights.grant_part(memory, range.clone(), access))? {
-            Some(grant) => Ok(grant),
-            None => self.grant(memory, range, access),
+    /// Gives the peer the right to write `length` bytes, for one transfer through a port: by a window, or in
+    /// memory of this peer if the device has no window for them.
+    pub(crate) fn grant_sink(&self, length: u64, port: u32) -> Result<(Grant, SharedRegion), TensorError> {
+        let port = self.port(port);
+        if port.has_windows() {
+            let sink = self.region_cache.take(length)?.share();
+            let all = 0..sink.len();
+            let window = port.open_window(|flights| flights.grant_part(&sink, all, Access::REMOTE_WRITE))?;
+            if let Some(window) = window {
+                return Ok((window, sink));
+            }
         }
+        let length = usize::try_from(length).map_err(TensorError::memory)?.max(1);
+        self.region_cache.obtain(|| self.registrations.grant_sink(length))
     }
 
     /// Returns the port of queue pair `index`, modulo their number.
@@ -558,8 +577,12 @@ impl Keeper for Link {
         self.named.requests.free_untaken();
     }
 
-    fn prune(&self) {
-        self.ports().for_each(|port| port.prune());
+    fn trim(&self) {
+        self.registrations.trim();
+    }
+
+    fn end_period(&self) {
+        self.registrations.end_period();
     }
 }
 
@@ -658,6 +681,7 @@ impl Drop for PolledPort {
 pub(crate) struct Prepared {
     context: Arc<dyn Context>,
     domain: Arc<dyn ProtectionDomain>,
+    registrations: Arc<LocalRegistrations>,
     pub(crate) words: WordPage,
     ports: Vec<PolledPort>,
     /// Polls all queue pairs.
@@ -724,6 +748,7 @@ impl Prepared {
             message: attributes.max_message_size.min(settings.max_request_bytes),
             window: settings.max_outstanding_bytes,
         };
+        let registrations = Arc::new(LocalRegistrations::new(Arc::clone(&domain), Arc::clone(budget)));
         let port = |index: u32| {
             let queue = Arc::clone(reactor.assign());
             let completions = queue.completion_queue();
@@ -731,8 +756,7 @@ impl Prepared {
                 domain.create_queue_pair(completions, completions, &capacity).map_err(TensorError::local)?;
             queue_pair.to_init(ACCESS()).map_err(TensorError::local)?;
             let work = queue_pair.local().cloned();
-            let registrations = LocalRegistrations::new(Arc::clone(&domain), Arc::clone(budget));
-            let flights: InFlight<Token> = InFlight::new(queue_pair, registrations, limits);
+            let flights: InFlight<Token> = InFlight::new(queue_pair, Arc::clone(&registrations), limits);
             let places = capacity.send_requests + capacity.receive_requests + attributes.window_requests;
             let made = queue.add(places, |key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(TensorError::local)??;
@@ -742,7 +766,7 @@ impl Prepared {
         };
         let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, TensorError>>()?;
         let (settings, region_cache) = (settings.clone(), Arc::clone(region_cache));
-        Ok(Self { context, domain, words, ports, reactor, settings, region_cache })
+        Ok(Self { context, domain, registrations, words, ports, reactor, settings, region_cache })
     }
 
     /// Returns the address of each queue pair, and the number of its receives, for the peer.
@@ -809,6 +833,7 @@ impl Prepared {
             announces_writes,
             ports: self.ports,
             domain: self.domain,
+            registrations: self.registrations,
             words: self.words,
             peer_words,
             pairs: Mutex::new(pairs),

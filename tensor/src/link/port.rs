@@ -160,16 +160,14 @@ impl Port {
         result.map_err(|error| self.fail(TensorError::local(error)))
     }
 
-    /// Drops the registrations of memory that is gone.
-    pub(crate) fn prune(&self) {
-        if let Some(flights) = &mut lock(&self.state).flights {
-            flights.prune();
-        }
-    }
-
     /// Returns whether the slab of `lease` is registered, or can be.
     pub(crate) fn registers(&self, lease: &Lease) -> bool {
         lock(&self.state).flights.as_mut().is_none_or(|flights| flights.registers(lease))
+    }
+
+    /// Returns whether the queue pair may have windows to memory for the peer.
+    pub(crate) fn has_windows(&self) -> bool {
+        self.with_queue_pair(|queue_pair| queue_pair.has_windows()).unwrap_or(false)
     }
 
     /// Opens a window to memory for the peer by `open`, which must not take long, because the poller of the

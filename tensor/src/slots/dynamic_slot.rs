@@ -11,7 +11,7 @@ use tokio::task::consume_budget;
 
 use crate::error::TensorError;
 use crate::link::port::{OutcomeCell, Token};
-use crate::memory::{Content, Payload, RegionCache, freeze};
+use crate::memory::{Payload, RegionCache, freeze};
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::{AttachedSender, Receiver};
 use crate::types::{Metadata, Tensor};
@@ -41,7 +41,8 @@ impl DynamicSender {
 
     /// Announces a tensor to the peer, once the slot has room. The peer reads the tensor from registered
     /// memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)). A tensor in other memory is copied
-    /// first. A tensor that is not contiguous, or has strings, is serialised.
+    /// first, and so is every tensor if the device has no memory windows, as Soft-RoCE and soft-iWARP. A tensor
+    /// that is not contiguous, or has strings, is serialised.
     ///
     /// This returns before the peer has read the tensor. [`flush`](Self::flush) waits for that.
     ///
@@ -124,24 +125,22 @@ impl DynamicSender {
     fn offer(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.revoke_released();
         let payload = Payload::of(tensor)?;
-        let (grant, place) = match payload.metadata.bytes {
-            0 => (None, RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 }),
-            _ => {
-                let grant = self.sender.link.grant_payload(&payload, self.sender.port)?;
-                let place = grant.range();
-                (Some(grant), place)
-            }
+        let granted = match payload.metadata.bytes {
+            0 => None,
+            _ => Some(self.sender.link.grant_payload(&payload, self.sender.port)?),
         };
+        let nowhere = RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 };
+        let place = granted.as_ref().map_or(nowhere, |(grant, _)| grant.range());
         let epoch = self.sender.next;
         let announcement = Announcement { metadata: payload.metadata, place };
         self.sender.send_copied(&announcement.encode())?;
-        let counts = match (&grant, &payload.content) {
-            (None, _) => &mut self.sent.inline,
-            (Some(_), Content::Registered(..)) => &mut self.sent.in_place,
-            (Some(_), Content::Bytes(_)) => &mut self.sent.copied,
+        let counts = match &granted {
+            None => &mut self.sent.inline,
+            Some((_, false)) => &mut self.sent.in_place,
+            Some((_, true)) => &mut self.sent.copied,
         };
         counts.add(payload.metadata.bytes as usize);
-        self.lent.push_back((epoch, grant));
+        self.lent.push_back((epoch, granted.map(|(grant, _)| grant)));
         Ok(())
     }
 

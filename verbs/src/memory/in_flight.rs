@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::extents::{Block, Lease};
 use super::region::{Grant, MemRegion, RemoteRange, SharedRegion};
-use super::registrations::{LocalRegistrations, segment_of};
+use super::registrations::{LocalRegistrations, PeerRegion, segment_of};
 use crate::{
     Access, CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, PostError, PostErrorKind,
     QueuePair, RemoteSegment, SendRequest, VerbsError,
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Debug)]
 pub struct InFlight<T> {
     queue_pair: Arc<dyn QueuePair>,
-    registrations: LocalRegistrations,
+    registrations: Arc<LocalRegistrations>,
     limits: TransferLimits,
     /// Oldest first: transfers that wait for their completion, then the transfer being posted, then transfers
     /// that wait for room.
@@ -82,7 +82,7 @@ impl<T> InFlight<T> {
     /// done with the memory of the requests.
     pub fn new(
         queue_pair: Arc<dyn QueuePair>,
-        registrations: LocalRegistrations,
+        registrations: Arc<LocalRegistrations>,
         limits: TransferLimits,
     ) -> Self {
         assert_eq!(Arc::strong_count(&queue_pair), 1, "a queue pair of one owner");
@@ -117,17 +117,12 @@ impl<T> InFlight<T> {
         self.registrations.lease(lease).is_ok()
     }
 
-    /// Drops the registrations of memory that is gone.
-    pub fn prune(&mut self) {
-        self.registrations.prune();
-    }
-
     /// Grants the peer of this queue pair the right to read the bytes of `lease` ([`Grant::in_slab`]).
     ///
     /// # Errors
     /// The device refuses the window.
     pub fn grant_lease(&mut self, lease: &Lease) -> Result<Option<Grant>, VerbsError> {
-        Grant::in_slab(&*self.queue_pair, self.registrations.slabs(), lease)
+        self.registrations.with_slabs(|slabs| Grant::in_slab(&*self.queue_pair, slabs, lease))
     }
 
     /// Grants the peer of this queue pair the rights `access` to a part of `shared` ([`Grant::in_region`]).
@@ -140,7 +135,7 @@ impl<T> InFlight<T> {
         part: Range<usize>,
         access: Access,
     ) -> Result<Option<Grant>, VerbsError> {
-        Grant::in_region(&*self.queue_pair, &mut self.registrations, shared, part, access)
+        Grant::in_region(&*self.queue_pair, &self.registrations, shared, part, access)
     }
 
     /// Returns whether more than half of the send queue is in use, so that the caller should poll for
@@ -279,7 +274,7 @@ impl<T> InFlight<T> {
         let mut parts: Vec<(RequestPart, Option<LocalSegment>)> = Vec::with_capacity(room);
         let mut bytes = self.bytes_in_flight;
         let transfer = &mut self.transfers[index];
-        if let Err(kind) = transfer.register(&mut self.registrations) {
+        if let Err(kind) = transfer.register(&self.registrations) {
             self.failed = true;
             return Err(PostError { index: 0, kind });
         }
@@ -398,7 +393,7 @@ impl<T> InFlight<T> {
 pub struct Transfer<T> {
     /// Registration of the local memory, if the transfer needs one. This is the first field, so that it is
     /// dropped first: a peer may write to a sink as long as its registration exists.
-    registered: Option<Arc<dyn MemoryRegion>>,
+    registered: Option<Registered>,
     local: LocalMemory,
     kind: TransferKind,
     ranges: CopyRanges,
@@ -413,6 +408,16 @@ pub struct Transfer<T> {
     /// Number of the last request, once it is posted.
     last: Option<u64>,
     status: CompletionStatus,
+}
+
+/// How requests of a transfer name its memory.
+#[derive(Debug)]
+enum Registered {
+    /// By a registration that covers it.
+    Here(Arc<dyn MemoryRegion>),
+    /// The bytes of a READ from `start` on arrive in other memory first, because the peer may write there at any
+    /// time ([`LocalRegistrations::open_sink`]).
+    Elsewhere { sink: PeerRegion, start: usize },
 }
 
 /// The memory of this process that a transfer uses.
@@ -529,11 +534,13 @@ impl<T> Transfer<T> {
     }
 
     /// Registers the memory with the device, if it needs a registration.
-    pub fn register(&mut self, known: &mut LocalRegistrations) -> Result<(), PostErrorKind> {
+    pub fn register(&mut self, known: &LocalRegistrations) -> Result<(), PostErrorKind> {
         if self.registered.is_none() {
             self.registered = match &self.local {
                 LocalMemory::Region(region) => self.register_region(region, known)?,
-                LocalMemory::Lease(lease) => Some(known.lease(lease).map_err(|error| refused(&error))?),
+                LocalMemory::Lease(lease) => {
+                    Some(Registered::Here(known.lease(lease).map_err(|error| refused(&error))?))
+                }
                 LocalMemory::Block(_) | LocalMemory::Bytes(_) => None,
             };
         }
@@ -543,19 +550,21 @@ impl<T> Transfer<T> {
     fn register_region(
         &self,
         region: &MemRegion,
-        known: &mut LocalRegistrations,
-    ) -> Result<Option<Arc<dyn MemoryRegion>>, PostErrorKind> {
+        known: &LocalRegistrations,
+    ) -> Result<Option<Registered>, PostErrorKind> {
+        let bytes = self.ranges.local_bytes();
+        let bytes = bytes.start as usize..bytes.end as usize;
         let registered = match self.kind {
-            TransferKind::Read => {
-                let bytes = self.ranges.local_bytes();
-                if bytes.is_empty() {
-                    return Ok(None);
-                }
-                known.sink(region, bytes.start as usize..bytes.end as usize)
-            }
+            TransferKind::Read if bytes.is_empty() => return Ok(None),
+            TransferKind::Read => match known.open_sink(bytes.len()) {
+                Ok(Some(sink)) => return Ok(Some(Registered::Elsewhere { sink, start: bytes.start })),
+                Ok(None) => known.region(region),
+                // There is no memory for a second sink.
+                Err(_) => known.sink_alone(region, bytes),
+            },
             TransferKind::Write | TransferKind::Send => known.region(region),
         };
-        Ok(Some(registered.map_err(|error| refused(&error))?))
+        registered.map(|by| Some(Registered::Here(by))).map_err(|error| refused(&error))
     }
 
     /// Returns the part for the next request, or `None` at the end. A transfer of no bytes has one empty
@@ -578,14 +587,20 @@ impl<T> Transfer<T> {
         let copied = part.bytes?;
         let range = copied.local as usize..(copied.local + copied.length) as usize;
         match (&self.local, &self.registered) {
-            (LocalMemory::Region(region), Some(by)) => {
+            (_, Some(Registered::Elsewhere { sink, start })) => {
+                // SAFETY: nobody gets a reference to the bytes of a region that stays open.
+                Some(unsafe {
+                    segment_of(sink.shared.region(), &*sink.slab, range.start - start..range.end - start)
+                })
+            }
+            (LocalMemory::Region(region), Some(Registered::Here(by))) => {
                 debug_assert!(self.kind == TransferKind::Read || self.kind == TransferKind::Write);
                 // SAFETY: this transfer owns the region from before the request is posted until the request
                 // has completed or its queue pair is destroyed. `InFlight` gives the region out only in
                 // `FinishedTransfer`.
                 Some(unsafe { segment_of(region, &**by, range) })
             }
-            (LocalMemory::Lease(lease), Some(by)) => Some(lease.segment_in(&**by, range)),
+            (LocalMemory::Lease(lease), Some(Registered::Here(by))) => Some(lease.segment_in(&**by, range)),
             (LocalMemory::Block(block), _) => block.segment(range).ok(),
             (LocalMemory::Region(_) | LocalMemory::Lease(_) | LocalMemory::Bytes(_), _) => None,
         }
@@ -683,7 +698,19 @@ impl<T> Transfer<T> {
     }
 
     /// Ends the transfer. The device does not access its memory any more.
-    pub fn finish(self) -> FinishedTransfer<T> {
+    pub fn finish(mut self) -> FinishedTransfer<T> {
+        if let (Some(Registered::Elsewhere { sink, start }), LocalMemory::Region(region)) =
+            (&self.registered, &mut self.local)
+            && self.status == CompletionStatus::Success
+        {
+            for range in self.ranges.all() {
+                let local = range.local as usize..(range.local + range.length) as usize;
+                // The ranges lie within both, see `new`.
+                if sink.shared.copy_out(local.start - start, &mut region[local]).is_err() {
+                    self.status = CompletionStatus::LocalLength;
+                }
+            }
+        }
         // Before the memory comes back: a peer may write to a sink as long as its registration exists.
         drop(self.registered);
         FinishedTransfer { token: self.token, local: self.local, status: self.status }
@@ -771,13 +798,18 @@ impl CopyRanges {
         found
     }
 
-    /// Returns the local bytes from the first range to the last; an empty range if there are none.
-    fn local_bytes(&self) -> std::ops::Range<u64> {
+    /// Returns the ranges that have bytes.
+    fn all(&self) -> impl Iterator<Item = &CopyRange> + Clone {
         let ranges = match self {
             Self::One(range) => std::slice::from_ref(range),
             Self::Many(ranges) => ranges,
         };
-        let ranges = ranges.iter().filter(|range| range.length > 0);
+        ranges.iter().filter(|range| range.length > 0)
+    }
+
+    /// Returns the local bytes from the first range to the last; an empty range if there are none.
+    fn local_bytes(&self) -> std::ops::Range<u64> {
+        let ranges = self.all();
         let start = ranges.clone().map(|range| range.local).min().unwrap_or(0);
         start..ranges.map(|range| range.local + range.length).max().unwrap_or(start)
     }

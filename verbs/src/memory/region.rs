@@ -348,20 +348,41 @@ impl fmt::Debug for RegionLoan {
 #[derive(Clone)]
 pub struct SharedRegion {
     region: Arc<MemRegion>,
+    stays_open: bool,
 }
 
 impl SharedRegion {
     /// Makes a shared region.
     fn new(region: MemRegion) -> Self {
-        Self { region: Arc::new(region) }
+        Self { region: Arc::new(region), stays_open: false }
+    }
+
+    /// Makes a shared region of a slab that a peer has rights to, whatever becomes of this region.
+    pub(crate) fn of_peer(region: MemRegion) -> Self {
+        Self { region: Arc::new(region), stays_open: true }
     }
 
     /// Returns the region to one owner, if this is the last clone and no grant exists.
     ///
     /// # Errors
-    /// Returns `self` if there is another clone or a grant.
+    /// Returns `self` if there is another clone or a grant, or if the region [stays open](Self::stays_open).
     pub fn try_into_region(self) -> Result<MemRegion, Self> {
-        Arc::try_unwrap(self.region).map_err(|region| Self { region })
+        let stays_open = self.stays_open;
+        if stays_open {
+            return Err(self);
+        }
+        Arc::try_unwrap(self.region).map_err(|region| Self { region, stays_open })
+    }
+
+    /// Returns whether a peer keeps its rights to the memory when the grant has ended, because they are rights
+    /// to the whole slab. Then nobody gets a slice of it.
+    pub fn stays_open(&self) -> bool {
+        self.stays_open
+    }
+
+    /// Returns the region, which gives no access to the bytes.
+    pub(crate) fn region(&self) -> &MemRegion {
+        &self.region
     }
 
     /// Returns the length in bytes.
@@ -656,7 +677,7 @@ impl Grant {
     /// The part is not within the region, or the device refuses the window.
     pub fn in_region(
         queue_pair: &dyn QueuePair,
-        known: &mut LocalRegistrations,
+        known: &LocalRegistrations,
         shared: &SharedRegion,
         part: Range<usize>,
         access: Access,
@@ -667,6 +688,12 @@ impl Grant {
         let (memory, granted) = (shared.region.memory(), GrantedMemory::Shared(shared.clone()));
         let window = queue_pair.open_window(&slab, range.clone(), access)?;
         Ok(window.map(|window| Self::by_window(window, memory, &range, granted)))
+    }
+
+    /// Makes the right to `shared` that the registration of its slab gives.
+    pub(crate) fn by_slab(slab: Arc<dyn MemoryRegion>, shared: SharedRegion) -> Self {
+        let range = remote_range(shared.region.memory(), &shared.region.range(), slab.rkey());
+        Self { right: Right::Registration { region: slab, _memory: GrantedMemory::Shared(shared) }, range }
     }
 
     fn by_window(

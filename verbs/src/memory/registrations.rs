@@ -3,53 +3,63 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::memory::extents::Lease;
 use crate::memory::pool::shared::Slab;
-use crate::memory::region::MemRegion;
+use crate::memory::region::{Grant, MemRegion, RegionPool, SharedRegion};
 use crate::memory::settings::{Budget, Reservation};
+use crate::panics::lock;
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
-/// The regions and buffers that requests of one protection domain use. Each of them is registered once,
-/// without rights for peers. Where a device [opens sinks](ProtectionDomain::opens_sinks) to peers, a region
-/// is registered for reading alone, and each READ gets a registration of its own.
+/// The regions and buffers that requests of one protection domain use, for all queue pairs of the domain.
+/// Each of their slabs is registered once, without rights for peers.
+///
+/// What the peer of the domain gets rights to without a window lies in slabs of its own ([`PeerSlabs`]): what
+/// it may read, and what it may write. Where a device [opens sinks](ProtectionDomain::opens_sinks) to peers,
+/// READs go to such slabs too, and their bytes are copied into the region afterwards.
 #[derive(Debug)]
 pub struct LocalRegistrations {
     domain: Arc<dyn ProtectionDomain>,
-    frozen: SlabRegistrations,
-    /// By the address of the slab. While the entry holds a weak reference to the slab, no other slab gets that
-    /// address.
-    regions: HashMap<usize, (Weak<Slab>, Arc<dyn MemoryRegion>)>,
+    slabs: Mutex<SlabRegistrations>,
+    regions: Mutex<RegionRegistrations>,
+    readable: PeerSlabs,
+    writable: PeerSlabs,
 }
 
 impl LocalRegistrations {
-    /// Makes an empty set of registrations with `domain`. Slabs of buffers will count against `budget`.
+    /// Makes an empty set of registrations with `domain`. Slabs of buffers, and those of the peer, will count
+    /// against `budget`.
     pub fn new(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
-        let frozen = SlabRegistrations::new(Arc::clone(&domain), budget);
-        Self { domain, frozen, regions: HashMap::new() }
-    }
-
-    /// Returns the slabs of buffers.
-    pub(crate) fn slabs(&mut self) -> &mut SlabRegistrations {
-        &mut self.frozen
+        let access = if domain.opens_sinks() { Access::LOCAL_READ } else { Access::LOCAL_WRITE };
+        Self {
+            slabs: Mutex::new(SlabRegistrations::new(Arc::clone(&domain), Arc::clone(&budget))),
+            regions: Mutex::new(RegionRegistrations { access, slabs: HashMap::new() }),
+            readable: PeerSlabs::new(Access::REMOTE_READ, &budget),
+            writable: PeerSlabs::new(Access::LOCAL_WRITE | Access::REMOTE_WRITE, &budget),
+            domain,
+        }
     }
 
     /// Returns the registration of the slab that `lease` lies in, for reading.
-    pub(crate) fn lease(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        self.frozen.region(lease)
+    pub(crate) fn lease(&self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        lock(&self.slabs).region(lease)
     }
 
-    /// Returns a registration for a READ into the bytes `range` of `region`. Drop the registration before the
-    /// region is used for something else.
-    pub(crate) fn sink(
-        &mut self,
+    /// Returns memory for a READ into `length` bytes that the peer can write as long as the link lives. `None`
+    /// if the device keeps the sinks of READs closed.
+    pub(crate) fn open_sink(&self, length: usize) -> Result<Option<PeerRegion>, VerbsError> {
+        let opens = self.domain.opens_sinks() && length > 0;
+        opens.then(|| self.writable.take(&*self.domain, length)).transpose()
+    }
+
+    /// Registers `range` of `region` for one READ. Drop the registration before the region is used for
+    /// something else.
+    pub(crate) fn sink_alone(
+        &self,
         region: &MemRegion,
         range: Range<usize>,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        if !self.domain.opens_sinks() {
-            return self.region(region);
-        }
         let start = region.range().start;
         let memory = Arc::clone(region.memory());
         self.domain.register_range(memory, start + range.start..start + range.end, Access::LOCAL_WRITE)
@@ -57,24 +67,124 @@ impl LocalRegistrations {
 
     /// Returns the registration of the slab of `region`, for reading, and for writing if the device keeps
     /// sinks closed.
-    pub(crate) fn region(&mut self, region: &MemRegion) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        let key = Arc::as_ptr(region.slab()).addr();
-        if let Some((_, registered)) = self.regions.get(&key) {
-            return Ok(Arc::clone(registered));
-        }
+    pub(crate) fn region(&self, region: &MemRegion) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        lock(&self.regions).get(&*self.domain, region)
+    }
+
+    /// Grants the peer of the domain the right to read a copy of `bytes`, in a slab of memory that only this
+    /// peer gets rights to. In the steady state this registers nothing.
+    ///
+    /// The peer is able to read the slab as long as the domain lives: its own grants, also those that have
+    /// ended.
+    ///
+    /// # Errors
+    /// The budget has no room for the copy, or the device can't register the slab.
+    pub fn grant_copy(&self, bytes: &[u8]) -> Result<Grant, VerbsError> {
+        let copy = self.readable.take(&*self.domain, bytes.len())?;
+        copy.shared.copy_in(0, bytes)?;
+        Ok(Grant::by_slab(copy.slab, copy.shared))
+    }
+
+    /// Grants the peer of the domain the right to write `length` bytes, in a slab of memory that only this peer
+    /// gets rights to. In the steady state this registers nothing.
+    ///
+    /// The peer is able to write to the slab as long as the domain lives. So copy out what has arrived: this
+    /// region [never gets one owner](SharedRegion::stays_open) again.
+    ///
+    /// # Errors
+    /// The budget has no room for the bytes, or the device can't register the slab.
+    pub fn grant_sink(&self, length: usize) -> Result<(Grant, SharedRegion), VerbsError> {
+        let sink = self.writable.take(&*self.domain, length)?;
+        Ok((Grant::by_slab(sink.slab, sink.shared.clone()), sink.shared))
+    }
+
+    /// Ends a period: frees the slabs of the peer that were not used since the last call, and drops
+    /// registrations as [`prune`](Self::prune) does.
+    pub fn end_period(&self) {
+        self.readable.pool.end_period();
+        self.writable.pool.end_period();
         self.prune();
-        let memory = Arc::clone(region.memory());
-        let access = if self.domain.opens_sinks() { Access::LOCAL_READ } else { Access::LOCAL_WRITE };
-        let registered = self.domain.register(memory, access)?;
-        self.regions.insert(key, (Arc::downgrade(region.slab()), Arc::clone(&registered)));
-        Ok(registered)
+    }
+
+    /// Frees the slabs of the peer that nothing uses, and drops registrations as [`prune`](Self::prune) does.
+    pub fn trim(&self) {
+        self.readable.pool.trim();
+        self.writable.pool.trim();
+        self.prune();
     }
 
     /// Drops the registrations of slabs that are gone. The memory of such a slab lives as long as its
     /// registration.
-    pub(crate) fn prune(&mut self) {
-        self.regions.retain(|_, (slab, _)| slab.strong_count() > 0);
-        self.frozen.prune();
+    pub fn prune(&self) {
+        for regions in [&self.regions, &self.readable.registered, &self.writable.registered] {
+            lock(regions).prune();
+        }
+        lock(&self.slabs).prune();
+    }
+
+    /// Returns the slabs of buffers.
+    pub(crate) fn with_slabs<T>(&self, then: impl FnOnce(&mut SlabRegistrations) -> T) -> T {
+        then(&mut lock(&self.slabs))
+    }
+}
+
+/// Memory that one peer has rights to, and nobody else: slabs that are registered once, with these rights.
+/// Nothing else ever lies in them, so the peer can have their keys for its life.
+#[derive(Debug)]
+struct PeerSlabs {
+    pool: RegionPool,
+    registered: Mutex<RegionRegistrations>,
+}
+
+impl PeerSlabs {
+    fn new(access: Access, budget: &Arc<Budget>) -> Self {
+        let registered = Mutex::new(RegionRegistrations { access, slabs: HashMap::new() });
+        Self { pool: RegionPool::new(Arc::clone(budget)), registered }
+    }
+
+    /// Takes a region of `length` bytes, with any content of this peer.
+    fn take(&self, domain: &dyn ProtectionDomain, length: usize) -> Result<PeerRegion, VerbsError> {
+        let region = self.pool.take(length)?;
+        let slab = lock(&self.registered).get(domain, &region)?;
+        Ok(PeerRegion { shared: SharedRegion::of_peer(region), slab })
+    }
+}
+
+/// A region of [`PeerSlabs`], and the registration of its slab.
+#[derive(Debug)]
+pub(crate) struct PeerRegion {
+    pub(crate) shared: SharedRegion,
+    pub(crate) slab: Arc<dyn MemoryRegion>,
+}
+
+/// The slabs of regions that a domain has registered with the same rights.
+#[derive(Debug)]
+struct RegionRegistrations {
+    access: Access,
+    /// By the address of the slab. While the entry holds a weak reference to the slab, no other slab gets that
+    /// address.
+    slabs: HashMap<usize, (Weak<Slab>, Arc<dyn MemoryRegion>)>,
+}
+
+impl RegionRegistrations {
+    /// Returns the registration of the slab of `region`. Registers the slab at the first call.
+    fn get(
+        &mut self,
+        domain: &dyn ProtectionDomain,
+        region: &MemRegion,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        let key = Arc::as_ptr(region.slab()).addr();
+        if let Some((_, registered)) = self.slabs.get(&key) {
+            return Ok(Arc::clone(registered));
+        }
+        self.prune();
+        let registered = domain.register(Arc::clone(region.memory()), self.access)?;
+        self.slabs.insert(key, (Arc::downgrade(region.slab()), Arc::clone(&registered)));
+        Ok(registered)
+    }
+
+    fn prune(&mut self) {
+        self.slabs.retain(|_, (slab, _)| slab.strong_count() > 0);
     }
 }
 

@@ -18,7 +18,7 @@ const PART: CopyRange = CopyRange { local: 1000, remote: 0, length: 3000 };
 
 /// READs from `b` into the part of a region, as transfers do. Returns the region, and the key that the
 /// request named.
-fn read(a: &Side, b: &Side, known: &mut LocalRegistrations, region: MemRegion) -> (MemRegion, Lkey) {
+fn read(a: &Side, b: &Side, known: &LocalRegistrations, region: MemRegion) -> (MemRegion, Lkey) {
     let content = pattern(3, PART.length as usize);
     b.fill(0, &content);
     let place = RemoteRange { start: b.remote(0), length: b.region.memory().len() as u64 };
@@ -39,11 +39,11 @@ fn read(a: &Side, b: &Side, known: &mut LocalRegistrations, region: MemRegion) -
 /// A peer that keeps the key of a sink can't write after the sink was handed back.
 pub fn a_sink_is_closed_after_its_read(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
-    let mut known = LocalRegistrations::new(Arc::clone(&a.domain), Budget::new(1 << 20));
+    let known = LocalRegistrations::new(Arc::clone(&a.domain), Budget::new(1 << 20));
     let region = MemRegion::allocate(LENGTH, &Budget::new(1 << 20)).unwrap();
-    let (mut region, _) = read(&a, &b, &mut known, region);
+    let (mut region, _) = read(&a, &b, &known, region);
     region.fill(0);
-    let (mut region, key) = read(&a, &b, &mut known, region);
+    let (mut region, key) = read(&a, &b, &known, region);
     region.fill(7);
     b.fill(0, &[0xbd; LENGTH]);
     let sink = RemoteSegment { address: region.as_ptr() as u64, rkey: Rkey(key.0) };

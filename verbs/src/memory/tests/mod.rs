@@ -14,7 +14,7 @@ mod threads;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::{Budget, Pool, PoolSettings};
 use crate::{
@@ -27,6 +27,8 @@ use crate::{
 pub(super) struct Domain {
     next: AtomicU32,
     live: Arc<Mutex<BTreeMap<u32, Range<usize>>>>,
+    /// What was registered.
+    memories: Mutex<Vec<Weak<HostMemory>>>,
     /// The rights of the region that was registered last.
     last_access: AtomicU8,
     refuse: bool,
@@ -42,6 +44,23 @@ impl Domain {
     /// Returns the addresses of the registered regions.
     pub(super) fn regions(&self) -> Vec<Range<usize>> {
         self.live.lock().unwrap().values().cloned().collect()
+    }
+
+    /// Returns the number of registrations that were made.
+    pub(super) fn made(&self) -> u32 {
+        self.next.load(Ordering::SeqCst)
+    }
+
+    /// Fills registered memory at these addresses, as a peer or the device does.
+    pub(super) fn write(&self, range: Range<usize>, content: u8) {
+        let memories = self.memories.lock().unwrap();
+        let is_there = |memory: &Arc<HostMemory>| {
+            let start = memory.address() as usize;
+            (start..start + memory.len()).contains(&range.start)
+        };
+        let memory = memories.iter().filter_map(Weak::upgrade).find(is_there).unwrap();
+        let at = range.start - memory.address() as usize;
+        memory.copy_in(at, &vec![content; range.len()]).unwrap();
     }
 
     /// Returns the rights of the region that was registered last.
@@ -65,6 +84,7 @@ impl ProtectionDomain for Domain {
         self.last_access.store(access.bits(), Ordering::SeqCst);
         let key = self.next.fetch_add(1, Ordering::SeqCst);
         let start = memory.address() as usize;
+        self.memories.lock().unwrap().push(Arc::downgrade(&memory));
         self.live.lock().unwrap().insert(key, start + range.start..start + range.end);
         Ok(Arc::new(Region { key, access, memory, range, live: Arc::clone(&self.live) }))
     }

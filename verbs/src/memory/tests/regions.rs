@@ -13,7 +13,7 @@ fn regions() -> (RegionPool, Arc<Budget>) {
 }
 
 /// Registers `region` for a WRITE from it, and returns it.
-fn registered(region: MemRegion, known: &mut LocalRegistrations) -> MemRegion {
+fn registered(region: MemRegion, known: &LocalRegistrations) -> MemRegion {
     let remote = RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(1) }, length: 8 };
     let ranges = CopyRanges::One(CopyRange { local: 0, remote: 0, length: 8 });
     let mut transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, remote, ());
@@ -135,11 +135,11 @@ fn what_was_not_used_in_a_whole_period_is_freed() {
 fn a_slab_is_registered_once_for_all_its_regions_until_it_is_gone() {
     let (pool, budget) = regions();
     let domain = Arc::new(Domain::default());
-    let mut known = LocalRegistrations::new(Arc::clone(&domain) as Arc<dyn ProtectionDomain>, Budget::new(0));
-    let held: Vec<_> = (0..100).map(|_| registered(pool.take(4096).unwrap(), &mut known)).collect();
+    let known = LocalRegistrations::new(Arc::clone(&domain) as Arc<dyn ProtectionDomain>, Budget::new(0));
+    let held: Vec<_> = (0..100).map(|_| registered(pool.take(4096).unwrap(), &known)).collect();
     assert_eq!((domain.live(), pool.statistics().slabs), (1, 1));
     drop(held);
-    drop(registered(pool.take(4096).unwrap(), &mut known));
+    drop(registered(pool.take(4096).unwrap(), &known));
     known.prune();
     assert_eq!(domain.live(), 1, "the slab is idle, and not gone");
     pool.trim();
