@@ -427,14 +427,15 @@ impl fmt::Debug for Lease {
 ///
 /// While READs are under way there is no reference to the memory. Only this type makes segments of it, and
 /// the slab is registered without a right of peers. Where a device opens the sinks of READs to the peer
-/// ([`opens_sinks`](crate::ProtectionDomain::opens_sinks)), the slab is registered for reading, and each
-/// landing has a registration of its own, which ends before the memory can be read. A landing that is dropped
-/// while READs are under way, because its connection failed, is not used again: its slab is freed with its
-/// pool, after the registration.
+/// ([`opens_sinks`](crate::ProtectionDomain::opens_sinks)), READs go to a block of the pool, to which no
+/// reference ever exists, and the content is copied once it is there. Without room for a block, the landing has
+/// a registration of its own, which ends before the memory can be read. A landing that is dropped while READs
+/// are under way, because its connection failed, is not used again: its slab is freed with its pool, after the
+/// registration.
 pub struct Landing {
-    /// The landing's own registration. The peer may write to the memory as long as this exists, so it is
+    /// Where READs go. The peer may write to the memory as long as a registration of its own exists, so it is
     /// dropped first.
-    sink: Option<Arc<dyn MemoryRegion>>,
+    sink: Sink,
     held: HeldExtent,
     /// Offset of the content in the extent.
     start: usize,
@@ -442,6 +443,16 @@ pub struct Landing {
     /// READs that were posted and have not completed.
     reads: u32,
     is_reserve: bool,
+}
+
+/// The memory that READs of a landing go to.
+enum Sink {
+    /// The landing itself, by its slab.
+    Slab,
+    /// The landing itself, by a registration of its own, which opens it to the peer.
+    Alone(Arc<dyn MemoryRegion>),
+    /// A block of as many bytes from the same start on, which is always open to the peer.
+    Block(Box<HeldExtent>),
 }
 
 /// Memory that READs have filled. Nothing writes to it any more. Dropping it gives the memory back to the
@@ -481,12 +492,15 @@ impl LandingPool {
             ..PoolSettings::default()
         };
         let reserve = Pool::new(Arc::clone(&domain), settings.clone(), budget.part(reserve as u64)?);
-        let settings = PoolSettings { receive_quota: u64::MAX, ..PoolSettings::default() };
+        let access = Access::LOCAL_WRITE;
+        let settings = PoolSettings { access, receive_quota: u64::MAX, ..PoolSettings::default() };
         Ok(Self { share: Pool::sharing(domain, settings, budget), reserve })
     }
 
-    /// Lets at most `bytes` of the share be leased at a time. Call this before the first lease.
+    /// Lets at most `bytes` of content land in the share at a time. Call this before the first lease.
     pub fn limit(&mut self, bytes: u64) {
+        // Content that lands in a block needs as many bytes again.
+        let bytes = if self.share.domain().opens_sinks() { bytes.saturating_mul(2) } else { bytes };
         let settings = PoolSettings { receive_quota: bytes, ..self.share.settings().clone() };
         let (domain, budget) = (Arc::clone(self.share.domain()), Arc::clone(self.share.budget()));
         self.share = Pool::sharing(domain, settings, budget);
@@ -557,7 +571,7 @@ impl Landing {
         let bytes = length.saturating_add(start).max(least);
         let held = pool.obtain(bytes, Quota::Receive, Purpose::Landing)?;
         debug_assert!(start + length <= held.capacity());
-        let sink = own_registration(pool, &held, start..start + length)?;
+        let sink = Sink::of(pool, &held, start..start + length)?;
         Ok(Self { sink, held, start, length, reads: 0, is_reserve: false })
     }
 
@@ -577,8 +591,9 @@ impl Landing {
     /// `source` does not fit there. Nothing was copied.
     pub fn copy_in(&mut self, offset: usize, source: &[u8]) -> Result<(), VerbsError> {
         VerbsError::check_bounds(offset, source.len(), self.length)?;
-        let start = self.held.offset_in_slab(self.start + offset, source.len())?;
-        self.held.memory().copy_in(start, source)
+        let held = self.target();
+        let start = held.offset_in_slab(self.start + offset, source.len())?;
+        held.memory().copy_in(start, source)
     }
 
     /// Posts a READ of the peer's memory at `remote` into `range` of the content. Report its completion by
@@ -598,7 +613,7 @@ impl Landing {
         let operation = Operation::Read { into: &into, remote };
         queue_pair.post_send(&[SendRequest { wr_id, operation, signaled: true }])?;
         self.reads += 1;
-        self.held.set_in_use(true);
+        self.set_in_use(true);
         Ok(())
     }
 
@@ -618,7 +633,19 @@ impl Landing {
     /// Notes that one of the posted READs has completed with success.
     pub fn read_completed(&mut self) {
         self.reads = self.reads.saturating_sub(1);
-        self.held.set_in_use(self.reads > 0);
+        self.set_in_use(self.reads > 0);
+    }
+
+    fn set_in_use(&mut self, in_use: bool) {
+        match &mut self.sink {
+            Sink::Block(block) => block.set_in_use(in_use),
+            Sink::Slab | Sink::Alone(_) => self.held.set_in_use(in_use),
+        }
+    }
+
+    /// Returns the memory that the content arrives in.
+    fn target(&self) -> &HeldExtent {
+        if let Sink::Block(block) = &self.sink { block } else { &self.held }
     }
 
     /// Returns the number of READs that were posted and have not completed.
@@ -635,37 +662,47 @@ impl Landing {
             return Err(self);
         }
         let Self { sink, held, start, length, is_reserve, .. } = self;
+        if let Sink::Block(block) = &sink {
+            let (from, to) = (block.as_ptr().wrapping_add(start), held.as_ptr().wrapping_add(start));
+            // SAFETY:
+            // - The block and the extent have at least `start + length` bytes, as `lease` and `Sink::of` ensure.
+            //   They keep their mappings alive, and the kernel zeroes memory. They are different extents.
+            // - There is no reference to either: none to a block ever, and none to a landing yet. The peer may
+            //   write to the block at the same time, as `copy_bytes` allows.
+            unsafe { copy_bytes(from, to, length) };
+        }
         // Ends a right of the peer before there is a reference.
         drop(sink);
         Ok(Landed { held, start, length, is_reserve })
     }
 
     /// Names `range` of the content for a READ.
-    fn segment(&self, range: Range<usize>) -> Result<LocalSegment, VerbsError> {
+    pub(super) fn segment(&self, range: Range<usize>) -> Result<LocalSegment, VerbsError> {
         let range = VerbsError::check_range(range, self.length)?;
         let range = self.start + range.start..self.start + range.end;
         Ok(match &self.sink {
-            Some(sink) => self.held.segment_by(&**sink, range),
-            None => self.held.segment_within(range),
+            Sink::Alone(sink) => self.held.segment_by(&**sink, range),
+            Sink::Slab | Sink::Block(_) => self.target().segment_within(range),
         })
     }
 }
 
-/// Registers `range` of an extent for READs, if the device opens sinks to the peer.
-fn own_registration(
-    pool: &Pool,
-    held: &HeldExtent,
-    range: Range<usize>,
-) -> Result<Option<Arc<dyn MemoryRegion>>, VerbsError> {
-    if !pool.domain().opens_sinks() || range.is_empty() {
-        return Ok(None);
+impl Sink {
+    /// Returns the memory for READs into `range` of an extent of `pool`.
+    fn of(pool: &Pool, held: &HeldExtent, range: Range<usize>) -> Result<Self, VerbsError> {
+        if !pool.domain().opens_sinks() || range.is_empty() {
+            return Ok(Self::Slab);
+        }
+        if let Ok(block) = pool.obtain(range.end, Quota::Receive, Purpose::Block) {
+            return Ok(Self::Block(Box::new(block)));
+        }
+        let bytes = range.len() as u64;
+        let memory = Arc::clone(held.slab().memory());
+        let start = held.slab_offset();
+        let range = start + range.start..start + range.end;
+        let registered = pool.domain().register_range(memory, range, Access::LOCAL_WRITE);
+        registered.map(Self::Alone).map_err(|cause| cause.not_registered(bytes))
     }
-    let bytes = range.len() as u64;
-    let memory = Arc::clone(held.slab().memory());
-    let start = (held.as_ptr() as u64 - memory.address()) as usize;
-    let range = start + range.start..start + range.end;
-    let registered = pool.domain().register_range(memory, range, Access::LOCAL_WRITE);
-    registered.map(Some).map_err(|cause| cause.not_registered(bytes))
 }
 
 impl Landed {

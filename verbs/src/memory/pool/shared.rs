@@ -228,7 +228,7 @@ impl PoolShared {
     fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, VerbsError> {
         let access = match purpose {
             Purpose::Block => self.settings.access,
-            // Each landing then has a registration of its own.
+            // Then READs go to a block, or the landing has a registration of its own.
             Purpose::Landing if self.domain.opens_sinks() => Access::LOCAL_READ,
             // The pool of regions has no domain: `LocalRegistrations` registers their slabs.
             Purpose::Landing | Purpose::Region => Access::LOCAL_WRITE,
@@ -315,6 +315,11 @@ impl HeldExtent {
     /// Returns the capacity in bytes.
     pub(crate) fn capacity(&self) -> usize {
         self.extent.capacity
+    }
+
+    /// Returns the offset of the first byte in the slab.
+    pub(crate) fn slab_offset(&self) -> usize {
+        self.extent.offset
     }
 
     /// Returns the offset in the slab of `length` bytes at `offset` of this extent.

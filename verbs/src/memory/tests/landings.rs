@@ -41,9 +41,28 @@ fn landings_share_no_slab_with_blocks() {
 }
 
 #[test]
-fn a_landing_on_a_device_that_opens_sinks_is_registered_alone_until_it_has_landed() {
+fn a_landing_on_a_device_that_opens_sinks_is_copied_from_a_block() {
     let domain = Arc::new(Domain { opens_sinks: true, ..Domain::default() });
     let pool = Pool::new(Arc::clone(&domain) as Arc<dyn ProtectionDomain>, small(), Budget::new(1 << 20));
+    for round in 0..20 {
+        let mut landing = Landing::lease(&pool, 100, 7).unwrap();
+        landing.copy_in(90, &[round; 10]).unwrap();
+        let sink = landing.segment(0..90).unwrap();
+        assert_eq!((sink.address() + 7) % 64, 0);
+        let sink = sink.address() as usize..(sink.address() + sink.length()) as usize;
+        domain.write(sink.clone(), round);
+        let landed = landing.finish().unwrap();
+        domain.write(sink, !round);
+        assert_eq!(landed[..], [round; 100], "the peer does not reach what has landed");
+        assert_eq!((landed.as_ptr() as usize + 7) % 64, 0);
+        assert_eq!((domain.live(), domain.made()), (2, 2), "a slab for blocks, and one for what has landed");
+    }
+}
+
+#[test]
+fn a_landing_without_room_for_a_block_is_registered_alone_until_it_has_landed() {
+    let domain = Arc::new(Domain { opens_sinks: true, ..Domain::default() });
+    let pool = Pool::new(Arc::clone(&domain) as Arc<dyn ProtectionDomain>, small(), Budget::new(64 << 10));
     let landing = Landing::lease(&pool, 100, 7).unwrap();
     assert_eq!((domain.live(), domain.last_access()), (2, Access::LOCAL_WRITE));
     assert!(domain.regions().iter().any(|region| region.len() == 100 && (region.start + 7) % 64 == 0));
