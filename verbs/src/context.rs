@@ -78,7 +78,8 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
     /// Returns whether the peer of a READ can write to the sink of the READ by the key of the sink, although
     /// the sink was registered with local rights only. On iWARP it can, because the answer to a READ is a
     /// write of the peer (RFC 5040, section 5.1). The peer learns the key from the READ. On such a device, a
-    /// sink needs a registration of its own, which must end before the memory is used for something else.
+    /// sink is memory to which no reference ever exists, or it needs a registration of its own, which must end
+    /// before the memory is used for something else.
     fn opens_sinks(&self) -> bool {
         false
     }
