@@ -6,12 +6,14 @@
 //! ```
 //!
 //! `COUNTS_PATHS` chooses the rows whose names have this text, and `COUNTS_OPERATIONS` the number of operations.
-//! The test fails if operations register memory or create another object, on any device. It has a process of its own, because it counts
-//! those of the whole process.
+//! The test fails if operations register memory or create another object, on any device. It has a process of its
+//! own, because it counts those of the whole process.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 use std::any::Any;
 use std::env;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -26,8 +28,9 @@ use tonic_rdma_collective::{Communicator, Launch, Reduction};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_tensor::unstable::OwnPolling;
 use tonic_rdma_tensor::{
-    Dtype, NamedOffer, NamedReply, RdmaDevice, Rights, Shape, Tensor, TensorMut, TensorSpec,
+    Dtype, NamedOffer, NamedReply, Notification, RdmaDevice, Rights, Shape, Tensor, TensorMut, TensorSpec,
 };
 use tonic_rdma_verbs::counting::{self, Counter, Counts, Posts};
 
@@ -77,6 +80,17 @@ fn operations_of_the_steady_state() {
     });
     table.print();
     table.check();
+    if table.is_soft {
+        let cost = |notification| named_tensor_alone(&table.counter, notification);
+        // The request, and the write that announces itself.
+        let found = cost(None);
+        assert_eq!(found, NamedTensorCost { posts: [1, 0, 1], trips: 2 });
+        println!("a named tensor of {SMALL} B: {found:?}");
+        // Without immediate data a frame follows the write, and does not wait for its completion.
+        let found = cost(Some(Notification::Message));
+        assert_eq!(found, NamedTensorCost { posts: [2, 1, 0], trips: 2 });
+        println!("without immediate data: {found:?}");
+    }
 }
 
 /// The counts of a path.
@@ -127,6 +141,7 @@ struct Table {
     chosen: String,
     operations: u64,
     rows: Vec<Row>,
+    is_soft: bool,
     /// What the rows used. Its end would be counted in the next row.
     used: Vec<Box<dyn Any>>,
 }
@@ -136,7 +151,14 @@ impl Table {
         let operations = env::var("COUNTS_OPERATIONS").map_or(200, |text| text.parse().unwrap());
         let chosen = env::var("COUNTS_PATHS").unwrap_or_default();
         assert!(operations > GROWTH, "{operations} operations don't show a registration for each");
-        Self { counter: counting::count_all(), chosen, operations, rows: Vec::new(), used: Vec::new() }
+        Self {
+            counter: counting::count_all(),
+            chosen,
+            operations,
+            rows: Vec::new(),
+            is_soft: false,
+            used: Vec::new(),
+        }
     }
 
     /// Counts operations of `path`, if it was chosen.
@@ -253,6 +275,7 @@ async fn calls(table: &mut Table) {
     let channel = within(endpoint.connect_with_connector(connector.clone())).await.unwrap();
     let info = connector.last_connection().unwrap();
     assert_eq!(info.verdict(), Verdict::Rdma, "{}", info.reason());
+    table.is_soft = info.provider() == Some("soft");
     let mut client = TransferClient::new(channel.clone());
     table.row("tonic call, 64 B", async || put(&mut client, heap(SMALL)).await).await;
     table.row("tonic call, 1 MiB", async || put(&mut client, heap(LARGE)).await).await;
@@ -384,6 +407,64 @@ async fn named_tensors(table: &mut Table) {
         table.row(&format!("named tensor, {memory}"), request).await;
     }
     table.used.push(Box::new((server, client, channel, pool)));
+}
+
+/// What one named tensor costs at both ends together.
+#[derive(Debug, PartialEq, Eq)]
+struct NamedTensorCost {
+    /// Sends, and writes without and with immediate data.
+    posts: [u64; 3],
+    /// How often the one end had to wait for the other: the trips from one end to the other, one after another.
+    trips: u32,
+}
+
+/// Moves one named tensor whose metadata the requester knows. Each end has a runtime of its own, and both stand
+/// still while this thread polls for one end, until that has nothing to do, and then for the other.
+fn named_tensor_alone(counter: &Counter, notification: Option<Notification>) -> NamedTensorCost {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (here, there) = (runtime(), runtime());
+    let builder = || match notification {
+        Some(way) => RdmaDevice::builder().notification(way),
+        None => RdmaDevice::builder(),
+    };
+    let server = there.block_on(builder().bind("127.0.0.1:0")).unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let serve = std::thread::spawn(move || {
+        let _ = there.block_on(stopped);
+        there
+    });
+    let tensor = || NamedOffer::Tensor(TensorMut::zeroed(spec(SMALL)).unwrap().freeze());
+    let (client, channel) = here.block_on(within(async {
+        let client = builder().bind("127.0.0.1:0").await.unwrap();
+        let channel = client.channel(&server.endpoint(), 0).await.unwrap();
+        for step in 0..4 {
+            server.put("loss", step, tensor(), 1).unwrap();
+            channel.request("loss", step).await.unwrap();
+        }
+        (client, channel)
+    }));
+    stop.send(()).unwrap();
+    let there = serve.join().unwrap();
+    let ends = [OwnPolling::new(&server), OwnPolling::new(&client)];
+    server.put("loss", 4, tensor(), 1).unwrap();
+    let _entered = here.enter();
+    let before = counter.counts();
+    let mut request = pin!(channel.request("loss", 4));
+    let mut trips = 0;
+    for end in ends.iter().cycle().take(100) {
+        for _ in 0..16 {
+            end.poll();
+        }
+        trips += 1;
+        if let Poll::Ready(reply) = request.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            assert!(matches!(reply, Ok(NamedReply::Tensor(_))), "{reply:?}");
+            break;
+        }
+    }
+    let counts = counter.counts().since(&before);
+    drop(there);
+    let posts = [counts.sends, counts.writes, counts.writes_with_immediate].map(|posts| posts.requests);
+    NamedTensorCost { posts, trips }
 }
 
 async fn regions(table: &mut Table) {

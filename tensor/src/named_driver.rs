@@ -25,7 +25,7 @@ use crate::named::{
     SinkLocation, Violation, checksum, verify,
 };
 use crate::types::{Metadata, Tensor};
-use crate::wire::tensor_frame::{Frame, RequestId, Sink};
+use crate::wire::tensor_frame::{Announcement, Frame, RequestId, Sink};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::unstable::{
@@ -71,6 +71,20 @@ impl NamedTensors {
             frame => self.requests.handle(link, frame, wakers).map_err(|error| link.violation(error))?,
         }
         Ok(())
+    }
+
+    /// Takes the immediate data of the peer's write into a sink. Tasks to wake are added to `wakers`.
+    ///
+    /// # Errors
+    /// No request with these low bits of its number waits for a tensor.
+    pub(crate) fn handle_announced(
+        &self,
+        link: &Arc<Link>,
+        number: u32,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<(), TensorError> {
+        let handled = self.requests.change(link, wakers, |requester| requester.handle_announced(number));
+        handled.map_err(|error| link.violation(error))
     }
 
     /// Ends all requests: the link has ended with `fault`, and its queue pairs are gone.
@@ -220,7 +234,10 @@ impl NamedProvider {
         });
     }
 
-    /// Writes a tensor into the requester's sink.
+    /// Writes a tensor into the requester's sink, and announces it.
+    ///
+    /// # Errors
+    /// The write can't begin, and is not announced.
     fn write(
         &self,
         peer: PeerId,
@@ -241,12 +258,16 @@ impl NamedProvider {
             if outcome.result.is_ok()
                 && let Some(offers) = this.upgrade()
             {
-                offers.with(|provider| provider.written(peer, request_id, checksum, Instant::now()));
+                offers.with(|provider| provider.written(peer, request_id, Instant::now()));
             }
         });
         let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
         let port = link.port(link.port_of_request(request_id));
-        let _ = port.submit(transfer, length, TransferKind::Write);
+        let immediate = (link.announces_named && checksum.is_none()).then(|| Announcement::of(request_id));
+        if !port.submit_announced(transfer, length, immediate)? {
+            // If the send fails, the link ends, and calls `NamedTensors::link_ended`.
+            let _ = port.send_frame(&Frame::Written { request_id, checksum });
+        }
         Ok(())
     }
 
@@ -374,7 +395,7 @@ impl NamedRequester {
             Err(error) => {
                 let kind = match error {
                     RequestError::Name { .. } => TensorErrorKind::InvalidArgument,
-                    RequestError::TooMany { .. } => TensorErrorKind::Busy,
+                    RequestError::TooMany { .. } | RequestError::TooOld(_) => TensorErrorKind::Busy,
                     _ => TensorErrorKind::PeerLost,
                 };
                 return refused(TensorError::new(kind, error.to_string()));
@@ -394,15 +415,23 @@ impl NamedRequester {
         frame: Frame<'_>,
         wakers: &mut Vec<Waker>,
     ) -> Result<(), Violation> {
-        let mut requester = lock(&self.requester);
-        let actions = match frame {
+        self.change(link, wakers, |requester| match frame {
             Frame::Metadata { request_id, metadata } => requester.handle_metadata(request_id, metadata),
             Frame::Written { request_id, checksum } => requester.handle_written(request_id, checksum),
             Frame::Status { request_id, code, text } => requester.handle_status(request_id, code, text),
             Frame::Dead { request_id } => requester.handle_dead(request_id),
             _ => Ok(Vec::new()),
-        };
-        self.outbox.add(actions?);
+        })
+    }
+
+    fn change(
+        &self,
+        link: &Arc<Link>,
+        wakers: &mut Vec<Waker>,
+        change: impl FnOnce(&mut Requester<SinkMemory>) -> Result<Vec<RequesterAction<SinkMemory>>, Violation>,
+    ) -> Result<(), Violation> {
+        let mut requester = lock(&self.requester);
+        self.outbox.add(change(&mut requester)?);
         drop(requester);
         self.run(link, wakers);
         Ok(())

@@ -20,6 +20,7 @@ use crate::control::{internal, is_seen, peer_parameters, queue_pairs, words};
 use crate::device::settings::Settings;
 use crate::device::state::{AcceptedLink, DeviceState};
 use crate::error::{ALLOW_PLAINTEXT, TensorError};
+use crate::link::words::WordPage;
 use crate::link::{Link, LinkId, PeerParameters};
 use crate::wire::tensor_frame::MAX_NAME;
 use tonic_rdma::unstable::{ClientSlot, Devices, Source, TooManyWaiters};
@@ -244,7 +245,7 @@ pub(crate) fn attach(
             "a name of {length} bytes; it takes from 1 to {MAX_NAME}"
         )));
     }
-    if !link.may_have_pair(request.words) {
+    if request.words > WordPage::LAST {
         let pair = request.words;
         return Err(Status::invalid_argument(format!("pair {pair} of the caller's words, which it has not")));
     }

@@ -63,7 +63,6 @@ impl LinkOpener {
         let reply = reply.ok_or_else(|| self.no_rdma("it ended the call without an answer"))?;
         let id = LinkId::try_from(&reply.link[..]).map_err(|_| self.no_rdma("it named no link"))?;
         let OpenReply { queue_pairs, words, places_in_order, immediate, version, .. } = reply;
-        let version = if version == 0 { settings.versions.oldest } else { version };
         let endpoint = Arc::clone(&self.endpoint);
         let peer = match settings.versions.speaks(version) {
             true => peer_parameters(endpoint, &queue_pairs, words, places_in_order, immediate, version),

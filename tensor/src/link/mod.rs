@@ -62,10 +62,11 @@ pub(crate) struct Link {
     words: WordPage,
     peer_words: PeerWordPage,
     pairs: Mutex<PairTable>,
-    /// Whether each side tells the other one which pairs it has given up. Peers of version 2 don't.
-    ends_pairs: bool,
     /// The number of ports that requests for named tensors are spread over.
     named_ports: u64,
+    /// Whether a write into the sink of a named tensor may announce itself by immediate data: both devices have
+    /// these, and the peer is not older than version 4.
+    pub(crate) announces_named: bool,
     fault: OnceLock<TensorError>,
     failed: AtomicBool,
     /// Becomes true when the link has ended.
@@ -345,8 +346,8 @@ impl Link {
             make(number)
         });
         added.map_err(|NoPairLeft| {
-            let (most, when) = (WordPage::PAIRS, if self.ends_pairs { "at a time" } else { "in its life" });
-            TensorError::other(format!("a link serves {most} slots and regions {when}"))
+            let most = WordPage::PAIRS;
+            TensorError::other(format!("a link serves {most} slots and regions at a time"))
         })
     }
 
@@ -369,17 +370,12 @@ impl Link {
     /// Ends a use of a pair. The last one tells the peer that this side writes nothing more for the pair. The
     /// frame goes by each queue pair, behind what was written there.
     pub(crate) fn leave_pair(&self, pair: &WordPair) {
-        if pair.leave() && pair.is_known() && self.ends_pairs {
+        if pair.leave() && pair.is_known() {
             for port in self.ports() {
                 // If this fails, the link ends, and all its pairs end.
                 let _ = port.send_frame(&Frame::Ended { slot: pair.peer_number });
             }
         }
-    }
-
-    /// Returns whether the peer may have a pair of this number.
-    pub(crate) fn may_have_pair(&self, number: u32) -> bool {
-        if self.ends_pairs { number <= WordPage::LAST } else { (number as usize) < WordPage::PAIRS }
     }
 
     fn pair_of(&self, pair: u32) -> Option<Arc<WordPair>> {
@@ -822,8 +818,8 @@ impl Prepared {
         }
         let attributes = self.context.attributes();
         let announces_writes = self.ports.iter().all(|polled| polled.work.is_some());
-        let ends_pairs = peer.version >= 3;
-        let pairs = PairTable::new(ends_pairs.then_some(self.ports.len() as u32));
+        let announces_named = peer.version >= 4 && self.immediate() && peer.immediate;
+        let pairs = PairTable::new(self.ports.len() as u32);
         let link = Arc::new(Link {
             id,
             peer: Arc::clone(&peer.name),
@@ -837,8 +833,8 @@ impl Prepared {
             words: self.words,
             peer_words,
             pairs: Mutex::new(pairs),
-            ends_pairs,
             named_ports: peer.named_queue_pairs(),
+            announces_named,
             fault: OnceLock::new(),
             failed: AtomicBool::new(false),
             ended: watch::Sender::new(false),

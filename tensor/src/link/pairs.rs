@@ -19,9 +19,8 @@ pub(crate) struct PairTable {
     entries: Vec<Entry>,
     /// The positions of words that no pair has any more, the first given up first.
     free: VecDeque<usize>,
-    /// The number of frames by which the peer ends a pair. `None` if the peer sends none: then each pair of
-    /// words serves once.
-    frames: Option<u32>,
+    /// The number of frames by which the peer ends a pair.
+    frames: u32,
 }
 
 /// The words of one position.
@@ -45,14 +44,14 @@ pub(crate) struct NoPairLeft;
 pub(crate) struct NotAttached(u32);
 
 impl PairTable {
-    /// Makes an empty table. The peer ends each pair by `frames` frames, or by none.
-    pub(crate) fn new(frames: Option<u32>) -> Self {
+    /// Makes an empty table. The peer ends each pair by `frames` frames.
+    pub(crate) fn new(frames: u32) -> Self {
         Self { entries: Vec::new(), free: VecDeque::new(), frames }
     }
 
     /// Adds the pair that `make` makes of a number. Its words are at a position that no other pair has.
     pub(crate) fn add(&mut self, make: impl FnOnce(u32) -> WordPair) -> Result<Arc<WordPair>, NoPairLeft> {
-        let missing = self.frames.unwrap_or(u32::MAX);
+        let missing = self.frames;
         if let Some(position) = self.free.pop_front()
             && let Some(entry) = self.entries.get_mut(position)
         {
@@ -82,7 +81,7 @@ impl PairTable {
         let position = WordPage::position(number);
         let entry = self.entries.get_mut(position).filter(|entry| entry.number == number)?;
         let pair = entry.pair.take()?;
-        if self.frames.is_some() && (entry.missing == 0 || !is_known) {
+        if entry.missing == 0 || !is_known {
             entry.missing = 0;
             self.free.push_back(position);
         }
@@ -97,8 +96,7 @@ impl PairTable {
     pub(crate) fn ended_by_peer(&mut self, number: u32) -> Result<Option<Arc<WordPair>>, NotAttached> {
         let position = WordPage::position(number);
         let entry = self.entries.get_mut(position).filter(|entry| entry.number == number);
-        let entry = entry.filter(|entry| self.frames.is_some() && entry.missing > 0);
-        let entry = entry.ok_or(NotAttached(number))?;
+        let entry = entry.filter(|entry| entry.missing > 0).ok_or(NotAttached(number))?;
         entry.missing -= 1;
         if entry.missing == 0 && entry.pair.is_none() {
             self.free.push_back(position);
@@ -131,7 +129,7 @@ mod tests {
     #[test]
     fn words_are_used_again_when_both_sides_have_ended_the_pair() {
         for peer_first in [false, true] {
-            let mut table = PairTable::new(Some(2));
+            let mut table = PairTable::new(2);
             let (first, other) = (add(&mut table).unwrap(), add(&mut table).unwrap());
             assert_eq!((first, other), (0, 1));
             if !peer_first {
@@ -157,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_table_never_grows_beyond_the_words() {
-        let mut table = PairTable::new(Some(1));
+        let mut table = PairTable::new(1);
         let mut numbers: VecDeque<_> = (0..WordPage::PAIRS).map(|_| add(&mut table).unwrap()).collect();
         assert_eq!(add(&mut table), Err(NoPairLeft));
         let mut ever: std::collections::HashSet<_> = numbers.iter().copied().collect();
@@ -180,22 +178,11 @@ mod tests {
 
     #[test]
     fn numbers_count_on_from_the_start() {
-        let mut table = PairTable::new(Some(1));
+        let mut table = PairTable::new(1);
         let first = add(&mut table).unwrap();
         table.entries[0].number = WordPage::LAST - (WordPage::PAIRS as u32 - 1);
         let last = table.entries[0].number;
         assert!(table.remove(last, false).is_some());
         assert_eq!(add(&mut table).unwrap(), first);
-    }
-
-    #[test]
-    fn a_peer_that_ends_no_pair_gets_each_words_once() {
-        let mut table = PairTable::new(None);
-        for _ in 0..WordPage::PAIRS {
-            let number = add(&mut table).unwrap();
-            assert_eq!(table.ended_by_peer(number).unwrap_err(), NotAttached(number));
-            assert!(table.remove(number, number.is_multiple_of(2)).is_some());
-        }
-        assert_eq!(add(&mut table), Err(NoPairLeft));
     }
 }

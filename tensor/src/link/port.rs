@@ -10,12 +10,12 @@ use std::task::{Context, Poll, Waker};
 use crate::error::{TensorError, TensorErrorKind};
 use crate::link::Link;
 use crate::link::words::WordPair;
-use crate::wire::tensor_frame::{Frame, MAX_FRAME};
+use crate::wire::tensor_frame::{Announcement, Frame, MAX_FRAME};
 use tonic_rdma::unstable::{Deferred, Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, FinishedTransfer, Grant, InFlight, LocalMemory, Transfer, TransferKind, lock,
-    wake_all,
+    CopyRange, CopyRanges, FinishedTransfer, Grant, InFlight, LocalMemory, Notice, Transfer, TransferKind,
+    lock, wake_all,
 };
 use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePair, QueuePairNumber,
@@ -140,6 +140,31 @@ impl Port {
         bytes: u64,
         kind: TransferKind,
     ) -> Result<(), TensorError> {
+        self.begin(transfer, bytes, kind, None).map(drop)
+    }
+
+    /// Starts a write, which announces itself by `immediate` if the peer has a receive for that. Returns whether
+    /// it does.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit).
+    pub(crate) fn submit_announced(
+        &self,
+        transfer: Transfer<Token>,
+        bytes: u64,
+        immediate: Option<Announcement>,
+    ) -> Result<bool, TensorError> {
+        self.begin(transfer, bytes, TransferKind::Write, immediate)
+    }
+
+    /// Starts a transfer. Returns whether it carries `announcement`.
+    fn begin(
+        &self,
+        mut transfer: Transfer<Token>,
+        bytes: u64,
+        kind: TransferKind,
+        announcement: Option<Announcement>,
+    ) -> Result<bool, TensorError> {
         let counter = if kind == TransferKind::Read { &self.read } else { &self.written };
         counter.fetch_add(bytes, Ordering::Relaxed);
         let mut guard = lock(&self.state);
@@ -152,12 +177,17 @@ impl Port {
             drop(guard);
             return Err(refuse(transfer, TensorError::busy(Self::WAITING)));
         }
+        let announcement = announcement.filter(|_| state.credits.may_send());
+        if let Some(announcement) = announcement {
+            transfer = transfer.notify(Notice::Immediate(announcement.encode()));
+        }
         if transfer.sends_immediate() {
             state.credits.sent();
         }
         let result = flights.submit(transfer, |number| self.id(number));
         drop(guard);
-        result.map_err(|error| self.fail(TensorError::local(error)))
+        result.map_err(|error| self.fail(TensorError::local(error)))?;
+        Ok(announcement.is_some())
     }
 
     /// Returns whether the slab of `lease` is registered, or can be.
@@ -385,7 +415,10 @@ impl Port {
     ) -> Result<(), TensorError> {
         let Some(owner) = self.owner() else { return Ok(()) };
         match arrival {
-            Arrival::Immediate(slot) => owner.placed(slot, None),
+            Arrival::Immediate(immediate) => match Announcement::decode(immediate) {
+                Announcement::Placed(slot) => owner.placed(slot, None),
+                Announcement::Written(number) => owner.named.handle_announced(&owner, number, wakers),
+            },
             Arrival::Frame(length) => {
                 let decoded = Frame::decode(&frame[..length]).map_err(|error| owner.violation(error))?;
                 self.granted(decoded.granted)?;
@@ -454,7 +487,7 @@ fn queued(
     let length = bytes.len();
     let transfer = whole(LocalMemory::Bytes(bytes), length, kind, remote);
     match immediate {
-        Some(value) => transfer.notify(tonic_rdma_verbs::unstable::Notice::Immediate(value)),
+        Some(value) => transfer.notify(Notice::Immediate(value)),
         None => transfer,
     }
 }

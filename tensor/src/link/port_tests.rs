@@ -6,7 +6,11 @@ use super::{Port, lock};
 use crate::channel::copy::Memcpy;
 use crate::error::TensorErrorKind;
 use crate::regions::RemoteRegion;
-use crate::{BlockCopy, Channel, Dtype, ExportedRegion, Notification, RdmaDevice, Rights, Shape, TensorSpec};
+use crate::wire::tensor_frame::Frame;
+use crate::{
+    BlockCopy, Channel, Dtype, ExportedRegion, NamedOffer, NamedReply, NamedRequest, Notification,
+    RdmaDevice, Rights, Shape, Tensor, TensorSpec,
+};
 
 const BYTES: usize = 100_000;
 
@@ -80,6 +84,77 @@ async fn a_refused_write_gives_no_notice() {
     written.await.unwrap();
     devices.exported.notice().await.unwrap();
     assert!(!devices.exported.try_notice(), "the refused write was counted");
+}
+
+/// Returns a request for a tensor that the server has not offered, when the server has `pending` requests.
+async fn request(devices: &Devices, step: u64, pending: usize) -> NamedRequest {
+    let request = devices.channel.request("loss", step);
+    while devices.server.offer_counts().requests != pending {
+        tokio::task::yield_now().await;
+    }
+    request
+}
+
+fn offer(devices: &Devices, step: u64) {
+    let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4]).unwrap()).unwrap();
+    let tensor = Tensor::copy_from(spec, &[step as u8; 4]).unwrap();
+    devices.server.put("loss", step, NamedOffer::Tensor(tensor), 1).unwrap();
+}
+
+async fn take(request: NamedRequest, step: u64) {
+    let reply = tokio::time::timeout(Duration::from_secs(60), request).await.expect("no answer").unwrap();
+    let NamedReply::Tensor(tensor) = reply else { panic!("a dead tensor") };
+    assert_eq!(tensor.bytes().unwrap(), [step as u8; 4]);
+}
+
+#[tokio::test]
+async fn a_named_tensor_that_the_port_refuses_has_an_answer() {
+    let devices = Devices::new().await;
+    let first = request(&devices, 0, 1).await;
+    offer(&devices, 0);
+    take(first, 0).await;
+    let mut requests = Vec::new();
+    let most = Port::WAITING as u64;
+    for step in 1..=most + 3 {
+        requests.push(request(&devices, step, step as usize).await);
+    }
+    (1..=most + 3).for_each(|step| offer(&devices, step));
+    let mut refused = Vec::new();
+    for request in requests {
+        let answer = tokio::time::timeout(Duration::from_secs(60), request).await.expect("no answer");
+        refused.extend(answer.err().map(|error| error.to_string()));
+    }
+    assert!((1..=3).contains(&refused.len()), "{refused:?}");
+    assert!(refused.iter().all(|error| error.contains("could not be written")), "{refused:?}");
+    // The tensor is still there.
+    take(devices.channel.request("loss", most + 3), most + 3).await;
+}
+
+/// Immediate data without a receive would stop the queue pair. A frame waits for the receive.
+#[tokio::test]
+async fn a_named_tensor_announces_itself_only_with_a_receive_of_the_peer() {
+    let devices = Devices::new().await;
+    let first = request(&devices, 0, 1).await;
+    offer(&devices, 0);
+    take(first, 0).await;
+    let [link] = &devices.server.shared.links()[..] else { panic!("another link") };
+    assert!(link.announces_named);
+    for step in [1, 2] {
+        let request = request(&devices, step, 1).await;
+        let port = link.port(0);
+        // Nothing polls the queues until the next await.
+        let bells = if step == 1 { 0 } else { Port::RECEIVES };
+        (0..bells).for_each(|_| port.send_frame(&Frame::Bell { slot: 12 }).unwrap());
+        let state = || {
+            let state = lock(&port.state);
+            (state.backlog.len(), state.credits.sent, state.credits.may_send())
+        };
+        let (waiting, sent, _) = state();
+        offer(&devices, step);
+        let expected = if step == 1 { (waiting, sent + 1, true) } else { (waiting + 1, sent, false) };
+        assert_eq!(state(), expected);
+        take(request, step).await;
+    }
 }
 
 /// Otherwise this side would send frames for which the peer has no receive.

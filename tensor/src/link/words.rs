@@ -33,7 +33,7 @@ const SLEEPER: usize = 8;
 impl WordPage {
     /// The number of pairs of a page. Few in the unit tests, which use them up.
     pub(crate) const PAIRS: usize = if cfg!(test) { 1 << 6 } else { 1 << 14 };
-    /// The largest number of a pair.
+    /// The largest number of a pair. In immediate data the bit above tells pairs from requests.
     pub(crate) const LAST: u32 = u32::MAX >> 1;
     /// The length of a page in bytes.
     pub(crate) const LENGTH: usize = Self::PAIRS * PAIR;

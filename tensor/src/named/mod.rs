@@ -22,6 +22,9 @@
 //!                                                                       Metadata, then as above
 //! ```
 //!
+//! The WRITE carries the request's number as immediate data, where both devices have any and the answer needs no
+//! checksum, or the frame `Written` follows the WRITE at once. Below, `Written` means both.
+//!
 //! Answers in place of `Written`: `Dead` (the branch that would have computed the tensor was not taken) and
 //! `Status` (a gRPC code and a text). **Every request gets one last answer**, `Written`, `Dead` or `Status`,
 //! also when the request is cancelled. Until then, or until the link ends, the provider may write the sink,
@@ -38,15 +41,14 @@
 //! |---|---|---|
 //! | waiting | an offer of (name, step) | a sink that fits: writing; otherwise `Metadata`: awaiting a sink |
 //! | awaiting a sink | the request again, with a sink | the sink fits: writing |
-//! | writing | the device | completion: `Written`, or a status if the request was cancelled meanwhile; over |
+//! | writing, with `Written` under way | the device | completion: over |
 //!
 //! **Each offer states its number of readers.** A request that matches an offer takes a share. The last
 //! answer uses the share up. The share comes back when the request fails, is cancelled or loses its peer. The
 //! provider releases the tensor with the last share, or when the readers did not come in time.
 //!
-//! **A reader that gives up may ask again.** A cancellation that reaches the provider during the write brings
-//! the share back when the write has ended, and a request that asks again waits for that. If `Written` was
-//! sent before, the share is used up, so the requester keeps the tensor and gives it to the request that asks
+//! **A reader that gives up may ask again.** A cancellation that meets the write comes too late: the share is used
+//! up, so the requester keeps the tensor and gives it to the request that asks
 //! again. It keeps as many tensors as it may have requests, as many bytes as
 //! [`RequesterSettings::max_untaken_bytes`] says, and for as long as the driver says
 //! ([`Requester::age_untaken`]).
@@ -66,9 +68,10 @@
 //!
 //! # Duties of a driver
 //!
-//! - Send the frames of one link in the order of the actions, in both directions, and `Written` after its
-//!   write has completed. If the link has several queue pairs, the frames that must stay in order are those of
-//!   requests whose numbers name the same one ([`RequesterSettings::queue_pairs`]): all requests for a name do.
+//! - Send the frames and writes of one link in the order of the actions, in both directions, and `Written` behind
+//!   its write, by the same queue pair. If the link has several queue pairs, those that must stay in order are
+//!   those of requests whose numbers name the same one ([`RequesterSettings::queue_pairs`]): all requests for a
+//!   name do.
 //! - Make a sink's grant exact and for one request. Revoke the grant, in the device too, before you read or
 //!   free the sink ([`RequestOutcome::Arrived`], [`Free`](RequesterAction::Free)).
 //! - When a link has ended, close its queue pairs before [`Requester::peer_gone`] gives the sinks back.

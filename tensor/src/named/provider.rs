@@ -25,8 +25,10 @@ pub(crate) enum ProviderAction<T> {
         /// The message.
         message: Message,
     },
-    /// Write the tensor's bytes to the start of the sink, then call [`Provider::written`]. The handle stays
-    /// with the operation until the device is done with the tensor, whatever happens to the request.
+    /// Write the tensor's bytes to the start of the sink, and announce them: by the immediate data of the write,
+    /// or by a `Written` frame behind it. Call [`Provider::written`] when the device is done, or
+    /// [`Provider::write_failed`] if the write can't begin. The handle stays with the operation until the device
+    /// is done with the tensor, whatever happens to the request.
     Write {
         /// The link to write on.
         peer: PeerId,
@@ -37,7 +39,7 @@ pub(crate) enum ProviderAction<T> {
         /// The memory to write to. Its metadata equals the tensor's. The memory is at least as long as the
         /// tensor, and not empty.
         sink: Sink,
-        /// Whether [`Provider::written`] needs a checksum.
+        /// Whether the announcement needs a checksum, so that it has to be a frame.
         checksum_wanted: bool,
     },
     /// An offer has ended because its readers did not come in time.
@@ -143,8 +145,7 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// Handles the cancellation of a request. A write that is under way continues to its end, and the last
-    /// answer then says that the request was cancelled. A request with a last answer is over, so nothing
+    /// Handles the cancellation of a request. The last answer of a request with a write is under way, so nothing
     /// happens: the requester keeps a tensor that arrives late.
     pub(crate) fn handle_cancel(
         &mut self,
@@ -153,50 +154,27 @@ impl<T: Clone> Provider<T> {
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
-        let Some(record) = self.peers.get_mut(&peer) else { return Vec::new() };
-        match record.requests.get_mut(&request_id) {
-            Some(pending)
-                if matches!(pending.state, ReceivedState::Waiting | ReceivedState::AwaitingSink) =>
-            {
-                self.refuse(reader, Failure::cancelled(), now);
-            }
-            Some(pending) if pending.state == ReceivedState::Writing && !pending.given_up => {
-                pending.given_up = true;
-                record.asked.remove(&pending.key);
-                record.given_up.insert(pending.key.clone());
-            }
-            _ => {}
+        if self.pending(reader).is_some() {
+            self.refuse(reader, Failure::cancelled(), now);
         }
         self.take_actions()
     }
 
-    /// Notes that the device has done a [`ProviderAction::Write`]. `checksum` is the checksum of the tensor's
-    /// bytes, if the action asked for a checksum.
+    /// Notes that the device has done a [`ProviderAction::Write`].
     pub(crate) fn written(
         &mut self,
         peer: PeerId,
         request_id: RequestId,
-        checksum: Option<u64>,
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
-        let Some(&mut ReceivedRequest { state, given_up, .. }) = self.pending(reader) else {
-            return Vec::new();
-        };
-        match state {
-            ReceivedState::Writing if given_up => {
-                self.send(reader, Message::Status { request_id, failure: Failure::cancelled() });
-                self.finish(reader, ShareEnd::GivenBack, now);
-            }
-            ReceivedState::Writing => self.send_written(reader, checksum, now),
-            ReceivedState::Answered if given_up => self.finish(reader, ShareEnd::GivenBack, now),
-            ReceivedState::Answered => self.finish(reader, ShareEnd::UsedUp, now),
-            ReceivedState::Waiting | ReceivedState::AwaitingSink => {}
+        if self.is_writing(reader) {
+            self.finish(reader, ShareEnd::UsedUp, now);
         }
         self.take_actions()
     }
 
-    /// Notes that a [`ProviderAction::Write`] failed while the link is open. The tensor stays for other
+    /// Notes that a [`ProviderAction::Write`] could not begin, and was not announced. The tensor stays for other
     /// readers.
     pub(crate) fn write_failed(
         &mut self,
@@ -206,23 +184,17 @@ impl<T: Clone> Provider<T> {
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
-        match self.pending(reader).map(|pending| pending.state) {
-            Some(ReceivedState::Writing) => {
-                let text = format!("the tensor could not be written: {why}");
-                self.send(reader, Message::status(request_id, Code::Internal, text));
-                self.finish(reader, ShareEnd::GivenBack, now);
-            }
-            Some(ReceivedState::Answered) => self.finish(reader, ShareEnd::GivenBack, now),
-            _ => {}
+        if self.is_writing(reader) {
+            let text = format!("the tensor could not be written: {why}");
+            self.send(reader, Message::status(request_id, Code::Internal, text));
+            self.finish(reader, ShareEnd::GivenBack, now);
         }
         self.take_actions()
     }
 
     /// Ends the requests of a link that has ended. Their shares are for other peers.
     pub(crate) fn peer_gone(&mut self, id: PeerId, now: Instant) -> Vec<ProviderAction<T>> {
-        let Some(peer) = self.peers.get_mut(&id) else { return Vec::new() };
-        // No request of this peer takes over a share.
-        peer.requests.values_mut().for_each(|pending| pending.given_up = false);
+        let Some(peer) = self.peers.get(&id) else { return Vec::new() };
         for request_id in peer.requests.keys().copied().collect::<Vec<_>>() {
             self.finish((id, request_id), ShareEnd::GivenBack, now);
         }
@@ -283,14 +255,10 @@ impl<T: Clone> Provider<T> {
         let Some(peer) = self.peers.get_mut(&reader.0) else { return };
         peer.asked.insert(key.clone());
         let state = ReceivedState::Waiting;
-        let pending = ReceivedRequest { key: key.clone(), sink, checksum_wanted, state, given_up: false };
-        peer.requests.insert(reader.1, pending);
-        let is_first = !peer.given_up.contains(&key);
+        peer.requests.insert(reader.1, ReceivedRequest { key: key.clone(), sink, checksum_wanted, state });
         self.deadlines.set(&DeadlineKey::Request(reader.0, reader.1), now, self.settings.request_timeout);
-        if is_first {
-            self.table.wait(&key, reader);
-            self.match_requests(&key, now);
-        }
+        self.table.wait(&key, reader);
+        self.match_requests(&key, now);
     }
 
     /// Handles a request with the number of a request that has no last answer.
@@ -329,10 +297,13 @@ impl<T: Clone> Provider<T> {
             (OfferedTensor::Tensor(tensor, metadata), Some(sink)) if *metadata == sink.metadata => {
                 pending.state = ReceivedState::Writing;
                 self.deadlines.clear(&due);
+                let checksum_wanted = pending.checksum_wanted;
                 if metadata.bytes == 0 {
-                    return self.send_written(reader, Some(checksum(&[])), now);
+                    let checksum = checksum_wanted.then(|| checksum(&[]));
+                    self.send(reader, Message::Written { request_id, checksum });
+                    return self.finish(reader, ShareEnd::UsedUp, now);
                 }
-                let (tensor, checksum_wanted) = (tensor.clone(), pending.checksum_wanted);
+                let tensor = tensor.clone();
                 let write = ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted };
                 self.actions.push(write);
             }
@@ -342,28 +313,15 @@ impl<T: Clone> Provider<T> {
                 self.send(reader, Message::Metadata { request_id, metadata });
             }
             (OfferedTensor::Failed(failure), _) => {
-                pending.state = ReceivedState::Answered;
                 let failure = failure.clone();
                 self.send(reader, Message::Status { request_id, failure });
                 self.finish(reader, ShareEnd::UsedUp, now);
             }
             (OfferedTensor::Dead, _) => {
-                pending.state = ReceivedState::Answered;
                 self.send(reader, Message::Dead { request_id });
                 self.finish(reader, ShareEnd::UsedUp, now);
             }
         }
-    }
-
-    fn send_written(&mut self, reader: Reader, checksum: Option<u64>, now: Instant) {
-        let wanted = self.pending(reader).is_some_and(|pending| pending.checksum_wanted);
-        let message = match (wanted, checksum) {
-            (true, None) => Message::status(reader.1, Code::Internal, "no checksum was computed"),
-            (true, Some(_)) => Message::Written { request_id: reader.1, checksum },
-            (false, _) => Message::Written { request_id: reader.1, checksum: None },
-        };
-        self.send(reader, message);
-        self.finish(reader, ShareEnd::UsedUp, now);
     }
 
     fn expire(&mut self, reader: Reader, now: Instant) {
@@ -376,13 +334,13 @@ impl<T: Clone> Provider<T> {
     }
 
     /// Answers with a status. It also ends a pending request of this number, because the peer can't tell the
-    /// two apart.
+    /// two apart. A request whose tensor is being written has its last answer already.
     fn refuse(&mut self, reader: Reader, failure: Failure, now: Instant) {
+        if self.is_writing(reader) {
+            return;
+        }
         self.send(reader, Message::Status { request_id: reader.1, failure });
         match self.pending(reader) {
-            Some(pending) if matches!(pending.state, ReceivedState::Writing | ReceivedState::Answered) => {
-                pending.state = ReceivedState::Answered;
-            }
             Some(_) => self.finish(reader, ShareEnd::GivenBack, now),
             None => self.remember(reader),
         }
@@ -394,26 +352,21 @@ impl<T: Clone> Provider<T> {
         self.deadlines.clear(&DeadlineKey::Request(id, request_id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(request) = peer.requests.remove(&request_id) else { return };
-        let ReceivedRequest { key, state, given_up, .. } = request;
-        let keys = if given_up { &mut peer.given_up } else { &mut peer.asked };
-        keys.remove(&key);
+        let ReceivedRequest { key, state, .. } = request;
+        peer.asked.remove(&key);
         peer.finished.insert(request_id, ());
-        match (state, share) {
-            (ReceivedState::Waiting, _) => self.table.leave(&key, reader),
-            (_, ShareEnd::UsedUp) => {
+        match (share, state) {
+            (ShareEnd::UsedUp, _) => {
                 let answer = self.table.offer(&key).map_or(Delivered::Tensor, Delivered::of);
                 peer.delivered.insert(key.clone(), answer);
                 self.table.use_up(&key, id);
             }
-            (_, ShareEnd::GivenBack) => {
+            (ShareEnd::GivenBack, ReceivedState::Waiting) => self.table.leave(&key, reader),
+            (ShareEnd::GivenBack, _) => {
                 if state == ReceivedState::AwaitingSink {
                     peer.lapsed.insert(request_id, ());
                 }
-                let again = peer.waiting(&key).filter(|_| given_up);
                 self.table.give_back(&key);
-                if let Some(request_id) = again {
-                    self.table.wait(&key, (id, request_id));
-                }
                 self.match_requests(&key, now);
             }
         }
@@ -432,6 +385,10 @@ impl<T: Clone> Provider<T> {
         self.peers.get_mut(&reader.0)?.requests.get_mut(&reader.1)
     }
 
+    fn is_writing(&mut self, reader: Reader) -> bool {
+        self.pending(reader).is_some_and(|pending| pending.state == ReceivedState::Writing)
+    }
+
     fn send(&mut self, reader: Reader, message: Message) {
         self.actions.push(ProviderAction::Send { peer: reader.0, message });
     }
@@ -442,8 +399,7 @@ impl<T: Clone> Provider<T> {
 
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        let is_idle =
-            |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty() && peer.given_up.is_empty();
+        let is_idle = |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty();
         self.table.is_empty() && self.deadlines.is_empty() && self.peers.values().all(is_idle)
     }
 }
@@ -452,12 +408,8 @@ impl<T: Clone> Provider<T> {
 #[derive(Debug)]
 struct PeerRecord {
     requests: BTreeMap<RequestId, ReceivedRequest>,
-    /// The tensors that the peer's requests ask for, except requests that were given up. A peer can't have
-    /// two such requests for one tensor at a time.
+    /// The tensors that the peer's requests ask for. A peer can't have two requests for one tensor at a time.
     asked: HashSet<TensorKey>,
-    /// Tensors with a request that was given up while the device wrote the tensor. A later request for the
-    /// tensor waits for the end of the write, so a peer never has two shares of an offer.
-    given_up: HashSet<TensorKey>,
     /// Answers that used up a share, for requests that come again when the tensor is not on offer any more.
     delivered: RecentMap<TensorKey, Delivered>,
     /// Requests that have their last answer.
@@ -467,16 +419,13 @@ struct PeerRecord {
     lapsed: RecentSet<RequestId>,
 }
 
-/// A request without a last answer, or with a write that is still under way.
+/// A request without a last answer, or with a write that is under way.
 #[derive(Debug)]
 struct ReceivedRequest {
     key: TensorKey,
     sink: Option<Sink>,
     checksum_wanted: bool,
     state: ReceivedState,
-    /// The peer has cancelled the request while the device wrote the tensor. The share comes back when the
-    /// write has ended.
-    given_up: bool,
 }
 
 /// The last answer to a request that used up a share.
@@ -505,10 +454,8 @@ enum ReceivedState {
     Waiting,
     /// The peer, which has to ask again with a sink.
     AwaitingSink,
-    /// The device. The last answer follows.
+    /// The device. The write announces itself, which is the last answer.
     Writing,
-    /// Nothing, or the device. The last answer was sent.
-    Answered,
 }
 
 impl PeerRecord {
@@ -516,7 +463,6 @@ impl PeerRecord {
         Self {
             requests: BTreeMap::new(),
             asked: HashSet::new(),
-            given_up: HashSet::new(),
             delivered: RecentMap::new(settings.max_remembered),
             finished: RecentSet::new(settings.max_remembered),
             lapsed: RecentSet::new(settings.max_remembered),
@@ -555,13 +501,6 @@ impl PeerRecord {
             ));
         }
         Ok(key)
-    }
-
-    /// Returns the request that waits for this tensor.
-    fn waiting(&self, key: &TensorKey) -> Option<RequestId> {
-        let waits =
-            |request: &ReceivedRequest| request.state == ReceivedState::Waiting && request.key == *key;
-        self.requests.iter().find(|(_, request)| waits(request)).map(|(request_id, _)| *request_id)
     }
 }
 

@@ -132,6 +132,9 @@ impl<S> OwnRequestState<S> {
 }
 
 impl<S> Requester<S> {
+    /// The number of requests among which immediate data finds its request.
+    const SPAN: u64 = 1 << 31;
+
     /// Makes a requester without cached metadata.
     pub(crate) fn new(settings: RequesterSettings) -> Self {
         let cache = NonZeroUsize::new(settings.max_cached).map(LruCache::new);
@@ -169,6 +172,10 @@ impl<S> Requester<S> {
         // The requests for a name have one queue pair, so that a cancellation does not come after the next one.
         let pairs = self.settings.queue_pairs.max(1);
         let request_id = RequestId(self.next * pairs + xxh3_64(name.as_bytes()) % pairs);
+        let oldest = self.requests.keys().next();
+        if let Some(&oldest) = oldest.filter(|oldest| request_id.0 - oldest.0 >= Self::SPAN) {
+            return Err(RequestError::TooOld(oldest));
+        }
         self.next += 1;
         let name: Arc<str> = name.into();
         if let Some((arrival, _)) = self.untaken.pop(&TensorKey { name: name.clone(), step }) {
@@ -328,6 +335,19 @@ impl<S> Requester<S> {
         Ok(self.take_actions())
     }
 
+    /// Handles the immediate data of a write, which says the same. `number` has the low 31 bits of the request's
+    /// number.
+    ///
+    /// # Errors
+    /// As for [`handle_written`](Self::handle_written).
+    pub(crate) fn handle_announced(&mut self, number: u32) -> Result<Vec<RequesterAction<S>>, Violation> {
+        // The numbers of requests that wait are among the last `SPAN` ones.
+        let end = self.next * self.settings.queue_pairs.max(1);
+        let latest = (end & !(Self::SPAN - 1)) | u64::from(number);
+        let latest = if latest < end { Some(latest) } else { latest.checked_sub(Self::SPAN) };
+        self.handle_written(RequestId(latest.unwrap_or(number.into())), None)
+    }
+
     /// Handles the peer's status: there will be no tensor.
     ///
     /// # Errors
@@ -370,6 +390,12 @@ impl<S> Requester<S> {
             self.end(request_id, RequestOutcome::Failed(failure));
         }
         self.free_untaken()
+    }
+
+    /// Continues the count of requests at `next`.
+    #[cfg(test)]
+    pub(crate) fn count_from(&mut self, next: u64) {
+        self.next = next;
     }
 
     /// Returns the number of requests without a last answer, with the cancelled ones.
@@ -496,6 +522,9 @@ pub(crate) enum RequestError {
         /// Number of requests that wait.
         pending: usize,
     },
+    /// A request waits for so long that its answer could be taken for that of the next request.
+    #[error("{0} waits for an answer, and 2^31 requests were made since")]
+    TooOld(RequestId),
     /// The link has ended, for this reason.
     #[error("the link has ended: {0}")]
     Gone(String),
@@ -506,7 +535,7 @@ pub(crate) enum RequestError {
 #[non_exhaustive]
 pub(crate) enum Violation {
     /// No request with this number waits for an answer.
-    #[error("a {frame} frame answers {request_id}, which does not wait for an answer")]
+    #[error("the answer {frame:?} is for {request_id}, which does not wait for an answer")]
     Unknown {
         /// The frame's kind.
         frame: &'static str,
@@ -514,7 +543,7 @@ pub(crate) enum Violation {
         request_id: RequestId,
     },
     /// The request can't have this answer in its state.
-    #[error("a {frame} frame answers {request_id}, which is {state}")]
+    #[error("the answer {frame:?} is for {request_id}, which is {state}")]
     Unexpected {
         /// The frame's kind.
         frame: &'static str,

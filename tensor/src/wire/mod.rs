@@ -10,9 +10,5 @@ use tonic_rdma_verbs::unstable::Versions;
 ///
 /// | version | what is new |
 /// |---|---|
-/// | 3 | each side tells the other one which slots and regions it has given up, so words are used again |
-/// | 4 | the frames and the write of a named tensor go by the queue pair that its request's number names |
-///
-/// A server of version 2 accepts only its own number in `OpenRequest::version`, so callers put the oldest
-/// version there that they speak.
-pub(crate) const SERVICE_VERSIONS: Versions = Versions { oldest: 2, newest: 4 };
+/// | 4 | the write of a named tensor announces itself, by immediate data; its frames and its write go by the queue pair that the request's number names |
+pub(crate) const SERVICE_VERSIONS: Versions = Versions { oldest: 3, newest: 4 };

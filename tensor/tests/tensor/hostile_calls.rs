@@ -35,8 +35,8 @@ async fn wrong_open_calls_are_refused() {
         ("version 0", |it| (it.version, it.newest_version) = (0, 0), Code::FailedPrecondition),
         // Its calls name no group, so that a rank would refuse them for another reason.
         (
-            "version 1",
-            |it| (it.version, it.newest_version, it.group) = (1, 0, Bytes::new()),
+            "version 2",
+            |it| (it.version, it.newest_version, it.group) = (2, 0, Bytes::new()),
             Code::FailedPrecondition,
         ),
         ("version 5", |it| it.version = 5, Code::FailedPrecondition),
@@ -67,7 +67,7 @@ async fn wrong_open_calls_are_refused() {
         let status = peer.client.clone().open(request).await.unwrap_err();
         assert_eq!(status.code(), code, "{what}: {status}");
         if let Some(asked) = what.strip_prefix("version ") {
-            let both = format!("version {asked} of the tensor service was asked for; this end speaks 2 to 4");
+            let both = format!("version {asked} of the tensor service was asked for; this end speaks 3 to 4");
             assert_eq!(status.message(), both);
         }
         served.check().await;

@@ -119,6 +119,13 @@ async fn a_frame_at_a_wrong_time_ends_the_link() {
         link.send(&encoded(&frame));
         ends(&format!("the end after {frame:?}"), &served, &mut link).await;
     }
+    // Immediate data announces the tensor of a request that was never made.
+    for number in [0, 77, u32::MAX >> 1] {
+        let mut link = link(&served).await;
+        let place = at(&link.attach("region").await, 8);
+        link.write(&[9; 8], place, Some(1 << 31 | number));
+        ends(&format!("the end after immediate data for request {number}"), &served, &mut link).await;
+    }
     // Slots that do not exist, and epochs that are not due.
     let mut link = link(&served).await;
     for frame in [

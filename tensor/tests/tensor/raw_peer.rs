@@ -80,7 +80,7 @@ impl RawPeer {
     pub(crate) fn request(&self) -> OpenRequest {
         let address = self.pair.local_address().as_bytes().to_vec().into();
         OpenRequest {
-            version: 2,
+            version: 3,
             provider: "soft".into(),
             queue_pairs: vec![OfferedPair { address, receives: 16 }],
             words: Some(MemoryRange {
@@ -92,7 +92,7 @@ impl RawPeer {
             places_in_order: true,
             immediate: self.context.attributes().immediate,
             group: Bytes::new(),
-            newest_version: 3,
+            newest_version: 4,
         }
     }
 

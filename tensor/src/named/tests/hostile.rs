@@ -53,9 +53,7 @@ fn a_hostile_requester_does_not_affect_other_peers() {
             let write =
                 |action: &&ProviderAction<u64>| matches!(action, ProviderAction::Write { peer: HONEST, .. });
             assert_eq!(actions.iter().filter(write).count(), 1, "seed {seed}: {actions:?}");
-            let message = Message::Written { request_id: RequestId(step), checksum: None };
-            let actions = provider.written(HONEST, RequestId(step), None, now);
-            assert_eq!(actions, [ProviderAction::Send { peer: HONEST, message }], "seed {seed}");
+            assert_eq!(provider.written(HONEST, RequestId(step), now), [], "seed {seed}");
         }
         provider.peer_gone(HOSTILE, now);
         for step in 0..STEPS {
@@ -76,7 +74,7 @@ fn abuse(provider: &mut Provider<u64>, random: &mut Random, now: Instant) {
         let request_id = RequestId(random.below(8));
         let actions = match random.below(7) {
             0 => provider.handle_cancel(HOSTILE, request_id, now),
-            1 => provider.written(HOSTILE, request_id, None, now),
+            1 => provider.written(HOSTILE, request_id, now),
             2 => provider.write_failed(HOSTILE, request_id, "flushed", now),
             _ => provider.handle_request(HOSTILE, &any_request(random), now),
         };
@@ -101,7 +99,7 @@ fn each_request_gets_one_result_from_a_hostile_provider() {
         let mut log = Log::default();
         for _ in 0..random.below(60) {
             let request_id = RequestId(random.below(6));
-            let answer = match random.below(8) {
+            let answer = match random.below(9) {
                 0 | 1 => requester.request(["loss", "gain"][random.below(2) as usize], 1).map_or_else(
                     |_| Ok(Vec::new()),
                     |(_, action)| {
@@ -116,7 +114,10 @@ fn each_request_gets_one_result_from_a_hostile_provider() {
                 }
                 4 => requester.handle_metadata(request_id, any_metadata(&mut random)),
                 5 => requester.handle_written(request_id, random.chance(5).then_some(1)),
-                6 => requester.handle_status(request_id, random.below(20) as u32, "no"),
+                6 => {
+                    requester.handle_announced([request_id.0 as u32, u32::MAX >> 1][random.below(2) as usize])
+                }
+                7 => requester.handle_status(request_id, random.below(20) as u32, "no"),
                 _ => requester.handle_dead(request_id),
             };
             match answer {

@@ -3,6 +3,7 @@
 use tonic::Code;
 
 use super::*;
+use crate::wire::tensor_frame::Announcement;
 
 type Action = RequesterAction<&'static str>;
 
@@ -383,4 +384,72 @@ fn with_validation_each_tensor_has_a_checksum() {
     assert_eq!(verify(RequestId(0), b"8 bytes.", expected), Ok(()));
     let mismatch = verify(RequestId(0), b"8 bytes,", expected).unwrap_err();
     assert_eq!((mismatch.bytes, mismatch.expected), (8, expected));
+}
+
+/// Immediate data carries the low 31 bits of a request's number.
+#[test]
+fn immediate_data_finds_its_request() {
+    const SPAN: u64 = 1 << 31;
+    for first in [0, 5, SPAN - 2, SPAN - 1, SPAN, 7 * SPAN - 1] {
+        let mut requester = requester();
+        requester.count_from(first);
+        let ids = [first, first + 1, first + 2];
+        for id in ids {
+            requester.request("loss", id).unwrap();
+            if id == first {
+                requester.handle_metadata(RequestId(id), metadata(&[2])).unwrap();
+            }
+            requester.sink_ready(RequestId(id), "sink", place(8));
+        }
+        for id in ids.into_iter().rev() {
+            let number = (id % SPAN) as u32;
+            assert_eq!(
+                Announcement::decode(Announcement::of(RequestId(id)).encode()),
+                Announcement::Written(number)
+            );
+            assert_eq!(requester.handle_announced(number), Ok(vec![arrived_at(id, id, &[2], "sink")]));
+            let twice = Violation::Unknown { frame: "written", request_id: RequestId(id) };
+            assert_eq!(requester.handle_announced(number), Err(twice));
+        }
+        assert_eq!(requester.pending(), 0);
+    }
+    assert_eq!(Announcement::decode(12), Announcement::Placed(12));
+}
+
+#[test]
+fn forged_immediate_data_is_a_violation() {
+    let unknown = |id| Err(Violation::Unknown { frame: "written", request_id: RequestId(id) });
+    let mut requester = requester();
+    assert_eq!(requester.handle_announced(0), unknown(0), "nothing was ever asked");
+    assert_eq!(requester.handle_announced(u32::MAX >> 1), unknown((1 << 31) - 1));
+    requester.request("loss", 1).unwrap();
+    let state = "without a sink";
+    let early = Violation::Unexpected { frame: "written", request_id: RequestId(0), state };
+    assert_eq!(requester.handle_announced(0), Err(early), "nothing could be written");
+    let error = Violation::Unknown { frame: "written", request_id: RequestId(3) };
+    assert_eq!(
+        error.to_string(),
+        "the answer \"written\" is for request 3, which does not wait for an answer"
+    );
+
+    let settings = RequesterSettings { validate: true, ..RequesterSettings::default() };
+    let mut requester = Requester::<&str>::new(settings);
+    requester.request("loss", 1).unwrap();
+    requester.handle_metadata(RequestId(0), metadata(&[2])).unwrap();
+    requester.sink_ready(RequestId(0), "sink", place(8));
+    let missing = Violation::Checksum { request_id: RequestId(0), wanted: true };
+    assert_eq!(requester.handle_announced(0), Err(missing), "immediate data has no room for a checksum");
+}
+
+/// Otherwise its answer could be taken for that of a later request.
+#[test]
+fn no_request_waits_for_longer_than_immediate_data_can_tell() {
+    let mut requester = requester();
+    requester.request("loss", 1).unwrap();
+    requester.count_from((1 << 31) - 1);
+    requester.request("gain", 1).unwrap();
+    let error = requester.request("gain", 2).unwrap_err();
+    assert_eq!(error.to_string(), "request 0 waits for an answer, and 2^31 requests were made since");
+    requester.handle_dead(RequestId(0)).unwrap();
+    assert_eq!(requester.request("gain", 2).unwrap().0, RequestId(1 << 31));
 }

@@ -96,7 +96,8 @@ fn run(seed: u64) {
         ..ProviderSettings::default()
     };
     let readers = 1 + random.below(3);
-    let world = World::new(settings, readers, random.chance(50));
+    let validate = random.chance(50);
+    let world = World::new(settings, readers, validate, Random::new(random.below(u64::MAX)));
     let is_long = random.chance(3);
     let steps = STEPS[usize::from(is_long)];
     let mut run =
@@ -111,7 +112,8 @@ impl Run {
     /// Lets one random event happen.
     fn step(&mut self) {
         let peer = self.random.below(self.readers) as usize;
-        match self.random.below(16) {
+        self.world.write_fails = self.faults.write_fails;
+        match self.random.below(18) {
             // A peer that hangs does none of these.
             0..=2 | 13 if self.world.peers[peer].hangs => {}
             0..=2 => self.ask(peer),
@@ -123,7 +125,8 @@ impl Run {
                     self.world.peers[peer].take();
                 }
             }
-            11 => self.complete_write(),
+            11 => drop(self.world.complete_write(&mut self.random)),
+            16 | 17 => drop(self.world.carry(peer)),
             12 => {
                 let fails = self.random.chance(self.faults.no_memory);
                 self.world.peers[peer].allocate(&mut self.random, fails);
@@ -157,11 +160,6 @@ impl Run {
         if repeat || !peer.asked.values().any(|asked| asked.is_for(name, step)) {
             peer.ask(name, step);
         }
-    }
-
-    fn complete_write(&mut self) {
-        let fails = self.random.chance(self.faults.write_fails);
-        self.world.complete_write(&mut self.random, fails);
     }
 
     fn cancel(&mut self, peer: usize) {
@@ -232,6 +230,7 @@ impl Run {
     /// Ends a schedule with faults: requests and offers end at their deadlines, and a peer that hangs stops
     /// no other peer.
     fn finish(&mut self) {
+        self.world.write_fails = 0;
         self.world.settle(&mut self.random);
         // A share that a peer does not use in time goes to the next peer, which may hang too.
         for _ in 0..=self.readers {

@@ -1,5 +1,5 @@
-//! A provider and its peers over queues in memory: frames are bytes and stay in order, writes complete later,
-//! and a write without a grant is an error.
+//! A provider and its peers over queues in memory: frames are bytes, writes stay in order with them and complete
+//! later, and a write without a grant is an error.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::super::offer_table::Reader;
 use super::*;
-use crate::wire::tensor_frame::{Decoded, Frame, MAX_FRAME};
+use crate::wire::tensor_frame::{Announcement, Decoded, Frame, MAX_FRAME};
 
 /// A generator of pseudo-random numbers. Equal seeds give equal numbers.
 pub(super) struct Random(u64);
@@ -74,16 +74,22 @@ pub(super) struct Peer {
     next_address: u64,
     allocations: Vec<(RequestId, WireMetadata)>,
     to_provider: VecDeque<Vec<u8>>,
-    to_requester: VecDeque<Vec<u8>>,
+    /// What the provider's device does next at this peer.
+    wire: VecDeque<Posted>,
+    /// What the device has brought.
+    to_requester: VecDeque<Brought>,
 }
 
-/// A write that is not complete.
-struct Write {
-    peer: PeerId,
-    request_id: RequestId,
-    tensor: Handle,
-    sink: Sink,
-    checksum_wanted: bool,
+/// A request that the provider has posted.
+enum Posted {
+    Frame(Vec<u8>),
+    Write { request_id: RequestId, tensor: Handle, sink: Sink, announced: bool },
+}
+
+/// A receive that has completed.
+enum Brought {
+    Frame(Vec<u8>),
+    Immediate(u32),
 }
 
 /// The wait of an accepted request, from the view of its peer.
@@ -110,13 +116,17 @@ pub(super) struct World {
     pub(super) unwritten: HashSet<Reader>,
     /// Time of each offer, and its number of readers.
     offered: HashMap<(String, u64), (Instant, u32)>,
-    writes: Vec<Write>,
+    /// Writes that are done, and whose completion the provider has not polled.
+    done: Vec<Reader>,
+    /// The probability of a write that can't begin, in percent.
+    pub(super) write_fails: u64,
+    random: Random,
     next_peer: u64,
     validate: bool,
 }
 
 impl World {
-    pub(super) fn new(settings: ProviderSettings, peers: u64, validate: bool) -> Self {
+    pub(super) fn new(settings: ProviderSettings, peers: u64, validate: bool, random: Random) -> Self {
         let (provider, now) = (Provider::new(settings), Instant::now());
         let mut world = Self {
             provider,
@@ -129,7 +139,9 @@ impl World {
             overdue: HashSet::new(),
             unwritten: HashSet::new(),
             offered: HashMap::new(),
-            writes: Vec::new(),
+            done: Vec::new(),
+            write_fails: 0,
+            random,
             next_peer: 0,
             validate,
         };
@@ -156,6 +168,7 @@ impl World {
             next_address: 4096,
             allocations: Vec::new(),
             to_provider: VecDeque::new(),
+            wire: VecDeque::new(),
             to_requester: VecDeque::new(),
         }
     }
@@ -200,28 +213,33 @@ impl World {
         true
     }
 
-    /// Completes a random write.
-    pub(super) fn complete_write(&mut self, random: &mut Random, fails: bool) -> bool {
-        if self.writes.is_empty() {
+    /// Lets the provider poll the completion of a random write.
+    pub(super) fn complete_write(&mut self, random: &mut Random) -> bool {
+        if self.done.is_empty() {
             return false;
         }
-        let at = random.below(self.writes.len() as u64) as usize;
-        let Write { peer, request_id, tensor, sink, checksum_wanted } = self.writes.swap_remove(at);
-        let place = self.peers.iter_mut().find(|end| end.id == peer && end.alive);
-        let actions = match place {
-            Some(place) if !fails => {
-                place.write(&sink, &tensor);
-                let checksum = checksum_wanted.then(|| checksum(&tensor));
-                self.provider.written(peer, request_id, checksum, self.now)
-            }
-            Some(_) => {
-                self.unwritten.insert((peer, request_id));
-                self.provider.write_failed(peer, request_id, "the device failed", self.now)
-            }
-            // The write is flushed, because the queue pair ended with its peer.
-            None => self.provider.written(peer, request_id, None, self.now),
-        };
+        let at = random.below(self.done.len() as u64) as usize;
+        let (peer, request_id) = self.done.swap_remove(at);
+        let actions = self.provider.written(peer, request_id, self.now);
         self.follow(actions);
+        true
+    }
+
+    /// Lets the device carry out what was posted first for a peer, also if the peer's process hangs.
+    pub(super) fn carry(&mut self, peer: usize) -> bool {
+        let peer = &mut self.peers[peer];
+        match peer.wire.pop_front() {
+            None => return false,
+            Some(Posted::Frame(bytes)) => peer.to_requester.push_back(Brought::Frame(bytes)),
+            Some(Posted::Write { request_id, tensor, sink, announced }) => {
+                peer.write(&sink, &tensor);
+                if announced {
+                    let immediate = Announcement::of(request_id).encode();
+                    peer.to_requester.push_back(Brought::Immediate(immediate));
+                }
+                self.done.push((peer.id, request_id));
+            }
+        }
         true
     }
 
@@ -230,6 +248,8 @@ impl World {
         let new = self.connect();
         let mut dead = std::mem::replace(&mut self.peers[peer], new);
         dead.alive = false;
+        // Its queue pair is gone, so what was posted is flushed.
+        dead.wire.clear();
         self.waits.retain(|(peer, _), _| *peer != dead.id);
         let actions = self.provider.peer_gone(dead.id, self.now);
         self.follow(actions);
@@ -241,16 +261,17 @@ impl World {
 
     /// Handles all frames, writes and allocations in a random order, until none is left.
     pub(super) fn settle(&mut self, random: &mut Random) {
-        let kinds = 1 + 3 * self.peers.len() as u64;
+        let kinds = 1 + 4 * self.peers.len() as u64;
         loop {
             let start = random.below(kinds);
             let happened = (0..kinds).any(|index| match (start + index) % kinds {
-                0 => self.complete_write(random, false),
+                0 => self.complete_write(random),
                 kind => {
-                    let (peer, what) = ((kind - 1) as usize / 3, kind % 3);
+                    let (peer, what) = ((kind - 1) as usize / 4, kind % 4);
                     match what {
                         0 => self.serve(peer),
                         1 => self.peers[peer].receive(),
+                        2 => self.carry(peer),
                         _ => self.peers[peer].allocate(random, false),
                     }
                 }
@@ -270,24 +291,36 @@ impl World {
     pub(super) fn assert_provider_keeps_nothing(&self) {
         assert_eq!(self.provider.held(), OfferCounts::default());
         assert!(self.provider.is_idle());
-        assert!(self.writes.is_empty());
+        assert!(self.done.is_empty());
         assert!(self.waits.is_empty(), "no answer: {:?}", self.waits);
     }
 
     fn follow(&mut self, actions: Vec<ProviderAction<Handle>>) {
-        for action in actions {
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
             match action {
                 ProviderAction::Send { peer, message } => {
                     self.check_answer(peer, &message);
-                    let peer = self.peers.iter_mut().find(|end| end.id == peer);
-                    peer.expect("a message to a peer that is there")
-                        .to_requester
-                        .push_back(encoded(&message));
+                    self.post(peer, Posted::Frame(encoded(&message)));
                 }
                 ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
                     // From now on the request has no deadline, because it waits for the device.
                     self.waits.remove(&(peer, request_id)).expect("a write for a request that waits");
-                    self.writes.push(Write { peer, request_id, tensor, sink, checksum_wanted });
+                    if self.random.chance(self.write_fails) {
+                        self.unwritten.insert((peer, request_id));
+                        let now = self.now;
+                        actions.extend(self.provider.write_failed(peer, request_id, "no memory", now));
+                        continue;
+                    }
+                    self.answered.insert((peer, request_id));
+                    // Sometimes the peer has no receive for immediate data, or its device has none.
+                    let announced = !checksum_wanted && self.random.chance(50);
+                    let checksum = checksum_wanted.then(|| checksum(&tensor));
+                    self.post(peer, Posted::Write { request_id, tensor, sink, announced });
+                    if !announced {
+                        let written = Message::Written { request_id, checksum };
+                        self.post(peer, Posted::Frame(encoded(&written)));
+                    }
                 }
                 ProviderAction::Expired { name, step, readers } => {
                     let (since, all) = self.offered[&(name.to_string(), step)];
@@ -298,6 +331,11 @@ impl World {
                 }
             }
         }
+    }
+
+    fn post(&mut self, peer: PeerId, posted: Posted) {
+        let peer = self.peers.iter_mut().find(|end| end.id == peer);
+        peer.expect("a message to a peer that is there").wire.push_back(posted);
     }
 
     /// Checks the time of an answer: a deadline error comes after its deadline only.
@@ -384,17 +422,26 @@ impl Peer {
         if self.hangs {
             return false;
         }
-        let Some(bytes) = self.to_requester.pop_front() else { return false };
-        let Decoded { frame, .. } = Frame::decode(&bytes).unwrap();
-        let actions = match frame {
+        let actions = match self.to_requester.pop_front() {
+            None => return false,
+            Some(Brought::Frame(bytes)) => self.take_frame(&bytes),
+            Some(Brought::Immediate(immediate)) => match Announcement::decode(immediate) {
+                Announcement::Written(number) => self.requester.handle_announced(number),
+                other => panic!("{other:?} to the requester"),
+            },
+        };
+        self.follow(actions.unwrap());
+        true
+    }
+
+    fn take_frame(&mut self, bytes: &[u8]) -> Result<Vec<RequesterAction<SinkAddress>>, Violation> {
+        match Frame::decode(bytes).unwrap().frame {
             Frame::Metadata { request_id, metadata } => self.requester.handle_metadata(request_id, metadata),
             Frame::Written { request_id, checksum } => self.requester.handle_written(request_id, checksum),
             Frame::Status { request_id, code, text } => self.requester.handle_status(request_id, code, text),
             Frame::Dead { request_id } => self.requester.handle_dead(request_id),
             other => panic!("{other:?} to the requester"),
-        };
-        self.follow(actions.unwrap());
-        true
+        }
     }
 
     /// Makes the sink of a random request, or fails to make it.

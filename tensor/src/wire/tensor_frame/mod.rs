@@ -31,13 +31,48 @@ pub const HEADER: usize = 16;
 /// Length of the longest text of a [`Frame::Status`], in bytes. A longer text is cut.
 pub const MAX_TEXT: usize = MAX_FRAME - HEADER - 12;
 
-/// Number of a request. The requester chooses it; it is unique on its link.
+/// Number of a request. The requester counts its requests on a link, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
 impl std::fmt::Display for RequestId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "request {}", self.0)
+    }
+}
+
+/// What the immediate data of a write announces. Bit 31 tells the two apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Announcement {
+    /// A slot or region was written that has a pair of words with this number.
+    Placed(u32),
+    /// The tensor is in the sink of a request, as [`Frame::Written`] says it. With the low 31 bits of the
+    /// request's number. Since version 4 of the service.
+    Written(u32),
+}
+
+impl Announcement {
+    const WRITTEN: u32 = 1 << 31;
+
+    /// Announces the tensor of a request.
+    pub(crate) fn of(request_id: RequestId) -> Self {
+        Self::Written(request_id.0 as u32 & !Self::WRITTEN)
+    }
+
+    /// Returns the immediate data.
+    pub(crate) fn encode(self) -> u32 {
+        match self {
+            Self::Placed(slot) => slot,
+            Self::Written(number) => Self::WRITTEN | number,
+        }
+    }
+
+    /// Decodes immediate data.
+    pub(crate) fn decode(immediate: u32) -> Self {
+        match immediate & !Self::WRITTEN {
+            number if number == immediate => Self::Placed(number),
+            number => Self::Written(number),
+        }
     }
 }
 
@@ -76,7 +111,7 @@ pub enum Frame<'a> {
         /// Type, shape and length of the tensor.
         metadata: WireMetadata,
     },
-    /// Reports that the tensor is in the sink.
+    /// Reports that the tensor is in the sink. It follows a write that does not announce itself.
     Written {
         /// The request that this frame answers.
         request_id: RequestId,
