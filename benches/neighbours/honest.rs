@@ -73,7 +73,7 @@ impl fmt::Display for Measured {
 pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
     let runtime = options.runtime.to_string();
     let (mut server, address) = start(&["server", cell.transport.name(), &runtime]);
-    let server_id = server.id();
+    let server_id = server.id().expect("a process of this host");
     let (mut measured, elapsed) = options.runtime.build().unwrap().block_on(async {
         let channel = connect(cell.transport, &address, Policy::Require).await.expect("the first connection");
         let mut client = TransferClient::new(channel);

@@ -13,6 +13,8 @@ pub mod output;
 #[cfg(feature = "plot")]
 pub mod plot;
 pub mod process;
+#[cfg(feature = "remote")]
+pub mod remote;
 #[cfg(feature = "runtime")]
 mod runtime;
 mod start;

@@ -21,6 +21,8 @@ use serde::de::DeserializeOwned;
 use tonic_rdma_verbs::unstable::lock;
 
 use crate::failure::Failure;
+#[cfg(feature = "remote")]
+use crate::remote::RemoteProcess;
 
 pub use rustix::process::Signal;
 
@@ -46,6 +48,15 @@ pub enum Event<T> {
     Garbage(String),
     /// The child has closed its stdout. Without a status, it runs on.
     Ended(Option<ExitStatus>),
+    /// The connection to the host of the child has ended, for this reason.
+    Lost(String),
+    /// The host did not start the child.
+    Refused {
+        /// Why.
+        reason: String,
+        /// Whether the command line is wrong.
+        usage: bool,
+    },
 }
 
 impl Event<String> {
@@ -58,6 +69,8 @@ impl Event<String> {
             },
             Self::Garbage(line) => Event::Garbage(line.chars().take(SHOWN).collect()),
             Self::Ended(status) => Event::Ended(status),
+            Self::Lost(reason) => Event::Lost(reason),
+            Self::Refused { reason, usage } => Event::Refused { reason, usage },
         }
     }
 }
@@ -90,13 +103,23 @@ pub fn exec_with(variable: &str, value: &str) -> Failure {
     }
 }
 
+/// Where a child runs.
+#[derive(Debug)]
+enum Whereabouts {
+    Here {
+        process: Arc<Mutex<Process>>,
+        stdin: Option<ChildStdin>,
+    },
+    #[cfg(feature = "remote")]
+    There(RemoteProcess),
+}
+
 /// A running process. The drop of this value kills it. A process that heeds the end of its stdin also ends
 /// with this process.
 #[derive(Debug)]
 pub struct Child {
     name: String,
-    process: Arc<Mutex<Process>>,
-    stdin: Option<ChildStdin>,
+    whereabouts: Whereabouts,
     /// The lines that the child wrote, unless another closure gets them.
     lines: Option<Receiver<Event<String>>>,
     errors: Arc<Mutex<VecDeque<u8>>>,
@@ -123,10 +146,9 @@ impl Child {
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
         let (stdin, stdout, stderr) = (process.stdin.take(), process.stdout.take(), process.stderr.take());
         let process = Arc::new(Mutex::new(process));
-        let errors = Arc::default();
-        let mut child = Self { name, process, stdin, lines: None, errors, error_reader: None };
+        let whereabouts = Whereabouts::Here { process: Arc::clone(&process), stdin };
+        let mut child = Self { name, whereabouts, lines: None, errors: Arc::default(), error_reader: None };
         let failed = |error| Failure::run(format!("can't read from {}", child.name)).because(error);
-        let process = Arc::clone(&child.process);
         let reader = thread::Builder::new().name(child.name.clone());
         reader.spawn(move || read_lines(stdout, &process, sink)).map_err(failed)?;
         child.error_reader = match stderr {
@@ -134,6 +156,13 @@ impl Child {
             None => None,
         };
         Ok(child)
+    }
+
+    /// Makes the child that `process` is at another host.
+    #[cfg(feature = "remote")]
+    pub(crate) fn at(name: String, process: RemoteProcess) -> Self {
+        let whereabouts = Whereabouts::There(process);
+        Self { name, whereabouts, lines: None, errors: Arc::default(), error_reader: None }
     }
 
     /// Starts `command`, whose lines [`line`](Self::line) and [`report`](Self::report) return.
@@ -177,6 +206,7 @@ impl Child {
                 format!("wrote no line of text: {}", line.chars().take(SHOWN).collect::<String>())
             }
             Ok(Event::Ended(status)) => how_ended(status),
+            Ok(Event::Lost(reason) | Event::Refused { reason, .. }) => format!("is not there: {reason}"),
             Err(RecvTimeoutError::Timeout) => format!("wrote nothing within {limit:?}"),
             Err(RecvTimeoutError::Disconnected) => "has closed its output".to_owned(),
         };
@@ -200,8 +230,13 @@ impl Child {
 
     /// Sends a line. If the child has ended, its events say so.
     pub fn send_line(&mut self, line: impl Display) {
-        if let Some(stdin) = &mut self.stdin {
-            let _ = stdin.write_all(format!("{line}\n").as_bytes());
+        match &mut self.whereabouts {
+            Whereabouts::Here { stdin: Some(stdin), .. } => {
+                let _ = stdin.write_all(format!("{line}\n").as_bytes());
+            }
+            Whereabouts::Here { stdin: None, .. } => {}
+            #[cfg(feature = "remote")]
+            Whereabouts::There(process) => process.send_line(line.to_string()),
         }
     }
 
@@ -222,9 +257,26 @@ impl Child {
         &self.name
     }
 
-    /// Returns the number of the process.
-    pub fn id(&self) -> u32 {
-        lock(&self.process).id()
+    /// Returns the number of the process, if it is one of this host.
+    pub fn id(&self) -> Option<u32> {
+        self.process().map(|process| lock(process).id())
+    }
+
+    /// Says where the process is: its number, or the address of its host.
+    pub fn place(&self) -> String {
+        match &self.whereabouts {
+            Whereabouts::Here { process, .. } => format!("process {}", lock(process).id()),
+            #[cfg(feature = "remote")]
+            Whereabouts::There(process) => format!("a process at {}", process.address()),
+        }
+    }
+
+    fn process(&self) -> Option<&Arc<Mutex<Process>>> {
+        match &self.whereabouts {
+            Whereabouts::Here { process, .. } => Some(process),
+            #[cfg(feature = "remote")]
+            Whereabouts::There(_) => None,
+        }
     }
 
     /// Sends a signal.
@@ -233,8 +285,9 @@ impl Child {
     ///
     /// Fails if the process may not be signalled, or has been waited for.
     pub fn signal(&self, signal: Signal) -> Result<(), Failure> {
-        let mut process = lock(&self.process);
         let failed = || Failure::run(format!("can't send a signal to {}", self.name));
+        let process = self.process().ok_or_else(|| failed().because("it is at another host"))?;
+        let mut process = lock(process);
         // A process that has been waited for has given its number back.
         if let Ok(Some(status)) = process.try_wait() {
             return Err(failed().because(how_ended(Some(status))));
@@ -244,12 +297,20 @@ impl Child {
 
     /// Waits until the process has ended, at most this long. Returns its status, or nothing if it runs on.
     pub fn wait(&self, limit: Duration) -> Option<ExitStatus> {
-        wait(&self.process, limit)
+        match &self.whereabouts {
+            Whereabouts::Here { process, .. } => wait(limit, || lock(process).try_wait()),
+            #[cfg(feature = "remote")]
+            Whereabouts::There(process) => wait(limit, || Ok(process.status())),
+        }
     }
 
     /// Closes the child's stdin, so that it may end by itself.
     pub fn close(&mut self) {
-        self.stdin = None;
+        match &mut self.whereabouts {
+            Whereabouts::Here { stdin, .. } => *stdin = None,
+            #[cfg(feature = "remote")]
+            Whereabouts::There(process) => process.close(),
+        }
     }
 
     /// Closes the child's stdin, and waits until it has ended, at most this long. Returns its status, or
@@ -265,10 +326,16 @@ impl Child {
 
     /// Kills the process, unless it has ended, and waits for it.
     pub fn kill(&mut self) {
-        let mut process = lock(&self.process);
-        // Both fail only if the process is gone.
-        let _ = process.kill();
-        let _ = process.wait();
+        match &self.whereabouts {
+            Whereabouts::Here { process, .. } => {
+                let mut process = lock(process);
+                // Both fail only if the process is gone.
+                let _ = process.kill();
+                let _ = process.wait();
+            }
+            #[cfg(feature = "remote")]
+            Whereabouts::There(process) => process.kill(),
+        }
     }
 
     /// Returns the end of the child's stderr so far, if it is kept: all of it once the process has ended.
@@ -296,8 +363,8 @@ pub fn end_all(children: &mut [Child], limit: Duration) -> Vec<usize> {
     let runs = |child: &Child| child.wait(end.saturating_duration_since(Instant::now())).is_none();
     let left: Vec<usize> =
         children.iter().enumerate().filter(|(_, child)| runs(child)).map(|(index, _)| index).collect();
-    for index in &left {
-        let _ = lock(&children[*index].process).kill();
+    for process in left.iter().filter_map(|index| children[*index].process()) {
+        let _ = lock(process).kill();
     }
     left.iter().for_each(|index| children[*index].kill());
     left
@@ -337,7 +404,7 @@ pub fn run(name: &str, mut command: Command, limit: Duration) -> Result<Finished
         readers = vec![keep(stdout, &output).map_err(failed)?, keep(stderr, &errors).map_err(failed)?];
     }
     let process = Mutex::new(process);
-    let status = wait(&process, limit);
+    let status = wait(limit, || lock(&process).try_wait());
     if status.is_none() {
         let mut process = lock(&process);
         let _ = process.kill();
@@ -448,7 +515,7 @@ fn read_lines(
         }
     }
     if wanted {
-        sink(Event::Ended(wait(process, GRACE)));
+        sink(Event::Ended(wait(GRACE, || lock(process).try_wait())));
     }
 }
 
@@ -460,10 +527,10 @@ fn event(line: &[u8]) -> Event<String> {
 }
 
 /// Waits for the end of a process without keeping it locked, so that another thread can signal it.
-fn wait(process: &Mutex<Process>, limit: Duration) -> Option<ExitStatus> {
+fn wait(limit: Duration, try_wait: impl Fn() -> io::Result<Option<ExitStatus>>) -> Option<ExitStatus> {
     let end = Instant::now() + limit;
     loop {
-        match lock(process).try_wait() {
+        match try_wait() {
             Ok(None) if Instant::now() < end => {}
             Ok(status) => return status,
             Err(_) => return None,
@@ -486,7 +553,7 @@ fn keep(mut pipe: impl Read + Send + 'static, kept: &Arc<Mutex<VecDeque<u8>>>) -
     })
 }
 
-fn join_within(thread: Option<JoinHandle<()>>, limit: Duration) {
+pub(crate) fn join_within(thread: Option<JoinHandle<()>>, limit: Duration) {
     let end = Instant::now() + limit;
     while thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < end {
         thread::sleep(PERIOD);
@@ -579,11 +646,11 @@ mod tests {
     fn children_that_do_not_end_are_killed() {
         let start = |script| Child::with_lines("it", shell(script)).unwrap();
         let mut children = [start("cat"), start("exec sleep 600")];
-        let ids = children.each_ref().map(Child::id);
+        let ids = children.each_ref().map(|child| child.id().unwrap());
         assert_eq!(end_all(&mut children[1..], Duration::from_millis(1)), [0]);
         assert_eq!(end_all(&mut children, TIMEOUT), [0; 0]);
         let dropped = start("exec sleep 600");
-        let id = dropped.id();
+        let id = dropped.id().unwrap();
         drop(dropped);
         assert!(!ids.into_iter().chain([id]).any(is_there));
     }

@@ -82,6 +82,10 @@ pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Training, Failure
                 }
                 (rank, how_ended(status))
             }
+            Ok((rank, Event::Lost(reason) | Event::Refused { reason, .. })) => {
+                running -= 1;
+                (rank, format!("is not there: {reason}"))
+            }
             Err(_) => continue,
         };
         failed.get_or_insert((format!("rank {rank} {reason}"), Instant::now()));

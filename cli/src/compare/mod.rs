@@ -9,6 +9,9 @@
 //!            └→ results: rows, facts → table, JSON
 //! ```
 //!
+//! With `--server` the server process runs on another host, where `--listen` starts it. It is a child like the
+//! local one, whose commands and reports go over TCP.
+//!
 //! This module measures. It never implements a transport: `measure::transport` makes all RDMA connections.
 
 mod connections;
@@ -20,8 +23,11 @@ pub(crate) mod results;
 pub(crate) mod server;
 mod trials;
 
+use std::sync::Arc;
+
 use indicatif::ProgressBar;
 use tonic_rdma_commands::cores::{self, Cores};
+use tonic_rdma_commands::remote::Host;
 use tonic_rdma_commands::{Context as _, Failure, output};
 
 use crate::compare::connections::ConnectionMeter;
@@ -32,16 +38,22 @@ use crate::compare::plan::Plan;
 use crate::compare::results::{Checks, Facts, Row};
 use crate::compare::server::Addresses;
 use crate::compare::trials::{Meter, Participant};
-use crate::measure::machine::Costs;
+use crate::measure::machine::{Costs, End, Ends};
 use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::report::progress_bar;
 use crate::measure::settings::Http2;
 use crate::measure::transport::{Rdma, RdmaConnection};
 
+/// The command, as both ends of a run between two hosts name it.
+pub(crate) const PROGRAM: &str = "tonic-rdma compare";
+
 /// Runs the comparison and shows its results.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
-    let plan = Plan::new(options)?;
     let conditions = Conditions::of(options);
+    if let Some(address) = &options.listen {
+        return server::listen_for_callers(address, options);
+    }
+    let plan = Plan::new(options)?;
     plan.check_ratio(options)?;
     conditions.allocator.ensure()?;
     if options.container {
@@ -54,14 +66,17 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     // A connection that fails because the limit is too low is reported.
     let _ = raise_open_files();
     output::check_files(&[("--json", options.json.as_deref())])?;
+    let this = End::this();
+    let host = options.server.as_ref().map(|address| Host::call(PROGRAM, address, &this)).transpose()?;
+    let ends = host.as_ref().map(|host| Ends::new(this, host)).transpose()?;
     // Must precede the pinning of this process to one core.
     let costs = Costs::measure();
     let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());
     let progress = progress_bar(plan.parts().map(Plan::trials).sum::<u64>() * u64::from(options.rounds));
-    let measured = measure_rounds(options, &plan, cores, rdma.as_ref(), &progress);
+    let measured = measure_rounds(options, &plan, cores, (rdma.as_ref(), host.as_ref()), &progress);
     progress.finish_and_clear();
     let Measured { verdict, rows, checks, cores } = measured?;
-    let facts = Facts::new(&plan, options, (cores, costs), verdict, checks);
+    let facts = Facts::new(&plan, options, (cores, costs), (verdict, ends), checks);
     results::show(options, &facts, &rows)
 }
 
@@ -72,7 +87,7 @@ fn measure_rounds(
     options: &CompareOptions,
     plan: &Plan,
     cores: Option<Cores>,
-    rdma: Option<&Rdma>,
+    ends: (Option<&Rdma>, Option<&Arc<Host>>),
     progress: &ProgressBar,
 ) -> Result<Measured, Failure> {
     let flavour = Conditions::of(options).runtime;
@@ -82,7 +97,7 @@ fn measure_rounds(
         for part in plan.parts() {
             let runtime = if part.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
             let runtime = runtime.context("can't start a runtime")?;
-            let measured = runtime.block_on(measure(options, part, cores, rdma, progress))?;
+            let measured = runtime.block_on(measure(options, part, cores, ends, progress))?;
             rows.extend(measured.rows);
             all.checks.add(measured.checks);
             all.verdict = all.verdict.or(measured.verdict);
@@ -113,7 +128,7 @@ async fn measure(
     options: &CompareOptions,
     plan: &Plan,
     cores: Option<Cores>,
-    rdma: Option<&Rdma>,
+    (rdma, host): (Option<&Rdma>, Option<&Arc<Host>>),
     progress: &ProgressBar,
 ) -> Result<Measured, Failure> {
     let job = ServerJob {
@@ -121,8 +136,9 @@ async fn measure(
         rdma: rdma.is_some(),
         longest_payload: plan.longest_payload(),
         core: cores.map(|cores| cores.server),
+        grant: None,
     };
-    let (mut server, addresses) = server::start(&job).await?;
+    let (mut server, addresses) = server::start(&job, host).await?;
     let server_id = server.id(0);
     let work = async {
         let channel = client::tcp(addresses.tcp, Http2::Default).await?;
@@ -146,7 +162,7 @@ async fn measure(
             return Ok((meter.verdict, rows, meter.checks));
         }
         let (participants, verdict) = connect(options, plan, rdma, &addresses).await?;
-        let pinned = cores.is_some() && addresses.pinned;
+        let pinned = cores.is_some() && addresses.core.is_some();
         let consumed = plan.modes.iter().any(|mode| mode.reduces(options.consume));
         let mut meter = Meter { plan, participants, control, progress, checks, pinned, consumed };
         let rows = meter.run().await?;
@@ -159,7 +175,8 @@ async fn measure(
         result = work => result,
     };
     let (verdict, rows, checks) = server.explain(result, server::EXPLANATION).await?;
-    Ok(Measured { verdict, rows, checks, cores: cores.filter(|_| addresses.pinned) })
+    let cores = cores.zip(addresses.core).map(|(cores, server)| Cores { server, ..cores });
+    Ok(Measured { verdict, rows, checks, cores })
 }
 
 /// Connects each mode of the plan.

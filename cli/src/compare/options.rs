@@ -1,6 +1,7 @@
 //! The options of `compare` and of the server process that it starts, and the help text.
 
 use std::fmt::Display;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ Examples:
   tonic-rdma compare --container                           the server in a container of its own, as another pod
   tonic-rdma compare --connections 100                     cost of calls as connections grow, and memory of each
   tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
+  tonic-rdma compare --listen 10.0.0.1:7000                on one of two hosts: the server
+  tonic-rdma compare --server 10.0.0.1:7000                on the other host: the same table, between both
   tonic-rdma compare --defaults --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
 
 /// The options of `compare`.
@@ -141,6 +144,23 @@ pub(crate) struct CompareOptions {
     /// Fewer cells, less time: ends within 15 s, with --defaults within 20 s
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Be the server of comparisons that run on another host, for one caller at a time, until a signal comes.
+    /// Takes --provider and --limit; the caller has the other options. The server of each caller listens on
+    /// free ports of the address that was called
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = [
+        "modes", "sizes", "workload", "direction", "inflight", "rate", "connections", "duration", "rounds", "server_provider", "http2", "encode", "consume", "runtime", "pin", "allocator", "container", "defaults", "at_least", "json", "quick", "server"
+    ])]
+    #[serde(skip)]
+    pub(crate) listen: Option<String>,
+    /// With --listen: the most memory that a caller's server may take, and as much registered memory
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, requires = "listen", default_value = "4GiB")]
+    #[serde(skip)]
+    pub(crate) limit: u64,
+    /// Measure between this host and the one where `tonic-rdma compare --listen` runs, at this address. --provider
+    /// is of this end. The modes lack grpc-uds, whose sockets are of one host
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["connections", "container", "server_provider"])]
+    #[serde(skip)]
+    pub(crate) server: Option<String>,
 }
 
 /// The command line of the server process.
@@ -161,6 +181,26 @@ pub(crate) struct ServerJob {
     pub(crate) longest_payload: u64,
     /// The core to run on.
     pub(crate) core: Option<usize>,
+    /// What the listening end grants, if the client is on another host.
+    pub(crate) grant: Option<Grant>,
+}
+
+/// What a listening end grants to a server process.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Grant {
+    /// The address to listen on.
+    pub(crate) ip: IpAddr,
+    /// Bytes of memory, and of registered memory.
+    pub(crate) memory: u64,
+}
+
+/// What a client asks of a listening end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ServerRequest {
+    /// The arguments of its command line.
+    pub(crate) arguments: Vec<String>,
+    /// Whether it keeps itself on one core.
+    pub(crate) pinned: bool,
 }
 
 /// Parses payload sizes.

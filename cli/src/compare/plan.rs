@@ -84,6 +84,14 @@ impl Plan {
             Some(_) => CONNECTION_MODES.to_vec(),
         };
         let mut modes = options.modes.clone().map_or_else(usual, |list| list.0);
+        if options.server.is_some() {
+            if options.modes.is_some() && modes.contains(&Mode::GrpcUds) {
+                return Err(Failure::usage(
+                    "--modes grpc-uds: a Unix socket is of one host, so --server can't measure it",
+                ));
+            }
+            modes.retain(|mode| *mode != Mode::GrpcUds);
+        }
         if let Some(mode) = modes.iter().find(|mode| !mode.is_for(runtime)) {
             return Err(Failure::usage(format!(
                 "--modes {mode} is for runtimes of one thread (--runtime idle-polling or current-thread): in {runtime} \
@@ -92,7 +100,10 @@ impl Plan {
         }
         modes.retain(|mode| direction.is_for(*mode));
         let cells = cells(options);
-        let rate_modes = options.modes.as_ref().map_or_else(|| RATE_MODES.to_vec(), |_| modes.clone());
+        let rate_modes = match options.modes {
+            Some(_) => modes.clone(),
+            None => RATE_MODES.into_iter().filter(|mode| modes.contains(mode)).collect(),
+        };
         let rates = rate_cells(options);
         check_limits(&cells, &modes)?;
         let connections = options.connections.map(counts).unwrap_or_default();
@@ -111,6 +122,26 @@ impl Plan {
         };
         let rates = (!rates.is_empty()).then(|| Box::new(part(rate_modes, rates, None)));
         Ok(part(modes, cells, rates))
+    }
+
+    /// Returns whether any mode needs RDMA.
+    pub(crate) fn uses_rdma(&self) -> bool {
+        self.parts().any(|part| part.modes.iter().any(|mode| mode.uses_rdma()))
+    }
+
+    /// Refuses cells that need more memory than there is.
+    pub(crate) fn fits(&self, available: Option<u64>) -> Result<(), Failure> {
+        fits(&self.cells, &self.modes, self.direction, available)
+    }
+
+    /// Describes the plan in a line.
+    pub(crate) fn describe(&self) -> String {
+        let part = |part: &Self| {
+            let modes: Vec<&str> = part.modes.iter().map(|mode| mode.name()).collect();
+            let cells: Vec<String> = part.cells.iter().map(|cell| cell.label()).collect();
+            format!("{} at {}", modes.join(", "), cells.join(", "))
+        };
+        self.parts().map(part).collect::<Vec<_>>().join("; ")
     }
 
     /// Refuses `--at-least` for a run that has nothing to compare.

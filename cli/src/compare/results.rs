@@ -11,7 +11,7 @@ use tonic_rdma_commands::{Failure, units};
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, Conditions};
 use crate::compare::plan::{Cell, Direction, Plan};
-use crate::measure::machine::{Costs, Environment};
+use crate::measure::machine::{Costs, Ends, Environment};
 use crate::measure::report::{Column, Report, column};
 use crate::measure::settings::{Consume, Http2Sizes};
 use crate::measure::transport::{Encode, RdmaConnection};
@@ -271,6 +271,9 @@ pub(crate) fn check_ratios(least: f64, rows: &[Row]) -> Result<(), Failure> {
 /// The facts about a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Facts {
+    /// Both ends of a run between two hosts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ends: Option<Ends>,
     #[serde(flatten)]
     environment: Environment,
     /// Device and reason of the RDMA connection.
@@ -327,12 +330,13 @@ impl Facts {
         plan: &Plan,
         options: &CompareOptions,
         (cores, costs): (Option<Cores>, Costs),
-        verdict: Option<RdmaConnection>,
+        (verdict, ends): (Option<RdmaConnection>, Option<Ends>),
         checks: Checks,
     ) -> Self {
         let (provider, verdict) = verdict.map(|verdict| (verdict.provider, verdict.reason)).unzip();
         let http2 = options.http2;
         Self {
+            ends,
             environment: Environment::new(provider, costs),
             verdict,
             http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
@@ -364,6 +368,9 @@ impl Facts {
         };
         let apart = if self.container { "; the server is in a container of its own" } else { "" };
         let mut lines = Vec::new();
+        if self.ends.is_some() {
+            lines.push(("not measured", "grpc-uds: a Unix socket is of one host".to_owned()));
+        }
         if self.conditions.defaults {
             lines.push(("defaults", "yes: the allocator, runtime and processes below".to_owned()));
         }
@@ -385,7 +392,8 @@ impl Facts {
                         offers its core to other threads in shorter ones";
             lines.push(("open loop", what.to_owned()));
         }
-        self.environment.with("both", lines)
+        let first = self.ends.iter().flat_map(Ends::lines);
+        first.chain(self.environment.with("both", lines)).collect()
     }
 }
 

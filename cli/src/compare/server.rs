@@ -1,9 +1,12 @@
-//! The server process: its start by the client, and its services on TCP, Unix and RDMA listeners at once.
+//! The server process: its start by the client, here or by a listening end on another host, and its services on
+//! TCP, Unix and RDMA listeners at once.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net as unix;
+use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::IgnoredAny;
@@ -18,19 +21,22 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
 use tonic::transport::Server;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaRoutes, RdmaServer, gather};
+use tonic_rdma_commands::remote::{Host, Listener, Request as ChildRequest};
 use tonic_rdma_commands::{Context as _, Failure, cores};
 use tonic_rdma_proto::placement::placement_server::PlacementServer;
 use tonic_rdma_tensor::RdmaDevice;
 use tower::Layer;
 
+use crate::compare::PROGRAM;
 use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
-use crate::compare::options::{Conditions, ServerJob};
-use crate::compare::plan::Direction;
-use crate::measure::process::{self, Children, container, raise_open_files};
+use crate::compare::options::{CompareOptions, Conditions, Grant, ServerJob, ServerRequest};
+use crate::compare::plan::{Direction, Plan};
+use crate::measure::machine::End;
+use crate::measure::process::{self, Children, container, limit_memory, raise_open_files};
 use crate::measure::settings::Http2;
-use crate::measure::transport::{Encode, Rdma, tcp_listener};
+use crate::measure::transport::{Encode, LOCALHOST, Rdma, tcp_listener};
 
 /// The addresses of the server process, which it reports when it has started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,8 +44,8 @@ pub(crate) struct Addresses {
     pub(crate) tcp: SocketAddr,
     /// TCP with tuned windows and frames.
     pub(crate) tcp_tuned: SocketAddr,
-    /// Name in the abstract namespace, which leaves no file behind.
-    pub(crate) uds: String,
+    /// Name in the abstract namespace, which leaves no file behind. Absent on another host.
+    pub(crate) uds: Option<String>,
     pub(crate) rdma: Option<SocketAddr>,
     /// The listener that sends large answers by reference, for `grpc-rdma-gather`.
     pub(crate) rdma_gather: Option<SocketAddr>,
@@ -48,21 +54,24 @@ pub(crate) struct Addresses {
     pub(crate) native_gather: Option<SocketAddr>,
     /// Address of the tensor device, as `host:port`.
     pub(crate) tensors: Option<String>,
-    /// Whether the process is pinned to the core that it was given.
-    pub(crate) pinned: bool,
+    /// The core that the process is kept on.
+    pub(crate) core: Option<usize>,
 }
 
 /// Serves until stdin ends. The end of the parent closes stdin in every case.
 pub(crate) fn run(job: &ServerJob) -> Result<(), Failure> {
     let conditions = Conditions::of(&job.options);
-    let pinned = job.core.is_some_and(|core| cores::pin(core).is_ok());
+    let core = job.core.filter(|core| cores::pin(*core).is_ok());
+    if let Some(grant) = job.grant {
+        limit_memory(grant.memory)?;
+    }
     let _commands = process::commands::<IgnoredAny>()?;
     // The client reports a connection that fails because the limit is too low.
     let _ = raise_open_files();
     let runtime = conditions.runtime.build().context("can't start a runtime")?;
     runtime.block_on(async {
         let started = match conditions.allocator.verify() {
-            Ok(()) => listen(job, pinned).await,
+            Ok(()) => listen(job, core).await,
             Err(failure) => Err(failure),
         };
         let (addresses, mut servers) = match started {
@@ -81,7 +90,7 @@ pub(crate) fn run(job: &ServerJob) -> Result<(), Failure> {
 /// The running servers of a process. The drop of this value ends them.
 pub(crate) type Servers = JoinSet<Result<(), StdError>>;
 
-async fn listen(job: &ServerJob, pinned: bool) -> Result<(Addresses, Servers), Failure> {
+async fn listen(job: &ServerJob, core: Option<usize>) -> Result<(Addresses, Servers), Failure> {
     let options = &job.options;
     let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
     let connections = options.connections.map_or(1, |most| u32::try_from(most).unwrap_or(u32::MAX));
@@ -89,27 +98,33 @@ async fn listen(job: &ServerJob, pinned: bool) -> Result<(Addresses, Servers), F
         true => Some(Rdma::new(provider)?.for_load(connections, job.longest_payload)),
         false => None,
     };
+    let rdma = match job.grant {
+        Some(grant) => rdma.map(|rdma| rdma.at_most(grant.memory)),
+        None => rdma,
+    };
+    let ip = job.grant.map_or(LOCALHOST, |grant| grant.ip);
     let device = match &rdma {
-        Some(rdma) => Some(tensor_device(rdma).await?),
+        Some(rdma) => Some(tensor_device(rdma, ip).await?),
         None => None,
     };
     let tensors = device.as_ref().map(RdmaDevice::endpoint);
     let placement = device.map(|device| PlacementService::new(device, options.consume));
     let services = Services {
         // All gRPC modes use this one service, and settings apply to all of them.
-        service: TransferService::reducing(Mode::GrpcTcp.reduces(options.consume)),
+        service: TransferService::reducing(Mode::GrpcTcp.reduces(options.consume)).up_to(job.longest_payload),
         registering: Source::registering(),
         http2: options.http2,
         gathers: options.encode == Encode::Gather,
         direction: options.direction,
+        ip,
     };
     let (addresses, servers) = services.listen(rdma.as_ref(), placement).await?;
-    Ok((Addresses { tensors, pinned, ..addresses }, servers))
+    Ok((Addresses { tensors, core, ..addresses }, servers))
 }
 
 /// Makes the device that tensors are written to.
-pub(crate) async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
-    let bound = rdma.tensor_device().bind((Ipv4Addr::LOCALHOST, 0)).await;
+pub(crate) async fn tensor_device(rdma: &Rdma, ip: IpAddr) -> Result<RdmaDevice, Failure> {
+    let bound = rdma.tensor_device().bind((ip, 0)).await;
     bound.context("can't make a device for tensors")
 }
 
@@ -123,10 +138,12 @@ pub(crate) struct Services {
     /// Whether all listeners send large answers by reference.
     pub(crate) gathers: bool,
     pub(crate) direction: Direction,
+    /// The address of all listeners.
+    pub(crate) ip: IpAddr,
 }
 
 impl Services {
-    /// Listens on TCP and a Unix socket, and for RDMA peers if `rdma` is there. Only one connection, outside
+    /// Listens on TCP, within one host on a Unix socket, and for RDMA peers if `rdma` is there. Only one connection, outside
     /// the measured time, uses `placement`.
     pub(crate) async fn listen(
         self,
@@ -134,36 +151,40 @@ impl Services {
         placement: Option<PlacementService>,
     ) -> Result<(Addresses, Servers), Failure> {
         let mut servers = Servers::new();
-        let (gathers, http2) = (self.gathers, self.http2);
-        let tcp = tcp_listener()?;
+        let (gathers, http2, ip) = (self.gathers, self.http2, self.ip);
+        let tcp = tcp_listener(ip)?;
         let tcp_address = tcp.local_addr().context("can't listen on TCP")?;
         servers.spawn(self.clone().serve(gathers, placement, tcp));
-        let tuned = tcp_listener()?;
+        let tuned = tcp_listener(ip)?;
         let tcp_tuned = tuned.local_addr().context("can't listen on TCP")?;
         servers.spawn(Self { http2: Http2::Tuned, ..self.clone() }.serve(gathers, None, tuned));
-        let (uds, uds_name) = uds_listener().context("can't listen on a Unix socket")?;
-        servers.spawn(self.clone().serve(gathers, None, uds));
+        let mut uds = None;
+        if ip == LOCALHOST {
+            let (listener, name) = uds_listener().context("can't listen on a Unix socket")?;
+            servers.spawn(self.clone().serve(gathers, None, listener));
+            uds = Some(name);
+        }
         let mut addresses = Addresses {
             tcp: tcp_address,
             tcp_tuned,
-            uds: uds_name,
+            uds,
             rdma: None,
             rdma_gather: None,
             native: None,
             native_gather: None,
             tensors: None,
-            pinned: false,
+            core: None,
         };
         let Some(rdma) = rdma else { return Ok((addresses, servers)) };
-        let (incoming, address) = rdma.bind(Policy::Prefer).await?;
+        let (incoming, address) = rdma.bind(ip, Policy::Prefer).await?;
         addresses.rdma = Some(address);
         servers.spawn(self.clone().serve(gathers, None, incoming));
         if self.direction == Direction::Down {
-            let (incoming, address) = rdma.bind(Policy::Require).await?;
+            let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
             addresses.rdma_gather = Some(address);
             servers.spawn(self.clone().serve(true, None, incoming));
         }
-        let (incoming, address) = rdma.bind(Policy::Require).await?;
+        let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
         addresses.native = Some(address);
         if gathers {
             let server = rdma.server(http2).layer(gather::GatherResponses::new());
@@ -171,7 +192,7 @@ impl Services {
         } else {
             servers.spawn(self.clone().serve_native(rdma.server(http2), incoming));
         }
-        let (incoming, address) = rdma.bind(Policy::Require).await?;
+        let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
         addresses.native_gather = Some(address);
         let both = gather::GatherBothLayer::new().max_decoding_message_size(usize::MAX);
         let service = self.service.clone().with(self.registering.clone());
@@ -238,16 +259,68 @@ const START: Duration = Duration::from_secs(20);
 /// can be seen. On a busy machine that may take seconds.
 pub(crate) const EXPLANATION: Duration = Duration::from_secs(5);
 
-/// Starts this program again as the server, and waits until the server has started.
-pub(crate) async fn start(job: &ServerJob) -> Result<(Children<Addresses>, Addresses), Failure> {
-    let mut command = process::command("compare-server", job)?;
+/// Starts this program again as the server, here or at `host`, and waits until the server has started.
+pub(crate) async fn start(
+    job: &ServerJob,
+    host: Option<&Arc<Host>>,
+) -> Result<(Children<Addresses>, Addresses), Failure> {
+    let mut children = Children::new();
+    match host {
+        Some(host) => {
+            let (arguments, pinned) = (process::own_arguments()?, job.core.is_some());
+            let request = ServerRequest { arguments, pinned };
+            children.start_at(host, NAME, KIND, &request)?;
+        }
+        None => children.start(NAME, command(job)?)?,
+    }
+    let mut addresses = children.receive_reports(0..1, Instant::now() + START, EXPLANATION).await?;
+    let missing = || Failure::run("the server process has no addresses");
+    Ok((children, addresses.pop().ok_or_else(missing)?))
+}
+
+/// The name of the server process, for people, and the subcommand that runs it.
+const NAME: &str = "the server process";
+const KIND: &str = "compare-server";
+
+fn command(job: &ServerJob) -> Result<Command, Failure> {
+    let mut command = process::command(KIND, job)?;
     if job.options.container {
         command = container(&command);
     }
     Conditions::of(&job.options).allocator.choose_for(&mut command);
-    let mut children = Children::new();
-    children.start("the server process", command)?;
-    let mut addresses = children.receive_reports(0..1, Instant::now() + START, EXPLANATION).await?;
-    let missing = || Failure::run("the server process has no addresses");
-    Ok((children, addresses.pop().ok_or_else(missing)?))
+    Ok(command)
+}
+
+/// Serves the callers of `address`, until a signal comes.
+pub(crate) fn listen_for_callers(address: &str, options: &CompareOptions) -> Result<(), Failure> {
+    Rdma::new(&options.provider)?;
+    let listener = Listener::bind(PROGRAM, address, &End::this())?;
+    process::serve_callers(listener, PROGRAM, options.limit, |request| admit(request, options))
+}
+
+/// Makes the job of a caller's server process. `options` are those of the listening end.
+fn admit(request: &ChildRequest, options: &CompareOptions) -> Result<(String, Command), Failure> {
+    if request.kind != KIND {
+        return Err(Failure::usage(format!("{:?} is not started here", request.kind)));
+    }
+    let ServerRequest { arguments, pinned } = request.job()?;
+    let asked: CompareOptions = process::parse_arguments(&arguments)?;
+    if asked.connections.is_some() || asked.container || asked.listen.is_some() {
+        return Err(Failure::usage("--connections, --container and --listen are for one host"));
+    }
+    let plan = Plan::new(&asked)?;
+    let too_much =
+        |failure: Failure| Failure::usage(format!("--limit of the listening end: {}", failure.with_causes()));
+    plan.parts().try_for_each(|part| part.fits(Some(options.limit))).map_err(too_much)?;
+    let what = plan.describe();
+    let asked = CompareOptions { provider: options.provider.clone(), server_provider: None, ..asked };
+    let conditions = Conditions::of(&asked);
+    let job = ServerJob {
+        rdma: plan.uses_rdma(),
+        longest_payload: plan.parts().map(Plan::longest_payload).max().unwrap_or(0),
+        core: conditions.cores().filter(|_| pinned).map(|cores| cores.server),
+        grant: Some(Grant { ip: request.ip, memory: options.limit }),
+        options: asked,
+    };
+    Ok((what, command(&job)?))
 }

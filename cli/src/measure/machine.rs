@@ -5,14 +5,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{fmt, fs, thread};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tonic_rdma::unstable::Processors;
 use tonic_rdma_commands::cores::{self, Cores};
-use tonic_rdma_commands::{Named as _, units};
+use tonic_rdma_commands::remote::{ClockOffset, Host};
+use tonic_rdma_commands::{Failure, Named as _, one_line, units};
+use tonic_rdma_verbs::FoundDevice;
 
 use crate::measure::process::Allocator;
 
@@ -190,14 +192,25 @@ fn median_of(mut sample: impl FnMut() -> Option<Duration>) -> Option<Duration> {
 }
 
 /// The machine of a run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub(crate) cpu: String,
     pub(crate) cores: usize,
     pub(crate) kernel: String,
     /// The CPU time that control groups allow this process, in CPUs; absent without a limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_limit: Option<f64>,
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpu, cores, kernel, cpu_limit } = self;
+        write!(formatter, "{cpu}, {cores} cores, Linux {kernel}")?;
+        match cpu_limit {
+            Some(cpus) => write!(formatter, ", limited to {} CPUs", units::digits(*cpus)),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Machine {
@@ -213,6 +226,60 @@ impl Machine {
             kernel: kernel.trim().to_owned(),
             cpu_limit: Processors::current().limit.map(|thousandths| f64::from(thousandths) / 1e3),
         }
+    }
+}
+
+/// One of the two hosts of a run between hosts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct End {
+    version: String,
+    machine: Machine,
+    devices: Vec<String>,
+    /// All of it, for people.
+    text: String,
+}
+
+impl End {
+    /// Describes this host.
+    pub(crate) fn this() -> Self {
+        let machine = Machine::this();
+        let device = |found: FoundDevice| {
+            let port = found.ports.iter().find(|port| port.state.contains("active")).or(found.ports.first());
+            let link = port.map(|port| format!(", {}, MTU {}", port.link, port.mtu)).unwrap_or_default();
+            let fault = found.state.err().map(|reason| format!(", can't be used: {reason}"));
+            format!("{} ({}{link}{})", found.name, found.provider, fault.unwrap_or_default())
+        };
+        let devices: Vec<String> = tonic_rdma_verbs::devices().into_iter().map(device).collect();
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let text = format!("tonic-rdma {version}; {machine}; {}", devices.join("; "));
+        Self { version, machine, devices, text }
+    }
+}
+
+/// Both ends of a run between two hosts.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Ends {
+    client: End,
+    server: End,
+    server_address: String,
+    clock: ClockOffset,
+}
+
+impl Ends {
+    /// Takes what `host` says of itself.
+    pub(crate) fn new(client: End, host: &Host) -> Result<Self, Failure> {
+        let (server, server_address) = (host.facts()?, host.address().to_owned());
+        Ok(Self { client, server, server_address, clock: host.clock() })
+    }
+
+    /// Returns the lines of both, for people.
+    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
+        let Self { client, server, server_address, clock } = self;
+        vec![
+            ("this end", client.text.clone()),
+            ("other end", format!("{server_address}: {}", one_line(&server.text))),
+            ("clocks", clock.to_string()),
+        ]
     }
 }
 
@@ -249,12 +316,10 @@ impl Environment {
         where_in: &str,
         lines: Vec<(&'static str, String)>,
     ) -> Vec<(&'static str, String)> {
-        let Machine { cpu, cores, kernel, cpu_limit } = &self.machine;
-        let limit = cpu_limit.map(|cpus| format!(", limited to {} CPUs", units::digits(cpus)));
         let mut all = vec![
             ("provider", self.provider.clone()),
             ("allocator", format!("{} in {where_in} processes, for all modes", self.allocator)),
-            ("machine", format!("{cpu}, {cores} cores, Linux {kernel}") + &limit.unwrap_or_default()),
+            ("machine", self.machine.to_string()),
             ("this machine", self.round_trips.summary()),
         ];
         all.extend(lines);

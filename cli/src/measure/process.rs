@@ -5,17 +5,19 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 use tonic_rdma_commands::process::{self as kit, Child, Event, how_ended};
-use tonic_rdma_commands::{Context as _, Failure, Named as _};
+use tonic_rdma_commands::remote::{Host, Listener, Request};
+use tonic_rdma_commands::{Context as _, Failure, Named as _, units};
 use tonic_rdma_verbs::unstable::allocator::{VARIABLE, in_use};
 
 /// The setting `--allocator`.
@@ -156,15 +158,33 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
         // The child gets a process group of its own. So ctrl-c reaches this process alone, which then ends
         // its children.
         command.process_group(0);
-        let (number, events) = (self.running.len(), self.sender.clone());
-        let child = Child::start(name, command, move |event| events.send((number, event.parse())).is_ok())?;
+        let child = Child::start(name, command, self.sink())?;
         self.running.push(child);
         Ok(())
     }
 
+    /// Starts a child of this `kind` on another host.
+    pub(crate) fn start_at(
+        &mut self,
+        host: &Arc<Host>,
+        name: &str,
+        kind: &str,
+        job: &impl Serialize,
+    ) -> Result<(), Failure> {
+        let child = host.start(name, kind, job, self.sink())?;
+        self.running.push(child);
+        Ok(())
+    }
+
+    /// Returns what takes the events of the next child.
+    fn sink(&self) -> impl FnMut(Event<String>) -> bool + Send + 'static {
+        let (number, events) = (self.running.len(), self.sender.clone());
+        move |event| events.send((number, event.parse())).is_ok()
+    }
+
     /// Returns the process number of a child.
     pub(crate) fn id(&self, child: usize) -> Option<u32> {
-        self.running.get(child).map(Child::id)
+        self.running.get(child).and_then(Child::id)
     }
 
     /// Returns the name of a child.
@@ -214,10 +234,11 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
     /// failure before.
     fn report_in(&mut self, from: usize, event: Event<Line<R>>) -> Result<Option<R>, Failure> {
         let is_first = self.failed.is_empty();
-        self.ended += usize::from(matches!(event, Event::Ended(_)));
+        self.ended += usize::from(!matches!(event, Event::Report(_) | Event::Garbage(_)));
         let text = match event {
             Event::Report(Line::Report(report)) => return Ok(Some(report)),
-            Event::Report(Line::Failed { reason, usage }) => {
+            Event::Lost(reason) => format!("is lost: {reason}"),
+            Event::Report(Line::Failed { reason, usage }) | Event::Refused { reason, usage } => {
                 self.failed.insert(from);
                 let text = format!("{}: {reason}", self.name(from));
                 return match usage {
@@ -260,6 +281,62 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
             other => other,
         }
     }
+}
+
+/// Parses the options that a caller of another host has given, as its command line is parsed, so that the same
+/// bounds hold.
+pub(crate) fn parse_arguments<O: Args>(arguments: &[String]) -> Result<O, Failure> {
+    #[derive(clap::Parser)]
+    struct Line<O: Args> {
+        #[command(flatten)]
+        options: O,
+    }
+    let parsed = <Line<O> as clap::Parser>::try_parse_from(
+        ["caller"].into_iter().chain(arguments.iter().map(String::as_str)),
+    );
+    parsed.map(|line| line.options).map_err(|error| {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        Failure::usage(format!("the caller's options can't be used here: {first}"))
+    })
+}
+
+/// Returns the arguments of this process after the name of the command.
+pub(crate) fn own_arguments() -> Result<Vec<String>, Failure> {
+    let text = |argument: std::ffi::OsString| {
+        argument.into_string().map_err(|argument| {
+            Failure::usage(format!("{} is no text, and can't go to another host", argument.display()))
+        })
+    };
+    std::env::args_os().skip(2).map(text).collect()
+}
+
+/// Limits the memory of this process, so that an allocation beyond the limit ends it.
+pub(crate) fn limit_memory(bytes: u64) -> Result<(), Failure> {
+    /// Address space that the allocator and threads reserve, and mostly don't use.
+    const RESERVED: u64 = 4 << 30;
+    let bytes = Some(bytes.saturating_add(RESERVED));
+    let limit = Rlimit { current: bytes, maximum: bytes };
+    setrlimit(Resource::Data, limit).context("can't limit the memory of this process")
+}
+
+/// Serves the callers of a listening end until a signal comes. Each of their processes may take `limit` bytes.
+pub(crate) fn serve_callers(
+    listener: Listener,
+    program: &str,
+    limit: u64,
+    admit: impl FnMut(&Request) -> Result<(String, Command), Failure>,
+) -> Result<(), Failure> {
+    let (address, limit) = (listener.address(), units::rough_size(limit));
+    if address.ip().is_unspecified() {
+        tracing::warn!(
+            "{address} is every address of this host: anybody who reaches it can use this host's processor and memory"
+        );
+    }
+    kit::report_line(format!(
+        "listening on {address} for {program} --server {address}: one caller at a time, up to {limit} of memory for each of its processes"
+    ))?;
+    listener.serve(admit)
 }
 
 /// Parses the argument by which a parent tells a child what it needs to know: JSON.

@@ -2,7 +2,7 @@
 //! Also the channel of all gRPC modes, the encoding of messages, and TCP listeners.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::task::{Context, Poll};
 
 use clap::ValueEnum;
@@ -27,6 +27,9 @@ use crate::measure::settings::Http2;
 
 /// The default of [`CallConfig::landing_budget`].
 const LANDING_BUDGET: u64 = 256 << 20;
+
+/// The address of processes that only this host reaches.
+pub(crate) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// The settings of RDMA connections: the command line has precedence over the `RDMA_*` variables.
 #[derive(Clone, Debug)]
@@ -104,13 +107,24 @@ impl Rdma {
         RdmaDevice::builder().config(self.config.clone())
     }
 
-    /// Listens for RDMA peers on a free port of the loopback interface, and with [`Policy::Prefer`] for stock
-    /// clients too.
-    pub(crate) async fn bind(&self, policy: Policy) -> Result<(RdmaIncoming, SocketAddr), Failure> {
+    /// Returns the settings with at most `bytes` of registered memory.
+    pub(crate) fn at_most(self, bytes: u64) -> Self {
+        /// The default of [`Config::pinned_limit`].
+        const DEFAULT: u64 = 2 << 30;
+        let limit = self.config.get_pinned_limit().unwrap_or(DEFAULT).min(bytes);
+        Self { config: self.config.pinned_limit(limit), ..self }
+    }
+
+    /// Listens for RDMA peers on a free port of `ip`, and with [`Policy::Prefer`] for stock clients too.
+    pub(crate) async fn bind(
+        &self,
+        ip: IpAddr,
+        policy: Policy,
+    ) -> Result<(RdmaIncoming, SocketAddr), Failure> {
         let config = self.config.clone().policy(policy);
         let incoming = RdmaIncoming::builder()
             .config(config)
-            .bind("127.0.0.1:0")
+            .bind((ip, 0))
             .await
             .context("can't listen for RDMA peers")?;
         let address = incoming.local_addr();
@@ -262,10 +276,10 @@ impl fmt::Display for Encode {
     }
 }
 
-/// Listens on a free port of the loopback interface, with nodelay on every connection.
-pub(crate) fn tcp_listener() -> Result<TcpIncoming, Failure> {
-    let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into());
-    Ok(incoming.context("can't listen on 127.0.0.1")?.with_nodelay(Some(true)))
+/// Listens on a free port of `ip`, with nodelay on every connection.
+pub(crate) fn tcp_listener(ip: IpAddr) -> Result<TcpIncoming, Failure> {
+    let incoming = TcpIncoming::bind((ip, 0).into());
+    Ok(incoming.context(format!("can't listen on {ip}"))?.with_nodelay(Some(true)))
 }
 
 #[cfg(test)]

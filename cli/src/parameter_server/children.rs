@@ -220,6 +220,9 @@ fn report_of(links: &[Link]) -> Report {
 /// Runs a child until stdin ends. The end of the parent closes stdin in every case.
 pub(crate) fn run(job: &ProcessJob, is_server: bool) -> Result<(), Failure> {
     let pinned = job.core.is_some_and(|core| cores::pin(core).is_ok());
+    if let Some(bytes) = job.memory {
+        process::limit_memory(bytes)?;
+    }
     let mut commands = process::commands()?;
     let runtime = Flavour::IdlePolling.build().context("can't start a runtime")?;
     process::report_failure(runtime.block_on(async {
@@ -256,12 +259,13 @@ impl Server {
             http2: job.options.http2,
             gathers: false,
             direction: Direction::Down,
+            ip: job.ip,
         };
         let rdma = job.rdma()?;
         let (addresses, servers) = services.listen(rdma.as_ref(), None).await?;
         let (mut device, mut links) = (None, Vec::new());
         if let Some(rdma) = rdma.filter(|_| job.uses_slots()) {
-            let made = tensor_device(&rdma).await?;
+            let made = tensor_device(&rdma, job.ip).await?;
             for worker in 0..job.cell.workers {
                 let ends = (job.number, worker);
                 links.push(Link::new(&made, job, ends, Origin::Worker(worker), variables.clone())?);
@@ -395,7 +399,7 @@ impl Worker {
         }
         let (mut device, mut links) = (None, Vec::new());
         if let Some(rdma) = rdma.filter(|_| job.uses_slots()) {
-            let made = tensor_device(&rdma).await?;
+            let made = tensor_device(&rdma, job.ip).await?;
             for ((server, gradients), addresses) in gradients.iter().enumerate().zip(&job.servers) {
                 let ends = (server, job.number);
                 let mut link = Link::new(&made, job, ends, Origin::Server, gradients.clone())?;

@@ -2,18 +2,25 @@
 //! Starts and ends the processes of the cell.
 
 use std::ops::Range;
+use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
 use tokio::time::Instant;
-use tonic_rdma_commands::{Context as _, Failure};
+use tonic_rdma_commands::remote::{Host, Request};
+use tonic_rdma_commands::{Context as _, Failure, cores};
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::server::Addresses;
 use crate::measure::machine::{available, lacking};
 use crate::measure::process::{self, Children};
+use crate::measure::transport::LOCALHOST;
 use crate::parameter_server::children::{ChildCommand, Report, TrialRequest};
-use crate::parameter_server::options::{Load, MAX_STEPS, ParameterServerOptions, ProcessJob, TrainingCell};
+use crate::parameter_server::options::{
+    Load, MAX_SERVERS, MAX_STEPS, MAX_WORKERS, ParameterServerOptions, ProcessJob, ServerRequest,
+    TrainingCell,
+};
 use crate::parameter_server::show::{TrainingRow, TrainingTally};
 
 /// Number of measured trials of each mode.
@@ -23,6 +30,8 @@ pub(crate) const ROUNDS: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct TrainingMeter<'a> {
     options: &'a ParameterServerOptions,
+    /// The host of the servers, if it is another one.
+    host: Option<&'a Arc<Host>>,
     cores: Vec<usize>,
     progress: ProgressBar,
     /// The RDMA provider in use, if a mode needs one.
@@ -35,8 +44,13 @@ pub(crate) struct TrainingMeter<'a> {
 }
 
 impl<'a> TrainingMeter<'a> {
-    pub(crate) fn new(options: &'a ParameterServerOptions, cores: Vec<usize>, progress: ProgressBar) -> Self {
-        Self { options, cores, progress, provider: None, pinned: true, every_byte: 0, stamps: 0 }
+    pub(crate) fn new(
+        options: &'a ParameterServerOptions,
+        host: Option<&'a Arc<Host>>,
+        progress: ProgressBar,
+    ) -> Self {
+        let cores = cores::allowed();
+        Self { options, host, cores, progress, provider: None, pinned: true, every_byte: 0, stamps: 0 }
     }
 
     /// Measures every cell that has the memory for it, and returns a row for each mode.
@@ -62,7 +76,7 @@ impl<'a> TrainingMeter<'a> {
     /// Measures a cell with each of its loads, in the same processes.
     async fn cell(&mut self, cell: TrainingCell, loads: &[Load]) -> Result<Vec<TrainingRow>, Failure> {
         self.progress.set_message(format!("{}  starting", cell.label()));
-        let mut session = Session::start(cell, self.options, &self.cores).await?;
+        let mut session = Session::start(cell, self.options, self.host, &self.cores).await?;
         self.pinned &= session.pinned;
         self.provider = self.provider.take().or(session.provider.take());
         let modes = self.options.modes();
@@ -215,6 +229,39 @@ const SLOWEST: f64 = 20e6;
 /// their own failures before the end of this process is seen.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
+/// The subcommand that runs a server process.
+const SERVER: &str = "parameter-server-server";
+
+/// Makes the job of a caller's server process. `options` are those of the listening end.
+pub(crate) fn admit(
+    request: &Request,
+    options: &ParameterServerOptions,
+) -> Result<(String, Command), Failure> {
+    let ServerRequest { arguments, cell, number } = request.job()?;
+    let asked: ParameterServerOptions = process::parse_arguments(&arguments)?;
+    let is_known = (1..=MAX_SERVERS as usize).contains(&cell.servers)
+        && (1..=MAX_WORKERS as usize).contains(&cell.workers)
+        && number < cell.servers;
+    if request.kind != SERVER || !is_known {
+        return Err(Failure::usage(format!("{:?} {number} of {cell:?} is not started here", request.kind)));
+    }
+    let (needs, limit) = (needed(cell, &asked.modes()), options.limit);
+    if needs > limit {
+        let lacking = lacking(needs, limit);
+        return Err(Failure::usage(format!("--limit of the listening end: {} {lacking}", cell.label())));
+    }
+    let job = ProcessJob {
+        options: ParameterServerOptions { provider: options.provider.clone(), ..asked },
+        cell,
+        number,
+        core: core(&cores::allowed(), cell.servers, number),
+        servers: Vec::new(),
+        ip: request.ip,
+        memory: Some(limit),
+    };
+    Ok((cell.label(), process::command(SERVER, &job)?))
+}
+
 /// The servers and workers of a cell: servers come first.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -243,6 +290,7 @@ impl Session {
     pub(crate) async fn start(
         cell: TrainingCell,
         options: &ParameterServerOptions,
+        host: Option<&Arc<Host>>,
         cores: &[usize],
     ) -> Result<Self, Failure> {
         let connections = (cell.workers * cell.servers * options.modes().len()) as u32;
@@ -257,14 +305,22 @@ impl Session {
             number,
             core: core(cores, cell.servers, position),
             servers: Vec::new(),
+            ip: host.map_or(LOCALHOST, |host| host.local_ip()),
+            memory: None,
         };
         for server in 0..cell.servers {
-            let command = process::command("parameter-server-server", &job(server, server))?;
             let name = match cell.servers {
                 1 => "the server process".to_owned(),
                 _ => format!("server process {server}"),
             };
-            session.children.start(&name, command)?;
+            match host {
+                Some(host) => {
+                    let request =
+                        ServerRequest { arguments: process::own_arguments()?, cell, number: server };
+                    session.children.start_at(host, &name, SERVER, &request)?;
+                }
+                None => session.children.start(&name, process::command(SERVER, &job(server, server))?)?,
+            }
         }
         let servers = session.receive_reports(session.servers(), deadline).await?;
         let addresses: Vec<Addresses> =

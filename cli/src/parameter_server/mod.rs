@@ -26,8 +26,11 @@ mod meter;
 mod options;
 mod show;
 
-use tonic_rdma_commands::{Context as _, Failure, cores, output};
+use tonic_rdma_commands::remote::{Host, Listener};
+use tonic_rdma_commands::{Context as _, Failure, output};
 
+use crate::measure::machine::{End, Ends};
+use crate::measure::process;
 use crate::measure::report::progress_bar;
 use crate::measure::transport::Rdma;
 use crate::parameter_server::meter::TrainingMeter;
@@ -35,16 +38,28 @@ use crate::parameter_server::show::TrainingFacts;
 
 pub(crate) use crate::parameter_server::options::{HELP, ParameterServerOptions, ProcessOptions};
 
+/// The command, as both ends of a run between two hosts name it.
+const PROGRAM: &str = "tonic-rdma parameter-server";
+
 /// Measures, and shows the results.
 pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     // A bad variable or provider is refused before the measuring.
     Rdma::new(&options.provider)?;
+    if let Some(address) = &options.listen {
+        let listener = Listener::bind(PROGRAM, address, &End::this())?;
+        return process::serve_callers(listener, PROGRAM, options.limit, |request| {
+            meter::admit(request, options)
+        });
+    }
     output::check_files(&[("--json", options.json.as_deref())])?;
     let cells = meter::cells(options)?;
+    let this = End::this();
+    let host = options.server.as_ref().map(|address| Host::call(PROGRAM, address, &this)).transpose()?;
+    let ends = host.as_ref().map(|host| Ends::new(this, host)).transpose()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("can't start a runtime")?;
     let progress = progress_bar(0);
-    let mut meter = TrainingMeter::new(options, cores::allowed(), progress.clone());
+    let mut meter = TrainingMeter::new(options, host.as_ref(), progress.clone());
     let rows = runtime.block_on(async {
         tokio::select! {
             biased;
@@ -54,7 +69,7 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     });
     progress.finish_and_clear();
     let rows = rows?;
-    show::show(options, &TrainingFacts::new(options, &meter), &rows)
+    show::show(options, &TrainingFacts::new(options, &meter, ends), &rows)
 }
 
 /// Runs the server process, which [`run`] starts.

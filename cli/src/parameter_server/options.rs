@@ -2,6 +2,7 @@
 //! that options ask for.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::measure::transport::{Rdma, parse_provider};
 use crate::workload::{Model, Shard, Variable};
 
 /// The largest number of worker processes.
-const MAX_WORKERS: u64 = 8;
+pub(crate) const MAX_WORKERS: u64 = 8;
 /// The largest number of mini-batches of a trial.
 pub(crate) const MAX_STEPS: u32 = 10_000;
 /// The largest number of calls in flight.
@@ -52,6 +53,8 @@ Examples:
   tonic-rdma parameter-server --models gru --duration 0.5        in a few seconds
   tonic-rdma parameter-server --models vgg16,lstm --workers 1,2,4
   tonic-rdma parameter-server --compute wait,work --batch 1,8,32,64   figure 9 of the paper
+  tonic-rdma parameter-server --listen 10.0.0.1:7000             on one of two hosts: the servers
+  tonic-rdma parameter-server --server 10.0.0.1:7000             on the other host: the workers, and the table
   tonic-rdma parameter-server --models lstm --workers 1,2,4,8 --servers workers --compute wait --compute-scale workers";
 
 /// The options of `parameter-server`.
@@ -118,6 +121,23 @@ pub(crate) struct ParameterServerOptions {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(crate) json: Option<PathBuf>,
+    /// Run the server processes of runs on another host, for one caller at a time, until a signal comes. Takes
+    /// --provider and --limit; the caller has the other options
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = [
+        "models", "workers", "servers", "compute", "batch", "compute_scale", "modes", "duration", "steps", "inflight", "consume", "http2",
+        "json", "server"
+    ])]
+    #[serde(skip)]
+    pub(crate) listen: Option<String>,
+    /// With --listen: the most memory that each server process may take, and as much registered memory
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, requires = "listen", default_value = "4GiB")]
+    #[serde(skip)]
+    pub(crate) limit: u64,
+    /// Run the server processes on the host where `tonic-rdma parameter-server --listen` runs, at this address,
+    /// and the workers here. --provider is of this end
+    #[arg(long, value_name = "HOST:PORT")]
+    #[serde(skip)]
+    pub(crate) server: Option<String>,
 }
 
 impl ParameterServerOptions {
@@ -211,6 +231,20 @@ pub(crate) struct ProcessJob {
     pub(crate) core: Option<usize>,
     /// The addresses of all servers, in their order, for a worker.
     pub(crate) servers: Vec<Addresses>,
+    /// The address to listen on.
+    pub(crate) ip: IpAddr,
+    /// The memory that a listening end grants, in bytes.
+    pub(crate) memory: Option<u64>,
+}
+
+/// What a client asks of a listening end: a server process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ServerRequest {
+    /// The arguments of its command line.
+    pub(crate) arguments: Vec<String>,
+    pub(crate) cell: TrainingCell,
+    /// The number of this server.
+    pub(crate) number: usize,
 }
 
 impl ProcessJob {
@@ -230,7 +264,8 @@ impl ProcessJob {
         // A worker knows its servers, and a server serves all workers.
         let peers = if self.servers.is_empty() { workers } else { self.servers.len() };
         let longest = model.variables().iter().map(Variable::bytes).max().unwrap_or(0);
-        Ok(Some(Rdma::new(&self.options.provider)?.for_load(peers as u32, longest)))
+        let rdma = Rdma::new(&self.options.provider)?.for_load(peers as u32, longest);
+        Ok(Some(self.memory.map_or(rdma.clone(), |bytes| rdma.at_most(bytes))))
     }
 
     /// Returns the share of the model that this server holds.
@@ -323,7 +358,7 @@ const LEAST_SCALE: f64 = 0.001;
 const MOST_SCALE: f64 = 100.0;
 
 /// The largest number of server processes: each of them holds a variable of each model.
-const MAX_SERVERS: u64 = 8;
+pub(crate) const MAX_SERVERS: u64 = 8;
 
 /// A number, or a multiple of the number of workers: the settings `--servers` and `--compute-scale`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

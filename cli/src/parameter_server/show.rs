@@ -7,7 +7,7 @@ use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, Named as _, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::measure::machine::{Costs, Environment};
+use crate::measure::machine::{Costs, Ends, Environment};
 use crate::measure::report::{Column, Report, column};
 use crate::measure::settings::Consume;
 use crate::parameter_server::meter::{Outcome, ROUNDS, TrainingMeter};
@@ -42,6 +42,9 @@ fn report<'a, F>(
 /// The facts about a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TrainingFacts {
+    /// Both ends of a run between two hosts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ends: Option<Ends>,
     #[serde(flatten)]
     environment: Environment,
     http2: String,
@@ -75,8 +78,13 @@ struct TensorChecks {
 
 impl TrainingFacts {
     /// Collects the facts once the run is over.
-    pub(crate) fn new(options: &ParameterServerOptions, meter: &TrainingMeter<'_>) -> Self {
+    pub(crate) fn new(
+        options: &ParameterServerOptions,
+        meter: &TrainingMeter<'_>,
+        ends: Option<Ends>,
+    ) -> Self {
         Self {
+            ends,
             environment: Environment::new(meter.provider.clone(), Costs::measure()),
             http2: options.http2.name(),
             inflight: options.inflight,
@@ -130,7 +138,8 @@ impl TrainingFacts {
                 format!("the times of table 2 of the paper × {scale}; a worker does not transfer meanwhile");
             lines.push(("computing", text));
         }
-        self.environment.with("all", lines)
+        let first = self.ends.iter().flat_map(Ends::lines);
+        first.chain(self.environment.with("all", lines)).collect()
     }
 }
 

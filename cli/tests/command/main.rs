@@ -9,6 +9,7 @@ mod compare;
 mod conditions;
 mod devices;
 mod direction;
+mod hosts;
 mod input;
 mod parameter_server;
 mod probe;

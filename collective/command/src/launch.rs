@@ -101,6 +101,9 @@ fn measure(options: &Options, ranks: usize, results: &mut Results) -> Result<(),
                     "rank {rank} of {ranks} wrote {line:?}, which is no report"
                 )));
             }
+            Event::Lost(reason) | Event::Refused { reason, .. } => {
+                return Err(failed(rank, reason, done, &events));
+            }
             Event::Ended(_) if done[rank] => {}
             Event::Ended(status) => {
                 return Err(failed(rank, format!("its process {}", how_ended(status)), done, &events));

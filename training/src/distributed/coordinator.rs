@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use serde::de::DeserializeOwned;
+use tonic_rdma_commands::process::Child;
 use tonic_rdma_commands::{Context as _, Failure};
 
 use super::outcome::{Comparison, Death, ModeResult, Point};
@@ -49,7 +50,7 @@ impl<'a> Coordinator<'a> {
     fn start(job: &'a Options, shape: JobShape) -> Result<Self, Failure> {
         let (processes, events) = start(shape.parts(), job, |_, _| {})?;
         for (part, process) in processes.iter().enumerate() {
-            say(&format!("{} is process {}", shape.name(part), process.id()));
+            say(&format!("{} is {}", shape.name(part), process.place()));
         }
         let members = (0..shape.parts()).collect();
         let parts = Parts { processes, events, deadline: job.deadline, silence: SILENCE };
@@ -254,8 +255,8 @@ impl<'a> Coordinator<'a> {
 
     /// Returns the name of a process by its first part, for people to read.
     fn name(&self, process: usize) -> String {
-        let id = self.parts.processes.get(process).map_or(0, |process| process.id());
-        format!("{} (process {id})", self.first.name(process))
+        let place = self.parts.processes.get(process).map_or_else(String::new, Child::place);
+        format!("{} ({place})", self.first.name(process))
     }
 }
 

@@ -86,6 +86,11 @@ impl Parts {
                     answers.died.push((process, how_ended(status)));
                     continue;
                 }
+                Ok((process, Event::Lost(reason) | Event::Refused { reason, .. })) => {
+                    trouble.get_or_insert_with(Instant::now);
+                    answers.died.push((process, reason));
+                    continue;
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     for process in waiting {
                         *silent.entry(process).or_default() += TICK;

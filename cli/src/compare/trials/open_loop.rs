@@ -265,7 +265,7 @@ mod tests {
     use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
     use crate::compare::modes::mode::Mode;
     use crate::measure::settings::Http2;
-    use crate::measure::transport::tcp_listener;
+    use crate::measure::transport::{LOCALHOST, tcp_listener};
     use crate::workload::Workload;
 
     #[test]
@@ -317,7 +317,7 @@ mod tests {
 
     /// Offers ten operations at once, with one at a time in flight.
     async fn offer_ten(length: Duration) -> TrialOutcome {
-        let incoming = tcp_listener().unwrap();
+        let incoming = tcp_listener(LOCALHOST).unwrap();
         let address = incoming.local_addr().unwrap();
         let server = Server::builder().add_service(TransferServer::new(Slow));
         tokio::spawn(server.serve_with_incoming(incoming));

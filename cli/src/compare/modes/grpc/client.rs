@@ -343,7 +343,8 @@ pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Fa
 
 async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
     // A zero byte begins an abstract name.
-    let name = format!("\0{}", addresses.uds);
+    let name = addresses.uds.as_ref().ok_or_else(|| Failure::run("the server process has no Unix socket"))?;
+    let name = format!("\0{name}");
     let connector = tower::service_fn(move |_| {
         let name = name.clone();
         async move { UnixStream::connect(name).await.map(TokioIo::new) }

@@ -36,6 +36,8 @@ pub(crate) struct TransferService {
     awake: KeepAwake,
     /// The payloads of answers.
     source: Source,
+    /// The longest message, without which there is no limit.
+    longest: Option<usize>,
 }
 
 impl TransferService {
@@ -44,22 +46,31 @@ impl TransferService {
         Self { reduces, ..Self::default() }
     }
 
+    /// Returns the service with a limit on messages: `payload` bytes, and what is beside the payload.
+    pub(crate) fn up_to(self, payload: u64) -> Self {
+        const BESIDE: u64 = 1 << 20;
+        let longest = usize::try_from(payload.saturating_add(BESIDE)).ok();
+        let source = Source { longest, ..self.source };
+        Self { longest, source, ..self }
+    }
+
     /// Returns the service with payloads from `source` in its answers.
     pub(crate) fn with(self, source: Source) -> Self {
+        let source = Source { longest: self.longest, ..source };
         Self { source, ..self }
     }
 
-    /// Returns the service for single payloads as a tonic server without limits on message sizes.
+    /// Returns the service for single payloads as a tonic server.
     pub(crate) fn transfer(&self) -> TransferServer<Self> {
         TransferServer::new(self.clone())
-            .max_decoding_message_size(usize::MAX)
+            .max_decoding_message_size(self.longest.unwrap_or(usize::MAX))
             .max_encoding_message_size(usize::MAX)
     }
 
-    /// Returns the service for all else as a tonic server without limits on message sizes.
+    /// Returns the service for all else as a tonic server.
     pub(crate) fn exchange(&self) -> ExchangeServer<Self> {
         ExchangeServer::new(self.clone())
-            .max_decoding_message_size(usize::MAX)
+            .max_decoding_message_size(self.longest.unwrap_or(usize::MAX))
             .max_encoding_message_size(usize::MAX)
     }
 }
@@ -143,6 +154,8 @@ pub(crate) struct Source {
     made: Arc<Mutex<Option<Content>>>,
     /// Whether the content lies in registered memory.
     registers: bool,
+    /// The longest payload, without which there is no limit.
+    longest: Option<usize>,
 }
 
 impl Source {
@@ -153,7 +166,7 @@ impl Source {
 
     /// Makes a source of buffers of `content`.
     pub(crate) fn over(content: Content) -> Self {
-        Self { made: Arc::new(Mutex::new(Some(content))), registers: false }
+        Self { made: Arc::new(Mutex::new(Some(content))), ..Self::default() }
     }
 
     /// Returns the payload of `seed`, a part of the content of `origin`. The first call for a content makes
@@ -161,6 +174,9 @@ impl Source {
     fn payload(&self, origin: u64, seed: u64, bytes: u64) -> Result<Bytes, Status> {
         let no_memory = || Status::resource_exhausted(format!("there is no memory for {bytes} bytes"));
         let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
+        if self.longest.is_some_and(|longest| bytes > longest) {
+            return Err(Status::resource_exhausted(format!("{bytes} bytes are more than this run has")));
+        }
         let mut made = lock(&self.made);
         let kept = made.as_ref().filter(|content| content.seed() == origin);
         if let Some(buffer) = kept.and_then(|content| content.buffer(seed, bytes)) {
@@ -304,7 +320,7 @@ mod tests {
     use crate::compare::operations::Operations;
     use crate::compare::plan::Direction;
     use crate::measure::settings::Http2;
-    use crate::measure::transport::tcp_listener;
+    use crate::measure::transport::{LOCALHOST, tcp_listener};
     use crate::workload::Workload;
 
     /// A service whose answers have a wrong byte, or are too short.
@@ -340,7 +356,7 @@ mod tests {
     }
 
     async fn caller(exchange: ExchangeServer<impl Exchange>, operations: &Operations) -> GrpcCaller {
-        let incoming = tcp_listener().unwrap();
+        let incoming = tcp_listener(LOCALHOST).unwrap();
         let address = incoming.local_addr().unwrap();
         tokio::spawn(Server::builder().add_service(exchange).serve_with_incoming(incoming));
         let channel = client::tcp(address, Http2::Default).await.unwrap();

@@ -17,7 +17,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{CallPayload, Form, Operation, Operations};
 use crate::compare::plan::Direction;
 use crate::measure::settings::Http2;
-use crate::measure::transport::{Encode, tcp_listener};
+use crate::measure::transport::{Encode, LOCALHOST, tcp_listener};
 use crate::workload::Workload;
 
 /// Starts a service in this process and returns its address.
@@ -26,7 +26,7 @@ fn serve() -> SocketAddr {
 }
 
 fn serve_with(service: TransferService) -> SocketAddr {
-    let incoming = tcp_listener().unwrap();
+    let incoming = tcp_listener(LOCALHOST).unwrap();
     let address = incoming.local_addr().unwrap();
     let server = Server::builder().add_service(service.transfer()).add_service(service.exchange());
     tokio::spawn(server.serve_with_incoming(incoming));

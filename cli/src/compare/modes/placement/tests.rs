@@ -20,7 +20,7 @@ use crate::compare::modes::placement::geometry::Discrepancy;
 use crate::compare::modes::placement::{PlacementCaller, PlacementService};
 use crate::compare::operations::{Operation, Operations, Position};
 use crate::measure::settings::{Consume, Http2};
-use crate::measure::transport::{Rdma, tcp_listener};
+use crate::measure::transport::{LOCALHOST, Rdma, tcp_listener};
 use crate::workload::{Mix, Model, Workload};
 
 /// Starts a receiver in this process, and returns its control connection and its device.
@@ -28,7 +28,7 @@ async fn serve() -> (Rdma, tonic::transport::Channel, String) {
     let rdma = Rdma::new("soft").unwrap();
     let device = rdma.tensor_device().bind("127.0.0.1:0").await.unwrap();
     let endpoint = device.endpoint();
-    let incoming = tcp_listener().unwrap();
+    let incoming = tcp_listener(LOCALHOST).unwrap();
     let address = incoming.local_addr().unwrap();
     let service = PlacementServer::new(PlacementService::new(device, Consume::Auto));
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
