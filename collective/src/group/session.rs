@@ -26,7 +26,7 @@ use tonic_rdma_tensor::unstable::admit_only_ranks;
 use tonic_rdma_tensor::unstable::bootstrap::{
     self, Bootstrap, JoinError, MemberInfo, OwnRuntime, VERSION, fresh_key,
 };
-use tonic_rdma_tensor::{Channel, DeviceBuilder, RdmaDevice, TensorError};
+use tonic_rdma_tensor::{Channel, DeviceBuilder, RdmaDevice, TensorError, TensorErrorKind};
 
 #[cfg(feature = "_tls-any")]
 use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
@@ -40,6 +40,9 @@ const MAX_LINKS: usize = 1024;
 /// How long a rank that lives may take to let another one watch it, and the pause before it is asked again.
 const WATCH: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// What can be done about ranks that have no common RDMA device.
+const NO_RDMA: &str = "; ranks move elements by RDMA alone, and `tonic-rdma devices` lists the devices of each host. Between hosts each needs                        a network device (RDMA_DEVICE names it) and the feature ibverbs; without a card, Soft-RoCE is one:                        rdma link add rxe0 type rxe netdev INTERFACE. Within a host the software device needs RDMA_POLICY other than tcp-only";
 
 /// The session of one rank.
 #[derive(Debug)]
@@ -256,8 +259,10 @@ async fn mesh(
         opening.spawn(async move {
             let _permit = permits.acquire_owned().await;
             let channel = open(&device, &address, until).await;
-            let channel =
-                channel.map_err(|error| setup(format!("no channel to rank {rank} at {address}: {error}")))?;
+            let channel = channel.map_err(|error| {
+                let hint = if error.kind() == TensorErrorKind::NoRdma { NO_RDMA } else { "" };
+                setup(format!("no channel to rank {rank} at {address}: {error}{hint}"))
+            })?;
             Ok::<_, CollectiveError>((rank, RemoteRank { channel, peer }))
         });
     }

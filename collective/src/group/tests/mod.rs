@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::free_address;
+use tonic_rdma::{Config, Policy};
 
 use super::agreement::Proposal;
 use super::proto::Report;
@@ -74,6 +75,28 @@ fn shrink_all(groups: BTreeMap<usize, Group>) -> BTreeMap<usize, Result<Group, C
         })
         .collect();
     threads.into_iter().map(|(original, thread)| (original, thread.join().unwrap())).collect()
+}
+
+/// Rank 1 forbids RDMA, as if it were on a host that has no device in common with that of rank 0.
+#[test]
+fn ranks_without_a_common_device_end_at_once_with_the_reason_and_what_to_do() {
+    let address = free_address();
+    let join = |rank: usize, policy| {
+        let launch = Launch::new(rank, 2, &address).job("test");
+        let config = Some(Config::default().policy(policy));
+        // Far longer than a hang: who waits for the time limit of the set-up fails this test.
+        let settings = Settings { config, bootstrap_timeout: 100 * HANG, ..settings() };
+        thread::spawn(move || block_on(Group::join(launch, settings)))
+    };
+    let ranks = [join(0, Policy::Prefer), join(1, Policy::TcpOnly)];
+    for (rank, joined) in ranks.into_iter().enumerate() {
+        let error = joined.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), CollectiveErrorKind::Setup);
+        for said in [&format!("rank {}", 1 - rank), "no RDMA to ", "tcp-only", "RDMA_DEVICE", "rdma link add"]
+        {
+            assert!(error.reason().contains(said), "{said:?} is missing at rank {rank}: {error}");
+        }
+    }
 }
 
 #[test]
