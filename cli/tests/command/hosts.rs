@@ -232,7 +232,8 @@ fn what_a_caller_may_ask_for_has_limits() {
     let mut server = Listening::start("compare", &["--limit", "64MiB"]);
     let call = |arguments: &[&str]| run(&[&["compare", "--server", &server.address], arguments].concat());
     let refusal = call(&["--modes", "grpc-tcp", "--sizes", "32MiB", "--inflight", "8"]);
-    refused(&refusal, 2, &["server process", "--limit of the listening end", "64 MiB"]);
+    refused(&refusal, 2, &["server process", "--limit of the listening end", "64.0 MiB"]);
+    server.says(" has left after ");
     // A caller that is none of ours. Its options are parsed as those of a command line, and it chooses no file
     // and no program.
     let mut stream = server.take_the_seat();
@@ -254,7 +255,7 @@ fn what_a_caller_may_ask_for_has_limits() {
         let answer = lines.find(|line| line != r#""alive""#).unwrap();
         assert!(answer.contains("refused") && answer.contains(said), "{answer}");
     }
-    drop(stream);
+    drop((stream, lines));
     server.says(" has left after ");
     server.measured_by("compare", &[&["--modes", "grpc-tcp,grpc-native,rdma-cp"], &SHORT[..]].concat());
 }
