@@ -15,7 +15,7 @@ use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment,
 /// The regions and buffers that requests of one protection domain use, for all queue pairs of the domain.
 /// Each of their slabs is registered once, without rights for peers.
 ///
-/// What the peer of the domain gets rights to without a window lies in slabs of its own ([`PeerSlabs`]): what
+/// What the peer of the domain gets rights to without a window lies in slabs of its own (`PeerSlabs`): what
 /// it may read, and what it may write. Where a device [opens sinks](ProtectionDomain::opens_sinks) to peers,
 /// READs go to such slabs too, and their bytes are copied into the region afterwards.
 #[derive(Debug)]
@@ -150,7 +150,7 @@ impl PeerSlabs {
     }
 }
 
-/// A region of [`PeerSlabs`], and the registration of its slab.
+/// A region of `PeerSlabs`, and the registration of its slab.
 #[derive(Debug)]
 pub(crate) struct PeerRegion {
     pub(crate) shared: SharedRegion,
