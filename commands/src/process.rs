@@ -313,6 +313,15 @@ impl Child {
         }
     }
 
+    /// Takes the child's stdin, unless it is closed or at another host.
+    #[cfg(feature = "remote")]
+    pub(crate) fn take_stdin(&mut self) -> Option<ChildStdin> {
+        match &mut self.whereabouts {
+            Whereabouts::Here { stdin, .. } => stdin.take(),
+            Whereabouts::There(_) => None,
+        }
+    }
+
     /// Closes the child's stdin, and waits until it has ended, at most this long. Returns its status, or
     /// kills it and returns nothing.
     pub fn end(&mut self, limit: Duration) -> Option<ExitStatus> {

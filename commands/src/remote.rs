@@ -20,7 +20,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAdd
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -41,14 +41,19 @@ const SILENCE: Duration = Duration::from_secs(15);
 const GREETING: Duration = Duration::from_secs(5);
 /// Longest hello, and longest message of a caller, in bytes.
 const LONGEST_HELLO: usize = 64 << 10;
-const LONGEST_REQUEST: u64 = 1 << 20;
+const LONGEST_REQUEST: u64 = 128 << 10;
 /// Longest message of a child, in bytes.
 const LONGEST_REPORT: u64 = 256 << 20;
 /// The largest number of callers that are greeted at once, and of children of a caller.
 const MOST_GREETED: usize = 16;
-const MOST_CHILDREN: usize = 16;
-/// Messages of a caller that wait.
-const WAITING: usize = 64;
+const MOST_CHILDREN: usize = 8;
+/// Messages of a caller that wait, and lines that a child has not read.
+const WAITING: usize = 4;
+const UNREAD: usize = 64;
+/// Time for an end by a signal. After that the process ends in any case.
+const ENDING: Duration = Duration::from_secs(5);
+/// Longest text of a refusal, in characters.
+const LONGEST_REASON: usize = 1000;
 
 /// The first line of a caller.
 #[derive(Debug, Serialize, Deserialize)]
@@ -112,16 +117,15 @@ struct Sender {
 impl Sender {
     fn new(stream: &TcpStream) -> io::Result<Arc<Self>> {
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(SILENCE))?;
         Ok(Arc::new(Self { stream: Mutex::new(stream.try_clone()?) }))
     }
 
-    /// Sends a message. A connection that does not take it ends.
+    /// Sends a message. A connection that does not take all of it in time ends.
     fn send(&self, message: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         let mut stream = lock(&self.stream);
-        let sent = stream.write_all(&line);
+        let sent = write_within(&mut stream, &line, SILENCE);
         if sent.is_err() {
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -145,6 +149,25 @@ impl Sender {
     }
 }
 
+/// Writes all bytes within `limit`.
+fn write_within(stream: &mut TcpStream, mut bytes: &[u8], limit: Duration) -> io::Result<()> {
+    let end = Instant::now() + limit;
+    while !bytes.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Hands each message to `each` until the connection ends. Returns why it ended.
 fn receive<M: DeserializeOwned>(stream: &TcpStream, longest: u64, mut each: impl FnMut(M)) -> String {
     if let Err(error) = stream.set_read_timeout(Some(SILENCE)) {
@@ -155,6 +178,9 @@ fn receive<M: DeserializeOwned>(stream: &TcpStream, longest: u64, mut each: impl
         line.clear();
         match stream.by_ref().take(longest).read_until(b'\n', &mut line) {
             Ok(0) => return "it closed the connection".to_owned(),
+            Ok(length) if length as u64 == longest && line.last() != Some(&b'\n') => {
+                return format!("it sent a line of more than {longest} bytes");
+            }
             Ok(_) => {}
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 return format!("it said nothing for {} s", SILENCE.as_secs());
@@ -285,12 +311,12 @@ impl Listener {
                 }
                 (Happening::Told(told), Some(session)) => session.carry_out(told, &mut start)?,
                 (Happening::Gone(reason), session) => {
-                    if let Some(Session { caller, since, children, .. }) = session.take() {
+                    let left = session.take().map(|Session { caller, since, children, .. }| {
                         drop(children);
-                        let took = since.elapsed().as_secs_f64();
-                        report_line(format!("{caller} has left after {took:.1} s: {reason}"))?;
-                    }
+                        format!("{caller} has left after {:.1} s: {reason}", since.elapsed().as_secs_f64())
+                    });
                     *lock(&seat) = None;
+                    left.map_or(Ok(()), report_line)?;
                 }
                 (Happening::Told(_), None) => {}
             }
@@ -318,8 +344,15 @@ fn end_by_signals(happenings: SyncSender<Happening>) -> Result<(), Failure> {
                 _ = terminate.recv() => {}
             }
         });
-        // It fails only if nothing is served any more.
-        let _ = happenings.send(Happening::Signal);
+        // It fails if nothing is served any more, or if messages of a caller wait.
+        if let Err(TrySendError::Full(signal)) = happenings.try_send(Happening::Signal) {
+            let late = move || drop(happenings.send(signal));
+            drop(thread::Builder::new().name("signal".to_owned()).spawn(late));
+        }
+        // The children end when their stdin does.
+        thread::sleep(ENDING);
+        let _ = report_line("ended by a signal, before all processes had ended");
+        std::process::exit(1);
     };
     thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop).context(failed)
 }
@@ -327,13 +360,14 @@ fn end_by_signals(happenings: SyncSender<Happening>) -> Result<(), Failure> {
 fn accept_all(listener: &TcpListener, greeter: &Greeter) {
     let greeted = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
-        let Ok(stream) = stream else {
+        let Ok(mut stream) = stream else {
             // Without descriptors, the next attempt would fail at once too.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
         if greeted.fetch_add(1, Ordering::AcqRel) >= MOST_GREETED {
             greeted.fetch_sub(1, Ordering::AcqRel);
+            refuse_one_of_many(&mut stream);
             continue;
         }
         let (greeter, count) = (greeter.clone(), Arc::clone(&greeted));
@@ -344,6 +378,18 @@ fn accept_all(listener: &TcpListener, greeter: &Greeter) {
         if thread::Builder::new().name("caller".to_owned()).spawn(serve).is_err() {
             greeted.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+}
+
+/// Says that too many callers are greeted. The buffer of a new connection has room for that.
+fn refuse_one_of_many(stream: &mut TcpStream) {
+    let reason = format!("{MOST_GREETED} callers say at this moment what they are: call again");
+    if stream.set_nonblocking(true).is_ok()
+        && let Ok(mut line) = serde_json::to_vec(&Greeting::Refused(reason))
+    {
+        line.push(b'\n');
+        // The caller may have gone.
+        let _ = stream.write_all(&line);
     }
 }
 
@@ -368,7 +414,11 @@ impl Greeter {
         let _ = report_line(format!("{caller} calls: {}", one_line(&about)));
         let facts = self.facts;
         let welcomed = sender.send(&Greeting::Welcome { facts, clock: clock() });
-        if self.happenings.send(Happening::Called(caller, local.ip(), Arc::clone(&sender))).is_err() {
+        if self
+            .happenings
+            .send(Happening::Called(caller, local.ip().to_canonical(), Arc::clone(&sender)))
+            .is_err()
+        {
             return;
         }
         let reason = match welcomed.and_then(|()| sender.keep_alive(Said::Alive)) {
@@ -451,7 +501,15 @@ struct Session {
     ip: IpAddr,
     sender: Arc<Sender>,
     since: Instant,
-    children: BTreeMap<u32, Child>,
+    children: BTreeMap<u32, Served>,
+}
+
+/// A child of the caller. A thread writes the lines for it, because the child may not read them.
+struct Served {
+    /// Dropped first, so that the thread's write fails.
+    _process: Child,
+    /// `None` after the caller has closed the child's stdin.
+    lines: Option<SyncSender<String>>,
 }
 
 impl Session {
@@ -465,13 +523,15 @@ impl Session {
         match told {
             Told::Alive => {}
             Told::Line { child, line } => {
-                if let Some(child) = self.children.get_mut(&child) {
-                    child.send_line(line);
+                let served = self.children.get(&child).and_then(|served| served.lines.as_ref());
+                if let Some(Err(TrySendError::Full(_))) = served.map(|lines| lines.try_send(line)) {
+                    report_line(format!("{}: ends a process that reads nothing", self.caller))?;
+                    self.children.remove(&child);
                 }
             }
             Told::Close { child } => {
-                if let Some(child) = self.children.get_mut(&child) {
-                    child.close();
+                if let Some(served) = self.children.get_mut(&child) {
+                    served.lines = None;
                 }
             }
             Told::Kill { child } => drop(self.children.remove(&child)),
@@ -480,7 +540,7 @@ impl Session {
                 match self.start(child, &name, &request, start) {
                     Ok(what) => report_line(format!("{}: starts {what}", self.caller))?,
                     Err(failure) => {
-                        let reason = failure.with_causes();
+                        let reason: String = failure.with_causes().chars().take(LONGEST_REASON).collect();
                         report_line(format!("{}: starts nothing: {reason}", self.caller))?;
                         let _ = self.sender.send(&Said::Refused { child, reason, usage: failure.is_usage() });
                     }
@@ -518,7 +578,15 @@ impl Session {
             };
             sender.send(&said).is_ok()
         };
-        self.children.insert(number, Child::start(&name, command, sink)?);
+        let mut process = Child::start(&name, command, sink)?;
+        let (lines, unread) = sync_channel::<String>(UNREAD);
+        if let Some(mut stdin) = process.take_stdin() {
+            // The end of the child, or of its lines, ends the thread.
+            let write =
+                move || unread.iter().try_for_each(|line| stdin.write_all(format!("{line}\n").as_bytes()));
+            thread::Builder::new().name(name.clone()).spawn(write).context("can't start a thread")?;
+        }
+        self.children.insert(number, Served { _process: process, lines: Some(lines) });
         Ok(format!("{name}: {what}"))
     }
 }

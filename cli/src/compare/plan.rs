@@ -322,6 +322,19 @@ fn cells(options: &CompareOptions) -> Vec<Cell> {
     cells
 }
 
+impl CompareOptions {
+    /// Returns a bound of the number of cells that the lists name, without making the cells.
+    pub(crate) fn cells_at_most(&self) -> usize {
+        fn length<T>(list: &Option<List<T>>) -> usize {
+            list.as_ref().map_or(0, |list| list.0.len())
+        }
+        let loads = length(&self.sizes).saturating_add(length(&self.workload));
+        [loads, length(&self.inflight), length(&self.rate)]
+            .into_iter()
+            .fold(1, |cells: usize, length| cells.saturating_mul(length.max(1)))
+    }
+}
+
 fn items<T: Copy>(list: &Option<List<T>>) -> impl Iterator<Item = T> {
     list.iter().flat_map(|list| list.0.iter().copied())
 }

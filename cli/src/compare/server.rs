@@ -291,6 +291,9 @@ fn command(job: &ServerJob) -> Result<Command, Failure> {
     Ok(command)
 }
 
+/// Most cells of a caller's run.
+const MOST_CELLS: usize = 1000;
+
 /// Serves the callers of `address`, until a signal comes.
 pub(crate) fn listen_for_callers(address: &str, options: &CompareOptions) -> Result<(), Failure> {
     Rdma::new(&options.provider)?;
@@ -307,6 +310,11 @@ fn admit(request: &ChildRequest, options: &CompareOptions) -> Result<(String, Co
     let asked: CompareOptions = process::parse_arguments(&arguments)?;
     if asked.connections.is_some() || asked.container || asked.listen.is_some() {
         return Err(Failure::usage("--connections, --container and --listen are for one host"));
+    }
+    if asked.cells_at_most() > MOST_CELLS {
+        return Err(Failure::usage(format!(
+            "a listening end measures at most {MOST_CELLS} cells in one run"
+        )));
     }
     let plan = Plan::new(&asked)?;
     let too_much =

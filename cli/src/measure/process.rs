@@ -315,7 +315,8 @@ pub(crate) fn own_arguments() -> Result<Vec<String>, Failure> {
 pub(crate) fn limit_memory(bytes: u64) -> Result<(), Failure> {
     /// Address space that the allocator and threads reserve, and mostly don't use.
     const RESERVED: u64 = 4 << 30;
-    let bytes = Some(bytes.saturating_add(RESERVED));
+    let hardest = getrlimit(Resource::Data).maximum.unwrap_or(u64::MAX);
+    let bytes = Some(bytes.saturating_add(RESERVED).min(hardest));
     let limit = Rlimit { current: bytes, maximum: bytes };
     setrlimit(Resource::Data, limit).context("can't limit the memory of this process")
 }
@@ -327,6 +328,10 @@ pub(crate) fn serve_callers(
     limit: u64,
     admit: impl FnMut(&Request) -> Result<(String, Command), Failure>,
 ) -> Result<(), Failure> {
+    // Registered memory has this least limit.
+    if limit < 1 << 20 {
+        return Err(Failure::usage(format!("--limit: {limit} B is less than 1MiB")));
+    }
     let (address, limit) = (listener.address(), units::rough_size(limit));
     if address.ip().is_unspecified() {
         tracing::warn!(
@@ -334,7 +339,7 @@ pub(crate) fn serve_callers(
         );
     }
     kit::report_line(format!(
-        "listening on {address} for {program} --server {address}: one caller at a time, up to {limit} of memory for each of its processes"
+        "listening on {address} for {program} --server {address}: one caller at a time, messages and registered memory up to {limit} for each of its processes"
     ))?;
     listener.serve(admit)
 }

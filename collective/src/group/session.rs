@@ -42,7 +42,12 @@ const WATCH: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What can be done about ranks that have no common RDMA device.
-const NO_RDMA: &str = "; ranks move elements by RDMA alone, and `tonic-rdma devices` lists the devices of each host. Between hosts each needs                        a network device (RDMA_DEVICE names it) and the feature ibverbs; without a card, Soft-RoCE is one:                        rdma link add rxe0 type rxe netdev INTERFACE. Within a host the software device needs RDMA_POLICY other than tcp-only";
+const NO_RDMA: &str = concat!(
+    "; ranks move elements by RDMA alone, and `tonic-rdma devices` lists the devices of each host. Between hosts each ",
+    "needs a network device (RDMA_DEVICE names it) and the feature ibverbs; without a card, Soft-RoCE is one: ",
+    "rdma link add rxe0 type rxe netdev INTERFACE. Within a host the software device needs RDMA_POLICY other than ",
+    "tcp-only"
+);
 
 /// The session of one rank.
 #[derive(Debug)]
