@@ -11,7 +11,7 @@ use crate::error::TensorError;
 use crate::types::Tensor;
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::VerbsError;
-use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion};
+use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion, SharedRegion};
 use tonic_rdma_verbs::unstable::{LocalMemory, RegionPool, lock};
 
 /// The regions of a device: for tensors that arrive, for copies of tensors that are sent, and for slots and
@@ -78,6 +78,19 @@ impl RegionCache {
     /// Returns a region of `length` bytes, zeroed, for any use.
     pub(crate) fn allocate(&self, length: usize) -> Result<MemRegion, TensorError> {
         self.obtain(|| self.readable.take_zeroed(length))
+    }
+
+    /// Copies the first `length` bytes of a tensor that has arrived. Its share is used up, so it must not be lost:
+    /// if the budget has no room, the copy lies in ordinary memory.
+    pub(crate) fn copy_out_of(&self, region: &SharedRegion, length: u64) -> Result<Bytes, TensorError> {
+        let bytes = length as usize;
+        if let Ok(mut copy) = self.take(length) {
+            region.copy_out(0, &mut copy[..bytes]).map_err(TensorError::local)?;
+            return Ok(freeze(copy, length));
+        }
+        let mut copy = vec![0; bytes];
+        region.copy_out(0, &mut copy).map_err(TensorError::local)?;
+        Ok(copy.into())
     }
 
     /// Takes memory. If the budget has no room for it, first lets the keepers of the whole device give

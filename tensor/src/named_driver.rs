@@ -63,7 +63,8 @@ impl NamedTensors {
     ) -> Result<(), TensorError> {
         match frame {
             Frame::Request(request) => {
-                self.offers.with(|provider| provider.handle_request(self.peer, &request, Instant::now()));
+                let now = Instant::now();
+                self.offers.for_peer(self.peer, |provider| provider.handle_request(self.peer, &request, now));
             }
             Frame::Cancel { request_id } => {
                 self.offers.with(|provider| provider.handle_cancel(self.peer, request_id, Instant::now()));
@@ -203,6 +204,18 @@ impl NamedProvider {
         self.outbox.add(change(&mut provider));
         drop(provider);
         self.run();
+    }
+
+    /// Changes the provider for a peer, unless its link has ended: a thread may still handle a frame of it then.
+    fn for_peer(
+        &self,
+        peer: PeerId,
+        change: impl FnOnce(&mut Provider<Payload>) -> Vec<ProviderAction<Payload>>,
+    ) {
+        self.with(|provider| match lock(&self.links).contains_key(&peer) {
+            true => change(provider),
+            false => Vec::new(),
+        });
     }
 
     fn run(&self) {
@@ -531,18 +544,12 @@ impl NamedRequester {
                 // The peer's right to write has ended, so the bytes do not change any more. Otherwise the right
                 // would hold another reference to the memory.
                 drop(sink.grant);
-                let region = match sink.memory.try_into_region() {
-                    Ok(region) => region,
+                let bytes = match sink.memory.try_into_region() {
+                    Ok(region) => freeze(region, metadata.bytes),
                     // The peer keeps its right to write to this memory, so the program gets a copy.
-                    Err(open) if open.stays_open() => {
-                        let mut region = self.region_cache.take(metadata.bytes)?;
-                        open.copy_out(0, &mut region[..metadata.bytes as usize])
-                            .map_err(TensorError::local)?;
-                        region
-                    }
+                    Err(open) if open.stays_open() => self.region_cache.copy_out_of(&open, metadata.bytes)?,
                     Err(_) => return Err(TensorError::other("another reference to the sink is left")),
                 };
-                let bytes = freeze(region, metadata.bytes);
                 if let Some(expected) = checksum {
                     verify(request_id, &bytes, expected).map_err(TensorError::local)?;
                 }

@@ -212,8 +212,10 @@ impl Queue {
         if needed > wanted.into() {
             return Err(full(*limit, None));
         }
-        self.completions.resize(wanted).map_err(|reason| full(participants.capacity, Some(reason)))?;
-        participants.capacity = wanted;
+        // There may be memory for what is needed, and not for more.
+        let resize = |size: u32| self.completions.resize(size).map(|()| size);
+        let resized = resize(wanted).or_else(|_| resize(needed as u32));
+        participants.capacity = resized.map_err(|reason| full(participants.capacity, Some(reason)))?;
         Ok(())
     }
 

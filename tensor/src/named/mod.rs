@@ -120,13 +120,14 @@ pub(crate) struct ProviderSettings {
 }
 
 impl Default for ProviderSettings {
-    /// Returns the defaults: 16 384 offers of 16 GiB together, 1 024 requests of each peer, one minute for a
-    /// request, and ten minutes for an offer.
+    /// Returns the defaults: 16 384 offers of 16 GiB together, 2 048 requests of each peer, one minute for a
+    /// request, and ten minutes for an offer. A peer has 1 024 requests at a time, and sees the end of a write
+    /// before this side does.
     fn default() -> Self {
         Self {
             max_offers: 16_384,
             max_bytes: 16 << 30,
-            max_requests_per_peer: 1_024,
+            max_requests_per_peer: 2_048,
             max_remembered: 4_096,
             request_timeout: Some(Duration::from_secs(60)),
             offer_timeout: Some(Duration::from_secs(600)),

@@ -173,7 +173,7 @@ impl<S> Requester<S> {
         let pairs = self.settings.queue_pairs.max(1);
         let request_id = RequestId(self.next * pairs + xxh3_64(name.as_bytes()) % pairs);
         let oldest = self.requests.keys().next();
-        if let Some(&oldest) = oldest.filter(|oldest| request_id.0 - oldest.0 >= Self::SPAN) {
+        if let Some(&oldest) = oldest.filter(|oldest| (self.next + 1) * pairs - oldest.0 > Self::SPAN) {
             return Err(RequestError::TooOld(oldest));
         }
         self.next += 1;
@@ -523,7 +523,7 @@ pub(crate) enum RequestError {
         pending: usize,
     },
     /// A request waits for so long that its answer could be taken for that of the next request.
-    #[error("{0} waits for an answer, and 2^31 requests were made since")]
+    #[error("{0} waits for an answer, and the next number is 2^31 or more above")]
     TooOld(RequestId),
     /// The link has ended, for this reason.
     #[error("the link has ended: {0}")]

@@ -96,6 +96,7 @@ fn ranks_without_a_common_device_end_at_once_with_the_reason_and_what_to_do() {
         {
             assert!(error.reason().contains(said), "{said:?} is missing at rank {rank}: {error}");
         }
+        assert!(!error.reason().contains("  "), "{error}");
     }
 }
 

@@ -449,7 +449,34 @@ fn no_request_waits_for_longer_than_immediate_data_can_tell() {
     requester.count_from((1 << 31) - 1);
     requester.request("gain", 1).unwrap();
     let error = requester.request("gain", 2).unwrap_err();
-    assert_eq!(error.to_string(), "request 0 waits for an answer, and 2^31 requests were made since");
+    assert_eq!(error.to_string(), "request 0 waits for an answer, and the next number is 2^31 or more above");
     requester.handle_dead(RequestId(0)).unwrap();
     assert_eq!(requester.request("gain", 2).unwrap().0, RequestId(1 << 31));
+}
+
+/// The number of queue pairs need not divide 2^31.
+#[test]
+fn immediate_data_finds_its_request_among_those_of_three_queue_pairs() {
+    const PAIRS: u64 = 3;
+    let settings = RequesterSettings { queue_pairs: PAIRS, ..RequesterSettings::default() };
+    let names: Vec<_> = (0..100).map(|number| format!("tensor {number}")).collect();
+    let mut found = Requester::<&str>::new(settings);
+    let pair_of =
+        |requester: &mut Requester<&str>, name: &str| requester.request(name, 1).unwrap().0.0 % PAIRS;
+    let first = names.iter().find(|name| pair_of(&mut found, name) == 0).unwrap();
+    let mut requester = Requester::<&str>::new(settings);
+    let oldest = requester.request(first, 1).unwrap().0;
+    assert_eq!(oldest, RequestId(0));
+    requester.handle_metadata(oldest, metadata(&[2])).unwrap();
+    requester.sink_ready(oldest, "sink", place(8));
+    requester.count_from((1 << 31) / PAIRS - 1);
+    requester.request(first, 2).unwrap();
+    let refused = requester.request(first, 3).unwrap_err();
+    assert!(matches!(refused, RequestError::TooOld(RequestId(0))), "{refused}");
+    let arrived = requester.handle_announced(0).unwrap();
+    assert!(
+        matches!(arrived[..], [RequesterAction::Finished { request_id: RequestId(0), .. }]),
+        "{arrived:?}"
+    );
+    requester.request(first, 3).unwrap();
 }

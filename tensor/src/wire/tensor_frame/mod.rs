@@ -31,7 +31,9 @@ pub const HEADER: usize = 16;
 /// Length of the longest text of a [`Frame::Status`], in bytes. A longer text is cut.
 pub const MAX_TEXT: usize = MAX_FRAME - HEADER - 12;
 
-/// Number of a request. The requester counts its requests on a link, from 0.
+/// Number of a request. The requester counts its requests on a link, from 0. If both ends speak version 4 of the
+/// service, and the link has *n* queue pairs, the number is *n* times the count, plus the index of the queue pair by
+/// which all frames of the request and its write go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
