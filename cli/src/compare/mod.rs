@@ -33,7 +33,7 @@ use tonic_rdma_commands::{Context as _, Failure, output};
 use crate::compare::connections::ConnectionMeter;
 use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
 use crate::compare::modes::mode::Mode;
-use crate::compare::options::{CompareOptions, Conditions, ServerJob, ServerOptions};
+use crate::compare::options::{CompareOptions, Conditions, PROGRAM, ServerJob, ServerOptions};
 use crate::compare::plan::Plan;
 use crate::compare::results::{Checks, Facts, Row};
 use crate::compare::server::Addresses;
@@ -43,9 +43,6 @@ use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::report::progress_bar;
 use crate::measure::settings::Http2;
 use crate::measure::transport::{Rdma, RdmaConnection};
-
-/// The command, as both ends of a run between two hosts name it.
-pub(crate) const PROGRAM: &str = "tonic-rdma compare";
 
 /// Runs the comparison and shows its results.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {

@@ -18,6 +18,9 @@ use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::{Encode, parse_provider};
 use crate::workload::Workload;
 
+/// The command, as both ends of a run between two hosts name it.
+pub(crate) const PROGRAM: &str = "tonic-rdma compare";
+
 pub(crate) const HELP: &str = "\
 Lists are separated by commas. A second process is started as the server and ends with this one.
 Every answer is checked; any error makes the exit status 1, bad input makes it 2.

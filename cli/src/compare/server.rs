@@ -27,11 +27,10 @@ use tonic_rdma_proto::placement::placement_server::PlacementServer;
 use tonic_rdma_tensor::RdmaDevice;
 use tower::Layer;
 
-use crate::compare::PROGRAM;
 use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
-use crate::compare::options::{CompareOptions, Conditions, Grant, ServerJob, ServerRequest};
+use crate::compare::options::{CompareOptions, Conditions, Grant, PROGRAM, ServerJob, ServerRequest};
 use crate::compare::plan::{Direction, Plan};
 use crate::measure::machine::End;
 use crate::measure::process::{self, Children, container, limit_memory, raise_open_files};
