@@ -352,6 +352,10 @@ fn end_by_signals(happenings: SyncSender<Happening>) -> Result<(), Failure> {
         // The children end when their stdin does.
         thread::sleep(ENDING);
         let _ = report_line("ended by a signal, before all processes had ended");
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a child that can't be waited for must not keep this process"
+        )]
         std::process::exit(1);
     };
     thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop).context(failed)
