@@ -19,7 +19,7 @@ fn spec(bytes: u64) -> TensorSpec {
     TensorSpec::new(Dtype::U8, Shape::new(&[bytes]).unwrap()).unwrap()
 }
 
-/// Returns a builder whose connections have small buffers, and send nothing while nobody calls.
+/// Returns a builder whose connections have small buffers, and send nothing without calls.
 fn quiet(config: Config) -> DeviceBuilder {
     RdmaDevice::builder()
         .config(config.receive_slots(16).slot_size(1024).ping_interval(Duration::from_secs(3600)))

@@ -588,7 +588,7 @@ impl<T> Transfer<T> {
         let range = copied.local as usize..(copied.local + copied.length) as usize;
         match (&self.local, &self.registered) {
             (_, Some(Registered::Elsewhere { sink, start })) => {
-                // SAFETY: nobody gets a reference to the bytes of a region that stays open.
+                // SAFETY: there is no reference to the bytes of a region that stays open.
                 Some(unsafe {
                     segment_of(sink.shared.region(), &*sink.slab, range.start - start..range.end - start)
                 })

@@ -375,7 +375,7 @@ impl SharedRegion {
     }
 
     /// Returns whether a peer keeps its rights to the memory when the grant has ended, because they are rights
-    /// to the whole slab. Then nobody gets a slice of it.
+    /// to the whole slab. Such a region gives no slice.
     pub fn stays_open(&self) -> bool {
         self.stays_open
     }

@@ -128,7 +128,7 @@ impl LocalRegistrations {
     }
 }
 
-/// Memory that one peer has rights to, and nobody else: slabs that are registered once, with these rights.
+/// Memory that only one peer has rights to: slabs that are registered once, with these rights.
 /// Nothing else ever lies in them, so the peer can have their keys for its life.
 #[derive(Debug)]
 struct PeerSlabs {
