@@ -74,7 +74,7 @@ fn a_queue_that_can_not_grow_says_why() {
     assert_eq!(
         add(&queue, 25, COMPLETIONS).unwrap_err().to_string(),
         "the completion queue of soft0 has room for 131071 completions, and its 25 queue pairs leave too few for \
-         another (it can't grow: completion queue depth: asked for 262143, the device has 131071); \
+         another (it can't grow: completion queue depth: asked for 133536, the device has 131071); \
          RDMA_COMPLETION_QUEUES adds queues"
     );
 }

@@ -187,7 +187,7 @@ async fn requests_of_a_peer_are_limited() {
     }
     served.check().await;
     let held = served.server.offer_counts();
-    assert!(held.requests <= 1024, "{held:?}");
+    assert!(held.requests <= 2048, "{held:?}");
     drop(link);
     eventually("its end", async || served.server.offer_counts().requests == 0).await;
     served.check().await;
