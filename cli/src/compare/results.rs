@@ -387,9 +387,9 @@ impl Facts {
         ]);
         lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
         if self.open_loop {
-            let what = "Poisson arrivals, the same for all modes; latency counts from the time when a call was due; CPU/op without \
-                        the client's waiting for the next call; switches/op with it: the client sleeps in gaps from 3 ms on, and \
-                        offers its core to other threads in shorter ones";
+            let what = "Poisson arrivals, the same for all modes; latency counts from the time when a call was due; a client \
+                        with a core of its own polls while it waits for the next call, which is not in CPU/op; any other client \
+                        sleeps";
             lines.push(("open loop", what.to_owned()));
         }
         let first = self.ends.iter().flat_map(Ends::lines);

@@ -18,6 +18,7 @@ use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::JoinSet;
+use tonic_rdma::unstable::Processors;
 use tonic_rdma_commands::cores::Usage;
 use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_payload::seeded::mix;
@@ -135,7 +136,8 @@ impl MeasuredCell<'_> {
         let schedule = poisson_arrivals(rate, length, mix(u64::from(round)) ^ rate.to_bits());
         let (bound, width) = self.cell.concurrency();
         let first = round as usize * schedule.len();
-        OfferedLoad { schedule, length, first, bound, width, yields: !self.pinned }
+        let sleeps = !self.pinned || Processors::current().is_limited();
+        OfferedLoad { schedule, length, first, bound, width, sleeps }
     }
 }
 

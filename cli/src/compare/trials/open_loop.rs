@@ -3,16 +3,27 @@
 //! Latency counts from the time when an operation was due, not from the time when it was sent. So the figures
 //! include the time that operations spend in the queue behind a slow answer (no coordinated omission).
 //!
-//! tokio's timer ticks in milliseconds, so it serves for the longer gaps only. In the shorter gaps the
-//! generator yields again and again, which lets answers in, and spins for moments while no answer is
-//! expected. So the runtime is never idle then. The generator measures the CPU time of this waiting, because
-//! it belongs to no operation and is subtracted. Its context switches are not subtracted: where it shares a core
-//! with the threads that work for a call, each of their turns is also one of its own.
+//! Between two operations the generator sleeps by a timer of the kernel, because tokio's timer ticks in
+//! milliseconds. Its wake-ups count as work for the operations, as those of a program's own timers would.
+//!
+//! A generator with a core of its own polls instead: in gaps of up to 3 ms it yields again and again, which lets
+//! answers in, and spins for moments while no answer is expected. So the runtime is never idle then. The CPU
+//! time of this waiting belongs to no operation, so it is measured and subtracted. A generator that shares its
+//! processors, or has a CPU limit, must not poll: it would take the time of those that work for a call, and under
+//! a limit the kernel would stop the whole process for most of each period.
 //!
 //! Whether a mode fell behind is decided by the tally of its trials (`Tally` in `trials/mod.rs`).
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use rustix::io::{Errno, read, retry_on_intr};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::task::{JoinError, JoinSet};
 use tonic_rdma_commands::cores;
 use tonic_rdma_payload::seeded::SplitMix64;
@@ -24,8 +35,8 @@ use crate::compare::operations::{Operation, Operations};
 use crate::compare::plan::MAX_ARRIVALS;
 use crate::compare::trials::TrialOutcome;
 
-/// In a gap from this length on, the generator sleeps, except at the end of the gap, because the timer may be
-/// a tick late.
+/// In a gap from this length on, a generator that polls sleeps, except at the end of the gap, because tokio's timer
+/// may be a tick late.
 const SLEEP_FROM: Duration = Duration::from_millis(3);
 const WAKE_EARLY: Duration = Duration::from_millis(2);
 
@@ -44,8 +55,8 @@ pub(crate) struct OfferedLoad {
     pub(crate) bound: usize,
     /// Calls that an operation makes at once.
     pub(crate) width: usize,
-    /// Whether the generator yields the core to other processes while it waits.
-    pub(crate) yields: bool,
+    /// Whether the generator sleeps while it waits, also in short gaps.
+    pub(crate) sleeps: bool,
 }
 
 /// Makes a trial in which operations begin at the times of `offer`. Operations without an answer after
@@ -68,24 +79,11 @@ pub(crate) async fn open_trial(
 /// ends the sending. Operations that can't be sent within twice the length, because too many are in flight,
 /// are given up. If this future is dropped, `trial` has the results so far.
 async fn run(caller: &Caller, operations: &Operations, offer: &OfferedLoad, trial: &mut TrialOutcome) {
-    let OfferedLoad { schedule, length, first, bound, width, yields } = offer;
-    let mut generator = Generator::new(trial, *yields);
-    let start = Instant::now();
-    let give_up = start + 2 * *length;
-    for (index, due) in schedule.iter().enumerate() {
-        generator.wait_until(start + *due).await;
-        if generator.trial.counts.errors > 0 {
-            break;
-        }
-        if !generator.room(*bound, give_up).await {
-            let waits = schedule[index..].iter().map(|due| give_up.saturating_duration_since(start + *due));
-            generator.trial.unsent.extend(waits);
-            break;
-        }
-        generator.send(caller, operations.take(first + index), *width, (start, *due));
+    let mut generator = Generator::new(trial);
+    if let Err(error) = generator.offer(caller, operations, offer).await {
+        generator.trial.counts.error(1, format!("the timer of the load generator: {error}"));
     }
-    generator.wait_until(start + *length).await;
-    generator.finish(*length).await;
+    generator.finish(offer.length).await;
 }
 
 /// The outcome of one operation.
@@ -105,14 +103,40 @@ struct Generator<'a> {
     trial: &'a mut TrialOutcome,
     /// Time of each answer, from the start of the trial.
     ends: Vec<Duration>,
-    yields: bool,
     /// CPU time of a yield without work for other tasks: an estimate of the median.
     empty_pass: Option<Duration>,
 }
 
 impl<'a> Generator<'a> {
-    fn new(trial: &'a mut TrialOutcome, yields: bool) -> Self {
-        Self { under_way: JoinSet::new(), trial, ends: Vec::new(), yields, empty_pass: None }
+    fn new(trial: &'a mut TrialOutcome) -> Self {
+        Self { under_way: JoinSet::new(), trial, ends: Vec::new(), empty_pass: None }
+    }
+
+    /// Sends each operation when it is due.
+    async fn offer(
+        &mut self,
+        caller: &Caller,
+        operations: &Operations,
+        offer: &OfferedLoad,
+    ) -> io::Result<()> {
+        let OfferedLoad { schedule, length, first, bound, width, sleeps } = offer;
+        let timer = sleeps.then(Timer::new).transpose()?;
+        let start = Instant::now();
+        let give_up = start + 2 * *length;
+        for (index, due) in schedule.iter().enumerate() {
+            self.wait_until(start + *due, timer.as_ref()).await?;
+            if self.trial.counts.errors > 0 {
+                break;
+            }
+            if !self.room(*bound, give_up).await {
+                let waits =
+                    schedule[index..].iter().map(|due| give_up.saturating_duration_since(start + *due));
+                self.trial.unsent.extend(waits);
+                break;
+            }
+            self.send(caller, operations.take(first + index), *width, (start, *due));
+        }
+        self.wait_until(start + *length, timer.as_ref()).await
     }
 
     /// Starts an operation that is due `due` after `start`.
@@ -133,8 +157,8 @@ impl<'a> Generator<'a> {
         });
     }
 
-    /// Waits until `due`, and counts answers that arrive.
-    async fn wait_until(&mut self, due: Instant) {
+    /// Waits until `due`, and counts answers that arrive. Sleeps if there is a timer, and polls if not.
+    async fn wait_until(&mut self, due: Instant, timer: Option<&Timer>) -> io::Result<()> {
         // Measures from one reading of the clock to the next, so that the time of the readings, which is no
         // small part, counts too.
         let mut read = cores::thread_cpu_time();
@@ -146,15 +170,16 @@ impl<'a> Generator<'a> {
             self.reap();
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return;
+                return Ok(());
+            }
+            if let Some(timer) = timer {
+                timer.sleep(left).await?;
+                continue;
             }
             if left > SLEEP_FROM {
                 tokio::time::sleep(left - WAKE_EARLY).await;
                 since_last();
                 continue;
-            }
-            if self.yields {
-                std::thread::yield_now();
             }
             let idle = self.under_way.is_empty();
             if idle {
@@ -228,6 +253,33 @@ impl<'a> Generator<'a> {
     }
 }
 
+/// A timer that is as exact as the kernel's.
+#[derive(Debug)]
+struct Timer(AsyncFd<OwnedFd>);
+
+impl Timer {
+    #[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
+    fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        AsyncFd::with_interest(timer, Interest::READABLE).map(Self)
+    }
+
+    async fn sleep(&self, length: Duration) -> io::Result<()> {
+        let once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let length = Timespec { tv_sec: length.as_secs() as i64, tv_nsec: length.subsec_nanos().into() };
+        let value = Itimerspec { it_interval: once, it_value: length };
+        timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &value)?;
+        loop {
+            let mut ready = self.0.readable().await?;
+            match retry_on_intr(|| read(&self.0, &mut [0_u8; 8])) {
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                outcome => return outcome.map(|_| ()).map_err(io::Error::from),
+            }
+        }
+    }
+}
+
 fn spin(length: Duration) {
     let end = Instant::now() + length;
     while Instant::now() < end {
@@ -272,7 +324,7 @@ mod tests {
     fn yields_with_work_of_other_tasks_count_as_empty_ones() {
         let micros = Duration::from_micros;
         let mut trial = TrialOutcome::default();
-        let mut generator = Generator::new(&mut trial, false);
+        let mut generator = Generator::new(&mut trial);
         for pass in 0..1000 {
             // One pass in ten is long, even while nothing is in flight.
             generator.count_pass(micros(if pass % 10 == 0 { 50 } else { 1 }), true);
@@ -285,6 +337,21 @@ mod tests {
         }
         let counted = generator.trial.waiting - before;
         assert!((micros(180)..micros(230)).contains(&counted), "{counted:?}");
+    }
+
+    /// The thread has no more than a tenth of the time in which it waits.
+    #[tokio::test]
+    async fn a_generator_that_sleeps_leaves_the_processors_to_others() {
+        let mut trial = TrialOutcome::default();
+        let mut generator = Generator::new(&mut trial);
+        let timer = Timer::new().unwrap();
+        let before = cores::thread_cpu_time();
+        for _ in 0..100 {
+            generator.wait_until(Instant::now() + Duration::from_millis(2), Some(&timer)).await.unwrap();
+        }
+        let used = cores::thread_cpu_time() - before;
+        assert!(used < Duration::from_millis(20), "{used:?}");
+        assert_eq!(generator.trial.waiting, Duration::ZERO);
     }
 
     /// A service that answers every payload late.
@@ -325,7 +392,7 @@ mod tests {
         let caller = Caller::Grpc(GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default()));
         let operations = Operations::new(Workload::Size(64), 1, false).unwrap();
         let schedule = vec![Duration::ZERO; 10];
-        let offer = OfferedLoad { schedule, length, first: 0, bound: 1, width: 1, yields: true };
+        let offer = OfferedLoad { schedule, length, first: 0, bound: 1, width: 1, sleeps: true };
         open_trial(&caller, &operations, &offer, Duration::from_secs(3600)).await
     }
 
