@@ -3,10 +3,11 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tonic_rdma_commands::process::{Child, Signal};
 
 use super::process::{is_gone, refused, run, tonic_rdma, wait_for};
 
@@ -27,48 +28,47 @@ const MODES: [&str; 10] = [
 /// A short comparison.
 const SHORT: [&str; 4] = ["--sizes", "64,100KiB", "--duration", "0.05"];
 
+/// Longest wait for a line or an end. Only a test that hangs takes as long.
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// A listening end. The drop of this value kills it.
 struct Listening {
     process: Child,
-    lines: BufReader<ChildStdout>,
     address: String,
 }
 
 impl Listening {
     fn start(command: &str, arguments: &[&str]) -> Self {
-        let mut process = tonic_rdma(&[&[command, "--listen", "127.0.0.1:0"], arguments].concat())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap());
-        let mut line = String::new();
-        lines.read_line(&mut line).unwrap();
+        let command = tonic_rdma(&[&[command, "--listen", "127.0.0.1:0"], arguments].concat());
+        let (process, line) = Child::ready("the listening end", command, LIMIT).unwrap();
         let address = line.strip_prefix("listening on ").and_then(|rest| rest.split_whitespace().next());
         let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
         assert!(line.contains("one caller at a time"), "{line}");
-        Self { process, lines, address }
+        Self { process, address }
     }
 
     /// Returns the next line that contains `text`.
     fn says(&mut self, text: &str) -> String {
+        let end = Instant::now() + LIMIT;
         loop {
-            let mut line = String::new();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "it did not say {text:?}");
+            let line = self.process.line(end.saturating_duration_since(Instant::now()));
+            let line = line.unwrap_or_else(|error| panic!("it did not say {text:?}: {error}"));
             if line.contains(text) {
                 return line;
             }
         }
     }
 
-    fn signal(&self, signal: &str) {
-        let process = self.process.id().to_string();
-        assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
+    /// Sends a signal, at which it ends in order.
+    fn end_by(&self, signal: Signal) {
+        self.process.signal(signal).unwrap();
+        assert!(self.process.wait(LIMIT).is_some_and(|status| status.success()));
     }
 
     /// Sends the first line of a caller. Returns the answer, and the connection.
     fn greet(&self, program: &str, version: &str) -> (Value, TcpStream) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
         writeln!(stream, r#"{{"program":"{program}","version":"{version}","facts":{{"text":"a test"}}}}"#)
             .unwrap();
         // Not more than the line: signs of life follow.
@@ -99,13 +99,6 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 #[test]
 fn all_modes_are_measured_between_two_ends() {
     let mut server = Listening::start("compare", &["--provider", "soft"]);
@@ -122,9 +115,11 @@ fn all_modes_are_measured_between_two_ends() {
         assert_eq!(row["errors"], 0, "{row}");
     }
     let mut first = printed.lines().map(str::trim);
-    for (name, said) in
-        [("this end: ", "soft0 (soft"), ("other end: ", &server.address), ("clocks: ", "round trips")]
-    {
+    for (name, said) in [
+        ("this end: ", "soft0 (soft"),
+        ("other end: ", &server.address),
+        ("clocks: ", "round trips"),
+    ] {
         let line = first.next().unwrap();
         assert!(line.starts_with(name) && line.contains(said), "{line}");
     }
@@ -182,29 +177,27 @@ fn a_server_that_ends_in_the_middle_ends_the_run_with_the_reason() {
         ["compare", "--server", &address, "--modes", "grpc-tcp", "--sizes", "64", "--duration", "30"];
     let caller = tonic_rdma(&run_on).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     server.says("starts the server process");
-    server.signal("-TERM");
+    server.end_by(Signal::TERM);
     server.says("ended by a signal");
-    assert!(server.process.wait().unwrap().success());
     let output = caller.wait_with_output().unwrap();
     refused(&output, 1, &["server process"]);
 }
 
 #[test]
 fn signals_end_the_listening_end_and_its_children() {
-    for signal in ["-INT", "-TERM"] {
+    for signal in [Signal::INT, Signal::TERM] {
         let mut server = Listening::start("compare", &[]);
         let address = server.address.clone();
         let run_on =
             ["compare", "--server", &address, "--modes", "grpc-tcp", "--sizes", "64", "--duration", "30"];
         let mut caller = tonic_rdma(&run_on).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         server.says("starts the server process");
-        let parent = server.process.id();
+        let parent = server.process.id().unwrap();
         let child = wait_for("no server process", || {
             let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
             children.split_whitespace().next()?.parse().ok()
         });
-        server.signal(signal);
-        assert!(server.process.wait().unwrap().success());
+        server.end_by(signal);
         wait_for("the server process outlives the listening end", || is_gone(child));
         assert!(!caller.wait().unwrap().success());
     }
