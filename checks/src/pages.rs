@@ -36,9 +36,9 @@ pub fn of_book(prefix: &str) -> Vec<Page> {
     found
 }
 
-/// Returns the sources of the packages and of the command, without the sources of tests.
+/// Returns the sources of the packages, of the command and of what commands share, without the sources of tests.
 pub fn sources() -> Vec<(PathBuf, String)> {
-    let files = ["src", "collective/src", "graph/src", "tensor/src", "verbs/src", "cli/src"]
+    let files = ["src", "collective/src", "commands/src", "graph/src", "tensor/src", "verbs/src", "cli/src"]
         .into_iter()
         .flat_map(|folder| files_of(&root().join(folder), "rs"));
     let is_test = |path: &PathBuf| path.components().any(|part| part.as_os_str() == "tests");

@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod cores;
+#[cfg(feature = "remote")]
+pub mod ends;
 mod failure;
 mod lists;
 mod named;

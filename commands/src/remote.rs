@@ -44,9 +44,10 @@ const LONGEST_HELLO: usize = 64 << 10;
 const LONGEST_REQUEST: u64 = 128 << 10;
 /// Longest message of a child, in bytes.
 const LONGEST_REPORT: u64 = 256 << 20;
-/// The largest number of callers that are greeted at once, and of children of a caller.
+/// The largest number of callers that are greeted at once.
 const MOST_GREETED: usize = 16;
-const MOST_CHILDREN: usize = 8;
+/// The largest number of children of a caller.
+pub const MOST_CHILDREN: usize = 8;
 /// Messages of a caller that wait, and lines that a child has not read.
 const WAITING: usize = 4;
 const UNREAD: usize = 64;
@@ -623,8 +624,8 @@ impl fmt::Display for ClockOffset {
         let side = if *milliseconds < 0.0 { "behind" } else { "ahead of" };
         write!(
             formatter,
-            "the other end's is {:.1} ms {side} this one's (± {within:.1} ms); no figure depends on it, because all times are of round trips, \
-             by the clock of this end",
+            "the other end's is {:.1} ms {side} this one's (± {within:.1} ms); no figure depends on it, because each time \
+             begins and ends by the clock of one end",
             milliseconds.abs()
         )
     }

@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use indicatif::ProgressBar;
 use tonic_rdma_commands::cores::{self, Cores};
+use tonic_rdma_commands::ends::{End, Ends};
 use tonic_rdma_commands::remote::Host;
 use tonic_rdma_commands::{Context as _, Failure, output};
 
@@ -38,7 +39,7 @@ use crate::compare::plan::Plan;
 use crate::compare::results::{Checks, Facts, Row};
 use crate::compare::server::Addresses;
 use crate::compare::trials::{Meter, Participant};
-use crate::measure::machine::{Costs, End, Ends};
+use crate::measure::machine::Costs;
 use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::report::progress_bar;
 use crate::measure::settings::Http2;

@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 use tonic_rdma_commands::cores::Cores;
+use tonic_rdma_commands::ends::Ends;
 use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, units};
@@ -11,7 +12,7 @@ use tonic_rdma_commands::{Failure, units};
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, Conditions};
 use crate::compare::plan::{Cell, Direction, Plan};
-use crate::measure::machine::{Costs, Ends, Environment};
+use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
 use crate::measure::settings::{Consume, Http2Sizes};
 use crate::measure::transport::{Encode, RdmaConnection};

@@ -21,6 +21,7 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
 use tonic::transport::Server;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaRoutes, RdmaServer, gather};
+use tonic_rdma_commands::ends::{End, limit_memory, own_arguments, parse_arguments, serve_callers};
 use tonic_rdma_commands::remote::{Host, Listener, Request as ChildRequest};
 use tonic_rdma_commands::{Context as _, Failure, cores};
 use tonic_rdma_proto::placement::placement_server::PlacementServer;
@@ -32,8 +33,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
 use crate::compare::options::{CompareOptions, Conditions, Grant, PROGRAM, ServerJob, ServerRequest};
 use crate::compare::plan::{Direction, Plan};
-use crate::measure::machine::End;
-use crate::measure::process::{self, Children, container, limit_memory, raise_open_files};
+use crate::measure::process::{self, Children, container, raise_open_files};
 use crate::measure::settings::Http2;
 use crate::measure::transport::{Encode, LOCALHOST, Rdma, tcp_listener};
 
@@ -266,7 +266,7 @@ pub(crate) async fn start(
     let mut children = Children::new();
     match host {
         Some(host) => {
-            let (arguments, pinned) = (process::own_arguments()?, job.core.is_some());
+            let (arguments, pinned) = (own_arguments(2)?, job.core.is_some());
             let request = ServerRequest { arguments, pinned };
             children.start_at(host, NAME, KIND, &request)?;
         }
@@ -297,7 +297,7 @@ const MOST_CELLS: usize = 1000;
 pub(crate) fn listen_for_callers(address: &str, options: &CompareOptions) -> Result<(), Failure> {
     Rdma::new(&options.provider)?;
     let listener = Listener::bind(PROGRAM, address, &End::this())?;
-    process::serve_callers(listener, PROGRAM, options.limit, |request| admit(request, options))
+    serve_callers(listener, PROGRAM, options.limit, |request| admit(request, options))
 }
 
 /// Makes the job of a caller's server process. `options` are those of the listening end.
@@ -306,7 +306,7 @@ fn admit(request: &ChildRequest, options: &CompareOptions) -> Result<(String, Co
         return Err(Failure::usage(format!("{:?} is not started here", request.kind)));
     }
     let ServerRequest { arguments, pinned } = request.job()?;
-    let asked: CompareOptions = process::parse_arguments(&arguments)?;
+    let asked: CompareOptions = parse_arguments(&arguments)?;
     if asked.connections.is_some() || asked.container || asked.listen.is_some() {
         return Err(Failure::usage("--connections, --container and --listen are for one host"));
     }

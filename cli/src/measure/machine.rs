@@ -5,16 +5,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, fs, thread};
+use std::{fs, thread};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
-use serde::{Deserialize, Serialize};
-use tonic_rdma::unstable::Processors;
+use serde::Serialize;
 use tonic_rdma_commands::cores::{self, Cores};
-use tonic_rdma_commands::remote::{ClockOffset, Host};
-use tonic_rdma_commands::{Failure, Named as _, one_line, units};
-use tonic_rdma_verbs::FoundDevice;
+use tonic_rdma_commands::ends::Machine;
+use tonic_rdma_commands::{Named as _, units};
 
 use crate::measure::process::Allocator;
 
@@ -188,98 +186,6 @@ fn median_of(mut sample: impl FnMut() -> Option<Duration>) -> Option<Duration> {
             samples.sort_unstable();
             return samples.get(samples.len() / 2).copied();
         }
-    }
-}
-
-/// The machine of a run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Machine {
-    pub(crate) cpu: String,
-    pub(crate) cores: usize,
-    pub(crate) kernel: String,
-    /// The CPU time that control groups allow this process, in CPUs; absent without a limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) cpu_limit: Option<f64>,
-}
-
-impl fmt::Display for Machine {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cpu, cores, kernel, cpu_limit } = self;
-        write!(formatter, "{cpu}, {cores} cores, Linux {kernel}")?;
-        match cpu_limit {
-            Some(cpus) => write!(formatter, ", limited to {} CPUs", units::digits(*cpus)),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Machine {
-    pub(crate) fn this() -> Self {
-        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
-        let cpu = model.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim().to_owned());
-        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Self {
-            cpu: cpu.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
-            // All cores, and not only those that this process may use: it has pinned itself to one.
-            cores: cpuinfo.lines().filter(|line| line.starts_with("processor")).count().max(1),
-            kernel: kernel.trim().to_owned(),
-            cpu_limit: Processors::current().limit.map(|thousandths| f64::from(thousandths) / 1e3),
-        }
-    }
-}
-
-/// One of the two hosts of a run between hosts.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct End {
-    version: String,
-    machine: Machine,
-    devices: Vec<String>,
-    /// All of it, for people.
-    text: String,
-}
-
-impl End {
-    /// Describes this host.
-    pub(crate) fn this() -> Self {
-        let machine = Machine::this();
-        let device = |found: FoundDevice| {
-            let port = found.ports.iter().find(|port| port.state.contains("active")).or(found.ports.first());
-            let link = port.map(|port| format!(", {}, MTU {}", port.link, port.mtu)).unwrap_or_default();
-            let fault = found.state.err().map(|reason| format!(", can't be used: {reason}"));
-            format!("{} ({}{link}{})", found.name, found.provider, fault.unwrap_or_default())
-        };
-        let devices: Vec<String> = tonic_rdma_verbs::devices().into_iter().map(device).collect();
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        let text = format!("tonic-rdma {version}; {machine}; {}", devices.join("; "));
-        Self { version, machine, devices, text }
-    }
-}
-
-/// Both ends of a run between two hosts.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Ends {
-    client: End,
-    server: End,
-    server_address: String,
-    clock: ClockOffset,
-}
-
-impl Ends {
-    /// Takes what `host` says of itself.
-    pub(crate) fn new(client: End, host: &Host) -> Result<Self, Failure> {
-        let (server, server_address) = (host.facts()?, host.address().to_owned());
-        Ok(Self { client, server, server_address, clock: host.clock() })
-    }
-
-    /// Returns the lines of both, for people.
-    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
-        let Self { client, server, server_address, clock } = self;
-        vec![
-            ("this end", client.text.clone()),
-            ("other end", format!("{server_address}: {}", one_line(&server.text))),
-            ("clocks", clock.to_string()),
-        ]
     }
 }
 

@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 use tonic_rdma_commands::process::{self as kit, Child, Event, how_ended};
-use tonic_rdma_commands::remote::{Host, Listener, Request};
-use tonic_rdma_commands::{Context as _, Failure, Named as _, units};
+use tonic_rdma_commands::remote::Host;
+use tonic_rdma_commands::{Context as _, Failure, Named as _};
 use tonic_rdma_verbs::unstable::allocator::{VARIABLE, in_use};
 
 /// The setting `--allocator`.
@@ -281,67 +281,6 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
             other => other,
         }
     }
-}
-
-/// Parses the options that a caller of another host has given, as its command line is parsed, so that the same
-/// bounds hold.
-pub(crate) fn parse_arguments<O: Args>(arguments: &[String]) -> Result<O, Failure> {
-    #[derive(clap::Parser)]
-    struct Line<O: Args> {
-        #[command(flatten)]
-        options: O,
-    }
-    let parsed = <Line<O> as clap::Parser>::try_parse_from(
-        ["caller"].into_iter().chain(arguments.iter().map(String::as_str)),
-    );
-    parsed.map(|line| line.options).map_err(|error| {
-        let text = error.to_string();
-        let first = text.lines().next().unwrap_or_default();
-        Failure::usage(format!("the caller's options can't be used here: {first}"))
-    })
-}
-
-/// Returns the arguments of this process after the name of the command.
-pub(crate) fn own_arguments() -> Result<Vec<String>, Failure> {
-    let text = |argument: std::ffi::OsString| {
-        argument.into_string().map_err(|argument| {
-            Failure::usage(format!("{} is no text, and can't go to another host", argument.display()))
-        })
-    };
-    std::env::args_os().skip(2).map(text).collect()
-}
-
-/// Limits the memory of this process, so that an allocation beyond the limit ends it.
-pub(crate) fn limit_memory(bytes: u64) -> Result<(), Failure> {
-    /// Address space that the allocator and threads reserve, and mostly don't use.
-    const RESERVED: u64 = 4 << 30;
-    let hardest = getrlimit(Resource::Data).maximum.unwrap_or(u64::MAX);
-    let bytes = Some(bytes.saturating_add(RESERVED).min(hardest));
-    let limit = Rlimit { current: bytes, maximum: bytes };
-    setrlimit(Resource::Data, limit).context("can't limit the memory of this process")
-}
-
-/// Serves the callers of a listening end until a signal comes. Each of their processes may take `limit` bytes.
-pub(crate) fn serve_callers(
-    listener: Listener,
-    program: &str,
-    limit: u64,
-    admit: impl FnMut(&Request) -> Result<(String, Command), Failure>,
-) -> Result<(), Failure> {
-    // Registered memory has this least limit.
-    if limit < 1 << 20 {
-        return Err(Failure::usage(format!("--limit: {limit} B is less than 1MiB")));
-    }
-    let (address, limit) = (listener.address(), units::rough_size(limit));
-    if address.ip().is_unspecified() {
-        tracing::warn!(
-            "{address} is every address of this host: anybody who reaches it can use this host's processor and memory"
-        );
-    }
-    kit::report_line(format!(
-        "listening on {address} for {program} --server {address}: one caller at a time, messages and registered memory up to {limit} for each of its processes"
-    ))?;
-    listener.serve(admit)
 }
 
 /// Parses the argument by which a parent tells a child what it needs to know: JSON.

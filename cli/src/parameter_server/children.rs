@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
-use tonic_rdma_commands::{Context as _, Failure, Flavour, cores};
+use tonic_rdma_commands::{Context as _, Failure, Flavour, cores, ends};
 use tonic_rdma_payload::content::{Content, VARIANTS};
 use tonic_rdma_payload::reduce::reduce;
 use tonic_rdma_payload::seeded::mix;
@@ -221,7 +221,7 @@ fn report_of(links: &[Link]) -> Report {
 pub(crate) fn run(job: &ProcessJob, is_server: bool) -> Result<(), Failure> {
     let pinned = job.core.is_some_and(|core| cores::pin(core).is_ok());
     if let Some(bytes) = job.memory {
-        process::limit_memory(bytes)?;
+        ends::limit_memory(bytes)?;
     }
     let mut commands = process::commands()?;
     let runtime = Flavour::IdlePolling.build().context("can't start a runtime")?;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use tokio::time::Instant;
+use tonic_rdma_commands::ends::{own_arguments, parse_arguments};
 use tonic_rdma_commands::remote::{Host, Request};
 use tonic_rdma_commands::{Context as _, Failure, cores};
 
@@ -238,7 +239,7 @@ pub(crate) fn admit(
     options: &ParameterServerOptions,
 ) -> Result<(String, Command), Failure> {
     let ServerRequest { arguments, cell, number } = request.job()?;
-    let asked: ParameterServerOptions = process::parse_arguments(&arguments)?;
+    let asked: ParameterServerOptions = parse_arguments(&arguments)?;
     let is_known = (1..=MAX_SERVERS as usize).contains(&cell.servers)
         && (1..=MAX_WORKERS as usize).contains(&cell.workers)
         && number < cell.servers;
@@ -315,8 +316,7 @@ impl Session {
             };
             match host {
                 Some(host) => {
-                    let request =
-                        ServerRequest { arguments: process::own_arguments()?, cell, number: server };
+                    let request = ServerRequest { arguments: own_arguments(2)?, cell, number: server };
                     session.children.start_at(host, &name, SERVER, &request)?;
                 }
                 None => session.children.start(&name, process::command(SERVER, &job(server, server))?)?,

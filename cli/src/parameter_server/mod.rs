@@ -26,11 +26,10 @@ mod meter;
 mod options;
 mod show;
 
+use tonic_rdma_commands::ends::{self, End, Ends};
 use tonic_rdma_commands::remote::{Host, Listener};
 use tonic_rdma_commands::{Context as _, Failure, output};
 
-use crate::measure::machine::{End, Ends};
-use crate::measure::process;
 use crate::measure::report::progress_bar;
 use crate::measure::transport::Rdma;
 use crate::parameter_server::meter::TrainingMeter;
@@ -47,7 +46,7 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     Rdma::new(&options.provider)?;
     if let Some(address) = &options.listen {
         let listener = Listener::bind(PROGRAM, address, &End::this())?;
-        return process::serve_callers(listener, PROGRAM, options.limit, |request| {
+        return ends::serve_callers(listener, PROGRAM, options.limit, |request| {
             meter::admit(request, options)
         });
     }

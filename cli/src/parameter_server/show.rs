@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use tonic_rdma_commands::ends::Ends;
 use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, Named as _, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::measure::machine::{Costs, Ends, Environment};
+use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
 use crate::measure::settings::Consume;
 use crate::parameter_server::meter::{Outcome, ROUNDS, TrainingMeter};

@@ -118,7 +118,7 @@ fn all_modes_are_measured_between_two_ends() {
     for (name, said) in [
         ("this end: ", "soft0 (soft"),
         ("other end: ", &server.address),
-        ("clocks: ", "round trips"),
+        ("clocks: ", "the clock of one end"),
     ] {
         let line = first.next().unwrap();
         assert!(line.starts_with(name) && line.contains(said), "{line}");
