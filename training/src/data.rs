@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{Device, Tensor};
 use flate2::read::MultiGzDecoder;
 use tonic_rdma_commands::{Context as _, Failure};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::array::{Array, Block, Error};
 
@@ -31,6 +32,9 @@ const UNSIGNED_BYTES: u8 = 8;
 
 /// The largest number of bytes that is read of a file. The largest file of Fashion-MNIST has 47 million.
 const MOST: u64 = 1 << 30;
+
+/// What to do about processes with different samples.
+pub(crate) const SAME_SAMPLES: &str = "give all hosts files with the same content (--data, --texts)";
 
 /// Pictures and their classes, or texts as numbers of characters.
 #[derive(Debug)]
@@ -61,6 +65,25 @@ impl Data {
     pub(crate) fn texts(folder: &Path, length: usize) -> Result<Self, Failure> {
         let (train, test) = read_texts(folder, length)?;
         Ok(Self { train: Samples::Texts(train), test: Samples::Texts(test) })
+    }
+
+    /// Returns a hash of all samples.
+    pub(crate) fn hash(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        let mut add = |bytes: &[u8]| {
+            hash.update(&(bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        for samples in [&self.train, &self.test] {
+            match samples {
+                Samples::Pictures { pixels, classes } => {
+                    add(pixels);
+                    add(classes);
+                }
+                Samples::Texts(texts) => texts.iter().for_each(|text| add(text)),
+            }
+        }
+        hash.digest()
     }
 }
 

@@ -18,13 +18,14 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use serde::Serialize;
+use tonic_rdma_commands::ends::{Ends, limit_memory};
 use tonic_rdma_commands::plot::{self, Plot};
 use tonic_rdma_commands::{Context as _, Failure, explain, log, output, process, status};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 use array::failure;
-use options::Options;
-use processes::{THREADS, default_ranks};
+use options::{Job, Options};
+use processes::THREADS;
 use train::{Group, Training};
 
 /// Places the tensors that cross in registered memory, from the second step of a graph on.
@@ -42,31 +43,47 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<(), Failure> {
     if let (Some(job), Some(parent)) = (&options.job, options.parent) {
         process::end_with(parent)?;
-        let job: Options = serde_json::from_str(job).context("--job has no options")?;
-        if job.shape().is_some() {
-            return distributed::serve(job);
-        }
-        return carry_out(&job)?.map_or(Ok(()), |training| process::report(&training));
+        let job: Job = serde_json::from_str(job).context("--job has no job")?;
+        return serve(job);
+    }
+    if let Some(address) = &options.listen {
+        return processes::listen_for_callers(address, options);
     }
     options.check()?;
     output::check_files(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
-    let ranks = options.asked_ranks();
     if train::is_launched()? {
-        if ranks.is_some() {
+        if options.asked_ranks().is_some() || options.server.is_some() {
             return Err(Failure::usage(
-                "a launcher started this process as one of several ranks; --ranks and --sync start processes of their own, \
+                "a launcher started this process as one of several ranks; --ranks, --sync and --server start processes of their own, \
                  so leave them out or leave out the launcher",
             ));
         }
-        return carry_out(options)?.map_or(Ok(()), |training| report_training(options, &training));
+        return carry_out(options)?.map_or(Ok(()), |training| report_training(options, None, &training));
     }
+    let (host, ends) = processes::call(options)?.unzip();
     if let Some(shape) = options.shape() {
-        let comparison = distributed::run(options, shape)?;
+        let comparison = distributed::run(options, shape, host.as_ref())?;
         let plot = || distributed::figure(&comparison);
-        report(options, &comparison, &distributed::text(&comparison), plot)
+        report(options, ends.as_ref(), &comparison, &distributed::text(&comparison), plot)
     } else {
-        report_training(options, &processes::run_ranks(ranks.unwrap_or_else(default_ranks), options)?)
+        report_training(options, ends.as_ref(), &processes::run_ranks(options, host.as_ref())?)
     }
+}
+
+/// Carries out a job, for the process that started this one.
+fn serve(job: Job) -> Result<(), Failure> {
+    job.memory.map_or(Ok(()), limit_memory)?;
+    if job.options.shape().is_some() {
+        return distributed::serve(job);
+    }
+    let outcome = carry_out(&job.options);
+    if let Err(failure) = &outcome
+        && job.memory.is_some()
+    {
+        // stderr is that of the listening end.
+        process::report(&Err::<Training, _>(failure.with_causes()))?;
+    }
+    outcome?.map_or(Ok(()), |training| process::report(&Ok::<_, String>(training)))
 }
 
 /// Carries out a job as one rank. Returns the result at rank 0.
@@ -83,15 +100,25 @@ fn carry_out(job: &Options) -> Result<Option<Training>, Failure> {
     Ok((group.rank() == 0).then_some(training))
 }
 
-fn report_training(options: &Options, training: &Training) -> Result<(), Failure> {
+fn report_training(options: &Options, ends: Option<&Ends>, training: &Training) -> Result<(), Failure> {
     // Scripts expect the training under its name.
     let result = BTreeMap::from([("train", training)]);
-    report(options, &result, &training.text(), || train::losses(training))
+    report(options, ends, &result, &training.text(), || train::losses(training))
+}
+
+/// A result, with the two hosts that it is from.
+#[derive(Serialize)]
+struct Between<'a, R> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ends: Option<&'a Ends>,
+    #[serde(flatten)]
+    result: &'a R,
 }
 
 /// Writes the files that the command line asks for, and prints the text.
 fn report(
     options: &Options,
+    ends: Option<&Ends>,
     result: &impl Serialize,
     text: &str,
     plot: impl FnOnce() -> Plot<'static>,
@@ -101,7 +128,7 @@ fn report(
         output::write_file(path, &svg)?;
     }
     if let Some(path) = &options.json {
-        output::write_json(path, result)?;
+        output::write_json(path, &Between { ends, result })?;
     }
     output::print(text, options.json.as_deref())
 }

@@ -1,11 +1,14 @@
-//! The command line. It is also the job of the processes that the program starts, which get it as JSON.
+//! The command line. It is also a part of the job of the processes that the program starts, which get it as
+//! JSON.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
-use tonic_rdma_commands::units::{number, parse_decimal, parse_time_within};
+use tonic_rdma_commands::remote::MOST_CHILDREN;
+use tonic_rdma_commands::units::{number, parse_decimal, parse_size, parse_time_within};
 use tonic_rdma_commands::{Context as _, Failure, ValueError};
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::transfer::TransferMode;
@@ -15,18 +18,19 @@ use crate::network::Model;
 use crate::step::{JobShape, Synchrony};
 
 /// The largest number of ranks, and of workers.
-const MOST_RANKS: u64 = 256;
+pub(crate) const MOST_RANKS: u64 = 256;
 const MOST_WORKERS: u64 = 8;
 
 /// Train networks with several processes, through a graph (--sync) or with tonic-rdma-collective
 ///
 /// Starts its processes itself, and each computes with one thread. Without --sync parameter-server or
 /// allreduce, the processes average their gradients with tonic-rdma-collective; under mpirun, torchrun or
-/// srun, the program is then one rank.
+/// srun, the program is then one rank. With --listen on one host and --server on another, the latter half of
+/// the processes, with the parameter server, runs at the end that listens.
 #[derive(Clone, Debug, Parser, Serialize, Deserialize)]
 #[command(name = "tonic-rdma-training", version)]
 pub(crate) struct Options {
-    /// Number of ranks, started as local processes [default: the number of cores, at least 2]
+    /// Number of ranks, started as local processes [default: the number of cores, at least 2, with --server at most 16]
     #[arg(long, value_name = "N", value_parser = number::<usize>("number", 1..=MOST_RANKS))]
     pub(crate) ranks: Option<usize>,
     /// Number of passes over the samples
@@ -54,7 +58,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR", default_value = data::PICTURES_FOLDER)]
     pub(crate) data: PathBuf,
     /// Train through a graph that is split over processes, or, with `collective`, with tonic-rdma-collective
-    #[arg(long, value_enum, conflicts_with = "ranks")]
+    #[arg(long, value_enum, conflicts_with = "ranks", group = "way")]
     sync: Option<Sync>,
     /// With --sync: how tensors cross. Several modes take turns, and must have the same losses bit by bit
     #[arg(
@@ -85,8 +89,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, requires = "sync", default_value = "60", value_parser = |text: &str| parse_time_within(text, 0.1..=1e5))]
     pub(crate) deadline: Duration,
     /// With --model lstm: folder with the files of the program fortune; training/prepare installs them
-    #[arg(long, value_name = "DIR", requires = "sync", default_value = data::TEXTS_FOLDER)]
-    texts: PathBuf,
+    #[arg(long, value_name = "DIR", requires = "way", default_value = data::TEXTS_FOLDER)]
+    pub(crate) texts: PathBuf,
     /// With --model lstm: characters after which a text is cut
     #[arg(long, value_name = "N", value_parser = positive(), requires = "sync", default_value = "64")]
     length: usize,
@@ -96,12 +100,40 @@ pub(crate) struct Options {
     /// Write a plot to this file, as SVG: the loss by step, or with --sync the accuracy by time
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
-    /// These options as JSON, for a process that this program starts
+    /// Run processes of trainings that another host starts, for one caller at a time, until a signal comes.
+    /// Takes --data, --texts and --limit; the caller has the other options
+    #[arg(long, value_name = "HOST:PORT", group = "way", conflicts_with_all = [
+        "ranks", "epochs", "steps", "batch", "model", "rate", "momentum", "seed", "length", "json", "plot", "server"
+    ])]
+    #[serde(skip)]
+    pub(crate) listen: Option<String>,
+    /// With --listen: the most memory that each process may take, and as much registered memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "listen", default_value = "4GiB")]
+    #[serde(skip)]
+    pub(crate) limit: u64,
+    /// Run the latter half of the processes, with the parameter server, on the host where
+    /// `tonic-rdma-training --listen` runs, at this address. --data and --texts are of this end
+    #[arg(long, value_name = "HOST:PORT")]
+    #[serde(skip)]
+    pub(crate) server: Option<String>,
+    /// A [`Job`] as JSON, for a process that this program starts
     #[arg(long, hide = true, requires = "parent")]
+    #[serde(skip)]
     pub(crate) job: Option<String>,
     /// The process that started it
     #[arg(long, hide = true)]
+    #[serde(skip)]
     pub(crate) parent: Option<u32>,
+}
+
+/// What a process that this program starts needs to know.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) options: Options,
+    /// The address on which a part listens for the others.
+    pub(crate) ip: IpAddr,
+    /// The memory that a listening end grants, in bytes.
+    pub(crate) memory: Option<u64>,
 }
 
 /// How workers exchange gradients.
@@ -136,6 +168,11 @@ fn mode(text: &str) -> Result<String, String> {
     text.parse::<TransferMode>().map(|mode| mode.to_string()).map_err(|error| error.to_string())
 }
 
+/// Returns the number of cores that this process may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 impl Options {
     /// Checks what clap does not: options that exclude one another by their values.
     pub(crate) fn check(&self) -> Result<(), Failure> {
@@ -143,7 +180,12 @@ impl Options {
         let of_graphs = self.mode != ["rdma-zerocp"] || goes_on || self.target_accuracy.is_some();
         let repeated =
             |(index, mode): &(usize, &String)| self.mode.iter().take(*index).any(|earlier| earlier == *mode);
-        let reason = if let Some((_, mode)) = self.mode.iter().enumerate().find(repeated) {
+        let (processes, most) = (self.processes(), 2 * MOST_CHILDREN + 1);
+        let reason = if self.server.is_some() && !(2..=most).contains(&processes) {
+            format!(
+                "--server runs half of the processes at the other end, of 2 to {most} in all, and this training has {processes}"
+            )
+        } else if let Some((_, mode)) = self.mode.iter().enumerate().find(repeated) {
             format!("--mode names {mode} twice")
         } else if self.sync == Some(Sync::Collective) && of_graphs {
             "--sync collective has no graph, so leave out --mode, --on-death and --target-accuracy".to_owned()
@@ -170,6 +212,18 @@ impl Options {
     /// Returns the number of ranks that the command line asks for.
     pub(crate) fn asked_ranks(&self) -> Option<usize> {
         self.ranks.or_else(|| self.sync.map(|_| self.workers))
+    }
+
+    /// Returns the number of processes: parts, or ranks.
+    pub(crate) fn processes(&self) -> usize {
+        let most = if self.server.is_some() { 2 * MOST_CHILDREN } else { MOST_RANKS as usize };
+        let ranks = || self.asked_ranks().unwrap_or_else(|| cores().clamp(2, most));
+        self.shape().map_or_else(ranks, |shape| shape.parts())
+    }
+
+    /// Returns the name of a process, for people to read.
+    pub(crate) fn name(&self, process: usize) -> String {
+        self.shape().map_or_else(|| format!("rank {process}"), |shape| shape.name(process))
     }
 
     /// Returns the learning rate.
@@ -253,6 +307,15 @@ mod tests {
             ("--sync allreduce --ranks 2", "cannot be used with"),
             ("--sync collective --workers 9", "'--workers <N>': bad number \"9\""),
             ("--sync collective --mode grpc-tcp", "leave out --mode"),
+            ("--server a:1 --ranks 1", "of 2 to 17 in all, and this training has 1"),
+            ("--server a:1 --ranks 18", "this training has 18"),
+            ("--server a:1 --sync allreduce --workers 1", "this training has 1"),
+            ("--server a:1 --listen a:2", "cannot be used with"),
+            ("--listen a:1 --sync allreduce", "cannot be used with"),
+            ("--listen a:1 --ranks 2", "cannot be used with"),
+            ("--listen a:1 --json -", "cannot be used with"),
+            ("--limit 1GiB", "--listen"),
+            ("--texts /tmp", "--sync"),
             ("--sync star", "star"),
         ] {
             let error = parse(line).unwrap_err();

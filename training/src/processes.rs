@@ -1,16 +1,22 @@
-//! The processes of a job: this program, started several times.
+//! The processes of a job: this program, started several times, here or in part at a listening end on another
+//! host.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::ends::{self, End, Ends};
 use tonic_rdma_commands::process::{Child, Event, again, how_ended};
-use tonic_rdma_commands::{Context as _, Failure};
+use tonic_rdma_commands::remote::{Host, Listener, Request};
+use tonic_rdma_commands::{Context as _, Failure, units};
 
-use crate::options::Options;
+use crate::options::{Job, MOST_RANKS, Options};
+use crate::step::JobShape;
 use crate::train::Training;
 
 /// The variable that sets the number of threads with which candle and its products of matrices compute.
@@ -25,53 +31,148 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 /// What processes do, each with its number.
 pub(crate) type Events<T> = Receiver<(usize, Event<T>)>;
 
-/// Returns the number of cores that this process may use.
-pub(crate) fn cores() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
+/// This program, as both ends of a training between two hosts name it.
+const PROGRAM: &str = "tonic-rdma-training";
+
+/// What a caller may ask a listening end for.
+const KIND: &str = "training-process";
+
+/// The variable for the most registered memory of a process, and its value without the variable.
+const PINNED_LIMIT: &str = "RDMA_PINNED_LIMIT";
+const PINNED: u64 = 2 << 30;
+
+/// A rank of a group, and where it meets the others.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Rank {
+    rank: usize,
+    ranks: usize,
+    address: SocketAddr,
 }
 
-/// Returns the number of ranks if the command line has none.
-pub(crate) fn default_ranks() -> usize {
-    cores().clamp(2, 256)
+/// What a caller asks of a listening end: a process.
+#[derive(Debug, Serialize, Deserialize)]
+struct ProcessRequest {
+    /// The arguments of the caller's command line.
+    arguments: Vec<String>,
+    rank: Option<Rank>,
 }
 
-/// Starts `number` processes that carry out a job. `prepare` adds what is special about each.
-pub(crate) fn start<T: DeserializeOwned + Send + 'static>(
-    number: usize,
-    job: &Options,
-    prepare: impl Fn(usize, &mut Command),
-) -> Result<(Vec<Child>, Events<T>), Failure> {
-    let (sender, events) = channel();
-    let job = serde_json::to_string(job).context("can't make JSON of the options")?;
-    let start = |number| {
-        let mut command = again()?;
-        command.args(["--parent", &std::process::id().to_string(), "--job", &job]).env(THREADS, "1");
-        prepare(number, &mut command);
-        let sender = sender.clone();
-        let sink = move |event: Event<String>| sender.send((number, event.parse())).is_ok();
-        Child::start(format!("process {number}"), command, sink)
+/// Calls the other end of a training between two hosts, and says what both are.
+pub(crate) fn call(options: &Options) -> Result<Option<(Arc<Host>, Ends)>, Failure> {
+    let Some(address) = &options.server else { return Ok(None) };
+    let this = End::this();
+    let host = Host::call(PROGRAM, address, &this)?;
+    let ends = Ends::new(this, &host)?;
+    ends.lines().iter().for_each(|(name, text)| say(&format!("{name}: {text}")));
+    Ok(Some((host, ends)))
+}
+
+/// Runs processes for callers, until a signal comes.
+pub(crate) fn listen_for_callers(address: &str, options: &Options) -> Result<(), Failure> {
+    let listener = Listener::bind(PROGRAM, address, &End::this())?;
+    ends::serve_callers(listener, PROGRAM, options.limit, |request| admit(request, options))
+}
+
+/// Makes the command of a caller's process. `own` are the options of the listening end.
+fn admit(request: &Request, own: &Options) -> Result<(String, Command), Failure> {
+    if request.kind != KIND {
+        return Err(Failure::usage(format!("{:?} is not started here", request.kind)));
+    }
+    let ProcessRequest { arguments, rank } = request.job()?;
+    let mut asked: Options = ends::parse_arguments(&arguments)?;
+    asked.check()?;
+    let (model, shape) = (asked.model, asked.shape());
+    let processes = match (&shape, rank) {
+        (Some(shape), None) => shape.parts(),
+        (None, Some(Rank { rank, ranks, .. })) if rank < ranks && ranks as u64 <= MOST_RANKS => ranks,
+        _ => return Err(Failure::usage(format!("{rank:?} is no process of this training"))),
     };
-    Ok(((0..number).map(start).collect::<Result<_, _>>()?, events))
+    // The variables, their momentum and their gradients; and both variables and gradients for each part.
+    let copies = 3 + 2 * shape.as_ref().map_or(1, JobShape::parts);
+    let needs = (model.parameters() * size_of::<f32>() * copies) as u64;
+    if needs > own.limit {
+        let (needs, limit) = (units::rough_size(needs), units::rough_size(own.limit));
+        return Err(Failure::usage(format!(
+            "--limit of the listening end: this training needs about {needs} in each process, and {limit} are granted"
+        )));
+    }
+    let way = shape.map_or("tonic-rdma-collective".to_owned(), |shape| format!("{:?}", shape.synchrony));
+    let what = format!("one of {processes} processes, {model:?}, {way}");
+    // A caller names no file here.
+    (asked.data, asked.texts) = (own.data.clone(), own.texts.clone());
+    (asked.json, asked.plot) = (None, None);
+    let job = Job { options: asked, ip: request.ip, memory: Some(own.limit) };
+    let mut command = command(&job, rank)?;
+    if own.limit < PINNED && std::env::var_os(PINNED_LIMIT).is_none() {
+        command.env(PINNED_LIMIT, own.limit.to_string());
+    }
+    Ok((what, command))
 }
 
-/// Carries out a job with `ranks` processes that meet by tonic-rdma-collective, and returns what rank 0
-/// reports.
-pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Training, Failure> {
-    // Rank 0 listens on this port a moment later. The kernel does not give it to another process so soon.
-    let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    let address = address.context("can't start the ranks")?;
-    let (_children, events) = start(ranks, job, |rank, command| {
+/// Returns the address on which processes here listen for one another.
+fn ip(host: Option<&Arc<Host>>) -> IpAddr {
+    host.map_or(Ipv4Addr::LOCALHOST.into(), |host| host.local_ip())
+}
+
+/// Returns the command of a process that carries out a job.
+fn command(job: &Job, rank: Option<Rank>) -> Result<Command, Failure> {
+    let job = serde_json::to_string(job).context("can't make JSON of a job")?;
+    let mut command = again()?;
+    command.args(["--parent", &std::process::id().to_string(), "--job", &job]).env(THREADS, "1");
+    if let Some(Rank { rank, ranks, address }) = rank {
         command.envs([
             ("RDMA_COLLECTIVE_RANK", rank.to_string()),
             ("RDMA_COLLECTIVE_SIZE", ranks.to_string()),
             ("RDMA_COLLECTIVE_ADDRESS", address.to_string()),
         ]);
-    })?;
+    }
+    Ok(command)
+}
+
+/// Starts the processes of a job, the latter half of them at `host` if there is one. Ranks meet at `meeting`.
+pub(crate) fn start<T: DeserializeOwned + Send + 'static>(
+    options: &Options,
+    host: Option<&Arc<Host>>,
+    meeting: Option<SocketAddr>,
+) -> Result<(Vec<Child>, Events<T>), Failure> {
+    let (sender, events) = channel();
+    let processes = options.processes();
+    let job = Job { options: options.clone(), ip: ip(host), memory: None };
+    let start = |process| {
+        let sender = sender.clone();
+        let sink = move |event: Event<String>| sender.send((process, event.parse())).is_ok();
+        let rank = meeting.map(|address| Rank { rank: process, ranks: processes, address });
+        match host.filter(|_| process >= processes.div_ceil(2)) {
+            Some(host) => {
+                let request = ProcessRequest { arguments: ends::own_arguments(1)?, rank };
+                host.start(options.name(process), KIND, &request, sink)
+            }
+            None => Child::start(options.name(process), command(&job, rank)?, sink),
+        }
+    };
+    Ok(((0..processes).map(start).collect::<Result<_, _>>()?, events))
+}
+
+/// Carries out a job with processes that meet by tonic-rdma-collective, and returns what rank 0 reports.
+pub(crate) fn run_ranks(options: &Options, host: Option<&Arc<Host>>) -> Result<Training, Failure> {
+    // Rank 0 listens on this port a moment later. The kernel does not give it to another process so soon.
+    let address = TcpListener::bind((ip(host), 0)).and_then(|listener| listener.local_addr());
+    let address = address.context("can't start the ranks")?;
+    let (children, events) = start::<Result<Training, String>>(options, host, Some(address))?;
+    let ranks = children.len();
     let (mut running, mut result, mut failed) = (ranks, None, None);
     while running > 0 && failed.as_ref().is_none_or(|(_, since): &(_, Instant)| since.elapsed() < GRACE) {
         let (rank, reason) = match events.recv_timeout(TICK) {
-            Ok((_, Event::Report(training))) => {
+            Ok((_, Event::Report(Ok(training)))) => {
                 result = Some(training);
+                continue;
+            }
+            Ok((rank, Event::Report(Err(reason)))) => {
+                // The others end because of it, and their end may be seen before.
+                let (before, since) = failed
+                    .take()
+                    .map_or_else(|| (String::new(), Instant::now()), |(text, since)| (text + "; ", since));
+                failed = Some((format!("{before}rank {rank} has failed: {reason}"), since));
                 continue;
             }
             Ok((rank, Event::Garbage(line))) => (rank, format!("wrote a line that is no result: {line}")),
@@ -82,9 +183,12 @@ pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Training, Failure
                 }
                 (rank, how_ended(status))
             }
-            Ok((rank, Event::Lost(reason) | Event::Refused { reason, .. })) => {
+            Ok((rank, Event::Lost(reason))) => {
                 running -= 1;
-                (rank, format!("is not there: {reason}"))
+                (rank, format!("is lost: {reason}"))
+            }
+            Ok((rank, Event::Refused { reason, usage })) => {
+                return Err(refused(&format!("rank {rank}"), &reason, usage));
             }
             Err(_) => continue,
         };
@@ -94,4 +198,15 @@ pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Training, Failure
         Some((reason, _)) => Err(reason.into()),
         None => result.ok_or_else(|| "rank 0 reported no result".into()),
     }
+}
+
+/// Makes the failure of a process that the other end did not start.
+pub(crate) fn refused(name: &str, reason: &str, usage: bool) -> Failure {
+    let text = format!("{name} is refused at the other end: {reason}");
+    if usage { Failure::usage(text) } else { Failure::run(text) }
+}
+
+/// Writes progress. stderr may be closed; the results have the same values.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }

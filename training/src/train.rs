@@ -13,11 +13,10 @@ use tonic_rdma_commands::table::grid;
 use tonic_rdma_commands::{Context as _, Failure, units};
 
 use crate::array::{Block, Error};
-use crate::data::{Data, part, reorder};
+use crate::data::{Data, SAME_SAMPLES, part, reorder};
 use crate::layer::{Gradients, Layer, cross_entropy};
 use crate::network::Model;
-use crate::options::Options;
-use crate::processes::cores;
+use crate::options::{Options, cores};
 use crate::variables::{Gradient, Variables};
 
 /// One rank of a training under way.
@@ -39,6 +38,10 @@ struct Trainer<'a> {
 /// Trains as one rank of the group. The result is the same on all ranks, but for the durations.
 pub(crate) fn train(job: &Options, group: &Group) -> Result<Training, Error> {
     let data = job.samples()?;
+    if let Some(other) = group.differs("the comparison of the samples", data.hash())? {
+        let rank = group.rank();
+        return Err(format!("rank {other} has other samples than rank {rank}: {SAME_SAMPLES}").into());
+    }
     let (ranks, samples) = (group.size(), data.train.len());
     if job.batch < ranks || job.batch > samples {
         return Err(Failure::usage(format!(
@@ -178,13 +181,7 @@ impl<'a> Trainer<'a> {
     fn finish(self, epochs: Vec<Epoch>) -> Result<Training, Error> {
         self.variables.settle(self.losses.len() as u64)?;
         let (hash, rank) = (self.variables.hash()?, self.group.rank());
-        let mut hashes = vec![0; self.group.size()];
-        if let Some(own) = hashes.get_mut(rank) {
-            *own = hash;
-        }
-        let gathered = self.group.communicator.all_gather(hashes.as_mut_slice()).wait();
-        self.group.done("the comparison of all ranks", gathered)?;
-        if let Some(other) = hashes.iter().position(|other| *other != hash) {
+        if let Some(other) = self.group.differs("the comparison of all ranks", hash)? {
             return Err(format!(
                 "rank {other} ended with other weights than rank {rank}, and all must end with the same bits"
             )
@@ -265,6 +262,16 @@ impl Group {
     pub(crate) fn sum(&self, values: &mut [f64]) -> Result<(), Failure> {
         let summed = self.communicator.all_reduce(values, Reduction::Sum).wait();
         self.done("the sum of results", summed).map(drop)
+    }
+
+    /// Returns a rank whose hash differs from that of this rank.
+    fn differs(&self, what: &str, hash: u64) -> Result<Option<usize>, Failure> {
+        let mut hashes = vec![0; self.size()];
+        if let Some(own) = hashes.get_mut(self.rank()) {
+            *own = hash;
+        }
+        self.done(what, self.communicator.all_gather(hashes.as_mut_slice()).wait())?;
+        Ok(hashes.iter().position(|other| *other != hash))
     }
 
     /// Names this rank in the failure of an operation.

@@ -1,15 +1,17 @@
 //! Drives a job: all modes in turn, a few steps each, and compares them.
 
-use std::io::Write as _;
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use tonic_rdma_commands::process::Child;
+use tonic_rdma_commands::remote::Host;
 use tonic_rdma_commands::{Context as _, Failure};
 
 use super::outcome::{Comparison, Death, ModeResult, Point};
 use super::parts::{Answers, Command, Parts, SILENCE, Sent, SentTensor, StepsReport};
-use crate::options::{OnDeath, Options};
-use crate::processes::{cores, start};
+use crate::data::SAME_SAMPLES;
+use crate::options::{OnDeath, Options, cores};
+use crate::processes::{say, start};
 use crate::step::{JobShape, Synchrony};
 
 /// A job under way.
@@ -27,8 +29,8 @@ struct Coordinator<'a> {
     step: u64,
 }
 
-/// Carries out a job whose graph has this shape.
-pub(crate) fn run(job: &Options, shape: JobShape) -> Result<Comparison, Failure> {
+/// Carries out a job whose graph has this shape, with a part of the processes at `host` if there is one.
+pub(crate) fn run(job: &Options, shape: JobShape, host: Option<&Arc<Host>>) -> Result<Comparison, Failure> {
     // Data that is missing is found before any process starts.
     let samples = job.samples()?.train.len();
     if job.batch < shape.workers || job.batch > samples {
@@ -38,7 +40,7 @@ pub(crate) fn run(job: &Options, shape: JobShape) -> Result<Comparison, Failure>
         )));
     }
     let steps = (samples / job.batch).saturating_mul(job.epochs).min(job.steps.unwrap_or(usize::MAX)) as u64;
-    let mut coordinator = Coordinator::start(job, shape)?;
+    let mut coordinator = Coordinator::start(job, shape, host)?;
     coordinator.connect(0)?;
     while coordinator.step < steps && !coordinator.reached() {
         coordinator.go_on(steps)?;
@@ -47,8 +49,8 @@ pub(crate) fn run(job: &Options, shape: JobShape) -> Result<Comparison, Failure>
 }
 
 impl<'a> Coordinator<'a> {
-    fn start(job: &'a Options, shape: JobShape) -> Result<Self, Failure> {
-        let (processes, events) = start(shape.parts(), job, |_, _| {})?;
+    fn start(job: &'a Options, shape: JobShape, host: Option<&Arc<Host>>) -> Result<Self, Failure> {
+        let (processes, events) = start(job, host, None)?;
         for (part, process) in processes.iter().enumerate() {
             say(&format!("{} is {}", shape.name(part), process.place()));
         }
@@ -61,7 +63,12 @@ impl<'a> Coordinator<'a> {
 
     /// Connects all parts. Their variables go on with `version`.
     fn connect(&mut self, version: u64) -> Result<(), Failure> {
-        let peers: Vec<String> = self.all(|_| Command::Listen)?;
+        let listening: Vec<(String, u64)> = self.all(|_| Command::Listen)?;
+        let (peers, samples): (Vec<String>, Vec<u64>) = listening.into_iter().unzip();
+        if let Some(other) = samples.iter().position(|hash| samples.first() != Some(hash)) {
+            let [first, other] = [0, other].map(|part| self.shape.name(part));
+            return Err(Failure::run(format!("{other} has other samples than {first}: {SAME_SAMPLES}")));
+        }
         let shape = self.shape.clone();
         let connect = |part| Command::Connect { shape: shape.clone(), part, peers: peers.clone(), version };
         self.all::<()>(connect).map(drop)
@@ -282,11 +289,6 @@ impl ModeResult {
         self.steps_s.truncate(self.losses.len());
         self.sent_later = Sent::default();
     }
-}
-
-/// Writes progress. stderr may be closed; the results have the same values.
-fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use tonic_rdma_commands::Failure;
 use tonic_rdma_commands::process::{Child, Event, end_all, how_ended};
 
 use super::process::ALIVE;
-use crate::processes::{Events, TICK};
+use crate::processes::{Events, TICK, refused};
 use crate::step::JobShape;
 
 /// How long a process that leaves may take.
@@ -86,10 +86,14 @@ impl Parts {
                     answers.died.push((process, how_ended(status)));
                     continue;
                 }
-                Ok((process, Event::Lost(reason) | Event::Refused { reason, .. })) => {
+                Ok((process, Event::Lost(reason))) => {
                     trouble.get_or_insert_with(Instant::now);
-                    answers.died.push((process, reason));
+                    answers.died.push((process, format!("is lost: {reason}")));
                     continue;
+                }
+                Ok((process, Event::Refused { reason, usage })) => {
+                    let name = self.processes.get(process).map_or("a process", Child::name);
+                    return Err(refused(name, &reason, usage));
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     for process in waiting {
@@ -134,7 +138,8 @@ impl Drop for Parts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Command {
-    /// Listen for the other parts of the next connection. Report: the address.
+    /// Read the samples, and listen for the other parts of the next connection. Report: the address, and the hash
+    /// of the samples.
     Listen,
     /// Connect to the other parts, and make the trainers of all modes. The variables that this process has go
     /// on with `version`.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufRead as _};
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -20,7 +21,7 @@ use tonic_rdma_graph::sites::{NodeSites, SiteOwner};
 use super::parts::{Command, Report, Sent, SentTensor, StepsReport};
 use crate::array::{Array, Error, failure};
 use crate::data::{Data, reorder};
-use crate::options::Options;
+use crate::options::{Job, Options};
 use crate::step::{Feed, JobShape, StepGraph};
 use crate::variables::Variables;
 
@@ -33,7 +34,10 @@ pub(super) const ALIVE: Duration = Duration::from_secs(10);
 /// The process of a part, between two commands.
 struct PartProcess {
     job: Options,
-    data: Arc<Data>,
+    /// The address to listen on.
+    ip: IpAddr,
+    /// Read at the first command, so that the coordinator learns of a file that is missing.
+    data: Option<Arc<Data>>,
     listener: Option<Listener>,
     connection: Option<Connection>,
     /// The variables of each mode.
@@ -47,15 +51,16 @@ struct Connection {
 }
 
 /// Carries out commands until stdin ends.
-pub(crate) fn serve(job: Options) -> Result<(), Failure> {
+pub(crate) fn serve(job: Job) -> Result<(), Failure> {
     // candle's products of matrices allocate memory once in each thread, which is no part of any node.
     let warm_up =
         || Tensor::ones((256, 256), DType::F32, &Device::Cpu).and_then(|ones| ones.matmul(&ones.t()?));
     warm_up().context("candle can't compute")?;
     let talk = "can't talk with the coordinator";
     say_alive().context(talk)?;
-    let data = Arc::new(job.samples()?);
-    let mut part = PartProcess { job, data, listener: None, connection: None, variables: Vec::new() };
+    let Job { options: job, ip, .. } = job;
+    let mut part =
+        PartProcess { job, ip, data: None, listener: None, connection: None, variables: Vec::new() };
     for line in io::stdin().lock().lines() {
         let command =
             serde_json::from_str(&line.context(talk)?).context("the coordinator sent no command")?;
@@ -84,10 +89,14 @@ impl PartProcess {
         Ok(match command {
             Command::Listen => {
                 self.disconnect();
-                let listener = Listener::bind("127.0.0.1:0").context("can't listen for the other parts")?;
+                if self.data.is_none() {
+                    self.data = Some(Arc::new(self.job.samples()?));
+                }
+                let address = SocketAddr::new(self.ip, 0).to_string();
+                let listener = Listener::bind(&address).context("can't listen for the other parts")?;
                 let address = listener.address().to_string();
                 self.listener = Some(listener);
-                to_value(address)?
+                to_value((address, self.data()?.hash()))?
             }
             Command::Connect { shape, part, peers, version } => {
                 self.connect(&shape, part, peers, version)
@@ -110,7 +119,7 @@ impl PartProcess {
             }
             Command::Test => {
                 let values = self.settled()?.first().ok_or("there is no mode")?.values()?;
-                let samples = &self.data.test;
+                let samples = &self.data()?.test;
                 let which = 0..self.job.test_samples.min(samples.len());
                 let [loss, correct, number] = self.job.model.test(&values, samples, which)?;
                 to_value((loss / number.max(1.0), correct / number.max(1.0)))?
@@ -128,6 +137,13 @@ impl PartProcess {
         peers: Vec<String>,
         version: u64,
     ) -> Result<(), Error> {
+        // The coordinator may be that of another host.
+        let known = self.job.shape().filter(|all| (1..=all.workers).contains(&shape.workers));
+        if known.map(|all| JobShape { workers: shape.workers, ..all }).as_ref() != Some(shape)
+            || part >= shape.parts()
+        {
+            return Err(format!("part {part} of {shape:?} is none of this job").into());
+        }
         let modes = self.job.modes()?;
         if self.variables.is_empty() {
             for _ in &modes {
@@ -144,14 +160,18 @@ impl PartProcess {
         let peering = Peering::new(Part(part), peers, &first.graph, &first.placements);
         let peering = peering.modes(modes.iter().copied()).timeout(self.job.deadline);
         let session = listener.connect(peering)?;
-        let mut trainers = Vec::new();
+        let (data, mut trainers) = (Arc::clone(self.data()?), Vec::new());
         for (graph, mode) in graphs.into_iter().zip(modes) {
             let transfers = session.transfers(mode)?;
-            let feeder = Feeder::new(Arc::clone(&self.data), shape.clone(), self.job.seed, &graph);
+            let feeder = Feeder::new(Arc::clone(&data), shape.clone(), self.job.seed, &graph);
             trainers.push(PartTrainer::new(graph, part, transfers, feeder, self.job.deadline)?);
         }
         self.connection = Some(Connection { trainers, session });
         Ok(())
+    }
+
+    fn data(&self) -> Result<&Arc<Data>, Error> {
+        self.data.as_ref().ok_or_else(|| "this part has read no samples".into())
     }
 
     /// Leaves the other parts.

@@ -15,15 +15,15 @@ use crate::{command, program, text, write_samples};
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// A training in a folder of its own.
-struct Training {
-    folder: TempDir,
+pub(crate) struct Training {
+    pub(crate) folder: TempDir,
 }
 
 impl Training {
     /// Has made-up pictures to train with.
-    fn with_pictures() -> Self {
+    pub(crate) fn with_pictures() -> Self {
         let training = Self { folder: tempfile::tempdir().unwrap() };
-        write_samples(training.folder.path());
+        write_samples(training.folder.path(), 96);
         training
     }
 
@@ -35,13 +35,13 @@ impl Training {
         training
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// Makes the command with these options, separated by spaces, and the data and the results of this
     /// folder.
-    fn command(&self, options: &str) -> Command {
+    pub(crate) fn command(&self, options: &str) -> Command {
         let mut command = command(&options.split_whitespace().collect::<Vec<_>>());
         for (option, path) in [
             ("--data", self.folder.path()),
@@ -54,18 +54,18 @@ impl Training {
     }
 
     /// Trains with these options. Returns the results and what the terminal shows.
-    fn run(&self, options: &str) -> (Value, String) {
+    pub(crate) fn run(&self, options: &str) -> (Value, String) {
         let output = self.command(options).output().unwrap();
         assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
         (self.results(), text(&output.stdout))
     }
 
-    fn results(&self) -> Value {
+    pub(crate) fn results(&self) -> Value {
         serde_json::from_slice(&std::fs::read(self.path("results.json")).unwrap()).unwrap()
     }
 }
 
-fn losses(mode: &Value) -> Vec<f64> {
+pub(crate) fn losses(mode: &Value) -> Vec<f64> {
     mode["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap_or(f64::NAN)).collect()
 }
 

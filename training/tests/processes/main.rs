@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod graph;
+mod hosts;
 
 use std::io::Write;
 use std::path::Path;
@@ -43,7 +44,7 @@ fn trains_as_one_does(ranks: usize, options: &[&str]) -> [Value; 2] {
 #[test]
 fn three_ranks_train_as_one_does() {
     let folder = tempfile::tempdir().unwrap();
-    write_samples(folder.path());
+    write_samples(folder.path(), 96);
     let data = folder.path().to_string_lossy();
     // Three ranks have shares of 6, 5 and 5 samples.
     let [_, several] = trains_as_one_does(3, &["--model", "mlp", "--batch", "16", "--data", &data]);
@@ -85,9 +86,9 @@ fn a_launcher_that_says_too_little_is_an_error() {
     }
 }
 
-/// Writes samples whose class shows in their pixels.
-fn write_samples(folder: &Path) {
-    for (name, number) in [("train", 96_u32), ("t10k", 20)] {
+/// Writes `samples` to train with, and others to test with, whose class shows in their pixels.
+fn write_samples(folder: &Path, samples: u32) {
+    for (name, number) in [("train", samples), ("t10k", 20)] {
         let classes: Vec<u8> = (0..number).map(|sample| (sample % 10) as u8).collect();
         let picture = |class: &u8| {
             (0..28 * 28_u32).map(|pixel| if pixel % 10 == u32::from(*class) { 255 } else { 9 }).collect()
