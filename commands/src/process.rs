@@ -295,12 +295,13 @@ impl Child {
         kill_process(Pid::from_child(&process), signal).map_err(|error| failed().because(error))
     }
 
-    /// Waits until the process has ended, at most this long. Returns its status, or nothing if it runs on.
+    /// Waits until the process has ended, at most this long. Returns its status, or nothing if it runs on or
+    /// nothing more will be heard of it.
     pub fn wait(&self, limit: Duration) -> Option<ExitStatus> {
         match &self.whereabouts {
             Whereabouts::Here { process, .. } => wait(limit, || lock(process).try_wait()),
             #[cfg(feature = "remote")]
-            Whereabouts::There(process) => wait(limit, || Ok(process.status())),
+            Whereabouts::There(process) => wait(limit, || process.status()),
         }
     }
 

@@ -817,9 +817,14 @@ impl RemoteProcess {
         let _ = self.host.sender.send(&Told::Kill { child: self.number });
     }
 
-    /// Returns the status with which the child has ended.
-    pub(crate) fn status(&self) -> Option<ExitStatus> {
-        *lock(&self.ended)
+    /// Returns the status with which the child has ended. Fails if nothing more will be heard of the child: it
+    /// was not started, or the connection has ended.
+    pub(crate) fn status(&self) -> io::Result<Option<ExitStatus>> {
+        let is_heard = lock(&self.host.children.entries).contains_key(&self.number);
+        match *lock(&self.ended) {
+            None if !is_heard => Err(io::ErrorKind::NotConnected.into()),
+            ended => Ok(ended),
+        }
     }
 
     /// Returns the address of the other end.
