@@ -2,7 +2,7 @@
 //! table. Both ends are in this process, so each row has the work of both.
 //!
 //! ```sh
-//! cargo test -p tonic-rdma-collective --test counts -- --nocapture
+//! cargo test -p tonic-rdma-graph --test counts -- --nocapture
 //! ```
 //!
 //! `COUNTS_PATHS` chooses the rows whose names have this text, and `COUNTS_OPERATIONS` the number of operations.
@@ -10,6 +10,9 @@
 //! own, because it counts those of the whole process.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
+mod graphs;
+
+use std::alloc::System;
 use std::any::Any;
 use std::env;
 use std::pin::pin;
@@ -23,6 +26,7 @@ use tonic::client::GrpcService;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::memory::Pool;
+use tonic_rdma::memory::trace::TracingAllocator;
 use tonic_rdma::{RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer, Verdict, gather};
 use tonic_rdma_collective::{Communicator, Launch, Reduction};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
@@ -56,7 +60,13 @@ const PATHS: &[&str] = &[
     "all-reduce, 64 B",
     "all-reduce, 1 MiB registered",
     "all-reduce, 1 MiB of the heap",
+    "graph step, static, 1 MiB each way",
+    "graph step, dynamic, 1 MiB each way",
 ];
+
+/// Places what the nodes of graphs allocate in registered memory. All other memory is that of the system.
+#[global_allocator]
+static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);
 
 const SMALL: usize = 64;
 const LARGE: usize = 1 << 20;
@@ -77,6 +87,7 @@ fn operations_of_the_steady_state() {
         named_tensors(&mut table).await;
         regions(&mut table).await;
         all_reduces(&mut table).await;
+        graphs::steps(&mut table).await;
     });
     table.print();
     table.check();
@@ -161,10 +172,14 @@ impl Table {
         }
     }
 
+    fn is_chosen(&self, path: &str) -> bool {
+        path.contains(&self.chosen)
+    }
+
     /// Counts operations of `path`, if it was chosen.
     async fn row(&mut self, path: &str, mut operation: impl AsyncFnMut()) {
         let path = *PATHS.iter().find(|name| **name == path).unwrap_or_else(|| panic!("add {path} to PATHS"));
-        if !path.contains(&self.chosen) {
+        if !self.is_chosen(path) {
             return;
         }
         let mut repeat = async |times| {
@@ -197,7 +212,7 @@ impl Table {
     }
 
     fn check(&self) {
-        let chosen = PATHS.iter().filter(|path| path.contains(&self.chosen)).count();
+        let chosen = PATHS.iter().filter(|path| self.is_chosen(path)).count();
         assert_eq!(chosen, self.rows.len(), "every path is counted");
         let is_above = |row: &&Row| {
             row.counts.regions.created > GROWTH
