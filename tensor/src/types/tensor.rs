@@ -247,9 +247,9 @@ impl Tensor {
     /// can send the bytes from there. Returns `None` if the bytes lie elsewhere, or the elements are not
     /// contiguous.
     ///
-    /// A tensor of [`from_bytes`](Self::from_bytes) may lie in a pool without the knowledge of the library
-    /// that allocated it ([`memory::trace`](tonic_rdma_verbs::memory::trace)). The lease then holds these
-    /// `Bytes`, so that the library can neither change nor free them while they are sent.
+    /// Memory of the heap may lie in a pool, because the program's allocator took it from there
+    /// ([`memory::trace`](tonic_rdma_verbs::memory::trace)). The lease then holds this memory, so that nobody
+    /// can change or free it while it is sent.
     pub fn registered(&self) -> Option<(Lease, Range<usize>)> {
         self.storage.registered(self.dense_range().ok()?)
     }
@@ -538,13 +538,12 @@ impl Storage {
     pub(super) fn registered(&self, range: Range<usize>) -> Option<(Lease, Range<usize>)> {
         match self {
             Self::Lease(lease) => Some((lease.clone(), range)),
-            Self::Bytes(bytes) => {
-                let length = range.len();
-                let part = bytes.get(range.clone())?;
-                let lease = find_sendable(part).or_else(|| find_traced(&bytes.slice(range)))?;
-                Some((lease, 0..length))
+            Self::Bytes(_) | Self::Heap(_) => {
+                let bytes = self.share(range);
+                let lease = find_sendable(&bytes).or_else(|| find_traced(&bytes))?;
+                Some((lease, 0..bytes.len()))
             }
-            Self::Heap(_) | Self::Strings(_) => None,
+            Self::Strings(_) => None,
         }
     }
 }
