@@ -290,9 +290,7 @@ impl Stream for LinkStream {
 impl Drop for LinkStream {
     fn drop(&mut self) {
         if let Some(link) = self.link.upgrade() {
-            // What the peer has got before it left, it has got.
-            link.poll_all();
-            link.fail(TensorError::peer_lost(&link.peer, "its process closed the link, ended or was killed"));
+            link.peer_left("its process closed the link, ended or was killed");
         }
     }
 }

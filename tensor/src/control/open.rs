@@ -185,37 +185,23 @@ async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
         Some(link) => link.ended(),
         None => return,
     };
-    let mut end = EndLinkOnDrop {
-        link,
-        error: TensorError::other("the runtime that polls for the link has shut down"),
-    };
+    let end = EndLinkOnDrop(link);
     tokio::select! {
-        answer = answers.message() => end.peer_left(answer.err()),
+        answer = answers.message() => if let Some(link) = end.0.upgrade() {
+            let reason = answer.err().map(|status| format!("the connection to it ended: {}", status.message()));
+            link.peer_left(reason.as_deref().unwrap_or("it closed the link"));
+        },
         () = ended => {}
     }
 }
 
-/// Ends a link when dropped, unless the link has ended.
-struct EndLinkOnDrop {
-    link: Weak<Link>,
-    error: TensorError,
-}
-
-impl EndLinkOnDrop {
-    fn peer_left(&mut self, status: Option<tonic::Status>) {
-        let Some(link) = self.link.upgrade() else { return };
-        let reason = status.map_or_else(
-            || "it closed the link".to_owned(),
-            |status| format!("the connection to it ended: {}", status.message()),
-        );
-        self.error = TensorError::peer_lost(&link.peer, &reason);
-    }
-}
+/// Ends the link when dropped, unless the link has ended.
+struct EndLinkOnDrop(Weak<Link>);
 
 impl Drop for EndLinkOnDrop {
     fn drop(&mut self) {
-        if let Some(link) = self.link.upgrade() {
-            link.fail(self.error.clone());
+        if let Some(link) = self.0.upgrade() {
+            link.fail(TensorError::other("the runtime that polls for the link has shut down"));
         }
     }
 }

@@ -303,6 +303,15 @@ impl Link {
         fault
     }
 
+    /// Ends the link, because the peer has left. What the peer has got before, it has got: the completions that
+    /// say so are taken first. This waits for a thread that polls, so no such thread may call it.
+    pub(crate) fn peer_left(&self, reason: &str) {
+        for polled in &self.ports {
+            polled.queue.drain();
+        }
+        self.fail(TensorError::peer_lost(&self.peer, reason));
+    }
+
     fn end(&self, error: TensorError) -> TensorError {
         let mut first = false;
         let fault = self.fault.get_or_init(|| {

@@ -286,3 +286,29 @@ fn a_waiting_owner_is_notified_by_a_peer_that_attaches_later() {
         });
     }
 }
+
+/// A receiver that leaves with the last tensor. What it has got, it has got: the sender is told so.
+#[test]
+fn a_receiver_may_leave_with_the_last_tensor() {
+    let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4 << 20]).unwrap()).unwrap();
+    for round in 0..40 {
+        let (address, opened) = std::sync::mpsc::channel();
+        let receiver = std::thread::spawn(move || {
+            tokio::runtime::Runtime::new().unwrap().block_on(async {
+                let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+                let mut slot = device.static_receiver("last", &spec, 1).unwrap();
+                address.send(device.endpoint()).unwrap();
+                drop(slot.recv().await.unwrap());
+            });
+        });
+        tokio::runtime::Runtime::new().unwrap().block_on(async {
+            let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+            let channel = device.channel(&opened.recv().unwrap(), 0).await.unwrap();
+            let mut sender = channel.static_sender("last", &spec).await.unwrap();
+            let region = device.allocate(4 << 20).unwrap();
+            let sent = sender.send_region(region).await;
+            assert!(sent.is_ok(), "round {round}: {sent:?}");
+        });
+        receiver.join().unwrap();
+    }
+}
