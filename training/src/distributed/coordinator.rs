@@ -1,5 +1,6 @@
 //! Drives a job: all modes in turn, a few steps each, and compares them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
@@ -8,7 +9,7 @@ use tonic_rdma_commands::remote::Host;
 use tonic_rdma_commands::{Context as _, Failure};
 
 use super::outcome::{Comparison, Death, ModeResult, Point};
-use super::parts::{Answers, Command, Parts, SILENCE, Sent, SentTensor, StepsReport};
+use super::parts::{Command, Parts, Reports, SILENCE, Sent, SentTensor, StepsReport};
 use crate::data::SAME_SAMPLES;
 use crate::options::{OnDeath, Options, cores};
 use crate::processes::{say, start};
@@ -27,6 +28,8 @@ struct Coordinator<'a> {
     deaths: Vec<Death>,
     /// The next step.
     step: u64,
+    /// In what the latest deaths were seen, for people to read.
+    within: String,
 }
 
 /// Carries out a job whose graph has this shape, with a part of the processes at `host` if there is one.
@@ -42,10 +45,14 @@ pub(crate) fn run(job: &Options, shape: JobShape, host: Option<&Arc<Host>>) -> R
     let steps = (samples / job.batch).saturating_mul(job.epochs).min(job.steps.unwrap_or(usize::MAX)) as u64;
     let mut coordinator = Coordinator::start(job, shape, host)?;
     coordinator.connect(0)?;
-    while coordinator.step < steps && !coordinator.reached() {
-        coordinator.go_on(steps)?;
+    loop {
+        let done = coordinator.go_on(steps);
+        if !coordinator.lost().is_empty() {
+            coordinator.go_on_without()?;
+        } else if let Some(sent) = done? {
+            return Ok(coordinator.finish(sent));
+        }
     }
-    coordinator.finish()
 }
 
 impl<'a> Coordinator<'a> {
@@ -55,10 +62,12 @@ impl<'a> Coordinator<'a> {
             say(&format!("{} is {}", shape.name(part), process.place()));
         }
         let members = (0..shape.parts()).collect();
-        let parts = Parts { processes, events, deadline: job.deadline, silence: SILENCE };
+        let (deadline, dead) = (job.deadline, BTreeMap::new());
+        let parts = Parts { processes, events, deadline, silence: SILENCE, dead };
         let result = |mode: &String| ModeResult { mode: mode.clone(), ..ModeResult::default() };
         let results = job.mode.iter().map(result).collect();
-        Ok(Self { job, first: shape.clone(), shape, parts, members, results, deaths: Vec::new(), step: 0 })
+        let (first, deaths, within) = (shape.clone(), Vec::new(), String::new());
+        Ok(Self { job, first, shape, parts, members, results, deaths, step: 0, within })
     }
 
     /// Connects all parts. Their variables go on with `version`.
@@ -74,29 +83,32 @@ impl<'a> Coordinator<'a> {
         self.all::<()>(connect).map(drop)
     }
 
-    /// Runs the steps until the next test in all modes, compares them, and tests.
-    fn go_on(&mut self, last: u64) -> Result<(), Failure> {
+    /// Tests if a test is due, or runs the steps until the next one in all modes, and compares them. After the
+    /// last step, returns how each part sent its tensors in each mode.
+    fn go_on(&mut self, last: u64) -> Result<Option<Vec<Vec<Vec<SentTensor>>>>, Failure> {
+        let (every, from) = (self.job.test_every as u64, self.step);
+        let tested = self.results.first().and_then(|result| result.points.last()).map(|point| point.step);
+        if from > 1 && (from % every == 0 || from == last) && tested != Some(from) {
+            self.within = format!("in the test after step {from}");
+            return self.test().map(|()| None);
+        }
+        if from >= last || self.reached() {
+            self.within = "after the last step".to_owned();
+            self.compare_workers()?;
+            return self.all(|_| Command::Sent).map(Some);
+        }
         // The first step is counted for itself, because its tensors are not in registered memory yet.
-        let every = self.job.test_every as u64;
-        let from = self.step;
         let to = if from == 0 { 1 } else { (from / every + 1) * every }.min(last);
         let (chief, workers) = (self.shape.chief(), self.shape.workers);
-        for mode in 0..self.results.len() {
-            let answers = self.ask(|_| Command::Run { mode, from, to })?;
-            if !answers.died.is_empty() {
-                return self.go_on_without(answers, mode);
-            }
-            let ran: Vec<StepsReport> = self.reports(answers)?;
+        for (mode, name) in self.job.mode.iter().enumerate() {
+            self.within = format!("in mode {name}, in a step from {from} on");
+            let ran: Vec<StepsReport> = self.all(|_| Command::Run { mode, from, to })?;
             if let Some(result) = self.results.get_mut(mode) {
                 result.add(&ran, chief, workers, from);
             }
         }
         self.step = to;
-        self.compare_losses(to)?;
-        if to > 1 && (to % every == 0 || to == last) {
-            self.test()?;
-        }
-        Ok(())
+        self.compare_losses(to).map(|()| None)
     }
 
     /// Checks that all modes have had the same losses, bit by bit.
@@ -151,49 +163,64 @@ impl<'a> Coordinator<'a> {
             && self.results.iter().all(|result| result.time_to_target_s.is_some())
     }
 
-    /// Goes on without the workers that died, from the last step that is complete, or ends with an error that
-    /// names them.
-    fn go_on_without(&mut self, answers: Answers, mode: usize) -> Result<(), Failure> {
-        let died = answers.died.iter().map(|(process, how)| format!("{} {how}", self.name(*process)));
-        let mode_name = self.results.get(mode).map_or("", |result| result.mode.as_str());
-        let died = died.collect::<Vec<_>>().join("; ");
-        let died = format!("{died}, in mode {mode_name}, in a step from {} on", self.step);
-        let workers: Vec<usize> = answers.died.iter().map(|(process, _)| *process).collect();
-        // The chief keeps variables that no other process has, unless all workers of a ring keep all of them.
-        let alone = self.shape.synchrony == Synchrony::ParameterServer || self.shape.model.reads_texts();
-        let chief = self.members.get(self.shape.chief());
-        let reason = if self.job.on_death == OnDeath::Fail {
-            "--on-death continue goes on without such a worker"
-        } else if alone && chief.is_some_and(|chief| workers.contains(chief)) {
-            "it kept variables that no other process has, so the training can't go on"
-        } else if workers.len() >= self.shape.workers {
-            "no worker is left"
-        } else {
-            self.members.retain(|member| !workers.contains(member));
-            self.shape.workers -= workers.len();
-            let complete: Vec<u64> = self.all(|_| Command::Complete)?;
-            // Workers of a parameter server keep no variables.
-            let of_workers = if self.shape.parts() > self.shape.workers { self.shape.workers } else { 0 };
-            let version = complete.into_iter().skip(of_workers).min().unwrap_or(0);
-            say(&format!("{died}; {} workers go on from step {version}", self.shape.workers));
-            self.deaths.push(Death { workers, step: version, how: died });
-            // Losses of steps that were not complete everywhere are not known; those of complete steps that
-            // no report came for neither.
-            self.step = version;
-            self.results.iter_mut().for_each(|result| result.go_on_from(version));
-            return self.connect(version);
-        };
-        Err(Failure::run(format!("{died}; {reason}")))
+    /// Returns the members that died.
+    fn lost(&self) -> Vec<usize> {
+        self.members.iter().copied().filter(|member| self.parts.dead.contains_key(member)).collect()
     }
 
-    fn finish(mut self) -> Result<Comparison, Failure> {
-        self.compare_workers()?;
-        // Of each part, those of each mode.
-        let sent: Vec<Vec<Vec<SentTensor>>> = self.all(|_| Command::Sent)?;
+    /// Goes on without the workers that died, from the last step that is complete, or ends with an error that
+    /// names them.
+    fn go_on_without(&mut self) -> Result<(), Failure> {
+        // The chief keeps variables that no other process has, unless all workers of a ring keep all of them.
+        let alone = self.shape.synchrony == Synchrony::ParameterServer || self.shape.model.reads_texts();
+        let mut workers = Vec::new();
+        loop {
+            let lost = self.lost();
+            workers.extend(&lost);
+            let died = workers.iter().map(|process| self.how_died(*process)).collect::<Vec<_>>().join("; ");
+            let died = format!("{died}, {}", self.within);
+            let chief = self.members.get(self.shape.chief());
+            let reason = if self.job.on_death == OnDeath::Fail {
+                Some("--on-death continue goes on without such a worker")
+            } else if alone && chief.is_some_and(|chief| lost.contains(chief)) {
+                Some("it kept variables that no other process has, so the training can't go on")
+            } else {
+                (lost.len() >= self.shape.workers).then_some("no worker is left")
+            };
+            if let Some(reason) = reason {
+                return Err(Failure::run(format!("{died}; {reason}")));
+            }
+            self.members.retain(|member| !lost.contains(member));
+            self.shape.workers -= lost.len();
+            let connected = self.connect_again(&died);
+            // Others may have died since.
+            if self.lost().is_empty() {
+                // Losses of steps that were not complete everywhere are not known; those of complete steps that
+                // no report came for neither.
+                self.step = connected?;
+                self.results.iter_mut().for_each(|result| result.go_on_from(self.step));
+                self.deaths.push(Death { workers, step: self.step, how: died });
+                return Ok(());
+            }
+        }
+    }
+
+    /// Connects the members that are left. Returns the number of steps that are complete at all of them.
+    fn connect_again(&mut self, died: &str) -> Result<u64, Failure> {
+        let complete: Vec<u64> = self.all(|_| Command::Complete)?;
+        // Workers of a parameter server keep no variables.
+        let of_workers = if self.shape.parts() > self.shape.workers { self.shape.workers } else { 0 };
+        let version = complete.into_iter().skip(of_workers).min().unwrap_or(0);
+        say(&format!("{died}; {} workers go on from step {version}", self.shape.workers));
+        self.connect(version).map(|()| version)
+    }
+
+    /// Makes the result. `sent` has the tensors of each part in each mode.
+    fn finish(mut self, sent: Vec<Vec<Vec<SentTensor>>>) -> Comparison {
         for part in sent {
             self.results.iter_mut().zip(part).for_each(|(result, tensors)| result.tensors.extend(tensors));
         }
-        Ok(Comparison {
+        Comparison {
             synchrony: self.first.synchrony,
             model: self.first.model,
             workers: self.first.workers,
@@ -203,7 +230,7 @@ impl<'a> Coordinator<'a> {
             target: self.job.target_accuracy,
             deaths: self.deaths,
             modes: self.results,
-        })
+        }
     }
 
     /// Checks that all parts that keep the same variables have the same bits.
@@ -226,31 +253,26 @@ impl<'a> Coordinator<'a> {
 
     /// Gives all parts a command, and returns their reports.
     fn all<T: DeserializeOwned>(&mut self, command: impl Fn(usize) -> Command) -> Result<Vec<T>, Failure> {
-        let answers = self.ask(command)?;
-        self.reports(answers)
+        let commands = self.members.iter().enumerate().map(|(part, process)| (*process, command(part)));
+        let reports = self.parts.ask(commands.collect())?;
+        self.values(reports)
     }
 
     fn one<T: DeserializeOwned>(&mut self, part: usize, command: Command) -> Result<T, Failure> {
         let process = self.members.get(part).copied().unwrap_or(part);
-        let answers = self.parts.ask(vec![(process, command)])?;
-        self.reports(answers)?.pop().ok_or_else(|| Failure::run("a part did not report"))
+        let reports = self.parts.ask(vec![(process, command)])?;
+        self.values(reports)?.pop().ok_or_else(|| Failure::run("a part did not report"))
     }
 
-    fn ask(&mut self, command: impl Fn(usize) -> Command) -> Result<Answers, Failure> {
-        let commands = self.members.iter().enumerate().map(|(part, process)| (*process, command(part)));
-        self.parts.ask(commands.collect())
-    }
-
-    /// Returns the reports if no part has died or failed.
-    fn reports<T: DeserializeOwned>(&self, answers: Answers) -> Result<Vec<T>, Failure> {
-        if let Some((process, how)) = answers.died.first() {
-            return Err(Failure::run(format!("{} {how}", self.name(*process))));
-        }
+    /// Returns the values of reports, if no part has died or failed.
+    fn values<T: DeserializeOwned>(&self, reports: Reports) -> Result<Vec<T>, Failure> {
         let (mut done, mut reasons) = (Vec::new(), Vec::new());
-        for (process, report) in answers.reports {
+        for (process, report) in reports {
             match report {
+                Some(Ok(value)) => done.push(value),
                 Some(Err(reason)) => reasons.push(format!("{}: {reason}", self.first.name(process))),
-                report => done.extend(report.and_then(Result::ok)),
+                None if self.parts.dead.contains_key(&process) => reasons.push(self.how_died(process)),
+                None => {}
             }
         }
         if !reasons.is_empty() {
@@ -260,10 +282,11 @@ impl<'a> Coordinator<'a> {
         values.collect::<Result<_, _>>().context("a part reported something else than was asked")
     }
 
-    /// Returns the name of a process by its first part, for people to read.
-    fn name(&self, process: usize) -> String {
+    /// Says how a process died, which it names by its first part.
+    fn how_died(&self, process: usize) -> String {
         let place = self.parts.processes.get(process).map_or_else(String::new, Child::place);
-        format!("{} ({place})", self.first.name(process))
+        let how = self.parts.dead.get(&process).map_or("", String::as_str);
+        format!("{} ({place}) {how}", self.first.name(process))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The processes of the parts, as the coordinator sees them, and what both say to each other. Each message is
 //! a line of JSON. Each command is answered by one report. In between, a process says that it runs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
@@ -29,72 +29,53 @@ pub(super) struct Parts {
     pub(super) events: Events<Report>,
     pub(super) deadline: Duration,
     pub(super) silence: Duration,
+    /// The processes that died, and how.
+    pub(super) dead: BTreeMap<usize, String>,
 }
 
-/// What became of a command that some parts got.
-pub(super) struct Answers {
-    /// The process of each command, and what it reported or why it failed. One that died has no report.
-    pub(super) reports: Vec<(usize, Option<Result<Value, String>>)>,
-    /// The processes that died, and how.
-    pub(super) died: Vec<(usize, String)>,
-}
+/// The process of each command, and what it reported or why it failed. One that died before has no report.
+pub(super) type Reports = Vec<(usize, Option<Result<Value, String>>)>;
 
 impl Parts {
-    /// Gives each of some processes a command, and waits for their reports. After the first failure or death,
-    /// the others have the deadline of the job and `GRACE` to answer. Those that don't are ended, and so is a
-    /// process that says nothing for too long.
-    pub(super) fn ask(&mut self, commands: Vec<(usize, Command)>) -> Result<Answers, Failure> {
-        let mut answers = Answers { reports: Vec::new(), died: Vec::new() };
+    /// Gives each of some processes a command, and waits for their reports. If one of them is dead, none gets a
+    /// command. After the first failure or death, the others have the deadline of the job and `GRACE` to answer.
+    /// Those that don't are ended, and so is a process that says nothing for too long.
+    pub(super) fn ask(&mut self, commands: Vec<(usize, Command)>) -> Result<Reports, Failure> {
+        let mut reports: Reports = commands.iter().map(|(process, _)| (*process, None)).collect();
+        if reports.iter().any(|(process, _)| self.dead.contains_key(process)) {
+            return Ok(reports);
+        }
         for (process, command) in commands {
             self.processes.get_mut(process).map_or(Ok(()), |child| child.send(&command))?;
-            answers.reports.push((process, None));
         }
         let mut trouble: Option<Instant> = None;
         // In time that this process waited, so that a pause of the whole job does not count.
         let mut silent: HashMap<usize, Duration> = HashMap::new();
         loop {
-            let is_dead = |process: usize| answers.died.iter().any(|(dead, _)| *dead == process);
-            let open =
-                answers.reports.iter().filter(|(process, report)| report.is_none() && !is_dead(*process));
-            let waiting: Vec<usize> = open.map(|(process, _)| *process).collect();
+            let open = reports.iter().filter(|(_, report)| report.is_none()).map(|(process, _)| *process);
+            let waiting: Vec<usize> = open.filter(|process| !self.dead.contains_key(process)).collect();
             if waiting.is_empty() {
-                return Ok(answers);
+                return Ok(reports);
+            }
+            let failed = |(process, report): &(usize, Option<Result<Value, String>>)| {
+                report.as_ref().is_some_and(Result::is_err) || self.dead.contains_key(process)
+            };
+            if reports.iter().any(failed) {
+                trouble.get_or_insert_with(Instant::now);
             }
             let too_long = trouble.is_some_and(|since| since.elapsed() > self.deadline + GRACE);
             let is_silent = |process: &usize| silent.get(process).is_some_and(|since| *since > self.silence);
             if let Some(process) = waiting.iter().copied().find(|process| too_long || is_silent(process)) {
-                trouble.get_or_insert_with(Instant::now);
                 self.kill(process);
                 let how = match too_long {
                     true => "does not answer".to_owned(),
                     false => format!("has said nothing for {} s", self.silence.as_secs()),
                 };
-                answers.died.push((process, format!("{how}, and was ended")));
+                self.dead.insert(process, format!("{how}, and was ended"));
                 continue;
             }
-            let (process, report) = match self.events.recv_timeout(TICK) {
-                Ok((process, Event::Report(Report::Alive))) => {
-                    silent.remove(&process);
-                    continue;
-                }
-                Ok((process, Event::Report(Report::Done(value)))) => (process, Ok(value)),
-                Ok((process, Event::Report(Report::Failed(reason)))) => (process, Err(reason)),
-                Ok((process, Event::Garbage(line))) => (process, Err(format!("it reported {line:?}"))),
-                Ok((process, Event::Ended(status))) => {
-                    trouble.get_or_insert_with(Instant::now);
-                    self.kill(process);
-                    answers.died.push((process, how_ended(status)));
-                    continue;
-                }
-                Ok((process, Event::Lost(reason))) => {
-                    trouble.get_or_insert_with(Instant::now);
-                    answers.died.push((process, format!("is lost: {reason}")));
-                    continue;
-                }
-                Ok((process, Event::Refused { reason, usage })) => {
-                    let name = self.processes.get(process).map_or("a process", Child::name);
-                    return Err(refused(name, &reason, usage));
-                }
+            let (process, event) = match self.events.recv_timeout(TICK) {
+                Ok(event) => event,
                 Err(RecvTimeoutError::Timeout) => {
                     for process in waiting {
                         *silent.entry(process).or_default() += TICK;
@@ -105,11 +86,31 @@ impl Parts {
                     return Err(Failure::run("all processes have ended"));
                 }
             };
-            silent.remove(&process);
-            if report.is_err() {
-                trouble.get_or_insert_with(Instant::now);
+            // The end of a process that was ended here says no more.
+            if self.dead.contains_key(&process) {
+                continue;
             }
-            match answers.reports.iter_mut().find(|(asked, _)| *asked == process) {
+            silent.remove(&process);
+            let report = match event {
+                Event::Report(Report::Alive) => continue,
+                Event::Report(Report::Done(value)) => Ok(value),
+                Event::Report(Report::Failed(reason)) => Err(reason),
+                Event::Garbage(line) => Err(format!("it reported {line:?}")),
+                Event::Ended(status) => {
+                    self.kill(process);
+                    self.dead.insert(process, how_ended(status));
+                    continue;
+                }
+                Event::Lost(reason) => {
+                    self.dead.insert(process, format!("is lost: {reason}"));
+                    continue;
+                }
+                Event::Refused { reason, usage } => {
+                    let name = self.processes.get(process).map_or("a process", Child::name);
+                    return Err(refused(name, &reason, usage));
+                }
+            };
+            match reports.iter_mut().find(|(asked, _)| *asked == process) {
                 Some((_, slot)) if slot.is_none() => *slot = Some(report),
                 _ => {
                     return Err(Failure::run(format!(
@@ -231,19 +232,36 @@ mod tests {
             Child::start(format!("process {number}"), command, |_| true).unwrap()
         };
         let processes = (0..number).map(start).collect();
-        Parts { processes, events, deadline: Duration::from_secs(600), silence }
+        Parts { processes, events, deadline: Duration::from_secs(600), silence, dead: BTreeMap::new() }
     }
 
     #[test]
     fn processes_that_say_nothing_are_ended_and_named() {
         let (sender, events) = channel();
         let mut parts = sleeping(2, events, Duration::from_secs(1));
-        let answers = parts.ask(vec![(0, Command::Listen), (1, Command::Listen)]).unwrap();
-        let mut died = answers.died;
-        died.sort();
+        assert_eq!(
+            parts.ask(vec![(0, Command::Listen), (1, Command::Listen)]).unwrap(),
+            [(0, None), (1, None)]
+        );
         let how = "has said nothing for 1 s, and was ended".to_owned();
-        assert_eq!(died, [(0, how.clone()), (1, how)]);
+        assert_eq!(parts.dead, BTreeMap::from([(0, how.clone()), (1, how)]));
         drop(sender);
+    }
+
+    #[test]
+    fn a_death_counts_once_and_fails_no_command_of_another_process() {
+        let (sender, events) = channel();
+        let mut parts = sleeping(3, events, Duration::from_secs(600));
+        parts.dead.insert(2, "was ended".to_owned());
+        let done = || Event::Report(Report::Done(1.into()));
+        let happened =
+            [(2, Event::Ended(None)), (2, done()), (1, Event::Lost("gone".to_owned())), (0, done())];
+        happened.into_iter().for_each(|event| sender.send(event).unwrap());
+        assert_eq!(parts.ask(vec![(0, Command::Hash)]).unwrap(), [(0, Some(Ok(1.into())))]);
+        let dead = [(1, "is lost: gone".to_owned()), (2, "was ended".to_owned())];
+        assert_eq!(parts.dead, BTreeMap::from(dead));
+        // The next command of all does not wait for one that is known to be dead.
+        assert_eq!(parts.ask(vec![(0, Command::Hash), (1, Command::Hash)]).unwrap(), [(0, None), (1, None)]);
     }
 
     #[test]
@@ -260,9 +278,8 @@ mod tests {
             }
             say(Report::Done("there".into()));
         });
-        let answers = parts.ask(vec![(0, Command::Listen)]).unwrap();
-        assert_eq!(answers.reports, [(0, Some(Ok("there".into())))]);
-        assert_eq!(answers.died, []);
+        assert_eq!(parts.ask(vec![(0, Command::Listen)]).unwrap(), [(0, Some(Ok("there".into())))]);
+        assert!(parts.dead.is_empty());
         speaking.join().unwrap();
     }
 }
