@@ -2,6 +2,7 @@
 //! listening end, and what its processes may take there.
 
 use std::process::Command;
+use std::sync::Arc;
 use std::{fmt, fs};
 
 use clap::Args;
@@ -66,7 +67,7 @@ pub struct End {
 
 impl End {
     /// Describes this host.
-    pub fn this() -> Self {
+    fn this() -> Self {
         let machine = Machine::this();
         let device = |found: FoundDevice| {
             let port = found.ports.iter().find(|port| port.state.contains("active")).or(found.ports.first());
@@ -91,12 +92,6 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Takes what `host` says of itself.
-    pub fn new(client: End, host: &Host) -> Result<Self, Failure> {
-        let (server, server_address) = (host.facts()?, host.address().to_owned());
-        Ok(Self { client, server, server_address, clock: host.clock() })
-    }
-
     /// Returns the lines of both, for people.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let Self { client, server, server_address, clock } = self;
@@ -106,6 +101,20 @@ impl Ends {
             ("clocks", clock.to_string()),
         ]
     }
+}
+
+/// Calls `server`, `HOST:PORT`, where the same program listens, if there is one.
+///
+/// # Errors
+///
+/// Fails as [`Host::call`] does.
+pub fn call(program: &str, server: Option<&str>) -> Result<Option<(Arc<Host>, Ends)>, Failure> {
+    let Some(address) = server else { return Ok(None) };
+    let client = End::this();
+    let host = Host::call(program, address, &client)?;
+    let ends =
+        Ends { client, server: host.facts()?, server_address: address.to_owned(), clock: host.clock() };
+    Ok(Some((host, ends)))
 }
 
 /// Parses the options that a caller of another host has given, as its command line is parsed, so that the same
@@ -158,17 +167,18 @@ pub fn limit_memory(bytes: u64) -> Result<(), Failure> {
     setrlimit(Resource::Data, limit).context("can't limit the memory of this process")
 }
 
-/// Serves the callers of a listening end until a signal comes. Each of their processes may take `limit` bytes.
+/// Listens on `address` and serves callers until a signal comes. Each of their processes may take `limit` bytes.
 ///
 /// # Errors
 ///
-/// Fails if the limit is too low, and as [`Listener::serve`] does.
-pub fn serve_callers(
-    listener: Listener,
-    program: &str,
+/// Fails if the limit is too low, and as [`Listener::bind`] and [`Listener::serve`] do.
+pub fn listen(
+    program: &'static str,
+    address: &str,
     limit: u64,
     admit: impl FnMut(&Request) -> Result<(String, Command), Failure>,
 ) -> Result<(), Failure> {
+    let listener = Listener::bind(program, address, &End::this())?;
     // Registered memory has this least limit.
     if limit < 1 << 20 {
         return Err(Failure::usage(format!("--limit: {limit} B is less than 1MiB")));

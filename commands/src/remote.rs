@@ -80,7 +80,7 @@ enum Greeting {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Told {
-    Start { child: u32, name: String, kind: String, job: Value },
+    Start { child: u32, name: String, job: Value },
     Line { child: u32, line: String },
     Close { child: u32 },
     Kill { child: u32 },
@@ -214,8 +214,9 @@ pub struct Listener {
 pub struct Request {
     /// The address of this host that the caller has called.
     pub ip: IpAddr,
-    /// What kind of child it is, and what the child needs to know.
-    pub kind: String,
+    /// The address of the caller.
+    pub caller: IpAddr,
+    /// What the child needs to know.
     job: Value,
 }
 
@@ -227,9 +228,7 @@ impl Request {
     /// Fails if the caller sent something else.
     pub fn job<J: DeserializeOwned>(&self) -> Result<J, Failure> {
         let job = J::deserialize(&self.job);
-        job.map_err(|error| {
-            Failure::usage(format!("the request for {} can't be read", self.kind)).because(error)
-        })
+        job.map_err(|error| Failure::usage("the request for a process can't be read").because(error))
     }
 }
 
@@ -540,8 +539,8 @@ impl Session {
                 }
             }
             Told::Kill { child } => drop(self.children.remove(&child)),
-            Told::Start { child, name, kind, job } => {
-                let request = Request { ip: self.ip, kind, job };
+            Told::Start { child, name, job } => {
+                let request = Request { ip: self.ip, caller: self.caller.ip().to_canonical(), job };
                 match self.start(child, &name, &request, start) {
                     Ok(what) => report_line(format!("{}: starts {what}", self.caller))?,
                     Err(failure) => {
@@ -753,8 +752,8 @@ impl Host {
         F::deserialize(&self.facts).context(format!("{} says nothing useful of itself", self.address))
     }
 
-    /// Starts a child of this `kind` at the other end. Its events go to `sink`, as those of
-    /// [`Child::start`] do; also a refusal is an event.
+    /// Starts a child at the other end. Its events go to `sink`, as those of [`Child::start`] do; also a refusal
+    /// is an event.
     ///
     /// # Errors
     ///
@@ -762,7 +761,6 @@ impl Host {
     pub fn start(
         self: &Arc<Self>,
         name: impl fmt::Display,
-        kind: &str,
         job: &impl Serialize,
         sink: impl FnMut(Event<String>) -> bool + Send + 'static,
     ) -> Result<Child, Failure> {
@@ -772,7 +770,7 @@ impl Host {
         let entry = Entry { sink: Box::new(sink), ended: Arc::clone(&ended) };
         lock(&self.children.entries).insert(number, entry);
         let job = serde_json::to_value(job).context(failed())?;
-        let start = Told::Start { child: number, name: name.clone(), kind: kind.to_owned(), job };
+        let start = Told::Start { child: number, name: name.clone(), job };
         let sent = self.sender.send(&start);
         // The loss of the connection may have come before the child was in the table.
         if let Some(reason) = lock(&self.children.lost).clone() {
@@ -856,4 +854,39 @@ fn connect(address: &str) -> Result<TcpStream, Failure> {
     let failure = Failure::run(format!("can't connect to {address}"));
     Err(failed
         .map_or_else(|| Failure::run(format!("{address} has no address")), |error| failure.because(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// A limit that only a test that hangs exceeds.
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn nothing_more_is_heard_of_a_refused_child() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let other = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"{\"welcome\":{\"facts\":null,\"clock\":0}}\n").unwrap();
+            stream
+        });
+        let host = Host::call("it", &address, &()).unwrap();
+        let mut other = other.join().unwrap();
+        let (sender, events) = channel();
+        let child = host.start("the child", &(), move |event| sender.send(event).is_ok()).unwrap();
+        let process = RemoteProcess { host: Arc::clone(&host), number: 0, ended: Arc::default() };
+        assert_eq!(process.status().unwrap(), None);
+        other.write_all(b"{\"refused\":{\"child\":0,\"reason\":\"no\",\"usage\":true}}\n").unwrap();
+        let refusal = Event::Refused { reason: "no".to_owned(), usage: true };
+        assert_eq!(events.recv_timeout(TIMEOUT).unwrap(), refusal);
+        assert!(process.status().is_err());
+        assert_eq!(child.wait(TIMEOUT), None);
+        drop(other);
+    }
 }

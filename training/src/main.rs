@@ -18,14 +18,14 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use serde::Serialize;
-use tonic_rdma_commands::ends::{Ends, limit_memory};
+use tonic_rdma_commands::ends::{self, Ends, limit_memory};
 use tonic_rdma_commands::plot::{self, Plot};
 use tonic_rdma_commands::{Context as _, Failure, explain, log, output, process, status};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 use array::failure;
 use options::{Job, Options};
-use processes::THREADS;
+use processes::{PROGRAM, THREADS};
 use train::{Group, Training};
 
 /// Places the tensors that cross in registered memory, from the second step of a graph on.
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Ok(options) => log(None, "warn").and_then(|()| run(&options)),
         Err(error) => explain(&error, &Options::command()),
     };
-    status("tonic-rdma-training", outcome)
+    status(PROGRAM, outcome)
 }
 
 fn run(options: &Options) -> Result<(), Failure> {
@@ -47,7 +47,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         return serve(job);
     }
     if let Some(address) = &options.listen {
-        return processes::listen_for_callers(address, options);
+        return ends::listen(PROGRAM, address, options.limit, |request| processes::admit(request, options));
     }
     options.check()?;
     output::check_files(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
@@ -60,7 +60,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         }
         return carry_out(options)?.map_or(Ok(()), |training| report_training(options, None, &training));
     }
-    let (host, ends) = processes::call(options)?.unzip();
+    let (host, ends) = ends::call(PROGRAM, options.server.as_deref())?.unzip();
     if let Some(shape) = options.shape() {
         let comparison = distributed::run(options, shape, host.as_ref())?;
         let plot = || distributed::figure(&comparison);
@@ -72,11 +72,11 @@ fn run(options: &Options) -> Result<(), Failure> {
 
 /// Carries out a job, for the process that started this one.
 fn serve(job: Job) -> Result<(), Failure> {
-    job.memory.map_or(Ok(()), limit_memory)?;
+    let limited = job.memory.map_or(Ok(()), limit_memory);
     if job.options.shape().is_some() {
-        return distributed::serve(job);
+        return limited.and_then(|()| distributed::serve(job));
     }
-    let outcome = carry_out(&job.options);
+    let outcome = limited.and_then(|()| carry_out(&job.options));
     if let Err(failure) = &outcome
         && job.memory.is_some()
     {
@@ -115,7 +115,7 @@ struct Between<'a, R> {
     result: &'a R,
 }
 
-/// Writes the files that the command line asks for, and prints the text.
+/// Writes the files that the command line asks for, and prints the hosts and the text.
 fn report(
     options: &Options,
     ends: Option<&Ends>,
@@ -130,5 +130,6 @@ fn report(
     if let Some(path) = &options.json {
         output::write_json(path, &Between { ends, result })?;
     }
-    output::print(text, options.json.as_deref())
+    let hosts = ends.map(Ends::lines).into_iter().flatten().map(|(name, text)| format!("{name}: {text}\n"));
+    output::print(&(hosts.collect::<String>() + text), options.json.as_deref())
 }

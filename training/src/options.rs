@@ -30,7 +30,7 @@ const MOST_WORKERS: u64 = 8;
 #[derive(Clone, Debug, Parser, Serialize, Deserialize)]
 #[command(name = "tonic-rdma-training", version)]
 pub(crate) struct Options {
-    /// Number of ranks, started as local processes [default: the number of cores, at least 2, with --server at most 16]
+    /// Number of ranks [default: the number of cores, at least 2, with --server at most 16]
     #[arg(long, value_name = "N", value_parser = number::<usize>("number", 1..=MOST_RANKS))]
     pub(crate) ranks: Option<usize>,
     /// Number of passes over the samples
@@ -103,16 +103,18 @@ pub(crate) struct Options {
     /// Run processes of trainings that another host starts, for one caller at a time, until a signal comes.
     /// Takes --data, --texts and --limit; the caller has the other options
     #[arg(long, value_name = "HOST:PORT", group = "way", conflicts_with_all = [
-        "ranks", "epochs", "steps", "batch", "model", "rate", "momentum", "seed", "length", "json", "plot", "server"
+        "ranks", "epochs", "steps", "batch", "model", "rate", "momentum", "seed", "mode", "workers", "target_accuracy", "on_death",
+        "test_every", "test_samples", "deadline", "length", "json", "plot", "server"
     ])]
     #[serde(skip)]
     pub(crate) listen: Option<String>,
-    /// With --listen: the most memory that each process may take, and as much registered memory
+    /// With --listen: the most registered memory of each process, and what its training may need. The system ends
+    /// a process that takes 4 GiB more
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "listen", default_value = "4GiB")]
     #[serde(skip)]
     pub(crate) limit: u64,
     /// Run the latter half of the processes, with the parameter server, on the host where
-    /// `tonic-rdma-training --listen` runs, at this address. --data and --texts are of this end
+    /// `tonic-rdma-training --listen` runs, at this address. This end reads its own --data and --texts
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip)]
     pub(crate) server: Option<String>,
@@ -314,6 +316,8 @@ mod tests {
             ("--listen a:1 --sync allreduce", "cannot be used with"),
             ("--listen a:1 --ranks 2", "cannot be used with"),
             ("--listen a:1 --json -", "cannot be used with"),
+            ("--listen a:1 --length 5", "cannot be used with"),
+            ("--listen a:1 --workers 2", "cannot be used with"),
             ("--limit 1GiB", "--listen"),
             ("--texts /tmp", "--sync"),
             ("--sync star", "star"),

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tonic_rdma_commands::ends::{self, End, Ends};
+use tonic_rdma_commands::ends;
 use tonic_rdma_commands::process::{Child, Event, again, how_ended};
-use tonic_rdma_commands::remote::{Host, Listener, Request};
+use tonic_rdma_commands::remote::{Host, Request};
 use tonic_rdma_commands::{Context as _, Failure, units};
 
 use crate::options::{Job, MOST_RANKS, Options};
@@ -32,14 +32,7 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 pub(crate) type Events<T> = Receiver<(usize, Event<T>)>;
 
 /// This program, as both ends of a training between two hosts name it.
-const PROGRAM: &str = "tonic-rdma-training";
-
-/// What a caller may ask a listening end for.
-const KIND: &str = "training-process";
-
-/// The variable for the most registered memory of a process, and its value without the variable.
-const PINNED_LIMIT: &str = "RDMA_PINNED_LIMIT";
-const PINNED: u64 = 2 << 30;
+pub(crate) const PROGRAM: &str = "tonic-rdma-training";
 
 /// A rank of a group, and where it meets the others.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -57,38 +50,32 @@ struct ProcessRequest {
     rank: Option<Rank>,
 }
 
-/// Calls the other end of a training between two hosts, and says what both are.
-pub(crate) fn call(options: &Options) -> Result<Option<(Arc<Host>, Ends)>, Failure> {
-    let Some(address) = &options.server else { return Ok(None) };
-    let this = End::this();
-    let host = Host::call(PROGRAM, address, &this)?;
-    let ends = Ends::new(this, &host)?;
-    ends.lines().iter().for_each(|(name, text)| say(&format!("{name}: {text}")));
-    Ok(Some((host, ends)))
-}
-
-/// Runs processes for callers, until a signal comes.
-pub(crate) fn listen_for_callers(address: &str, options: &Options) -> Result<(), Failure> {
-    let listener = Listener::bind(PROGRAM, address, &End::this())?;
-    ends::serve_callers(listener, PROGRAM, options.limit, |request| admit(request, options))
-}
-
 /// Makes the command of a caller's process. `own` are the options of the listening end.
-fn admit(request: &Request, own: &Options) -> Result<(String, Command), Failure> {
-    if request.kind != KIND {
-        return Err(Failure::usage(format!("{:?} is not started here", request.kind)));
-    }
+pub(crate) fn admit(request: &Request, own: &Options) -> Result<(String, Command), Failure> {
     let ProcessRequest { arguments, rank } = request.job()?;
     let mut asked: Options = ends::parse_arguments(&arguments)?;
     asked.check()?;
     let (model, shape) = (asked.model, asked.shape());
     let processes = match (&shape, rank) {
         (Some(shape), None) => shape.parts(),
-        (None, Some(Rank { rank, ranks, .. })) if rank < ranks && ranks as u64 <= MOST_RANKS => ranks,
-        _ => return Err(Failure::usage(format!("{rank:?} is no process of this training"))),
+        // Rank 0 listens on the address where all meet, and the others on that of the way to it.
+        (None, Some(Rank { rank, ranks, address }))
+            if (ranks.div_ceil(2)..ranks).contains(&rank)
+                && ranks as u64 <= MOST_RANKS
+                && address.ip().to_canonical() == request.caller =>
+        {
+            ranks
+        }
+        _ => {
+            return Err(Failure::usage(
+                "the request does not fit the training: a graph takes no rank, and other trainings need a rank of the \
+                 latter half, which meets the others at the caller's address",
+            ));
+        }
     };
-    // The variables, their momentum and their gradients; and both variables and gradients for each part.
-    let copies = 3 + 2 * shape.as_ref().map_or(1, JobShape::parts);
+    // Of each mode: the variables and their momentum in two versions, and the gradients; and both variables and
+    // gradients for each part.
+    let copies = asked.mode.len() * (5 + 2 * shape.as_ref().map_or(1, JobShape::parts));
     let needs = (model.parameters() * size_of::<f32>() * copies) as u64;
     if needs > own.limit {
         let (needs, limit) = (units::rough_size(needs), units::rough_size(own.limit));
@@ -103,9 +90,7 @@ fn admit(request: &Request, own: &Options) -> Result<(String, Command), Failure>
     (asked.json, asked.plot) = (None, None);
     let job = Job { options: asked, ip: request.ip, memory: Some(own.limit) };
     let mut command = command(&job, rank)?;
-    if own.limit < PINNED && std::env::var_os(PINNED_LIMIT).is_none() {
-        command.env(PINNED_LIMIT, own.limit.to_string());
-    }
+    command.env("RDMA_PINNED_LIMIT", own.limit.to_string());
     Ok((what, command))
 }
 
@@ -145,7 +130,7 @@ pub(crate) fn start<T: DeserializeOwned + Send + 'static>(
         match host.filter(|_| process >= processes.div_ceil(2)) {
             Some(host) => {
                 let request = ProcessRequest { arguments: ends::own_arguments(1)?, rank };
-                host.start(options.name(process), KIND, &request, sink)
+                host.start(options.name(process), &request, sink)
             }
             None => Child::start(options.name(process), command(&job, rank)?, sink),
         }
@@ -160,19 +145,20 @@ pub(crate) fn run_ranks(options: &Options, host: Option<&Arc<Host>>) -> Result<T
     let address = address.context("can't start the ranks")?;
     let (children, events) = start::<Result<Training, String>>(options, host, Some(address))?;
     let ranks = children.len();
-    let (mut running, mut result, mut failed) = (ranks, None, None);
-    while running > 0 && failed.as_ref().is_none_or(|(_, since): &(_, Instant)| since.elapsed() < GRACE) {
+    let (mut running, mut result, mut failed) = (ranks, None, None::<(String, Instant)>);
+    while running > 0 && failed.as_ref().is_none_or(|(_, since)| since.elapsed() < GRACE) {
         let (rank, reason) = match events.recv_timeout(TICK) {
             Ok((_, Event::Report(Ok(training)))) => {
                 result = Some(training);
                 continue;
             }
             Ok((rank, Event::Report(Err(reason)))) => {
-                // The others end because of it, and their end may be seen before.
-                let (before, since) = failed
-                    .take()
-                    .map_or_else(|| (String::new(), Instant::now()), |(text, since)| (text + "; ", since));
-                failed = Some((format!("{before}rank {rank} has failed: {reason}"), since));
+                // The others end because of it, and their end may be seen before. Several may have one reason.
+                failed = Some(match failed {
+                    Some((text, since)) if text.contains(&reason) => (text, since),
+                    Some((text, since)) => (format!("{text}; rank {rank} has failed: {reason}"), since),
+                    None => (format!("rank {rank} has failed: {reason}"), Instant::now()),
+                });
                 continue;
             }
             Ok((rank, Event::Garbage(line))) => (rank, format!("wrote a line that is no result: {line}")),

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use indicatif::ProgressBar;
 use tonic_rdma_commands::cores::{self, Cores};
-use tonic_rdma_commands::ends::{End, Ends};
+use tonic_rdma_commands::ends;
 use tonic_rdma_commands::remote::Host;
 use tonic_rdma_commands::{Context as _, Failure, output};
 
@@ -64,9 +64,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     // A connection that fails because the limit is too low is reported.
     let _ = raise_open_files();
     output::check_files(&[("--json", options.json.as_deref())])?;
-    let this = End::this();
-    let host = options.server.as_ref().map(|address| Host::call(PROGRAM, address, &this)).transpose()?;
-    let ends = host.as_ref().map(|host| Ends::new(this, host)).transpose()?;
+    let (host, ends) = ends::call(PROGRAM, options.server.as_deref())?.unzip();
     // Must precede the pinning of this process to one core.
     let costs = Costs::measure();
     let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());

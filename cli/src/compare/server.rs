@@ -21,8 +21,8 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
 use tonic::transport::Server;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaRoutes, RdmaServer, gather};
-use tonic_rdma_commands::ends::{End, limit_memory, own_arguments, parse_arguments, serve_callers};
-use tonic_rdma_commands::remote::{Host, Listener, Request as ChildRequest};
+use tonic_rdma_commands::ends::{self, limit_memory, own_arguments, parse_arguments};
+use tonic_rdma_commands::remote::{Host, Request as ChildRequest};
 use tonic_rdma_commands::{Context as _, Failure, cores};
 use tonic_rdma_proto::placement::placement_server::PlacementServer;
 use tonic_rdma_tensor::RdmaDevice;
@@ -268,7 +268,7 @@ pub(crate) async fn start(
         Some(host) => {
             let (arguments, pinned) = (own_arguments(2)?, job.core.is_some());
             let request = ServerRequest { arguments, pinned };
-            children.start_at(host, NAME, KIND, &request)?;
+            children.start_at(host, NAME, &request)?;
         }
         None => children.start(NAME, command(job)?)?,
     }
@@ -277,12 +277,11 @@ pub(crate) async fn start(
     Ok((children, addresses.pop().ok_or_else(missing)?))
 }
 
-/// The name of the server process, for people, and the subcommand that runs it.
+/// The name of the server process, for people.
 const NAME: &str = "the server process";
-const KIND: &str = "compare-server";
 
 fn command(job: &ServerJob) -> Result<Command, Failure> {
-    let mut command = process::command(KIND, job)?;
+    let mut command = process::command("compare-server", job)?;
     if job.options.container {
         command = container(&command);
     }
@@ -296,15 +295,11 @@ const MOST_CELLS: usize = 1000;
 /// Serves the callers of `address`, until a signal comes.
 pub(crate) fn listen_for_callers(address: &str, options: &CompareOptions) -> Result<(), Failure> {
     Rdma::new(&options.provider)?;
-    let listener = Listener::bind(PROGRAM, address, &End::this())?;
-    serve_callers(listener, PROGRAM, options.limit, |request| admit(request, options))
+    ends::listen(PROGRAM, address, options.limit, |request| admit(request, options))
 }
 
 /// Makes the job of a caller's server process. `options` are those of the listening end.
 fn admit(request: &ChildRequest, options: &CompareOptions) -> Result<(String, Command), Failure> {
-    if request.kind != KIND {
-        return Err(Failure::usage(format!("{:?} is not started here", request.kind)));
-    }
     let ServerRequest { arguments, pinned } = request.job()?;
     let asked: CompareOptions = parse_arguments(&arguments)?;
     if asked.connections.is_some() || asked.container || asked.listen.is_some() {

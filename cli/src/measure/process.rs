@@ -168,10 +168,9 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
         &mut self,
         host: &Arc<Host>,
         name: &str,
-        kind: &str,
         job: &impl Serialize,
     ) -> Result<(), Failure> {
-        let child = host.start(name, kind, job, self.sink())?;
+        let child = host.start(name, job, self.sink())?;
         self.running.push(child);
         Ok(())
     }

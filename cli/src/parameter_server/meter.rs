@@ -243,8 +243,8 @@ pub(crate) fn admit(
     let is_known = (1..=MAX_SERVERS as usize).contains(&cell.servers)
         && (1..=MAX_WORKERS as usize).contains(&cell.workers)
         && number < cell.servers;
-    if request.kind != SERVER || !is_known {
-        return Err(Failure::usage(format!("{:?} {number} of {cell:?} is not started here", request.kind)));
+    if !is_known {
+        return Err(Failure::usage(format!("server {number} of {cell:?} is not started here")));
     }
     let (needs, limit) = (needed(cell, &asked.modes()), options.limit);
     if needs > limit {
@@ -317,7 +317,7 @@ impl Session {
             match host {
                 Some(host) => {
                     let request = ServerRequest { arguments: own_arguments(2)?, cell, number: server };
-                    session.children.start_at(host, &name, SERVER, &request)?;
+                    session.children.start_at(host, &name, &request)?;
                 }
                 None => session.children.start(&name, process::command(SERVER, &job(server, server))?)?,
             }

@@ -26,8 +26,7 @@ mod meter;
 mod options;
 mod show;
 
-use tonic_rdma_commands::ends::{self, End, Ends};
-use tonic_rdma_commands::remote::{Host, Listener};
+use tonic_rdma_commands::ends;
 use tonic_rdma_commands::{Context as _, Failure, output};
 
 use crate::measure::report::progress_bar;
@@ -45,16 +44,11 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     // A bad variable or provider is refused before the measuring.
     Rdma::new(&options.provider)?;
     if let Some(address) = &options.listen {
-        let listener = Listener::bind(PROGRAM, address, &End::this())?;
-        return ends::serve_callers(listener, PROGRAM, options.limit, |request| {
-            meter::admit(request, options)
-        });
+        return ends::listen(PROGRAM, address, options.limit, |request| meter::admit(request, options));
     }
     output::check_files(&[("--json", options.json.as_deref())])?;
     let cells = meter::cells(options)?;
-    let this = End::this();
-    let host = options.server.as_ref().map(|address| Host::call(PROGRAM, address, &this)).transpose()?;
-    let ends = host.as_ref().map(|host| Ends::new(this, host)).transpose()?;
+    let (host, ends) = ends::call(PROGRAM, options.server.as_deref())?.unzip();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("can't start a runtime")?;
     let progress = progress_bar(0);

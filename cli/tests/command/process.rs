@@ -20,8 +20,12 @@ pub(crate) fn tonic_rdma(arguments: &[&str]) -> Command {
     command
 }
 
+/// Runs the command to its end, which comes within 240 s unless it hangs.
 pub(crate) fn run(arguments: &[&str]) -> Output {
-    tonic_rdma(arguments).output().unwrap()
+    let limit = Duration::from_secs(240);
+    let ran = tonic_rdma_commands::process::run("tonic-rdma", tonic_rdma(arguments), limit).unwrap();
+    let status = ran.status.unwrap_or_else(|| panic!("{arguments:?} hangs: {}", ran.errors));
+    Output { status, stdout: ran.output.into(), stderr: ran.errors.into() }
 }
 
 /// Checks that the command ended with `status` and one line on stderr that contains each of `named`.

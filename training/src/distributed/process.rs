@@ -142,7 +142,7 @@ impl PartProcess {
         if known.map(|all| JobShape { workers: shape.workers, ..all }).as_ref() != Some(shape)
             || part >= shape.parts()
         {
-            return Err(format!("part {part} of {shape:?} is none of this job").into());
+            return Err(format!("this job has no part {part} with {} workers", shape.workers).into());
         }
         let modes = self.job.modes()?;
         if self.variables.is_empty() {

@@ -1,18 +1,16 @@
 //! Trainings through a graph, with real processes.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{command, program, text, write_samples};
-
-/// Far more than a run takes. A run that hangs ends here.
-const LIMIT: Duration = Duration::from_secs(240);
+use crate::{LIMIT, command, program, run, write_samples};
 
 /// A training in a folder of its own.
 pub(crate) struct Training {
@@ -28,7 +26,7 @@ impl Training {
     }
 
     /// Has these texts to train with.
-    fn with_texts(texts: impl Iterator<Item = String>) -> Self {
+    pub(crate) fn with_texts(texts: impl Iterator<Item = String>) -> Self {
         let training = Self { folder: tempfile::tempdir().unwrap() };
         let file: String = texts.map(|text| format!("{text}\n%\n")).collect();
         std::fs::write(training.path("sayings"), file).unwrap();
@@ -55,9 +53,35 @@ impl Training {
 
     /// Trains with these options. Returns the results and what the terminal shows.
     pub(crate) fn run(&self, options: &str) -> (Value, String) {
-        let output = self.command(options).output().unwrap();
-        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-        (self.results(), text(&output.stdout))
+        let ran = run(self.command(options));
+        assert!(ran.succeeded(), "{}{}", ran.output, ran.errors);
+        (self.results(), ran.output)
+    }
+
+    /// Trains with these options, and hands each line of stderr to `each`, which may end the process.
+    pub(crate) fn watched(&self, options: &str, mut each: impl FnMut(&mut Child, &str)) -> Watched {
+        let mut process = self.command(options).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = BufReader::new(process.stderr.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        let (end, mut errors) = (Instant::now() + LIMIT, String::new());
+        loop {
+            match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    errors += &format!("{line}\n");
+                    each(&mut process, &line);
+                }
+                // The process has ended, and so have its children.
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    process.kill().unwrap();
+                    panic!("the training hangs: {errors}");
+                }
+            }
+        }
+        Watched { code: process.wait().unwrap().code(), errors }
     }
 
     pub(crate) fn results(&self) -> Value {
@@ -178,9 +202,9 @@ fn a_missing_data_set_names_the_package_and_the_script() {
         (["--model", "mlp", "--data", &*place], "dataset-fashion-mnist"),
         (["--model", "lstm", "--texts", &*place], "fortunes"),
     ] {
-        let output = program(&[&["--sync", "parameter-server"], &arguments[..]].concat());
-        let errors = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{errors}");
+        let ran = program(&[&["--sync", "parameter-server"], &arguments[..]].concat());
+        let errors = &ran.errors;
+        assert_eq!(ran.status.unwrap().code(), Some(1), "{errors}");
         assert!(
             errors.contains(&format!("training/prepare installs Debian's package {package}")),
             "{errors}"
@@ -189,88 +213,60 @@ fn a_missing_data_set_names_the_package_and_the_script() {
     }
 }
 
-/// A training whose worker 1 is killed after the first test.
-struct Disturbed {
-    success: bool,
-    errors: String,
-    results: Option<Value>,
+/// What a training wrote to stderr, and its exit status, if it was not killed.
+pub(crate) struct Watched {
+    pub(crate) code: Option<i32>,
+    pub(crate) errors: String,
 }
 
-fn kill_worker_1(sync: &str, workers: u32, on_death: &str) -> Disturbed {
-    let training = Training::with_pictures();
-    // A training that ends with the worker must not end before, however late this process kills the worker.
-    let steps = if on_death == "fail" { 6000 } else { 60 };
-    let mut command = training.command(&format!(
-        "--sync {sync} --workers {workers} --model mlp --batch 12 --epochs 1000 --steps {steps} --test-every 5 --on-death {on_death}"
-    ));
-    let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stderr = BufReader::new(process.stderr.take().unwrap());
-    let mut worker: Option<i32> = None;
-    let mut errors = String::new();
-    loop {
-        let mut line = String::new();
-        assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "the training ended before the test: {errors}");
-        errors.push_str(&line);
+/// Kills worker 1 of a training after the first test.
+fn kill_worker_1(training: &Training, options: &str) -> Watched {
+    let options = format!("{options} --model mlp --batch 12 --epochs 1000 --test-every 5");
+    let mut worker = None;
+    let watched = training.watched(&options, |_, line| {
         if let Some(process) = line.strip_prefix("worker 1 is process ") {
-            worker = process.trim().parse().ok();
+            worker = Pid::from_raw(process.parse().unwrap());
         }
-        if line.starts_with("step ") {
-            break;
+        if line.starts_with("step ")
+            && let Some(worker) = worker.take()
+        {
+            kill_process(worker, Signal::KILL).unwrap();
         }
-    }
-    kill_process(Pid::from_raw(worker.unwrap()).unwrap(), Signal::KILL).unwrap();
-    let reader = std::thread::spawn(move || {
-        let mut rest = String::new();
-        stderr.read_to_string(&mut rest).unwrap();
-        rest
     });
-    let success = wait(&mut process);
-    errors.push_str(&reader.join().unwrap());
-    let results = success.then(|| training.results());
-    Disturbed { success, errors, results }
-}
-
-fn wait(child: &mut Child) -> bool {
-    let began = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status.success();
-        }
-        if began.elapsed() > LIMIT {
-            child.kill().unwrap();
-            panic!("the training hangs");
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    assert_eq!(worker, None, "the training ended before the test: {}", watched.errors);
+    watched
 }
 
 #[test]
 fn a_worker_that_dies_ends_the_training_with_its_name() {
     for sync in ["parameter-server", "allreduce"] {
-        let disturbed = kill_worker_1(sync, 2, "fail");
-        assert!(!disturbed.success, "{}", disturbed.errors);
-        let last = disturbed.errors.lines().last().unwrap();
-        for part in ["worker 1 (process ", "signal: 9", "in mode rdma-zerocp", "--on-death continue"] {
-            assert!(last.contains(part), "{part}: {}", disturbed.errors);
+        let options = format!("--sync {sync} --workers 2 --steps 6000 --on-death fail");
+        let Watched { code, errors } = kill_worker_1(&Training::with_pictures(), &options);
+        assert_eq!(code, Some(1), "{errors}");
+        let last = errors.lines().last().unwrap();
+        for part in ["worker 1 (process ", "signal: 9", "--on-death continue"] {
+            assert!(last.contains(part), "{part}: {errors}");
         }
     }
 }
 
 #[test]
 fn a_training_goes_on_without_a_worker_that_dies_and_its_model_is_not_spoiled() {
+    const STEPS: usize = 300;
     for (sync, workers, left) in [("parameter-server", 2, 1), ("allreduce", 3, 2)] {
-        let disturbed = kill_worker_1(sync, workers, "continue");
-        let errors = &disturbed.errors;
-        assert!(disturbed.success, "{errors}");
+        let training = Training::with_pictures();
+        let options = format!("--sync {sync} --workers {workers} --steps {STEPS} --on-death continue");
+        let Watched { code, errors } = kill_worker_1(&training, &options);
+        assert_eq!(code, Some(0), "{errors}");
         assert!(errors.contains(&format!("{left} workers go on from step")), "{errors}");
-        let results = disturbed.results.unwrap();
+        let results = training.results();
         assert_eq!(results["deaths"][0]["workers"], serde_json::json!([1]), "{errors}");
         let step = results["deaths"][0]["step"].as_u64().unwrap() as usize;
-        assert!((5..60).contains(&step), "{errors}");
+        assert!((5..STEPS).contains(&step), "{errors}");
         let losses = losses(&results["modes"][0]);
-        assert_eq!(losses.len(), 60);
+        assert_eq!(losses.len(), STEPS);
         assert!(losses[step..].iter().all(|loss| loss.is_finite()), "{losses:?}");
-        assert!(losses[59] < losses[0] / 10.0, "{losses:?}");
+        assert!(losses[STEPS - 1] < losses[0] / 10.0, "{losses:?}");
         let points = results["modes"][0]["points"].as_array().unwrap();
         assert!(points.last().unwrap()["accuracy"].as_f64().unwrap() > 0.9, "{points:?}");
     }

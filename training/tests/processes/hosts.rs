@@ -2,18 +2,16 @@
 //! losses as on one host, what the ends say, and what is refused.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use tonic_rdma_commands::process::Child;
+use tonic_rdma_commands::process::{Child, Finished};
 
-use crate::graph::{Training, losses};
-use crate::{command, program, text, write_samples};
-
-/// Longest wait for a line or an end. Only a test that hangs takes as long.
-const LIMIT: Duration = Duration::from_secs(240);
+use crate::graph::{Training, Watched, losses};
+use crate::{LIMIT, command, program, run, write_samples};
 
 /// A listening end. The drop of this value kills it.
 struct Listening {
@@ -40,21 +38,14 @@ impl Listening {
 
     /// Waits for a line that contains `text`.
     fn says(&mut self, text: &str) -> String {
-        let end = Instant::now() + LIMIT;
-        loop {
-            let line = self.process.line(end.saturating_duration_since(Instant::now()));
-            let line = line.unwrap_or_else(|error| panic!("it did not say {text:?}: {error}"));
-            if line.contains(text) {
-                return line;
-            }
-        }
+        self.process.line_with(text, LIMIT).unwrap()
     }
 }
 
 /// Checks that the program ended with `status`, and that the last line on stderr contains each of `named`.
-fn refused(output: &std::process::Output, status: i32, named: &[&str]) {
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(status), "{said}");
+fn refused(ran: &Finished, status: i32, named: &[&str]) {
+    let said = &ran.errors;
+    assert_eq!(ran.status.unwrap().code(), Some(status), "{said}");
     let last = said.lines().last().unwrap_or_default();
     for name in named {
         assert!(last.contains(name), "{name:?} is missing in {said}");
@@ -70,10 +61,9 @@ fn a_graph_over_two_ends_trains_as_on_one_host_bit_by_bit() {
             "--sync {sync} --workers 2 --mode grpc-tcp,rdma-zerocp --model mlp --batch 16 --steps 4 --test-every 4"
         );
         let (here, _) = training.run(&options);
-        let output = training.command(&format!("{options} --server {}", other.address)).output().unwrap();
-        let said = text(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        let between = training.results();
+        let ran = run(training.command(&format!("{options} --server {}", other.address)));
+        let (said, between) = (&ran.errors, training.results());
+        assert!(ran.succeeded(), "{said}");
         for mode in 0..2 {
             let [here, between] = [&here, &between].map(|results| &results["modes"][mode]);
             assert_eq!((losses(here), &here["weights"]), (losses(between), &between["weights"]), "{sync}");
@@ -86,7 +76,7 @@ fn a_graph_over_two_ends_trains_as_on_one_host_bit_by_bit() {
             assert!(end["devices"][0].as_str().is_some_and(|device| device.contains("soft0")), "{end}");
         }
         assert_eq!(here["ends"], Value::Null);
-        let mut first = said.lines();
+        let mut first = ran.output.lines();
         for (name, shown) in [
             ("this end: ", "soft0 (soft"),
             ("other end: ", &*other.address),
@@ -126,43 +116,43 @@ fn the_other_end_has_samples_of_its_own_and_the_caller_learns_what_is_wrong_with
     write_samples(others.path(), 80);
     let with = |folder: &tempfile::TempDir| Listening::start(&["--data", &folder.path().to_string_lossy()]);
     let (missing, differing) = (with(&empty), with(&others));
-    for way in ["--sync parameter-server", "--sync collective"] {
+    // Two processes are at the other end. Ranks have one reason, which is said once.
+    for (way, reasons) in [("parameter-server", 2), ("collective", 1)] {
         let run = |at: &Listening| {
-            let options = format!("{way} --model mlp --batch 16 --server {}", at.address);
-            training.command(&options).output().unwrap()
+            let options = format!("--sync {way} --workers 4 --model mlp --batch 16 --server {}", at.address);
+            run(training.command(&options))
         };
         let file = empty.path().join("train-images-idx3-ubyte.gz");
-        refused(&run(&missing), 1, &[&file.to_string_lossy(), "is missing"]);
-        let output = run(&differing);
-        refused(&output, 1, &[]);
-        let said = text(&output.stderr);
-        assert!(said.contains("has other samples than") && said.contains("--data"), "{said}");
+        let ran = run(&missing);
+        refused(&ran, 1, &[&file.to_string_lossy()]);
+        assert_eq!(ran.errors.matches("is missing").count(), reasons, "{}", ran.errors);
+        refused(&run(&differing), 1, &["has other samples than", "--data"]);
     }
 }
 
 #[test]
 fn an_end_that_leaves_in_the_middle_is_named_or_gone_on_without() {
-    for (on_death, success) in [("fail", false), ("continue", true)] {
+    for (on_death, code) in [("fail", Some(1)), ("continue", None)] {
         let training = Training::with_pictures();
-        let other = Listening::with_samples(&training);
-        let steps = if success { 300 } else { 6000 };
-        let mut command = training.command(&format!(
-            "--sync allreduce --workers 2 --model mlp --batch 12 --epochs 1000 --steps {steps} --test-every 5 --on-death {on_death} --server {}",
-            other.address
-        ));
-        let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
-        assert!(lines.any(|line| line.starts_with("step ")));
-        drop(other);
-        let rest: Vec<String> = lines.collect();
-        assert_eq!(process.wait().unwrap().success(), success, "{rest:?}");
-        let lost = rest.iter().find(|line| line.contains("worker 1 (a process at 127.0.0.2:")).unwrap();
-        assert!(lost.contains("is lost: the connection to 127.0.0.2:"), "{rest:?}");
-        if success {
-            let results = training.results();
-            assert_eq!(results["deaths"][0]["workers"], json!([1]));
-            assert_eq!(losses(&results["modes"][0]).len(), 300);
-        }
+        let mut other = Some(Listening::with_samples(&training));
+        let options = format!(
+            "--sync allreduce --workers 4 --model mlp --batch 12 --epochs 1000000 --test-every 5 --on-death {on_death} --server {}",
+            other.as_ref().unwrap().address
+        );
+        let mut goes_on = false;
+        let Watched { code: ended, errors } = training.watched(&options, |process, line| {
+            // Both workers of the other end are lost, which may be seen at different times.
+            goes_on |= line.contains("; 2 workers go on from step ");
+            if line.starts_with("step ") {
+                drop(other.take());
+                if goes_on {
+                    process.kill().unwrap();
+                }
+            }
+        });
+        assert_eq!((ended, goes_on), (code, code.is_none()), "{errors}");
+        let lost = errors.lines().find(|line| line.contains("(a process at 127.0.0.2:"));
+        assert!(lost.is_some_and(|line| line.contains("is lost: the connection to 127.0.0.2:")), "{errors}");
     }
 }
 
@@ -170,69 +160,80 @@ fn an_end_that_leaves_in_the_middle_is_named_or_gone_on_without() {
 fn what_a_caller_may_ask_for_has_limits() {
     let training = Training::with_pictures();
     let little = Listening::start(&["--limit", "1MiB"]);
-    let run =
-        |options: &str| training.command(&format!("{options} --server {}", little.address)).output().unwrap();
     for way in ["--sync parameter-server", "--sync collective"] {
-        let refusal = run(&format!("{way} --model mlp --batch 16"));
-        refused(&refusal, 2, &["is refused at the other end", "--limit of the listening end", "1.00 MiB"]);
+        let options = format!("{way} --model mlp --batch 16 --server {}", little.address);
+        refused(
+            &run(training.command(&options)),
+            2,
+            &["is refused at the other end", "--limit of the listening end", "1.00 MiB"],
+        );
     }
     // A caller that is none of ours. It chooses no file and no program.
-    let mut other = Listening::with_samples(&training);
-    let mut stream = TcpStream::connect(&other.address).unwrap();
+    let texts = Training::with_texts((0..60).map(|number| format!("saying {number}")));
+    let folders = [&training, &texts].map(|training| training.folder.path().to_string_lossy());
+    let mut other = Listening::start(&["--data", &folders[0], "--texts", &folders[1]]);
+    let stream = TcpStream::connect(&other.address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let hello =
-        json!({ "program": "tonic-rdma-training", "version": env!("CARGO_PKG_VERSION"), "facts": "a test" });
-    writeln!(stream, "{hello}").unwrap();
+    let send = |message: &Value| (&stream).write_all(format!("{message}\n").as_bytes()).unwrap();
+    send(
+        &json!({ "program": "tonic-rdma-training", "version": env!("CARGO_PKG_VERSION"), "facts": "a test" }),
+    );
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
     assert!(lines.next().unwrap().contains("welcome"));
-    let mut start = |number: u32, kind: &str, job: &Value| {
-        let start = json!({ "start": { "child": number, "name": "x", "kind": kind, "job": job } });
-        writeln!(stream, "{start}").unwrap();
+    let mut alive = stream.try_clone().unwrap();
+    let alive = thread::spawn(move || {
+        while alive.write_all(b"\"alive\"\n").is_ok() {
+            thread::sleep(Duration::from_secs(1));
+        }
+    });
+    let start = |child: u32, job: &Value| {
+        send(&json!({ "start": { "child": child, "name": "x", "job": job } }));
     };
     let graph =
         |more: &[&str]| json!({ "arguments": ([&["--sync", "allreduce"], more].concat()), "rank": null });
-    let rank = |rank: usize, ranks: usize| {
-        let rank = json!({ "rank": rank, "ranks": ranks, "address": "127.0.0.1:1" });
+    let rank = |rank: usize, ranks: usize, address: &str| {
+        let rank = json!({ "rank": rank, "ranks": ranks, "address": address });
         json!({ "arguments": ["--ranks", "2"], "rank": rank })
     };
-    for (kind, job, said) in [
-        ("sh", json!({}), "\\\"sh\\\" is not started here"),
-        ("training-process", json!([]), "can't be read"),
-        ("training-process", graph(&["--workers", "9"]), "bad number"),
-        ("training-process", graph(&["--mode", "tcp"]), "is no mode"),
-        ("training-process", graph(&["--ranks", "2"]), "cannot be used with"),
-        ("training-process", json!({ "arguments": [], "rank": null }), "is no process of this training"),
-        ("training-process", rank(2, 2), "is no process of this training"),
-        ("training-process", rank(1, 257), "is no process of this training"),
+    for (job, said) in [
+        (json!([]), "can't be read"),
+        (graph(&["--workers", "9"]), "bad number"),
+        (graph(&["--mode", "tcp"]), "is no mode"),
+        (graph(&["--ranks", "2"]), "cannot be used with"),
+        (json!({ "arguments": [], "rank": null }), "does not fit the training"),
+        (rank(2, 2, "127.0.0.1:1"), "does not fit the training"),
+        (rank(200, 257, "127.0.0.1:1"), "does not fit the training"),
+        // Rank 0 would listen where the caller says, and others on another interface.
+        (rank(0, 2, "127.0.0.1:1"), "does not fit the training"),
+        (rank(1, 2, "127.0.0.9:1"), "does not fit the training"),
     ] {
-        start(1, kind, &job);
+        start(1, &job);
         let answer = lines.find(|line| line != r#""alive""#).unwrap();
         assert!(answer.contains("refused") && answer.contains(said), "{answer}");
     }
     // It reads the samples of the listening end, whatever the caller names, and takes only its own job.
-    let written = training.path("written");
-    let paths = ["--data", "/nowhere", "--texts", "/nowhere", "--json", &*written.to_string_lossy()];
-    start(2, "training-process", &graph(&[&paths[..], &["--model", "mlp"]].concat()));
-    let shape = |workers: usize, model: &str| {
-        json!({ "connect": {
-            "shape": { "model": model, "synchrony": "allreduce", "workers": workers, "batch": 128 },
-            "part": 0, "peers": [], "version": 0
-        } })
-    };
-    let mut tell = |command: &Value| {
-        let told = json!({ "line": { "child": 2, "line": command.to_string() } });
-        writeln!(stream, "{told}").unwrap();
+    let mut tell = |child: u32, command: &Value| {
+        send(&json!({ "line": { "child": child, "line": command.to_string() } }));
         lines.find(|line| line.contains("done") || line.contains("failed") || line.contains("ended")).unwrap()
     };
-    let listens = tell(&json!("listen"));
-    assert!(listens.contains("done") && listens.contains("127.0.0.2:"), "{listens}");
-    for (workers, model) in [(1 << 40, "mlp"), (0, "mlp"), (2, "wide")] {
-        let answer = tell(&shape(workers, model));
-        assert!(answer.contains("failed") && answer.contains("is none of this job"), "{answer}");
+    for (child, model) in [(2, "mlp"), (3, "lstm")] {
+        start(child, &graph(&["--data", "/nowhere", "--texts", "/nowhere", "--model", model]));
+        let listens = tell(child, &json!("listen"));
+        assert!(listens.contains("done") && listens.contains("127.0.0.2:"), "{listens}");
     }
-    drop((stream, lines));
+    for (workers, model) in [(1_u64 << 40, "mlp"), (0, "mlp"), (2, "wide")] {
+        let answer = tell(
+            2,
+            &json!({ "connect": {
+                "shape": { "model": model, "synchrony": "allreduce", "workers": workers, "batch": 128 },
+                "part": 0, "peers": [], "version": 0
+            } }),
+        );
+        assert!(answer.contains("failed") && answer.contains("this job has no part 0 with"), "{answer}");
+    }
+    stream.shutdown(Shutdown::Both).unwrap();
+    alive.join().unwrap();
     other.says(" has left after ");
-    assert!(!written.exists());
 }
 
 #[test]
@@ -241,13 +242,11 @@ fn bad_ends_are_named() {
     refused(&program(&["--server", "nowhere"]), 2, &["--server", "\"nowhere\"", "HOST:PORT"]);
     refused(&program(&["--server", "127.0.0.1:1"]), 1, &["can't connect to 127.0.0.1:1"]);
     refused(&program(&["--listen", "127.0.0.1:0", "--limit", "1023KiB"]), 2, &["--limit", "less than 1MiB"]);
-    let launched = command(&["--server", "127.0.0.1:1"])
-        .envs([
-            ("RDMA_COLLECTIVE_RANK", "0"),
-            ("RDMA_COLLECTIVE_SIZE", "2"),
-            ("RDMA_COLLECTIVE_ADDRESS", "127.0.0.1:1"),
-        ])
-        .output()
-        .unwrap();
-    refused(&launched, 2, &["a launcher started this process", "--server"]);
+    let mut launched = command(&["--server", "127.0.0.1:1"]);
+    launched.envs([
+        ("RDMA_COLLECTIVE_RANK", "0"),
+        ("RDMA_COLLECTIVE_SIZE", "2"),
+        ("RDMA_COLLECTIVE_ADDRESS", "127.0.0.1:1"),
+    ]);
+    refused(&run(launched), 2, &["a launcher started this process", "--server"]);
 }

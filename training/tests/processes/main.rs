@@ -6,11 +6,16 @@ mod hosts;
 
 use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
+use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::Value;
+use tonic_rdma_commands::process::{self, Finished};
+
+/// Far more than a run takes, and longest wait for a line. Only a test that hangs takes as long.
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// Trains with one rank and with `ranks`, with these options, and compares the losses of the first 100 steps.
 /// The sums of the gradients have another order with several ranks, so the losses differ by rounding, and
@@ -20,13 +25,13 @@ fn trains_as_one_does(ranks: usize, options: &[&str]) -> [Value; 2] {
     let [one, several] = [1, ranks].map(|ranks| {
         let (json, plot) = (folder.path().join("results.json"), folder.path().join("loss.svg"));
         let (number, paths) = (ranks.to_string(), [&json, &plot].map(|path| path.to_string_lossy()));
-        let output =
+        let ran =
             program(&[&["--ranks", &number, "--json", &paths[0], "--plot", &paths[1]], options].concat());
-        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(ran.succeeded(), "{}{}", ran.output, ran.errors);
         let results: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
         let name = if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks") };
         assert!(std::fs::read_to_string(&plot).unwrap().contains(&name));
-        assert!(text(&output.stdout).contains(&name));
+        assert!(ran.output.contains(&name));
         assert_eq!(results["train"]["ranks"], ranks);
         results["train"].clone()
     });
@@ -63,9 +68,9 @@ fn two_ranks_train_on_real_pictures_as_one_does() {
 #[test]
 fn a_failed_rank_ends_the_program_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
-    let output = program(&["--ranks", "2", "--data", &folder.path().to_string_lossy()]);
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{errors}");
+    let ran = program(&["--ranks", "2", "--data", &folder.path().to_string_lossy()]);
+    let errors = &ran.errors;
+    assert_eq!(ran.status.unwrap().code(), Some(1), "{errors}");
     assert!(errors.contains("training/prepare installs"), "{errors}");
     assert!(errors.contains("ended (exit status: 1)"), "{errors}");
 }
@@ -75,14 +80,11 @@ fn a_launcher_that_says_too_little_is_an_error() {
     let open_mpi = [("OMPI_COMM_WORLD_RANK", "1")];
     let hydra = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
     for (variables, lacks) in [(&open_mpi[..], "OMPI_COMM_WORLD_SIZE"), (&hydra, "RDMA_COLLECTIVE_ADDRESS")] {
-        let output = Command::new(env!("CARGO_BIN_EXE_tonic-rdma-training"))
-            .env_remove("OMPI_COMM_WORLD_SIZE")
-            .envs(variables.iter().copied())
-            .output()
-            .unwrap();
-        let errors = text(&output.stderr);
-        assert!(!output.status.success());
-        assert!(errors.contains(lacks), "{errors}");
+        let mut command = command(&[]);
+        command.envs(variables.iter().copied());
+        let ran = run(command);
+        assert!(!ran.succeeded());
+        assert!(ran.errors.contains(lacks), "{}", ran.errors);
     }
 }
 
@@ -110,8 +112,12 @@ fn write(path: &Path, dimensions: &[u32], elements: &[u8]) {
 }
 
 /// Runs the program without the variables of a launcher that may have started this test.
-fn program(arguments: &[&str]) -> Output {
-    command(arguments).output().unwrap()
+fn program(arguments: &[&str]) -> Finished {
+    run(command(arguments))
+}
+
+fn run(command: Command) -> Finished {
+    process::run("the program", command, LIMIT).unwrap()
 }
 
 /// Makes the command without the variables of a launcher.
@@ -129,9 +135,4 @@ fn command(arguments: &[&str]) -> Command {
     // Many processes on a busy machine need longer to connect than peers have by default.
     command.env("RDMA_HANDSHAKE_TIMEOUT", "120s").args(arguments);
     command
-}
-
-/// Returns the output of a program as text.
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
