@@ -38,7 +38,7 @@ use crate::compare::options::{CompareOptions, Conditions, PROGRAM, ServerJob, Se
 use crate::compare::plan::Plan;
 use crate::compare::results::{Checks, Facts, Row};
 use crate::compare::server::Addresses;
-use crate::compare::trials::{Meter, Participant};
+use crate::compare::trials::{Meter, Participant, generator_polls};
 use crate::measure::machine::Costs;
 use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::report::progress_bar;
@@ -91,7 +91,8 @@ fn measure_rounds(
     for _ in 0..options.rounds {
         let mut rows = Vec::new();
         for part in plan.parts() {
-            let runtime = if part.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
+            let never_idle = part.is_open_loop() && generator_polls(cores.is_some());
+            let runtime = if never_idle { flavour.build_never_idle() } else { flavour.build() };
             let runtime = runtime.context("can't start a runtime")?;
             let measured = runtime.block_on(measure(options, part, cores, ends, progress))?;
             rows.extend(measured.rows);

@@ -389,8 +389,8 @@ impl Facts {
         lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
         if self.open_loop {
             let what = "Poisson arrivals, the same for all modes; latency counts from the time when a call was due; a client \
-                        with a core of its own polls while it waits for the next call, which is not in CPU/op; any other client \
-                        sleeps";
+                        with a core of its own and no CPU limit polls in gaps of up to 3 ms, which is not in CPU/op; any other \
+                        client sleeps";
             lines.push(("open loop", what.to_owned()));
         }
         let first = self.ends.iter().flat_map(Ends::lines);

@@ -136,9 +136,14 @@ impl MeasuredCell<'_> {
         let schedule = poisson_arrivals(rate, length, mix(u64::from(round)) ^ rate.to_bits());
         let (bound, width) = self.cell.concurrency();
         let first = round as usize * schedule.len();
-        let sleeps = !self.pinned || Processors::current().is_limited();
-        OfferedLoad { schedule, length, first, bound, width, sleeps }
+        OfferedLoad { schedule, length, first, bound, width, sleeps: !generator_polls(self.pinned) }
     }
+}
+
+/// Returns whether the load generator of an open loop polls between operations: it has a core of its own, and what
+/// it takes is missing nowhere else.
+pub(crate) fn generator_polls(pinned: bool) -> bool {
+    pinned && !Processors::current().is_limited()
 }
 
 /// A mode with its connection.

@@ -9,8 +9,8 @@
 //! A generator with a core of its own polls instead: in gaps of up to 3 ms it yields again and again, which lets
 //! answers in, and spins for moments while no answer is expected. So the runtime is never idle then. The CPU
 //! time of this waiting belongs to no operation, so it is measured and subtracted. A generator that shares its
-//! processors, or has a CPU limit, must not poll: it would take the time of those that work for a call, and under
-//! a limit the kernel would stop the whole process for most of each period.
+//! processors, or has a CPU limit below two CPUs, must not poll: it would take the time of those that work for a
+//! call, and under a limit the kernel would stop the whole process for most of each period.
 //!
 //! Whether a mode fell behind is decided by the tally of its trials (`Tally` in `trials/mod.rs`).
 
@@ -159,6 +159,21 @@ impl<'a> Generator<'a> {
 
     /// Waits until `due`, and counts answers that arrive. Sleeps if there is a timer, and polls if not.
     async fn wait_until(&mut self, due: Instant, timer: Option<&Timer>) -> io::Result<()> {
+        let Some(timer) = timer else {
+            self.poll_until(due).await;
+            return Ok(());
+        };
+        loop {
+            self.reap();
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            timer.sleep(left).await?;
+        }
+    }
+
+    async fn poll_until(&mut self, due: Instant) {
         // Measures from one reading of the clock to the next, so that the time of the readings, which is no
         // small part, counts too.
         let mut read = cores::thread_cpu_time();
@@ -170,11 +185,7 @@ impl<'a> Generator<'a> {
             self.reap();
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(());
-            }
-            if let Some(timer) = timer {
-                timer.sleep(left).await?;
-                continue;
+                return;
             }
             if left > SLEEP_FROM {
                 tokio::time::sleep(left - WAKE_EARLY).await;
@@ -272,9 +283,10 @@ impl Timer {
         timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &value)?;
         loop {
             let mut ready = self.0.readable().await?;
-            match retry_on_intr(|| read(&self.0, &mut [0_u8; 8])) {
-                Err(Errno::AGAIN) => ready.clear_ready(),
-                outcome => return outcome.map(|_| ()).map_err(io::Error::from),
+            let outcome = retry_on_intr(|| read(&self.0, &mut [0_u8; 8]));
+            ready.clear_ready();
+            if outcome != Err(Errno::AGAIN) {
+                return outcome.map(|_| ()).map_err(io::Error::from);
             }
         }
     }
