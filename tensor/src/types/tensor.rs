@@ -539,8 +539,8 @@ impl Storage {
         match self {
             Self::Lease(lease) => Some((lease.clone(), range)),
             Self::Bytes(_) | Self::Heap(_) => {
-                let bytes = self.share(range);
-                let lease = find_sendable(&bytes).or_else(|| find_traced(&bytes))?;
+                let bytes = self.bytes().get(range.clone())?;
+                let lease = find_sendable(bytes).or_else(|| find_traced(bytes, || self.share(range)))?;
                 Some((lease, 0..bytes.len()))
             }
             Self::Strings(_) => None,

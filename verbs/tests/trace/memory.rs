@@ -182,10 +182,10 @@ fn a_lease_keeps_the_owner_and_names_exactly_the_bytes() {
     let trace = trace();
     let kernel = || (0..10_000_u32).map(|number| number as u8).collect::<Vec<u8>>();
     trace.crossed(&execute(&trace, 0, kernel));
-    assert!(find_traced(&shared(vec![1; 100])).is_none());
+    assert!(find_traced(&[1; 100], || shared(vec![1; 100])).is_none());
     let bytes = shared(execute(&trace, 0, kernel));
     let (address, extent) = (bytes.as_ptr(), trace.report().pool.leased_send);
-    let lease = find_traced(&bytes.slice(100..9000)).unwrap();
+    let lease = find_traced(&bytes[100..9000], || bytes.slice(100..9000)).unwrap();
     drop(bytes);
     assert_eq!((lease.as_ptr(), lease.len()), (address.wrapping_add(100), 8900));
     assert_eq!(lease.remote().address, lease.as_ptr() as u64);

@@ -254,15 +254,15 @@ fn any(length: usize) -> Vec<u8> {
     vec![if cfg!(debug_assertions) { 0xa5 } else { 0 }; length]
 }
 
-/// Finds the traced allocation in a pool that holds all of `bytes`, and returns a lease that keeps `bytes`.
-/// While no traced allocation lies in a pool, a lookup takes one load.
-pub fn find_traced(bytes: &Bytes) -> Option<Lease> {
+/// Finds the traced allocation in a pool that holds all of `bytes`, and returns a lease that keeps the allocation:
+/// `share` returns the same bytes, shared. While no traced allocation lies in a pool, a lookup takes one load.
+pub fn find_traced(bytes: &[u8], share: impl FnOnce() -> Bytes) -> Option<Lease> {
     if !live::any_placed() {
         return None;
     }
     let _pause = NodeScope::pause();
     let slab = live::find(bytes, |live| Some(Arc::clone(live.extent.as_ref()?.slab())))?;
-    Lease::of_traced(slab, bytes.clone())
+    Lease::of_traced(slab, share())
 }
 
 /// A site, and the table that it belongs to.
