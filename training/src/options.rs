@@ -108,8 +108,8 @@ pub(crate) struct Options {
     ])]
     #[serde(skip)]
     pub(crate) listen: Option<String>,
-    /// With --listen: the most registered memory of each process, and what its training may need. The system ends
-    /// a process that takes 4 GiB more
+    /// With --listen: the most registered memory of each process, and what its training may need. Allocations
+    /// of 4 GiB more fail
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "listen", default_value = "4GiB")]
     #[serde(skip)]
     pub(crate) limit: u64,

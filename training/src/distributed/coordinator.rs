@@ -47,6 +47,9 @@ pub(crate) fn run(job: &Options, shape: JobShape, host: Option<&Arc<Host>>) -> R
     coordinator.connect(0)?;
     loop {
         let done = coordinator.go_on(steps);
+        if done.is_err() && coordinator.lost().is_empty() {
+            coordinator.parts.await_death();
+        }
         if !coordinator.lost().is_empty() {
             coordinator.go_on_without()?;
         } else if let Some(sent) = done? {

@@ -20,6 +20,9 @@ const LEAVE: Duration = Duration::from_secs(5);
 /// How long the other parts may take to answer after one has failed or died, beyond the deadline of the job.
 const GRACE: Duration = Duration::from_secs(15);
 
+/// How long the end of a process may come after the reports of those that have lost it.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// How long a process may say nothing. It says every [`ALIVE`] that it runs, unless it is stopped.
 pub(super) const SILENCE: Duration = Duration::from_secs(12 * ALIVE.as_secs());
 
@@ -96,13 +99,8 @@ impl Parts {
                 Event::Report(Report::Done(value)) => Ok(value),
                 Event::Report(Report::Failed(reason)) => Err(reason),
                 Event::Garbage(line) => Err(format!("it reported {line:?}")),
-                Event::Ended(status) => {
-                    self.kill(process);
-                    self.dead.insert(process, how_ended(status));
-                    continue;
-                }
-                Event::Lost(reason) => {
-                    self.dead.insert(process, format!("is lost: {reason}"));
+                Event::Ended(_) | Event::Lost(_) => {
+                    self.died(process, event);
                     continue;
                 }
                 Event::Refused { reason, usage } => {
@@ -119,6 +117,28 @@ impl Parts {
                 }
             }
         }
+    }
+
+    /// Waits a moment for a process to die. Others may report that they have lost it before its own end is known.
+    pub(super) fn await_death(&mut self) {
+        let (end, before) = (Instant::now() + MOMENT, self.dead.len());
+        while self.dead.len() == before
+            && let Ok((process, event)) =
+                self.events.recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
+            self.died(process, event);
+        }
+    }
+
+    /// Notes the death of a process, if the event says so and it is the first that does.
+    fn died(&mut self, process: usize, event: Event<Report>) {
+        let how = match event {
+            Event::Ended(status) => how_ended(status),
+            Event::Lost(reason) => format!("is lost: {reason}"),
+            _ => return,
+        };
+        self.kill(process);
+        self.dead.entry(process).or_insert(how);
     }
 
     fn kill(&mut self, process: usize) {
