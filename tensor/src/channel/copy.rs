@@ -404,7 +404,7 @@ impl Memcpy {
     }
 
     /// Calls `then` with the result instead of waiting for it. The thread that polls the queue calls `then`,
-    /// as a rule the thread of the runtime, so `then` must not wait.
+    /// as a rule the thread of the runtime, so `then` must not wait, and drop no runtime.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -304,7 +304,8 @@ impl Link {
     }
 
     /// Ends the link, because the peer has left. What the peer has got before, it has got: the completions that
-    /// say so are taken first. This waits for a thread that polls, so no such thread may call it.
+    /// say so are taken first. (Over a network, the acknowledgement of a tensor can be lost with the peer.) This
+    /// waits for a thread that polls, so no such thread may call it.
     pub(crate) fn peer_left(&self, reason: &str) {
         for polled in &self.ports {
             polled.queue.drain();
