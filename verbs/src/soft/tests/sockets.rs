@@ -113,6 +113,10 @@ fn connections_that_prove_one_queue_pair_keep_no_other_out() {
     for number in 0..600 {
         flood.push(connect());
         assert!(has_answer(&flood[number], &hostile), "connection {number}");
+        // A process takes nothing more from one that has sent 256 descriptors which are not closed yet.
+        if number % 64 == 0 {
+            crate::soft::closer::wait_until_free();
+        }
     }
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let is_open =
