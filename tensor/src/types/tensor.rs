@@ -248,8 +248,8 @@ impl Tensor {
     /// contiguous.
     ///
     /// Memory of the heap may lie in a pool, because the program's allocator took it from there
-    /// ([`memory::trace`](tonic_rdma_verbs::memory::trace)). The lease then holds this memory, so that nobody
-    /// can change or free it while it is sent.
+    /// ([`memory::trace`](tonic_rdma_verbs::memory::trace)). The lease then holds this memory, so that it
+    /// is neither changed nor freed while it is sent.
     pub fn registered(&self) -> Option<(Lease, Range<usize>)> {
         self.storage.registered(self.dense_range().ok()?)
     }
