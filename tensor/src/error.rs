@@ -79,6 +79,13 @@ pub enum TensorErrorKind {
     NotPermitted,
     /// There is no memory, or `RDMA_PINNED_LIMIT` is used up.
     NoMemory,
+    /// The lease of a [remote buffer](crate::buffer) has ended: its owner dropped it, its time is over, or all
+    /// its readers have read.
+    Gone,
+    /// The owner of a remote buffer has revoked its lease.
+    Revoked,
+    /// The owner of a remote buffer is another process than the one that made the handle, or another pool.
+    Restarted,
     /// Something else failed in this process.
     Other,
 }
@@ -195,6 +202,23 @@ impl TensorError {
         let (kind, detail, reason) = (TensorErrorKind::Refused, prefix.len(), (prefix + message).into());
         let (peer, code) = (Some(Arc::clone(peer)), Some(code));
         Self(Arc::new(Inner { kind, reason, detail, peer, code, source: None }))
+    }
+
+    /// Makes the error of a remote buffer.
+    pub(crate) fn of_owner(kind: TensorErrorKind, owner: &str, reason: &str) -> Self {
+        Self::of_peer(kind, &owner.into(), format!("buffer of {owner}: "), reason)
+    }
+
+    /// Makes the error of a call to the owner of a remote buffer.
+    pub(crate) fn of_call(owner: &str, status: tonic::Status) -> Self {
+        let code = status.code();
+        let kind = match code {
+            tonic::Code::Unavailable => TensorErrorKind::PeerLost,
+            tonic::Code::DeadlineExceeded => TensorErrorKind::Timeout,
+            tonic::Code::ResourceExhausted => TensorErrorKind::NoMemory,
+            _ => return Self::refused(&owner.into(), code, status.message()).because(status),
+        };
+        Self::of_owner(kind, owner, status.message()).because(status)
     }
 
     pub(crate) fn device(status: CompletionStatus) -> Self {

@@ -233,6 +233,7 @@
 #![forbid(unsafe_code)]
 
 mod bootstrap;
+pub mod buffer;
 mod channel;
 mod control;
 pub mod convert;

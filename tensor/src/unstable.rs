@@ -79,3 +79,8 @@ pub mod bootstrap {
 pub mod proto {
     pub use crate::control::proto::*;
 }
+
+/// The generated code of `proto/tonic_rdma/buffer.proto`.
+pub mod buffer_proto {
+    pub use crate::buffer::proto::*;
+}

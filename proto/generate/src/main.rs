@@ -32,7 +32,13 @@ enum Codec {
     Tonic,
     /// The codec of `tonic_rdma::gather`. It encodes as tonic's codec does where `gather` is not used.
     Gather,
+    /// The same, for messages with secrets, which no log shows.
+    GatherSecrets,
 }
+
+/// Messages with secrets. Their `Debug` is written by hand.
+const SECRETS: [&str; 3] =
+    [".tonic_rdma.buffer.v1.RemoteBuffer", ".tonic_rdma.buffer.v1.BufferKey", ".tonic_rdma.buffer.v1.Reader"];
 
 const TARGETS: &[Target] = &[
     Target {
@@ -40,6 +46,13 @@ const TARGETS: &[Target] = &[
         include: "proto",
         folder: "tensor/src/control/proto",
         codec: Codec::Tonic,
+        descriptors: false,
+    },
+    Target {
+        protos: &["tonic_rdma/buffer.proto"],
+        include: "tensor/proto",
+        folder: "tensor/src/buffer/proto",
+        codec: Codec::GatherSecrets,
         descriptors: false,
     },
     Target {
@@ -114,6 +127,11 @@ impl Target {
             #[rustfmt::skip]
             Codec::Gather => {
                 tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").out_dir(folder).compile_fds(descriptors)?;
+            }
+            Codec::GatherSecrets => {
+                let code =
+                    tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec");
+                code.skip_debug(SECRETS).out_dir(folder).compile_fds(descriptors)?;
             }
         }
         Ok(())

@@ -7,6 +7,7 @@
     reason = "tests, some of which say why they skip"
 )]
 
+mod buffers;
 mod child;
 mod churn;
 mod dlpack;
