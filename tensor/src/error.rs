@@ -216,6 +216,8 @@ impl TensorError {
             tonic::Code::Unavailable => TensorErrorKind::PeerLost,
             tonic::Code::DeadlineExceeded => TensorErrorKind::Timeout,
             tonic::Code::ResourceExhausted => TensorErrorKind::NoMemory,
+            // tonic's transport ended the call: the owner's own statuses have no source.
+            _ if status.source().is_some() => TensorErrorKind::PeerLost,
             _ => return Self::refused(&owner.into(), code, status.message()).because(status),
         };
         Self::of_owner(kind, owner, status.message()).because(status)

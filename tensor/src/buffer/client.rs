@@ -16,12 +16,12 @@ use tonic::transport::ClientTlsConfig;
 use tonic::transport::Endpoint;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::handle::{MOST_RANGES, Refusal};
 use super::lease::Caller;
 use super::owner::{PoolShared, ReaderSecret};
 use super::proto::buffers_client::BuffersClient;
-use super::proto::{BufferKey, BufferRanges, FetchRequest, Reader, WriteRequest};
-use super::service::{AROUND, WRITTEN};
-use super::{MOST_RANGES, Refusal, RemoteBuffer};
+use super::proto::{BufferKey, BufferRanges, FaultKind, FetchRequest, Reader, RemoteBuffer, WriteRequest};
+use super::service::{AROUND, LANDED, WRITTEN};
 use crate::error::{TensorError, TensorErrorKind};
 use crate::types::Tensor;
 use tonic_rdma::gather::GatherBoth;
@@ -50,10 +50,13 @@ pub struct BufferClientBuilder {
     max_fetch_bytes: u64,
     calls_itself: bool,
     secret: Option<ReaderSecret>,
-    owners: Option<Box<dyn Fn(&Uri) -> bool + Send + Sync>>,
+    owners: Option<Box<AllowedOwners>>,
     #[cfg(feature = "_tls-any")]
     tls: Option<ClientTlsConfig>,
 }
+
+/// Which owners a client may connect to.
+type AllowedOwners = dyn Fn(&Uri) -> bool + Send + Sync;
 
 /// An owner that a client is connected to.
 #[derive(Clone, Debug)]
@@ -87,6 +90,67 @@ struct Link {
 
 /// The default clients, by runtime.
 static CLIENTS: LazyLock<Mutex<HashMap<Id, BufferClient>>> = LazyLock::new(Mutex::default);
+
+impl RemoteBuffer {
+    /// Fetches all bytes, with the default client of this runtime ([`BufferClient::of_runtime`]).
+    ///
+    /// # Errors
+    /// See [the table](crate::buffer#how-long-a-handle-is-valid). The buffer is also longer than the client accepts
+    /// ([`BufferClientBuilder::max_fetch_bytes`]), or its checksum is wrong ([`TensorErrorKind::Protocol`]).
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub async fn fetch(&self) -> Result<Bytes, TensorError> {
+        BufferClient::of_runtime().fetch(self).await
+    }
+
+    /// Fetches all bytes as the tensor that was shared.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch), and the handle names no type and shape, or others than its length.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub async fn fetch_tensor(&self) -> Result<Tensor, TensorError> {
+        BufferClient::of_runtime().fetch_tensor(self).await
+    }
+
+    /// Fetches `range`, in bytes, into `destination`, which has its length: a [`MemRegion`](crate::MemRegion),
+    /// or any other memory.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch), and the lengths differ. `destination` has parts of the bytes then.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub async fn fetch_into(&self, destination: &mut [u8], range: Range<u64>) -> Result<(), TensorError> {
+        BufferClient::of_runtime().fetch_into(self, destination, range).await
+    }
+
+    /// Fetches many ranges, in bytes, by one call.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub async fn fetch_blocks(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>, TensorError> {
+        BufferClient::of_runtime().fetch_blocks(self, ranges).await
+    }
+
+    /// Writes `bytes` into the owner's buffer, from `offset` on. Later fetches see all of them; fetches that
+    /// run see none.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch), and the lease is not [writable](super::LeaseOptions::writable). After
+    /// [`TensorErrorKind::PeerLost`] and [`TensorErrorKind::Timeout`], the bytes may have been written.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub async fn write_back(&self, offset: u64, bytes: impl Into<Bytes>) -> Result<(), TensorError> {
+        BufferClient::of_runtime().write_back(self, offset, bytes).await
+    }
+}
 
 impl BufferClient {
     /// Returns the default client of this runtime, which the methods of [`RemoteBuffer`] use. It has default
@@ -142,7 +206,7 @@ impl BufferClient {
     /// # Errors
     /// As there.
     pub async fn fetch(&self, buffer: &RemoteBuffer) -> Result<Bytes, TensorError> {
-        let mut fetched = self.fetch_blocks(buffer, &[0..buffer.length]).await?;
+        let mut fetched = self.fetch_blocks(buffer, std::slice::from_ref(&(0..buffer.length))).await?;
         let bytes = fetched.pop().unwrap_or_default();
         check(buffer, &bytes)?;
         Ok(bytes)
@@ -211,7 +275,8 @@ impl BufferClient {
         for (index, buffer) in buffers.iter().enumerate() {
             by_owner.entry(&buffer.owner).or_default().push(index);
         }
-        let mut results: Vec<_> = buffers.iter().map(|_| Ok(Bytes::new())).collect();
+        let lost = || Err(TensorError::other("the task of the fetch was lost"));
+        let mut results: Vec<_> = buffers.iter().map(|_| lost()).collect();
         let mut running = JoinSet::new();
         let parts = by_owner
             .into_values()
@@ -267,7 +332,7 @@ impl BufferClient {
             let written = || {
                 let caller = self.caller(&pool)?;
                 let range = offset..offset.saturating_add(length);
-                let mut writing = pool.find(&key)?.write(&caller, range, &pool)?;
+                let mut writing = pool.find(&key)?.write(&caller, range, &pool.memory)?;
                 writing.push(&bytes)?;
                 writing.commit()
             };
@@ -397,8 +462,7 @@ impl BufferClient {
         for (index, range) in wanted.ranges.into_iter().enumerate() {
             let range = fetching.lease.within(range)?;
             let content = fetching.take(range)?;
-            put(index, content)
-                .map_err(|error| Refusal::new(super::proto::FaultKind::Unspecified, error.reason()))?;
+            put(index, content).map_err(|error| Refusal::new(FaultKind::Unspecified, error.reason()))?;
         }
         fetching.is_complete = true;
         Ok(())
@@ -717,7 +781,7 @@ impl BufferClientBuilder {
             };
             ClientShared {
                 settings: self,
-                reply_bytes: budget.min(1 << 30),
+                reply_bytes: budget.min(LANDED as usize),
                 links: Mutex::default(),
                 sweeper: tokio::spawn(sweep).abort_handle(),
                 runs: Arc::downgrade(&runs),

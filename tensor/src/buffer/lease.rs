@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::owner::PoolShared;
+use super::handle::{Refusal, SECRET};
 use super::proto::FaultKind;
-use super::{Refusal, SECRET};
+use super::table::Table;
 use crate::error::TensorError;
-use tonic_rdma_verbs::memory::RegisteredBuf;
+use tonic_rdma_verbs::memory::{Pool, RegisteredBuf};
 use tonic_rdma_verbs::unstable::lock;
 
 /// Most readers of a lease that [`BufferLease::readers`] lists.
@@ -115,7 +115,8 @@ pub(super) struct LeaseState {
     pub(super) length: u64,
     pub(super) deadline: Option<Instant>,
     pub(super) options: LeaseOptions,
-    pub(super) pool: Weak<PoolShared>,
+    /// The leases of the pool.
+    pub(super) table: Weak<Mutex<Table>>,
     pub(super) state: Mutex<Progress>,
     /// A fetch has ended, or a write, or the lease.
     pub(super) changed: Notify,
@@ -166,7 +167,7 @@ impl LeaseState {
         self: &Arc<Self>,
         caller: &Caller,
         range: Range<u64>,
-        pool: &PoolShared,
+        pool: &Pool,
     ) -> Result<Writing, Refusal> {
         self.check(caller)?;
         if !self.options.writable {
@@ -174,7 +175,7 @@ impl LeaseState {
         }
         let range = self.within(range)?;
         lock(&self.state).content.as_ref().map_err(|ended| ended.refusal())?;
-        let buffer = pool.memory.allocate(self.length as usize);
+        let buffer = pool.allocate(self.length as usize);
         let buffer = buffer.map_err(|error| Refusal::new(FaultKind::NoMemory, error.to_string()))?;
         Ok(Writing { lease: Arc::clone(self), buffer, at: range.start, range })
     }
@@ -210,8 +211,8 @@ impl LeaseState {
             }
             std::mem::replace(&mut state.content, Err(ended))
         };
-        if let Some(pool) = self.pool.upgrade() {
-            lock(&pool.table).remove(self, ended);
+        if let Some(table) = self.table.upgrade() {
+            lock(&table).remove(self, ended);
         }
         drop(content);
         self.changed.notify_waiters();
@@ -391,7 +392,7 @@ impl BufferLease {
         lock(&self.state.state).readers.clone()
     }
 
-    /// Returns the number of fetches that run.
+    /// Returns the number of fetches that run: whose last bytes were not handed to the transport yet.
     pub fn running(&self) -> u64 {
         lock(&self.state.state).running
     }
@@ -413,7 +414,8 @@ impl BufferLease {
         written.await.map_err(|ended| ended.refusal().into_error("this process"))
     }
 
-    /// Waits until the lease has ended and no fetch runs any more.
+    /// Waits until the lease has ended and no fetch runs any more. A device may still read bytes that were
+    /// handed to it. They stay in place until it has read them.
     pub async fn ended(&self) {
         self.state.wait(|state| (state.content.is_err() && state.running == 0).then_some(())).await;
     }

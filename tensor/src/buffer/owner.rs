@@ -14,11 +14,11 @@ use tokio::task::AbortHandle;
 use tokio::time::sleep_until;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::handle::{Refusal, SECRET};
 use super::lease::{BufferLease, Ended, LeaseOptions, LeaseState, Progress};
-use super::proto::{BufferKey, FaultKind, Reader};
+use super::proto::{BufferKey, FaultKind, Reader, RemoteBuffer};
 use super::service::BufferService;
 use super::table::{NotFound, Table};
-use super::{Refusal, RemoteBuffer, SECRET};
 use crate::error::{TensorError, TensorErrorKind, check_name};
 use crate::types::Tensor;
 use tonic_rdma_verbs::memory::{Pool, RegisteredBuf};
@@ -68,12 +68,12 @@ pub(super) struct PoolShared {
     owner: String,
     pub(super) incarnation: u64,
     pub(super) memory: Pool,
-    pub(super) table: Mutex<Table>,
+    table: Arc<Mutex<Table>>,
     /// The secrets of readers, by name.
     admitted: Mutex<HashMap<Arc<str>, [u8; SECRET]>>,
     random: Mutex<Random>,
     copied: AtomicU64,
-    /// A lease with a time limit was added.
+    /// A lease was added that ends before the others.
     limited: Arc<Notify>,
     /// The task that ends leases whose time is over.
     sweeper: AbortHandle,
@@ -160,17 +160,19 @@ impl BufferPool {
                 length,
                 deadline,
                 options,
-                pool: Arc::downgrade(shared),
+                table: Arc::downgrade(&shared.table),
                 state: Mutex::new(state),
                 changed: Notify::new(),
             })
         };
-        let state = lock(&shared.table).insert(make).ok_or_else(|| {
+        let mut table = lock(&shared.table);
+        let state = table.insert(make).ok_or_else(|| {
             TensorError::new(TensorErrorKind::Busy, "the buffer pool has as many leases as it can")
         })?;
-        if deadline.is_some() {
+        if deadline.is_some() && deadline == table.first_deadline() {
             shared.limited.notify_one();
         }
+        drop(table);
         if none_left {
             state.end(Ended::AllRead);
         }
@@ -282,7 +284,7 @@ impl BufferPoolBuilder {
             owner,
             incarnation,
             memory: memory.unwrap_or_else(|| Pool::for_sending(limit)),
-            table: Mutex::default(),
+            table: Arc::default(),
             admitted: Mutex::default(),
             random: Mutex::new(random),
             copied: AtomicU64::new(0),

@@ -2,11 +2,14 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request as HttpRequest, Response as HttpResponse};
 use tokio::time::timeout;
 use tokio_stream::Stream;
@@ -18,11 +21,11 @@ use tower::layer::Layer;
 use tower::util::future::MapResponseFuture;
 use tower_service::Service as TowerService;
 
+use super::handle::{MOST_RANGES, Refusal};
 use super::lease::{Caller, Fetching, Writing};
 use super::owner::PoolShared;
 use super::proto::buffers_server::{Buffers, BuffersServer};
 use super::proto::{BufferRanges, FaultKind, FetchReply, FetchRequest, Reader, WriteReply, WriteRequest};
-use super::{MOST_RANGES, Refusal};
 use tonic_rdma::RdmaRequestExt as _;
 use tonic_rdma::gather::{GatherBothLayer, GatherBothService};
 
@@ -30,6 +33,8 @@ use tonic_rdma::gather::{GatherBothLayer, GatherBothService};
 const MOST_CONTENTS: usize = 120;
 /// Bytes of contents in one reply over HTTP/2, which the reader gets as a whole.
 const STREAMED: u64 = 1 << 20;
+/// Most bytes of contents in one reply of a native call. A gRPC message has less than 4 GiB.
+pub(super) const LANDED: u64 = 1 << 30;
 /// Most bytes of contents in one message of a write.
 pub(super) const WRITTEN: usize = 8 << 20;
 /// Bytes of a message around its contents.
@@ -104,7 +109,7 @@ impl Buffers for Owner {
             let reason = format!("{ranges} ranges of {} buffers; at most {MOST_RANGES}", buffers.len());
             return Err(Status::invalid_argument(reason));
         }
-        let reply_bytes = if is_native { reply_bytes.max(STREAMED) } else { STREAMED };
+        let reply_bytes = if is_native { reply_bytes.clamp(STREAMED, LANDED) } else { STREAMED };
         Ok(Response::new(Replies {
             pool: Arc::clone(&self.pool),
             address,
@@ -142,15 +147,11 @@ impl Buffers for Owner {
 }
 
 impl Owner {
-    fn begin_write(
-        &self,
-        first: &WriteRequest,
-        address: Option<std::net::SocketAddr>,
-    ) -> Result<Writing, Refusal> {
+    fn begin_write(&self, first: &WriteRequest, address: Option<SocketAddr>) -> Result<Writing, Refusal> {
         let key = first.key.as_ref().ok_or_else(no_key)?;
         let caller = Caller { name: self.pool.name(first.reader.as_ref())?, address };
         let end = first.offset.saturating_add(first.length);
-        self.pool.find(key)?.write(&caller, first.offset..end, &self.pool)
+        self.pool.find(key)?.write(&caller, first.offset..end, &self.pool.memory)
     }
 }
 
@@ -161,7 +162,7 @@ fn no_key() -> Refusal {
 /// The replies of a fetch. Each is made when the transport asks for it.
 struct Replies {
     pool: Arc<PoolShared>,
-    address: Option<std::net::SocketAddr>,
+    address: Option<SocketAddr>,
     reader: Option<Reader>,
     buffers: std::iter::Enumerate<std::vec::IntoIter<BufferRanges>>,
     current: Option<Current>,
@@ -177,7 +178,7 @@ struct Current {
     fetching: Fetching,
     ranges: std::iter::Zip<std::vec::IntoIter<u64>, std::vec::IntoIter<u64>>,
     /// What is left of a range.
-    rest: std::ops::Range<usize>,
+    rest: Range<usize>,
 }
 
 impl Replies {
@@ -236,7 +237,7 @@ impl Replies {
 
 impl Current {
     /// Returns the next bytes, at most `most`; `None` after the last range.
-    fn next(&mut self, most: u64) -> Result<Option<bytes::Bytes>, Refusal> {
+    fn next(&mut self, most: u64) -> Result<Option<Bytes>, Refusal> {
         while self.rest.is_empty() {
             let Some((offset, length)) = self.ranges.next() else { return Ok(None) };
             self.rest = self.fetching.lease.within(offset..offset.saturating_add(length))?;

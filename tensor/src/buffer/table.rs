@@ -92,6 +92,11 @@ impl Table {
         }
     }
 
+    /// Returns the time at which the first lease ends.
+    pub(super) fn first_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|&(deadline, _)| deadline)
+    }
+
     /// Returns the leases that have not ended.
     pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<LeaseState>> {
         self.slots.iter().filter_map(|slot| slot.lease.as_ref().ok())

@@ -7,7 +7,7 @@ use tonic_rdma_tensor::{
     BlockCopy, Channel, NamedOffer, RdmaDevice, RemoteRegion, Rights, TensorError, TensorErrorKind, TensorMut,
 };
 
-use crate::{LARGE, RegionCopy, content, device, spec, tensor};
+use crate::{LARGE, RegionCopy, buffers, content, device, spec, tensor};
 use support::{ROLE, Runtime, announce};
 
 /// Does nothing when run as a test. In a child process, plays the role that the parent gave it.
@@ -18,6 +18,11 @@ fn role() {
     match words[..] {
         ["receive"] => Runtime::Idle.run_for_ever(receive()),
         ["send", what, endpoint] => Runtime::Idle.run_for_ever(send(what, endpoint)),
+        ["own", over, address, first] => {
+            Runtime::MultiThread.run_for_ever(buffers::own(over, address, first.parse().unwrap()));
+        }
+        ["read"] => Runtime::MultiThread.run_for_ever(buffers::read()),
+        ["read-on", handle] => Runtime::MultiThread.run_for_ever(buffers::read_on(handle)),
         ["rush", endpoint, seed] => Runtime::Idle.run_for_ever(rush(endpoint, seed.parse().unwrap())),
         _ => panic!("unknown role {role}"),
     }

@@ -9,6 +9,7 @@
     reason = "tests, some of which print a time"
 )]
 
+mod buffers;
 mod child;
 mod receiver_dies;
 mod sender_dies;

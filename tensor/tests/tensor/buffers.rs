@@ -366,16 +366,89 @@ fn odd_requests_are_refused_by_name() {
     }));
 }
 
+#[test]
+fn readers_of_one_client_share_a_connection_which_is_made_once() {
+    Runtime::MultiThread.run(async {
+        let (pool, reader) = owner(Path::Native).await;
+        let (lease, handle) = pool.share(vec![1; 9000]).unwrap();
+        let reader = reader.build();
+        let fetches: tokio::task::JoinSet<_> = (0..20)
+            .map(|_| {
+                let (reader, handle) = (reader.clone(), handle.clone());
+                async move { reader.fetch(&handle).await.unwrap() }
+            })
+            .collect();
+        assert!(fetches.join_all().await.iter().all(|bytes| bytes == &vec![1; 9000]));
+        assert_eq!(lease.readers().len(), 1);
+    });
+}
+
+#[test]
+fn an_owner_with_tls_is_read_over_tls() {
+    Runtime::MultiThread.run(async {
+        let authority = support::Authority::new("owners");
+        let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
+        let port = incoming.local_addr().port();
+        let pool = BufferPool::new(format!("https://localhost:{port}")).unwrap();
+        let mut server = Server::builder().tls_config(authority.server()).unwrap();
+        tokio::spawn(server.add_service(pool.service()).serve_with_incoming(incoming));
+        let (_lease, handle) = pool.share(content(4, 2 << 20)).unwrap();
+        let reader = BufferClient::builder().calls_itself();
+        assert_eq!(
+            reader.client_tls(authority.client()).build().fetch(&handle).await.unwrap(),
+            content(4, 2 << 20)
+        );
+        let reader = BufferClient::builder().calls_itself().build();
+        assert!(reader.fetch(&handle).await.is_err(), "no certificate to trust");
+    });
+}
+
+#[test]
+fn a_lease_that_is_revoked_in_the_middle_of_a_fetch_gives_all_bytes_or_none() {
+    over_each(async |path| {
+        let (pool, reader) = owner(path).await;
+        let reader = reader.build();
+        let all = content(11, 4 << 20);
+        for round in 0..20 {
+            let (lease, handle) = pool.share(all.clone()).unwrap();
+            let revoke = async {
+                for _ in 0..round {
+                    tokio::task::yield_now().await;
+                }
+                lease.revoke();
+                lease.ended().await;
+            };
+            match tokio::join!(reader.fetch(&handle), revoke).0 {
+                Ok(bytes) => assert!(bytes == all, "other bytes"),
+                Err(error) => assert_eq!(error.kind(), TensorErrorKind::Revoked, "{error}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn an_empty_buffer_is_fetched_and_written() {
+    over_each(async |path| {
+        let (pool, reader) = owner(path).await;
+        let reader = reader.build();
+        let (_lease, handle) = pool.share_with(Bytes::new(), LeaseOptions::new().writable()).unwrap();
+        reader.write_back(&handle, 0, Bytes::new()).await.unwrap();
+        assert!(reader.fetch(&handle).await.unwrap().is_empty());
+        let (lease, handle) = pool.share_with(Bytes::new(), LeaseOptions::new().readers(0)).unwrap();
+        assert_eq!(kind(reader.fetch(&handle).await), TensorErrorKind::Gone);
+        lease.ended().await;
+    });
+}
+
 /// Owners share, drop and share again in memory that the pool uses again, while readers fetch. Each buffer has
 /// content of its own, which depends on the number in its first eight bytes.
 #[test]
 fn a_handle_of_memory_that_is_used_again_never_gives_other_bytes() {
-    /// Races over all paths.
-    const RACES: u64 = 100_000;
     const LENGTH: usize = 4096;
     let wrong_ends = AtomicU64::new(0);
     over_each(async |path| {
-        let races = if path == Path::Process { RACES / 2 } else { RACES / 6 };
+        // The nightly run has more.
+        let races = std::env::var("BUFFER_RACES").map_or(4000, |text| text.parse().unwrap());
         let (pool, reader) = owner(path).await;
         let (reader, count) = (reader.build(), AtomicU64::new(0));
         let race = async |racer: u64| {
@@ -400,10 +473,11 @@ fn a_handle_of_memory_that_is_used_again_never_gives_other_bytes() {
                     for _ in 0..random.u8(..6) {
                         tokio::task::yield_now().await;
                     }
-                    if seed % 2 == 0 { lease.revoke() } else { drop(lease) }
+                    if seed.is_multiple_of(2) { lease.revoke() } else { drop(lease) }
                 };
                 let (fetched, ()) = tokio::join!(fetched, ends);
-                let expected = if seed % 2 == 0 { TensorErrorKind::Revoked } else { TensorErrorKind::Gone };
+                let expected =
+                    if seed.is_multiple_of(2) { TensorErrorKind::Revoked } else { TensorErrorKind::Gone };
                 if let Err(error) = fetched {
                     assert_eq!(error.kind(), expected, "{error}");
                     wrong_ends.fetch_add(1, Ordering::Relaxed);

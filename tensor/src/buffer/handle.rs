@@ -1,0 +1,100 @@
+//! Handles and requests as messages, and why an owner refuses them.
+
+use std::fmt;
+
+use super::proto::{BufferKey, Fault, FaultKind, Reader, RemoteBuffer};
+use crate::error::{TensorError, TensorErrorKind};
+use crate::types::{Shape, TensorSpec};
+
+/// Most ranges of one request.
+pub(super) const MOST_RANGES: usize = 1 << 16;
+/// Bytes of a token, and of the secret of a reader.
+pub(super) const SECRET: usize = 16;
+
+impl RemoteBuffer {
+    /// Returns type and shape of the tensor, or `None` if the buffer has other bytes.
+    ///
+    /// # Errors
+    /// The handle names a type or a shape that is none, or they don't have the length of the buffer.
+    pub fn spec(&self) -> Result<Option<TensorSpec>, TensorError> {
+        if self.dtype.is_empty() && self.shape.is_empty() {
+            return Ok(None);
+        }
+        let spec = TensorSpec::new(self.dtype.parse()?, Shape::new(&self.shape)?)?;
+        if spec.bytes() != Some(self.length) {
+            return Err(TensorError::argument(format!("a buffer of {} bytes for {spec}", self.length)));
+        }
+        Ok(Some(spec))
+    }
+
+    pub(super) fn key(&self) -> BufferKey {
+        let Self { incarnation, id, generation, ref token, .. } = *self;
+        BufferKey { incarnation, id, generation, token: token.clone() }
+    }
+}
+
+impl fmt::Debug for RemoteBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { owner, incarnation, id, generation, length, token: _, dtype, shape, xxh3 } = self;
+        f.debug_struct("RemoteBuffer")
+            .field("owner", owner)
+            .field("incarnation", &format_args!("{incarnation:#x}"))
+            .field("id", id)
+            .field("generation", generation)
+            .field("length", length)
+            .field("dtype", dtype)
+            .field("shape", shape)
+            .field("xxh3", xxh3)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for BufferKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufferKey({:#x}, {}, {})", self.incarnation, self.id, self.generation)
+    }
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reader({:?})", self.name)
+    }
+}
+
+/// Why an owner does not serve a request. Readers of its process get it as it is, others by a message.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) kind: FaultKind,
+    pub(super) reason: String,
+}
+
+impl Refusal {
+    pub(super) fn new(kind: FaultKind, reason: impl Into<String>) -> Self {
+        Self { kind, reason: reason.into() }
+    }
+
+    pub(super) fn into_fault(self, buffer: u32) -> Fault {
+        Fault { buffer, kind: self.kind.into(), reason: self.reason }
+    }
+
+    /// Returns the error of the reader.
+    pub(super) fn into_error(self, owner: &str) -> TensorError {
+        let kind = match self.kind {
+            FaultKind::Gone => TensorErrorKind::Gone,
+            FaultKind::Revoked => TensorErrorKind::Revoked,
+            FaultKind::Restarted => TensorErrorKind::Restarted,
+            FaultKind::NotPermitted => TensorErrorKind::NotPermitted,
+            FaultKind::Busy => TensorErrorKind::Busy,
+            FaultKind::OutOfRange => TensorErrorKind::InvalidArgument,
+            FaultKind::NoMemory => TensorErrorKind::NoMemory,
+            FaultKind::Unspecified => TensorErrorKind::Refused,
+        };
+        TensorError::of_owner(kind, owner, &self.reason)
+    }
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Self {
+        Self { kind: fault.kind(), reason: fault.reason }
+    }
+}
