@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::Instant;
@@ -87,7 +88,7 @@ impl BufferPool {
     /// pool's [service](Self::service).
     ///
     /// # Errors
-    /// `owner` has no host, the system has no random numbers, or the caller is outside a tokio runtime.
+    /// `owner` has no host that readers can connect to, the system has no random numbers, or the caller is outside a tokio runtime.
     pub fn new(owner: impl Into<String>) -> Result<Self, TensorError> {
         Self::builder(owner).build()
     }
@@ -269,13 +270,7 @@ impl BufferPoolBuilder {
     /// As [`BufferPool::new`].
     pub fn build(self) -> Result<BufferPool, TensorError> {
         let Self { owner, memory, limit } = self;
-        let uri: Uri = owner.parse().map_err(|error| {
-            TensorError::setting(&format!("the owner's address {owner:?} is no URI: "), error)
-        })?;
-        if uri.scheme().is_none() || uri.host().is_none_or(str::is_empty) {
-            let reason = format!("the owner's address {owner:?} takes a scheme and a host: http://ps0:50051");
-            return Err(TensorError::new(TensorErrorKind::InvalidSetting, reason));
-        }
+        check_owner(&owner)?;
         let runtime = Handle::try_current().map_err(TensorError::local)?;
         let mut random = Random::default();
         let incarnation = u64::from_ne_bytes(random.next::<8>()?);
@@ -293,6 +288,24 @@ impl BufferPoolBuilder {
         });
         lock(&POOLS).insert(incarnation, Arc::downgrade(&shared));
         Ok(BufferPool { shared })
+    }
+}
+
+/// Refuses addresses that no reader can connect to.
+fn check_owner(owner: &str) -> Result<(), TensorError> {
+    let uri: Uri = owner.parse().map_err(|error| {
+        TensorError::setting(&format!("the owner's address {owner:?} is no URI: "), error)
+    })?;
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let is_any = host.parse().is_ok_and(|address: IpAddr| address.is_unspecified());
+    match uri.scheme().is_none() || host.is_empty() || is_any || uri.port_u16() == Some(0) {
+        false => Ok(()),
+        true => Err(TensorError::new(
+            TensorErrorKind::InvalidSetting,
+            format!(
+                "the owner's address {owner:?} takes a scheme and a host to connect to: http://ps0:50051"
+            ),
+        )),
     }
 }
 

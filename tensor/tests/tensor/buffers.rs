@@ -360,9 +360,11 @@ fn odd_requests_are_refused_by_name() {
         let reply = replies.message().await.unwrap().unwrap();
         assert!(reply.fault.unwrap().reason.contains("names no buffer"));
         assert_eq!(replies.message().await.unwrap().unwrap().contents, [vec![1; 10]]);
-        let (error, other) = (BufferPool::new("ps0:50051"), BufferPool::new("/a b"));
-        assert_eq!(kind(error), TensorErrorKind::InvalidSetting);
-        assert_eq!(kind(other), TensorErrorKind::InvalidSetting);
+        for owner in
+            ["ps0:50051", "/a b", "http://0.0.0.0:50051", "http://[::]:50051", "http://ps0:0", "http://:1"]
+        {
+            assert_eq!(kind(BufferPool::new(owner)), TensorErrorKind::InvalidSetting, "{owner}");
+        }
     }));
 }
 
