@@ -216,7 +216,10 @@ impl TensorError {
             tonic::Code::Unavailable => TensorErrorKind::PeerLost,
             tonic::Code::DeadlineExceeded => TensorErrorKind::Timeout,
             tonic::Code::ResourceExhausted => TensorErrorKind::NoMemory,
-            // tonic's transport ended the call: the owner's own statuses have no source.
+            tonic::Code::OutOfRange => TensorErrorKind::Protocol,
+            // Another server has the address.
+            tonic::Code::Unimplemented => TensorErrorKind::Restarted,
+            // tonic's transport ended the call: statuses of a server have no source.
             _ if status.source().is_some() => TensorErrorKind::PeerLost,
             _ => return Self::refused(&owner.into(), code, status.message()).because(status),
         };

@@ -16,12 +16,12 @@ use tonic::transport::ClientTlsConfig;
 use tonic::transport::Endpoint;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::handle::{MOST_RANGES, Refusal};
+use super::handle::{MOST_RANGES, SECRET};
 use super::lease::Caller;
 use super::owner::{PoolShared, ReaderSecret};
 use super::proto::buffers_client::BuffersClient;
-use super::proto::{BufferKey, BufferRanges, FaultKind, FetchRequest, Reader, RemoteBuffer, WriteRequest};
-use super::service::{AROUND, LANDED, WRITTEN};
+use super::proto::{BufferRanges, Fault, FetchReply, FetchRequest, Reader, RemoteBuffer, WriteRequest};
+use super::service::{AROUND, LANDED, STREAMED, WRITTEN};
 use crate::error::{TensorError, TensorErrorKind};
 use crate::types::Tensor;
 use tonic_rdma::gather::GatherBoth;
@@ -49,7 +49,7 @@ pub struct BufferClientBuilder {
     timeout: Duration,
     max_fetch_bytes: u64,
     calls_itself: bool,
-    secret: Option<ReaderSecret>,
+    secrets: HashMap<Arc<str>, ReaderSecret>,
     owners: Option<Box<AllowedOwners>>,
     #[cfg(feature = "_tls-any")]
     tls: Option<ClientTlsConfig>,
@@ -74,9 +74,8 @@ struct ClientShared {
     /// The longest reply that lands.
     reply_bytes: usize,
     links: Mutex<HashMap<Arc<str>, Link>>,
-    /// Closes links that are not used. It holds the only strong reference that `runs` is of.
+    /// Closes links that are not used.
     sweeper: AbortHandle,
-    runs: Weak<()>,
 }
 
 /// The connection to an owner.
@@ -89,7 +88,7 @@ struct Link {
 }
 
 /// The default clients, by runtime.
-static CLIENTS: LazyLock<Mutex<HashMap<Id, BufferClient>>> = LazyLock::new(Mutex::default);
+static CLIENTS: LazyLock<Mutex<HashMap<Id, Weak<ClientShared>>>> = LazyLock::new(Mutex::default);
 
 impl RemoteBuffer {
     /// Fetches all bytes, with the default client of this runtime ([`BufferClient::of_runtime`]).
@@ -161,13 +160,19 @@ impl BufferClient {
     pub fn of_runtime() -> Self {
         let mut clients = lock(&CLIENTS);
         let id = Handle::current().id();
-        if let Some(client) = clients.get(&id) {
-            return client.clone();
+        if let Some(shared) = clients.get(&id).and_then(Weak::upgrade) {
+            return Self { shared };
         }
         // Clients of runtimes that have ended.
-        clients.retain(|_, client| client.shared.runs.strong_count() > 0);
+        clients.retain(|_, client| client.strong_count() > 0);
         let client = Self::builder().build();
-        clients.insert(id, client.clone());
+        clients.insert(id, Arc::downgrade(&client.shared));
+        // The runtime keeps the client.
+        let kept = client.clone();
+        tokio::spawn(async move {
+            let _kept = kept;
+            std::future::pending::<()>().await;
+        });
         client
     }
 
@@ -194,7 +199,7 @@ impl BufferClient {
             timeout: Duration::from_secs(10),
             max_fetch_bytes: 4 << 30,
             calls_itself: false,
-            secret: None,
+            secrets: HashMap::new(),
             owners: None,
             #[cfg(feature = "_tls-any")]
             tls: None,
@@ -239,16 +244,9 @@ impl BufferClient {
             let reason = format!("bytes {} to {} into {} bytes", range.start, range.end, destination.len());
             return Err(TensorError::argument(reason));
         }
-        let mut rest = &mut *destination;
-        let request = Wanted { key: buffer.key(), ranges: vec![range.clone()] };
-        let put = |_, _, content: Bytes| {
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(content.len());
-            now.copy_from_slice(&content);
-            rest = later;
-            Ok(())
-        };
-        self.run_one(&buffer.owner, request, put).await?;
-        if range == (0..buffer.length) { check(buffer, destination) } else { Ok(()) }
+        let is_whole = range == (0..buffer.length);
+        self.run_one(buffer, vec![Part::new(0, range, Sink::Slice(destination))]).await?;
+        if is_whole { check(buffer, destination) } else { Ok(()) }
     }
 
     /// As [`RemoteBuffer::fetch_blocks`].
@@ -260,34 +258,27 @@ impl BufferClient {
         buffer: &RemoteBuffer,
         ranges: &[Range<u64>],
     ) -> Result<Vec<Bytes>, TensorError> {
-        self.check_length(ranges.iter())?;
-        let mut blocks: Vec<_> = ranges.iter().map(Assembly::new).collect();
-        let request = Wanted { key: buffer.key(), ranges: ranges.to_vec() };
-        let put = |_, block: usize, content| blocks[block].push(content);
-        self.run_one(&buffer.owner, request, put).await?;
-        Ok(blocks.into_iter().map(Assembly::into_bytes).collect())
+        let parts = ranges.iter().map(|range| Part::new(0, range.clone(), Sink::Bytes(Vec::new())));
+        let fetched = self.run_one(buffer, parts.collect()).await?;
+        Ok(fetched.into_iter().map(Part::into_bytes).collect())
     }
 
     /// Fetches all bytes of many buffers, by one call to each owner. The calls run at the same time. Returns
     /// a result for each buffer, in their order.
     pub async fn fetch_all(&self, buffers: &[RemoteBuffer]) -> Vec<Result<Bytes, TensorError>> {
-        let mut by_owner: HashMap<&str, Vec<usize>> = HashMap::new();
+        let mut by_owner: HashMap<_, Vec<usize>> = HashMap::new();
         for (index, buffer) in buffers.iter().enumerate() {
-            by_owner.entry(&buffer.owner).or_default().push(index);
+            by_owner.entry((&*buffer.owner, buffer.incarnation)).or_default().push(index);
         }
         let lost = || Err(TensorError::other("the task of the fetch was lost"));
         let mut results: Vec<_> = buffers.iter().map(|_| lost()).collect();
         let mut running = JoinSet::new();
-        let parts = by_owner
-            .into_values()
-            .flat_map(|all| all.chunks(MOST_RANGES).map(<[usize]>::to_vec).collect::<Vec<_>>());
-        for indices in parts {
-            let client = self.clone();
+        for indices in by_owner.values().flat_map(|all| all.chunks(MOST_RANGES)) {
+            let (client, indices) = (self.clone(), indices.to_vec());
             let buffers: Vec<_> = indices.iter().map(|&index| buffers[index].clone()).collect();
             running.spawn(async move { (indices, client.fetch_of_owner(&buffers).await) });
         }
         while let Some(ended) = running.join_next().await {
-            // The tasks neither panic nor are they aborted, unless the runtime ends.
             let Ok((indices, fetched)) = ended else { continue };
             indices.into_iter().zip(fetched).for_each(|(index, bytes)| results[index] = bytes);
         }
@@ -296,24 +287,17 @@ impl BufferClient {
 
     /// Fetches buffers of one owner.
     async fn fetch_of_owner(&self, buffers: &[RemoteBuffer]) -> Vec<Result<Bytes, TensorError>> {
-        let all = |buffer: &RemoteBuffer| 0..buffer.length;
-        let mut bytes: Vec<_> = buffers.iter().map(|buffer| Assembly::new(&all(buffer))).collect();
-        let wanted = buffers.iter().map(|buffer| Wanted { key: buffer.key(), ranges: vec![all(buffer)] });
-        let lengths: Vec<_> = buffers.iter().map(all).collect();
-        let put = |buffer: usize, _, content| bytes[buffer].push(content);
-        let owner = buffers.first().map_or("", |buffer| &buffer.owner);
-        let ended = match self.check_length(lengths.iter()) {
-            Ok(()) => self.run(owner, wanted.collect(), put).await,
-            Err(error) => Err(error),
-        };
+        let parts = buffers.iter().enumerate();
+        let parts = parts.map(|(index, it)| Part::new(index, 0..it.length, Sink::Bytes(Vec::new())));
+        let mut parts: Vec<_> = parts.collect();
+        let ended = self.run(buffers, &mut parts).await;
         let ended = ended.unwrap_or_else(|error| buffers.iter().map(|_| Some(error.clone())).collect());
-        let fetched = bytes.into_iter().map(Assembly::into_bytes).zip(buffers).zip(ended);
-        fetched
-            .map(|((bytes, buffer), error)| match error {
-                Some(error) => Err(error),
-                None => check(buffer, &bytes).map(|()| bytes),
-            })
-            .collect()
+        let fetched = parts.into_iter().map(Part::into_bytes).zip(buffers).zip(ended);
+        let result = |((bytes, buffer), error): ((Bytes, _), Option<TensorError>)| match error {
+            Some(error) => Err(error),
+            None => check(buffer, &bytes).map(|()| bytes),
+        };
+        fetched.map(result).collect()
     }
 
     /// As [`RemoteBuffer::write_back`].
@@ -326,46 +310,30 @@ impl BufferClient {
         offset: u64,
         bytes: impl Into<Bytes>,
     ) -> Result<(), TensorError> {
-        let (bytes, owner, key) = (bytes.into(), &buffer.owner, buffer.key());
+        let (bytes, owner, key) = (bytes.into(), &*buffer.owner, buffer.key());
         let length = bytes.len() as u64;
-        if let Some(pool) = self.pool_here(&key) {
-            let written = || {
-                let caller = self.caller(&pool)?;
+        if let Some(pool) = self.pool_here(buffer) {
+            let write = || {
                 let range = offset..offset.saturating_add(length);
-                let mut writing = pool.find(&key)?.write(&caller, range, &pool.memory)?;
+                let mut writing = pool.find(&key)?.write(&self.caller(&pool, owner), range, &pool.memory)?;
                 writing.push(&bytes)?;
                 writing.commit()
             };
-            return written().map_err(|refusal| refusal.into_error(owner));
+            return write().map_err(|fault: Fault| fault.into_error(owner));
         }
         let link = self.shared.link(owner)?;
-        let mut first = Some(WriteRequest {
-            key: Some(key),
-            reader: self.shared.reader(),
-            offset,
-            length,
-            content: Bytes::new(),
-        });
-        let mut rest = bytes;
-        let messages = std::iter::from_fn(move || {
-            let mut message = match first.take() {
-                Some(first) => first,
-                None if rest.is_empty() => return None,
-                None => WriteRequest::default(),
-            };
-            message.content = rest.split_to(rest.len().min(WRITTEN));
-            Some(message)
+        let (key, reader) = (Some(key), self.shared.reader(owner));
+        let first = WriteRequest { key, reader, offset, length, content: Bytes::new() };
+        let contents = (0..bytes.len()).step_by(WRITTEN).map(move |start| WriteRequest {
+            content: bytes.slice(start..bytes.len().min(start + WRITTEN)),
+            ..WriteRequest::default()
         });
         let mut client = self.shared.client(&link);
-        let reply = client.write(tokio_stream::iter(messages));
-        // A write makes progress as a whole: the owner ends one that does not.
-        let limit = self.shared.settings.timeout.saturating_add(Duration::from_millis(length >> 14));
-        let reply = timeout(limit, reply).await.map_err(|_| self.late(owner))?;
+        let reply = client.write(tokio_stream::iter(std::iter::once(first).chain(contents)));
+        let limit = self.shared.limit(length);
+        let reply = timeout(limit, reply).await.map_err(|_| timed_out(owner, limit))?;
         let reply = reply.map_err(|status| TensorError::of_call(owner, status))?;
-        match reply.into_inner().fault {
-            Some(fault) => Err(Refusal::from(fault).into_error(owner)),
-            None => Ok(()),
-        }
+        reply.into_inner().fault.map_or(Ok(()), |fault| Err(fault.into_error(owner)))
     }
 
     /// Returns the owners that the client is connected to, and what carries each connection.
@@ -378,9 +346,100 @@ impl BufferClient {
         links.iter().map(status).collect()
     }
 
-    fn check_length<'a>(&self, ranges: impl Iterator<Item = &'a Range<u64>>) -> Result<(), TensorError> {
-        let lengths = ranges.map(|range| range.end.saturating_sub(range.start));
-        let (length, most) = (lengths.fold(0, u64::saturating_add), self.shared.settings.max_fetch_bytes);
+    /// Fetches parts of one buffer.
+    async fn run_one<'a>(
+        &self,
+        buffer: &RemoteBuffer,
+        mut parts: Vec<Part<'a>>,
+    ) -> Result<Vec<Part<'a>>, TensorError> {
+        match self.run(std::slice::from_ref(buffer), &mut parts).await?.pop().flatten() {
+            Some(error) => Err(error),
+            None => Ok(parts),
+        }
+    }
+
+    /// Fetches parts of buffers of one owner, which are in the order of the buffers. Returns the errors of
+    /// single buffers.
+    async fn run(
+        &self,
+        buffers: &[RemoteBuffer],
+        parts: &mut [Part<'_>],
+    ) -> Result<Vec<Option<TensorError>>, TensorError> {
+        let Some(RemoteBuffer { owner, .. }) = buffers.first() else { return Ok(Vec::new()) };
+        self.check_parts(buffers, parts)?;
+        let mut ended: Vec<_> = buffers.iter().map(|_| None).collect();
+        if parts.is_empty() {
+            return Ok(ended);
+        }
+        if let Some(pool) = buffers.first().and_then(|buffer| self.pool_here(buffer)) {
+            let parts = parts.chunk_by_mut(|one, other| one.buffer == other.buffer);
+            for parts in parts {
+                let index = parts.first().map_or(0, |part| part.buffer);
+                ended[index] = self.fetch_here(&pool, &buffers[index], parts).err();
+            }
+            return Ok(ended);
+        }
+        let link = self.shared.link(owner)?;
+        let mut ranges: Vec<_> = buffers
+            .iter()
+            .map(|buffer| BufferRanges { key: Some(buffer.key()), ..BufferRanges::default() })
+            .collect();
+        for part in &*parts {
+            ranges[part.buffer].offsets.push(part.range.start);
+            ranges[part.buffer].lengths.push(part.left);
+        }
+        let reply_bytes = self.shared.reply_bytes as u64;
+        let request = FetchRequest { buffers: ranges, reader: self.shared.reader(owner), reply_bytes };
+        let failed = |status| TensorError::of_call(owner, status);
+        let mut at = 0;
+        let limit = self.shared.limit(reply_bytes);
+        let mut client = self.shared.client(&link);
+        let replies = timeout(limit, client.fetch(request)).await.map_err(|_| timed_out(owner, limit))?;
+        let mut replies = replies.map_err(failed)?.into_inner();
+        loop {
+            let reply = timeout(limit, replies.message()).await.map_err(|_| timed_out(owner, limit))?;
+            let Some(FetchReply { contents, fault }) = reply.map_err(failed)? else { break };
+            if contents.is_empty() && fault.is_none() {
+                return Err(wrong_bytes(owner));
+            }
+            for content in contents {
+                let part = next_part(parts, &mut at).ok_or_else(|| wrong_bytes(owner))?;
+                if content.is_empty() || content.len() as u64 > part.left {
+                    return Err(wrong_bytes(owner));
+                }
+                part.push(content)?;
+            }
+            if let Some(fault) = fault {
+                let index = fault.buffer as usize;
+                let error = ended.get_mut(index).filter(|error| error.is_none());
+                *error.ok_or_else(|| wrong_bytes(owner))? = Some(fault.into_error(owner));
+                // All bytes of buffers before it have come, and no more bytes of it come.
+                while let Some(part) = next_part(parts, &mut at).filter(|part| part.buffer <= index) {
+                    if part.buffer < index {
+                        return Err(wrong_bytes(owner));
+                    }
+                    part.left = 0;
+                }
+            }
+        }
+        if next_part(parts, &mut at).is_some() { Err(wrong_bytes(owner)) } else { Ok(ended) }
+    }
+
+    /// Refuses what no owner grants, and what the settings don't allow.
+    fn check_parts(&self, buffers: &[RemoteBuffer], parts: &[Part<'_>]) -> Result<(), TensorError> {
+        if parts.len() > MOST_RANGES {
+            let reason = format!("a fetch of {} ranges; at most {MOST_RANGES}", parts.len());
+            return Err(TensorError::argument(reason));
+        }
+        if let Some(Part { range, .. }) = parts.iter().find(|part| part.range.start > part.range.end) {
+            return Err(TensorError::argument(format!("bytes {} to {}", range.start, range.end)));
+        }
+        if let Some(buffer) = buffers.iter().find(|buffer| buffer.token.len() != SECRET) {
+            let reason = format!("a handle with a token of {} bytes, not {SECRET}", buffer.token.len());
+            return Err(TensorError::argument(reason));
+        }
+        let length = parts.iter().map(|part| part.left).fold(0, u64::saturating_add);
+        let most = self.shared.settings.max_fetch_bytes;
         match length <= most {
             true => Ok(()),
             false => Err(TensorError::argument(format!(
@@ -389,99 +448,38 @@ impl BufferClient {
         }
     }
 
-    /// Fetches ranges of one buffer.
-    async fn run_one(
-        &self,
-        owner: &str,
-        wanted: Wanted,
-        put: impl FnMut(usize, usize, Bytes) -> Result<(), TensorError>,
-    ) -> Result<(), TensorError> {
-        match self.run(owner, vec![wanted], put).await?.pop().flatten() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
-    }
-
-    /// Fetches ranges of buffers of one owner. `put` gets the bytes, in order, with the index of the buffer
-    /// and of the range. Returns the errors of single buffers.
-    async fn run(
-        &self,
-        owner: &str,
-        wanted: Vec<Wanted>,
-        mut put: impl FnMut(usize, usize, Bytes) -> Result<(), TensorError>,
-    ) -> Result<Vec<Option<TensorError>>, TensorError> {
-        let mut ended: Vec<_> = wanted.iter().map(|_| None).collect();
-        if let Some(first) = wanted.first()
-            && let Some(pool) = self.pool_here(&first.key)
-        {
-            for (index, wanted) in wanted.into_iter().enumerate() {
-                let fetched = self.fetch_here(&pool, wanted, |range, content| put(index, range, content));
-                ended[index] = fetched.err().map(|refusal| refusal.into_error(owner));
-            }
-            return Ok(ended);
-        }
-        let link = self.shared.link(owner)?;
-        let mut cursor = Cursor::new(&wanted);
-        let request = FetchRequest {
-            buffers: wanted.iter().map(Wanted::to_message).collect(),
-            reader: self.shared.reader(),
-            reply_bytes: self.shared.reply_bytes as u64,
-        };
-        let limit = self.shared.settings.timeout;
-        let failed = |status| TensorError::of_call(owner, status);
-        let mut client = self.shared.client(&link);
-        let replies = timeout(limit, client.fetch(request)).await.map_err(|_| self.late(owner))?;
-        let mut replies = replies.map_err(failed)?.into_inner();
-        loop {
-            let reply = timeout(limit, replies.message()).await.map_err(|_| self.late(owner))?;
-            let Some(reply) = reply.map_err(failed)? else { break };
-            for content in reply.contents {
-                let (buffer, range) = cursor.take(content.len() as u64).map_err(|()| odd(owner))?;
-                put(buffer, range, content)?;
-            }
-            if let Some(fault) = reply.fault {
-                let index = fault.buffer as usize;
-                cursor.skip(index).map_err(|()| odd(owner))?;
-                ended[index] = Some(Refusal::from(fault).into_error(owner));
-            }
-        }
-        match cursor.is_over() {
-            true => Ok(ended),
-            false => Err(odd(owner)),
-        }
-    }
-
-    /// Fetches ranges of a buffer of this process.
+    /// Fetches parts of a buffer of this process.
     fn fetch_here(
         &self,
         pool: &PoolShared,
-        wanted: Wanted,
-        mut put: impl FnMut(usize, Bytes) -> Result<(), TensorError>,
-    ) -> Result<(), Refusal> {
-        let mut fetching = pool.find(&wanted.key)?.fetch(self.caller(pool)?)?;
-        for (index, range) in wanted.ranges.into_iter().enumerate() {
-            let range = fetching.lease.within(range)?;
-            let content = fetching.take(range)?;
-            put(index, content).map_err(|error| Refusal::new(FaultKind::Unspecified, error.reason()))?;
+        buffer: &RemoteBuffer,
+        parts: &mut [Part<'_>],
+    ) -> Result<(), TensorError> {
+        let refused = |fault: Fault| fault.into_error(&buffer.owner);
+        let lease = pool.find(&buffer.key()).map_err(refused)?;
+        let mut fetching = lease.fetch(self.caller(pool, &buffer.owner)).map_err(refused)?;
+        for part in parts {
+            let range = lease.within(part.range.clone()).map_err(refused)?;
+            part.push(fetching.take(range).map_err(refused)?)?;
         }
         fetching.is_complete = true;
         Ok(())
     }
 
     /// Returns the pool of a handle if it is in this process.
-    fn pool_here(&self, key: &BufferKey) -> Option<Arc<PoolShared>> {
-        if self.shared.settings.calls_itself { None } else { PoolShared::of_process(key.incarnation) }
+    fn pool_here(&self, buffer: &RemoteBuffer) -> Option<Arc<PoolShared>> {
+        if self.shared.settings.calls_itself { None } else { PoolShared::of_process(buffer.incarnation) }
     }
 
-    fn caller(&self, pool: &PoolShared) -> Result<Caller, Refusal> {
-        Ok(Caller { name: pool.name(self.shared.reader().as_ref())?, address: None })
+    fn caller(&self, pool: &PoolShared, owner: &str) -> Caller {
+        Caller { name: pool.name(self.shared.reader(owner).as_ref()), address: None }
     }
+}
 
-    fn late(&self, owner: &str) -> TensorError {
-        let limit = self.shared.settings.timeout;
-        let reason = format!("the owner sent nothing for {limit:?}");
-        TensorError::of_owner(TensorErrorKind::Timeout, owner, &reason)
-    }
+/// Returns the next part of which bytes are left, from the one at `at` on.
+fn next_part<'p, 'a>(parts: &'p mut [Part<'a>], at: &mut usize) -> Option<&'p mut Part<'a>> {
+    *at += parts.get(*at..)?.iter().position(|part| part.left > 0)?;
+    parts.get_mut(*at)
 }
 
 /// Compares the checksum of a whole buffer, if its handle has one.
@@ -496,109 +494,83 @@ fn check(buffer: &RemoteBuffer, bytes: &[u8]) -> Result<(), TensorError> {
     }
 }
 
-fn odd(owner: &str) -> TensorError {
+fn wrong_bytes(owner: &str) -> TensorError {
     let reason = "the owner sent other bytes than it was asked for";
     TensorError::of_owner(TensorErrorKind::Protocol, owner, reason)
 }
 
-/// What a fetch asks for of one buffer.
-struct Wanted {
-    key: BufferKey,
-    ranges: Vec<Range<u64>>,
+fn timed_out(owner: &str, limit: Duration) -> TensorError {
+    TensorError::of_owner(TensorErrorKind::Timeout, owner, &format!("no answer within {limit:?}"))
 }
 
-impl Wanted {
-    fn to_message(&self) -> BufferRanges {
-        BufferRanges {
-            key: Some(self.key.clone()),
-            offsets: self.ranges.iter().map(|range| range.start).collect(),
-            lengths: self.ranges.iter().map(|range| range.end.saturating_sub(range.start)).collect(),
-        }
-    }
+/// A range that is fetched.
+struct Part<'a> {
+    /// The index of its buffer.
+    buffer: usize,
+    range: Range<u64>,
+    /// Bytes that have not arrived.
+    left: u64,
+    sink: Sink<'a>,
 }
 
-/// Which range the next bytes of an owner belong to.
-struct Cursor {
-    /// The lengths that are left of ranges, with the index of buffer and range, the last one first.
-    left: Vec<(usize, usize, u64)>,
+/// Where the bytes of a range go.
+enum Sink<'a> {
+    Slice(&'a mut [u8]),
+    /// Bytes that have arrived, until all have.
+    Bytes(Vec<u8>),
+    Whole(Bytes),
 }
 
-impl Cursor {
-    fn new(wanted: &[Wanted]) -> Self {
-        let ranges = wanted.iter().enumerate().flat_map(|(buffer, wanted)| {
-            let lengths = wanted.ranges.iter().map(|range| range.end.saturating_sub(range.start));
-            lengths.enumerate().map(move |(range, length)| (buffer, range, length))
-        });
-        let mut left: Vec<_> = ranges.filter(|&(.., length)| length > 0).collect();
-        left.reverse();
-        Self { left }
+impl<'a> Part<'a> {
+    fn new(buffer: usize, range: Range<u64>, sink: Sink<'a>) -> Self {
+        Self { buffer, left: range.end.saturating_sub(range.start), range, sink }
     }
 
-    /// Takes `length` bytes, and returns the buffer and the range that they belong to.
-    fn take(&mut self, length: u64) -> Result<(usize, usize), ()> {
-        let (buffer, range, left) = self.left.last_mut().ok_or(())?;
-        let found = (*buffer, *range);
-        *left = left.checked_sub(length).ok_or(())?;
-        if *left == 0 {
-            self.left.pop();
-        }
-        Ok(found)
-    }
-
-    /// Takes what is left of the buffer `index`, of which no more bytes come. All bytes of buffers before it
-    /// have come.
-    fn skip(&mut self, index: usize) -> Result<(), ()> {
-        while let Some(&(buffer, ..)) = self.left.last()
-            && buffer <= index
-        {
-            if buffer < index {
-                return Err(());
-            }
-            self.left.pop();
-        }
-        Ok(())
-    }
-
-    fn is_over(&self) -> bool {
-        self.left.is_empty()
-    }
-}
-
-/// The bytes of a range. They are copied only if they come in more than one message.
-struct Assembly {
-    length: u64,
-    whole: Bytes,
-    parts: Vec<u8>,
-}
-
-impl Assembly {
-    fn new(range: &Range<u64>) -> Self {
-        let length = range.end.saturating_sub(range.start);
-        Self { length, whole: Bytes::new(), parts: Vec::new() }
-    }
-
+    /// Adds the next bytes, which are not more than are left. They are copied unless they are all of the
+    /// range.
     fn push(&mut self, content: Bytes) -> Result<(), TensorError> {
-        if content.len() as u64 == self.length {
-            self.whole = content;
-            return Ok(());
+        let (length, left) = (content.len(), self.left);
+        self.left -= length as u64;
+        match &mut self.sink {
+            Sink::Slice(rest) => {
+                let (now, later) = std::mem::take(rest).split_at_mut(length);
+                now.copy_from_slice(&content);
+                *rest = later;
+            }
+            Sink::Bytes(parts) if parts.is_empty() && length as u64 == left => {
+                self.sink = Sink::Whole(content);
+            }
+            Sink::Bytes(parts) => {
+                if parts.is_empty() {
+                    // At most `max_fetch_bytes`.
+                    let length = usize::try_from(left).map_err(TensorError::memory)?;
+                    parts.try_reserve_exact(length).map_err(TensorError::memory)?;
+                }
+                parts.extend_from_slice(&content);
+            }
+            Sink::Whole(_) => {}
         }
-        if self.parts.is_empty() {
-            // At most `max_fetch_bytes`.
-            let length = usize::try_from(self.length).map_err(TensorError::memory)?;
-            self.parts.try_reserve_exact(length).map_err(TensorError::memory)?;
-        }
-        self.parts.extend_from_slice(&content);
         Ok(())
     }
 
     fn into_bytes(self) -> Bytes {
-        if self.parts.is_empty() { self.whole } else { self.parts.into() }
+        match self.sink {
+            Sink::Slice(_) => Bytes::new(),
+            Sink::Bytes(parts) => parts.into(),
+            Sink::Whole(bytes) => bytes,
+        }
     }
 }
 
 impl ClientShared {
     /// Returns the connection to an owner, which is made if there is none.
     fn link(&self, owner: &str) -> Result<Link, TensorError> {
+        if let Some(allows) = &self.settings.owners
+            && !owner.parse().is_ok_and(|uri| allows(&uri))
+        {
+            let reason = "BufferClientBuilder::owners does not allow this owner";
+            return Err(TensorError::of_owner(TensorErrorKind::NotPermitted, owner, reason));
+        }
         let mut links = lock(&self.links);
         if let Some(link) = links.get_mut(owner) {
             link.used = Instant::now();
@@ -625,10 +597,6 @@ impl ClientShared {
         };
         let endpoint = Endpoint::from_shared(owner.to_owned()).map_err(no_endpoint)?;
         let settings = &self.settings;
-        if settings.owners.as_ref().is_some_and(|allows| !allows(endpoint.uri())) {
-            let reason = "BufferClientBuilder::owners does not allow this owner";
-            return Err(TensorError::of_owner(TensorErrorKind::NotPermitted, owner, reason));
-        }
         let endpoint = endpoint
             .connect_timeout(settings.timeout)
             .initial_stream_window_size(8 << 20)
@@ -652,25 +620,22 @@ impl ClientShared {
         BuffersClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(usize::MAX)
     }
 
-    fn reader(&self) -> Option<Reader> {
-        self.settings.secret.as_ref().map(|ReaderSecret { name, secret }| Reader {
-            name: (**name).into(),
-            secret: Bytes::copy_from_slice(secret),
-        })
+    /// Returns the name and the secret that an owner has given to this reader.
+    fn reader(&self, owner: &str) -> Option<Reader> {
+        let ReaderSecret { name, secret, .. } = self.settings.secrets.get(owner)?;
+        Some(Reader { name: (**name).into(), secret: Bytes::copy_from_slice(secret) })
+    }
+
+    /// Returns the longest wait for a message of `bytes`.
+    fn limit(&self, bytes: u64) -> Duration {
+        self.settings.timeout.saturating_add(Duration::from_millis(bytes >> 14))
     }
 
     /// Closes the connections that were not used since `before`.
     fn close_idle(&self, before: Instant) {
-        let mut idle = Vec::new();
-        let mut links = lock(&self.links);
-        links.retain(|_, link| {
-            let keep = link.used > before || !link.is_idle();
-            if !keep {
-                idle.push(link.clone());
-            }
-            keep
-        });
-        drop(links);
+        let is_over = |link: &Link| link.used <= before && link.is_idle();
+        let closed: Vec<_> = lock(&self.links).extract_if(|_, link| is_over(link)).collect();
+        drop(closed);
     }
 }
 
@@ -717,8 +682,8 @@ impl BufferClientBuilder {
         self
     }
 
-    /// Ends a fetch when nothing arrives for this time, and a write that takes longer, with 1 s more for each
-    /// 16 MiB. Default: 10 s.
+    /// Ends a fetch when no message of the owner arrives for this time, and a write that takes longer; both with
+    /// 1 s more for each 16 MiB of the message or the write. Default: 10 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -736,11 +701,10 @@ impl BufferClientBuilder {
         self
     }
 
-    /// Sets the name and the secret that an owner has given to this reader
-    /// ([`BufferPool::admit`](super::BufferPool::admit)). They are sent to each owner that the client fetches
-    /// from.
+    /// Adds the name and the secret that an owner has given to this reader
+    /// ([`BufferPool::admit`](super::BufferPool::admit)). They are sent to this owner alone.
     pub fn secret(mut self, secret: ReaderSecret) -> Self {
-        self.secret = Some(secret);
+        self.secrets.insert(Arc::clone(&secret.owner), secret);
         self
     }
 
@@ -763,12 +727,10 @@ impl BufferClientBuilder {
     /// Outside a tokio runtime.
     pub fn build(self) -> BufferClient {
         let idle = self.idle.max(Duration::from_millis(10));
-        let budget = usize::try_from(self.landing_budget / 2).unwrap_or(usize::MAX >> 1);
-        let runs = Arc::new(());
+        let landed = usize::try_from(self.landing_budget / 2).unwrap_or(usize::MAX);
         let shared = Arc::new_cyclic(|client: &Weak<ClientShared>| {
-            let (client, held) = (client.clone(), Arc::clone(&runs));
+            let client = client.clone();
             let sweep = async move {
-                let _held = held;
                 let mut ticks = interval(idle);
                 loop {
                     ticks.tick().await;
@@ -781,10 +743,9 @@ impl BufferClientBuilder {
             };
             ClientShared {
                 settings: self,
-                reply_bytes: budget.min(LANDED as usize),
+                reply_bytes: landed.clamp(STREAMED as usize, LANDED as usize),
                 links: Mutex::default(),
                 sweeper: tokio::spawn(sweep).abort_handle(),
-                runs: Arc::downgrade(&runs),
             }
         });
         BufferClient { shared }
@@ -800,7 +761,7 @@ impl fmt::Debug for BufferClientBuilder {
             .field("timeout", &self.timeout)
             .field("max_fetch_bytes", &self.max_fetch_bytes)
             .field("calls_itself", &self.calls_itself)
-            .field("secret", &self.secret)
+            .field("secrets", &self.secrets.values())
             .finish_non_exhaustive()
     }
 }

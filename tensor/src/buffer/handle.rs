@@ -61,25 +61,15 @@ impl fmt::Debug for Reader {
     }
 }
 
-/// Why an owner does not serve a request. Readers of its process get it as it is, others by a message.
-#[derive(Debug)]
-pub(super) struct Refusal {
-    pub(super) kind: FaultKind,
-    pub(super) reason: String,
-}
-
-impl Refusal {
+impl Fault {
+    /// Makes the refusal of a request, for the first buffer in it.
     pub(super) fn new(kind: FaultKind, reason: impl Into<String>) -> Self {
-        Self { kind, reason: reason.into() }
-    }
-
-    pub(super) fn into_fault(self, buffer: u32) -> Fault {
-        Fault { buffer, kind: self.kind.into(), reason: self.reason }
+        Self { buffer: 0, kind: kind.into(), reason: reason.into() }
     }
 
     /// Returns the error of the reader.
     pub(super) fn into_error(self, owner: &str) -> TensorError {
-        let kind = match self.kind {
+        let kind = match self.kind() {
             FaultKind::Gone => TensorErrorKind::Gone,
             FaultKind::Revoked => TensorErrorKind::Revoked,
             FaultKind::Restarted => TensorErrorKind::Restarted,
@@ -90,11 +80,5 @@ impl Refusal {
             FaultKind::Unspecified => TensorErrorKind::Refused,
         };
         TensorError::of_owner(kind, owner, &self.reason)
-    }
-}
-
-impl From<Fault> for Refusal {
-    fn from(fault: Fault) -> Self {
-        Self { kind: fault.kind(), reason: fault.reason }
     }
 }

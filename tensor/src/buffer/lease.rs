@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::handle::{Refusal, SECRET};
-use super::proto::FaultKind;
+use super::handle::SECRET;
+use super::proto::{Fault, FaultKind};
 use super::table::Table;
 use crate::error::TensorError;
 use tonic_rdma_verbs::memory::{Pool, RegisteredBuf};
@@ -45,10 +45,10 @@ impl LeaseOptions {
         self
     }
 
-    /// Ends the lease when `count` fetches have had all that they asked for. A call of
+    /// Ends the lease when the last bytes of `count` fetches were handed to the transport. A call of
     /// [`fetch_blocks`](super::RemoteBuffer::fetch_blocks) counts as one fetch. While as many fetches run as
-    /// are left, others fail with [`Busy`](crate::TensorErrorKind::Busy), because one that runs may fail, and
-    /// does not count then. Default: no count.
+    /// are left, others fail with [`Busy`](crate::TensorErrorKind::Busy), because one that ends before its
+    /// last bytes does not count. Default: no count.
     pub fn readers(mut self, count: u64) -> Self {
         self.readers = Some(count);
         self
@@ -87,14 +87,14 @@ pub(super) enum Ended {
 }
 
 impl Ended {
-    pub(super) fn refusal(self) -> Refusal {
+    pub(super) fn fault(self) -> Fault {
         let (kind, reason) = match self {
             Self::Dropped => (FaultKind::Gone, "its owner has dropped the lease"),
             Self::TimeOver => (FaultKind::Gone, "the time limit of the lease is over"),
             Self::AllRead => (FaultKind::Gone, "all readers of the lease have read"),
             Self::Revoked => (FaultKind::Revoked, "its owner has revoked the lease"),
         };
-        Refusal::new(kind, reason)
+        Fault::new(kind, reason)
     }
 }
 
@@ -142,7 +142,7 @@ pub struct ReaderStatus {
     pub address: Option<SocketAddr>,
     /// Fetches that run.
     pub running: u64,
-    /// Fetches that had all that they asked for.
+    /// Fetches whose last bytes were handed to the transport.
     pub complete: u64,
     /// Bytes that were handed to the transport.
     pub bytes: u64,
@@ -150,12 +150,12 @@ pub struct ReaderStatus {
 
 impl LeaseState {
     /// Begins a fetch.
-    pub(super) fn fetch(self: &Arc<Self>, caller: Caller) -> Result<Fetching, Refusal> {
+    pub(super) fn fetch(self: &Arc<Self>, caller: Caller) -> Result<Fetching, Fault> {
         self.check(&caller)?;
         let mut state = lock(&self.state);
-        let content = state.content.clone().map_err(Ended::refusal)?;
+        let content = state.content.clone().map_err(Ended::fault)?;
         if self.options.readers.is_some_and(|most| state.complete + state.running >= most) {
-            return Err(Refusal::new(FaultKind::Busy, "all readers that the lease allows are reading"));
+            return Err(Fault::new(FaultKind::Busy, "all readers that the lease allows are reading"));
         }
         state.running += 1;
         state.reader(&caller).running += 1;
@@ -168,33 +168,33 @@ impl LeaseState {
         caller: &Caller,
         range: Range<u64>,
         pool: &Pool,
-    ) -> Result<Writing, Refusal> {
+    ) -> Result<Writing, Fault> {
         self.check(caller)?;
         if !self.options.writable {
-            return Err(Refusal::new(FaultKind::NotPermitted, "its lease is for reading only"));
+            return Err(Fault::new(FaultKind::NotPermitted, "its lease is for reading only"));
         }
         let range = self.within(range)?;
-        lock(&self.state).content.as_ref().map_err(|ended| ended.refusal())?;
+        lock(&self.state).content.as_ref().map_err(|ended| ended.fault())?;
         let buffer = pool.allocate(self.length as usize);
-        let buffer = buffer.map_err(|error| Refusal::new(FaultKind::NoMemory, error.to_string()))?;
+        let buffer = buffer.map_err(|error| Fault::new(FaultKind::NoMemory, error.to_string()))?;
         Ok(Writing { lease: Arc::clone(self), buffer, at: range.start, range })
     }
 
     /// Returns a range of a handle as one of the content.
-    pub(super) fn within(&self, range: Range<u64>) -> Result<Range<usize>, Refusal> {
+    pub(super) fn within(&self, range: Range<u64>) -> Result<Range<usize>, Fault> {
         if range.start > range.end || range.end > self.length {
             let reason = format!("bytes {} to {} of {}", range.start, range.end, self.length);
-            return Err(Refusal::new(FaultKind::OutOfRange, reason));
+            return Err(Fault::new(FaultKind::OutOfRange, reason));
         }
         // The content is in memory.
         Ok(range.start as usize..range.end as usize)
     }
 
-    fn check(&self, caller: &Caller) -> Result<(), Refusal> {
+    fn check(&self, caller: &Caller) -> Result<(), Fault> {
         if let Some(names) = &self.options.names
             && !caller.name.as_ref().is_some_and(|name| names.iter().any(|other| **other == **name))
         {
-            return Err(Refusal::new(FaultKind::NotPermitted, "its lease is for other readers"));
+            return Err(Fault::new(FaultKind::NotPermitted, "its lease is for other readers"));
         }
         if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             self.end(Ended::TimeOver);
@@ -246,16 +246,14 @@ impl fmt::Debug for LeaseState {
 }
 
 impl Progress {
-    /// Returns the entry of a reader. Beyond [`LISTED`] entries, it replaces one of a reader that does not
-    /// read now.
+    /// Returns the entry of a reader. It replaces one of [`LISTED`] others: of a reader that does not read
+    /// now, or else the oldest.
     fn reader(&mut self, caller: &Caller) -> &mut ReaderStatus {
         let readers = &mut self.readers;
         let known = readers.iter().position(|it| it.address == caller.address && it.name == caller.name);
         let index = known.unwrap_or_else(|| {
-            if readers.len() >= LISTED
-                && let Some(idle) = readers.iter().position(|reader| reader.running == 0)
-            {
-                readers.remove(idle);
+            if readers.len() >= LISTED {
+                readers.remove(readers.iter().position(|reader| reader.running == 0).unwrap_or(0));
             }
             let Caller { name, address } = caller.clone();
             readers.push(ReaderStatus { name, address, ..ReaderStatus::default() });
@@ -277,8 +275,8 @@ pub(super) struct Fetching {
 
 impl Fetching {
     /// Returns the bytes of `range`, unless the lease has ended.
-    pub(super) fn take(&mut self, range: Range<usize>) -> Result<Bytes, Refusal> {
-        lock(&self.lease.state).content.as_ref().map_err(|ended| ended.refusal())?;
+    pub(super) fn take(&mut self, range: Range<usize>) -> Result<Bytes, Fault> {
+        lock(&self.lease.state).content.as_ref().map_err(|ended| ended.fault())?;
         self.bytes += range.len() as u64;
         Ok(self.content.slice(range))
     }
@@ -314,10 +312,11 @@ pub(super) struct Writing {
 }
 
 impl Writing {
-    /// Adds the next bytes.
-    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+    /// Adds the next bytes, unless the lease has ended.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        lock(&self.lease.state).content.as_ref().map_err(|ended| ended.fault())?;
         if bytes.len() > self.range.end - self.at {
-            return Err(Refusal::new(FaultKind::OutOfRange, "more bytes than the write was to have"));
+            return Err(Fault::new(FaultKind::OutOfRange, "more bytes than the write was to have"));
         }
         self.buffer[self.at..self.at + bytes.len()].copy_from_slice(bytes);
         self.at += bytes.len();
@@ -325,18 +324,18 @@ impl Writing {
     }
 
     /// Makes all bytes visible at once.
-    pub(super) fn commit(self) -> Result<(), Refusal> {
+    pub(super) fn commit(self) -> Result<(), Fault> {
         let Self { lease, mut buffer, range, at } = self;
         if at != range.end {
-            return Err(Refusal::new(FaultKind::OutOfRange, "fewer bytes than the write was to have"));
+            return Err(Fault::new(FaultKind::OutOfRange, "fewer bytes than the write was to have"));
         }
-        let mut before = lock(&lease.state).content.clone().map_err(Ended::refusal)?;
+        let mut before = lock(&lease.state).content.clone().map_err(Ended::fault)?;
         let replaced = loop {
             // Copied without the lock. Another write may come first, and then its bytes are copied.
             buffer[..range.start].copy_from_slice(&before[..range.start]);
             buffer[range.end..].copy_from_slice(&before[range.end..]);
             let mut state = lock(&lease.state);
-            let now = state.content.clone().map_err(Ended::refusal)?;
+            let now = state.content.clone().map_err(Ended::fault)?;
             if now.as_ptr() == before.as_ptr() {
                 state.writes += 1;
                 break std::mem::replace(&mut state.content, Ok(buffer.freeze()));
@@ -368,8 +367,9 @@ impl BufferLease {
         lock(&self.state.state).content.as_ref().ok().cloned()
     }
 
-    /// Ends the lease. Fetches that run, and later ones, fail with [`Revoked`](crate::TensorErrorKind::Revoked).
-    /// Bytes that a device is reading at this moment stay in place until it has read them.
+    /// Ends the lease. Later fetches fail with [`Revoked`](crate::TensorErrorKind::Revoked), and so do those
+    /// that run, unless their last bytes were handed to the transport. Such bytes stay in place until the
+    /// transport has sent them, or the reader's device has read them.
     pub fn revoke(&self) {
         self.state.end(Ended::Revoked);
     }
@@ -387,7 +387,8 @@ impl BufferLease {
         Ok(())
     }
 
-    /// Returns the readers that have opened the buffer, at most 64, the first one first.
+    /// Returns the readers that have opened the buffer, at most 64, the first one first. Each connection is one
+    /// reader.
     pub fn readers(&self) -> Vec<ReaderStatus> {
         lock(&self.state.state).readers.clone()
     }
@@ -411,7 +412,7 @@ impl BufferLease {
             Ok(_) => (state.writes > known).then_some(Ok(state.writes)),
             Err(ended) => Some(Err(*ended)),
         });
-        written.await.map_err(|ended| ended.refusal().into_error("this process"))
+        written.await.map_err(|ended| ended.fault().into_error("this process"))
     }
 
     /// Waits until the lease has ended and no fetch runs any more. A device may still read bytes that were

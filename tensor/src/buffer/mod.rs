@@ -65,7 +65,7 @@
 //!
 //! The path is decided once for each owner, when the first handle of this owner is fetched, and
 //! [`BufferClient::owners`] has the verdict and its reason. API and errors are the same on each path. A client
-//! keeps one connection to an owner for all handles, and closes it when it was not used for a minute.
+//! keeps one connection to an owner for all handles, and closes it when it was not used for one to two minutes.
 //!
 //! # How long a handle is valid
 //!
@@ -73,15 +73,17 @@
 //! |---|---|
 //! | the lease was dropped, its [time](LeaseOptions::time_limit) is over, or all its [readers](LeaseOptions::readers) have read | [`Gone`](crate::TensorErrorKind::Gone) |
 //! | the owner called [`BufferLease::revoke`] | [`Revoked`](crate::TensorErrorKind::Revoked) |
-//! | another process, or another pool, is at the owner's address | [`Restarted`](crate::TensorErrorKind::Restarted) |
+//! | another process, pool or server is at the owner's address | [`Restarted`](crate::TensorErrorKind::Restarted) |
 //! | nothing is there, or it went away in the middle | [`PeerLost`](crate::TensorErrorKind::PeerLost) |
-//! | the owner does not go on | [`Timeout`](crate::TensorErrorKind::Timeout) |
+//! | the owner sends nothing for the client's [timeout](BufferClientBuilder::timeout) | [`Timeout`](crate::TensorErrorKind::Timeout) |
 //! | the token is wrong, or the buffer is for [other readers](LeaseOptions::only_for) | [`NotPermitted`](crate::TensorErrorKind::NotPermitted) |
 //!
 //! A fetch never returns bytes of another buffer, nor bytes from before a [write](RemoteBuffer::write_back)
 //! that had ended when the fetch began. Memory of a lease is used again only when no fetch reads it any more,
-//! also after the lease was dropped or revoked. A fetch that runs when the lease ends either has all its bytes,
-//! or fails.
+//! also after the lease was dropped or revoked. A fetch that runs when the lease ends either gets all its bytes,
+//! because the last ones were handed to the transport before, or fails. A reader that stops to read holds this
+//! memory until its call or its connection ends ([`CallConfig::timeout`](tonic_rdma::CallConfig::timeout)).
+//! 4096 other leases may end before a handle of a revoked lease says `Gone`.
 //!
 //! # Who may read
 //!
@@ -90,8 +92,8 @@
 //! that is shared [for named readers](LeaseOptions::only_for) needs a second secret, which the owner gives to
 //! each reader ([`BufferPool::admit`]).
 //!
-//! Two things bound what a secret is worth. On a connection without TLS, whoever reads the network reads
-//! tokens and bytes. And a reader that has fetched from memory of a pool by its device can read the whole slab
+//! A secret does not protect against two readers. On a connection without TLS, whoever reads the network reads
+//! tokens and bytes. A reader that has fetched from memory of a pool by its device can read the whole slab
 //! that the memory lies in, as the peer of any native call can
 //! ([`CallConfig::send_in_place`](tonic_rdma::CallConfig::send_in_place)): give tenants pools of their own, or
 //! switch `send_in_place` off at the owner's server, at the price of a copy for each fetch.

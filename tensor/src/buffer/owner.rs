@@ -15,11 +15,11 @@ use tokio::task::AbortHandle;
 use tokio::time::sleep_until;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::handle::{Refusal, SECRET};
+use super::handle::SECRET;
 use super::lease::{BufferLease, Ended, LeaseOptions, LeaseState, Progress};
-use super::proto::{BufferKey, FaultKind, Reader, RemoteBuffer};
+use super::proto::{BufferKey, Fault, FaultKind, Reader, RemoteBuffer};
 use super::service::BufferService;
-use super::table::{NotFound, Table};
+use super::table::Table;
 use crate::error::{TensorError, TensorErrorKind, check_name};
 use crate::types::Tensor;
 use tonic_rdma_verbs::memory::{Pool, RegisteredBuf};
@@ -39,13 +39,14 @@ pub struct BufferPool {
 #[must_use]
 pub struct BufferPoolBuilder {
     owner: String,
-    memory: Option<Pool>,
     limit: u64,
 }
 
-/// The secret of a reader, by which it proves its name. The owner gives it to the reader by a way of its own.
+/// The secret of a reader, by which it proves its name to one owner. The owner gives it to the reader by a way
+/// of its own.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ReaderSecret {
+    pub(super) owner: Arc<str>,
     pub(super) name: Arc<str>,
     pub(super) secret: [u8; SECRET],
 }
@@ -58,21 +59,18 @@ pub struct BufferPoolStatistics {
     pub leases: u64,
     /// Bytes of these leases.
     pub bytes: u64,
-    /// Fetches that run.
-    pub running: u64,
     /// Bytes that [`BufferPool::share`] had to copy, because they were not in memory that devices can read.
     pub copied_bytes: u64,
 }
 
 /// What the clones, the service and the leases of a pool share.
 pub(super) struct PoolShared {
-    owner: String,
+    owner: Arc<str>,
     pub(super) incarnation: u64,
     pub(super) memory: Pool,
     table: Arc<Mutex<Table>>,
     /// The secrets of readers, by name.
     admitted: Mutex<HashMap<Arc<str>, [u8; SECRET]>>,
-    random: Mutex<Random>,
     copied: AtomicU64,
     /// A lease was added that ends before the others.
     limited: Arc<Notify>,
@@ -106,7 +104,7 @@ impl BufferPool {
     /// # }
     /// ```
     pub fn builder(owner: impl Into<String>) -> BufferPoolBuilder {
-        BufferPoolBuilder { owner: owner.into(), memory: None, limit: 1 << 30 }
+        BufferPoolBuilder { owner: owner.into(), limit: 1 << 30 }
     }
 
     /// Returns the service, for [`RdmaServer::add_service`](tonic_rdma::RdmaServer::add_service) or tonic's
@@ -148,7 +146,7 @@ impl BufferPool {
         let shared = &self.shared;
         let content = shared.readable(bytes.into())?;
         let xxh3 = (options.checksum && !options.writable).then(|| xxh3_64(&content));
-        let (token, length) = (lock(&shared.random).next()?, content.len() as u64);
+        let (token, length) = (random()?, content.len() as u64);
         let deadline = options.time_limit.and_then(|limit| Instant::now().checked_add(limit));
         let none_left = options.readers == Some(0);
         let make = |id, generation| {
@@ -178,7 +176,7 @@ impl BufferPool {
             state.end(Ended::AllRead);
         }
         let handle = RemoteBuffer {
-            owner: shared.owner.clone(),
+            owner: (*shared.owner).into(),
             incarnation: shared.incarnation,
             id: state.id,
             generation: state.generation,
@@ -217,9 +215,9 @@ impl BufferPool {
     /// # Errors
     /// The name is empty or too long, or the system has no random numbers.
     pub fn admit(&self, name: &str) -> Result<ReaderSecret, TensorError> {
-        let (name, secret) = (check_name(name)?, lock(&self.shared.random).next()?);
+        let (name, secret) = (check_name(name)?, random()?);
         lock(&self.shared.admitted).insert(Arc::clone(&name), secret);
-        Ok(ReaderSecret { name, secret })
+        Ok(ReaderSecret { owner: Arc::clone(&self.shared.owner), name, secret })
     }
 
     /// Admits the reader of this name no longer.
@@ -229,14 +227,9 @@ impl BufferPool {
 
     /// Returns what the pool has shared.
     pub fn statistics(&self) -> BufferPoolStatistics {
-        let copied_bytes = self.shared.copied.load(Ordering::Relaxed);
-        let mut found = BufferPoolStatistics { copied_bytes, ..BufferPoolStatistics::default() };
-        for lease in lock(&self.shared.table).leases() {
-            found.leases += 1;
-            found.bytes += lease.length;
-            found.running += lock(&lease.state).running;
-        }
-        found
+        let (table, copied) = (lock(&self.shared.table), &self.shared.copied);
+        let copied_bytes = copied.load(Ordering::Relaxed);
+        BufferPoolStatistics { leases: table.leases, bytes: table.bytes, copied_bytes }
     }
 }
 
@@ -257,31 +250,25 @@ impl BufferPoolBuilder {
         self
     }
 
-    /// Takes memory from `pool`, which is a [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending),
-    /// instead of making one.
-    pub fn memory(mut self, pool: Pool) -> Self {
-        self.memory = Some(pool);
-        self
-    }
-
     /// Makes the pool.
+    ///
+    /// A task in this runtime ends leases whose time is over. When the runtime has ended, such a lease ends at
+    /// the next fetch.
     ///
     /// # Errors
     /// As [`BufferPool::new`].
     pub fn build(self) -> Result<BufferPool, TensorError> {
-        let Self { owner, memory, limit } = self;
+        let Self { owner, limit } = self;
         check_owner(&owner)?;
         let runtime = Handle::try_current().map_err(TensorError::local)?;
-        let mut random = Random::default();
-        let incarnation = u64::from_ne_bytes(random.next::<8>()?);
+        let incarnation = u64::from_ne_bytes(random()?);
         let limited = Arc::new(Notify::new());
         let shared = Arc::new_cyclic(|pool| PoolShared {
-            owner,
+            owner: owner.into(),
             incarnation,
-            memory: memory.unwrap_or_else(|| Pool::for_sending(limit)),
+            memory: Pool::for_sending(limit),
             table: Arc::default(),
             admitted: Mutex::default(),
-            random: Mutex::new(random),
             copied: AtomicU64::new(0),
             limited: Arc::clone(&limited),
             sweeper: runtime.spawn(sweep(pool.clone(), limited)).abort_handle(),
@@ -303,7 +290,7 @@ fn check_owner(owner: &str) -> Result<(), TensorError> {
         true => Err(TensorError::new(
             TensorErrorKind::InvalidSetting,
             format!(
-                "the owner's address {owner:?} takes a scheme and a host to connect to: http://ps0:50051"
+                "the owner's address {owner:?} needs a scheme and a host that readers can connect to, such as http://ps0:50051"
             ),
         )),
     }
@@ -338,35 +325,23 @@ impl PoolShared {
     }
 
     /// Returns the lease of a handle, if its token is right.
-    pub(super) fn find(&self, key: &BufferKey) -> Result<Arc<LeaseState>, Refusal> {
+    pub(super) fn find(&self, key: &BufferKey) -> Result<Arc<LeaseState>, Fault> {
         if key.incarnation != self.incarnation {
             let reason = "the handle is of another process or pool that had this address before";
-            return Err(Refusal::new(FaultKind::Restarted, reason));
+            return Err(Fault::new(FaultKind::Restarted, reason));
         }
-        let lease = match lock(&self.table).find(key.id, key.generation) {
-            Ok(lease) => Arc::clone(lease),
-            Err(NotFound::Ended(ended)) => return Err(ended.refusal()),
-            Err(NotFound::Unknown) => {
-                return Err(Refusal::new(FaultKind::Gone, "its lease ended long ago"));
-            }
-        };
+        let lease = lock(&self.table).find(key.id, key.generation)?;
         match is_equal(&lease.token, &key.token) {
             true => Ok(lease),
-            false => Err(Refusal::new(FaultKind::NotPermitted, "the token of the handle is wrong")),
+            false => Err(Fault::new(FaultKind::NotPermitted, "the token of the handle is wrong")),
         }
     }
 
-    /// Returns the name that a reader has proved, if it gives one.
-    pub(super) fn name(&self, reader: Option<&Reader>) -> Result<Option<Arc<str>>, Refusal> {
-        let Some(reader) = reader.filter(|reader| !reader.name.is_empty()) else { return Ok(None) };
+    /// Returns the name of a reader, if it proves one.
+    pub(super) fn name(&self, reader: Option<&Reader>) -> Option<Arc<str>> {
         let admitted = lock(&self.admitted);
-        match admitted.get_key_value(&*reader.name) {
-            Some((name, secret)) if is_equal(secret, &reader.secret) => Ok(Some(Arc::clone(name))),
-            _ => Err(Refusal::new(
-                FaultKind::NotPermitted,
-                format!("the owner has not admitted a reader {:?} with this secret", reader.name),
-            )),
-        }
+        let (name, secret) = admitted.get_key_value(&*reader?.name)?;
+        is_equal(secret, &reader?.secret).then(|| Arc::clone(name))
     }
 
     /// Returns `bytes` in memory that devices can read.
@@ -385,7 +360,7 @@ impl Drop for PoolShared {
     fn drop(&mut self) {
         lock(&POOLS).remove(&self.incarnation);
         self.sweeper.abort();
-        let leases: Vec<_> = lock(&self.table).leases().cloned().collect();
+        let leases: Vec<_> = lock(&self.table).all().cloned().collect();
         leases.iter().for_each(|lease| lease.end(Ended::Dropped));
     }
 }
@@ -397,15 +372,15 @@ fn is_equal(secret: &[u8; SECRET], other: &[u8]) -> bool {
 }
 
 impl ReaderSecret {
-    /// Makes a secret of its name and of the bytes of [`to_bytes`](Self::to_bytes).
+    /// Makes a secret from the owner's URI, the name, and the bytes of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
     /// The name is empty or too long, or there are not 16 bytes.
-    pub fn new(name: &str, secret: &[u8]) -> Result<Self, TensorError> {
+    pub fn new(owner: &str, name: &str, secret: &[u8]) -> Result<Self, TensorError> {
         let secret = secret.try_into().map_err(|_| {
             TensorError::argument(format!("a secret of {} bytes; it has {SECRET}", secret.len()))
         })?;
-        Ok(Self { name: check_name(name)?, secret })
+        Ok(Self { owner: owner.into(), name: check_name(name)?, secret })
     }
 
     /// Returns the name.
@@ -421,36 +396,15 @@ impl ReaderSecret {
 
 impl fmt::Debug for ReaderSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ReaderSecret({:?})", self.name)
+        write!(f, "ReaderSecret({:?} at {})", self.name, self.owner)
     }
 }
 
-/// Random numbers of the system, many by one call.
-struct Random {
-    bytes: [u8; 256],
-    used: usize,
-}
-
-impl Default for Random {
-    fn default() -> Self {
-        Self { bytes: [0; 256], used: 256 }
-    }
-}
-
-impl Random {
-    fn next<const N: usize>(&mut self) -> Result<[u8; N], TensorError> {
-        if self.used + N > self.bytes.len() {
-            let flags = rustix::rand::GetRandomFlags::empty();
-            // The kernel gives up to 256 bytes whole.
-            rustix::rand::getrandom(&mut self.bytes, flags)
-                .map_err(|error| TensorError::caused(TensorErrorKind::Other, "no random numbers: ", error))?;
-            self.used = 0;
-        }
-        let mut taken = [0; N];
-        let source = &mut self.bytes[self.used..self.used + N];
-        taken.copy_from_slice(source);
-        source.fill(0);
-        self.used += N;
-        Ok(taken)
-    }
+/// Returns random bytes of the system.
+fn random<const N: usize>() -> Result<[u8; N], TensorError> {
+    let mut bytes = [0; N];
+    // The kernel gives up to 256 bytes whole.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| TensorError::caused(TensorErrorKind::Other, "no random numbers: ", error))?;
+    Ok(bytes)
 }

@@ -2,12 +2,14 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::iter::{Enumerate, Zip};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use std::vec::IntoIter;
 
 use bytes::Bytes;
 use http::{Request as HttpRequest, Response as HttpResponse};
@@ -21,25 +23,25 @@ use tower::layer::Layer;
 use tower::util::future::MapResponseFuture;
 use tower_service::Service as TowerService;
 
-use super::handle::{MOST_RANGES, Refusal};
+use super::handle::MOST_RANGES;
 use super::lease::{Caller, Fetching, Writing};
 use super::owner::PoolShared;
 use super::proto::buffers_server::{Buffers, BuffersServer};
-use super::proto::{BufferRanges, FaultKind, FetchReply, FetchRequest, Reader, WriteReply, WriteRequest};
+use super::proto::{BufferRanges, Fault, FaultKind, FetchReply, FetchRequest, WriteReply, WriteRequest};
 use tonic_rdma::RdmaRequestExt as _;
 use tonic_rdma::gather::{GatherBothLayer, GatherBothService};
 
-/// Most segments of contents in one reply. Each is two of the 256 segments that an offer may have.
-const MOST_CONTENTS: usize = 120;
+/// Most contents in one reply. Each is two of the 128 parts that a native message may have without a copy.
+const MOST_CONTENTS: usize = 60;
 /// Bytes of contents in one reply over HTTP/2, which the reader gets as a whole.
-const STREAMED: u64 = 1 << 20;
+pub(super) const STREAMED: u64 = 1 << 20;
 /// Most bytes of contents in one reply of a native call. A gRPC message has less than 4 GiB.
 pub(super) const LANDED: u64 = 1 << 30;
 /// Most bytes of contents in one message of a write.
 pub(super) const WRITTEN: usize = 8 << 20;
 /// Bytes of a message around its contents.
 pub(super) const AROUND: usize = 64 << 10;
-/// A write whose next message does not come within this time fails.
+/// The time of a write, besides a millisecond for each 16 KiB. The memory that it takes is free then.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The service of a [`BufferPool`](super::BufferPool), for a server.
@@ -110,149 +112,146 @@ impl Buffers for Owner {
             return Err(Status::invalid_argument(reason));
         }
         let reply_bytes = if is_native { reply_bytes.clamp(STREAMED, LANDED) } else { STREAMED };
-        Ok(Response::new(Replies {
-            pool: Arc::clone(&self.pool),
-            address,
-            reader,
-            buffers: buffers.into_iter().enumerate(),
-            current: None,
-            sent: Vec::new(),
-            reply_bytes,
-        }))
+        let caller = Caller { name: self.pool.name(reader.as_ref()), address };
+        let buffers = buffers.into_iter().enumerate();
+        let pool = Arc::clone(&self.pool);
+        Ok(Response::new(Replies { pool, caller, buffers, current: None, reply_bytes, yields: false }))
     }
 
     async fn write(&self, request: Request<Streaming<WriteRequest>>) -> Result<Response<WriteReply>, Status> {
         let address = request.connection().map(|info| info.peer_addr());
         let mut messages = request.into_inner();
         let late = |_| Status::deadline_exceeded("the bytes to write did not come in time");
-        let mut next = async || timeout(WRITE_TIMEOUT, messages.message()).await.map_err(late)?;
-        let first = next().await?.ok_or_else(|| Status::invalid_argument("a write without a message"))?;
-        let written = async {
+        let first = timeout(WRITE_TIMEOUT, messages.message()).await.map_err(late)??;
+        let first = first.ok_or_else(|| Status::invalid_argument("a write without a message"))?;
+        let limit = WRITE_TIMEOUT.saturating_add(Duration::from_millis(first.length >> 14));
+        let write = async {
             let mut writing = match self.begin_write(&first, address) {
                 Ok(writing) => writing,
-                Err(refusal) => return Ok(Err(refusal)),
+                Err(fault) => return Ok(Err(fault)),
             };
-            let mut message = Some(first);
-            while let Some(WriteRequest { content, .. }) = message {
-                if let Err(refusal) = writing.push(&content) {
-                    return Ok(Err(refusal));
+            let mut content = first.content;
+            loop {
+                if let Err(fault) = writing.push(&content) {
+                    return Ok(Err(fault));
                 }
-                message = next().await?;
+                match messages.message().await? {
+                    Some(message) => content = message.content,
+                    None => return Ok::<_, Status>(writing.commit()),
+                }
             }
-            Ok::<_, Status>(writing.commit())
         };
-        let fault = written.await?.err().map(|refusal| refusal.into_fault(0));
+        let fault = timeout(limit, write).await.map_err(late)??.err();
         Ok(Response::new(WriteReply { fault }))
     }
 }
 
 impl Owner {
-    fn begin_write(&self, first: &WriteRequest, address: Option<SocketAddr>) -> Result<Writing, Refusal> {
-        let key = first.key.as_ref().ok_or_else(no_key)?;
-        let caller = Caller { name: self.pool.name(first.reader.as_ref())?, address };
-        let end = first.offset.saturating_add(first.length);
-        self.pool.find(key)?.write(&caller, first.offset..end, &self.pool.memory)
+    fn begin_write(&self, first: &WriteRequest, address: Option<SocketAddr>) -> Result<Writing, Fault> {
+        let caller = Caller { name: self.pool.name(first.reader.as_ref()), address };
+        let range = first.offset..first.offset.saturating_add(first.length);
+        self.pool.find(first.key.as_ref().ok_or_else(no_key)?)?.write(&caller, range, &self.pool.memory)
     }
 }
 
-fn no_key() -> Refusal {
-    Refusal::new(FaultKind::NotPermitted, "the request names no buffer")
+fn no_key() -> Fault {
+    Fault::new(FaultKind::NotPermitted, "the request names no buffer")
 }
 
-/// The replies of a fetch. Each is made when the transport asks for it.
+/// The replies of a fetch. Each is made when the transport has taken the one before it.
 struct Replies {
     pool: Arc<PoolShared>,
-    address: Option<SocketAddr>,
-    reader: Option<Reader>,
-    buffers: std::iter::Enumerate<std::vec::IntoIter<BufferRanges>>,
+    caller: Caller,
+    buffers: Enumerate<IntoIter<BufferRanges>>,
     current: Option<Current>,
-    /// Fetches whose last bytes are in the reply that the transport has. They are complete when it asks for
-    /// the next one.
-    sent: Vec<Fetching>,
     reply_bytes: u64,
+    /// There are more replies than the one that tonic has. tonic asks for messages until it has encoded some
+    /// bytes, and large contents count as none, so it has to be told to send what it has.
+    yields: bool,
 }
 
 /// The buffer whose ranges are sent.
 struct Current {
     index: u32,
     fetching: Fetching,
-    ranges: std::iter::Zip<std::vec::IntoIter<u64>, std::vec::IntoIter<u64>>,
+    ranges: Zip<IntoIter<u64>, IntoIter<u64>>,
     /// What is left of a range.
     rest: Range<usize>,
 }
 
 impl Replies {
-    fn begin(&self, index: u32, buffer: BufferRanges) -> Result<Current, Refusal> {
-        let name = self.pool.name(self.reader.as_ref())?;
-        let lease = self.pool.find(buffer.key.as_ref().ok_or_else(no_key)?)?;
-        let fetching = lease.fetch(Caller { name, address: self.address })?;
-        let ranges = buffer.offsets.into_iter().zip(buffer.lengths);
-        Ok(Current { index, fetching, ranges, rest: 0..0 })
-    }
-
     /// Returns the next reply; `None` if all was sent.
     fn next_reply(&mut self) -> Option<FetchReply> {
-        self.sent.drain(..).for_each(|mut fetching| fetching.is_complete = true);
-        let mut reply = FetchReply::default();
-        let mut room = self.reply_bytes;
-        loop {
-            let refused = match &mut self.current {
-                None => {
-                    let Some((index, buffer)) = self.buffers.next() else {
-                        return (!reply.contents.is_empty()).then_some(reply);
-                    };
+        let (mut reply, mut room) = (FetchReply::default(), self.reply_bytes);
+        while reply.fault.is_none() {
+            let begun = match self.current.take() {
+                Some(current) => Ok(current),
+                None => match self.buffers.next() {
                     // There are at most `MOST_RANGES`.
-                    let index = index as u32;
-                    match self.begin(index, buffer) {
-                        Ok(current) => {
-                            self.current = Some(current);
-                            continue;
-                        }
-                        Err(refusal) => (index, refusal),
-                    }
-                }
-                Some(current) => match current.next(room) {
-                    Ok(Some(content)) => {
-                        room -= content.len() as u64;
-                        reply.contents.push(content);
-                        if room == 0 || reply.contents.len() == MOST_CONTENTS {
-                            return Some(reply);
-                        }
-                        continue;
-                    }
-                    Ok(None) => {
-                        self.sent.extend(self.current.take().map(|current| current.fetching));
-                        continue;
-                    }
-                    Err(refusal) => (current.index, refusal),
+                    Some((index, buffer)) => self.begin(index as u32, buffer),
+                    None => break,
                 },
             };
-            let (index, refusal) = refused;
-            self.current = None;
-            reply.fault = Some(refusal.into_fault(index));
-            return Some(reply);
+            let filled = begun.and_then(|mut current| {
+                let all = current.fill(&mut reply.contents, &mut room, self.reply_bytes)?;
+                current.fetching.is_complete = all;
+                Ok((current, all))
+            });
+            match filled {
+                Ok((_, true)) => {}
+                Ok((current, false)) => {
+                    self.current = Some(current);
+                    break;
+                }
+                Err(fault) => reply.fault = Some(fault),
+            }
         }
+        (reply.fault.is_some() || !reply.contents.is_empty()).then_some(reply)
+    }
+
+    fn begin(&self, index: u32, buffer: BufferRanges) -> Result<Current, Fault> {
+        let fetch = || self.pool.find(buffer.key.as_ref().ok_or_else(no_key)?)?.fetch(self.caller.clone());
+        let fetching = fetch().map_err(|fault| Fault { buffer: index, ..fault })?;
+        let ranges = buffer.offsets.into_iter().zip(buffer.lengths);
+        Ok(Current { index, fetching, ranges, rest: 0..0 })
     }
 }
 
 impl Current {
-    /// Returns the next bytes, at most `most`; `None` after the last range.
-    fn next(&mut self, most: u64) -> Result<Option<Bytes>, Refusal> {
-        while self.rest.is_empty() {
-            let Some((offset, length)) = self.ranges.next() else { return Ok(None) };
-            self.rest = self.fetching.lease.within(offset..offset.saturating_add(length))?;
+    /// Adds the next bytes to a reply that has `room`. Returns whether these were the last ones of the buffer.
+    fn fill(&mut self, contents: &mut Vec<Bytes>, room: &mut u64, most: u64) -> Result<bool, Fault> {
+        self.add(contents, room, most).map_err(|fault| Fault { buffer: self.index, ..fault })
+    }
+
+    fn add(&mut self, contents: &mut Vec<Bytes>, room: &mut u64, most: u64) -> Result<bool, Fault> {
+        loop {
+            while self.rest.is_empty() {
+                let Some((offset, length)) = self.ranges.next() else { return Ok(true) };
+                self.rest = self.fetching.lease.within(offset..offset.saturating_add(length))?;
+            }
+            let length = self.rest.len() as u64;
+            // A range that fits into one reply is not cut, because the reader would have to copy it.
+            if contents.len() == MOST_CONTENTS || *room == 0 || (length > *room && length <= most) {
+                return Ok(false);
+            }
+            let taken = self.rest.start..self.rest.start + length.min(*room) as usize;
+            self.rest.start = taken.end;
+            *room -= taken.len() as u64;
+            contents.push(self.fetching.take(taken)?);
         }
-        let length = self.rest.len().min(usize::try_from(most).unwrap_or(usize::MAX));
-        let taken = self.rest.start..self.rest.start + length;
-        self.rest.start = taken.end;
-        self.fetching.take(taken).map(Some)
     }
 }
 
 impl Stream for Replies {
     type Item = Result<FetchReply, Status>;
 
-    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Poll::Ready(self.next_reply().map(Ok))
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if std::mem::take(&mut self.yields) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let reply = self.next_reply();
+        self.yields = self.current.is_some() || self.buffers.len() > 0;
+        Poll::Ready(reply.map(Ok))
     }
 }

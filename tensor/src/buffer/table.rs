@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::lease::{Ended, LeaseState};
+use super::proto::{Fault, FaultKind};
 
-/// Numbers that rest before they are used again.
+/// Numbers that rest before the first of them is used again.
 const RESTING: usize = 4096;
 /// Most leases.
 const MOST: usize = 1 << 20;
@@ -22,6 +23,9 @@ pub(super) struct Table {
     resting: VecDeque<u64>,
     /// The leases with a time limit, by its end.
     deadlines: BTreeSet<(Instant, u64)>,
+    /// The number of leases that have not ended, and their bytes.
+    pub(super) leases: u64,
+    pub(super) bytes: u64,
 }
 
 #[derive(Debug)]
@@ -30,16 +34,8 @@ struct Slot {
     lease: Result<Arc<LeaseState>, Ended>,
 }
 
-/// Why a handle finds no lease.
-#[derive(Debug, PartialEq)]
-pub(super) enum NotFound {
-    /// This pool has made no such handle, or its number was used again.
-    Unknown,
-    Ended(Ended),
-}
-
 impl Table {
-    /// Adds a lease, which `make` makes of its number and generation. Returns `None` if there are too many.
+    /// Adds a lease, which `make` makes with its number and generation. Returns `None` if there are too many.
     pub(super) fn insert(
         &mut self,
         make: impl FnOnce(u64, u64) -> Arc<LeaseState>,
@@ -52,6 +48,8 @@ impl Table {
         };
         let generation = self.slots.get(id as usize).map_or(1, |slot| slot.generation + 1);
         let lease = make(id, generation);
+        self.leases += 1;
+        self.bytes += lease.length;
         self.deadlines.extend(lease.deadline.map(|deadline| (deadline, id)));
         let slot = Slot { generation, lease: Ok(Arc::clone(&lease)) };
         match self.slots.get_mut(id as usize) {
@@ -62,12 +60,12 @@ impl Table {
     }
 
     /// Returns the lease of a handle.
-    pub(super) fn find(&self, id: u64, generation: u64) -> Result<&Arc<LeaseState>, NotFound> {
-        let slot = usize::try_from(id).ok().and_then(|id| self.slots.get(id)).ok_or(NotFound::Unknown)?;
-        if slot.generation != generation {
-            return Err(NotFound::Unknown);
+    pub(super) fn find(&self, id: u64, generation: u64) -> Result<Arc<LeaseState>, Fault> {
+        let slot = usize::try_from(id).ok().and_then(|id| self.slots.get(id));
+        match slot.filter(|slot| slot.generation == generation) {
+            Some(slot) => slot.lease.clone().map_err(Ended::fault),
+            None => Err(Fault::new(FaultKind::Gone, "its lease ended long ago, or there was none")),
         }
-        slot.lease.as_ref().map_err(|&ended| NotFound::Ended(ended))
     }
 
     /// Removes a lease that has ended.
@@ -77,6 +75,8 @@ impl Table {
             return;
         }
         slot.lease = Err(ended);
+        self.leases -= 1;
+        self.bytes -= lease.length;
         if let Some(deadline) = lease.deadline {
             self.deadlines.remove(&(deadline, lease.id));
         }
@@ -98,7 +98,7 @@ impl Table {
     }
 
     /// Returns the leases that have not ended.
-    pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<LeaseState>> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<LeaseState>> {
         self.slots.iter().filter_map(|slot| slot.lease.as_ref().ok())
     }
 }

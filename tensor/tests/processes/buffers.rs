@@ -41,7 +41,8 @@ impl Over {
 /// Serves a pool at `address`.
 async fn serve(over: Over, address: &str) -> BufferPool {
     let incoming = RdmaIncoming::builder().config(over.config()).bind(address).await.unwrap();
-    let pool = BufferPool::new(format!("http://{}", incoming.local_addr())).unwrap();
+    let owner = format!("http://{}", incoming.local_addr());
+    let pool = BufferPool::builder(owner).limit(2 * LARGE as u64).build().unwrap();
     let service = pool.service();
     match over {
         Over::Native => {
@@ -135,7 +136,11 @@ fn restarted(over: Over) {
                             good += 1;
                         }
                         Err(error) => {
-                            let named = [TensorErrorKind::PeerLost, TensorErrorKind::Restarted];
+                            let named = [
+                                TensorErrorKind::PeerLost,
+                                TensorErrorKind::Restarted,
+                                TensorErrorKind::Timeout,
+                            ];
                             assert!(named.contains(&error.kind()), "{:?}: {error}", error.kind());
                             bad += 1;
                             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -201,12 +206,12 @@ fn an_owner_that_stops_in_the_middle_costs_time_and_never_wrong_bytes() {
             let reader =
                 BufferClient::builder().config(over.config()).timeout(Duration::from_millis(100)).build();
             let mut stopped = 0;
-            for round in 0..8 {
+            for round in 0..4 {
                 let fetching = tokio::spawn({
                     let (reader, large) = (reader.clone(), large.clone());
                     async move { reader.fetch(&large).await }
                 });
-                tokio::time::sleep(Duration::from_millis(round)).await;
+                tokio::time::sleep(Duration::from_millis(2 * round)).await;
                 signal(&owner, Signal::STOP);
                 match within(fetching).await.unwrap() {
                     Ok(bytes) => assert_eq!(seed_of(&bytes), seed),
@@ -219,7 +224,7 @@ fn an_owner_that_stops_in_the_middle_costs_time_and_never_wrong_bytes() {
                 signal(&owner, Signal::CONT);
                 while reader.fetch(&large).await.map(|bytes| assert_eq!(seed_of(&bytes), seed)).is_err() {}
             }
-            println!("{over:?}: {stopped} of 8 fetches failed while the owner was stopped");
+            println!("{over:?}: {stopped} of 4 fetches failed while the owner was stopped");
         });
     }
 }
@@ -261,8 +266,9 @@ fn a_reader_that_dies_in_the_middle_holds_nothing() {
                 until(|| lease.running() == 0).await;
             }
             lease.revoke();
-            within(lease.ended()).await;
-            assert_eq!(pool.statistics().running, 0);
+            lease.ended().await;
+            // All memory of the pool is free.
+            until(|| pool.allocate(2 * LARGE).is_ok()).await;
         }
     });
 }
