@@ -17,8 +17,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// paths of protos at `include`.
 struct Target {
     protos: &'static [&'static str],
-    /// The folder in which imports are found.
-    include: &'static str,
+    /// The folders in which imports are found.
+    include: &'static [&'static str],
     folder: &'static str,
     codec: Codec,
     /// True if the folder also gets `descriptors.bin`, for gRPC's reflection service.
@@ -34,65 +34,78 @@ enum Codec {
     Gather,
     /// The same, for messages with secrets, which no log shows.
     GatherSecrets,
+    /// The same as `Gather`, for messages that have handles and other imported types in their fields.
+    Handles,
 }
 
 /// Messages with secrets. Their `Debug` is written by hand.
 const SECRETS: [&str; 3] =
     [".tonic_rdma.buffer.v1.RemoteBuffer", ".tonic_rdma.buffer.v1.BufferKey", ".tonic_rdma.buffer.v1.Reader"];
 
+/// Packages that others import, and the modules of their types.
+const IMPORTED: [(&str, &str); 2] =
+    [("tonic_rdma.buffer.v1", "::tonic_rdma_tensor::buffer"), ("tonic_rdma.tensors.v1", "crate::tensors")];
+
 const TARGETS: &[Target] = &[
     Target {
         protos: &["tensor_device.proto"],
-        include: "proto",
+        include: &["proto"],
         folder: "tensor/src/control/proto",
         codec: Codec::Tonic,
         descriptors: false,
     },
     Target {
         protos: &["tonic_rdma/buffer.proto"],
-        include: "tensor/proto",
+        include: &["tensor/proto"],
         folder: "tensor/src/buffer/proto",
         codec: Codec::GatherSecrets,
         descriptors: false,
     },
     Target {
         protos: &["bootstrap.proto"],
-        include: "proto",
+        include: &["proto"],
         folder: "tensor/src/bootstrap/proto",
         codec: Codec::Tonic,
         descriptors: false,
     },
     Target {
         protos: &["group.proto"],
-        include: "collective/proto",
+        include: &["collective/proto"],
         folder: "collective/src/group/proto",
         codec: Codec::Tonic,
         descriptors: false,
     },
     Target {
         protos: &["control.proto"],
-        include: "graph/proto",
+        include: &["graph/proto"],
         folder: "graph/src/bin/tonic-rdma-graph/control/proto",
         codec: Codec::Tonic,
         descriptors: false,
     },
     Target {
         protos: &["parts.proto"],
-        include: "graph/proto",
+        include: &["graph/proto"],
         folder: "graph/src/transfer/proto",
         codec: Codec::Tonic,
         descriptors: false,
     },
     Target {
         protos: &["greeter.proto", "placement.proto", "tensors.proto", "transfer.proto"],
-        include: "proto",
+        include: &["proto"],
         folder: "proto/generated/src",
         codec: Codec::Gather,
         descriptors: true,
     },
     Target {
+        protos: &["image.proto", "kv.proto", "reference.proto"],
+        include: &["proto", "tensor/proto"],
+        folder: "proto/generated/src",
+        codec: Codec::Handles,
+        descriptors: false,
+    },
+    Target {
         protos: &["grpc/testing/test.proto", "checked.proto"],
-        include: "interop/proto",
+        include: &["interop/proto"],
         folder: "interop/src/proto",
         codec: Codec::Tonic,
         descriptors: true,
@@ -113,7 +126,8 @@ fn repository() -> PathBuf {
 impl Target {
     /// Writes the code into `folder`.
     fn generate(&self, folder: &Path) -> Result<()> {
-        let descriptors = protox::compile(self.protos, [repository().join(self.include)])?;
+        let include = self.include.iter().map(|folder| repository().join(folder));
+        let descriptors = protox::compile(self.protos, include)?;
         fs::create_dir_all(folder)?;
         if self.descriptors {
             fs::write(folder.join("descriptors.bin"), descriptors.encode_to_vec())?;
@@ -132,6 +146,23 @@ impl Target {
                 let code =
                     tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec");
                 code.skip_debug(SECRETS).out_dir(folder).compile_fds(descriptors)?;
+            }
+            Codec::Handles => {
+                let code =
+                    tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec");
+                let import = |code: tonic_prost_build::Builder, (package, module): (&str, &str)| {
+                    code.extern_path(format!(".{package}"), module)
+                };
+                // The services of imported packages would be made too.
+                let all = tempfile::tempdir()?;
+                IMPORTED.into_iter().fold(code, import).out_dir(&all).compile_fds(descriptors)?;
+                let is_own = |name: &str| !IMPORTED.iter().any(|(package, _)| name == format!("{package}.rs"));
+                for made in fs::read_dir(&all)? {
+                    let made = made?;
+                    if made.file_name().to_str().is_some_and(is_own) {
+                        fs::copy(made.path(), folder.join(made.file_name()))?;
+                    }
+                }
             }
         }
         Ok(())

@@ -10,6 +10,21 @@ pub mod greeter {
     include!("tonic_rdma.greeter.v1.rs");
 }
 
+/// The service of the example `image-service`.
+pub mod image {
+    include!("tonic_rdma.image.v1.rs");
+}
+
+/// The service of the example `kv-blocks`.
+pub mod kv {
+    include!("tonic_rdma.kv.v1.rs");
+}
+
+/// The service of the modes by reference of `tonic-rdma compare`.
+pub mod reference {
+    include!("tonic_rdma.reference.v1.rs");
+}
+
 /// The service of a tensor device, for tests that call one directly.
 pub use tonic_rdma_tensor::unstable::proto as tensor_device;
 
