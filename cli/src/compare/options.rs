@@ -26,7 +26,7 @@ Lists are separated by commas. A second process is started as the server and end
 Every answer is checked; any error makes the exit status 1, bad input makes it 2.
 
 Examples:
-  tonic-rdma compare                                       eleven modes, nine cells, within 90 s
+  tonic-rdma compare                                       twelve modes, nine cells, within 90 s
   tonic-rdma compare --quick                               fewer cells, within 15 s
   tonic-rdma compare --sizes 64,1MiB --inflight 1,32 --json out.json
   tonic-rdma compare --modes grpc-tcp,grpc-rdma,memcpy --sizes 1GiB --duration 5
@@ -50,11 +50,13 @@ pub(crate) struct CompareOptions {
     /// with --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-tcp-shared (to the port
     /// that also offers RDMA), grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference), grpc-native
     /// (generated code as it is, over RDMA without HTTP/2), grpc-native-gather (likewise, payloads by
-    /// reference on both sides, sent from registered memory). Tensors without RPC, written to the memory
+    /// reference on both sides, sent from registered memory), grpc-reference (a native call carries a handle,
+    /// and its receiver fetches the payload from the client's registered memory), grpc-reference-tcp (likewise,
+    /// calls and fetches over TCP). Tensors without RPC, written to the memory
     /// where the receiver expects them: rdma-cp (copied to registered memory first), rdma-zerocp (sent from
     /// registered memory; both sides poll), rdma-zerocp-await (likewise, but both sides wait by futures). No
     /// transport: memcpy (a copy within the client, as the limit of the memory)
-    /// [default: all but grpc-tcp-shared and memcpy; with --runtime multi-thread not grpc-tcp-busy; with --defaults neither grpc-tcp-busy nor grpc-tcp-tuned]
+    /// [default: all but grpc-tcp-shared, grpc-reference-tcp and memcpy; with --runtime multi-thread not grpc-tcp-busy; with --defaults neither grpc-tcp-busy nor grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = name_list::<Mode>("mode"))]
     pub(crate) modes: Option<List<Mode>>,
     /// Payload sizes, such as 64,4k,1MiB,1GiB (units are binary); gRPC modes take less than 2GiB

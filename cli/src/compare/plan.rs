@@ -85,12 +85,13 @@ impl Plan {
         };
         let mut modes = options.modes.clone().map_or_else(usual, |list| list.0);
         if options.server.is_some() {
-            if options.modes.is_some() && modes.contains(&Mode::GrpcUds) {
-                return Err(Failure::usage(
-                    "--modes grpc-uds: a Unix socket is of one host, so --server can't measure it",
-                ));
+            let of_one_host = modes.iter().find(|mode| mode.is_of_one_host());
+            if let Some(mode) = of_one_host.filter(|_| options.modes.is_some()) {
+                return Err(Failure::usage(format!(
+                    "--modes {mode}: it is for processes of one host, so --server can't measure it"
+                )));
             }
-            modes.retain(|mode| *mode != Mode::GrpcUds);
+            modes.retain(|mode| !mode.is_of_one_host());
         }
         if let Some(mode) = modes.iter().find(|mode| !mode.is_for(runtime)) {
             return Err(Failure::usage(format!(
@@ -226,7 +227,7 @@ fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(),
     let sides: Vec<&str> = modes.filter(|mode| !direction.is_for(**mode)).map(|mode| mode.name()).collect();
     if !sides.is_empty() {
         return Err(Failure::usage(format!(
-            "--direction {direction}: {} can't carry payloads this way, because the sender of a tensor writes it without a request; modes that can: {}",
+            "--direction {direction}: {} can't carry payloads this way, because no request asks for a tensor or for a buffer by reference; modes that can: {}",
             sides.join(", "),
             names(|mode| direction.is_for(mode)),
         )));
@@ -241,7 +242,7 @@ fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(),
 
 /// Refuses modes without connections of their own for calls, if the run measures the cost of connections.
 fn check_connections(options: &CompareOptions, modes: &[Mode]) -> Result<(), Failure> {
-    let takes_part = |mode: Mode| mode.is_grpc() && !mode.never_sleeps();
+    let takes_part = |mode: Mode| mode.is_grpc() && !mode.never_sleeps() && !mode.is_by_reference();
     match modes.iter().find(|mode| options.connections.is_some() && !takes_part(**mode)) {
         Some(mode) => Err(Failure::usage(format!(
             "--connections can't measure {mode}; modes that it measures: {}",
@@ -420,8 +421,8 @@ impl Direction {
     pub(crate) const fn is_for(self, mode: Mode) -> bool {
         match self {
             Self::Up => true,
-            // The sender writes a tensor when it has one. No request asks for it.
-            Self::Down => !mode.carries_tensors(),
+            // The sender writes a tensor, or shares a buffer, when it has one. No request asks for it.
+            Self::Down => !mode.carries_tensors() && !mode.is_by_reference(),
         }
     }
 
@@ -552,7 +553,9 @@ fn needed(cell: Cell, modes: &[Mode]) -> u64 {
 fn kept(cell: Cell, mode: Mode) -> u64 {
     match mode {
         // Registered memory to send from, a copy of the content; and the copy of memcpy.
-        Mode::GrpcNativeGather | Mode::Memcpy => room(cell.load),
+        Mode::GrpcNativeGather | Mode::GrpcReference | Mode::GrpcReferenceTcp | Mode::Memcpy => {
+            room(cell.load)
+        }
         // The slots at the receiver, and registered memory to send from: the content, or copies of it.
         Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait => {
             let slots = room(cell.load).saturating_mul(cell.inflight as u64);
@@ -573,7 +576,9 @@ fn in_flight(cell: Cell, mode: Mode) -> u64 {
     let calls = if cell.load.is_set() { calls.min(cell.load.largest_operation()) } else { calls };
     match mode {
         // Messages are sent from where they lie. They land in blocks, which may be larger than the messages.
-        Mode::GrpcNativeGather => calls.saturating_mul(2).saturating_add(cell.load.largest_message()),
+        Mode::GrpcNativeGather | Mode::GrpcReference | Mode::GrpcReferenceTcp => {
+            calls.saturating_mul(2).saturating_add(cell.load.largest_message())
+        }
         // The encoded message, and the receiver's buffer, which may have to grow; and one message that is
         // kept for a check of every byte.
         mode if mode.is_grpc() => calls.saturating_mul(3).saturating_add(cell.load.largest_message()),
@@ -666,8 +671,8 @@ mod tests {
             }
         }
         let plan = plan(Duration::from_secs(1));
-        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-        assert_eq!(plan.order(13).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1]);
+        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(plan.order(14).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 1]);
     }
 
     #[test]
@@ -677,7 +682,8 @@ mod tests {
         assert_eq!(modes(&["--quick"]), Mode::default_list(false, Flavour::IdlePolling));
         assert_eq!(modes(&["--quick", "--defaults"]), Mode::default_list(true, Flavour::multi_thread()));
         assert!(!modes(&["--quick", "--runtime", "multi-thread:2"]).contains(&Mode::GrpcTcpBusy));
-        let calls = Mode::default_list(false, Flavour::IdlePolling).into_iter().filter(|mode| mode.is_grpc());
+        let calls = Mode::default_list(false, Flavour::IdlePolling).into_iter();
+        let calls = calls.filter(|mode| mode.is_grpc() && !mode.is_by_reference());
         assert_eq!(modes(&down), calls.collect::<Vec<_>>());
         assert_eq!(
             modes(&[&down[..], &["--modes", "grpc-uds,memcpy"]].concat()),
@@ -778,9 +784,10 @@ mod direction_tests {
     }
 
     #[test]
-    fn only_modes_that_carry_tensors_lack_the_direction_down() {
+    fn only_tensors_and_references_lack_the_direction_down() {
         for mode in Mode::all() {
-            assert_eq!(Direction::Down.is_for(*mode), !mode.carries_tensors(), "{mode}");
+            let lacks = mode.carries_tensors() || mode.is_by_reference();
+            assert_eq!(Direction::Down.is_for(*mode), !lacks, "{mode}");
             assert!(Direction::Up.is_for(*mode));
         }
     }
@@ -858,7 +865,7 @@ mod memory_tests {
     fn cells_beyond_the_memory_are_refused_with_both_figures() {
         let cells = [Cell::closed(64, 1), Cell::closed(GIB, 512)];
         let refusal = fits(&cells, Mode::all(), Direction::Up, Some(8 * GIB)).unwrap_err().to_string();
-        assert!(refusal.contains("1 GiB × 512 needs about 3082 GiB"), "{refusal}");
+        assert!(refusal.contains("1 GiB × 512 needs about 3084 GiB"), "{refusal}");
         assert!(refusal.contains("8.00 GiB are available"), "{refusal}");
         fits(&cells, Mode::all(), Direction::Up, None).unwrap();
         fits(&cells[..1], Mode::all(), Direction::Up, Some(8 * GIB)).unwrap();

@@ -439,7 +439,7 @@ saturated: the mode fell behind the offered rate, so its latencies grow with the
 calls that were never sent count with the time that they had waited.";
 
 /// The gRPC modes that need an explanation.
-const EXPLAINED: [(Mode, &str); 5] = [
+const EXPLAINED: [(Mode, &str); 7] = [
     (Mode::GrpcTcpBusy, "grpc-tcp in a runtime that never sleeps, on both sides."),
     (Mode::GrpcTcpTuned, "grpc-tcp with the windows and frames of --http2 tuned."),
     (Mode::GrpcTcpShared, "grpc-tcp to the port that also offers RDMA."),
@@ -448,6 +448,11 @@ const EXPLAINED: [(Mode, &str); 5] = [
         Mode::GrpcNativeGather,
         "native calls with payloads by reference on both sides, sent from registered memory.",
     ),
+    (
+        Mode::GrpcReference,
+        "a native call carries a handle, and its receiver fetches the payload from the client's registered memory.",
+    ),
+    (Mode::GrpcReferenceTcp, "grpc-reference with calls and fetches over TCP."),
 ];
 
 /// Writes all outputs that `options` ask for. Errors in rows, and a ratio below that of `--at-least`, are

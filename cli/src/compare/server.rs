@@ -35,7 +35,7 @@ use crate::compare::options::{CompareOptions, Conditions, Grant, PROGRAM, Server
 use crate::compare::plan::{Direction, Plan};
 use crate::measure::process::{self, Children, container, raise_open_files};
 use crate::measure::settings::Http2;
-use crate::measure::transport::{Encode, LOCALHOST, Rdma, tcp_listener};
+use crate::measure::transport::{self, Encode, LOCALHOST, Rdma, tcp_listener};
 
 /// The addresses of the server process, which it reports when it has started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,7 +153,13 @@ impl Services {
         let (gathers, http2, ip) = (self.gathers, self.http2, self.ip);
         let tcp = tcp_listener(ip)?;
         let tcp_address = tcp.local_addr().context("can't listen on TCP")?;
-        servers.spawn(self.clone().serve(gathers, placement, tcp));
+        // Receivers by reference connect to owners of this host alone.
+        let fetches = ip == LOCALHOST && self.direction == Direction::Up;
+        let mut on_tcp = self.clone();
+        if fetches {
+            on_tcp.service = on_tcp.service.fetching(transport::fetching(None)?, false);
+        }
+        servers.spawn(on_tcp.serve(gathers, placement, tcp));
         let tuned = tcp_listener(ip)?;
         let tcp_tuned = tuned.local_addr().context("can't listen on TCP")?;
         servers.spawn(Self { http2: Http2::Tuned, ..self.clone() }.serve(gathers, None, tuned));
@@ -194,7 +200,10 @@ impl Services {
         let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
         addresses.native_gather = Some(address);
         let both = gather::GatherBothLayer::new().max_decoding_message_size(usize::MAX);
-        let service = self.service.clone().with(self.registering.clone());
+        let mut service = self.service.clone().with(self.registering.clone());
+        if fetches {
+            service = service.fetching(transport::fetching(Some(rdma))?, true);
+        }
         let registering = Self { service, ..self };
         servers.spawn(registering.serve_native(rdma.server(http2).layer(both), incoming));
         Ok((addresses, servers))
@@ -218,10 +227,18 @@ impl Services {
         if gathers {
             let server =
                 server.layer(gather::GatherResponses::new()).add_service(transfer).add_service(exchange);
-            server.add_optional_service(placement).serve_with_incoming(incoming).await?;
+            server
+                .add_optional_service(self.service.reference())
+                .add_optional_service(placement)
+                .serve_with_incoming(incoming)
+                .await?;
         } else {
             let server = server.add_service(transfer).add_service(exchange);
-            server.add_optional_service(placement).serve_with_incoming(incoming).await?;
+            server
+                .add_optional_service(self.service.reference())
+                .add_optional_service(placement)
+                .serve_with_incoming(incoming)
+                .await?;
         }
         Ok(())
     }
@@ -241,6 +258,10 @@ impl Services {
         B::Error: Into<StdError>,
     {
         let server = server.add_service(self.service.transfer()).add_service(self.service.exchange());
+        let server = match self.service.reference() {
+            Some(reference) => server.add_service(reference),
+            None => server,
+        };
         Ok(server.serve_with_incoming(incoming).await?)
     }
 }

@@ -18,6 +18,7 @@ use tonic_rdma::{
     RdmaServer,
 };
 use tonic_rdma_commands::{Context as _, Failure, ValueError};
+use tonic_rdma_tensor::buffer::{BufferClient, BufferClientBuilder};
 use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 use tower::ServiceExt as _;
 use tower::util::{Either, MapErr};
@@ -37,6 +38,8 @@ pub(crate) struct Rdma {
     config: Config,
     /// The settings of native calls.
     calls: CallConfig,
+    /// Their landing budget.
+    landing: u64,
 }
 
 /// Returns the device of this name, if it can be used.
@@ -83,7 +86,11 @@ impl Rdma {
             "ibverbs" => config.provider(Provider::Ibverbs),
             name => config.provider(None).device(usable(name)?),
         };
-        Ok(Self { config: config.policy(Policy::Require), calls: CallConfig::default() })
+        Ok(Self {
+            config: config.policy(Policy::Require),
+            calls: CallConfig::default(),
+            landing: LANDING_BUDGET,
+        })
     }
 
     /// Returns the settings with enough memory for so many connections, each with native calls that carry up
@@ -92,14 +99,14 @@ impl Rdma {
         /// Bytes of a message beside its payload, at most.
         const BESIDE: u64 = 1 << 20;
         // A receiver may keep a message for a check after the trial, while the next one lands.
-        let landing = longest.saturating_add(BESIDE).saturating_mul(2);
-        let calls = if landing > LANDING_BUDGET { self.calls.landing_budget(landing) } else { self.calls };
+        let landing = longest.saturating_add(BESIDE).saturating_mul(2).max(LANDING_BUDGET);
+        let calls = self.calls.landing_budget(landing);
         let is_usual = connections <= 1 && landing <= LANDING_BUDGET;
         let config = match is_usual || std::env::var_os("RDMA_PINNED_LIMIT").is_some() {
             true => self.config,
             false => self.config.pinned_limit(pinned(connections, landing)),
         };
-        Self { config, calls }
+        Self { config, calls, landing }
     }
 
     /// Returns the builder of a tensor device: one queue pair to its peer.
@@ -155,6 +162,19 @@ impl Rdma {
     pub(crate) fn server(&self, http2: Http2) -> RdmaServer {
         let server = RdmaServer::new().config(self.config.clone()).calls(self.calls.clone());
         server.http2(http2.server(Server::builder()))
+    }
+}
+
+/// Returns the settings of a client that fetches by a device as `rdma` says, or else over TCP.
+pub(crate) fn fetching(rdma: Option<&Rdma>) -> Result<BufferClientBuilder, Failure> {
+    let builder = BufferClient::builder();
+    match rdma {
+        Some(Rdma { config, landing, .. }) => Ok(builder.config(config.clone()).landing_budget(*landing)),
+        None => {
+            let config = Config::from_env()
+                .map_err(|error| Failure::usage("an RDMA_* variable is not accepted").because(error))?;
+            Ok(builder.config(config.policy(Policy::TcpOnly)))
+        }
     }
 }
 

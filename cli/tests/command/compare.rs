@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::process::{compare, is_gone, run, tonic_rdma, wait_for};
 
 /// The modes that `compare` measures by default.
-const MODES: [&str; 11] = [
+const MODES: [&str; 12] = [
     "grpc-tcp",
     "grpc-tcp-busy",
     "grpc-tcp-tuned",
@@ -17,6 +17,7 @@ const MODES: [&str; 11] = [
     "grpc-rdma-gather",
     "grpc-native",
     "grpc-native-gather",
+    "grpc-reference",
     "rdma-cp",
     "rdma-zerocp",
     "rdma-zerocp-await",
@@ -160,7 +161,7 @@ fn consume_selects_the_modes_that_consume_payloads() {
     for (consume, named) in [
         (
             "reduce-max",
-            "grpc-tcp, grpc-tcp-busy, grpc-tcp-tuned, grpc-uds, grpc-rdma, grpc-rdma-gather, grpc-native, grpc-native-gather, rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy",
+            "grpc-tcp, grpc-tcp-busy, grpc-tcp-tuned, grpc-uds, grpc-rdma, grpc-rdma-gather, grpc-native, grpc-native-gather, grpc-reference, rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy",
         ),
         ("auto", "before it answers: rdma-cp, rdma-zerocp, rdma-zerocp-await"),
         ("none", "leaves payloads as they are"),

@@ -7,8 +7,8 @@ fn modes_without_a_direction_down_are_refused() {
     for (arguments, named) in [
         (&["--direction", "sideways"][..], &["sideways", "up", "down"][..]),
         (
-            &["--direction", "down", "--modes", "grpc-tcp,rdma-cp,rdma-zerocp-await"],
-            &["--direction down", "rdma-cp, rdma-zerocp-await", "grpc-native-gather, memcpy"],
+            &["--direction", "down", "--modes", "grpc-tcp,grpc-reference,rdma-cp,rdma-zerocp-await"],
+            &["--direction down", "grpc-reference, rdma-cp, rdma-zerocp-await", "grpc-native-gather, memcpy"],
         ),
         (&["--direction", "down", "--workload", "skew"], &["--direction down", "--workload"]),
     ] {
@@ -20,13 +20,15 @@ fn modes_without_a_direction_down_are_refused() {
 /// other is longer than half of it, and the receiver keeps one for a check while the next lands.
 #[test]
 fn native_calls_carry_payloads_beyond_the_landing_budget_in_both_directions() {
-    for direction in ["up", "down"] {
-        let modes = ["--modes", "grpc-native,grpc-native-gather", "--direction", direction];
+    for (direction, modes) in
+        [("up", "grpc-native,grpc-native-gather,grpc-reference"), ("down", "grpc-native,grpc-native-gather")]
+    {
+        let modes = ["--modes", modes, "--direction", direction];
         let (written, _) = compare(
             &[&modes[..], &["--sizes", "140MiB,257MiB", "--inflight", "1", "--duration", "0.01"]].concat(),
         );
         let rows = written["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 4);
+        assert_eq!(rows.len(), if direction == "up" { 6 } else { 4 });
         for row in rows {
             assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
         }

@@ -34,6 +34,11 @@ pub(crate) enum Mode {
     /// As `GrpcNative`, with payloads by reference on both sides: sent from registered memory, and landed
     /// where the decoder uses them.
     GrpcNativeGather,
+    /// Payloads by reference: a native call carries a handle, and its receiver fetches the bytes from the
+    /// client's registered memory.
+    GrpcReference,
+    /// As `GrpcReference`, with calls and fetches over TCP.
+    GrpcReferenceTcp,
     /// Tensors by static placement, copied from ordinary memory to registered memory first: RDMA.cp of Xue et
     /// al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
     RdmaCp,
@@ -76,7 +81,7 @@ impl Mode {
     /// list of --defaults lacks both.
     pub(crate) fn default_list(defaults: bool, runtime: Flavour) -> Vec<Self> {
         let is_in = |mode: &Self| match mode {
-            Self::Memcpy | Self::GrpcTcpShared => false,
+            Self::Memcpy | Self::GrpcTcpShared | Self::GrpcReferenceTcp => false,
             Self::GrpcTcpBusy => !defaults && mode.is_for(runtime),
             Self::GrpcTcpTuned => !defaults,
             _ => true,
@@ -86,7 +91,15 @@ impl Mode {
 
     /// Returns whether the mode needs an RDMA device, at the server at least.
     pub(crate) const fn uses_rdma(self) -> bool {
-        !matches!(self, Self::GrpcTcp | Self::GrpcTcpBusy | Self::GrpcTcpTuned | Self::GrpcUds | Self::Memcpy)
+        !matches!(
+            self,
+            Self::GrpcTcp
+                | Self::GrpcTcpBusy
+                | Self::GrpcTcpTuned
+                | Self::GrpcUds
+                | Self::GrpcReferenceTcp
+                | Self::Memcpy
+        )
     }
 
     /// Returns whether the receiver gets a tensor to compute with, and no message.
@@ -99,7 +112,7 @@ impl Mode {
         match self {
             Self::GrpcRdmaGather => Encode::Gather,
             // Its channel sends by reference.
-            Self::GrpcNativeGather => Encode::Copy,
+            Self::GrpcNativeGather | Self::GrpcReference => Encode::Copy,
             _ => setting,
         }
     }
@@ -107,6 +120,17 @@ impl Mode {
     /// Returns whether a gRPC mode sends payloads from registered memory.
     pub(crate) const fn registers_payloads(self) -> bool {
         matches!(self, Self::GrpcNativeGather)
+    }
+
+    /// Returns whether calls carry handles, and receivers fetch the payloads.
+    pub(crate) const fn is_by_reference(self) -> bool {
+        matches!(self, Self::GrpcReference | Self::GrpcReferenceTcp)
+    }
+
+    /// Returns whether the mode is for processes of one host: a Unix socket is, and receivers by reference
+    /// connect to no other host.
+    pub(crate) const fn is_of_one_host(self) -> bool {
+        matches!(self, Self::GrpcUds) || self.is_by_reference()
     }
 
     /// Returns whether the receiver consumes payloads in this mode.
@@ -171,19 +195,21 @@ mod tests {
     }
 
     #[test]
-    fn memcpy_and_the_shared_port_are_measured_only_on_request() {
+    fn memcpy_the_shared_port_and_references_over_tcp_are_measured_only_on_request() {
         let usual = Mode::default_list(false, Flavour::IdlePolling);
-        assert_eq!(usual.len(), Mode::all().len() - 2);
-        assert!(!usual.contains(&Mode::Memcpy) && !usual.contains(&Mode::GrpcTcpShared));
+        assert_eq!(usual.len(), Mode::all().len() - 3);
+        for mode in [Mode::Memcpy, Mode::GrpcTcpShared, Mode::GrpcReferenceTcp] {
+            assert!(!usual.contains(&mode));
+        }
         let defaults = Mode::default_list(true, Flavour::CurrentThread);
-        assert_eq!((defaults[0], defaults[1], defaults.len()), (Mode::GrpcTcp, Mode::GrpcUds, 9));
+        assert_eq!((defaults[0], defaults[1], defaults.len()), (Mode::GrpcTcp, Mode::GrpcUds, 10));
     }
 
     #[test]
     fn modes_that_never_sleep_need_a_runtime_of_one_thread() {
         let several = Flavour::MultiThread(2);
         assert!(!Mode::default_list(false, several).contains(&Mode::GrpcTcpBusy));
-        assert_eq!(Mode::default_list(false, several).len(), 10);
+        assert_eq!(Mode::default_list(false, several).len(), 11);
         assert!(Mode::default_list(false, Flavour::CurrentThread).contains(&Mode::GrpcTcpBusy));
     }
 

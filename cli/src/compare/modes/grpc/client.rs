@@ -20,6 +20,7 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::{Check, PutRequest, UsageReply, UsageRequest};
 
 use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::grpc::reference::Owner;
 use crate::compare::modes::grpc::service::{KeepAwake, Sample};
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{CallPayload, Form, Operation, Operations, registered_copy};
@@ -52,6 +53,8 @@ pub(crate) struct GrpcCaller {
     /// Whether payloads are sent from registered memory, and the cell's content in such memory.
     registers: bool,
     registered: Option<Content>,
+    /// The owner of the payloads of a mode by reference.
+    owner: Option<Owner>,
     /// Number of requests so far. The check derives the sampled offsets from it.
     draws: Arc<AtomicU64>,
     /// A sample of the payloads that came down in this trial.
@@ -74,6 +77,7 @@ impl GrpcCaller {
             settings,
             registers: mode.registers_payloads(),
             registered: None,
+            owner: None,
             draws: Arc::default(),
             sample: Sample::default(),
             awake: mode.never_sleeps().then(KeepAwake::default),
@@ -90,7 +94,18 @@ impl GrpcCaller {
         let CompareOptions { encode, direction, consume, http2, .. } = *options;
         let (channel, verdict) = connect(mode, addresses, http2, rdma).await?;
         let settings = CallSettings { encode, direction, reduces: mode.reduces(consume), origin: 0 };
-        Ok((Self::new(channel, mode, settings), verdict))
+        let mut caller = Self::new(channel, mode, settings);
+        if mode.is_by_reference() {
+            caller.own(mode, http2, rdma).await?;
+        }
+        Ok((caller, verdict))
+    }
+
+    /// Makes this process the owner of payloads, from which receivers fetch them.
+    pub(crate) async fn own(&mut self, mode: Mode, http2: Http2, rdma: Option<&Rdma>) -> Result<(), Failure> {
+        let channel = mode.encoding(self.settings.encode).wrap((*self.channel).clone());
+        self.owner = Some(Owner::listen(mode, channel, http2, rdma).await?);
+        Ok(())
     }
 
     /// Prepares for `operations`. A mode that sends from registered memory copies the content there. Other
@@ -99,7 +114,9 @@ impl GrpcCaller {
         let content = operations.content();
         self.settings.origin = content.seed();
         self.registered = None;
-        if self.registers && self.settings.direction == Direction::Up {
+        if let Some(owner) = &self.owner {
+            self.registered = Some(owner.copy(content)?);
+        } else if self.registers && self.settings.direction == Direction::Up {
             self.registered = Some(registered_copy(content)?);
         }
         Ok(())
@@ -180,6 +197,9 @@ impl GrpcCaller {
 
     /// Sends a payload and waits for the answer. Returns the time that this took.
     pub(crate) async fn put(&mut self, put: &CallPayload, check: Check) -> Result<Duration, CallError> {
+        if self.owner.is_some() {
+            return self.push(put, check).await;
+        }
         let (seed, payload) = put.seeded().next().ok_or(CallError::Unprepared)?;
         let sent = payload.len() as u64;
         let request = PutRequest { seed, check: check.into(), payload: self.source(seed, payload) };
@@ -228,11 +248,15 @@ impl GrpcCaller {
         let sent: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
         let every_byte = check == Check::All;
         let buffers = push.seeded().map(|(seed, buffer)| self.source(seed, buffer)).collect();
-        let request = PushRequest { seed: push.seed, every_byte, buffers };
-        let start = Instant::now();
-        let reply = self.exchange.push(request).await?;
-        let elapsed = start.elapsed();
-        let reply = reply.into_inner();
+        let (reply, elapsed) = match &mut self.owner {
+            Some(owner) => owner.put(push, buffers, check).await?,
+            None => {
+                let request = PushRequest { seed: push.seed, every_byte, buffers };
+                let start = Instant::now();
+                let reply = self.exchange.push(request).await?;
+                (reply.into_inner(), start.elapsed())
+            }
+        };
         if reply.lengths != sent {
             return Err(CallError::Buffers { sent, arrived: reply.lengths });
         }
@@ -306,7 +330,9 @@ pub(crate) async fn connect(
         Ok::<_, Failure>((rdma, endpoint(address, http2)?))
     };
     match mode {
-        Mode::GrpcTcp | Mode::GrpcTcpBusy => Ok((tcp(addresses.tcp, http2).await?.into(), None)),
+        Mode::GrpcTcp | Mode::GrpcTcpBusy | Mode::GrpcReferenceTcp => {
+            Ok((tcp(addresses.tcp, http2).await?.into(), None))
+        }
         Mode::GrpcTcpTuned => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?.into(), None)),
         Mode::GrpcTcpShared => {
             let address = addresses.rdma.ok_or_else(no_listener)?;
@@ -325,7 +351,7 @@ pub(crate) async fn connect(
             let (channel, verdict) = rdma.connect_native(endpoint).await?;
             Ok((channel.into(), Some(verdict)))
         }
-        Mode::GrpcNativeGather => {
+        Mode::GrpcNativeGather | Mode::GrpcReference => {
             let (rdma, endpoint) = over_rdma(addresses.native_gather)?;
             let (channel, verdict) = rdma.connect_native(endpoint).await?;
             Ok((CallChannel::gathering(channel), Some(verdict)))

@@ -10,6 +10,7 @@ use tonic_rdma_commands::cores::Usage;
 use tonic_rdma_payload::content::{Content, VARIANTS, check_all, check_buffers, check_stamps, variant_seed};
 use tonic_rdma_payload::reduce::{reduce, reduce_all};
 use tonic_rdma_payload::seeded::SplitMix64;
+use tonic_rdma_proto::reference::reference_server::ReferenceServer;
 use tonic_rdma_proto::tensors::exchange_server::{Exchange, ExchangeServer};
 use tonic_rdma_proto::tensors::{
     BeginTrialReply, BeginTrialRequest, EndTrialReply, EndTrialRequest, GetReply, GetRequest, Mismatch,
@@ -18,8 +19,10 @@ use tonic_rdma_proto::tensors::{
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageRequest};
 
+use tonic_rdma_tensor::buffer::BufferClientBuilder;
 use tonic_rdma_verbs::unstable::lock;
 
+use crate::compare::modes::grpc::reference::Fetches;
 use crate::compare::operations::registered;
 
 /// Takes payloads, and answers whether their content is right.
@@ -38,6 +41,8 @@ pub(crate) struct TransferService {
     source: Source,
     /// The longest message, without which there is no limit.
     longest: Option<usize>,
+    /// Fetches payloads that come by reference, on the listeners of these modes.
+    pub(crate) fetches: Option<Fetches>,
 }
 
 impl TransferService {
@@ -60,11 +65,22 @@ impl TransferService {
         Self { source, ..self }
     }
 
+    /// Returns the service with a client of `settings`, which fetches payloads that come by reference. A device
+    /// must read the bytes if `native`.
+    pub(crate) fn fetching(self, settings: BufferClientBuilder, native: bool) -> Self {
+        Self { fetches: Some(Fetches::new(settings, native, self.longest)), ..self }
+    }
+
     /// Returns the service for single payloads as a tonic server.
     pub(crate) fn transfer(&self) -> TransferServer<Self> {
         TransferServer::new(self.clone())
             .max_decoding_message_size(self.longest.unwrap_or(usize::MAX))
             .max_encoding_message_size(usize::MAX)
+    }
+
+    /// Returns the service for payloads by reference, on a listener for them.
+    pub(crate) fn reference(&self) -> Option<ReferenceServer<Self>> {
+        self.fetches.as_ref().map(|_| ReferenceServer::new(self.clone()))
     }
 
     /// Returns the service for all else as a tonic server.
@@ -144,6 +160,7 @@ impl Exchange for TransferService {
 
     async fn end(&self, _: Request<EndTrialRequest>) -> Result<Response<EndTrialReply>, Status> {
         self.awake.end();
+        self.fetches.as_ref().map_or(Ok(()), Fetches::check_native)?;
         Ok(Response::new(self.sample.check()))
     }
 }

@@ -17,7 +17,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{CallPayload, Form, Operation, Operations};
 use crate::compare::plan::Direction;
 use crate::measure::settings::Http2;
-use crate::measure::transport::{Encode, LOCALHOST, tcp_listener};
+use crate::measure::transport::{self, Encode, LOCALHOST, tcp_listener};
 use crate::workload::Workload;
 
 /// Starts a service in this process and returns its address.
@@ -29,6 +29,7 @@ fn serve_with(service: TransferService) -> SocketAddr {
     let incoming = tcp_listener(LOCALHOST).unwrap();
     let address = incoming.local_addr().unwrap();
     let server = Server::builder().add_service(service.transfer()).add_service(service.exchange());
+    let server = server.add_optional_service(service.reference());
     tokio::spawn(server.serve_with_incoming(incoming));
     address
 }
@@ -55,6 +56,39 @@ async fn a_wrong_byte_is_an_error_and_names_its_place() {
         assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
         assert!(caller.usage().await.unwrap().cpu > Duration::ZERO);
     }
+}
+
+#[tokio::test]
+async fn payloads_by_reference_are_checked_as_others_are() {
+    let service = TransferService::reducing(true).up_to(100_000);
+    let address = serve_with(service.fetching(transport::fetching(None).unwrap().calls_itself(), false));
+    let channel = tcp(address, Http2::Default).await.unwrap();
+    let mut caller = GrpcCaller::new(channel, Mode::GrpcReferenceTcp, REDUCING);
+    caller.own(Mode::GrpcReferenceTcp, Http2::Default, None).await.unwrap();
+    let right = put(100_000, 3);
+    let several = message(&mut Content::new(1000, 9).unwrap(), &[10, 500, 3]);
+    for check in [Check::All, Check::Stamps] {
+        caller.put(&right, check).await.unwrap();
+        caller.push(&several, check).await.unwrap();
+    }
+    let mut wrong = right.buffers[0].to_vec();
+    wrong[70_001] ^= 4;
+    let wrong = CallPayload { buffers: vec![wrong.into()], ..right.clone() };
+    let error = caller.put(&wrong, Check::All).await.unwrap_err();
+    assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 70_001 }), "{error}");
+    let error = caller.put(&wrong, Check::Stamps).await.unwrap_err();
+    assert!(matches!(error, CallError::Consumed { .. }), "{error}");
+    let error = caller.put(&put(2_000_000, 3), Check::Stamps).await.unwrap_err();
+    assert!(error.to_string().contains("max_fetch_bytes"), "{error}");
+    caller.end().await.unwrap();
+    // A receiver that fetched over TCP where a device had to read is found.
+    let service =
+        TransferService::default().fetching(transport::fetching(None).unwrap().calls_itself(), true);
+    let channel = tcp(serve_with(service), Http2::Default).await.unwrap();
+    let mut caller = GrpcCaller::new(channel, Mode::GrpcReferenceTcp, CallSettings::default());
+    caller.own(Mode::GrpcReferenceTcp, Http2::Default, None).await.unwrap();
+    caller.put(&right, Check::All).await.unwrap();
+    assert!(caller.end().await.unwrap_err().to_string().contains("by another path"));
 }
 
 /// Settings of a client that expects the results of consuming.
