@@ -154,6 +154,7 @@
 //! | such messages over a network card | [`Pool::for_sending`](memory::Pool::for_sending): memory that a card can send from |
 //! | a loop that fills buffers and sends some of them | [`memory::sites`]: learns which buffers need such memory |
 //! | record batches of Arrow | `tonic-rdma-flight`: the receiver uses them where they arrived |
+//! | large data that others pass on, or read in parts | [`tonic_rdma_tensor::buffer`](#tensors): a message carries a handle, and its reader fetches the bytes |
 //! | tensors without a call for each | [`tonic-rdma-tensor`](#tensors): slots, rendezvous and regions, written by one-sided RDMA |
 //! | sums, means and extremes over N processes | `tonic-rdma-collective` |
 //! | a model or a computation that is split over processes | `tonic-rdma-graph` |

@@ -51,6 +51,7 @@ macro_rules! pages {
 pages! {
     Readme: "README.md",
     Balancing: "docs/book/src/balancing.md",
+    ByReference: "docs/book/src/by-reference.md",
     Collectives: "docs/book/src/collectives.md",
     CollectivesRunning: "docs/book/src/collectives-running.md",
     LargeMessages: "docs/book/src/large-messages.md",

@@ -39,6 +39,7 @@
 //! | dynamic slot: [`RdmaDevice::dynamic_receiver`], [`Channel::dynamic_sender`] | nothing | a WRITE of 168 bytes, and a READ by the receiver | a word in memory |
 //! | named tensor: [`RdmaDevice::put`], [`Channel::request`] | nothing | a message and a WRITE; one more message in the first step, and when the shape changes | a message |
 //! | region: [`RdmaDevice::export`], [`Channel::region`], [`Channel::write`], [`Channel::read`] | the offsets | one operation, also for thousands of blocks ([`RegionWrite::blocks_from`]) | a notice, or not at all |
+//! | buffer by reference: [`BufferPool::share`](buffer::BufferPool::share), [`RemoteBuffer::fetch`](buffer::RemoteBuffer::fetch) | nothing: the reader fetches | a call and a READ; also over TCP | a handle in a message |
 //! | published region: [`RdmaDevice::publish`], [`Channel::view`] | the offsets | stores to its own memory | a load from the sender's memory, on the software device |
 //!
 //! # Static slots
