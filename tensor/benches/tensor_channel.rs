@@ -1,5 +1,6 @@
 //! Measures the tensor channel between two processes: the time to send a tensor and get the acknowledgement,
-//! for every kind of placement; and copies of bytes, with `memcpy` for comparison.
+//! for every kind of placement; copies of bytes, with `memcpy` for comparison; and fetches of a buffer's blocks
+//! beside READs of them.
 //!
 //! ```sh
 //! cargo bench -p tonic-rdma-tensor --bench tensor_channel
@@ -16,16 +17,20 @@ use std::future::Future;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use divan::Bencher;
 use divan::counter::BytesCount;
+use prost::Message as _;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tonic_rdma::memory::Pool;
+use tonic_rdma::{RdmaIncoming, RdmaServer};
 use tonic_rdma_commands::clap::{self, ValueEnum};
 use tonic_rdma_commands::process::{self, Child};
 use tonic_rdma_commands::{Flavour, Named as _, cores, parse_name};
+use tonic_rdma_tensor::buffer::{BufferClient, BufferPool, LeaseOptions, RemoteBuffer};
 use tonic_rdma_tensor::{
     BlockCopy, Channel, Dtype, MemRegion, Memcpy, NamedOffer, NamedReply, RdmaDevice, Rights, Shape,
     StaticSender, Tensor, TensorMut, TensorSpec,
@@ -239,6 +244,91 @@ fn batch_of_blocks(bencher: Bencher<'_, '_>) {
     bencher.counter(BytesCount::new(BLOCKS * BLOCK)).bench_local(batch);
 }
 
+/// Fetches all of a buffer by a call.
+#[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
+fn fetch(bencher: Bencher<'_, '_>, length: u64) {
+    let mut peer = Peer::start(Role::Buffer, length, Flavour::IdlePolling);
+    let (handle, client) = (peer.handle(), peer.block_on(async { BufferClient::of_runtime() }));
+    let fetch = || peer.block_on(client.fetch(&handle)).unwrap();
+    repeat(bencher, length, || drop(fetch()));
+    assert!(is_right(0, length, &fetch()));
+}
+
+/// Fetches the blocks of a buffer by one call, in turns with READs of the same blocks of a region. Prints the
+/// ratio of the medians.
+#[divan::bench(sample_count = 30, max_time = 4)]
+#[allow(clippy::print_stdout, reason = "the ratio is no column of the table")]
+fn fetched_blocks(bencher: Bencher<'_, '_>) {
+    let length = 2 * BLOCKS * BLOCK;
+    let mut peer = Peer::start(Role::Buffer, length, Flavour::IdlePolling);
+    let handle = peer.handle();
+    let remote = peer.block_on(async { peer.channel.region("region").await.unwrap() });
+    let (blocks, client) = (blocks(), peer.block_on(async { BufferClient::of_runtime() }));
+    let ranges: Vec<_> = blocks.iter().map(|block| block.remote..block.remote + block.length).collect();
+    let mut region = Some(peer.region(length));
+    let mut read = || {
+        let start = Instant::now();
+        let local = region.take().unwrap();
+        let local = finish(&mut peer.channel.read(&remote).blocks_into(local, &blocks));
+        let elapsed = start.elapsed();
+        let arrived = |block: &BlockCopy| &local[block.local as usize..(block.local + block.length) as usize];
+        assert!(blocks.iter().all(|block| is_right(block.remote, BLOCK, arrived(block))));
+        region = Some(local);
+        elapsed
+    };
+    let fetch = || {
+        let start = Instant::now();
+        let fetched = peer.block_on(client.fetch_blocks(&handle, &ranges)).unwrap();
+        (start.elapsed(), fetched)
+    };
+    let (mut reads, mut fetches) = (Vec::new(), Vec::new());
+    bencher.counter(BytesCount::new(BLOCKS * BLOCK)).with_inputs(|| reads.push(read())).bench_local_values(
+        |()| {
+            let (elapsed, fetched) = fetch();
+            fetches.push(elapsed);
+            fetched
+        },
+    );
+    let (_, fetched) = fetch();
+    assert!(ranges.iter().zip(&fetched).all(|(range, block)| is_right(range.start, BLOCK, block)));
+    if let (Some(read), Some(fetch)) = (median(reads), median(fetches)) {
+        let ratio = fetch.as_secs_f64() / read.as_secs_f64();
+        println!("\n{BLOCKS} blocks: fetched in {fetch:.1?}, READ in {read:.1?}, ratio {ratio:.2}");
+    }
+}
+
+/// Writes all of a buffer of 1 MiB by a call.
+#[divan::bench(sample_count = 100, max_time = 2)]
+fn write_back(bencher: Bencher<'_, '_>) {
+    let length = 1 << 20;
+    let mut peer = Peer::start(Role::Buffer, length, Flavour::IdlePolling);
+    let (handle, client) = (peer.handle(), peer.block_on(async { BufferClient::of_runtime() }));
+    let bytes = Bytes::from(vec![7; length as usize]);
+    let write = || peer.block_on(client.write_back(&handle, 0, bytes.clone())).unwrap();
+    (0..3).for_each(|_| write());
+    bencher.counter(BytesCount::new(length)).bench_local(write);
+    assert_eq!(peer.block_on(client.fetch(&handle)).unwrap(), bytes);
+}
+
+fn median(mut times: Vec<Duration>) -> Option<Duration> {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
+}
+
+/// Writes content whose every word depends on its place.
+fn fill(memory: &mut [u8]) {
+    let words = memory.chunks_exact_mut(8).zip(0..);
+    words.for_each(|(bytes, at)| bytes.copy_from_slice(&word(at)));
+}
+
+fn is_right(from: u64, length: u64, bytes: &[u8]) -> bool {
+    bytes.len() as u64 == length && bytes.chunks_exact(8).zip(from / 8..).all(|(bytes, at)| bytes == word(at))
+}
+
+fn word(at: u64) -> [u8; 8] {
+    at.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes()
+}
+
 /// Copies the blocks by the C library.
 #[divan::bench(sample_count = 100, max_time = 2)]
 fn blocks_of_libc(bencher: Bencher<'_, '_>) {
@@ -277,6 +367,8 @@ enum Role {
     Provider,
     /// Exports a region.
     Region,
+    /// Exports a region, and shares a buffer that may be written.
+    Buffer,
     /// Exports a region, waits for notices there, and answers each with a notice in a region of the caller.
     Notice,
 }
@@ -332,6 +424,15 @@ impl Peer {
         self.process.send_line(self.device.endpoint());
     }
 
+    /// Returns the handle that the other process has printed.
+    fn handle(&mut self) -> RemoteBuffer {
+        let line = self.process.line_with("handle ", LIMIT).unwrap();
+        let digits = line.rsplit(' ').next().unwrap().as_bytes();
+        let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap();
+        let bytes: Vec<u8> = digits.chunks(2).map(byte).collect();
+        RemoteBuffer::decode(&*bytes).unwrap()
+    }
+
     fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.runtime.block_on(future)
     }
@@ -376,7 +477,8 @@ async fn serve(role: Role, length: u64, stop: &AtomicBool, mut lines: UnboundedR
     let ready = || process::report_line(device.endpoint()).unwrap();
     let running = || !stop.load(Ordering::Relaxed);
     let export = || {
-        let memory = device.allocate(length as usize).unwrap();
+        let mut memory = device.allocate(length as usize).unwrap();
+        fill(&mut memory);
         device.export("region", memory, Rights::READ_WRITE).unwrap()
     };
     match role {
@@ -425,6 +527,19 @@ async fn serve(role: Role, length: u64, stop: &AtomicBool, mut lines: UnboundedR
             let _region = export();
             ready();
             std::future::pending::<()>().await;
+        }
+        Role::Buffer => {
+            let _region = export();
+            let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
+            let pool = BufferPool::new(format!("http://{}", incoming.local_addr())).unwrap();
+            let mut memory = pool.allocate(length as usize).unwrap();
+            fill(&mut memory);
+            let options = LeaseOptions::new().writable();
+            let (_lease, handle) = pool.share_with(memory.freeze(), options).unwrap();
+            let digits: String = handle.encode_to_vec().iter().map(|byte| format!("{byte:02x}")).collect();
+            ready();
+            process::report_line(format!("handle {digits}")).unwrap();
+            RdmaServer::new().add_service(pool.service()).serve_with_incoming(incoming).await.unwrap();
         }
         Role::Notice => {
             let region = export();
