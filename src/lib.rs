@@ -317,7 +317,7 @@ pub mod unstable;
 pub use endpoint::tuner::{ThresholdSource, TransferDecision};
 pub use endpoint::{
     Config, CounterSnapshot, Dialer, EagerThreshold, EndpointStream, Listener, Policy, PollMode, Provider,
-    RdmaConnectInfo, SharedReceive, StockClients, TuneCache, Verdict,
+    RdmaConnectInfo, SharedReceive, StockClients, Verdict,
 };
 pub use error::{RdmaError, RdmaErrorKind};
 pub use grpc::{

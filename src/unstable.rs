@@ -24,5 +24,5 @@ pub mod wire {
 
 /// The measurement of devices, by which [`EagerThreshold::Auto`](crate::EagerThreshold::Auto) decides.
 pub mod tuner {
-    pub use crate::endpoint::tuner::{Calibration, ChunkPoint, Key, Point, RegisteredTimes, Tuned, tune};
+    pub use crate::endpoint::tuner::{Calibration, Point, Times, calibrate};
 }

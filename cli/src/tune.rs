@@ -7,21 +7,18 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 use tonic_rdma::Config;
-use tonic_rdma::unstable::tuner::{Calibration, Point, Tuned, tune};
+use tonic_rdma::unstable::tuner::{Calibration, Times, calibrate};
 use tonic_rdma_commands::{Context as _, Failure, output, table, units};
-use tonic_rdma_verbs::Context;
+use tonic_rdma_verbs::{Context, DeviceAttributes, FoundDevice};
 
 pub(crate) const HELP: &str = "\
 Small writes are eager: they go into buffers that the peer has posted. From a threshold on, writes go by rendezvous: the \
 peer reads them. Which way is faster depends on the device. Connections measure it once, at first use, in the background; \
-on the software device all writes are eager, and nothing is measured. This command shows the measured values. They are \
-kept in RDMA_TUNE_CACHE, or else in the user's cache directory. RDMA_EAGER_THRESHOLD and RDMA_CHUNK_SIZE set fixed values.";
+on the software device all writes are eager, and nothing is measured. This command measures a device, and shows the times \
+and the choice. RDMA_EAGER_THRESHOLD and RDMA_CHUNK_SIZE set fixed values.";
 
 /// Time for the measurement. Connections measure in the background, in less time.
 const BUDGET: Duration = Duration::from_millis(1500);
-/// Relative difference below which two times count as equal: about the difference between two measurements on
-/// one machine.
-const EQUAL: f64 = 0.05;
 
 /// The options of `tune`.
 #[derive(Debug, Args)]
@@ -32,141 +29,81 @@ pub(crate) struct TuneOptions {
     /// Write the values as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure again, even if there is a calibration on disk
-    #[arg(long)]
-    fresh: bool,
 }
 
-/// Calibrates a device, or shows the stored calibration.
+/// Measures a device, and shows the result.
 pub(crate) fn run(options: &TuneOptions) -> Result<(), Failure> {
     let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
-    output::check_files(&[("--json", options.json.as_deref())])?;
+    let json = options.json.as_deref();
+    output::check_files(&[("--json", json)])?;
     let context = open(options.device.as_deref())?;
-    let name = &context.attributes().name;
-    let tuned = tune(&context, &config, options.fresh, BUDGET);
-    let tuned = tuned.context(format!("{name} can't be calibrated"))?;
-    output::print(&format!("{}\n", to_text(&tuned)), options.json.as_deref())?;
-    options.json.as_deref().map_or(Ok(()), |path| output::write_json(path, &to_json(&tuned)))
+    let DeviceAttributes { name, provider, .. } = context.attributes();
+    let calibration = calibrate(&context, &config, BUDGET);
+    let calibration = calibration.context(format!("{name} can't be calibrated"))?;
+    output::print(&format!("{name} ({provider})\n\n{}\n", to_text(&calibration)), json)?;
+    json.map_or(Ok(()), |path| output::write_json(path, &to_json(name, &calibration)))
 }
 
 /// Opens the device of this name, or the first usable device.
 fn open(name: Option<&str>) -> Result<Arc<dyn Context>, Failure> {
     let found = tonic_rdma_verbs::devices();
-    let Some(device) =
-        found.iter().find(|device| name.map_or(device.state.is_ok(), |name| device.name == name))
-    else {
+    let is_wanted = |device: &&FoundDevice| name.map_or(device.state.is_ok(), |name| device.name == name);
+    let Some(FoundDevice { name, .. }) = found.iter().find(is_wanted) else {
+        let wanted = name.map_or("usable device".into(), |name| format!("device {name:?}"));
         let names: Vec<&str> = found.iter().map(|device| device.name.as_str()).collect();
-        return Err(Failure::usage(match name {
-            Some(name) => format!("there is no device {name:?}; there are: {}", names.join(", ")),
-            None => format!("none of the devices is usable: {}", names.join(", ")),
-        }));
+        return Err(Failure::usage(format!("there is no {wanted}; there are: {}", names.join(", "))));
     };
-    let unusable = |why: &str| Failure::usage(format!("device {:?} can't be used: {why}", device.name));
-    device.state.as_ref().map_err(|why| unusable(&why.to_string()))?;
-    tonic_rdma_verbs::open(&device.name).map_err(|error| unusable(&error.to_string()))
+    let unusable = |error| Failure::usage(format!("device {name:?} can't be used: {error}"));
+    tonic_rdma_verbs::open(name).map_err(unusable)
 }
 
 fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Returns the faster kind of send in a word.
-fn better(point: &Point) -> &'static str {
-    match point.ratio() {
-        ratio if ratio > 1.0 + EQUAL => "eager",
-        ratio if ratio < 1.0 - EQUAL => "rendezvous",
-        _ => "equal",
-    }
-}
-
-/// Returns in words which writes go by rendezvous.
-fn from(threshold: Option<usize>) -> String {
-    threshold.map_or("never".into(), |bytes| format!("from {}", size(bytes)))
-}
-
-fn size(bytes: usize) -> String {
-    units::size(bytes as u64)
-}
-
-/// Returns the choice of threshold and chunk, and its reason, in words.
-fn choice(calibration: &Calibration) -> String {
-    let (threshold, chunk) = (from(calibration.threshold()), size(calibration.chunk()));
-    format!("rendezvous {threshold} ({}); chunks of {chunk}", calibration.reason())
-}
-
-fn to_json(Tuned { calibration, from_disk, kept, .. }: &Tuned) -> Value {
-    let key = &calibration.key;
+fn to_json(device: &str, calibration: &Calibration) -> Value {
     let sizes = calibration.points.iter().map(|point| {
         json!({
             "bytes": point.bytes,
-            "eager_us": micros(point.eager),
-            "rendezvous_us": micros(point.rendezvous),
+            "eager_us": micros(point.copied.eager),
+            "rendezvous_us": micros(point.copied.rendezvous),
             // `null` where a rendezvous from registered memory costs a registration.
             "registered_eager_us": point.registered.map(|times| micros(times.eager)),
             "registered_rendezvous_us": point.registered.map(|times| micros(times.rendezvous)),
-            "better": better(point),
         })
     });
-    let chunks = calibration.chunks.iter().map(|point| {
-        let rendezvous = micros(point.rendezvous);
-        json!({ "chunk_bytes": point.chunk, "bytes": point.bytes, "rendezvous_us": rendezvous })
-    });
-    let mut report = json!({
-        "device": key.device,
-        "provider": key.provider,
-        "driver": key.driver,
-        "version": key.version,
-        "processor": key.processor,
-        "slot_bytes": key.slot_size,
-        "origin": if *from_disk { "disk" } else { "measured" },
+    let chunks = calibration.chunks.iter();
+    let chunks = chunks.map(|(chunk, time)| json!({ "chunk_bytes": chunk, "rendezvous_us": micros(*time) }));
+    json!({
+        "device": device,
+        "provider": calibration.provider,
         // `null` if no write goes by rendezvous.
         "threshold_bytes": calibration.threshold(),
         "registered_threshold_bytes": calibration.registered_threshold(),
         "chunk_bytes": calibration.chunk(),
-        "why": choice(calibration),
         "sizes": sizes.collect::<Value>(),
         "chunks": chunks.collect::<Value>(),
-    });
-    match kept {
-        Ok(path) => report["kept"] = path.display().to_string().into(),
-        Err(reason) => report["not_kept"] = reason.to_string().into(),
-    }
-    report
+    })
 }
 
-fn to_text(Tuned { calibration, from_disk, kept, .. }: &Tuned) -> String {
+fn to_text(calibration: &Calibration) -> String {
+    let size = |bytes: usize| units::size(bytes as u64);
     let time = |time| units::micros(micros(time));
+    let times = |times: Times| [time(times.eager), time(times.rendezvous), format!("{:.2}", times.ratio())];
     let sizes = calibration.points.iter().map(|point| {
-        let times = [point.eager, point.rendezvous].map(time);
-        let ratio = format!("{:.2}", point.ratio());
-        let registered = point.registered.map(|times| [times.eager, times.rendezvous].map(time));
-        let registered = registered.unwrap_or_else(|| ["-".into(), "-".into()]);
-        [&[size(point.bytes)], &times[..], &[ratio, better(point).to_owned()], &registered].concat()
+        let registered = point.registered.map_or_else(|| ["-"; 3].map(str::to_owned), times);
+        [&[size(point.bytes)], &times(point.copied)[..], &registered].concat()
     });
-    let headings = [
-        "size",
-        "eager",
-        "rendezvous",
-        "rendezvous / eager",
-        "better",
-        "eager, registered memory",
-        "rendezvous, registered memory",
-    ];
+    let ratio = "rendezvous / eager";
+    let headings = ["size", "eager", "rendezvous", ratio, "registered: eager", "rendezvous", ratio];
     let sizes = table::columns(&headings, 0, sizes);
-    let chunks = calibration
-        .chunks
-        .iter()
-        .map(|point| vec![size(point.chunk), size(point.bytes), time(point.rendezvous)]);
-    let chunks = table::columns(&["chunk", "message", "rendezvous"], 0, chunks);
-    let before = if *from_disk { "measured before (--fresh measures again), " } else { "" };
-    let kept = match kept {
-        Ok(path) => format!("kept in {}", path.display()),
-        Err(reason) => format!("not kept: {reason}"),
-    };
+    let chunks = calibration.chunks.iter().map(|(chunk, duration)| vec![size(*chunk), time(*duration)]);
+    let chunks = table::columns(&["chunk", "rendezvous of 4 MiB"], 0, chunks);
+    let from = |threshold: Option<usize>| threshold.map_or("never".into(), |at| format!("from {}", size(at)));
     format!(
-        "{}\n\n{sizes}\n\n{chunks}\n\nchoice: {}\nfrom registered memory: rendezvous {}\n{before}{kept}",
-        calibration.key,
-        choice(calibration),
-        from(calibration.registered_threshold())
+        "{sizes}\n\n{chunks}\n\nchoice: rendezvous {}, from registered memory {}; chunks of {}",
+        from(calibration.threshold()),
+        from(calibration.registered_threshold()),
+        size(calibration.chunk())
     )
 }

@@ -36,8 +36,8 @@ mod stream;
 pub(crate) mod tuner;
 
 pub use config::{
-    Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive, StockClients, TuneCache,
-    known_variables, warn_of_unknown_variables,
+    Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive, StockClients, known_variables,
+    warn_of_unknown_variables,
 };
 pub(crate) use deferred::OwnedTask;
 pub use deferred::{Deferred, Run, SentHeaders};

@@ -5,16 +5,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Prepares the command with these arguments, without the caller's `RDMA_` variables and without a tuning
-/// cache.
+/// Prepares the command with these arguments, without the caller's `RDMA_` variables.
 pub(crate) fn tonic_rdma(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma"));
     command.args(arguments);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("RDMA_")) {
         command.env_remove(name);
     }
-    // Tests must neither read nor write the user's cache.
-    command.env("RDMA_TUNE_CACHE", "off");
     // On a busy machine a negotiation may take longer than the default, and the connection would go over TCP.
     command.env("RDMA_HANDSHAKE_TIMEOUT", "60000");
     command

@@ -6,7 +6,6 @@ mod rules;
 mod tests;
 mod variables;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::RdmaError;
@@ -52,7 +51,6 @@ pub struct Config {
     queue_pairs_per_peer: u32,
     pub(crate) eager_threshold: EagerThreshold,
     pub(crate) chunk_size: Option<usize>,
-    pub(crate) tune_cache: TuneCache,
     pub(crate) receive_slots: u32,
     pub(crate) slot_size: u32,
     pub(crate) shared_receive: SharedReceive,
@@ -84,7 +82,6 @@ impl Default for Config {
             queue_pairs_per_peer: 1,
             eager_threshold: EagerThreshold::default(),
             chunk_size: None,
-            tune_cache: TuneCache::default(),
             receive_slots: 96,
             // An HTTP/2 frame of the default size with its header, and the header of the message.
             slot_size: 17 * 1024,
@@ -132,9 +129,6 @@ impl Config {
         rules::COMPLETION_QUEUES.check(self.completion_queues as u64)?;
         rules::QUEUE_PAIRS.check(self.queue_pairs_per_peer.into())?;
         self.chunk_size.map_or(Ok(()), |bytes| rules::CHUNK_SIZE.check(bytes as u64))?;
-        if let TuneCache::Directory(directory) = &self.tune_cache {
-            rules::check_directory(directory)?;
-        }
         rules::RECEIVE_SLOTS.check(self.receive_slots.into())?;
         rules::SLOT_SIZE.check(self.slot_size.into())?;
         self.max_inline.map_or(Ok(()), |bytes| rules::MAX_INLINE.check(bytes.into()))?;
@@ -266,14 +260,6 @@ impl Config {
     /// length that suits the device. Variable `RDMA_CHUNK_SIZE`: `auto` or bytes.
     pub fn chunk_size(mut self, bytes: usize) -> Self {
         self.chunk_size = Some(bytes);
-        self
-    }
-
-    /// Sets where calibrations of devices are kept on disk. For each device, the first configuration of the
-    /// process counts. Default: [`TuneCache::Environment`]. Variable `RDMA_TUNE_CACHE`: `off` or the path of
-    /// a directory.
-    pub fn tune_cache(mut self, cache: TuneCache) -> Self {
-        self.tune_cache = cache;
         self
     }
 
@@ -513,27 +499,6 @@ pub enum EagerThreshold {
     Auto,
     /// Writes of this many bytes and more.
     Bytes(u64),
-}
-
-/// The directory in which calibrations of devices are kept, set with
-/// [`Config::tune_cache`](crate::Config::tune_cache).
-///
-/// ```
-/// use tonic_rdma::{Config, TuneCache};
-///
-/// let config = Config::default().tune_cache(TuneCache::Off);
-/// # drop(config);
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub enum TuneCache {
-    /// The directory that the environment names: `RDMA_TUNE_CACHE` (`off`: nowhere), or else
-    /// `$XDG_CACHE_HOME/tonic-rdma` or `$HOME/.cache/tonic-rdma`.
-    #[default]
-    Environment,
-    /// This directory, which is created if it does not exist.
-    Directory(PathBuf),
-    /// Nowhere: every process measures.
-    Off,
 }
 
 /// The use of shared receive queues, on a device that has them, set with

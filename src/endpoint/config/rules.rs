@@ -2,7 +2,6 @@
 //! rules.
 
 use std::fmt::Display;
-use std::path::Path;
 use std::time::Duration;
 
 use crate::error::{BadSetting, RdmaError};
@@ -59,7 +58,6 @@ pub(super) const QUEUE_PAIRS: Number = number("queue_pairs_per_peer", "RDMA_QUEU
 pub(super) const EAGER_THRESHOLD: Setting = setting("eager_threshold", "RDMA_EAGER_THRESHOLD");
 pub(super) const CHUNK_SIZE: Number =
     Number { auto: true, ..size("chunk_size", "RDMA_CHUNK_SIZE", 4096, 16 << 20) };
-pub(super) const TUNE_CACHE: Setting = setting("tune_cache", "RDMA_TUNE_CACHE");
 pub(super) const RECEIVE_SLOTS: Number = number("receive_slots", "RDMA_RECEIVE_SLOTS", 16, 1024);
 pub(super) const SLOT_SIZE: Number = size("slot_size", "RDMA_SLOT_SIZE", 1024, 64 * 1024);
 pub(super) const SHARED_RECEIVE: Setting = setting("shared_receive", "RDMA_SHARED_RECEIVE");
@@ -196,7 +194,6 @@ fn is_device_name(name: &str) -> bool {
 
 const A_DEVICE: &str = "takes the name of a device, such as mlx5_0";
 const CPU_NUMBERS: &str = "takes CPU numbers below 1024, separated by commas";
-pub(super) const A_DIRECTORY: &str = "takes off or the path of a directory";
 
 /// Reads the name of a device.
 pub(super) fn parse_device(text: &str) -> Result<String, RdmaError> {
@@ -223,14 +220,6 @@ pub(super) fn check_cpus(cpus: &[usize]) -> Result<(), RdmaError> {
         return Ok(());
     }
     Err(POLL_CPUS.refuse(format_args!("{cpus:?}"), CPU_NUMBERS))
-}
-
-/// Checks the directory of calibrations.
-pub(super) fn check_directory(directory: &Path) -> Result<(), RdmaError> {
-    if directory.as_os_str().is_empty() {
-        return Err(TUNE_CACHE.refuse("\"\"", A_DIRECTORY));
-    }
-    Ok(())
 }
 
 /// Checks the directory of the software device.

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::rules::{self, Number, Setting, Time};
-use super::{Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive, TuneCache};
+use super::{Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive};
 use crate::error::RdmaError;
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::unstable::units::parse_size;
@@ -30,7 +30,6 @@ impl Config {
     /// | `RDMA_QUEUE_PAIRS_PER_PEER` | 1 to 64 | 1 | [`queue_pairs_per_peer`](Self::queue_pairs_per_peer) |
     /// | `RDMA_EAGER_THRESHOLD` | `auto`, or a size | `auto` | [`eager_threshold`](Self::eager_threshold) |
     /// | `RDMA_CHUNK_SIZE` | `auto`, or a size, 4 KiB to 16 MiB | `auto` | [`chunk_size`](Self::chunk_size) |
-    /// | `RDMA_TUNE_CACHE` | a directory, or `off` | the user's cache directory | [`tune_cache`](Self::tune_cache) |
     /// | `RDMA_RECEIVE_SLOTS` | 16 to 1024 | 96 | [`receive_slots`](Self::receive_slots) |
     /// | `RDMA_SLOT_SIZE` | a size, 1 KiB to 64 KiB | 17 408 | [`slot_size`](Self::slot_size) |
     /// | `RDMA_SHARED_RECEIVE` | `auto`, `always`, `never` | `auto` | [`shared_receive`](Self::shared_receive) |
@@ -101,7 +100,6 @@ impl Config {
         variables.number(&rules::QUEUE_PAIRS, &mut config.queue_pairs_per_peer)?;
         variables.set(&rules::EAGER_THRESHOLD, parse_threshold, &mut config.eager_threshold)?;
         variables.set(&rules::CHUNK_SIZE.setting, parse_chunk_size, &mut config.chunk_size)?;
-        variables.set(&rules::TUNE_CACHE, parse_tune_cache, &mut config.tune_cache)?;
         variables.number(&rules::RECEIVE_SLOTS, &mut config.receive_slots)?;
         variables.number(&rules::SLOT_SIZE, &mut config.slot_size)?;
         variables.choice(&rules::SHARED_RECEIVE, SHARED_RECEIVE, &mut config.shared_receive)?;
@@ -206,14 +204,6 @@ fn parse_chunk_size(text: &str) -> Result<Option<usize>, RdmaError> {
         return Ok(None);
     }
     rules::CHUNK_SIZE.parse(text).map(Some)
-}
-
-fn parse_tune_cache(text: &str) -> Result<TuneCache, RdmaError> {
-    match text {
-        "" => Err(rules::TUNE_CACHE.refuse_text(text, rules::A_DIRECTORY)),
-        off if off.eq_ignore_ascii_case("off") => Ok(TuneCache::Off),
-        path => Ok(TuneCache::Directory(path.into())),
-    }
 }
 
 /// The beginning of all variables.
@@ -330,8 +320,6 @@ mod tests {
         assert_eq!(with("RDMA_EAGER_THRESHOLD", "auto").unwrap().eager_threshold, EagerThreshold::Auto);
         assert_eq!(with("RDMA_CHUNK_SIZE", "65536").unwrap().chunk_size, Some(65536));
         assert_eq!(with("RDMA_CHUNK_SIZE", "auto").unwrap().chunk_size, None);
-        assert_eq!(with("RDMA_TUNE_CACHE", "off").unwrap().tune_cache, TuneCache::Off);
-        assert_eq!(with("RDMA_TUNE_CACHE", "/c").unwrap().tune_cache, TuneCache::Directory("/c".into()));
         assert_eq!(with("RDMA_RECEIVE_SLOTS", "64").unwrap().receive_slots, 64);
         assert_eq!(with("RDMA_SLOT_SIZE", "4096").unwrap().slot_size, 4096);
         assert_eq!(with("RDMA_SHARED_RECEIVE", "always").unwrap().shared_receive, SharedReceive::Always);
@@ -421,7 +409,6 @@ mod tests {
                 "8 lots",
                 "takes a size from 1 MiB to 1 PiB, in bytes or with a unit, such as 64k or 8GiB",
             ),
-            ("RDMA_TUNE_CACHE", "", "takes off or the path of a directory"),
             ("RDMA_SOFT_DIR", "run", "takes the absolute path of a directory"),
             ("RDMA_SOFT_PEERS", "all", "takes one of user, trusted-user, any"),
             ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),

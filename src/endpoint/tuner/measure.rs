@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Key, Point, RegisteredTimes};
+use super::calibration::{Calibration, DEFAULT_CHUNK, Point, Times};
 use crate::endpoint::config::Config;
 use crate::endpoint::link::receive::{Receives, Ring};
 use crate::endpoint::link::{Link, WorkId, WorkKind};
 use crate::error::{RdmaError, RdmaErrorKind};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::wire::{Chunk, Header, MAX_CHUNKS};
-use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::unstable::{SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::{
     Access, CompletionQueue, CompletionStatus, Context, QueuePair, RemoteSegment, WorkCompletion,
@@ -28,105 +28,62 @@ use tonic_rdma_verbs::{
 
 /// Sizes that are measured, in bytes: powers of two from the first to the last. Shorter writes are gathered.
 const SIZES: std::ops::RangeInclusive<u32> = 12..=22;
+/// The largest of them, in bytes.
+const LARGEST: usize = 1 << *SIZES.end();
 /// Chunk sizes that are measured, in bytes.
 const CHUNKS: [usize; 5] = [64 << 10, 128 << 10, DEFAULT_CHUNK, 512 << 10, 1 << 20];
 /// Fewest and most measurements of one kind. Between these limits, the time that is left decides.
-const SAMPLES: std::ops::RangeInclusive<usize> = 3..=25;
+const SAMPLES: std::ops::Range<usize> = 3..25;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Returns the error of a device that was not calibrated.
-fn failed(what: &str, error: &Failure) -> RdmaError {
-    RdmaError::new(RdmaErrorKind::Device, format!("{what}: {error}"))
-}
-
 /// Measures a device by sending from the device to itself, with the receive buffers and path settings of
 /// `config`, in about `budget` of time. Blocks the thread for that time. A slow device is measured at fewer
-/// sizes.
+/// sizes. Connections use such a measurement, and none on the software device.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tonic_rdma::Config;
+/// use tonic_rdma::unstable::tuner::calibrate;
+///
+/// let device = tonic_rdma_verbs::open("rxe0")?;
+/// let calibration = calibrate(&device, &Config::default(), Duration::from_millis(100))?;
+/// println!("writes go by rendezvous from {:?} bytes", calibration.threshold());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// The configuration has a value that can't be used, or the device can't be connected to itself, or fails.
-pub(super) fn calibrate(
+pub fn calibrate(
     context: &Arc<dyn Context>,
     config: &Config,
     budget: Duration,
 ) -> Result<Calibration, RdmaError> {
     config.validate()?;
-    let mut loopback = Loopback::new(context, config, 1 << *SIZES.end())
-        .map_err(|error| failed("the device can't be connected to itself", &error))?;
-    let key = Key::new(context.attributes(), config.slot_size);
-    measure(&mut loopback, key, budget)
-        .map_err(|error| failed("the device failed while it was measured", &error))
-}
-
-fn measure(loopback: &mut Loopback, key: Key, budget: Duration) -> Result<Calibration, Failure> {
-    // Memory is slow at its first use, so every receive buffer gets a message before the measurement.
-    loopback.eager(1 << 20, false)?;
-    // A device that is short of windows is measured without them.
-    let lends = loopback.sender.link.can_lend()
-        && loopback.rendezvous(1 << *SIZES.end(), DEFAULT_CHUNK, true).is_ok();
-    let end = Instant::now() + budget;
-    // Each size has an equal share of the time that is left, and the chunk sizes have the last share.
-    let until = |shares: u32| Instant::now() + end.saturating_duration_since(Instant::now()) / shares;
-    let (mut points, mut chunks, mut unsteady) = (Vec::new(), Vec::new(), 0);
-    for (bytes, shares) in SIZES.map(|exponent| (1 << exponent, SIZES.end() - exponent + 2)) {
-        if Instant::now() >= end {
-            break;
-        }
-        let samples = repeat(until(shares), || {
-            let mut times = |in_place| -> Result<[Duration; 2], Failure> {
-                Ok([loopback.eager(bytes, in_place)?, loopback.rendezvous(bytes, DEFAULT_CHUNK, in_place)?])
-            };
-            let [eager, rendezvous] = times(false)?;
-            let [registered, granted] = if lends { times(true)? } else { [Duration::ZERO; 2] };
-            Ok([eager, rendezvous, registered, granted])
-        })?;
-        // Measurements agree if the third quartile is less than one and a half times the first.
-        let agree = |samples: &Vec<Duration>| quantile(samples, 3) < quantile(samples, 1) * 3 / 2;
-        unsteady += usize::from(!samples[..2].iter().all(agree));
-        let [eager, rendezvous, registered, granted] = samples.map(|samples| quantile(&samples, 2));
-        let registered = lends.then_some(RegisteredTimes { eager: registered, rendezvous: granted });
-        points.push(Point { bytes, eager, rendezvous, registered });
-    }
-    if Instant::now() < end {
-        let bytes = 1 << *SIZES.end();
-        let samples = repeat(end, || {
-            let mut times = [Duration::ZERO; CHUNKS.len()];
-            for (time, chunk) in times.iter_mut().zip(CHUNKS) {
-                *time = loopback.rendezvous(bytes, chunk, false)?;
-            }
-            Ok(times)
-        })?;
-        let times = CHUNKS.into_iter().zip(samples);
-        chunks.extend(times.map(|(chunk, times)| ChunkPoint {
-            chunk,
-            bytes,
-            rendezvous: quantile(&times, 2),
-        }));
-    }
-    let steady = unsteady * 3 <= points.len() && !points.is_empty();
-    Ok(Calibration { key, points, chunks, steady })
+    let failed = |what: &'static str| {
+        move |error: Failure| RdmaError::new(RdmaErrorKind::Device, format!("{what}: {error}"))
+    };
+    let loopback = Loopback::new(context, config);
+    let mut loopback = loopback.map_err(failed("the device can't be connected to itself"))?;
+    let measured = loopback.measure(context.attributes().provider, budget);
+    measured.map_err(failed("the device failed while it was measured"))
 }
 
 /// Measures several times in turn, until the time or the number of samples is enough. The first turn does not
-/// count, because its memory is new. Returns the sorted samples of each time.
-fn repeat<const TIMES: usize>(
+/// count, because its memory is new. Returns the median of each time.
+fn medians<const TIMES: usize>(
     until: Instant,
     mut turn: impl FnMut() -> Result<[Duration; TIMES], Failure>,
-) -> Result<[Vec<Duration>; TIMES], Failure> {
-    let mut samples = [const { Vec::new() }; TIMES];
+) -> Result<[Duration; TIMES], Failure> {
     turn()?;
-    while samples[0].len() < *SAMPLES.start() || (samples[0].len() < *SAMPLES.end() && Instant::now() < until)
-    {
-        samples.iter_mut().zip(turn()?).for_each(|(samples, time)| samples.push(time));
+    let mut samples = Vec::new();
+    while samples.len() < SAMPLES.start || (samples.len() < SAMPLES.end && Instant::now() < until) {
+        samples.push(turn()?);
     }
-    samples.iter_mut().for_each(|samples| samples.sort_unstable());
-    Ok(samples)
-}
-
-/// Returns the value below which this many quarters of the sorted samples are.
-fn quantile(sorted: &[Duration], quarters: usize) -> Duration {
-    sorted.get(sorted.len() * quarters / 4).copied().unwrap_or_default().max(Duration::from_nanos(1))
+    Ok(std::array::from_fn(|kind| {
+        samples.sort_unstable_by_key(|times| times[kind]);
+        samples[samples.len() / 2][kind]
+    }))
 }
 
 /// A device that is connected to itself.
@@ -168,9 +125,8 @@ impl Loopback {
     /// Longest time without a completion. A thread that drives the device may not get a core for a second.
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// Connects the device to itself, with content for messages of `longest` bytes. Fails with some iWARP
-    /// devices, and if there is too little memory.
-    fn new(context: &Arc<dyn Context>, config: &Config, longest: usize) -> Result<Self, Failure> {
+    /// Connects the device to itself. Fails with some iWARP devices, and if there is too little memory.
+    fn new(context: &Arc<dyn Context>, config: &Config) -> Result<Self, Failure> {
         let (slot_size, attributes) = (config.slot_size as usize, context.attributes());
         let queue = context.create_completion_queue(1024)?;
         let budget = Budget::for_process(attributes.locks_memory, Some(Self::MEMORY));
@@ -193,12 +149,52 @@ impl Loopback {
             pair.to_rtr(&peer.local_address(), &config.path)?;
             pair.to_rts(&config.path)?;
         }
-        let source: Vec<u8> = (0..longest).map(|at| (at % 251) as u8).collect();
-        let mut registered = Pool::for_sending(Self::MEMORY).allocate(longest)?;
+        let source: Vec<u8> = (0..LARGEST).map(|at| (at % 251) as u8).collect();
+        let mut registered = Pool::for_sending(Self::MEMORY).allocate(LARGEST)?;
         registered.copy_from_slice(&source);
-        let (registered, sink) = (registered.freeze(), vec![0; longest]);
+        let (registered, sink) = (registered.freeze(), vec![0; LARGEST]);
         let (room, reads) = (slot_size - Header::LENGTH, Link::reads(attributes) as usize);
         Ok(Self { sender, receiver, queue, room, reads, source, registered, sink })
+    }
+
+    /// Measures the times by size, and the time of a rendezvous by length of the chunks.
+    fn measure(&mut self, provider: &'static str, budget: Duration) -> Result<Calibration, Failure> {
+        // Memory is slow at its first use, so every receive buffer gets a message before the measurement.
+        self.eager(1 << 20, false)?;
+        // A device that is short of windows is measured without them.
+        let lends = self.sender.link.can_lend() && self.rendezvous(LARGEST, DEFAULT_CHUNK, true).is_ok();
+        let end = Instant::now() + budget;
+        let mut calibration = Calibration { provider, points: Vec::new(), chunks: Vec::new() };
+        for exponent in SIZES {
+            let now = Instant::now();
+            if now >= end {
+                return Ok(calibration);
+            }
+            // Each size has an equal share of the time that is left, and the chunk sizes have the last share.
+            let until = now + (end - now) / (SIZES.end() - exponent + 2);
+            let bytes = 1 << exponent;
+            let [eager, rendezvous, registered, granted] = medians(until, || {
+                let mut times = |in_place| -> Result<[Duration; 2], Failure> {
+                    Ok([self.eager(bytes, in_place)?, self.rendezvous(bytes, DEFAULT_CHUNK, in_place)?])
+                };
+                let [eager, rendezvous] = times(false)?;
+                let [registered, granted] = if lends { times(true)? } else { [Duration::ZERO; 2] };
+                Ok([eager, rendezvous, registered, granted])
+            })?;
+            let registered = lends.then_some(Times { eager: registered, rendezvous: granted });
+            calibration.points.push(Point { bytes, copied: Times { eager, rendezvous }, registered });
+        }
+        if Instant::now() < end {
+            let times = medians(end, || {
+                let mut times = [Duration::ZERO; CHUNKS.len()];
+                for (time, chunk) in times.iter_mut().zip(CHUNKS) {
+                    *time = self.rendezvous(LARGEST, chunk, false)?;
+                }
+                Ok(times)
+            })?;
+            calibration.chunks.extend(CHUNKS.into_iter().zip(times));
+        }
+        Ok(calibration)
     }
 
     /// Sends `length` bytes eagerly, and copies them out at the peer. `in_place`: from registered memory. Returns
@@ -259,9 +255,14 @@ impl Loopback {
             offered += MAX_CHUNKS * self.receiver.take_messages()?;
             let landed = std::mem::take(&mut self.receiver.landed);
             while landings.len() - landed < self.reads
-                && let Some((source, part)) = sources[..offered.min(sources.len())].get(posted)
+                && let Some(&(source, part)) = sources[..offered.min(sources.len())].get(posted)
             {
-                landings.push_back((self.receiver.read(posted, *source, *part)?, *part));
+                let link = &mut self.receiver.link;
+                let block = link.pool.lease(part, Quota::Receive)?;
+                let (id, length) = (ReadId(posted as u32), part as u64);
+                let (address, rkey) = (source.address, source.rkey.0);
+                link.post_read(&ReadRequest { id, address, rkey, length }, &block)?;
+                landings.push_back((block, part));
                 posted += 1;
             }
             if landed > 0 {
@@ -326,14 +327,6 @@ impl LoopbackEnd {
         }
         Ok(count)
     }
-
-    /// Posts a READ of `length` bytes of the peer.
-    fn read(&mut self, number: usize, source: RemoteSegment, length: usize) -> Result<Block, Failure> {
-        let block = self.link.pool.lease(length, Quota::Receive)?;
-        let (id, address, rkey) = (ReadId(number as u32), source.address, source.rkey.0);
-        self.link.post_read(&ReadRequest { id, address, rkey, length: length as u64 }, &block)?;
-        Ok(block)
-    }
 }
 
 #[cfg(test)]
@@ -342,7 +335,7 @@ mod tests {
 
     fn loopback(slot_size: u32) -> Loopback {
         let context = tonic_rdma_verbs::soft::open().unwrap();
-        Loopback::new(&context, &Config::default().receive_slots(64).slot_size(slot_size), 3 << 20).unwrap()
+        Loopback::new(&context, &Config::default().receive_slots(64).slot_size(slot_size)).unwrap()
     }
 
     #[test]
@@ -381,12 +374,5 @@ mod tests {
         let context = tonic_rdma_verbs::soft::open().unwrap();
         let calibration = calibrate(&context, &Config::default(), Duration::ZERO).unwrap();
         assert!(calibration.points.len() <= 1 && calibration.threshold().is_none(), "{calibration:?}");
-    }
-
-    #[test]
-    fn quartiles() {
-        let samples = [1, 5, 9, 11].map(Duration::from_micros);
-        assert_eq!([1, 2, 3].map(|quarters| quantile(&samples, quarters).as_micros()), [5, 9, 11]);
-        assert_eq!(quantile(&[], 2), Duration::from_nanos(1));
     }
 }

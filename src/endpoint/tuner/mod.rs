@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!  RDMA_EAGER_THRESHOLD=bytes ───────────────────▶ Configured
-//!  auto:  the software device ───────────────────▶ Default      no threshold; nothing is measured or read
+//!  auto:  the software device ───────────────────▶ Default      no threshold; nothing is measured
 //!         another device: built-in default ──────▶ Default      until the next line is there, or for good
-//!         file on disk, else a measurement ──────▶ Calibration  once for each process and device, in a thread
+//!         a measurement of the device ───────────▶ Calibration  once for each process and device, in a thread
 //! ```
 //!
 //! All connections of a device follow its one measurement. [`Calibration::threshold`] chooses the length from
@@ -14,17 +14,15 @@
 mod calibration;
 mod measure;
 
-use std::collections::HashMap;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt;
-use std::path::PathBuf;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-pub use calibration::{Calibration, ChunkPoint, Key, Point, RegisteredTimes};
-use measure::calibrate;
+pub use calibration::{Calibration, Point, Times};
+pub use measure::calibrate;
 
 use super::config::{Config, EagerThreshold};
-use crate::error::{RdmaError, RdmaErrorKind};
 use calibration::{DEFAULT_CHUNK, SOFTWARE};
 use tonic_rdma_verbs::Context;
 use tonic_rdma_verbs::unstable::{lock, units::size};
@@ -42,7 +40,8 @@ const BACKGROUND: Duration = Duration::from_millis(120);
 pub(crate) struct Chooser {
     /// The choice until the device was measured, or for good.
     first: Choice,
-    device: Option<Arc<Device>>,
+    /// The choice by the measurement of the device; `None` if there is to be no measurement.
+    measured: Option<Measured>,
     /// Length of a chunk by configuration.
     chunk: Option<usize>,
     /// Most bytes that are offered and not read yet.
@@ -66,6 +65,31 @@ impl Choice {
         let set_by = ThresholdSource::Default { reason: reason.into() };
         Self { threshold, registered: None, chunk: DEFAULT_CHUNK, set_by }
     }
+
+    /// Returns the choice after the measurement of the device of this name, and publishes it.
+    fn measured(device: &str, calibration: Result<Calibration, String>) -> Self {
+        match calibration {
+            Ok(calibration) => {
+                let (threshold, registered) = (calibration.threshold(), calibration.registered_threshold());
+                let chunk = calibration.chunk();
+                tracing::debug!(
+                    device,
+                    threshold,
+                    registered,
+                    chunk,
+                    "rendezvous threshold set by calibration"
+                );
+                metrics::gauge!("tonic_rdma_rendezvous_threshold_bytes", "device" => device.to_owned())
+                    .set(threshold.map_or(f64::INFINITY, |bytes| bytes as f64));
+                let set_by = ThresholdSource::Calibration { device: device.into() };
+                Self { threshold, registered, chunk, set_by }
+            }
+            Err(reason) => {
+                tracing::debug!(device, reason, "no calibration");
+                Self::unmeasured(Some(DEFAULT_THRESHOLD), &reason)
+            }
+        }
+    }
 }
 
 impl Chooser {
@@ -85,7 +109,7 @@ impl Chooser {
     /// Makes the chooser of a connection over a device.
     pub(super) fn new(config: &Config, context: &Arc<dyn Context>) -> Self {
         let is_software = context.attributes().provider == SOFTWARE;
-        let (first, device) = match config.eager_threshold {
+        let (first, measured) = match config.eager_threshold {
             EagerThreshold::Bytes(bytes) => {
                 let threshold = usize::try_from(bytes).ok().filter(|bytes| *bytes < usize::MAX);
                 let (registered, set_by) = (threshold, ThresholdSource::Configured);
@@ -96,15 +120,15 @@ impl Chooser {
             }
             EagerThreshold::Auto => {
                 let first = Choice::unmeasured(Some(DEFAULT_THRESHOLD), "the calibration is under way");
-                (first, Some(Device::of(context, config)))
+                (first, Some(measured(context, config)))
             }
         };
         let memory = usize::try_from(Self::memory(config)).unwrap_or(usize::MAX);
-        Self { first, device, chunk: config.chunk_size, memory, is_software }
+        Self { first, measured, chunk: config.chunk_size, memory, is_software }
     }
 
     fn choice(&self) -> &Choice {
-        self.device.as_ref().and_then(|device| device.measured.get()).unwrap_or(&self.first)
+        self.measured.as_ref().and_then(|measured| measured.get()).unwrap_or(&self.first)
     }
 
     /// Returns whether a write of `length` bytes goes by rendezvous.
@@ -144,92 +168,33 @@ impl Chooser {
     }
 }
 
-/// A device that is measured once in a process. All its connections follow the result.
-#[derive(Debug)]
-struct Device {
-    name: Arc<str>,
-    measured: OnceLock<Choice>,
-}
+/// The choice by the measurement of a device, once it is there. All connections of the device follow it.
+type Measured = Arc<OnceLock<Choice>>;
 
 /// Provider, device, length of receive buffers, limit on inline bytes.
 type DeviceKey = (&'static str, String, u32, Option<u32>);
 
-static DEVICES: LazyLock<Mutex<HashMap<DeviceKey, Arc<Device>>>> = LazyLock::new(Mutex::default);
+static DEVICES: Mutex<BTreeMap<DeviceKey, Measured>> = Mutex::new(BTreeMap::new());
 
-impl Device {
-    fn new(name: &str) -> Self {
-        Self { name: name.into(), measured: OnceLock::new() }
+/// Returns the choice for this device. The first call in a process starts a thread that measures the device; no
+/// call waits for the thread.
+fn measured(context: &Arc<dyn Context>, config: &Config) -> Measured {
+    let attributes = context.attributes();
+    let key = (attributes.provider, attributes.name.clone(), config.slot_size, config.max_inline);
+    let measured = match lock(&DEVICES).entry(key) {
+        Entry::Occupied(known) => return Arc::clone(known.get()),
+        Entry::Vacant(new) => Arc::clone(new.insert(Measured::default())),
+    };
+    let (context, config, result) = (Arc::clone(context), config.clone(), Arc::clone(&measured));
+    let work = move || {
+        let calibration = calibrate(&context, &config, BACKGROUND).map_err(|error| error.to_string());
+        let _ = result.set(Choice::measured(&context.attributes().name, calibration));
+    };
+    if let Err(error) = std::thread::Builder::new().name("rdma-tune".into()).spawn(work) {
+        let reason = format!("no thread to measure in: {error}");
+        let _ = measured.set(Choice::measured(&attributes.name, Err(reason)));
     }
-
-    /// Returns this device. The first call in a process reads the file on disk, or starts a thread that
-    /// measures the device; no call waits for the thread.
-    fn of(context: &Arc<dyn Context>, config: &Config) -> Arc<Self> {
-        let attributes = context.attributes();
-        let key = (attributes.provider, attributes.name.clone(), config.slot_size, config.max_inline);
-        let mut devices = lock(&DEVICES);
-        if let Some(device) = devices.get(&key) {
-            return Arc::clone(device);
-        }
-        let device = Arc::new(Self::new(&attributes.name));
-        devices.insert(key, Arc::clone(&device));
-        drop(devices);
-        match calibration::load(config, &Key::new(attributes, config.slot_size)) {
-            Ok(Some((calibration, _))) => device.settle(Ok(&calibration)),
-            absent => {
-                if let Err(reason) = absent {
-                    tracing::debug!(device = attributes.name, %reason, "no calibration from disk");
-                }
-                device.measure(context, config);
-            }
-        }
-        device
-    }
-
-    /// Starts a thread that measures the device.
-    fn measure(self: &Arc<Self>, context: &Arc<dyn Context>, config: &Config) {
-        let (device, context, config) = (Arc::clone(self), Arc::clone(context), config.clone());
-        let work = move || {
-            let calibration = calibrate(&context, &config, BACKGROUND);
-            // Stored before the result is set, so that a reader of the result finds the file, too.
-            if let Ok(calibration) = &calibration
-                && let Err(reason) = calibration::store(&config, calibration)
-            {
-                tracing::debug!(device = &*device.name, %reason, "the calibration is not kept on disk");
-            }
-            device.settle(calibration.as_ref().map_err(ToString::to_string));
-        };
-        if let Err(error) = std::thread::Builder::new().name("rdma-tune".into()).spawn(work) {
-            self.settle(Err(format!("no thread to measure in: {error}")));
-        }
-    }
-
-    /// Sets the result of the measurement.
-    fn settle(&self, result: Result<&Calibration, String>) {
-        let device = &*self.name;
-        let choice = match result {
-            Ok(calibration) => {
-                let (threshold, chunk) = (calibration.threshold(), calibration.chunk());
-                let (registered, reason) = (calibration.registered_threshold(), calibration.reason());
-                tracing::debug!(
-                    device,
-                    threshold,
-                    registered,
-                    chunk,
-                    reason,
-                    "rendezvous threshold set by calibration"
-                );
-                metrics::gauge!("tonic_rdma_rendezvous_threshold_bytes", "device" => device.to_owned())
-                    .set(threshold.map_or(f64::INFINITY, |bytes| bytes as f64));
-                let set_by = ThresholdSource::Calibration { device: Arc::clone(&self.name) };
-                Choice { threshold, registered, chunk, set_by }
-            }
-            Err(reason) => {
-                tracing::debug!(device, reason, "no calibration");
-                Choice::unmeasured(Some(DEFAULT_THRESHOLD), &reason)
-            }
-        };
-        let _ = self.measured.set(choice);
-    }
+    measured
 }
 
 /// The transfer mode of a write, and its reason.
@@ -313,51 +278,6 @@ impl fmt::Display for ThresholdSource {
             Self::Default { reason } => write!(f, "the default ({reason})"),
         }
     }
-}
-
-/// A calibration, its origin, and the file that has it.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Tuned {
-    /// The calibration.
-    pub calibration: Calibration,
-    /// The calibration was measured before, and read from disk.
-    pub from_disk: bool,
-    /// The file that has the calibration, or the reason why there is none.
-    pub kept: Result<PathBuf, RdmaError>,
-}
-
-/// Returns the calibration that connections with this configuration use on a device; they use none on the
-/// software device. Reads it from disk; if there is none, or if `fresh` is set, measures the device in about
-/// `budget` of time and keeps the result. Blocks the thread for that time.
-///
-/// ```no_run
-/// use std::time::Duration;
-/// use tonic_rdma::Config;
-/// use tonic_rdma::unstable::tuner::tune;
-///
-/// let device = tonic_rdma_verbs::open("rxe0")?;
-/// let tuned = tune(&device, &Config::default(), false, Duration::from_millis(100))?;
-/// println!("{}", tuned.calibration.reason());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// The device has to be measured, and that fails.
-pub fn tune(
-    context: &Arc<dyn Context>,
-    config: &Config,
-    fresh: bool,
-    budget: Duration,
-) -> Result<Tuned, RdmaError> {
-    let key = Key::new(context.attributes(), config.slot_size);
-    if !fresh && let Ok(Some((calibration, path))) = calibration::load(config, &key) {
-        return Ok(Tuned { calibration, from_disk: true, kept: Ok(path) });
-    }
-    let calibration = calibrate(context, config, budget)?;
-    let kept = calibration::store(config, &calibration);
-    let kept = kept.map_err(|error| RdmaError::of(RdmaErrorKind::Internal, error));
-    Ok(Tuned { calibration, from_disk: false, kept })
 }
 
 #[cfg(test)]
