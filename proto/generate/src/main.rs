@@ -156,7 +156,8 @@ impl Target {
                 // The services of imported packages would be made too.
                 let all = tempfile::tempdir()?;
                 IMPORTED.into_iter().fold(code, import).out_dir(&all).compile_fds(descriptors)?;
-                let is_own = |name: &str| !IMPORTED.iter().any(|(package, _)| name == format!("{package}.rs"));
+                let is_own =
+                    |name: &str| !IMPORTED.iter().any(|(package, _)| name == format!("{package}.rs"));
                 for made in fs::read_dir(&all)? {
                     let made = made?;
                     if made.file_name().to_str().is_some_and(is_own) {
