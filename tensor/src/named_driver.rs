@@ -15,23 +15,21 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::device::settings::Settings;
-use crate::error::{TensorError, TensorErrorKind};
+use crate::error::TensorError;
 use crate::link::Link;
 use crate::link::port::Token;
 use crate::memory::{Payload, RegionCache, freeze};
 use crate::named::{
-    Arrival, Failure, Message, OfferCounts, OfferError, OfferedTensor, PeerId, Provider, ProviderAction,
-    ProviderSettings, RequestError, RequestOutcome, Requester, RequesterAction, RequesterSettings,
-    SinkLocation, Violation, checksum, verify,
+    Arrival, Failure, OfferCounts, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings,
+    RequestOutcome, Requester, RequesterAction, RequesterSettings, Violation, checksum, verify,
 };
 use crate::types::{Metadata, Tensor};
-use crate::wire::tensor_frame::{Announcement, Frame, RequestId, Sink};
+use crate::wire::tensor_frame::{Announcement, Frame, RequestId, TensorMemory};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, Grant, RemoteRange, Revocation, Transfer, TransferKind, lock, wake_all,
 };
-use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// The named tensors of a link: the peer's requests to this device, and this device's requests to the peer.
 pub(crate) struct NamedTensors {
@@ -177,15 +175,7 @@ impl NamedProvider {
         };
         let mut provider = lock(&self.provider);
         let actions = provider.offer(name, step, offer, readers, Instant::now());
-        self.outbox.add(actions.map_err(|error| {
-            let kind = match error {
-                OfferError::AlreadyOffered { .. } => TensorErrorKind::NameTaken,
-                OfferError::TooMuch { bytes, limit, .. } if bytes > limit => TensorErrorKind::InvalidArgument,
-                OfferError::TooMany { .. } | OfferError::TooMuch { .. } => TensorErrorKind::Busy,
-                _ => TensorErrorKind::InvalidArgument,
-            };
-            TensorError::new(kind, error.to_string())
-        })?);
+        self.outbox.add(actions?);
         drop(provider);
         self.run();
         Ok(())
@@ -220,10 +210,10 @@ impl NamedProvider {
 
     fn run(&self) {
         self.outbox.run(|action| match action {
-            ProviderAction::Send { peer, message } => {
+            ProviderAction::Send { peer, request_id, frame } => {
                 if let Some(link) = self.link(peer) {
                     // If the send fails, the link ends, and calls `NamedTensors::link_ended`.
-                    let _ = send(&link, &message);
+                    let _ = send(&link, request_id, &frame);
                 }
             }
             ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
@@ -256,14 +246,12 @@ impl NamedProvider {
         peer: PeerId,
         request_id: RequestId,
         tensor: &Payload,
-        sink: &Sink,
+        sink: &TensorMemory,
         checksum: Option<u64>,
     ) -> Result<(), TensorError> {
         let Some(link) = self.link(peer) else { return Ok(()) };
         let (local, offset) = tensor.local(&self.region_cache)?;
         let length = tensor.metadata.bytes;
-        let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
-        let place = RemoteRange { start, length: sink.length };
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
         let this = self.this.clone();
         let token = Token::call(move |outcome| {
@@ -274,7 +262,7 @@ impl NamedProvider {
                 offers.with(|provider| provider.written(peer, request_id, Instant::now()));
             }
         });
-        let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
+        let transfer = Transfer::new(local, TransferKind::Write, blocks, sink.place, token);
         let port = link.port(link.port_of_request(request_id));
         let immediate = (link.announces_named && checksum.is_none()).then(|| Announcement::of(request_id));
         if !port.submit_announced(transfer, length, immediate)? {
@@ -297,9 +285,7 @@ async fn check_deadlines(offers: Weak<NamedProvider>, timeout: Duration) {
         tokio::time::sleep(NamedProvider::TICK).await;
         let Some(offers) = offers.upgrade() else { return };
         let now = Instant::now();
-        if lock(&offers.provider).poll_timeout().is_some_and(|due| due <= now) {
-            offers.with(|provider| provider.handle_timeout(now));
-        }
+        offers.with(|provider| provider.handle_timeout(now));
         offers.region_cache.tick();
         if now.saturating_duration_since(aged) >= timeout {
             aged = now;
@@ -405,14 +391,7 @@ impl NamedRequester {
         let mut requester = lock(&self.requester);
         let (id, action) = match requester.request(name, step) {
             Ok(begun) => begun,
-            Err(error) => {
-                let kind = match error {
-                    RequestError::Name { .. } => TensorErrorKind::InvalidArgument,
-                    RequestError::TooMany { .. } | RequestError::TooOld(_) => TensorErrorKind::Busy,
-                    _ => TensorErrorKind::PeerLost,
-                };
-                return refused(TensorError::new(kind, error.to_string()));
-            }
+            Err(error) => return refused(error),
         };
         let pending = Arc::new(PendingAnswer::default());
         lock(&self.waiting).insert(id, Arc::clone(&pending));
@@ -431,7 +410,7 @@ impl NamedRequester {
         self.change(link, wakers, |requester| match frame {
             Frame::Metadata { request_id, metadata } => requester.handle_metadata(request_id, metadata),
             Frame::Written { request_id, checksum } => requester.handle_written(request_id, checksum),
-            Frame::Status { request_id, code, text } => requester.handle_status(request_id, code, text),
+            Frame::Status { request_id, code, text } => requester.handle_status(request_id, code, &text),
             Frame::Dead { request_id } => requester.handle_dead(request_id),
             _ => Ok(Vec::new()),
         })
@@ -476,7 +455,7 @@ impl NamedRequester {
                     self.finish(request_id, Err(fault.clone()), &mut wakers);
                 }
                 RequesterAction::Free(sink) => drop(sink),
-                RequesterAction::Send(_) | RequesterAction::Allocate { .. } => {}
+                RequesterAction::Send(..) | RequesterAction::Allocate { .. } => {}
             }
         }
         wake_all(wakers);
@@ -492,9 +471,9 @@ impl NamedRequester {
 
     fn run(&self, link: &Arc<Link>, wakers: &mut Vec<Waker>) {
         self.outbox.run(|action| match action {
-            RequesterAction::Send(message) => {
+            RequesterAction::Send(request_id, frame) => {
                 // If the send fails, the link ends, and calls `link_ended`.
-                let _ = send(link, &message);
+                let _ = send(link, request_id, &frame);
             }
             RequesterAction::Allocate { request_id, metadata } => {
                 let made = self.sink(link, metadata, link.port_of_request(request_id));
@@ -518,14 +497,11 @@ impl NamedRequester {
         link: &Link,
         metadata: WireMetadata,
         port: u32,
-    ) -> Result<(SinkMemory, SinkLocation), TensorError> {
+    ) -> Result<(SinkMemory, RemoteRange), TensorError> {
         Metadata::try_from(metadata)?;
         let (grant, memory) = link.grant_sink(metadata.bytes, port)?;
         let place = grant.range();
-        let placement =
-            SinkLocation { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
-        let revocation = Revocation::default();
-        Ok((SinkMemory { grant: Some(grant), revocation, memory }, placement))
+        Ok((SinkMemory { grant: Some(grant), revocation: Revocation::default(), memory }, place))
     }
 
     /// Makes the result for the program.
@@ -551,7 +527,7 @@ impl NamedRequester {
                     Err(_) => return Err(TensorError::other("another reference to the sink is left")),
                 };
                 if let Some(expected) = checksum {
-                    verify(request_id, &bytes, expected).map_err(TensorError::local)?;
+                    verify(request_id, &bytes, expected)?;
                 }
                 let metadata = Metadata::try_from(metadata)?;
                 Tensor::deserialize(&metadata, bytes).map(NamedReply::Tensor)
@@ -672,9 +648,9 @@ impl fmt::Debug for NamedRequest {
     }
 }
 
-/// Sends a message by the queue pair of its request. If this fails, the link has ended.
-fn send(link: &Link, message: &Message) -> Result<(), TensorError> {
-    link.port(link.port_of_request(message.request_id())).send_frame(&message.frame())
+/// Sends a frame by the queue pair of its request. If this fails, the link has ended.
+fn send(link: &Link, request_id: RequestId, frame: &Frame<'_>) -> Result<(), TensorError> {
+    link.port(link.port_of_request(request_id)).send_frame(frame)
 }
 
 /// Actions that wait to be carried out, in order.

@@ -17,7 +17,7 @@ use crate::link::Link;
 use crate::link::words::Notification;
 use crate::named_driver::{NamedRequest, NamedRequester};
 use crate::regions::{RemoteRegion, RemoteRegionState, Rights};
-use crate::slots::dynamic_slot::{Announcement, DynamicSender};
+use crate::slots::dynamic_slot::{ANNOUNCEMENT, DynamicSender};
 use crate::slots::sender::Sender;
 use crate::slots::static_slot::StaticSender;
 use crate::types::{Metadata, TensorSpec};
@@ -219,7 +219,7 @@ impl Channel {
     /// # Errors
     /// The peer has no such slot, or another sender is attached.
     pub async fn dynamic_sender(&self, name: &str) -> Result<DynamicSender, TensorError> {
-        let sender = self.sender(name, Kind::Dynamic, Vec::new(), Announcement::LENGTH).await?;
+        let sender = self.sender(name, Kind::Dynamic, Vec::new(), ANNOUNCEMENT).await?;
         Ok(DynamicSender::new(sender))
     }
 

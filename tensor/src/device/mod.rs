@@ -26,7 +26,7 @@ use crate::memory::RegionCache;
 use crate::named::OfferCounts;
 use crate::named_driver::{NamedOffer, NamedProvider};
 use crate::regions::{ExportedRegion, PublishedRegion, Rights};
-use crate::slots::dynamic_slot::{Announcement, DynamicReceiver};
+use crate::slots::dynamic_slot::{ANNOUNCEMENT, DynamicReceiver};
 use crate::slots::slot::Receiver;
 use crate::slots::static_slot::StaticReceiver;
 use crate::types::TensorSpec;
@@ -421,7 +421,7 @@ impl RdmaDevice {
     /// # Errors
     /// The name is in use, empty or too long, there is no memory, or `depth` is 0 or more than 1024.
     pub fn dynamic_receiver(&self, name: &str, depth: u32) -> Result<DynamicReceiver, TensorError> {
-        let receiver = self.receiver(name, Kind::Dynamic, None, Announcement::LENGTH, depth)?;
+        let receiver = self.receiver(name, Kind::Dynamic, None, ANNOUNCEMENT, depth)?;
         let region_cache = Arc::clone(&self.shared.region_cache);
         Ok(DynamicReceiver::new(receiver, region_cache, self.shared.settings.max_tensor_bytes))
     }

@@ -90,16 +90,14 @@ use std::time::Duration;
 use tonic::Code;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::wire::tensor_frame::{Frame, MAX_NAME};
-use crate::wire::tensor_metadata::WireMetadata;
+use crate::error::TensorError;
+use crate::wire::tensor_frame::{FrameError, MAX_NAME};
 
-pub(crate) use self::offer_table::{OfferError, OfferedTensor};
+pub(crate) use self::offer_table::OfferedTensor;
 pub use self::provider::OfferCounts;
 pub(crate) use self::provider::{Provider, ProviderAction};
-pub(crate) use self::requester::{
-    Arrival, RequestError, RequestOutcome, Requester, RequesterAction, SinkLocation, Violation,
-};
-pub(crate) use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
+pub(crate) use self::requester::{Arrival, RequestOutcome, Requester, RequesterAction, Violation};
+pub(crate) use crate::wire::tensor_frame::{Frame, RequestId, TensorMemory, TensorRequest};
 
 /// Bounds of a [`Provider`](Provider).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,9 +185,12 @@ impl fmt::Display for TensorKey {
     }
 }
 
-/// Returns whether a frame can carry `name`.
-fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME).contains(&name.len())
+/// Checks that a frame can carry `name`.
+fn check_name(name: &str) -> Result<(), String> {
+    match name.len() {
+        1..=MAX_NAME => Ok(()),
+        length => Err(FrameError::Name(length).to_string()),
+    }
 }
 
 /// The reason why a request gets no tensor.
@@ -208,93 +209,9 @@ impl Failure {
         Self { code, text: text.into() }
     }
 
-    /// Makes the failure of a request that the requester cancelled.
-    fn cancelled() -> Self {
-        Self::new(Code::Cancelled, "cancelled by the requester")
-    }
-}
-
-/// A frame before it is sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
-    /// See [`Frame::Request`].
-    Request {
-        /// Number of the request.
-        request_id: RequestId,
-        /// Name of the tensor.
-        name: Arc<str>,
-        /// Step of the tensor.
-        step: u64,
-        /// Memory to write the tensor to.
-        sink: Option<Sink>,
-        /// Whether the answer shall carry a checksum.
-        checksum_wanted: bool,
-    },
-    /// See [`Frame::Metadata`].
-    Metadata {
-        /// Number of the request.
-        request_id: RequestId,
-        /// Type, shape and length of the tensor.
-        metadata: WireMetadata,
-    },
-    /// See [`Frame::Written`].
-    Written {
-        /// Number of the request.
-        request_id: RequestId,
-        /// Checksum of the tensor's bytes, if the request asked for one.
-        checksum: Option<u64>,
-    },
-    /// See [`Frame::Status`].
-    Status {
-        /// Number of the request.
-        request_id: RequestId,
-        /// The reason why there is no tensor.
-        failure: Failure,
-    },
-    /// See [`Frame::Dead`].
-    Dead {
-        /// Number of the request.
-        request_id: RequestId,
-    },
-    /// See [`Frame::Cancel`].
-    Cancel {
-        /// Number of the request.
-        request_id: RequestId,
-    },
-}
-
-impl Message {
-    /// Returns the number of the request that the message belongs to.
-    pub(crate) fn request_id(&self) -> RequestId {
-        match *self {
-            Self::Request { request_id, .. }
-            | Self::Metadata { request_id, .. }
-            | Self::Written { request_id, .. }
-            | Self::Status { request_id, .. }
-            | Self::Dead { request_id }
-            | Self::Cancel { request_id } => request_id,
-        }
-    }
-
-    /// Returns the frame to encode. Encoding does not fail, because names and codes were checked before.
-    pub(crate) fn frame(&self) -> Frame<'_> {
-        match *self {
-            Self::Request { request_id, ref name, step, sink, checksum_wanted } => {
-                Frame::Request(TensorRequest { request_id, step, sink, checksum_wanted, name })
-            }
-            Self::Metadata { request_id, metadata } => Frame::Metadata { request_id, metadata },
-            Self::Written { request_id, checksum } => Frame::Written { request_id, checksum },
-            Self::Status { request_id, ref failure } => {
-                Frame::Status { request_id, code: failure.code as u32, text: &failure.text }
-            }
-            Self::Dead { request_id } => Frame::Dead { request_id },
-            Self::Cancel { request_id } => Frame::Cancel { request_id },
-        }
-    }
-
-    /// Makes a status message.
-    fn status(request_id: RequestId, code: Code, text: impl Into<String>) -> Self {
-        Self::Status { request_id, failure: Failure::new(code, text) }
+    /// Makes the answer to a request that gets no tensor.
+    fn answer(self, request_id: RequestId) -> Frame<'static> {
+        Frame::Status { request_id, code: self.code as u32, text: self.text.into() }
     }
 }
 
@@ -303,30 +220,17 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
 
-/// The bytes that arrived are not the bytes that the provider sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{request_id}: {bytes} bytes with checksum {found:#018x} arrived, but the provider computed {expected:#018x}"
-)]
-pub(crate) struct ChecksumMismatch {
-    /// The request.
-    pub(crate) request_id: RequestId,
-    /// Number of bytes that arrived.
-    pub(crate) bytes: usize,
-    /// The provider's checksum.
-    pub(crate) expected: u64,
-    /// The checksum of the bytes that arrived.
-    pub(crate) found: u64,
-}
-
 /// Checks that `bytes` have the checksum `expected`, which the provider computed.
 ///
 /// # Errors
-/// [`ChecksumMismatch`] if `bytes` have another checksum.
-pub(crate) fn verify(request_id: RequestId, bytes: &[u8], expected: u64) -> Result<(), ChecksumMismatch> {
+/// `bytes` have another checksum.
+pub(crate) fn verify(request_id: RequestId, bytes: &[u8], expected: u64) -> Result<(), TensorError> {
     let found = checksum(bytes);
     if found == expected {
         return Ok(());
     }
-    Err(ChecksumMismatch { request_id, bytes: bytes.len(), expected, found })
+    let length = bytes.len();
+    Err(TensorError::other(format!(
+        "{request_id}: {length} bytes with checksum {found:#018x} arrived, but the provider computed {expected:#018x}"
+    )))
 }

@@ -1,11 +1,12 @@
 //! The offers, and the requests that wait for them. An offer and a request match in either order.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use tonic::Code;
 
 use super::{Failure, PeerId, ProviderSettings, RequestId, TensorKey};
-use crate::wire::tensor_frame::MAX_NAME;
+use crate::error::{TensorError, TensorErrorKind};
 use crate::wire::tensor_metadata::WireMetadata;
 
 /// An offer of a tensor, or of the reason why there is none.
@@ -26,62 +27,6 @@ impl<T> OfferedTensor<T> {
             Self::Dead | Self::Failed(_) => 0,
         }
     }
-}
-
-/// An offer that the provider did not accept.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum OfferError {
-    /// No request can carry the name.
-    #[error("the name of the tensor has {length} bytes, and 1 to {MAX_NAME} are allowed")]
-    Name {
-        /// Length of the name, in bytes.
-        length: usize,
-    },
-    /// The number of readers is 0.
-    #[error("tensor {name:?} of step {step} is offered to no reader")]
-    NoReaders {
-        /// Name of the tensor.
-        name: String,
-        /// Step of the tensor.
-        step: u64,
-    },
-    /// A failure with the code of success.
-    #[error("tensor {name:?} of step {step} is offered as failed, but with the code of success")]
-    NoFailure {
-        /// Name of the tensor.
-        name: String,
-        /// Step of the tensor.
-        step: u64,
-    },
-    /// The tensor is on offer already.
-    #[error("tensor {name:?} of step {step} is on offer already")]
-    AlreadyOffered {
-        /// Name of the tensor.
-        name: String,
-        /// Step of the tensor.
-        step: u64,
-    },
-    /// There is no room for one more offer.
-    #[error(
-        "{kept} offers wait for their readers already, and no more may (max_offers): no reader asks for them"
-    )]
-    TooMany {
-        /// Number of offers that wait.
-        kept: usize,
-    },
-    /// There is no room for so many more bytes.
-    #[error(
-        "an offer of {bytes} bytes beside {kept} bytes that wait for their readers, of {limit} allowed (max_bytes)"
-    )]
-    TooMuch {
-        /// Bytes of the new offer.
-        bytes: u64,
-        /// Bytes of the offers that wait.
-        kept: u64,
-        /// The limit.
-        limit: u64,
-    },
 }
 
 /// A request: its peer and its number.
@@ -115,6 +60,8 @@ struct KeptOffer<T> {
     closed: bool,
     /// Peers that have used up a share. No peer gets the share of another peer, however often it asks.
     served: Vec<PeerId>,
+    /// When the offer has waited for too long.
+    due: Option<Instant>,
 }
 
 impl<T> OfferTable<T> {
@@ -136,29 +83,36 @@ impl<T> OfferTable<T> {
         key: &TensorKey,
         offer: OfferedTensor<T>,
         readers: u32,
-    ) -> Result<(), OfferError> {
-        let (name, step) = (key.name.to_string(), key.step);
+        due: Option<Instant>,
+    ) -> Result<(), TensorError> {
         if self.offer(key).is_some() {
-            return Err(OfferError::AlreadyOffered { name, step });
+            return Err(TensorError::new(TensorErrorKind::NameTaken, format!("{key} is on offer already")));
         }
         if readers == 0 {
-            return Err(OfferError::NoReaders { name, step });
+            return Err(TensorError::argument(format!("{key} is offered to no reader")));
         }
         if matches!(&offer, OfferedTensor::Failed(failure) if failure.code == Code::Ok) {
-            return Err(OfferError::NoFailure { name, step });
+            let text = format!("{key} is offered as failed, but with the code of success");
+            return Err(TensorError::argument(text));
         }
         if self.offers >= self.max_offers {
-            return Err(OfferError::TooMany { kept: self.offers });
+            let text = format!(
+                "{} offers wait for their readers already, and no more may (max_offers): no reader asks for them",
+                self.offers
+            );
+            return Err(TensorError::new(TensorErrorKind::Busy, text));
         }
         let (bytes, kept, limit) = (offer.bytes(), self.bytes, self.max_bytes);
-        self.bytes = kept.checked_add(bytes).filter(|&sum| sum <= limit).ok_or(OfferError::TooMuch {
-            bytes,
-            kept,
-            limit,
+        self.bytes = kept.checked_add(bytes).filter(|&sum| sum <= limit).ok_or_else(|| {
+            let text = format!(
+                "an offer of {bytes} bytes beside {kept} bytes that wait for their readers, of {limit} allowed (max_bytes)"
+            );
+            let never = bytes > limit;
+            TensorError::new(if never { TensorErrorKind::InvalidArgument } else { TensorErrorKind::Busy }, text)
         })?;
         self.offers += 1;
         self.entry(key).kept =
-            Some(KeptOffer { offer, unused: readers, taken: 0, closed: false, served: Vec::new() });
+            Some(KeptOffer { offer, unused: readers, taken: 0, closed: false, served: Vec::new(), due });
         Ok(())
     }
 
@@ -217,10 +171,19 @@ impl<T> OfferTable<T> {
         let kept = self.entries.get_mut(key)?.kept.as_mut()?;
         let free = kept.unused - kept.taken;
         self.change(key, |kept| {
-            kept.closed = true;
+            (kept.closed, kept.due) = (true, None);
             kept.unused = kept.taken;
         });
         Some(free)
+    }
+
+    /// Closes the offers that have waited for too long. Returns those that waited for readers, with their number.
+    pub(super) fn close_late(&mut self, now: Instant) -> Vec<(TensorKey, u32)> {
+        let is_late = |entry: &TableEntry<T>| entry.kept.as_ref()?.due.filter(|due| *due <= now);
+        let late = self.entries.iter().filter(|(_, entry)| is_late(entry).is_some());
+        let late: Vec<_> = late.map(|(key, _)| key.clone()).collect();
+        let closed = late.into_iter().filter_map(|key| self.close(&key).map(|readers| (key, readers)));
+        closed.filter(|(_, readers)| *readers > 0).collect()
     }
 
     fn entry(&mut self, key: &TensorKey) -> &mut TableEntry<T> {

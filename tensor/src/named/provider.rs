@@ -2,28 +2,31 @@
 //! the protocol.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tonic::Code;
 
-use super::offer_table::{OfferError, OfferTable, OfferedTensor, Reader};
+use super::offer_table::{OfferTable, OfferedTensor, Reader};
 use super::{
-    Failure, Message, PeerId, ProviderSettings, RequestId, Sink, TensorKey, TensorRequest, checksum, is_name,
+    Failure, Frame, PeerId, ProviderSettings, RequestId, TensorKey, TensorMemory, TensorRequest, check_name,
+    checksum,
 };
-use crate::wire::tensor_frame::MAX_NAME;
+use crate::error::TensorError;
 
 /// An action for the driver of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProviderAction<T> {
-    /// Send a message.
+    /// Send a frame.
     Send {
         /// The link to send on.
         peer: PeerId,
-        /// The message.
-        message: Message,
+        /// The request that the frame answers.
+        request_id: RequestId,
+        /// The frame.
+        frame: Frame<'static>,
     },
     /// Write the tensor's bytes to the start of the sink, and announce them: by the immediate data of the write,
     /// or by a `Written` frame behind it. Call [`Provider::written`] when the device is done, or
@@ -38,7 +41,7 @@ pub(crate) enum ProviderAction<T> {
         tensor: T,
         /// The memory to write to. Its metadata equals the tensor's. The memory is at least as long as the
         /// tensor, and not empty.
-        sink: Sink,
+        sink: TensorMemory,
         /// Whether the announcement needs a checksum, so that it has to be a frame.
         checksum_wanted: bool,
     },
@@ -59,7 +62,6 @@ pub(crate) struct Provider<T> {
     settings: ProviderSettings,
     table: OfferTable<T>,
     peers: HashMap<PeerId, PeerRecord>,
-    deadlines: Deadlines<DeadlineKey>,
     actions: Vec<ProviderAction<T>>,
 }
 
@@ -74,13 +76,6 @@ pub struct OfferCounts {
     pub requests: usize,
 }
 
-/// The subject of a deadline.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum DeadlineKey {
-    Request(PeerId, RequestId),
-    Offer(TensorKey),
-}
-
 /// The end of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ShareEnd {
@@ -92,13 +87,13 @@ impl<T: Clone> Provider<T> {
     /// Makes a provider without offers.
     pub(crate) fn new(settings: ProviderSettings) -> Self {
         let table = OfferTable::new(&settings);
-        Self { settings, table, peers: HashMap::new(), deadlines: Deadlines::new(), actions: Vec::new() }
+        Self { settings, table, peers: HashMap::new(), actions: Vec::new() }
     }
 
     /// Offers (`name`, `step`) to `readers` peers. A peer may ask before the offer or after it.
     ///
     /// # Errors
-    /// [`OfferError`]. Nothing has changed then.
+    /// The offer is refused, and nothing has changed.
     pub(crate) fn offer(
         &mut self,
         name: &str,
@@ -106,13 +101,10 @@ impl<T: Clone> Provider<T> {
         offer: OfferedTensor<T>,
         readers: u32,
         now: Instant,
-    ) -> Result<Vec<ProviderAction<T>>, OfferError> {
-        if !is_name(name) {
-            return Err(OfferError::Name { length: name.len() });
-        }
+    ) -> Result<Vec<ProviderAction<T>>, TensorError> {
+        check_name(name).map_err(TensorError::argument)?;
         let key = TensorKey { name: name.into(), step };
-        self.table.put(&key, offer, readers)?;
-        self.deadlines.set(&DeadlineKey::Offer(key.clone()), now, self.settings.offer_timeout);
+        self.table.put(&key, offer, readers, due(now, self.settings.offer_timeout))?;
         self.match_requests(&key, now);
         Ok(self.take_actions())
     }
@@ -121,7 +113,6 @@ impl<T: Clone> Provider<T> {
     /// still waited for, or `None` if there is no such offer.
     pub(crate) fn withdraw(&mut self, name: &str, step: u64) -> Option<u32> {
         let key = TensorKey { name: name.into(), step };
-        self.deadlines.clear(&DeadlineKey::Offer(key.clone()));
         self.table.close(&key)
     }
 
@@ -155,7 +146,7 @@ impl<T: Clone> Provider<T> {
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
         if self.pending(reader).is_some() {
-            self.refuse(reader, Failure::cancelled(), now);
+            self.refuse(reader, Failure::new(Code::Cancelled, "cancelled by the requester"), now);
         }
         self.take_actions()
     }
@@ -186,7 +177,7 @@ impl<T: Clone> Provider<T> {
         let reader = (peer, request_id);
         if self.is_writing(reader) {
             let text = format!("the tensor could not be written: {why}");
-            self.send(reader, Message::status(request_id, Code::Internal, text));
+            self.send(reader, Failure::new(Code::Internal, text).answer(request_id));
             self.finish(reader, ShareEnd::GivenBack, now);
         }
         self.take_actions()
@@ -202,24 +193,19 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// Returns the time at which to call [`handle_timeout`](Self::handle_timeout) next.
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.deadlines.next()
-    }
-
     /// Ends the requests and offers that have waited for too long.
     pub(crate) fn handle_timeout(&mut self, now: Instant) -> Vec<ProviderAction<T>> {
-        while let Some(due) = self.deadlines.pop(now) {
-            match due {
-                DeadlineKey::Request(peer, request_id) => self.expire((peer, request_id), now),
-                DeadlineKey::Offer(key) => {
-                    let readers = self.table.close(&key).unwrap_or(0);
-                    if readers > 0 {
-                        let TensorKey { name, step } = key;
-                        self.actions.push(ProviderAction::Expired { name, step, readers });
-                    }
-                }
-            }
+        let is_late =
+            |(_, request): &(&RequestId, &ReceivedRequest)| request.due.is_some_and(|due| due <= now);
+        let late = |(peer, record): (&PeerId, &PeerRecord)| {
+            let requests = record.requests.iter().filter(is_late);
+            requests.map(|(request_id, _)| (*peer, *request_id)).collect::<Vec<_>>()
+        };
+        for reader in self.peers.iter().flat_map(late).collect::<Vec<_>>() {
+            self.expire(reader, now);
+        }
+        for (TensorKey { name, step }, readers) in self.table.close_late(now) {
+            self.actions.push(ProviderAction::Expired { name, step, readers });
         }
         self.take_actions()
     }
@@ -243,7 +229,7 @@ impl<T: Clone> Provider<T> {
                 self.refuse(reader, Failure::new(Code::AlreadyExists, text), now);
             }
             Some(Delivered::Dead) => {
-                self.send(reader, Message::Dead { request_id: reader.1 });
+                self.send(reader, Frame::Dead { request_id: reader.1 });
                 self.remember(reader);
             }
             Some(Delivered::Failed(failure)) => self.refuse(reader, failure, now),
@@ -255,8 +241,9 @@ impl<T: Clone> Provider<T> {
         let Some(peer) = self.peers.get_mut(&reader.0) else { return };
         peer.asked.insert(key.clone());
         let state = ReceivedState::Waiting;
-        peer.requests.insert(reader.1, ReceivedRequest { key: key.clone(), sink, checksum_wanted, state });
-        self.deadlines.set(&DeadlineKey::Request(reader.0, reader.1), now, self.settings.request_timeout);
+        let due = due(now, self.settings.request_timeout);
+        let pending = ReceivedRequest { key: key.clone(), sink, checksum_wanted, state, due };
+        peer.requests.insert(reader.1, pending);
         self.table.wait(&key, reader);
         self.match_requests(&key, now);
     }
@@ -292,15 +279,14 @@ impl<T: Clone> Provider<T> {
         };
         // A request with a share keeps the offer in the table.
         let Some(offer) = self.table.offer(&pending.key) else { return };
-        let due = DeadlineKey::Request(peer, request_id);
         match (offer, pending.sink.take()) {
             (OfferedTensor::Tensor(tensor, metadata), Some(sink)) if *metadata == sink.metadata => {
                 pending.state = ReceivedState::Writing;
-                self.deadlines.clear(&due);
+                pending.due = None;
                 let checksum_wanted = pending.checksum_wanted;
                 if metadata.bytes == 0 {
                     let checksum = checksum_wanted.then(|| checksum(&[]));
-                    self.send(reader, Message::Written { request_id, checksum });
+                    self.send(reader, Frame::Written { request_id, checksum });
                     return self.finish(reader, ShareEnd::UsedUp, now);
                 }
                 let tensor = tensor.clone();
@@ -309,23 +295,24 @@ impl<T: Clone> Provider<T> {
             }
             (&OfferedTensor::Tensor(_, metadata), _) => {
                 pending.state = ReceivedState::AwaitingSink;
-                self.deadlines.set(&due, now, self.settings.request_timeout);
-                self.send(reader, Message::Metadata { request_id, metadata });
+                pending.due = due(now, self.settings.request_timeout);
+                self.send(reader, Frame::Metadata { request_id, metadata });
             }
             (OfferedTensor::Failed(failure), _) => {
-                let failure = failure.clone();
-                self.send(reader, Message::Status { request_id, failure });
+                let frame = failure.clone().answer(request_id);
+                self.send(reader, frame);
                 self.finish(reader, ShareEnd::UsedUp, now);
             }
             (OfferedTensor::Dead, _) => {
-                self.send(reader, Message::Dead { request_id });
+                self.send(reader, Frame::Dead { request_id });
                 self.finish(reader, ShareEnd::UsedUp, now);
             }
         }
     }
 
     fn expire(&mut self, reader: Reader, now: Instant) {
-        let Some(pending) = self.pending(reader) else { return };
+        // A share that came back meanwhile may have gone to this request.
+        let Some(pending) = self.pending(reader).filter(|pending| pending.is_late(now)) else { return };
         let text = match pending.state {
             ReceivedState::Waiting => format!("{} was not offered in time", pending.key),
             _ => format!("no sink for {} came in time", pending.key),
@@ -339,7 +326,7 @@ impl<T: Clone> Provider<T> {
         if self.is_writing(reader) {
             return;
         }
-        self.send(reader, Message::Status { request_id: reader.1, failure });
+        self.send(reader, failure.answer(reader.1));
         match self.pending(reader) {
             Some(_) => self.finish(reader, ShareEnd::GivenBack, now),
             None => self.remember(reader),
@@ -349,7 +336,6 @@ impl<T: Clone> Provider<T> {
     /// Ends a request.
     fn finish(&mut self, reader: Reader, share: ShareEnd, now: Instant) {
         let (id, request_id) = reader;
-        self.deadlines.clear(&DeadlineKey::Request(id, request_id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(request) = peer.requests.remove(&request_id) else { return };
         let ReceivedRequest { key, state, .. } = request;
@@ -370,9 +356,6 @@ impl<T: Clone> Provider<T> {
                 self.match_requests(&key, now);
             }
         }
-        if self.table.offer(&key).is_none() {
-            self.deadlines.clear(&DeadlineKey::Offer(key));
-        }
     }
 
     fn remember(&mut self, reader: Reader) {
@@ -389,8 +372,8 @@ impl<T: Clone> Provider<T> {
         self.pending(reader).is_some_and(|pending| pending.state == ReceivedState::Writing)
     }
 
-    fn send(&mut self, reader: Reader, message: Message) {
-        self.actions.push(ProviderAction::Send { peer: reader.0, message });
+    fn send(&mut self, (peer, request_id): Reader, frame: Frame<'static>) {
+        self.actions.push(ProviderAction::Send { peer, request_id, frame });
     }
 
     fn take_actions(&mut self) -> Vec<ProviderAction<T>> {
@@ -400,7 +383,7 @@ impl<T: Clone> Provider<T> {
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         let is_idle = |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty();
-        self.table.is_empty() && self.deadlines.is_empty() && self.peers.values().all(is_idle)
+        self.table.is_empty() && self.peers.values().all(is_idle)
     }
 }
 
@@ -423,9 +406,11 @@ struct PeerRecord {
 #[derive(Debug)]
 struct ReceivedRequest {
     key: TensorKey,
-    sink: Option<Sink>,
+    sink: Option<TensorMemory>,
     checksum_wanted: bool,
     state: ReceivedState,
+    /// When the request has waited for too long.
+    due: Option<Instant>,
 }
 
 /// The last answer to a request that used up a share.
@@ -475,19 +460,15 @@ impl PeerRecord {
         request: &TensorRequest<'_>,
         settings: &ProviderSettings,
     ) -> Result<TensorKey, Failure> {
-        let TensorRequest { request_id, name, step, .. } = *request;
+        let TensorRequest { request_id, ref name, step, .. } = *request;
         if self.finished.contains(&request_id) {
             return Err(Failure::new(Code::AlreadyExists, format!("{request_id} was answered before")));
         }
-        if !is_name(name) {
-            let text =
-                format!("the name of the tensor has {} bytes, and 1 to {MAX_NAME} are allowed", name.len());
-            return Err(Failure::new(Code::InvalidArgument, text));
-        }
-        let key = TensorKey { name: name.into(), step };
+        let invalid = |text| Failure::new(Code::InvalidArgument, text);
+        check_name(name).map_err(invalid)?;
+        let key = TensorKey { name: (&**name).into(), step };
         if let Some(sink) = &request.sink {
-            check_sink(sink)
-                .map_err(|fault| Failure::new(Code::InvalidArgument, format!("{key}: {fault}")))?;
+            check_sink(sink).map_err(|fault| invalid(format!("{key}: {fault}")))?;
         }
         if self.requests.len() >= settings.max_requests_per_peer {
             let text =
@@ -505,12 +486,16 @@ impl PeerRecord {
 }
 
 impl ReceivedRequest {
+    fn is_late(&self, now: Instant) -> bool {
+        self.due.is_some_and(|due| due <= now)
+    }
+
     /// Checks a repeated request against the offer, and returns its sink.
     fn check_again<T>(
         &self,
         request: &TensorRequest<'_>,
         offer: Option<&OfferedTensor<T>>,
-    ) -> Result<Sink, Failure> {
+    ) -> Result<TensorMemory, Failure> {
         let (id, key) = (request.request_id, &self.key);
         let invalid = |text: String| Failure::new(Code::InvalidArgument, text);
         if self.state != ReceivedState::AwaitingSink {
@@ -519,7 +504,7 @@ impl ReceivedRequest {
                 format!("{id} is in use for {key}, and is pending"),
             ));
         }
-        if (&*key.name, key.step) != (request.name, request.step) {
+        if (&*key.name, key.step) != (&*request.name, request.step) {
             return Err(invalid(format!("{id} was for {key}, and asks again for another tensor")));
         }
         let Some(sink) = request.sink else {
@@ -535,26 +520,22 @@ impl ReceivedRequest {
     }
 }
 
-/// A sink that can't hold the tensor that it is meant for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum SinkFault {
-    #[error("a sink of {length} bytes for a tensor of {bytes}")]
-    TooShort { length: u64, bytes: u64 },
-    #[error("a sink of {length} bytes at {address:#x}, which is beyond all addresses")]
-    BeyondAddresses { length: u64, address: u64 },
-}
-
 /// Checks that the sink is at least as long as its metadata states, and does not end beyond the address
 /// space. The device checks the right to the memory.
-fn check_sink(sink: &Sink) -> Result<(), SinkFault> {
-    let Sink { metadata, address, length, .. } = *sink;
-    if length < metadata.bytes {
-        return Err(SinkFault::TooShort { length, bytes: metadata.bytes });
+fn check_sink(sink: &TensorMemory) -> Result<(), String> {
+    let (bytes, address, length) = (sink.metadata.bytes, sink.place.start.address, sink.place.length);
+    if length < bytes {
+        return Err(format!("a sink of {length} bytes for a tensor of {bytes}"));
     }
     if address.checked_add(length).is_none() {
-        return Err(SinkFault::BeyondAddresses { length, address });
+        return Err(format!("a sink of {length} bytes at {address:#x}, which is beyond all addresses"));
     }
     Ok(())
+}
+
+/// Returns the time after `timeout`. `None` without a timeout, and beyond all times.
+fn due(now: Instant, timeout: Option<Duration>) -> Option<Instant> {
+    now.checked_add(timeout?)
 }
 
 /// A map that forgets its oldest item when it is full.
@@ -594,55 +575,6 @@ impl<K: Clone + Eq + Hash, V> RecentMap<K, V> {
 
     fn contains(&self, item: &K) -> bool {
         self.map.contains_key(item)
-    }
-}
-
-/// At most one deadline for each key.
-#[derive(Debug)]
-struct Deadlines<K> {
-    order: BTreeSet<(Instant, K)>,
-    of: HashMap<K, Instant>,
-}
-
-impl<K: Clone + Ord + Hash> Deadlines<K> {
-    fn new() -> Self {
-        Self { order: BTreeSet::new(), of: HashMap::new() }
-    }
-
-    /// Sets the deadline of `key` to `timeout` from now, in place of an earlier deadline. Without a timeout
-    /// `key` has no deadline.
-    fn set(&mut self, key: &K, now: Instant, timeout: Option<Duration>) {
-        self.clear(key);
-        let Some(at) = timeout.and_then(|timeout| now.checked_add(timeout)) else { return };
-        self.of.insert(key.clone(), at);
-        self.order.insert((at, key.clone()));
-    }
-
-    /// Removes the deadline of `key`.
-    fn clear(&mut self, key: &K) {
-        if let Some((key, at)) = self.of.remove_entry(key) {
-            self.order.remove(&(at, key));
-        }
-    }
-
-    /// Returns the earliest deadline.
-    fn next(&self) -> Option<Instant> {
-        self.order.first().map(|&(at, _)| at)
-    }
-
-    /// Removes a key whose deadline has passed, and returns the key.
-    fn pop(&mut self, now: Instant) -> Option<K> {
-        if self.next()? > now {
-            return None;
-        }
-        let (_, key) = self.order.pop_first()?;
-        self.of.remove(&key);
-        Some(key)
-    }
-
-    #[cfg(test)]
-    fn is_empty(&self) -> bool {
-        self.order.is_empty() && self.of.is_empty()
     }
 }
 

@@ -8,26 +8,18 @@ use lru::LruCache;
 use tonic::Code;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Failure, Message, RequestId, RequesterSettings, Sink, TensorKey, is_name};
-use crate::wire::tensor_frame::MAX_NAME;
+use super::{
+    Failure, Frame, RequestId, RequesterSettings, TensorKey, TensorMemory, TensorRequest, check_name,
+};
+use crate::error::{TensorError, TensorErrorKind};
 use crate::wire::tensor_metadata::WireMetadata;
-
-/// Location of a sink, for the provider's device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SinkLocation {
-    /// Virtual address.
-    pub(crate) address: u64,
-    /// Key of a region that covers the sink and nothing else. Only this peer may write the region.
-    pub(crate) rkey: u32,
-    /// Length in bytes.
-    pub(crate) length: u64,
-}
+use tonic_rdma_verbs::unstable::RemoteRange;
 
 /// An action for the driver of a requester. `S` is a sink, which owns its memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequesterAction<S> {
-    /// Send a message.
-    Send(Message),
+    /// Send a frame of this request.
+    Send(RequestId, Frame<'static>),
     /// Make a sink for a tensor with this metadata and call [`Requester::sink_ready`]. Call
     /// [`Requester::sink_failed`] if there is no memory, or if no tensor has such metadata.
     Allocate {
@@ -154,27 +146,30 @@ impl<S> Requester<S> {
     /// for a request that was given up is the result at once.
     ///
     /// # Errors
-    /// [`RequestError`]. Nothing has changed then.
+    /// The request was not sent, and nothing has changed.
     pub(crate) fn request(
         &mut self,
         name: &str,
         step: u64,
-    ) -> Result<(RequestId, RequesterAction<S>), RequestError> {
+    ) -> Result<(RequestId, RequesterAction<S>), TensorError> {
         if let Some(why) = &self.gone {
-            return Err(RequestError::Gone(why.clone()));
+            return Err(TensorError::new(TensorErrorKind::PeerLost, format!("the link has ended: {why}")));
         }
-        if !is_name(name) {
-            return Err(RequestError::Name { length: name.len() });
-        }
-        if self.requests.len() >= self.settings.max_requests {
-            return Err(RequestError::TooMany { pending: self.requests.len() });
+        check_name(name).map_err(TensorError::argument)?;
+        let busy = |text: String| Err(TensorError::new(TensorErrorKind::Busy, text));
+        let pending = self.requests.len();
+        if pending >= self.settings.max_requests {
+            return busy(format!(
+                "{pending} requests wait for an answer already, and no more may (max_requests)"
+            ));
         }
         // The requests for a name have one queue pair, so that a cancellation does not come after the next one.
         let pairs = self.settings.queue_pairs.max(1);
         let request_id = RequestId(self.next * pairs + xxh3_64(name.as_bytes()) % pairs);
         let oldest = self.requests.keys().next();
         if let Some(&oldest) = oldest.filter(|oldest| (self.next + 1) * pairs - oldest.0 > Self::SPAN) {
-            return Err(RequestError::TooOld(oldest));
+            // Its answer could be taken for that of the next request.
+            return busy(format!("{oldest} waits for an answer, and the next number is 2^31 or more above"));
         }
         self.next += 1;
         let name: Arc<str> = name.into();
@@ -187,10 +182,7 @@ impl<S> Requester<S> {
             Some(metadata) => {
                 (OwnRequestState::Allocating(metadata), RequesterAction::Allocate { request_id, metadata })
             }
-            None => (
-                OwnRequestState::Asked,
-                RequesterAction::Send(self.ask(request_id, name.clone(), step, None)),
-            ),
+            None => (OwnRequestState::Asked, self.ask(request_id, &name, step, None)),
         };
         self.requests.insert(request_id, OwnRequest { name, step, has_metadata: false, state });
         Ok((request_id, action))
@@ -202,23 +194,22 @@ impl<S> Requester<S> {
         &mut self,
         request_id: RequestId,
         sink: S,
-        place: SinkLocation,
+        place: RemoteRange,
     ) -> Vec<RequesterAction<S>> {
         let pending = self.requests.get_mut(&request_id);
         let Some((pending, metadata)) = pending.and_then(OwnRequest::allocating) else {
             return vec![RequesterAction::Free(sink)];
         };
-        let SinkLocation { address, rkey, length } = place;
-        if length < metadata.bytes {
-            let text = format!("a sink of {length} bytes was made for a tensor of {}", metadata.bytes);
+        if place.length < metadata.bytes {
+            let text =
+                format!("a sink of {} bytes was made for a tensor of {}", place.length, metadata.bytes);
             let mut actions = self.sink_failed(request_id, Failure::new(Code::Internal, text));
             actions.push(RequesterAction::Free(sink));
             return actions;
         }
         pending.state = OwnRequestState::Exposed { metadata, sink };
         let (name, step) = (pending.name.clone(), pending.step);
-        let sink = Sink { metadata, address, rkey, length };
-        vec![RequesterAction::Send(self.ask(request_id, name, step, Some(sink)))]
+        vec![self.ask(request_id, &name, step, Some(TensorMemory { metadata, place }))]
     }
 
     /// Ends a request for which the driver could not make the sink of a [`RequesterAction::Allocate`].
@@ -443,7 +434,7 @@ impl<S> Requester<S> {
             OwnRequestState::Cancelled(sink) => pending.state = OwnRequestState::Cancelled(sink),
             state => {
                 pending.state = OwnRequestState::Cancelled(state.into_sink());
-                self.actions.push(RequesterAction::Send(Message::Cancel { request_id }));
+                self.actions.push(RequesterAction::Send(request_id, Frame::Cancel { request_id }));
             }
         }
     }
@@ -483,8 +474,16 @@ impl<S> Requester<S> {
         self.actions.push(RequesterAction::Finished { request_id, result });
     }
 
-    fn ask(&self, request_id: RequestId, name: Arc<str>, step: u64, sink: Option<Sink>) -> Message {
-        Message::Request { request_id, name, step, sink, checksum_wanted: self.settings.validate }
+    fn ask(
+        &self,
+        request_id: RequestId,
+        name: &str,
+        step: u64,
+        sink: Option<TensorMemory>,
+    ) -> RequesterAction<S> {
+        let (checksum_wanted, name) = (self.settings.validate, name.to_owned().into());
+        let request = TensorRequest { request_id, step, sink, checksum_wanted, name };
+        RequesterAction::Send(request_id, Frame::Request(request))
     }
 
     fn take_actions(&mut self) -> Vec<RequesterAction<S>> {
@@ -504,30 +503,6 @@ impl<S> OwnRequest<S> {
             _ => None,
         }
     }
-}
-
-/// A request that was not sent.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum RequestError {
-    /// No request can carry the name.
-    #[error("the name of the tensor has {length} bytes, and 1 to {MAX_NAME} are allowed")]
-    Name {
-        /// Length of the name, in bytes.
-        length: usize,
-    },
-    /// Too many requests wait for an answer.
-    #[error("{pending} requests wait for an answer already, and no more may (max_requests)")]
-    TooMany {
-        /// Number of requests that wait.
-        pending: usize,
-    },
-    /// A request waits for so long that its answer could be taken for that of the next request.
-    #[error("{0} waits for an answer, and the next number is 2^31 or more above")]
-    TooOld(RequestId),
-    /// The link has ended, for this reason.
-    #[error("the link has ended: {0}")]
-    Gone(String),
 }
 
 /// An answer that breaks the protocol. It ends the link.

@@ -15,7 +15,8 @@ use crate::memory::{Payload, RegionCache, freeze};
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::{AttachedSender, Receiver};
 use crate::types::{Metadata, Tensor};
-use crate::wire::tensor_metadata::{MetadataError, WireMetadata};
+use crate::wire::tensor_frame::TensorMemory;
+use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Revocation, Transfer, TransferKind,
 };
@@ -132,8 +133,7 @@ impl DynamicSender {
         let nowhere = RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 };
         let place = granted.as_ref().map_or(nowhere, |(grant, _)| grant.range());
         let epoch = self.sender.next;
-        let announcement = Announcement { metadata: payload.metadata, place };
-        self.sender.send_copied(&announcement.encode())?;
+        self.sender.send_copied(&encode(&TensorMemory { metadata: payload.metadata, place }))?;
         let counts = match &granted {
             None => &mut self.sent.inline,
             Some((_, false)) => &mut self.sent.in_place,
@@ -426,9 +426,9 @@ impl DynamicReceiver {
 
     /// Returns the tensor that the announcement at `start` describes, and its address.
     fn announced(&self, start: usize) -> Result<(Metadata, RemoteRange), BoxedError> {
-        let mut bytes = [0; Announcement::LENGTH];
+        let mut bytes = [0; ANNOUNCEMENT];
         self.receiver.slot.memory.copy_out(start, &mut bytes)?;
-        let Announcement { metadata, place } = Announcement::decode(&bytes)?;
+        let TensorMemory { metadata, place } = decode(&bytes)?;
         let metadata = Metadata::try_from(metadata)?;
         let (length, longest) = (metadata.bytes(), self.longest);
         if length > longest {
@@ -447,48 +447,30 @@ impl DynamicReceiver {
 
 type BoxedError = Box<dyn Error + Send + Sync>;
 
-/// The metadata of a tensor, and its address. A sender of a dynamic slot writes one for each tensor (§3.3).
-/// The length is fixed, so that the slot fits tensors of any shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Announcement {
-    pub(crate) metadata: WireMetadata,
-    pub(crate) place: RemoteRange,
+/// The length of an announcement, which a sender of a dynamic slot writes for each tensor (§3.3): metadata, address, length,
+/// key, and four unused bytes. It is fixed, so that the slot fits tensors of any shape.
+pub(crate) const ANNOUNCEMENT: usize = WireMetadata::LENGTH + 24;
+
+fn encode(announced: &TensorMemory) -> [u8; ANNOUNCEMENT] {
+    let mut bytes = [0; ANNOUNCEMENT];
+    let mut fields = &mut bytes[..];
+    fields.put_slice(&announced.metadata.encode());
+    fields.put_u64_le(announced.place.start.address);
+    fields.put_u64_le(announced.place.length);
+    fields.put_u32_le(announced.place.start.rkey.0);
+    bytes
 }
 
-/// The reason why bytes are no announcement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AnnouncementError {
-    #[error(transparent)]
-    Metadata(#[from] MetadataError),
-    #[error("{place} bytes for a tensor of {tensor}")]
-    Length { place: u64, tensor: u64 },
-}
-
-impl Announcement {
-    /// Metadata, address, length, key, and four unused bytes.
-    pub(crate) const LENGTH: usize = WireMetadata::LENGTH + 24;
-
-    pub(crate) fn encode(&self) -> [u8; Self::LENGTH] {
-        let mut bytes = [0; Self::LENGTH];
-        let mut fields = &mut bytes[..];
-        fields.put_slice(&self.metadata.encode());
-        fields.put_u64_le(self.place.start.address);
-        fields.put_u64_le(self.place.length);
-        fields.put_u32_le(self.place.start.rkey.0);
-        bytes
+fn decode(bytes: &[u8; ANNOUNCEMENT]) -> Result<TensorMemory, BoxedError> {
+    let (metadata, mut fields) = bytes.split_at(WireMetadata::LENGTH);
+    let metadata = WireMetadata::decode(metadata)?;
+    // The fields have a fixed length, so none of them is missing.
+    let (address, length) = (fields.get_u64_le(), fields.get_u64_le());
+    if length != metadata.bytes {
+        return Err(format!("{length} bytes for a tensor of {}", metadata.bytes).into());
     }
-
-    pub(crate) fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, AnnouncementError> {
-        let (metadata, mut fields) = bytes.split_at(WireMetadata::LENGTH);
-        let metadata = WireMetadata::decode(metadata)?;
-        // The fields have a fixed length, so none of them is missing.
-        let (address, length) = (fields.get_u64_le(), fields.get_u64_le());
-        let start = RemoteSegment { address, rkey: Rkey(fields.get_u32_le()) };
-        if length != metadata.bytes {
-            return Err(AnnouncementError::Length { place: length, tensor: metadata.bytes });
-        }
-        Ok(Self { metadata, place: RemoteRange { start, length } })
-    }
+    let start = RemoteSegment { address, rkey: Rkey(fields.get_u32_le()) };
+    Ok(TensorMemory { metadata, place: RemoteRange { start, length } })
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ async fn a_frame_at_a_wrong_time_ends_the_link() {
     let ending = [
         Frame::Written { request_id: id, checksum: None },
         Frame::Dead { request_id: id },
-        Frame::Status { request_id: id, code: 5, text: "no such request" },
+        Frame::Status { request_id: id, code: 5, text: "no such request".into() },
         Frame::Goodbye,
         Frame::Ended { slot: 12 },
         Frame::Ended { slot: u32::MAX },
@@ -176,7 +176,8 @@ async fn requests_of_a_peer_are_limited() {
     let link = link(&served).await;
     for number in 0..20_000_u64 {
         let (request_id, step) = (RequestId(number), number);
-        let request = TensorRequest { request_id, step, sink: None, checksum_wanted: false, name: "never" };
+        let request =
+            TensorRequest { request_id, step, sink: None, checksum_wanted: false, name: "never".into() };
         link.send(&encoded(&Frame::Request(request)));
         if link.has_ended() {
             break;

@@ -16,13 +16,14 @@ fn any_metadata(random: &mut Random) -> WireMetadata {
 fn any_request(random: &mut Random) -> TensorRequest<'static> {
     let metadata = any_metadata(random);
     let (address, length) = (random.below(2) * (u64::MAX - 9), random.below(12));
-    let sink = Sink { metadata, address, rkey: random.below(3) as u32, length };
+    let start = RemoteSegment { address, rkey: Rkey(random.below(3) as u32) };
+    let sink = TensorMemory { metadata, place: RemoteRange { start, length } };
     TensorRequest {
         request_id: RequestId(random.below(8)),
         step: random.below(STEPS + 1),
         sink: random.chance(70).then_some(sink),
         checksum_wanted: random.chance(30),
-        name: ["loss", "gain", ""][random.below(3) as usize],
+        name: ["loss", "gain", ""][random.below(3) as usize].into(),
     }
 }
 
@@ -65,7 +66,7 @@ fn a_hostile_requester_does_not_affect_other_peers() {
 
 fn ask(provider: &mut Provider<u64>, step: u64, now: Instant) -> Vec<ProviderAction<u64>> {
     let (request_id, sink) = (RequestId(step), Some(sink(metadata(&[2]))));
-    let request = TensorRequest { request_id, step, sink, checksum_wanted: false, name: "loss" };
+    let request = TensorRequest { request_id, step, sink, checksum_wanted: false, name: "loss".into() };
     provider.handle_request(HONEST, &request, now)
 }
 
@@ -80,7 +81,10 @@ fn abuse(provider: &mut Provider<u64>, random: &mut Random, now: Instant) {
         };
         for action in &actions {
             if let ProviderAction::Write { sink, .. } = action {
-                assert!(sink.length >= sink.metadata.bytes && sink.metadata == metadata(&[2]), "{sink:?}");
+                assert!(
+                    sink.place.length >= sink.metadata.bytes && sink.metadata == metadata(&[2]),
+                    "{sink:?}"
+                );
             }
         }
         assert!(actions.len() <= 3 && provider.held().requests <= 5, "{actions:?}, {:?}", provider.held());
@@ -161,11 +165,7 @@ impl Log {
     fn allocate(&mut self, requester: &mut Requester<EmptySink>) -> Vec<RequesterAction<EmptySink>> {
         let Some((request_id, metadata)) = self.allocations.pop() else { return Vec::new() };
         self.sinks += 1;
-        requester.sink_ready(
-            request_id,
-            EmptySink,
-            SinkLocation { address: 0, rkey: 0, length: metadata.bytes },
-        )
+        requester.sink_ready(request_id, EmptySink, place(metadata.bytes))
     }
 
     /// Notes a cancellation, which has no effect on a request with a result.
@@ -178,7 +178,7 @@ impl Log {
     fn follow(&mut self, actions: Vec<RequesterAction<EmptySink>>) {
         for action in actions {
             match action {
-                RequesterAction::Send(_) => {}
+                RequesterAction::Send(..) => {}
                 RequesterAction::Allocate { request_id, metadata } => {
                     assert!(metadata.bytes <= RequesterSettings::default().max_tensor_bytes);
                     self.allocations.push((request_id, metadata));

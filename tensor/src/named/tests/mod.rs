@@ -10,12 +10,18 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::wire::tensor_metadata::{WireLayout, WireMetadata, WireShape};
+use tonic_rdma_verbs::unstable::RemoteRange;
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 fn metadata(lengths: &[u64]) -> WireMetadata {
     let bytes = 4 * lengths.iter().product::<u64>();
     WireMetadata { dtype: 11, layout: WireLayout::Dense, shape: WireShape::new(lengths).unwrap(), bytes }
 }
 
-fn sink(metadata: WireMetadata) -> Sink {
-    Sink { metadata, address: 4096, rkey: 7, length: metadata.bytes }
+fn sink(metadata: WireMetadata) -> TensorMemory {
+    TensorMemory { metadata, place: place(metadata.bytes) }
+}
+
+fn place(length: u64) -> RemoteRange {
+    RemoteRange { start: RemoteSegment { address: 4096, rkey: Rkey(7) }, length }
 }

@@ -3,6 +3,7 @@
 use tonic::Code;
 
 use super::*;
+use crate::error::TensorErrorKind;
 use crate::wire::tensor_frame::MAX_NAME;
 
 const PS: PeerId = PeerId(1);
@@ -36,16 +37,24 @@ impl Clocked {
         step: u64,
         offer: OfferedTensor<&'static str>,
         readers: u32,
-    ) -> Result<Vec<Action>, OfferError> {
+    ) -> Result<Vec<Action>, TensorError> {
         self.provider.offer(name, step, offer, readers, self.now)
     }
 
-    fn ask(&mut self, peer: PeerId, id: u64, step: u64, sink: Option<Sink>) -> Vec<Action> {
+    fn ask(&mut self, peer: PeerId, id: u64, step: u64, sink: Option<TensorMemory>) -> Vec<Action> {
         self.ask_for(peer, id, "loss", step, sink)
     }
 
-    fn ask_for(&mut self, peer: PeerId, id: u64, name: &str, step: u64, sink: Option<Sink>) -> Vec<Action> {
-        let request = TensorRequest { request_id: RequestId(id), step, sink, checksum_wanted: false, name };
+    fn ask_for(
+        &mut self,
+        peer: PeerId,
+        id: u64,
+        name: &str,
+        step: u64,
+        sink: Option<TensorMemory>,
+    ) -> Vec<Action> {
+        let (request_id, name) = (RequestId(id), name.into());
+        let request = TensorRequest { request_id, step, sink, checksum_wanted: false, name };
         self.provider.handle_request(peer, &request, self.now)
     }
 
@@ -68,24 +77,28 @@ fn write(peer: PeerId, id: u64, lengths: &[u64]) -> Action {
     ProviderAction::Write { peer, request_id: RequestId(id), tensor: "tensor", sink, checksum_wanted: false }
 }
 
+fn sent(peer: PeerId, id: u64, frame: Frame<'static>) -> Action {
+    ProviderAction::Send { peer, request_id: RequestId(id), frame }
+}
+
 fn metadata_to(peer: PeerId, id: u64, lengths: &[u64]) -> Action {
-    let message = Message::Metadata { request_id: RequestId(id), metadata: metadata(lengths) };
-    ProviderAction::Send { peer, message }
+    let request_id = RequestId(id);
+    sent(peer, id, Frame::Metadata { request_id, metadata: metadata(lengths) })
 }
 
 /// Checks that the one action is a status with this code for this request, and returns its text.
 #[track_caller]
 fn refused(actions: &[Action], to: PeerId, id: u64, expected: Code) -> String {
     match actions {
-        [ProviderAction::Send { peer, message: Message::Status { request_id, failure } }] => {
-            assert_eq!((*peer, *request_id, failure.code), (to, RequestId(id), expected), "{failure}");
-            failure.text.clone()
+        [ProviderAction::Send { peer, request_id, frame: Frame::Status { code, text, .. } }] => {
+            assert_eq!((*peer, *request_id, *code), (to, RequestId(id), expected as u32), "{text}");
+            text.to_string()
         }
         other => panic!("{other:?}"),
     }
 }
 
-fn fitting_sink() -> Option<Sink> {
+fn fitting_sink() -> Option<TensorMemory> {
     Some(sink(metadata(&[2, 3])))
 }
 
@@ -146,11 +159,11 @@ fn a_tensor_of_no_bytes_is_written_at_once() {
         step: 1,
         sink: Some(sink(nothing)),
         checksum_wanted: true,
-        name: "loss",
+        name: "loss".into(),
     };
     let actions = provider.provider.handle_request(PS, &request, provider.now);
-    let message = Message::Written { request_id: RequestId(1), checksum: Some(checksum(&[])) };
-    assert_eq!(actions, [ProviderAction::Send { peer: PS, message }]);
+    let written = Frame::Written { request_id: RequestId(1), checksum: Some(checksum(&[])) };
+    assert_eq!(actions, [sent(PS, 1, written)]);
     assert!(provider.provider.is_idle());
 }
 
@@ -164,7 +177,7 @@ fn the_announcement_has_a_checksum_if_the_request_asks_for_it() {
             step: 1,
             sink: fitting_sink(),
             checksum_wanted,
-            name: "loss",
+            name: "loss".into(),
         };
         let actions = provider.provider.handle_request(PS, &request, provider.now);
         let [ProviderAction::Write { checksum_wanted: found, .. }] = &actions[..] else {
@@ -178,7 +191,7 @@ fn the_announcement_has_a_checksum_if_the_request_asks_for_it() {
 fn each_reader_learns_of_dead_and_failed_tensors() {
     let mut provider = provider();
     provider.ask(PS, 1, 1, None);
-    let dead = |peer, id| ProviderAction::Send { peer, message: Message::Dead { request_id: RequestId(id) } };
+    let dead = |peer, id| sent(peer, id, Frame::Dead { request_id: RequestId(id) });
     assert_eq!(provider.try_offer("loss", 1, OfferedTensor::Dead, 2), Ok(vec![dead(PS, 1)]));
     assert_eq!(provider.ask(OTHER, 5, 1, fitting_sink()), [dead(OTHER, 5)]);
     let failed = OfferedTensor::Failed(Failure::new(Code::Aborted, "the loss is NaN"));
@@ -221,9 +234,13 @@ fn a_repeated_number_ends_the_request_with_this_number() {
 #[test]
 fn a_sink_that_does_not_fit_is_refused() {
     let good = sink(metadata(&[2, 3]));
+    let far = RemoteSegment { address: u64::MAX - 22, ..good.place.start };
     let cases = [
-        (Sink { length: 23, ..good }, "23 bytes for a tensor of 24"),
-        (Sink { address: u64::MAX - 22, ..good }, "beyond all addresses"),
+        (
+            TensorMemory { place: RemoteRange { length: 23, ..good.place }, ..good },
+            "23 bytes for a tensor of 24",
+        ),
+        (TensorMemory { place: RemoteRange { start: far, ..good.place }, ..good }, "beyond all addresses"),
     ];
     for (bad, expected) in cases {
         let mut provider = provider();
@@ -293,35 +310,37 @@ fn offers_are_bounded() {
     let settings = ProviderSettings { max_offers: 2, max_bytes: 30, ..ProviderSettings::default() };
     let mut provider = provider_with(settings);
     let tensor = |lengths: &[u64]| OfferedTensor::Tensor("tensor", metadata(lengths));
-    let (name, step) = ("loss".to_owned(), 1);
-    let cases = [
-        ("", tensor(&[1]), 1, OfferError::Name { length: 0 }),
-        ("loss", tensor(&[1]), 0, OfferError::NoReaders { name: name.clone(), step }),
-        ("loss", tensor(&[8]), 1, OfferError::TooMuch { bytes: 32, kept: 0, limit: 30 }),
-        (
-            "loss",
-            OfferedTensor::Failed(Failure::new(Code::Ok, "")),
-            1,
-            OfferError::NoFailure { name: name.clone(), step },
-        ),
-    ];
-    for (name, offer, readers, expected) in cases {
-        assert_eq!(provider.try_offer(name, 1, offer, readers), Err(expected));
-    }
+    let mut refused = |name: &str, step, offer, readers, kind, text: &str| {
+        let error = provider.try_offer(name, step, offer, readers).unwrap_err();
+        assert!(error.kind() == kind && error.reason().contains(text), "{error:?}, not {kind:?} {text:?}");
+    };
+    let invalid = TensorErrorKind::InvalidArgument;
+    refused("", 1, tensor(&[1]), 1, invalid, "has 0 bytes, and 1 to 1024");
+    refused("loss", 1, tensor(&[1]), 0, invalid, "tensor \"loss\" of step 1 is offered to no reader");
+    refused(
+        "loss",
+        1,
+        tensor(&[8]),
+        1,
+        invalid,
+        "32 bytes beside 0 bytes that wait for their readers, of 30",
+    );
+    let no_failure = OfferedTensor::Failed(Failure::new(Code::Ok, ""));
+    refused("loss", 1, no_failure, 1, invalid, "with the code of success");
     assert!(provider.provider.is_idle());
     provider.try_offer("loss", 1, tensor(&[2]), 1).unwrap();
-    assert_eq!(
-        provider.try_offer("loss", 1, OfferedTensor::Dead, 1),
-        Err(OfferError::AlreadyOffered { name: name.clone(), step })
-    );
+    let mut refused = |step, offer, kind, text: &str| {
+        let error = provider.try_offer("loss", step, offer, 1).unwrap_err();
+        assert!(error.kind() == kind && error.reason().contains(text), "{error:?}, not {kind:?} {text:?}");
+    };
+    refused(1, OfferedTensor::Dead, TensorErrorKind::NameTaken, "on offer already");
     let endless = WireMetadata { bytes: u64::MAX, ..metadata(&[1]) };
-    assert!(matches!(
-        provider.try_offer("loss", 2, OfferedTensor::Tensor("tensor", endless), 1),
-        Err(OfferError::TooMuch { kept: 8, .. })
-    ));
+    refused(2, OfferedTensor::Tensor("tensor", endless), invalid, "beside 8 bytes");
+    refused(2, tensor(&[6]), TensorErrorKind::Busy, "beside 8 bytes");
     provider.try_offer("loss", 2, tensor(&[5]), 1).unwrap();
     let error = provider.try_offer("loss", 3, OfferedTensor::Dead, 1).unwrap_err();
-    assert_eq!(error, OfferError::TooMany { kept: 2 });
+    assert_eq!(error.kind(), TensorErrorKind::Busy);
+    assert!(error.reason().starts_with("2 offers wait"), "{error}");
     assert_eq!(provider.provider.withdraw("loss", 1), Some(1));
     assert_eq!(provider.provider.withdraw("loss", 1), None);
     assert_eq!(provider.try_offer("loss", 3, OfferedTensor::Dead, 1), Ok(vec![]));
@@ -403,7 +422,7 @@ fn a_reader_that_gives_up_and_dies_leaves_its_share() {
 #[test]
 fn dead_and_failed_answers_are_sent_again() {
     let failed = || OfferedTensor::Failed(Failure::new(Code::Aborted, "the loss is NaN"));
-    let dead = |id| ProviderAction::Send { peer: PS, message: Message::Dead { request_id: RequestId(id) } };
+    let dead = |id| sent(PS, id, Frame::Dead { request_id: RequestId(id) });
     // While the offer has other readers, and when it has gone.
     for readers in [1, 2] {
         let max_remembered = if readers == 1 { 2 } else { 0 };
@@ -433,9 +452,7 @@ fn a_failed_write_leaves_the_tensor_for_another_request() {
 #[test]
 fn requests_have_deadlines() {
     let mut provider = provider();
-    assert_eq!(provider.provider.poll_timeout(), None);
     provider.ask(PS, 1, 1, None);
-    assert_eq!(provider.provider.poll_timeout(), Some(provider.now + TIMEOUT));
     assert_eq!(provider.pass(TIMEOUT / 2), []);
     // A request that waits for a sink has a new deadline.
     provider.offer("gain", 1, 1);

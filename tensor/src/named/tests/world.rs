@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::super::offer_table::Reader;
 use super::*;
-use crate::wire::tensor_frame::{Announcement, Decoded, Frame, MAX_FRAME};
+use crate::wire::tensor_frame::{Announcement, Decoded, MAX_FRAME};
 
 /// A generator of pseudo-random numbers. Equal seeds give equal numbers.
 pub(super) struct Random(u64);
@@ -83,7 +83,7 @@ pub(super) struct Peer {
 /// A request that the provider has posted.
 enum Posted {
     Frame(Vec<u8>),
-    Write { request_id: RequestId, tensor: Handle, sink: Sink, announced: bool },
+    Write { request_id: RequestId, tensor: Handle, sink: TensorMemory, announced: bool },
 }
 
 /// A receive that has completed.
@@ -183,10 +183,6 @@ impl World {
         self.now += time;
         let actions = self.provider.handle_timeout(self.now);
         self.follow(actions);
-        assert!(
-            self.provider.poll_timeout().is_none_or(|at| at > self.now),
-            "a deadline has passed without an action"
-        );
         if let Some(timeout) = self.settings.request_timeout {
             let late = self.waits.iter().find(|(_, wait)| self.now - wait.since >= timeout);
             assert!(late.is_none(), "{late:?} waits for longer than it may");
@@ -299,9 +295,9 @@ impl World {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
             match action {
-                ProviderAction::Send { peer, message } => {
-                    self.check_answer(peer, &message);
-                    self.post(peer, Posted::Frame(encoded(&message)));
+                ProviderAction::Send { peer, request_id, frame } => {
+                    self.check_answer(peer, request_id, &frame);
+                    self.post(peer, Posted::Frame(encoded(&frame)));
                 }
                 ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
                     // From now on the request has no deadline, because it waits for the device.
@@ -318,7 +314,7 @@ impl World {
                     let checksum = checksum_wanted.then(|| checksum(&tensor));
                     self.post(peer, Posted::Write { request_id, tensor, sink, announced });
                     if !announced {
-                        let written = Message::Written { request_id, checksum };
+                        let written = Frame::Written { request_id, checksum };
                         self.post(peer, Posted::Frame(encoded(&written)));
                     }
                 }
@@ -339,30 +335,23 @@ impl World {
     }
 
     /// Checks the time of an answer: a deadline error comes after its deadline only.
-    fn check_answer(&mut self, peer: PeerId, message: &Message) {
-        let request_id = match *message {
-            Message::Metadata { request_id, .. } => {
-                let wait =
-                    self.waits.get_mut(&(peer, request_id)).expect("metadata for a request that waits");
-                *wait = RequestWait { since: self.now, for_sink: true };
-                return;
-            }
-            Message::Written { request_id, .. }
-            | Message::Status { request_id, .. }
-            | Message::Dead { request_id } => request_id,
-            ref other => panic!("{other:?} to a requester"),
-        };
+    fn check_answer(&mut self, peer: PeerId, request_id: RequestId, frame: &Frame<'_>) {
+        if let Frame::Metadata { .. } = frame {
+            let wait = self.waits.get_mut(&(peer, request_id)).expect("metadata for a request that waits");
+            *wait = RequestWait { since: self.now, for_sink: true };
+            return;
+        }
         let wait = self.waits.remove(&(peer, request_id));
         self.answered.insert((peer, request_id));
-        if let Message::Status { failure, .. } = message
-            && failure.code == tonic::Code::DeadlineExceeded
+        if let Frame::Status { code, text, .. } = frame
+            && *code == tonic::Code::DeadlineExceeded as u32
         {
             let wait = wait.expect("a deadline of a request that waits");
             let timeout = self.settings.request_timeout.expect("requests that expire");
             let waited = self.now - wait.since;
-            assert!(waited >= timeout, "{request_id} failed after {waited:?}: {failure:?}");
+            assert!(waited >= timeout, "{request_id} failed after {waited:?}: {text}");
             let what = if wait.for_sink { "no sink for" } else { "was not offered" };
-            assert!(failure.text.contains(what), "{failure:?}, but it waited: {wait:?}");
+            assert!(text.contains(what), "{text}, but it waited: {wait:?}");
             self.overdue.insert((peer, request_id));
         }
     }
@@ -438,7 +427,7 @@ impl Peer {
         match Frame::decode(bytes).unwrap().frame {
             Frame::Metadata { request_id, metadata } => self.requester.handle_metadata(request_id, metadata),
             Frame::Written { request_id, checksum } => self.requester.handle_written(request_id, checksum),
-            Frame::Status { request_id, code, text } => self.requester.handle_status(request_id, code, text),
+            Frame::Status { request_id, code, text } => self.requester.handle_status(request_id, code, &text),
             Frame::Dead { request_id } => self.requester.handle_dead(request_id),
             other => panic!("{other:?} to the requester"),
         }
@@ -460,23 +449,24 @@ impl Peer {
             let address = self.next_address;
             self.next_address += length + 1;
             self.granted.insert(address, vec![0xee; length as usize]);
-            let place = SinkLocation { address, rkey: address as u32, length };
+            let place = RemoteRange { start: RemoteSegment { address, rkey: Rkey(address as u32) }, length };
             self.requester.sink_ready(request_id, SinkAddress(address), place)
         };
         self.follow(actions);
         true
     }
 
-    fn write(&mut self, sink: &Sink, bytes: &[u8]) {
-        assert_eq!((sink.metadata.bytes, sink.rkey), (bytes.len() as u64, sink.address as u32));
-        let memory = self.granted.get_mut(&sink.address).expect("a write to memory without a grant");
+    fn write(&mut self, sink: &TensorMemory, bytes: &[u8]) {
+        let RemoteSegment { address, rkey } = sink.place.start;
+        assert_eq!((sink.metadata.bytes, rkey.0), (bytes.len() as u64, address as u32));
+        let memory = self.granted.get_mut(&address).expect("a write to memory without a grant");
         memory[..bytes.len()].copy_from_slice(bytes);
     }
 
     fn follow(&mut self, actions: Vec<RequesterAction<SinkAddress>>) {
         for action in actions {
             match action {
-                RequesterAction::Send(message) => self.to_provider.push_back(encoded(&message)),
+                RequesterAction::Send(_, frame) => self.to_provider.push_back(encoded(&frame)),
                 RequesterAction::Allocate { request_id, metadata } => {
                     self.allocations.push((request_id, metadata));
                 }
@@ -518,8 +508,8 @@ impl Peer {
     }
 }
 
-fn encoded(message: &Message) -> Vec<u8> {
+fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     let mut buffer = [0; MAX_FRAME];
-    let length = message.frame().encode(0, &mut buffer).expect("a message that can be sent");
+    let length = frame.encode(0, &mut buffer).expect("a frame that can be sent");
     buffer[..length].to_vec()
 }

@@ -13,10 +13,20 @@
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
+
 use bytes::{Buf, BufMut};
 
 use crate::wire::tensor_metadata::{MetadataError, WireMetadata};
-use tonic_rdma_verbs::unstable::Versions;
+use tonic_rdma_verbs::unstable::{RemoteRange, Versions};
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
+
+/// The names of the kinds of frames. The kind in the header is the place here, from 1.
+#[rustfmt::skip]
+const KINDS: [&str; 12] = [
+    "credit", "bell", "placed", "released", "request", "metadata", "written", "status", "dead", "cancel", "goodbye",
+    "ended",
+];
 
 /// Length of the longest frame, with its header, in bytes. Every receive for frames has room for it.
 pub const MAX_FRAME: usize = 2048;
@@ -78,8 +88,8 @@ impl Announcement {
     }
 }
 
-/// A frame. Its text is still in the receive buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A frame. The text of a frame that was decoded is still in the receive buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// Carries nothing but the header's count of credits.
     Credit,
@@ -127,7 +137,7 @@ pub enum Frame<'a> {
         /// gRPC's code, 1 to 16.
         code: u32,
         /// The reason. A text longer than [`MAX_TEXT`] is cut.
-        text: &'a str,
+        text: Cow<'a, str>,
     },
     /// Reports that the tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead {
@@ -150,36 +160,33 @@ pub enum Frame<'a> {
 }
 
 /// A request for the tensor (`name`, `step`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorRequest<'a> {
     /// Number of the request. The second request, after a [`Frame::Metadata`], has the number of the first.
     pub request_id: RequestId,
     /// Step of the computation.
     pub step: u64,
     /// Memory to write the tensor to, if the requester has its metadata.
-    pub sink: Option<Sink>,
+    pub sink: Option<TensorMemory>,
     /// Whether [`Frame::Written`] has to carry a checksum.
     pub checksum_wanted: bool,
     /// Name of the tensor. Encoding takes at most [`MAX_NAME`] bytes; decoding takes any name that fits into
     /// a frame.
-    pub name: &'a str,
+    pub name: Cow<'a, str>,
 }
 
-/// Memory of the requester that the provider may write.
+/// Memory of one side for one tensor: a sink, which the peer may write, or a tensor that the sender of a dynamic slot
+/// announces, which the peer may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sink {
-    /// Metadata of the tensor that the sink is made for.
+pub struct TensorMemory {
+    /// Metadata of the tensor.
     pub metadata: WireMetadata,
-    /// Virtual address of the sink at the requester.
-    pub address: u64,
-    /// Key of the region with the sink.
-    pub rkey: u32,
-    /// Length of the sink, in bytes.
-    pub length: u64,
+    /// The bytes that the peer may access.
+    pub place: RemoteRange,
 }
 
 /// A frame and the count of its header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoded<'a> {
     /// Number of receives that the sender has ever posted for frames, including the receives of the start.
     /// The number wraps.
@@ -189,7 +196,7 @@ pub struct Decoded<'a> {
 }
 
 // A frame has room for the longest request, so that encoding a request can't fail for lack of room.
-const _: () = assert!(HEADER + 17 + Sink::LENGTH + MAX_NAME <= MAX_FRAME);
+const _: () = assert!(HEADER + 17 + TensorMemory::LENGTH + MAX_NAME <= MAX_FRAME);
 
 impl<'a> Frame<'a> {
     /// Writes the frame to the start of `buffer`, and returns its length. `granted` is the number of receives
@@ -205,7 +212,7 @@ impl<'a> Frame<'a> {
         let length = room - body.len();
         header[..3].copy_from_slice(&MAGIC);
         header[3] = VERSIONS.newest as u8;
-        header[4..8].copy_from_slice(&[self.kind() as u8, 0, 0, 0]);
+        header[4..8].copy_from_slice(&[self.kind(), 0, 0, 0]);
         header[8..12].copy_from_slice(&granted.to_le_bytes());
         header[12..].copy_from_slice(&(length as u32).to_le_bytes());
         Ok(HEADER + length)
@@ -225,8 +232,9 @@ impl<'a> Frame<'a> {
         if !VERSIONS.speaks(version.into()) {
             return Err(FrameError::Version(version));
         }
-        let known = FrameKind::ALL.into_iter().find(|(known, _)| *known as u8 == kind);
-        let (kind, _) = known.ok_or(FrameError::Kind(kind))?;
+        if !(1..=KINDS.len()).contains(&kind.into()) {
+            return Err(FrameError::Kind(kind));
+        }
         if [z0, z1, z2] != [0; 3] {
             return Err(FrameError::Reserved);
         }
@@ -239,12 +247,12 @@ impl<'a> Frame<'a> {
     }
 
     fn encode_body(&self, body: &mut &mut [u8]) -> Result<(), FrameError> {
-        match *self {
+        match self {
             Self::Credit | Self::Goodbye => {}
-            Self::Bell { slot } | Self::Ended { slot } => body.put_u32_le(slot),
+            Self::Bell { slot } | Self::Ended { slot } => body.put_u32_le(*slot),
             Self::Placed { slot, epoch } | Self::Released { slot, epoch } => {
-                body.put_u32_le(slot);
-                body.put_u64_le(epoch);
+                body.put_u32_le(*slot);
+                body.put_u64_le(*epoch);
             }
             Self::Request(request) => request.encode(body)?,
             Self::Metadata { request_id, metadata } => {
@@ -253,11 +261,11 @@ impl<'a> Frame<'a> {
             }
             Self::Written { request_id, checksum } => {
                 body.put_u64_le(request_id.0);
-                checksum.into_iter().for_each(|checksum| body.put_u64_le(checksum));
+                checksum.into_iter().for_each(|checksum| body.put_u64_le(*checksum));
             }
             Self::Status { request_id, code, text } => {
                 body.put_u64_le(request_id.0);
-                body.put_u32_le(check_code(code)?);
+                body.put_u32_le(check_code(*code)?);
                 body.put_slice(cut(text, MAX_TEXT).as_bytes());
             }
             Self::Dead { request_id } | Self::Cancel { request_id } => body.put_u64_le(request_id.0),
@@ -265,61 +273,60 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    fn decode_body(kind: FrameKind, bytes: &'a [u8]) -> Result<Self, FrameError> {
-        if kind == FrameKind::Request {
-            return TensorRequest::decode(bytes).map(Self::Request);
-        }
-        let mut body = Body { kind, whole: bytes.len(), rest: bytes };
+    fn decode_body(kind: u8, bytes: &'a [u8]) -> Result<Self, FrameError> {
+        let mut body = Body { kind: KINDS[usize::from(kind) - 1], whole: bytes.len(), rest: bytes };
         let frame = match kind {
-            FrameKind::Credit | FrameKind::Request => Self::Credit,
-            FrameKind::Goodbye => Self::Goodbye,
-            FrameKind::Bell => Self::Bell { slot: body.u32()? },
-            FrameKind::Ended => Self::Ended { slot: body.u32()? },
-            FrameKind::Placed => Self::Placed { slot: body.u32()?, epoch: body.u64()? },
-            FrameKind::Released => Self::Released { slot: body.u32()?, epoch: body.u64()? },
-            FrameKind::Metadata => {
+            1 => Self::Credit,
+            2 => Self::Bell { slot: body.u32()? },
+            3 => Self::Placed { slot: body.u32()?, epoch: body.u64()? },
+            4 => Self::Released { slot: body.u32()?, epoch: body.u64()? },
+            5 => Self::Request(TensorRequest::decode(&mut body)?),
+            6 => {
                 let request_id = body.request_id()?;
                 let metadata = WireMetadata::decode(&body.take::<{ WireMetadata::LENGTH }>()?);
                 let metadata = metadata.map_err(|fault| FrameError::Metadata { request_id, fault })?;
                 Self::Metadata { request_id, metadata }
             }
-            FrameKind::Written => {
+            7 => {
                 let request_id = body.request_id()?;
                 let checksum = if body.rest.is_empty() { None } else { Some(body.u64()?) };
                 Self::Written { request_id, checksum }
             }
-            FrameKind::Status => {
+            8 => {
                 let (request_id, code) = (body.request_id()?, check_code(body.u32()?)?);
                 let text =
                     std::str::from_utf8(std::mem::take(&mut body.rest)).map_err(|_| FrameError::Text)?;
-                Self::Status { request_id, code, text }
+                Self::Status { request_id, code, text: text.into() }
             }
-            FrameKind::Dead => Self::Dead { request_id: body.request_id()? },
-            FrameKind::Cancel => Self::Cancel { request_id: body.request_id()? },
+            9 => Self::Dead { request_id: body.request_id()? },
+            10 => Self::Cancel { request_id: body.request_id()? },
+            11 => Self::Goodbye,
+            _ => Self::Ended { slot: body.u32()? },
         };
         if body.rest.is_empty() { Ok(frame) } else { Err(body.fault()) }
     }
 
-    fn kind(&self) -> FrameKind {
+    /// Returns the kind, as the header has it.
+    fn kind(&self) -> u8 {
         match self {
-            Self::Credit => FrameKind::Credit,
-            Self::Bell { .. } => FrameKind::Bell,
-            Self::Placed { .. } => FrameKind::Placed,
-            Self::Released { .. } => FrameKind::Released,
-            Self::Request(_) => FrameKind::Request,
-            Self::Metadata { .. } => FrameKind::Metadata,
-            Self::Written { .. } => FrameKind::Written,
-            Self::Status { .. } => FrameKind::Status,
-            Self::Dead { .. } => FrameKind::Dead,
-            Self::Cancel { .. } => FrameKind::Cancel,
-            Self::Goodbye => FrameKind::Goodbye,
-            Self::Ended { .. } => FrameKind::Ended,
+            Self::Credit => 1,
+            Self::Bell { .. } => 2,
+            Self::Placed { .. } => 3,
+            Self::Released { .. } => 4,
+            Self::Request(_) => 5,
+            Self::Metadata { .. } => 6,
+            Self::Written { .. } => 7,
+            Self::Status { .. } => 8,
+            Self::Dead { .. } => 9,
+            Self::Cancel { .. } => 10,
+            Self::Goodbye => 11,
+            Self::Ended { .. } => 12,
         }
     }
 
     /// Returns the name of the frame's kind, for errors.
     pub fn name(&self) -> &'static str {
-        self.kind().name()
+        KINDS[usize::from(self.kind()) - 1]
     }
 }
 
@@ -335,24 +342,23 @@ impl<'a> TensorRequest<'a> {
         body.put_u64_le(self.step);
         let sink = if self.sink.is_some() { Self::SINK } else { 0 };
         body.put_u8(sink | if self.checksum_wanted { Self::CHECKSUM } else { 0 });
-        if let Some(sink) = self.sink {
-            body.put_u64_le(sink.address);
-            body.put_u32_le(sink.rkey);
-            body.put_u64_le(sink.length);
-            body.put_slice(&sink.metadata.encode());
+        if let Some(TensorMemory { metadata, place }) = self.sink {
+            body.put_u64_le(place.start.address);
+            body.put_u32_le(place.start.rkey.0);
+            body.put_u64_le(place.length);
+            body.put_slice(&metadata.encode());
         }
         body.put_slice(self.name.as_bytes());
         Ok(())
     }
 
     /// Decodes a request. Every fault after the request's number names the request.
-    fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
-        let mut body = Body { kind: FrameKind::Request, whole: bytes.len(), rest: bytes };
+    fn decode(body: &mut Body<'a>) -> Result<Self, FrameError> {
         let request_id = body.request_id()?;
         Self::decode_rest(request_id, body).map_err(|fault| FrameError::Request { request_id, fault })
     }
 
-    fn decode_rest(request_id: RequestId, mut body: Body<'a>) -> Result<Self, RequestFault> {
+    fn decode_rest(request_id: RequestId, body: &mut Body<'a>) -> Result<Self, RequestFault> {
         let short = RequestFault::Short(body.whole);
         let step = body.u64().map_err(|_| short)?;
         let [flags] = body.take().map_err(|_| short)?;
@@ -361,22 +367,23 @@ impl<'a> TensorRequest<'a> {
         }
         let sink = match flags & Self::SINK {
             0 => None,
-            _ => Some(Sink::decode(&body.take().map_err(|_| short)?)?),
+            _ => Some(TensorMemory::decode(&body.take().map_err(|_| short)?)?),
         };
-        let name = std::str::from_utf8(body.rest).map_err(|_| RequestFault::Name)?;
-        Ok(Self { request_id, step, sink, checksum_wanted: flags & Self::CHECKSUM != 0, name })
+        let name = std::str::from_utf8(std::mem::take(&mut body.rest)).map_err(|_| RequestFault::Name)?;
+        Ok(Self { request_id, step, sink, checksum_wanted: flags & Self::CHECKSUM != 0, name: name.into() })
     }
 }
 
-impl Sink {
+impl TensorMemory {
     const LENGTH: usize = 20 + WireMetadata::LENGTH;
 
     fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, RequestFault> {
         // The fields have a fixed length, so none of them is missing.
         let mut fields = &bytes[..];
-        let (address, rkey, length) = (fields.get_u64_le(), fields.get_u32_le(), fields.get_u64_le());
+        let start = RemoteSegment { address: fields.get_u64_le(), rkey: Rkey(fields.get_u32_le()) };
+        let place = RemoteRange { start, length: fields.get_u64_le() };
         let metadata = WireMetadata::decode(fields).map_err(RequestFault::Metadata)?;
-        Ok(Self { metadata, address, rkey, length })
+        Ok(Self { metadata, place })
     }
 }
 
@@ -390,48 +397,9 @@ fn cut(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// Kind of a frame, with its code in the header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FrameKind {
-    Credit = 1,
-    Bell = 2,
-    Placed = 3,
-    Released = 4,
-    Request = 5,
-    Metadata = 6,
-    Written = 7,
-    Status = 8,
-    Dead = 9,
-    Cancel = 10,
-    Goodbye = 11,
-    Ended = 12,
-}
-
-impl FrameKind {
-    /// All kinds in the order of their codes, with their names.
-    const ALL: [(Self, &str); 12] = [
-        (Self::Credit, "credit"),
-        (Self::Bell, "bell"),
-        (Self::Placed, "placed"),
-        (Self::Released, "released"),
-        (Self::Request, "request"),
-        (Self::Metadata, "metadata"),
-        (Self::Written, "written"),
-        (Self::Status, "status"),
-        (Self::Dead, "dead"),
-        (Self::Cancel, "cancel"),
-        (Self::Goodbye, "goodbye"),
-        (Self::Ended, "ended"),
-    ];
-
-    const fn name(self) -> &'static str {
-        Self::ALL[self as usize - 1].1
-    }
-}
-
 /// A body that is being decoded.
 struct Body<'a> {
-    kind: FrameKind,
+    kind: &'static str,
     whole: usize,
     rest: &'a [u8],
 }
@@ -456,7 +424,7 @@ impl Body<'_> {
     }
 
     fn fault(&self) -> FrameError {
-        FrameError::Body { kind: self.kind.name(), length: self.whole }
+        FrameError::Body { kind: self.kind, length: self.whole }
     }
 }
 

@@ -18,7 +18,8 @@ impl Sample {
     fn frame(&self) -> Frame<'_> {
         let [first, step, length] = self.numbers;
         let (request_id, [slot, rkey], metadata) = (RequestId(first), self.words, self.metadata);
-        let sink = Sink { metadata, address: !first, rkey, length };
+        let start = RemoteSegment { address: !first, rkey: Rkey(rkey) };
+        let sink = TensorMemory { metadata, place: RemoteRange { start, length } };
         match self.kind {
             0 => Frame::Credit,
             1 => Frame::Bell { slot },
@@ -29,11 +30,11 @@ impl Sample {
                 step,
                 sink: self.flags[0].then_some(sink),
                 checksum_wanted: self.flags[1],
-                name: &self.text,
+                name: (&*self.text).into(),
             }),
             5 => Frame::Metadata { request_id, metadata },
             6 => Frame::Written { request_id, checksum: self.flags[0].then_some(length) },
-            7 => Frame::Status { request_id, code: 1 + slot % 16, text: &self.text },
+            7 => Frame::Status { request_id, code: 1 + slot % 16, text: (&*self.text).into() },
             8 => Frame::Dead { request_id },
             9 => Frame::Cancel { request_id },
             10 => Frame::Ended { slot },
@@ -67,21 +68,23 @@ fn encoded(frame: Frame<'_>, granted: u32) -> Vec<u8> {
     buffer[..length].to_vec()
 }
 
-fn request(name: &str, sink: Option<Sink>) -> Frame<'_> {
+fn request(name: &str, sink: Option<TensorMemory>) -> Frame<'_> {
+    let name = name.into();
     Frame::Request(TensorRequest { request_id: RequestId(7), step: 3, sink, checksum_wanted: true, name })
 }
 
-fn sink() -> Sink {
+fn sink() -> TensorMemory {
     let shape = WireShape::new(&[2, 3]).unwrap();
     let metadata = WireMetadata { dtype: 1, layout: WireLayout::Dense, shape, bytes: 24 };
-    Sink { metadata, address: 4096, rkey: 5, length: 24 }
+    let start = RemoteSegment { address: 4096, rkey: Rkey(5) };
+    TensorMemory { metadata, place: RemoteRange { start, length: 24 } }
 }
 
 /// Checks that bytes which can be decoded encode to equal bytes. A name that this side may not write is an
 /// exception.
 fn is_a_frame_or_an_error(bytes: &[u8]) {
     let Ok(Decoded { granted, frame }) = Frame::decode(bytes) else { return };
-    match frame {
+    match &frame {
         Frame::Request(TensorRequest { name, .. }) if name.is_empty() || name.len() > MAX_NAME => {}
         _ => assert_eq!(encoded(frame, granted), bytes),
     }
@@ -144,7 +147,7 @@ fn errors_name_the_fault_of_a_header() {
     }
     assert_eq!(Frame::decode(b"\xd5tf"), Err(FrameError::Short(3)));
     let mut long =
-        encoded(Frame::Status { request_id: RequestId(1), code: 2, text: &"x".repeat(MAX_TEXT) }, 0);
+        encoded(Frame::Status { request_id: RequestId(1), code: 2, text: "x".repeat(MAX_TEXT).into() }, 0);
     long.push(b'x');
     long[12..16].copy_from_slice(&(2033_u32).to_le_bytes());
     assert_eq!(Frame::decode(&long), Err(FrameError::Length { received: 2049, promised: 2033 }));
@@ -194,15 +197,15 @@ fn encoding_refuses_a_long_name_and_decoding_leaves_it_to_the_provider() {
 fn a_status_is_an_error_and_its_text_is_cut_between_characters() {
     let mut buffer = [0; MAX_FRAME];
     for code in [0, 17] {
-        let status = Frame::Status { request_id: RequestId(1), code, text: "" };
+        let status = Frame::Status { request_id: RequestId(1), code, text: "".into() };
         assert_eq!(status.encode(0, &mut buffer), Err(FrameError::Code(code)));
     }
     let text = format!("x{}", "ä".repeat(MAX_TEXT));
-    let bytes = encoded(Frame::Status { request_id: RequestId(1), code: 5, text: &text }, 0);
+    let bytes = encoded(Frame::Status { request_id: RequestId(1), code: 5, text: (&*text).into() }, 0);
     let Ok(Decoded { frame: Frame::Status { text: seen, .. }, .. }) = Frame::decode(&bytes) else {
         panic!("{bytes:?}");
     };
-    assert!(text.starts_with(seen));
+    assert!(text.starts_with(&*seen));
     assert_eq!(seen.len(), MAX_TEXT - 1);
     let at = HEADER + 8;
     let mut other = bytes.clone();
