@@ -307,7 +307,7 @@ impl Export {
             return Err(TensorError::other(format!("the region {:?} was withdrawn", self.name)));
         };
         match &memory {
-            ExportedMemory::Shared(memory) => link.grant(memory, 0..memory.len(), self.rights.access()),
+            ExportedMemory::Shared(memory) => link.grant(memory, self.rights.access()),
             ExportedMemory::Lent(loan) => link.grant_loan(loan),
         }
     }

@@ -18,7 +18,6 @@ pub(crate) mod words;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::IoSlice;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
@@ -82,14 +81,9 @@ pub(crate) struct Link {
 pub(crate) type LinkId = [u8; 16];
 
 impl Link {
-    /// Gives the peer these rights to `range` of `memory`, by a registration, for longer than one transfer.
-    pub(crate) fn grant(
-        &self,
-        memory: &SharedRegion,
-        range: Range<usize>,
-        access: Access,
-    ) -> Result<Grant, TensorError> {
-        Grant::of_part(&*self.domain, memory, range, access).map_err(TensorError::memory)
+    /// Gives the peer these rights to `memory`, by a registration, for longer than one transfer.
+    pub(crate) fn grant(&self, memory: &SharedRegion, access: Access) -> Result<Grant, TensorError> {
+        Grant::of_region(&*self.domain, memory, access).map_err(TensorError::memory)
     }
 
     /// Gives the peer the right to read a lent region.
@@ -108,9 +102,8 @@ impl Link {
                 window.map(|grant| (grant, false))
             }
             Content::Bytes(bytes) if port.has_windows() => {
-                let (copy, all) = (self.region_cache.copy_of(bytes)?.share(), 0..bytes.len());
-                let window =
-                    port.open_window(|flights| flights.grant_part(&copy, all, Access::REMOTE_READ))?;
+                let copy = self.region_cache.copy_of(bytes)?.share();
+                let window = port.open_window(|flights| flights.grant_region(&copy, Access::REMOTE_READ))?;
                 window.map(|grant| (grant, true))
             }
             Content::Bytes(_) => None,
@@ -136,8 +129,7 @@ impl Link {
         let port = self.port(port);
         if port.has_windows() {
             let sink = self.region_cache.take(length)?.share();
-            let all = 0..sink.len();
-            let window = port.open_window(|flights| flights.grant_part(&sink, all, Access::REMOTE_WRITE))?;
+            let window = port.open_window(|flights| flights.grant_region(&sink, Access::REMOTE_WRITE))?;
             if let Some(window) = window {
                 return Ok((window, sink));
             }

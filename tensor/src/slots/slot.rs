@@ -161,8 +161,7 @@ impl Slot {
         peer_pair: u32,
         port: u32,
     ) -> Result<(u32, RemoteRange, u64), TensorError> {
-        let whole = 0..self.memory.len();
-        let grant = link.grant(&self.memory, whole, Access::REMOTE_WRITE)?;
+        let grant = link.grant(&self.memory, Access::REMOTE_WRITE)?;
         let first = match attachment {
             Attachment::Vacant => self.next.load(Ordering::SeqCst),
             _ => self.next.fetch_add(LEAP, Ordering::SeqCst) + LEAP,

@@ -10,7 +10,6 @@
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::extents::{Block, Lease};
@@ -125,17 +124,17 @@ impl<T> InFlight<T> {
         self.registrations.with_slabs(|slabs| Grant::in_slab(&*self.queue_pair, slabs, lease))
     }
 
-    /// Grants the peer of this queue pair the rights `access` to a part of `shared` ([`Grant::in_region`]).
+    /// Grants the peer of this queue pair the rights `access` to all of `shared`, by a window. Returns `None` if the
+    /// device has no window for it, or can't register its slab.
     ///
     /// # Errors
-    /// The part is not within the region, or the device refuses the window.
-    pub fn grant_part(
+    /// The device refuses the window.
+    pub fn grant_region(
         &mut self,
         shared: &SharedRegion,
-        part: Range<usize>,
         access: Access,
     ) -> Result<Option<Grant>, VerbsError> {
-        Grant::in_region(&*self.queue_pair, &self.registrations, shared, part, access)
+        Grant::in_region(&*self.queue_pair, &self.registrations, shared, access)
     }
 
     /// Returns whether more than half of the send queue is in use, so that the caller should poll for
@@ -280,13 +279,12 @@ impl<T> InFlight<T> {
         }
         while parts.len() < room && (bytes < self.limits.window || parts.is_empty()) {
             let Some(part) = transfer.next_part(message) else { break };
-            bytes += part.bytes();
+            bytes += part.length();
             let segment = transfer.segment(&part);
             parts.push((part, segment));
         }
         let first = self.posted + 1;
-        let numbers: Vec<_> =
-            parts.iter().map(|(part, _)| self.number(part.bytes(), part.is_last())).collect();
+        let numbers: Vec<_> = parts.iter().map(|(part, _)| self.number(part.length(), part.last)).collect();
         let transfer = &mut self.transfers[index];
         transfer.posted(first, self.posted);
         let result = transfer.with_requests(&parts, |operations| {
@@ -469,18 +467,13 @@ pub struct FinishedTransfer<T> {
 pub struct RequestPart {
     bytes: Option<CopyRange>,
     notice: Option<Notice>,
-    last: bool,
+    /// Whether this is the last part of the transfer.
+    pub(super) last: bool,
 }
 
 impl RequestPart {
-    /// Returns the number of bytes.
-    pub(crate) fn bytes(&self) -> u64 {
+    fn length(&self) -> u64 {
         self.bytes.map_or(0, |range| range.length)
-    }
-
-    /// Returns whether this is the last part of the transfer.
-    pub(crate) fn is_last(&self) -> bool {
-        self.last
     }
 }
 

@@ -131,6 +131,11 @@ impl MemRegion {
     pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
     }
+
+    /// Returns the memory that the region lies in, and where.
+    fn position(&self) -> (Arc<HostMemory>, Range<usize>) {
+        (Arc::clone(self.memory()), self.range())
+    }
 }
 
 impl Deref for MemRegion {
@@ -477,13 +482,6 @@ impl SharedRegion {
         Ok(unsafe { std::slice::from_raw_parts(start, length) })
     }
 
-    /// Returns the range in the mapping of `part`, in bytes from the start of the region.
-    fn range_of(&self, part: &Range<usize>) -> Result<Range<usize>, VerbsError> {
-        let part = VerbsError::check_range(part.clone(), self.len())?;
-        let start = self.region.range().start;
-        Ok(start + part.start..start + part.end)
-    }
-
     /// Returns the offset in the mapping of `length` bytes at `offset` of the region.
     #[inline]
     fn at(&self, offset: usize, length: usize) -> Result<usize, VerbsError> {
@@ -610,26 +608,12 @@ impl Grant {
         shared: &SharedRegion,
         access: Access,
     ) -> Result<Self, VerbsError> {
-        Self::of_part(domain, shared, 0..shared.len(), access)
-    }
-
-    /// Grants the peer of `domain` the rights `access` to a part of `shared`, in bytes from its start.
-    ///
-    /// # Errors
-    /// The part is not within the region, or the device can't register the memory.
-    pub fn of_part(
-        domain: &dyn ProtectionDomain,
-        shared: &SharedRegion,
-        part: Range<usize>,
-        access: Access,
-    ) -> Result<Self, VerbsError> {
-        let range = shared.range_of(&part)?;
-        let memory = Arc::clone(shared.region.memory());
         // Devices give peers the right to write only together with the local right. The local right alone may
         // let peers write, too (see `ProtectionDomain::opens_sinks`).
         let writes = access.contains(Access::REMOTE_WRITE);
         let access = if writes { access | Access::LOCAL_WRITE } else { access };
-        Self::register(domain, memory, range, access, GrantedMemory::Shared(shared.clone()))
+        let granted = GrantedMemory::Shared(shared.clone());
+        Self::register(domain, shared.region.position(), access, granted)
     }
 
     /// Grants the peer of `domain` the right to read all of a lent region.
@@ -637,10 +621,8 @@ impl Grant {
     /// # Errors
     /// The device can't register the memory.
     pub fn of_loan(domain: &dyn ProtectionDomain, loan: &RegionLoan) -> Result<Self, VerbsError> {
-        let region = &loan.region;
-        let memory = Arc::clone(region.memory());
         let granted = GrantedMemory::Lent(loan.clone());
-        Self::register(domain, memory, region.range(), Access::REMOTE_READ, granted)
+        Self::register(domain, loan.region.position(), Access::REMOTE_READ, granted)
     }
 
     /// Grants the peer of `domain` the right to read the bytes of `lease`.
@@ -648,8 +630,7 @@ impl Grant {
     /// # Errors
     /// The device can't register the memory.
     pub fn of_lease(domain: &dyn ProtectionDomain, lease: &Lease) -> Result<Self, VerbsError> {
-        let (memory, range) = lease.position();
-        Self::register(domain, memory, range, Access::REMOTE_READ, GrantedMemory::Frozen(lease.clone()))
+        Self::register(domain, lease.position(), Access::REMOTE_READ, GrantedMemory::Frozen(lease.clone()))
     }
 
     /// Grants the peer of `queue_pair` the right to read the bytes of `lease`, by a window in its slab, which
@@ -663,31 +644,24 @@ impl Grant {
         lease: &Lease,
     ) -> Result<Option<Self>, VerbsError> {
         let slab = if queue_pair.has_windows() { slabs.region(lease).ok() } else { None };
-        let Some(slab) = slab else { return Ok(None) };
-        let ((memory, range), granted) = (lease.position(), GrantedMemory::Frozen(lease.clone()));
-        let window = queue_pair.open_window(&slab, range.clone(), Access::REMOTE_READ)?;
-        Ok(window.map(|window| Self::by_window(window, &memory, &range, granted)))
+        let granted = GrantedMemory::Frozen(lease.clone());
+        Self::by_window(queue_pair, slab, lease.position(), Access::REMOTE_READ, granted)
     }
 
-    /// Grants the peer of `queue_pair` the rights `access` to a part of `shared`, in bytes from its start, by a
-    /// window in its slab, which `known` registers once. Returns `None` if the device has no window for it, or
-    /// can't register the slab.
+    /// Grants the peer of `queue_pair` the rights `access` to all of `shared`, by a window in its slab, which
+    /// `known` registers once. Returns `None` if the device has no window for it, or can't register the slab.
     ///
     /// # Errors
-    /// The part is not within the region, or the device refuses the window.
-    pub fn in_region(
+    /// The device refuses the window.
+    pub(super) fn in_region(
         queue_pair: &dyn QueuePair,
         known: &LocalRegistrations,
         shared: &SharedRegion,
-        part: Range<usize>,
         access: Access,
     ) -> Result<Option<Self>, VerbsError> {
-        let range = shared.range_of(&part)?;
         let slab = if queue_pair.has_windows() { known.region(&shared.region).ok() } else { None };
-        let Some(slab) = slab else { return Ok(None) };
-        let (memory, granted) = (shared.region.memory(), GrantedMemory::Shared(shared.clone()));
-        let window = queue_pair.open_window(&slab, range.clone(), access)?;
-        Ok(window.map(|window| Self::by_window(window, memory, &range, granted)))
+        let granted = GrantedMemory::Shared(shared.clone());
+        Self::by_window(queue_pair, slab, shared.region.position(), access, granted)
     }
 
     /// Makes the right to `shared` that the registration of its slab gives.
@@ -697,21 +671,23 @@ impl Grant {
     }
 
     fn by_window(
-        window: Arc<dyn MemoryWindow>,
-        memory: &HostMemory,
-        range: &Range<usize>,
+        queue_pair: &dyn QueuePair,
+        slab: Option<Arc<dyn MemoryRegion>>,
+        (memory, range): (Arc<HostMemory>, Range<usize>),
+        access: Access,
         granted: GrantedMemory,
-    ) -> Self {
+    ) -> Result<Option<Self>, VerbsError> {
+        let Some(slab) = slab else { return Ok(None) };
+        let Some(window) = queue_pair.open_window(&slab, range.clone(), access)? else { return Ok(None) };
         let ended = Arc::new(Ended::default());
         window.keep(Box::new(WindowMemory { memory: Some(granted), ended: Arc::clone(&ended) }));
-        let range = remote_range(memory, range, window.rkey());
-        Self { right: Right::Window(window, ended), range }
+        let range = remote_range(&memory, &range, window.rkey());
+        Ok(Some(Self { right: Right::Window(window, ended), range }))
     }
 
     fn register(
         domain: &dyn ProtectionDomain,
-        memory: Arc<HostMemory>,
-        range: Range<usize>,
+        (memory, range): (Arc<HostMemory>, Range<usize>),
         access: Access,
         granted: GrantedMemory,
     ) -> Result<Self, VerbsError> {

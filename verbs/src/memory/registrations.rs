@@ -22,7 +22,7 @@ use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment,
 pub struct LocalRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     slabs: Mutex<SlabRegistrations>,
-    regions: Mutex<RegionRegistrations>,
+    regions: Mutex<SlabRegistrations>,
     readable: PeerSlabs,
     writable: PeerSlabs,
 }
@@ -32,11 +32,14 @@ impl LocalRegistrations {
     /// against `budget`.
     pub fn new(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
         let access = if domain.opens_sinks() { Access::LOCAL_READ } else { Access::LOCAL_WRITE };
+        let regions = |access| Mutex::new(SlabRegistrations::of_regions(&domain, access));
+        let of_peer =
+            |access| PeerSlabs { pool: RegionPool::new(Arc::clone(&budget)), registered: regions(access) };
         Self {
-            slabs: Mutex::new(SlabRegistrations::new(Arc::clone(&domain), Arc::clone(&budget))),
-            regions: Mutex::new(RegionRegistrations { access, slabs: HashMap::new() }),
-            readable: PeerSlabs::new(Access::REMOTE_READ, &budget),
-            writable: PeerSlabs::new(Access::LOCAL_WRITE | Access::REMOTE_WRITE, &budget),
+            regions: regions(access),
+            readable: of_peer(Access::REMOTE_READ),
+            writable: of_peer(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
+            slabs: Mutex::new(SlabRegistrations::new(Arc::clone(&domain), budget)),
             domain,
         }
     }
@@ -50,7 +53,7 @@ impl LocalRegistrations {
     /// if the device keeps the sinks of READs closed.
     pub(crate) fn open_sink(&self, length: usize) -> Result<Option<PeerRegion>, VerbsError> {
         let opens = self.domain.opens_sinks() && length > 0;
-        opens.then(|| self.writable.take(&*self.domain, length)).transpose()
+        opens.then(|| self.writable.take(length)).transpose()
     }
 
     /// Registers `range` of `region` for one READ. Drop the registration before the region is used for
@@ -68,7 +71,7 @@ impl LocalRegistrations {
     /// Returns the registration of the slab of `region`, for reading, and for writing if the device keeps
     /// sinks closed.
     pub(crate) fn region(&self, region: &MemRegion) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        lock(&self.regions).get(&*self.domain, region)
+        lock(&self.regions).slab(region.slab())
     }
 
     /// Grants the peer of the domain the right to read a copy of `bytes`, in a slab of memory that only this
@@ -80,7 +83,7 @@ impl LocalRegistrations {
     /// # Errors
     /// The budget has no room for the copy, or the device can't register the slab.
     pub fn grant_copy(&self, bytes: &[u8]) -> Result<Grant, VerbsError> {
-        let copy = self.readable.take(&*self.domain, bytes.len())?;
+        let copy = self.readable.take(bytes.len())?;
         copy.shared.copy_in(0, bytes)?;
         Ok(Grant::by_slab(copy.slab, copy.shared))
     }
@@ -94,7 +97,7 @@ impl LocalRegistrations {
     /// # Errors
     /// The budget has no room for the bytes, or the device can't register the slab.
     pub fn grant_sink(&self, length: usize) -> Result<(Grant, SharedRegion), VerbsError> {
-        let sink = self.writable.take(&*self.domain, length)?;
+        let sink = self.writable.take(length)?;
         Ok((Grant::by_slab(sink.slab, sink.shared.clone()), sink.shared))
     }
 
@@ -116,10 +119,9 @@ impl LocalRegistrations {
     /// Drops the registrations of slabs that are gone. The memory of such a slab lives as long as its
     /// registration.
     pub fn prune(&self) {
-        for regions in [&self.regions, &self.readable.registered, &self.writable.registered] {
-            lock(regions).prune();
+        for slabs in [&self.slabs, &self.regions, &self.readable.registered, &self.writable.registered] {
+            lock(slabs).prune();
         }
-        lock(&self.slabs).prune();
     }
 
     /// Returns the slabs of buffers.
@@ -133,19 +135,14 @@ impl LocalRegistrations {
 #[derive(Debug)]
 struct PeerSlabs {
     pool: RegionPool,
-    registered: Mutex<RegionRegistrations>,
+    registered: Mutex<SlabRegistrations>,
 }
 
 impl PeerSlabs {
-    fn new(access: Access, budget: &Arc<Budget>) -> Self {
-        let registered = Mutex::new(RegionRegistrations { access, slabs: HashMap::new() });
-        Self { pool: RegionPool::new(Arc::clone(budget)), registered }
-    }
-
     /// Takes a region of `length` bytes, with any content of this peer.
-    fn take(&self, domain: &dyn ProtectionDomain, length: usize) -> Result<PeerRegion, VerbsError> {
+    fn take(&self, length: usize) -> Result<PeerRegion, VerbsError> {
         let region = self.pool.take(length)?;
-        let slab = lock(&self.registered).get(domain, &region)?;
+        let slab = lock(&self.registered).slab(region.slab())?;
         Ok(PeerRegion { shared: SharedRegion::of_peer(region), slab })
     }
 }
@@ -155,37 +152,6 @@ impl PeerSlabs {
 pub(crate) struct PeerRegion {
     pub(crate) shared: SharedRegion,
     pub(crate) slab: Arc<dyn MemoryRegion>,
-}
-
-/// The slabs of regions that a domain has registered with the same rights.
-#[derive(Debug)]
-struct RegionRegistrations {
-    access: Access,
-    /// By the address of the slab. While the entry holds a weak reference to the slab, no other slab gets that
-    /// address.
-    slabs: HashMap<usize, (Weak<Slab>, Arc<dyn MemoryRegion>)>,
-}
-
-impl RegionRegistrations {
-    /// Returns the registration of the slab of `region`. Registers the slab at the first call.
-    fn get(
-        &mut self,
-        domain: &dyn ProtectionDomain,
-        region: &MemRegion,
-    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        let key = Arc::as_ptr(region.slab()).addr();
-        if let Some((_, registered)) = self.slabs.get(&key) {
-            return Ok(Arc::clone(registered));
-        }
-        self.prune();
-        let registered = domain.register(Arc::clone(region.memory()), self.access)?;
-        self.slabs.insert(key, (Arc::downgrade(region.slab()), Arc::clone(&registered)));
-        Ok(registered)
-    }
-
-    fn prune(&mut self) {
-        self.slabs.retain(|_, (slab, _)| slab.strong_count() > 0);
-    }
 }
 
 /// Names `range` of `region`, in bytes from its start, by the registration of its slab.
@@ -203,29 +169,37 @@ pub(crate) unsafe fn segment_of(
     unsafe { LocalSegment::new(registered, start + range.start..start + range.end) }
 }
 
-/// Slabs of pools [`for_sending`](crate::memory::Pool::for_sending) that one protection domain has registered
-/// for reading: by the own device only, or by peers too ([`exposing`](Self::exposing)).
+/// Slabs that one protection domain has registered with the same rights: of pools
+/// [`for_sending`](crate::memory::Pool::for_sending), for reading by the own device only, or by peers too
+/// ([`exposing`](Self::exposing)), or of regions.
 #[derive(Debug)]
 pub struct SlabRegistrations {
     domain: Arc<dyn ProtectionDomain>,
-    budget: Arc<Budget>,
+    /// What the registered slabs count against. `None` for those of regions, which count already.
+    budget: Option<Arc<Budget>>,
     access: Access,
     /// By the address of the slab. While the entry holds a weak reference to the slab, no other slab gets
     /// that address.
     slabs: HashMap<usize, SlabRegistration>,
 }
 
-/// One slab. A refused registration is not tried again.
+/// One slab. A refused registration is not tried again, but for slabs of regions, whose bytes can't be copied
+/// instead.
 #[derive(Debug)]
 struct SlabRegistration {
     slab: Weak<Slab>,
-    registered: Result<(Arc<dyn MemoryRegion>, Reservation), VerbsError>,
+    registered: Result<(Arc<dyn MemoryRegion>, Option<Reservation>), VerbsError>,
 }
 
 impl SlabRegistrations {
     /// Makes an empty set of registrations with `domain`. Registered slabs will count against `budget`.
     pub fn new(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
-        Self { domain, budget, access: Access::LOCAL_READ, slabs: HashMap::new() }
+        Self { budget: Some(budget), ..Self::of_regions(&domain, Access::LOCAL_READ) }
+    }
+
+    /// Makes an empty set of registrations of regions with `domain`.
+    fn of_regions(domain: &Arc<dyn ProtectionDomain>, access: Access) -> Self {
+        Self { domain: Arc::clone(domain), budget: None, access, slabs: HashMap::new() }
     }
 
     /// Makes an empty set of registrations with `domain` that gives peers of this domain the right to read
@@ -256,20 +230,39 @@ impl SlabRegistrations {
     /// # Errors
     /// The budget is used up, or the device refuses the slab: now, or at an earlier call.
     pub(crate) fn region(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        let slab = lease.slab();
+        self.slab(lease.slab())
+    }
+
+    fn slab(&mut self, slab: &Arc<Slab>) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let key = Arc::as_ptr(slab).addr();
-        if !self.slabs.contains_key(&key) {
-            self.prune();
-        }
-        let (domain, budget, access) = (&*self.domain, &self.budget, self.access);
-        let entry = self.slabs.entry(key).or_insert_with(|| SlabRegistration {
-            slab: Arc::downgrade(slab),
-            registered: register(domain, budget, access, slab),
-        });
-        match &entry.registered {
+        let region_of = |entry: &SlabRegistration| match &entry.registered {
             Ok((region, _)) => Ok(Arc::clone(region)),
             Err(error) => Err(error.clone()),
+        };
+        if let Some(entry) = self.slabs.get(&key) {
+            return region_of(entry);
         }
+        self.prune();
+        let entry = SlabRegistration { slab: Arc::downgrade(slab), registered: self.register(slab) };
+        let region = region_of(&entry);
+        if region.is_ok() || self.budget.is_some() {
+            self.slabs.insert(key, entry);
+        }
+        region
+    }
+
+    fn register(&self, slab: &Slab) -> Result<(Arc<dyn MemoryRegion>, Option<Reservation>), VerbsError> {
+        let Some(budget) = &self.budget else {
+            return Ok((self.domain.register(Arc::clone(slab.memory()), self.access)?, None));
+        };
+        let bytes = slab.len() as u64;
+        let registered = budget.reserve(bytes).and_then(|reservation| {
+            let region = self.domain.register(Arc::clone(slab.memory()), self.access);
+            Ok((region.map_err(|cause| cause.not_registered(bytes))?, Some(reservation)))
+        });
+        registered.inspect_err(|reason| {
+            crate::throttled!(warn, bytes, %reason, "memory to send from can't be registered: its content is copied");
+        })
     }
 
     /// Drops the registrations of slabs that their pool has freed. The memory of such a slab lives as long as
@@ -277,21 +270,4 @@ impl SlabRegistrations {
     pub fn prune(&mut self) {
         self.slabs.retain(|_, entry| entry.slab.strong_count() > 0);
     }
-}
-
-/// Registers `slab` for reading, within `budget`.
-fn register(
-    domain: &dyn ProtectionDomain,
-    budget: &Arc<Budget>,
-    access: Access,
-    slab: &Slab,
-) -> Result<(Arc<dyn MemoryRegion>, Reservation), VerbsError> {
-    let bytes = slab.len() as u64;
-    let registered = budget.reserve(bytes).and_then(|reservation| {
-        let region = domain.register(Arc::clone(slab.memory()), access);
-        Ok((region.map_err(|cause| cause.not_registered(bytes))?, reservation))
-    });
-    registered.inspect_err(|reason| {
-        crate::throttled!(warn, bytes, %reason, "memory to send from can't be registered: its content is copied");
-    })
 }

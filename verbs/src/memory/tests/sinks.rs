@@ -105,7 +105,7 @@ fn a_read_of_no_bytes_needs_no_sink() {
     transfer.register(&known).unwrap();
     assert_eq!(domain.live(), 0);
     let part = transfer.next_part(4096).unwrap();
-    assert!(transfer.segment(&part).is_none() && part.is_last());
+    assert!(transfer.segment(&part).is_none() && part.last);
 }
 
 #[test]
