@@ -27,9 +27,7 @@ use crate::types::{Metadata, Tensor};
 use crate::wire::tensor_frame::{Announcement, Frame, RequestId, TensorMemory};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::memory::SharedRegion;
-use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, Grant, RemoteRange, Revocation, Transfer, TransferKind, lock, wake_all,
-};
+use tonic_rdma_verbs::unstable::{Grant, RemoteRange, Revocation, Transfer, TransferKind, lock, wake_all};
 
 /// The named tensors of a link: the peer's requests to this device, and this device's requests to the peer.
 pub(crate) struct NamedTensors {
@@ -252,7 +250,6 @@ impl NamedProvider {
         let Some(link) = self.link(peer) else { return Ok(()) };
         let (local, offset) = tensor.local(&self.region_cache)?;
         let length = tensor.metadata.bytes;
-        let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
         let this = self.this.clone();
         let token = Token::call(move |outcome| {
             // A failed write has ended the link, and its requests with it.
@@ -262,10 +259,10 @@ impl NamedProvider {
                 offers.with(|provider| provider.written(peer, request_id, Instant::now()));
             }
         });
-        let transfer = Transfer::new(local, TransferKind::Write, blocks, sink.place, token);
+        let transfer = Transfer::of_range(local, offset, length, TransferKind::Write, sink.place, token);
         let port = link.port(link.port_of_request(request_id));
         let immediate = (link.announces_named && checksum.is_none()).then(|| Announcement::of(request_id));
-        if !port.submit_announced(transfer, length, immediate)? {
+        if !port.submit_announced(transfer, immediate)? {
             // If the send fails, the link ends, and calls `NamedTensors::link_ended`.
             let _ = port.send_frame(&Frame::Written { request_id, checksum });
         }

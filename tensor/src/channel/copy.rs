@@ -263,7 +263,6 @@ impl CopyTarget<'_> {
             Ok(blocks) => blocks,
             Err(error) => return Memcpy::refused(region, error),
         };
-        let length = blocks.iter().map(|block| block.length).sum();
         let Self { link, port: number, remote, .. } = self;
         let (memcpy, token) = Memcpy::new(Arc::clone(link), number);
         let transfer =
@@ -271,7 +270,7 @@ impl CopyTarget<'_> {
         if !notify {
             // If it is refused, the token gives the error to the `Memcpy`. `InFlight` splits it into
             // requests.
-            let _ = link.port(number).submit(transfer(token), length, kind);
+            let _ = link.port(number).submit(transfer(token));
             return memcpy;
         }
         let pair = &remote.shared.pair;
@@ -281,7 +280,7 @@ impl CopyTarget<'_> {
         let token = token.with_bell(Arc::downgrade(link), pair, *notices, number);
         let word = || link.peer_count(pair.peer_number);
         // If it is refused, the token gives the error to the `Memcpy`.
-        if link.submit_noticed(transfer(token), length, pair, *notices, number, word).is_err() {
+        if link.submit_noticed(transfer(token), pair, *notices, number, word).is_err() {
             *notices -= 1;
         }
         memcpy
@@ -446,18 +445,12 @@ impl Future for Memcpy {
         }
         // A long copy continues with each poll of the queue.
         if let MemcpyState::Running { outcome, link, port } = &self.progress
-            && link.spin(*port, || outcome.is_over())
+            && (link.spin(*port, || outcome.is_over()) || outcome.poll_over(context).is_ready())
             && let Some(result) = self.try_take()
         {
             return Poll::Ready(result);
         }
-        match &self.progress {
-            MemcpyState::Ended(_) => Poll::Pending,
-            MemcpyState::Running { outcome, .. } => match outcome.poll(context).map(result_of) {
-                Poll::Ready(Some(result)) => Poll::Ready(result),
-                Poll::Ready(None) | Poll::Pending => Poll::Pending,
-            },
-        }
+        Poll::Pending
     }
 }
 

@@ -37,8 +37,7 @@ use tonic_rdma::Provider;
 use tonic_rdma::unstable::{Observation, Pace, Queue, Reactor, may_spin, open_device};
 use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, SharedRegion};
 use tonic_rdma_verbs::unstable::{
-    Grant, InFlight, LocalRegistrations, Notice, RegionLoan, RemoteRange, Transfer, TransferKind,
-    TransferLimits, lock,
+    Grant, InFlight, LocalRegistrations, Notice, RegionLoan, RemoteRange, Transfer, TransferLimits, lock,
 };
 use tonic_rdma_verbs::{
     Access, Context, LocalQueuePair, ProtectionDomain, QueuePairAddress, QueuePairCapacity, RemoteSegment,
@@ -429,7 +428,6 @@ impl Link {
     pub(crate) fn submit_noticed(
         &self,
         transfer: Transfer<Token>,
-        length: u64,
         pair: &WordPair,
         epoch: u64,
         port: u32,
@@ -438,16 +436,12 @@ impl Link {
         let (slot, port) = (pair.peer_number, self.port(port));
         match self.notification {
             Notification::Word => match word() {
-                Some(place) => {
-                    port.submit(transfer.notify(Notice::Word(place, epoch)), length, TransferKind::Write)
-                }
+                Some(place) => port.submit(transfer.notify(Notice::Word(place, epoch))),
                 None => Err(self.fail(self.violation("it has no such words"))),
             },
-            Notification::Immediate => {
-                port.submit(transfer.notify(Notice::Immediate(slot)), length, TransferKind::Write)
-            }
+            Notification::Immediate => port.submit(transfer.notify(Notice::Immediate(slot))),
             Notification::Message => {
-                port.submit(transfer, length, TransferKind::Write)?;
+                port.submit(transfer)?;
                 port.send_frame(&Frame::Placed { slot, epoch })
             }
         }

@@ -14,8 +14,8 @@ use crate::wire::tensor_frame::{Announcement, Frame, MAX_FRAME};
 use tonic_rdma::unstable::{Deferred, Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, FinishedTransfer, Grant, InFlight, LocalMemory, Notice, Transfer, TransferKind,
-    lock, wake_all,
+    FinishedTransfer, Grant, InFlight, LocalMemory, Notice, RemoteRange, Transfer, TransferKind, lock,
+    wake_all,
 };
 use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePair, QueuePairNumber,
@@ -134,37 +134,21 @@ impl Port {
     ///
     /// # Errors
     /// The transfer can't start. The token gets the memory, and a copy of the error.
-    pub(crate) fn submit(
-        &self,
-        transfer: Transfer<Token>,
-        bytes: u64,
-        kind: TransferKind,
-    ) -> Result<(), TensorError> {
-        self.begin(transfer, bytes, kind, None).map(drop)
+    pub(crate) fn submit(&self, transfer: Transfer<Token>) -> Result<(), TensorError> {
+        self.submit_announced(transfer, None).map(drop)
     }
 
-    /// Starts a write, which announces itself by `immediate` if the peer has a receive for that. Returns whether
-    /// it does.
+    /// Starts a transfer, which announces itself by `announcement` if the peer has a receive for that. Returns
+    /// whether it does.
     ///
     /// # Errors
     /// As for [`submit`](Self::submit).
     pub(crate) fn submit_announced(
         &self,
-        transfer: Transfer<Token>,
-        bytes: u64,
-        immediate: Option<Announcement>,
-    ) -> Result<bool, TensorError> {
-        self.begin(transfer, bytes, TransferKind::Write, immediate)
-    }
-
-    /// Starts a transfer. Returns whether it carries `announcement`.
-    fn begin(
-        &self,
         mut transfer: Transfer<Token>,
-        bytes: u64,
-        kind: TransferKind,
         announcement: Option<Announcement>,
     ) -> Result<bool, TensorError> {
+        let (kind, bytes) = transfer.moves();
         let counter = if kind == TransferKind::Read { &self.read } else { &self.written };
         counter.fetch_add(bytes, Ordering::Relaxed);
         let mut guard = lock(&self.state);
@@ -220,32 +204,7 @@ impl Port {
         remote: RemoteSegment,
         immediate: Option<u32>,
     ) -> Result<(), TensorError> {
-        let operation = Operation::Write { data: Payload::Inline(slices), remote, immediate };
-        self.make_room();
-        let mut state = lock(&self.state);
-        if immediate.is_some() {
-            state.credits.sent();
-        }
-        let Some(flights) = &mut state.flights else {
-            drop(state);
-            return Err(self.fault());
-        };
-        let posted = flights.post_now(|number| self.id(number), operation);
-        self.completions_due.store(flights.is_crowded(), Ordering::Relaxed);
-        match posted {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
-                let result = flights
-                    .submit(queued(bytes, TransferKind::Write, remote, immediate), |number| self.id(number));
-                drop(state);
-                result.map_err(|error| self.fail(TensorError::local(error)))
-            }
-            Err(error) => {
-                drop(state);
-                Err(self.fail(TensorError::local(error)))
-            }
-        }
+        self.write(slices, remote, immediate, true).map(drop)
     }
 
     /// Writes `slices`, one after the other, to memory of the peer, if that needs no wait. The caller's
@@ -260,9 +219,23 @@ impl Port {
         remote: RemoteSegment,
         immediate: Option<u32>,
     ) -> Result<(), TensorError> {
-        let data = Payload::Inline(slices);
-        let length = data.length();
-        let operation = Operation::Write { data, remote, immediate };
+        if !self.write(slices, remote, immediate, false)? {
+            return Err(self.busy.clone());
+        }
+        self.written.fetch_add(Payload::Inline(slices).length(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes `slices` inline. Returns false if the write would have to wait, and may not.
+    #[inline]
+    fn write(
+        &self,
+        slices: &[IoSlice<'_>],
+        remote: RemoteSegment,
+        immediate: Option<u32>,
+        may_wait: bool,
+    ) -> Result<bool, TensorError> {
+        let operation = Operation::Write { data: Payload::Inline(slices), remote, immediate };
         self.make_room();
         let mut guard = lock(&self.state);
         let state = &mut *guard;
@@ -270,23 +243,21 @@ impl Port {
             drop(guard);
             return Err(self.fault());
         };
-        if immediate.is_some() && !state.credits.may_send() {
-            return Err(self.busy.clone());
+        if immediate.is_some() && !may_wait && !state.credits.may_send() {
+            return Ok(false);
         }
-        let posted = flights.post_now(|number| self.id(number), operation);
+        let mut posted = flights.post_now(|number| self.id(number), operation);
+        if may_wait && matches!(posted, Ok(false)) {
+            let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+            let write = queued(bytes, TransferKind::Write, remote, immediate);
+            posted = flights.submit(write, |number| self.id(number)).map(|()| true);
+        }
         self.completions_due.store(flights.is_crowded(), Ordering::Relaxed);
         if immediate.is_some() && matches!(posted, Ok(true)) {
             state.credits.sent();
         }
         drop(guard);
-        match posted {
-            Ok(true) => {
-                self.written.fetch_add(length, Ordering::Relaxed);
-                Ok(())
-            }
-            Ok(false) => Err(self.busy.clone()),
-            Err(error) => Err(self.fail(TensorError::local(error))),
-        }
+        posted.map_err(|error| self.fail(TensorError::local(error)))
     }
 
     /// Sends a frame, or keeps the frame until the peer has a receive for it.
@@ -468,7 +439,7 @@ impl PortState {
         } else {
             let mut block = port.pool.lease(frame.len(), Quota::Send).map_err(TensorError::memory)?;
             block.copy_in(0, frame).map_err(TensorError::local)?;
-            whole(LocalMemory::Block(block), frame.len(), TransferKind::Send, NO_REMOTE)
+            whole(frame.len(), LocalMemory::Block(block), TransferKind::Send, NO_REMOTE)
         };
         flights.submit(transfer, |number| port.id(number)).map_err(TensorError::local)
     }
@@ -484,24 +455,16 @@ fn queued(
     remote: RemoteSegment,
     immediate: Option<u32>,
 ) -> Transfer<Token> {
-    let length = bytes.len();
-    let transfer = whole(LocalMemory::Bytes(bytes), length, kind, remote);
+    let transfer = whole(bytes.len(), LocalMemory::Bytes(bytes), kind, remote);
     match immediate {
         Some(value) => transfer.notify(Notice::Immediate(value)),
         None => transfer,
     }
 }
 
-fn whole(local: LocalMemory, length: usize, kind: TransferKind, start: RemoteSegment) -> Transfer<Token> {
-    let length = length as u64;
-    let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
-    Transfer::new(
-        local,
-        kind,
-        blocks,
-        tonic_rdma_verbs::unstable::RemoteRange { start, length },
-        Token::unobserved(),
-    )
+fn whole(length: usize, local: LocalMemory, kind: TransferKind, start: RemoteSegment) -> Transfer<Token> {
+    let place = RemoteRange { start, length: length as u64 };
+    Transfer::of_range(local, 0, length as u64, kind, place, Token::unobserved())
 }
 
 /// Reports to the owner of a transfer that the transfer did not begin.
@@ -644,17 +607,9 @@ pub(crate) struct Outcome {
 
 /// The recipient of a transfer's outcome, and the bell to ring.
 pub(crate) struct Token {
-    recipient: Recipient,
+    /// Without a cell the outcome is dropped.
+    cell: Option<Arc<OutcomeCell>>,
     bell: Option<DeferredBell>,
-}
-
-enum Recipient {
-    /// The outcome is dropped.
-    None,
-    /// A future waits for the outcome.
-    Future(Arc<OutcomeCell>),
-    /// The thread that polls the queue calls a function, which must not wait.
-    Function(Box<dyn FnOnce(Outcome) + Send>),
 }
 
 /// A bell to ring when a transfer has ended, because the peer may sleep until then.
@@ -689,17 +644,19 @@ enum Waiter {
 impl Token {
     /// Makes a token that drops the outcome.
     pub(crate) fn unobserved() -> Self {
-        Self { recipient: Recipient::None, bell: None }
+        Self { cell: None, bell: None }
     }
 
     /// Makes a token that puts the outcome into `cell`.
     pub(crate) fn future(cell: &Arc<OutcomeCell>) -> Self {
-        Self { recipient: Recipient::Future(Arc::clone(cell)), bell: None }
+        Self { cell: Some(Arc::clone(cell)), bell: None }
     }
 
     /// Makes a token that calls `function`, from the thread that polls the queue.
     pub(crate) fn call(function: impl FnOnce(Outcome) + Send + 'static) -> Self {
-        Self { recipient: Recipient::Function(Box::new(function)), bell: None }
+        let cell = Arc::new(OutcomeCell::default());
+        cell.call(function);
+        Self::future(&cell)
     }
 
     /// Adds a bell: if the peer sleeps until `epoch` when the transfer has ended, the peer is woken.
@@ -722,49 +679,32 @@ impl Token {
             // If the bell fails, the link fails too, and the owner learns that.
             let _ = link.ring_sleeper(&bell.pair, bell.epoch, bell.port);
         }
-        match self.recipient {
-            Recipient::None => {}
-            Recipient::Future(cell) => {
-                let mut state = lock(&cell.state);
-                match std::mem::take(&mut state.waiter) {
-                    Waiter::Function(function) => {
-                        drop(state);
-                        function(outcome);
-                    }
-                    waiter => {
-                        state.outcome = Some(outcome);
-                        wakers.extend(match waiter {
-                            Waiter::Task(waker) => Some(waker),
-                            _ => None,
-                        });
-                    }
+        let Some(cell) = self.cell else { return };
+        let mut state = lock(&cell.state);
+        match std::mem::take(&mut state.waiter) {
+            Waiter::Function(function) => {
+                drop(state);
+                function(outcome);
+            }
+            waiter => {
+                state.outcome = Some(outcome);
+                if let Waiter::Task(waker) = waiter {
+                    wakers.push(waker);
                 }
             }
-            Recipient::Function(function) => function(outcome),
         }
     }
 }
 
 impl OutcomeCell {
-    /// Takes the outcome if it is there. Otherwise the task is woken when it is.
-    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Outcome> {
+    /// Is ready when the outcome is there. If it is not, the task is woken when it is.
+    pub(crate) fn poll_over(&self, context: &Context<'_>) -> Poll<()> {
         let mut state = lock(&self.state);
-        match state.outcome.take() {
-            Some(outcome) => Poll::Ready(outcome),
-            None => {
-                state.waiter = Waiter::Task(context.waker().clone());
-                Poll::Pending
-            }
+        if state.outcome.is_some() {
+            return Poll::Ready(());
         }
-    }
-
-    /// Returns whether the outcome is there. If not, the task is woken when it is.
-    pub(crate) fn is_ready(&self, context: &Context<'_>) -> bool {
-        let mut state = lock(&self.state);
-        if state.outcome.is_none() {
-            state.waiter = Waiter::Task(context.waker().clone());
-        }
-        state.outcome.is_some()
+        state.waiter = Waiter::Task(context.waker().clone());
+        Poll::Pending
     }
 
     /// Returns whether the outcome is there.

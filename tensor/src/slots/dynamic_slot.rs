@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 
 use bytes::{Buf, BufMut};
 use tokio::task::consume_budget;
@@ -17,9 +16,7 @@ use crate::slots::slot::{AttachedSender, Receiver};
 use crate::types::{Metadata, Tensor};
 use crate::wire::tensor_frame::TensorMemory;
 use crate::wire::tensor_metadata::WireMetadata;
-use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Revocation, Transfer, TransferKind,
-};
+use tonic_rdma_verbs::unstable::{Grant, LocalMemory, RemoteRange, Revocation, Transfer, TransferKind};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// The sending side of a dynamic slot (§3.3), from
@@ -335,10 +332,7 @@ impl DynamicReceiver {
                 continue;
             };
             let outcome = Arc::clone(&first.outcome);
-            let mut read = poll_fn(|context| match outcome.is_ready(context) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            });
+            let mut read = poll_fn(|context| outcome.poll_over(context));
             if self.is_held_back || !self.has_buffer() {
                 read.await;
                 continue;
@@ -407,14 +401,13 @@ impl DynamicReceiver {
         }
         let region = self.region_cache.take(length)?;
         let outcome = Arc::new(OutcomeCell::default());
-        let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
         let token = Token::future(&outcome);
         if length == 0 {
             token.finish(LocalMemory::Region(region));
         } else {
             let local = LocalMemory::Region(region);
-            let transfer = Transfer::new(local, TransferKind::Read, blocks, place, token);
-            if let Err(error) = by.link.port(by.port).submit(transfer, length, TransferKind::Read) {
+            let transfer = Transfer::of_range(local, 0, length, TransferKind::Read, place, token);
+            if let Err(error) = by.link.port(by.port).submit(transfer) {
                 // If the port is full, the next attempt finds room.
                 by.link.poll(by.port);
                 return Err(error);

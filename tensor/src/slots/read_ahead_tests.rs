@@ -251,9 +251,8 @@ async fn a_full_port_refuses_a_read_and_the_tensor_can_be_taken_again() {
     let place = slot.receiver.announced(start).unwrap().1;
     for _ in 0..Port::WAITING {
         let local = LocalMemory::Region(slot.server.allocate(4096).unwrap());
-        let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length: 8 });
-        let transfer = Transfer::new(local, TransferKind::Read, blocks, place, Token::unobserved());
-        by.link.port(by.port).submit(transfer, 8, TransferKind::Read).unwrap();
+        let transfer = Transfer::of_range(local, 0, 8, TransferKind::Read, place, Token::unobserved());
+        by.link.port(by.port).submit(transfer).unwrap();
     }
     assert_eq!(slot.receiver.try_recv().unwrap_err().kind(), TensorErrorKind::Busy);
     let receiver = &mut slot.receiver;

@@ -16,9 +16,7 @@ use crate::slots::slot::Layout;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
 use tonic_rdma_verbs::memory::Lease;
-use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Transfer, TransferKind,
-};
+use tonic_rdma_verbs::unstable::{Grant, LocalMemory, RemoteRange, Transfer, TransferKind};
 
 /// The sending side of a slot.
 #[derive(Debug)]
@@ -194,13 +192,12 @@ impl Sender {
     pub(crate) fn send(&mut self, local: LocalMemory, offset: u64, token: Token) -> Result<(), TensorError> {
         let (epoch, start) = (self.next, self.buffer());
         let length = self.layout.payload as u64;
-        let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
         let token = token.with_bell(Arc::downgrade(&self.link), &self.pair, epoch, self.port);
         let place = RemoteRange { start, length };
-        let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
+        let transfer = Transfer::of_range(local, offset, length, TransferKind::Write, place, token);
         let tail = start.address + self.layout.tail as u64;
         let word = || Some(RemoteSegment { address: tail, ..start });
-        self.link.submit_noticed(transfer, length, &self.pair, epoch, self.port, word)?;
+        self.link.submit_noticed(transfer, &self.pair, epoch, self.port, word)?;
         // A refused payload takes no buffer: the receiver waits for this epoch.
         self.next += 1;
         Ok(())

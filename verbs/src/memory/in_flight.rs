@@ -505,6 +505,24 @@ impl<T> Transfer<T> {
         }
     }
 
+    /// Makes a transfer of `length` bytes at `offset` of `local`, to or from the start of `remote`.
+    pub fn of_range(
+        local: LocalMemory,
+        offset: u64,
+        length: u64,
+        kind: TransferKind,
+        remote: RemoteRange,
+        token: T,
+    ) -> Self {
+        let range = CopyRange { local: offset, remote: 0, length };
+        Self::new(local, kind, CopyRanges::One(range), remote, token)
+    }
+
+    /// Returns the kind, and the number of bytes that it moves.
+    pub fn moves(&self) -> (TransferKind, u64) {
+        (self.kind, self.ranges.all().map(|range| range.length).sum())
+    }
+
     /// Returns whether the transfer uses up a receive of the peer, for the immediate data of its notice.
     pub fn sends_immediate(&self) -> bool {
         matches!(self.notice, Some(Notice::Immediate(_)))
