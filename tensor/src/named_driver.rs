@@ -313,19 +313,14 @@ pub struct NamedRequest {
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 enum RequestState {
     Ended(Option<TensorError>),
-    Waiting(RequestId, Arc<PendingAnswer>),
+    Waiting(RequestId),
     /// The tensor is here, and the peer's right to write it is being taken away.
     Revoking(RequestId, Option<Arrival<SinkMemory>>),
 }
 
-/// Where the future of a request finds the answer.
+/// The answer to a request, until its future takes it, and the task that waits for it.
 #[derive(Default)]
 struct PendingAnswer {
-    state: Mutex<AnswerState>,
-}
-
-#[derive(Default)]
-struct AnswerState {
     result: Option<Result<RequestOutcome<SinkMemory>, TensorError>>,
     waker: Option<Waker>,
 }
@@ -358,7 +353,7 @@ impl SinkMemory {
 pub(crate) struct NamedRequester {
     requester: Mutex<Requester<SinkMemory>>,
     outbox: Outbox<RequesterAction<SinkMemory>>,
-    waiting: Mutex<HashMap<RequestId, Arc<PendingAnswer>>>,
+    waiting: Mutex<HashMap<RequestId, PendingAnswer>>,
     region_cache: Arc<RegionCache>,
 }
 
@@ -390,12 +385,11 @@ impl NamedRequester {
             Ok(begun) => begun,
             Err(error) => return refused(error),
         };
-        let pending = Arc::new(PendingAnswer::default());
-        lock(&self.waiting).insert(id, Arc::clone(&pending));
+        lock(&self.waiting).insert(id, PendingAnswer::default());
         self.outbox.add([action]);
         drop(requester);
         self.run_and_wake(link);
-        request(RequestState::Waiting(id, pending))
+        request(RequestState::Waiting(id))
     }
 
     pub(crate) fn handle(
@@ -539,11 +533,9 @@ impl NamedRequester {
         wakers: &mut Vec<Waker>,
     ) {
         let mut waiting = lock(&self.waiting);
-        if let Some(pending) = waiting.remove(&id) {
-            // Under the lock, so that a future which is dropped now finds either its entry or its result.
-            let mut state = lock(&pending.state);
-            state.result = Some(result);
-            wakers.extend(state.waker.take());
+        if let Some(pending) = waiting.get_mut(&id) {
+            pending.result = Some(result);
+            wakers.extend(pending.waker.take());
             return;
         }
         drop(waiting);
@@ -555,6 +547,22 @@ impl NamedRequester {
         }
     }
 
+    /// Takes the answer to a request. Without one, the task is woken when there is one.
+    fn poll_answer(
+        &self,
+        id: RequestId,
+        context: &Context<'_>,
+    ) -> Option<Result<RequestOutcome<SinkMemory>, TensorError>> {
+        let mut waiting = lock(&self.waiting);
+        let pending = waiting.get_mut(&id)?;
+        let Some(result) = pending.result.take() else {
+            pending.waker = Some(context.waker().clone());
+            return None;
+        };
+        waiting.remove(&id);
+        Some(result)
+    }
+
     /// Keeps a tensor that has arrived for the next request, because the future of its own is dropped.
     fn put_back(&self, link: &Arc<Link>, arrival: Arrival<SinkMemory>) {
         let mut requester = lock(&self.requester);
@@ -564,17 +572,17 @@ impl NamedRequester {
     }
 
     /// Withdraws a request whose future is dropped. A tensor that has arrived is for the next request.
-    fn cancel(&self, link: &Arc<Link>, id: RequestId, pending: &PendingAnswer) {
-        let is_open = lock(&self.waiting).remove(&id).is_some();
-        let mut result = lock(&pending.state).result.take();
+    fn cancel(&self, link: &Arc<Link>, id: RequestId) {
+        let pending = lock(&self.waiting).remove(&id);
+        let Some(PendingAnswer { mut result, .. }) = pending else { return };
         if let Some(Ok(RequestOutcome::Arrived(arrival))) = &mut result {
             arrival.sink.revoke();
         }
         let mut requester = lock(&self.requester);
         match result {
             Some(Ok(RequestOutcome::Arrived(arrival))) => self.outbox.add(requester.not_taken(arrival)),
-            _ if is_open => self.outbox.add(requester.cancel(id)),
-            _ => return,
+            Some(_) => return,
+            None => self.outbox.add(requester.cancel(id)),
         }
         drop(requester);
         self.run_and_wake(link);
@@ -592,19 +600,14 @@ impl Future for NamedRequest {
                     Some(error) => return Poll::Ready(Err(error)),
                     None => return Poll::Pending,
                 },
-                RequestState::Waiting(id, pending) => {
-                    let mut state = lock(&pending.state);
-                    let Some(result) = state.result.take() else {
-                        state.waker = Some(context.waker().clone());
-                        return Poll::Pending;
-                    };
-                    drop(state);
+                RequestState::Waiting(id) => {
+                    let id = *id;
+                    let Some(result) = this.requests.poll_answer(id, context) else { return Poll::Pending };
                     match result {
                         Ok(RequestOutcome::Arrived(arrival)) => {
-                            this.state = RequestState::Revoking(*id, Some(arrival));
+                            this.state = RequestState::Revoking(id, Some(arrival));
                         }
                         result => {
-                            let id = *id;
                             return Poll::Ready(
                                 result.and_then(|result| this.requests.result(&this.link, id, result)),
                             );
@@ -628,7 +631,7 @@ impl Future for NamedRequest {
 impl Drop for NamedRequest {
     fn drop(&mut self) {
         match &mut self.state {
-            RequestState::Waiting(id, pending) => self.requests.cancel(&self.link, *id, pending),
+            RequestState::Waiting(id) => self.requests.cancel(&self.link, *id),
             RequestState::Revoking(_, arrival) => {
                 if let Some(arrival) = arrival.take() {
                     self.requests.put_back(&self.link, arrival);

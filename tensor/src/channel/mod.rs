@@ -161,7 +161,7 @@ impl Channel {
         let name = check_name(name)?;
         let (pair, reply) =
             self.service.attach(&self.link, self.port, &name, Kind::Region, Vec::new()).await?;
-        let place = granted_memory(&reply).map_err(TensorError::local)?;
+        let place = granted_memory(&reply)?;
         let rights = Rights { read: reply.readable, write: reply.writable };
         let link = Arc::clone(&self.link);
         let notices = Mutex::new(reply.epoch);

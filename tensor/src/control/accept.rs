@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 
+use crate::bootstrap::fresh_key;
 use crate::control::proto::tensor_device_server::TensorDevice;
 use crate::control::proto::{
     AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, DescribeReply, DescribeRequest,
@@ -19,7 +20,7 @@ use crate::control::proto::{
 use crate::control::{internal, is_seen, peer_parameters, queue_pairs, words};
 use crate::device::settings::Settings;
 use crate::device::state::{AcceptedLink, DeviceState};
-use crate::error::{ALLOW_PLAINTEXT, TensorError};
+use crate::error::{ALLOW_PLAINTEXT, TensorError, check_name};
 use crate::link::words::WordPage;
 use crate::link::{Link, LinkId, PeerParameters};
 use crate::wire::tensor_frame::MAX_NAME;
@@ -67,8 +68,8 @@ pub(crate) async fn open(
     let name = if request.endpoint.is_empty() { caller.name() } else { request.endpoint.clone() };
     let OpenRequest { queue_pairs: theirs, words: place, places_in_order, immediate, .. } = &request;
     let peer = peer_parameters(name.into(), theirs, *place, *places_in_order, *immediate, version)
-        .map_err(|error| Status::invalid_argument(error.to_string()))?;
-    let id = new_id().map_err(internal)?;
+        .map_err(Status::invalid_argument)?;
+    let id = fresh_key().map_err(internal)?;
     let limit = shared.settings.answer_timeout;
     let source = source(shared, provider, &peer, caller.source()).await?;
     let unconfirmed = timeout(limit / 2, shared.unconfirmed.take(source)).await;
@@ -239,12 +240,7 @@ pub(crate) fn attach(
         return Err(Status::failed_precondition("the link has to be confirmed first"));
     }
     let name = &request.name;
-    if !(1..=MAX_NAME).contains(&name.len()) {
-        let length = name.len();
-        return Err(Status::invalid_argument(format!(
-            "a name of {length} bytes; it takes from 1 to {MAX_NAME}"
-        )));
-    }
+    check_name(name).map_err(|error| Status::invalid_argument(error.reason()))?;
     if request.words > WordPage::LAST {
         let pair = request.words;
         return Err(Status::invalid_argument(format!("pair {pair} of the caller's words, which it has not")));
@@ -267,13 +263,6 @@ fn find(shared: &DeviceState, id: &[u8], caller: &Caller) -> Result<(LinkId, Arc
         ));
     }
     Ok((id, link.link.upgrade().ok_or_else(missing)?))
-}
-
-/// Returns a name that can't be guessed.
-fn new_id() -> Result<LinkId, rustix::io::Errno> {
-    let mut id = LinkId::default();
-    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
-    Ok(id)
 }
 
 impl Stream for LinkStream {

@@ -20,21 +20,6 @@ use crate::link::{Link, PeerParameters, Prepared};
 use tonic_rdma_verbs::unstable::{RemoteRange, with_causes};
 use tonic_rdma_verbs::{Probe, QueuePairAddress, RemoteSegment, Rkey};
 
-/// A message of the peer describes no possible side of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadReply {
-    #[error("it named no words")]
-    NoWords,
-    #[error("it named no memory")]
-    NoMemory,
-    #[error("an address of {0} bytes")]
-    AddressLength(usize),
-    #[error("{0} receives on a queue pair")]
-    Receives(u32),
-    #[error("it chose version {0} of the tensor service")]
-    Version(u32),
-}
-
 /// Returns the queue pairs of this side, as messages describe them.
 pub(crate) fn queue_pairs(prepared: &Prepared) -> Vec<QueuePair> {
     let queue_pairs = prepared.queue_pairs().into_iter();
@@ -59,21 +44,20 @@ pub(crate) fn peer_parameters(
     places_in_order: bool,
     immediate: bool,
     version: u32,
-) -> Result<PeerParameters, BadReply> {
-    let words = words.ok_or(BadReply::NoWords)?;
-    let start = RemoteSegment { address: words.address, rkey: Rkey(words.rkey) };
+) -> Result<PeerParameters, String> {
+    let words = words.ok_or("it named no words")?;
     let queue_pair = |it: &QueuePair| {
         let address = QueuePairAddress::new(it.address.to_vec());
-        let address = address.ok_or(BadReply::AddressLength(it.address.len()))?;
+        let address = address.ok_or_else(|| format!("an address of {} bytes", it.address.len()))?;
         if !(16..=1 << 20).contains(&it.receives) {
-            return Err(BadReply::Receives(it.receives));
+            return Err(format!("{} receives on a queue pair", it.receives));
         }
         Ok((address, it.receives))
     };
     Ok(PeerParameters {
         name,
-        queue_pairs: queue_pairs.iter().map(queue_pair).collect::<Result<_, BadReply>>()?,
-        words: RemoteRange { start, length: words.length },
+        queue_pairs: queue_pairs.iter().map(queue_pair).collect::<Result<_, String>>()?,
+        words: remote_range(words),
         places_in_order,
         immediate,
         version,
@@ -88,10 +72,12 @@ pub(crate) fn is_seen(probes: &[Probe], read: &[u64]) -> bool {
 }
 
 /// Returns the memory that the peer gave this side a right to.
-pub(crate) fn granted_memory(reply: &AttachReply) -> Result<RemoteRange, BadReply> {
-    let place = reply.memory.ok_or(BadReply::NoMemory)?;
-    let start = RemoteSegment { address: place.address, rkey: Rkey(place.rkey) };
-    Ok(RemoteRange { start, length: place.length })
+pub(crate) fn granted_memory(reply: &AttachReply) -> Result<RemoteRange, TensorError> {
+    reply.memory.map(remote_range).ok_or_else(|| TensorError::other("it named no memory"))
+}
+
+fn remote_range(MemoryRange { address, rkey, length }: MemoryRange) -> RemoteRange {
+    RemoteRange { start: RemoteSegment { address, rkey: Rkey(rkey) }, length }
 }
 
 /// A region or a slot, to which peers attach by its name.

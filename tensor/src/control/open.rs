@@ -9,7 +9,7 @@ use tonic::transport::Endpoint;
 
 use crate::control::proto::tensor_device_client::TensorDeviceClient;
 use crate::control::proto::{ConfirmRequest, OpenReply, OpenRequest};
-use crate::control::{BadReply, PeerService, is_seen, peer_parameters, queue_pairs, refused, words};
+use crate::control::{PeerService, is_seen, peer_parameters, queue_pairs, refused, words};
 use crate::device::state::DeviceState;
 use crate::error::TensorError;
 use crate::link::{Link, LinkId, Prepared};
@@ -66,7 +66,7 @@ impl LinkOpener {
         let endpoint = Arc::clone(&self.endpoint);
         let peer = match settings.versions.speaks(version) {
             true => peer_parameters(endpoint, &queue_pairs, words, places_in_order, immediate, version),
-            false => Err(BadReply::Version(version)),
+            false => Err(format!("it chose version {version} of the tensor service")),
         };
         let peer = peer.map_err(|reason| self.no_rdma(reason))?;
         // This may block, because it needs the peer's device.

@@ -49,7 +49,7 @@ impl Sender {
         reply: &AttachReply,
         payload: usize,
     ) -> Result<Self, TensorError> {
-        let place = granted_memory(reply).map_err(TensorError::local)?;
+        let place = granted_memory(reply)?;
         let link = Arc::clone(link);
         let layout = Layout::new(payload, reply.depth).filter(|layout| {
             let named = (layout.stride as u64, layout.tail as u64, layout.bytes() as u64);

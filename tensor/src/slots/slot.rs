@@ -131,15 +131,18 @@ impl Slot {
         link: &Arc<Link>,
         peer_pair: u32,
         port: u32,
-    ) -> Result<(u32, RemoteRange, u64), AttachError> {
+    ) -> Result<(u32, RemoteRange, u64), Status> {
         let mut attachment = lock(&self.attachment);
         if let Attachment::Attached { by, .. } = &*attachment
             && !Arc::ptr_eq(&by.link, link)
         {
-            return Err(AttachError::Taken(by.link.peer.to_string()));
+            return Err(Status::already_exists(format!("{:?} is attached to {}", self.name, by.link.peer)));
         }
         if matches!(&*attachment, Attachment::Leaving(_)) || !self.hold(Holder::Attaching) {
-            return Err(AttachError::InUse);
+            return Err(Status::unavailable(format!(
+                "what came last into {:?} is still in use; try again later",
+                self.name
+            )));
         }
         let mut last = None;
         let attached = self.attach_anew(&mut attachment, &mut last, link, peer_pair, port);
@@ -149,7 +152,7 @@ impl Slot {
         if let Some(last) = last {
             last.link.leave_pair(&last.pair);
         }
-        attached.map_err(AttachError::Failed)
+        attached.map_err(internal)
     }
 
     /// Attaches a sender in place of the last one. The caller tells the peer that the pair of `last` has ended.
@@ -217,14 +220,6 @@ impl Slot {
     }
 }
 
-/// The reason why a peer can't attach.
-#[derive(Debug)]
-enum AttachError {
-    Taken(String),
-    InUse,
-    Failed(TensorError),
-}
-
 impl Attachable for Slot {
     fn attach(self: Arc<Self>, link: &Arc<Link>, request: &AttachRequest) -> Result<AttachReply, Status> {
         expect_kind(request, self.kind)?;
@@ -243,17 +238,7 @@ impl Attachable for Slot {
                 request.queue_pair
             )));
         }
-        let (pair, granted, epoch) =
-            self.attach_sender(link, request.words, request.queue_pair).map_err(|error| match error {
-                AttachError::Taken(peer) => {
-                    Status::already_exists(format!("{:?} is attached to {peer}", request.name))
-                }
-                AttachError::InUse => Status::unavailable(format!(
-                    "what came last into {:?} is still in use; try again later",
-                    request.name
-                )),
-                AttachError::Failed(error) => internal(error),
-            })?;
+        let (pair, granted, epoch) = self.attach_sender(link, request.words, request.queue_pair)?;
         let Layout { stride, tail, depth, .. } = self.layout;
         Ok(AttachReply {
             slot: pair,
