@@ -20,8 +20,9 @@ use crate::link::Link;
 use crate::link::port::Token;
 use crate::memory::{Payload, RegionCache, freeze};
 use crate::named::{
-    Arrival, Failure, OfferCounts, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings,
-    RequestOutcome, Requester, RequesterAction, RequesterSettings, Violation, checksum, verify,
+    Arrival, Failure, Followed, OfferCounts, OfferedTensor, PeerId, Provider, ProviderAction,
+    ProviderSettings, Reader, RequestOutcome, Requester, RequesterAction, RequesterSettings, Violation,
+    checksum, verify,
 };
 use crate::types::{Metadata, Tensor};
 use crate::wire::tensor_frame::{Announcement, Frame, RequestId, TensorMemory};
@@ -63,7 +64,7 @@ impl NamedTensors {
                 self.offers.for_peer(self.peer, |provider| provider.handle_request(self.peer, &request, now));
             }
             Frame::Cancel { request_id } => {
-                self.offers.with(|provider| provider.handle_cancel(self.peer, request_id, Instant::now()));
+                self.offers.with(|provider| provider.handle_cancel((self.peer, request_id), Instant::now()));
             }
             frame => self.requests.handle(link, frame, wakers).map_err(|error| link.violation(error))?,
         }
@@ -208,19 +209,19 @@ impl NamedProvider {
 
     fn run(&self) {
         self.outbox.run(|action| match action {
-            ProviderAction::Send { peer, request_id, frame } => {
+            ProviderAction::Send { reader: (peer, request_id), frame } => {
                 if let Some(link) = self.link(peer) {
                     // If the send fails, the link ends, and calls `NamedTensors::link_ended`.
                     let _ = send(&link, request_id, &frame);
                 }
             }
-            ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
+            ProviderAction::Write { reader, tensor, sink, checksum_wanted } => {
                 let checksum = checksum_wanted.then(|| checksum(tensor.as_slice()));
-                if let Err(error) = self.write(peer, request_id, &tensor, &sink, checksum) {
+                if let Err(error) = self.write(reader, &tensor, &sink, checksum) {
                     let why = error.to_string();
                     let now = Instant::now();
                     let mut provider = lock(&self.provider);
-                    self.outbox.add(provider.write_failed(peer, request_id, &why, now));
+                    self.outbox.add(provider.write_failed(reader, &why, now));
                 }
             }
             ProviderAction::Expired { name, step, readers } => {
@@ -241,12 +242,12 @@ impl NamedProvider {
     /// The write can't begin, and is not announced.
     fn write(
         &self,
-        peer: PeerId,
-        request_id: RequestId,
+        reader: Reader,
         tensor: &Payload,
         sink: &TensorMemory,
         checksum: Option<u64>,
     ) -> Result<(), TensorError> {
+        let (peer, request_id) = reader;
         let Some(link) = self.link(peer) else { return Ok(()) };
         let (local, offset) = tensor.local(&self.region_cache)?;
         let length = tensor.metadata.bytes;
@@ -256,7 +257,7 @@ impl NamedProvider {
             if outcome.result.is_ok()
                 && let Some(offers) = this.upgrade()
             {
-                offers.with(|provider| provider.written(peer, request_id, Instant::now()));
+                offers.with(|provider| provider.written(reader, Instant::now()));
             }
         });
         let transfer = Transfer::of_range(local, offset, length, TransferKind::Write, sink.place, token);
@@ -411,7 +412,7 @@ impl NamedRequester {
         &self,
         link: &Arc<Link>,
         wakers: &mut Vec<Waker>,
-        change: impl FnOnce(&mut Requester<SinkMemory>) -> Result<Vec<RequesterAction<SinkMemory>>, Violation>,
+        change: impl FnOnce(&mut Requester<SinkMemory>) -> Followed<SinkMemory>,
     ) -> Result<(), Violation> {
         let mut requester = lock(&self.requester);
         self.outbox.add(change(&mut requester)?);

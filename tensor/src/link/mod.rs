@@ -410,17 +410,28 @@ impl Link {
         if self.notification != Notification::Word {
             return self.port(port).send_frame(frame);
         }
-        let Some(place) = self.peer_words.count(pair.peer_number) else {
-            return Err(self.violation("it has no such words"));
-        };
-        // If the slot was given up meanwhile, no sender waits for the report.
-        if !pair.enter() {
-            return Ok(());
+        match self.write_word(pair, self.peer_words.count(pair.peer_number), epoch, port)? {
+            true => self.ring_sleeper(pair, epoch, port),
+            false => Ok(()),
         }
-        let written = self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None);
+    }
+
+    /// Writes `epoch` to a word of the peer for `pair`. Returns false if the slot was given up here meanwhile, so that
+    /// nobody waits for the word.
+    fn write_word(
+        &self,
+        pair: &WordPair,
+        word: Option<RemoteSegment>,
+        epoch: u64,
+        port: u32,
+    ) -> Result<bool, TensorError> {
+        let word = word.ok_or_else(|| self.violation("it has no such words"))?;
+        if !pair.enter() {
+            return Ok(false);
+        }
+        let written = self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], word, None);
         self.leave_pair(pair);
-        written?;
-        self.ring_sleeper(pair, epoch, port)
+        written.map(|()| true)
     }
 
     /// Submits a write that brings `epoch` to `pair` of the peer. The peer learns of it from the word at
@@ -484,16 +495,9 @@ impl Link {
         if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
         }
-        let Some(place) = self.peer_words.sleeper(pair.peer_number) else {
-            return Err(self.violation("it has no such words"));
-        };
-        if !pair.enter() {
-            return Ok(());
+        if self.write_word(pair, self.peer_words.sleeper(pair.peer_number), epoch, port)? {
+            fence(Ordering::SeqCst);
         }
-        let written = self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None);
-        self.leave_pair(pair);
-        written?;
-        fence(Ordering::SeqCst);
         Ok(())
     }
 

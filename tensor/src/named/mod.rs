@@ -96,7 +96,7 @@ use crate::wire::tensor_frame::{FrameError, MAX_NAME};
 pub(crate) use self::offer_table::OfferedTensor;
 pub use self::provider::OfferCounts;
 pub(crate) use self::provider::{Provider, ProviderAction};
-pub(crate) use self::requester::{Arrival, RequestOutcome, Requester, RequesterAction, Violation};
+pub(crate) use self::requester::{Arrival, Followed, RequestOutcome, Requester, RequesterAction, Violation};
 pub(crate) use crate::wire::tensor_frame::{Frame, RequestId, TensorMemory, TensorRequest};
 
 /// Bounds of a [`Provider`](Provider).
@@ -171,6 +171,9 @@ impl Default for RequesterSettings {
 /// Number of a link to a peer. The driver gives each number once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct PeerId(pub(crate) u64);
+
+/// A request: its peer and its number.
+pub(crate) type Reader = (PeerId, RequestId);
 
 /// Name and step of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

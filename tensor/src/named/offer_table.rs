@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tonic::Code;
 
-use super::{Failure, PeerId, ProviderSettings, RequestId, TensorKey};
+use super::{Failure, PeerId, ProviderSettings, Reader, TensorKey};
 use crate::error::{TensorError, TensorErrorKind};
 use crate::wire::tensor_metadata::WireMetadata;
 
@@ -28,9 +28,6 @@ impl<T> OfferedTensor<T> {
         }
     }
 }
-
-/// A request: its peer and its number.
-pub(super) type Reader = (PeerId, RequestId);
 
 #[derive(Debug)]
 pub(super) struct OfferTable<T> {

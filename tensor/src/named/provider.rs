@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use tonic::Code;
 
-use super::offer_table::{OfferTable, OfferedTensor, Reader};
+use super::offer_table::{OfferTable, OfferedTensor};
 use super::{
-    Failure, Frame, PeerId, ProviderSettings, RequestId, TensorKey, TensorMemory, TensorRequest, check_name,
-    checksum,
+    Failure, Frame, PeerId, ProviderSettings, Reader, RequestId, TensorKey, TensorMemory, TensorRequest,
+    check_name, checksum,
 };
 use crate::error::TensorError;
 
@@ -21,10 +21,8 @@ use crate::error::TensorError;
 pub(crate) enum ProviderAction<T> {
     /// Send a frame.
     Send {
-        /// The link to send on.
-        peer: PeerId,
-        /// The request that the frame answers.
-        request_id: RequestId,
+        /// The request that the frame answers, with the link to send on.
+        reader: Reader,
         /// The frame.
         frame: Frame<'static>,
     },
@@ -33,10 +31,8 @@ pub(crate) enum ProviderAction<T> {
     /// [`Provider::write_failed`] if the write can't begin. The handle stays with the operation until the device
     /// is done with the tensor, whatever happens to the request.
     Write {
-        /// The link to write on.
-        peer: PeerId,
-        /// The request that the write answers.
-        request_id: RequestId,
+        /// The request that the write answers, with the link to write on.
+        reader: Reader,
         /// The tensor.
         tensor: T,
         /// The memory to write to. Its metadata equals the tensor's. The memory is at least as long as the
@@ -138,13 +134,7 @@ impl<T: Clone> Provider<T> {
 
     /// Handles the cancellation of a request. The last answer of a request with a write is under way, so nothing
     /// happens: the requester keeps a tensor that arrives late.
-    pub(crate) fn handle_cancel(
-        &mut self,
-        peer: PeerId,
-        request_id: RequestId,
-        now: Instant,
-    ) -> Vec<ProviderAction<T>> {
-        let reader = (peer, request_id);
+    pub(crate) fn handle_cancel(&mut self, reader: Reader, now: Instant) -> Vec<ProviderAction<T>> {
         if self.pending(reader).is_some() {
             self.refuse(reader, Failure::new(Code::Cancelled, "cancelled by the requester"), now);
         }
@@ -152,13 +142,7 @@ impl<T: Clone> Provider<T> {
     }
 
     /// Notes that the device has done a [`ProviderAction::Write`].
-    pub(crate) fn written(
-        &mut self,
-        peer: PeerId,
-        request_id: RequestId,
-        now: Instant,
-    ) -> Vec<ProviderAction<T>> {
-        let reader = (peer, request_id);
+    pub(crate) fn written(&mut self, reader: Reader, now: Instant) -> Vec<ProviderAction<T>> {
         if self.is_writing(reader) {
             self.finish(reader, ShareEnd::UsedUp, now);
         }
@@ -167,17 +151,10 @@ impl<T: Clone> Provider<T> {
 
     /// Notes that a [`ProviderAction::Write`] could not begin, and was not announced. The tensor stays for other
     /// readers.
-    pub(crate) fn write_failed(
-        &mut self,
-        peer: PeerId,
-        request_id: RequestId,
-        why: &str,
-        now: Instant,
-    ) -> Vec<ProviderAction<T>> {
-        let reader = (peer, request_id);
+    pub(crate) fn write_failed(&mut self, reader: Reader, why: &str, now: Instant) -> Vec<ProviderAction<T>> {
         if self.is_writing(reader) {
             let text = format!("the tensor could not be written: {why}");
-            self.send(reader, Failure::new(Code::Internal, text).answer(request_id));
+            self.send(reader, Failure::new(Code::Internal, text).answer(reader.1));
             self.finish(reader, ShareEnd::GivenBack, now);
         }
         self.take_actions()
@@ -195,10 +172,8 @@ impl<T: Clone> Provider<T> {
 
     /// Ends the requests and offers that have waited for too long.
     pub(crate) fn handle_timeout(&mut self, now: Instant) -> Vec<ProviderAction<T>> {
-        let is_late =
-            |(_, request): &(&RequestId, &ReceivedRequest)| request.due.is_some_and(|due| due <= now);
         let late = |(peer, record): (&PeerId, &PeerRecord)| {
-            let requests = record.requests.iter().filter(is_late);
+            let requests = record.requests.iter().filter(|(_, request)| request.is_late(now));
             requests.map(|(request_id, _)| (*peer, *request_id)).collect::<Vec<_>>()
         };
         for reader in self.peers.iter().flat_map(late).collect::<Vec<_>>() {
@@ -272,8 +247,8 @@ impl<T: Clone> Provider<T> {
 
     /// Answers a request with a share.
     fn answer(&mut self, reader: Reader, now: Instant) {
-        let (peer, request_id) = reader;
-        let Some(pending) = self.peers.get_mut(&peer).and_then(|peer| peer.requests.get_mut(&request_id))
+        let request_id = reader.1;
+        let Some(pending) = self.peers.get_mut(&reader.0).and_then(|peer| peer.requests.get_mut(&request_id))
         else {
             return;
         };
@@ -290,7 +265,7 @@ impl<T: Clone> Provider<T> {
                     return self.finish(reader, ShareEnd::UsedUp, now);
                 }
                 let tensor = tensor.clone();
-                let write = ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted };
+                let write = ProviderAction::Write { reader, tensor, sink, checksum_wanted };
                 self.actions.push(write);
             }
             (&OfferedTensor::Tensor(_, metadata), _) => {
@@ -372,8 +347,8 @@ impl<T: Clone> Provider<T> {
         self.pending(reader).is_some_and(|pending| pending.state == ReceivedState::Writing)
     }
 
-    fn send(&mut self, (peer, request_id): Reader, frame: Frame<'static>) {
-        self.actions.push(ProviderAction::Send { peer, request_id, frame });
+    fn send(&mut self, reader: Reader, frame: Frame<'static>) {
+        self.actions.push(ProviderAction::Send { reader, frame });
     }
 
     fn take_actions(&mut self) -> Vec<ProviderAction<T>> {

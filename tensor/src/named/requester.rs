@@ -40,6 +40,9 @@ pub(crate) enum RequesterAction<S> {
     },
 }
 
+/// The actions that follow from an answer of the peer.
+pub(crate) type Followed<S> = Result<Vec<RequesterAction<S>>, Violation>;
+
 /// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestOutcome<S> {
@@ -257,11 +260,7 @@ impl<S> Requester<S> {
     ///
     /// # Errors
     /// [`Violation`]: there is no such request, or it has metadata already.
-    pub(crate) fn handle_metadata(
-        &mut self,
-        request_id: RequestId,
-        metadata: WireMetadata,
-    ) -> Result<Vec<RequesterAction<S>>, Violation> {
+    pub(crate) fn handle_metadata(&mut self, request_id: RequestId, metadata: WireMetadata) -> Followed<S> {
         let pending = self.answered("metadata", request_id)?;
         let (name, repeated) = (pending.name.clone(), std::mem::replace(&mut pending.has_metadata, true));
         let unexpected =
@@ -296,11 +295,7 @@ impl<S> Requester<S> {
     /// # Errors
     /// [`Violation`]: there is no such request, the request has no sink, a checksum is missing, or there is
     /// one that the request did not ask for.
-    pub(crate) fn handle_written(
-        &mut self,
-        request_id: RequestId,
-        checksum: Option<u64>,
-    ) -> Result<Vec<RequesterAction<S>>, Violation> {
+    pub(crate) fn handle_written(&mut self, request_id: RequestId, checksum: Option<u64>) -> Followed<S> {
         let wanted = self.settings.validate;
         let pending = self.answered("written", request_id)?;
         if !matches!(pending.state, OwnRequestState::Exposed { .. } | OwnRequestState::Cancelled(Some(_))) {
@@ -331,7 +326,7 @@ impl<S> Requester<S> {
     ///
     /// # Errors
     /// As for [`handle_written`](Self::handle_written).
-    pub(crate) fn handle_announced(&mut self, number: u32) -> Result<Vec<RequesterAction<S>>, Violation> {
+    pub(crate) fn handle_announced(&mut self, number: u32) -> Followed<S> {
         // The numbers of requests that wait are among the last `SPAN` ones.
         let end = self.next * self.settings.queue_pairs.max(1);
         let latest = (end & !(Self::SPAN - 1)) | u64::from(number);
@@ -343,12 +338,7 @@ impl<S> Requester<S> {
     ///
     /// # Errors
     /// [`Violation`]: there is no such request.
-    pub(crate) fn handle_status(
-        &mut self,
-        request_id: RequestId,
-        code: u32,
-        text: &str,
-    ) -> Result<Vec<RequesterAction<S>>, Violation> {
+    pub(crate) fn handle_status(&mut self, request_id: RequestId, code: u32, text: &str) -> Followed<S> {
         self.answered("status", request_id)?;
         let code = i32::try_from(code).map_or(Code::Unknown, Code::from_i32);
         self.end(request_id, RequestOutcome::Failed(Failure::new(code, text)));
@@ -359,10 +349,7 @@ impl<S> Requester<S> {
     ///
     /// # Errors
     /// [`Violation`]: there is no such request, or the peer has sent the metadata of this tensor.
-    pub(crate) fn handle_dead(
-        &mut self,
-        request_id: RequestId,
-    ) -> Result<Vec<RequesterAction<S>>, Violation> {
+    pub(crate) fn handle_dead(&mut self, request_id: RequestId) -> Followed<S> {
         let pending = self.answered("dead", request_id)?;
         if pending.has_metadata {
             let state = "for a tensor whose metadata the peer sent";

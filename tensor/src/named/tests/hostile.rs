@@ -51,10 +51,11 @@ fn a_hostile_requester_does_not_affect_other_peers() {
             if !asks_first {
                 actions.extend(ask(&mut provider, step, now));
             }
-            let write =
-                |action: &&ProviderAction<u64>| matches!(action, ProviderAction::Write { peer: HONEST, .. });
+            let write = |action: &&ProviderAction<u64>| {
+                matches!(action, ProviderAction::Write { reader: (HONEST, _), .. })
+            };
             assert_eq!(actions.iter().filter(write).count(), 1, "seed {seed}: {actions:?}");
-            assert_eq!(provider.written(HONEST, RequestId(step), now), [], "seed {seed}");
+            assert_eq!(provider.written((HONEST, RequestId(step)), now), [], "seed {seed}");
         }
         provider.peer_gone(HOSTILE, now);
         for step in 0..STEPS {
@@ -74,9 +75,9 @@ fn abuse(provider: &mut Provider<u64>, random: &mut Random, now: Instant) {
     for _ in 0..random.below(40) {
         let request_id = RequestId(random.below(8));
         let actions = match random.below(7) {
-            0 => provider.handle_cancel(HOSTILE, request_id, now),
-            1 => provider.written(HOSTILE, request_id, now),
-            2 => provider.write_failed(HOSTILE, request_id, "flushed", now),
+            0 => provider.handle_cancel((HOSTILE, request_id), now),
+            1 => provider.written((HOSTILE, request_id), now),
+            2 => provider.write_failed((HOSTILE, request_id), "flushed", now),
             _ => provider.handle_request(HOSTILE, &any_request(random), now),
         };
         for action in &actions {

@@ -59,11 +59,11 @@ impl Clocked {
     }
 
     fn cancel(&mut self, peer: PeerId, id: u64) -> Vec<Action> {
-        self.provider.handle_cancel(peer, RequestId(id), self.now)
+        self.provider.handle_cancel((peer, RequestId(id)), self.now)
     }
 
     fn written(&mut self, peer: PeerId, id: u64) -> Vec<Action> {
-        self.provider.written(peer, RequestId(id), self.now)
+        self.provider.written((peer, RequestId(id)), self.now)
     }
 
     fn pass(&mut self, time: Duration) -> Vec<Action> {
@@ -74,11 +74,11 @@ impl Clocked {
 
 fn write(peer: PeerId, id: u64, lengths: &[u64]) -> Action {
     let sink = sink(metadata(lengths));
-    ProviderAction::Write { peer, request_id: RequestId(id), tensor: "tensor", sink, checksum_wanted: false }
+    ProviderAction::Write { reader: (peer, RequestId(id)), tensor: "tensor", sink, checksum_wanted: false }
 }
 
 fn sent(peer: PeerId, id: u64, frame: Frame<'static>) -> Action {
-    ProviderAction::Send { peer, request_id: RequestId(id), frame }
+    ProviderAction::Send { reader: (peer, RequestId(id)), frame }
 }
 
 fn metadata_to(peer: PeerId, id: u64, lengths: &[u64]) -> Action {
@@ -90,7 +90,7 @@ fn metadata_to(peer: PeerId, id: u64, lengths: &[u64]) -> Action {
 #[track_caller]
 fn refused(actions: &[Action], to: PeerId, id: u64, expected: Code) -> String {
     match actions {
-        [ProviderAction::Send { peer, request_id, frame: Frame::Status { code, text, .. } }] => {
+        [ProviderAction::Send { reader: (peer, request_id), frame: Frame::Status { code, text, .. } }] => {
             assert_eq!((*peer, *request_id, *code), (to, RequestId(id), expected as u32), "{text}");
             text.to_string()
         }
@@ -392,7 +392,7 @@ fn a_reader_that_gives_up_has_one_share_at_a_time() {
     }
     assert_eq!(provider.ask(OTHER, 1, 1, fitting_sink()), [write(OTHER, 1, &[2, 3])], "its share is free");
     provider.ask(PeerId(3), 1, 1, fitting_sink());
-    let actions = provider.provider.write_failed(PS, RequestId(1), "no memory", provider.now);
+    let actions = provider.provider.write_failed((PS, RequestId(1)), "no memory", provider.now);
     refused(&actions[..1], PS, 1, Code::Internal);
     assert_eq!(actions[1..], [write(PeerId(3), 1, &[2, 3])], "the next reader gets its share");
     assert_eq!(provider.ask(PS, 9, 1, fitting_sink()), [], "it may ask again");
@@ -444,7 +444,7 @@ fn a_failed_write_leaves_the_tensor_for_another_request() {
     let mut provider = provider();
     provider.offer("loss", 1, 1);
     provider.ask(PS, 1, 1, fitting_sink());
-    let actions = provider.provider.write_failed(PS, RequestId(1), "no memory", provider.now);
+    let actions = provider.provider.write_failed((PS, RequestId(1)), "no memory", provider.now);
     assert!(refused(&actions, PS, 1, Code::Internal).contains("no memory"));
     assert_eq!(provider.ask(PS, 2, 1, fitting_sink()), [write(PS, 2, &[2, 3])]);
 }
@@ -478,7 +478,7 @@ fn an_offer_without_readers_expires() {
     assert_eq!(provider.pass(10 * TIMEOUT), [expired]);
     assert_eq!(provider.ask(OTHER, 1, 1, fitting_sink()), [], "the request comes too late");
     assert_eq!(provider.provider.held().bytes, 24, "still being written");
-    assert_eq!(provider.provider.write_failed(PS, RequestId(1), "no", provider.now).len(), 1);
+    assert_eq!(provider.provider.write_failed((PS, RequestId(1)), "no", provider.now).len(), 1);
     assert_eq!(provider.provider.held().bytes, 0, "a returned share of an expired offer is dropped");
     refused(&provider.pass(TIMEOUT), OTHER, 1, Code::DeadlineExceeded);
     assert!(provider.provider.is_idle());

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::offer_table::Reader;
 use super::*;
 use crate::wire::tensor_frame::{Announcement, Decoded, MAX_FRAME};
 
@@ -202,7 +201,7 @@ impl World {
                 }
                 self.provider.handle_request(id, &request, now)
             }
-            Frame::Cancel { request_id } => self.provider.handle_cancel(id, request_id, now),
+            Frame::Cancel { request_id } => self.provider.handle_cancel((id, request_id), now),
             other => panic!("{other:?} to the provider"),
         };
         self.follow(actions);
@@ -215,8 +214,8 @@ impl World {
             return false;
         }
         let at = random.below(self.done.len() as u64) as usize;
-        let (peer, request_id) = self.done.swap_remove(at);
-        let actions = self.provider.written(peer, request_id, self.now);
+        let reader = self.done.swap_remove(at);
+        let actions = self.provider.written(reader, self.now);
         self.follow(actions);
         true
     }
@@ -295,17 +294,17 @@ impl World {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
             match action {
-                ProviderAction::Send { peer, request_id, frame } => {
+                ProviderAction::Send { reader: (peer, request_id), frame } => {
                     self.check_answer(peer, request_id, &frame);
                     self.post(peer, Posted::Frame(encoded(&frame)));
                 }
-                ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
+                ProviderAction::Write { reader: (peer, request_id), tensor, sink, checksum_wanted } => {
                     // From now on the request has no deadline, because it waits for the device.
                     self.waits.remove(&(peer, request_id)).expect("a write for a request that waits");
                     if self.random.chance(self.write_fails) {
                         self.unwritten.insert((peer, request_id));
                         let now = self.now;
-                        actions.extend(self.provider.write_failed(peer, request_id, "no memory", now));
+                        actions.extend(self.provider.write_failed((peer, request_id), "no memory", now));
                         continue;
                     }
                     self.answered.insert((peer, request_id));
@@ -423,7 +422,7 @@ impl Peer {
         true
     }
 
-    fn take_frame(&mut self, bytes: &[u8]) -> Result<Vec<RequesterAction<SinkAddress>>, Violation> {
+    fn take_frame(&mut self, bytes: &[u8]) -> Followed<SinkAddress> {
         match Frame::decode(bytes).unwrap().frame {
             Frame::Metadata { request_id, metadata } => self.requester.handle_metadata(request_id, metadata),
             Frame::Written { request_id, checksum } => self.requester.handle_written(request_id, checksum),
