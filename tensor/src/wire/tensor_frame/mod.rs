@@ -261,7 +261,7 @@ impl<'a> Frame<'a> {
             }
             Self::Written { request_id, checksum } => {
                 body.put_u64_le(request_id.0);
-                checksum.into_iter().for_each(|checksum| body.put_u64_le(*checksum));
+                checksum.iter().for_each(|checksum| body.put_u64_le(*checksum));
             }
             Self::Status { request_id, code, text } => {
                 body.put_u64_le(request_id.0);
