@@ -60,8 +60,11 @@ impl NamedTensors {
     ) -> Result<(), TensorError> {
         match frame {
             Frame::Request(request) => {
-                let now = Instant::now();
-                self.offers.for_peer(self.peer, |provider| provider.handle_request(self.peer, &request, now));
+                // The link may have ended: a thread may still handle a frame of it then.
+                self.offers.with(|provider| match lock(&self.offers.links).contains_key(&self.peer) {
+                    true => provider.handle_request(self.peer, &request, Instant::now()),
+                    false => Vec::new(),
+                });
             }
             Frame::Cancel { request_id } => {
                 self.offers.with(|provider| provider.handle_cancel((self.peer, request_id), Instant::now()));
@@ -193,18 +196,6 @@ impl NamedProvider {
         self.outbox.add(change(&mut provider));
         drop(provider);
         self.run();
-    }
-
-    /// Changes the provider for a peer, unless its link has ended: a thread may still handle a frame of it then.
-    fn for_peer(
-        &self,
-        peer: PeerId,
-        change: impl FnOnce(&mut Provider<Payload>) -> Vec<ProviderAction<Payload>>,
-    ) {
-        self.with(|provider| match lock(&self.links).contains_key(&peer) {
-            true => change(provider),
-            false => Vec::new(),
-        });
     }
 
     fn run(&self) {
@@ -423,8 +414,16 @@ impl NamedRequester {
 
     /// Frees tensors that no request has taken for a while, see [`Requester::age_untaken`].
     pub(crate) fn age_untaken(&self, link: &Arc<Link>) {
+        self.with(link, Requester::age_untaken);
+    }
+
+    fn with(
+        &self,
+        link: &Arc<Link>,
+        change: impl FnOnce(&mut Requester<SinkMemory>) -> Vec<RequesterAction<SinkMemory>>,
+    ) {
         let mut requester = lock(&self.requester);
-        self.outbox.add(requester.age_untaken());
+        self.outbox.add(change(&mut requester));
         drop(requester);
         self.run_and_wake(link);
     }
@@ -566,27 +565,20 @@ impl NamedRequester {
 
     /// Keeps a tensor that has arrived for the next request, because the future of its own is dropped.
     fn put_back(&self, link: &Arc<Link>, arrival: Arrival<SinkMemory>) {
-        let mut requester = lock(&self.requester);
-        self.outbox.add(requester.not_taken(arrival));
-        drop(requester);
-        self.run_and_wake(link);
+        self.with(link, |requester| requester.not_taken(arrival));
     }
 
     /// Withdraws a request whose future is dropped. A tensor that has arrived is for the next request.
     fn cancel(&self, link: &Arc<Link>, id: RequestId) {
         let pending = lock(&self.waiting).remove(&id);
-        let Some(PendingAnswer { mut result, .. }) = pending else { return };
-        if let Some(Ok(RequestOutcome::Arrived(arrival))) = &mut result {
-            arrival.sink.revoke();
+        match pending.map(|pending| pending.result) {
+            Some(Some(Ok(RequestOutcome::Arrived(mut arrival)))) => {
+                arrival.sink.revoke();
+                self.put_back(link, arrival);
+            }
+            Some(None) => self.with(link, |requester| requester.cancel(id)),
+            Some(Some(_)) | None => {}
         }
-        let mut requester = lock(&self.requester);
-        match result {
-            Some(Ok(RequestOutcome::Arrived(arrival))) => self.outbox.add(requester.not_taken(arrival)),
-            Some(_) => return,
-            None => self.outbox.add(requester.cancel(id)),
-        }
-        drop(requester);
-        self.run_and_wake(link);
     }
 }
 

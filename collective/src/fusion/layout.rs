@@ -42,10 +42,10 @@ pub(super) struct Gradient {
 /// Where all gradients lie.
 #[derive(Debug)]
 pub(super) struct Layout {
-    gradients: Vec<Gradient>,
+    pub(super) gradients: Vec<Gradient>,
     by_name: HashMap<Arc<str>, usize>,
     /// The number of elements of each bucket.
-    buckets: Vec<usize>,
+    pub(super) buckets: Vec<usize>,
 }
 
 impl Layout {
@@ -69,15 +69,6 @@ impl Layout {
         let by_name =
             gradients.iter().enumerate().map(|(at, gradient)| (Arc::clone(&gradient.name), at)).collect();
         Self { gradients, by_name, buckets }
-    }
-
-    pub(super) fn gradients(&self) -> &[Gradient] {
-        &self.gradients
-    }
-
-    /// Returns the number of elements of each bucket.
-    pub(super) fn buckets(&self) -> &[usize] {
-        &self.buckets
     }
 
     /// Returns the index of a gradient.

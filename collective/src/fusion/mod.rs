@@ -134,12 +134,12 @@ impl<T: Number> Fusion<T> {
 
     /// Returns the size of a bucket in bytes: that of rank 0, once the first step has ended.
     pub fn bucket_bytes(&self) -> usize {
-        self.steps.bucket_bytes()
+        self.steps.bucket_bytes
     }
 
     /// Returns how much of the communication of all steps so far was hidden, the first step included.
     pub fn overlap(&self) -> Overlap {
-        self.steps.total()
+        self.steps.total
     }
 }
 
@@ -312,7 +312,7 @@ impl<'f, T: Number> Means<'f, T> {
 
     /// Returns how much of this step's communication was hidden.
     pub fn overlap(&self) -> Overlap {
-        self.fusion.steps.latest()
+        self.fusion.steps.latest
     }
 }
 

@@ -41,14 +41,14 @@ pub(super) trait FusionGroup<T: Number>: Send + Sync {
 pub(super) struct Steps<T: Number, G: FusionGroup<T>> {
     group: G,
     /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
-    bucket_bytes: usize,
+    pub(super) bucket_bytes: usize,
     first: FirstStep<T>,
     agreed: Option<AgreedBuckets<T, G>>,
     begun: Instant,
     /// Whether this step has started an operation.
     committed: bool,
-    total: Overlap,
-    latest: Overlap,
+    pub(super) total: Overlap,
+    pub(super) latest: Overlap,
 }
 
 /// The buckets, once the ranks have agreed on them.
@@ -80,18 +80,6 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
             total: Overlap::default(),
             latest: Overlap::default(),
         }
-    }
-
-    pub(super) fn bucket_bytes(&self) -> usize {
-        self.bucket_bytes
-    }
-
-    pub(super) fn total(&self) -> Overlap {
-        self.total
-    }
-
-    pub(super) fn latest(&self) -> Overlap {
-        self.latest
     }
 
     /// Begins a step. A step that started no operation is forgotten.
@@ -190,7 +178,7 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
     /// Returns all means with their names, in the order of the buckets.
     pub(super) fn means(&self) -> impl Iterator<Item = (&str, &[T])> {
         self.agreed.iter().flat_map(|agreed| {
-            let gradients = agreed.layout.gradients().iter().enumerate();
+            let gradients = agreed.layout.gradients.iter().enumerate();
             gradients.filter_map(|(index, gradient)| Some((&*gradient.name, agreed.elements(index)?)))
         })
     }
@@ -236,7 +224,7 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
 impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
     fn new(list: &List, bytes: usize, group: &G) -> Result<Self, CollectiveError> {
         let layout = Layout::new(list, bytes / size_of::<T>());
-        let buckets = layout.buckets().iter().map(|&elements| Ok(Bucket::Idle(group.allocate(elements)?)));
+        let buckets = layout.buckets.iter().map(|&elements| Ok(Bucket::Idle(group.allocate(elements)?)));
         let buckets = buckets.collect::<Result<_, CollectiveError>>()?;
         let given = Given::new(&layout);
         Ok(Self { layout, buckets, given, times: Vec::new() })
@@ -293,7 +281,7 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
     fn overlap(&mut self) -> Overlap {
         let mut times = std::mem::take(&mut self.times);
         times.sort_unstable();
-        let elements: usize = self.layout.buckets().iter().sum();
+        let elements: usize = self.layout.buckets.iter().sum();
         Overlap {
             buckets: self.buckets.len() as u64,
             bytes: (elements * size_of::<T>()) as u64,
@@ -304,7 +292,7 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
 
     /// Returns the elements of a gradient, unless an operation has its bucket.
     fn elements(&self, index: usize) -> Option<&[T]> {
-        let gradient = self.layout.gradients().get(index)?;
+        let gradient = self.layout.gradients.get(index)?;
         match &self.buckets[gradient.bucket] {
             Bucket::Idle(memory) => memory.get(gradient.range.clone()),
             Bucket::UnderWay(_) | Bucket::Failed => None,
@@ -312,7 +300,7 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
     }
 
     fn elements_mut(&mut self, index: usize) -> Option<&mut [T]> {
-        let gradient = self.layout.gradients().get(index)?;
+        let gradient = self.layout.gradients.get(index)?;
         match &mut self.buckets[gradient.bucket] {
             Bucket::Idle(memory) => memory.get_mut(gradient.range.clone()),
             Bucket::UnderWay(_) | Bucket::Failed => None,

@@ -115,11 +115,6 @@ impl RdmaDevice {
         Ok(device)
     }
 
-    /// Makes a device that does not listen.
-    fn unbound(settings: Settings) -> Self {
-        Self::make(settings, None)
-    }
-
     fn make(settings: Settings, address: Option<SocketAddr>) -> Self {
         let limit = settings.config.get_pinned_limit();
         let budget = Budget::for_process(false, Some(limit.unwrap_or(u64::MAX)));
@@ -693,7 +688,7 @@ impl DeviceBuilder {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn build(self) -> Result<RdmaDevice, TensorError> {
-        Ok(RdmaDevice::unbound(self.settings()?))
+        Ok(RdmaDevice::make(self.settings()?, None))
     }
 
     fn settings(self) -> Result<Settings, TensorError> {

@@ -32,8 +32,10 @@ impl<T> OfferedTensor<T> {
 #[derive(Debug)]
 pub(super) struct OfferTable<T> {
     entries: HashMap<TensorKey, TableEntry<T>>,
-    offers: usize,
-    bytes: u64,
+    /// Number of offers.
+    pub(super) offers: usize,
+    /// Bytes of their tensors.
+    pub(super) bytes: u64,
     max_offers: usize,
     max_bytes: u64,
 }
@@ -65,14 +67,6 @@ impl<T> OfferTable<T> {
     pub(super) fn new(settings: &ProviderSettings) -> Self {
         let ProviderSettings { max_offers, max_bytes, .. } = *settings;
         Self { entries: HashMap::new(), offers: 0, bytes: 0, max_offers, max_bytes }
-    }
-
-    pub(super) fn offers(&self) -> usize {
-        self.offers
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     pub(super) fn put(

@@ -188,7 +188,7 @@ impl<T: Clone> Provider<T> {
     /// Returns the amount of offers and requests that the provider holds.
     pub(crate) fn held(&self) -> OfferCounts {
         let requests = self.peers.values().map(|peer| peer.requests.len()).sum();
-        OfferCounts { offers: self.table.offers(), bytes: self.table.bytes(), requests }
+        OfferCounts { offers: self.table.offers, bytes: self.table.bytes, requests }
     }
 
     /// Accepts a request, unless its peer has had this offer. A reader that did not learn of a dead or failed

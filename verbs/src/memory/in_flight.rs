@@ -219,7 +219,7 @@ impl<T> InFlight<T> {
             if status != CompletionStatus::Success && first.covers(number) {
                 first.fail(status);
             }
-            if first.last().is_none_or(|last| last > number) {
+            if first.last.is_none_or(|last| last > number) {
                 break;
             }
             self.posted_transfers -= 1;
@@ -287,19 +287,17 @@ impl<T> InFlight<T> {
         let numbers: Vec<_> = parts.iter().map(|(part, _)| self.number(part.length(), part.last)).collect();
         let transfer = &mut self.transfers[index];
         transfer.posted(first, self.posted);
-        let result = transfer.with_requests(&parts, |operations| {
-            let requests: Vec<_> = operations
-                .iter()
-                .zip(&numbers)
-                .map(|(operation, (number, signaled))| SendRequest {
-                    wr_id: wr_id(*number as u32),
-                    operation: *operation,
-                    signaled: *signaled,
-                })
-                .collect();
-            self.queue_pair.post_send(&requests)
+        let words: Vec<_> = parts.iter().map(|(part, _)| word(part)).collect();
+        let slices = parts.iter().zip(&words).map(|((part, _), word)| [transfer.inline(part, word)]);
+        let slices: Vec<_> = slices.collect();
+        let requests = parts.iter().zip(&slices).zip(numbers);
+        let requests = requests.map(|(((part, segment), slices), (number, signaled))| SendRequest {
+            wr_id: wr_id(number as u32),
+            operation: transfer.operation(part, segment, slices),
+            signaled,
         });
-        if transfer.last().is_some() {
+        let result = self.queue_pair.post_send(&requests.collect::<Vec<_>>());
+        if transfer.last.is_some() {
             self.posted_transfers += 1;
         }
         result.inspect_err(|_| self.failed = true)
@@ -617,23 +615,6 @@ impl<T> Transfer<T> {
         }
     }
 
-    /// Makes the requests of `parts`, and passes them to `then`.
-    pub(crate) fn with_requests<R>(
-        &self,
-        parts: &[(RequestPart, Option<LocalSegment>)],
-        then: impl FnOnce(&[Operation<'_>]) -> R,
-    ) -> R {
-        let words: Vec<[u8; 8]> = parts.iter().map(|(part, _)| word(part)).collect();
-        let slices: Vec<[IoSlice<'_>; 1]> =
-            parts.iter().zip(&words).map(|((part, _), word)| [self.inline(part, word)]).collect();
-        let operations: Vec<_> = parts
-            .iter()
-            .zip(&slices)
-            .map(|((part, segment), slices)| self.operation(part, segment, slices))
-            .collect();
-        then(&operations)
-    }
-
     /// Returns the bytes of a part that are sent inline.
     fn inline<'a>(&'a self, part: &RequestPart, word: &'a [u8]) -> IoSlice<'a> {
         IoSlice::new(match (&self.local, part.bytes) {
@@ -684,11 +665,6 @@ impl<T> Transfer<T> {
         if self.ended {
             self.last = Some(last);
         }
-    }
-
-    /// Returns the number of the last request, once it is posted.
-    pub(crate) fn last(&self) -> Option<u64> {
-        self.last
     }
 
     /// Returns whether a request of this transfer has a number of at most `number`.

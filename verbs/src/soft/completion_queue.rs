@@ -27,7 +27,7 @@ const SLOTS: u32 = 64 * 64;
 #[derive(Debug)]
 pub(super) struct Queue {
     device: Arc<Device>,
-    id: u64,
+    pub(super) id: u64,
     capacity: AtomicUsize,
     /// Held during a poll, so one thread polls at a time. Locked before any lock of a queue pair, never
     /// after.
@@ -192,10 +192,6 @@ impl Queue {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
         let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.device, device));
         own.ok_or_else(|| VerbsError::foreign("completion queue"))
-    }
-
-    pub(super) fn id(&self) -> u64 {
-        self.id
     }
 
     /// Takes over a connection by which a peer wakes the poller of this queue, until the result is

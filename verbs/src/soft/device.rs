@@ -29,7 +29,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 pub(super) struct Device {
     me: Weak<Device>,
     pub(super) attributes: DeviceAttributes,
-    id: DeviceId,
+    pub(super) id: DeviceId,
     reach: Reach,
     origin: Origin,
     pub(super) service: Arc<Service>,
@@ -112,10 +112,6 @@ impl Device {
     pub(super) fn shared(&self) -> Arc<Self> {
         // Every `Device` is in an `Arc`, because only `new` makes devices.
         self.me.upgrade().unwrap_or_else(|| unreachable!())
-    }
-
-    pub(super) fn id(&self) -> DeviceId {
-        self.id
     }
 
     /// Returns whether this process is a forked child of the process that opened the device. Such a process

@@ -16,17 +16,13 @@ use crate::{Access, HostMemory, Lkey, MemoryRegion, MemoryWindow, Rkey, VerbsErr
 #[derive(Debug)]
 pub(super) struct Domain {
     pub(super) device: Arc<Device>,
-    id: u64,
+    pub(super) id: u64,
     queue_pairs: Mutex<HashMap<u32, Weak<dyn ServedQueuePair>>>,
 }
 
 impl Domain {
     pub(super) fn new(device: &Arc<Device>) -> Self {
         Self { device: Arc::clone(device), id: device.object_id(), queue_pairs: Mutex::default() }
-    }
-
-    pub(super) fn id(&self) -> u64 {
-        self.id
     }
 
     pub(super) fn add_queue_pair(&self, number: u32, pair: Weak<dyn ServedQueuePair>) {

@@ -13,9 +13,9 @@ fn list(lengths: &[usize]) -> List {
 #[test]
 fn gradients_fill_buckets_in_their_order() {
     let layout = Layout::new(&list(&[3, 4, 2, 20, 1, 9]), 9);
-    assert_eq!(layout.buckets(), [9, 20, 1, 9]);
+    assert_eq!(layout.buckets, [9, 20, 1, 9]);
     let places: Vec<_> =
-        layout.gradients().iter().map(|gradient| (gradient.bucket, gradient.range.clone())).collect();
+        layout.gradients.iter().map(|gradient| (gradient.bucket, gradient.range.clone())).collect();
     assert_eq!(places, [(0, 0..3), (0, 3..7), (0, 7..9), (1, 0..20), (2, 0..1), (3, 0..9)]);
 }
 
@@ -24,7 +24,7 @@ fn lengths_of_a_broken_list_cause_no_overflow() {
     let mut list = list(&[1, 2]);
     list.entries[0].elements = u64::MAX;
     let layout = Layout::new(&list, usize::MAX);
-    assert_eq!(layout.buckets().len(), 2);
+    assert_eq!(layout.buckets.len(), 2);
 }
 
 proptest! {
@@ -34,20 +34,20 @@ proptest! {
         limit in 0..120_usize,
     ) {
         let layout = Layout::new(&list(&lengths), limit);
-        let mut ends = vec![0; layout.buckets().len()];
+        let mut ends = vec![0; layout.buckets.len()];
         let mut members = ends.clone();
-        for (gradient, &length) in layout.gradients().iter().zip(&lengths) {
+        for (gradient, &length) in layout.gradients.iter().zip(&lengths) {
             // Each begins where the one before it ends, so no two share an element.
             prop_assert_eq!(gradient.range.start, ends[gradient.bucket]);
             prop_assert_eq!(gradient.range.len(), length);
             ends[gradient.bucket] = gradient.range.end;
             members[gradient.bucket] += 1;
         }
-        prop_assert_eq!(&ends, layout.buckets());
-        for (&elements, members) in layout.buckets().iter().zip(members) {
+        prop_assert_eq!(&ends, &layout.buckets);
+        for (&elements, members) in layout.buckets.iter().zip(members) {
             prop_assert!(elements <= limit || members == 1);
         }
-        prop_assert!(layout.gradients().is_sorted_by_key(|gradient| gradient.bucket));
+        prop_assert!(layout.gradients.is_sorted_by_key(|gradient| gradient.bucket));
     }
 
     #[test]
@@ -71,13 +71,13 @@ proptest! {
             // The started buckets are exactly the first full ones.
             let there = &order[..=count];
             let full = |bucket: usize| {
-                let mut members = layout.gradients().iter().enumerate().filter(|(_, one)| one.bucket == bucket);
+                let mut members = layout.gradients.iter().enumerate().filter(|(_, one)| one.bucket == bucket);
                 members.all(|(index, _)| there.contains(&index))
             };
             prop_assert!((0..started).all(full));
-            prop_assert!(started == layout.buckets().len() || !full(started));
+            prop_assert!(started == layout.buckets.len() || !full(started));
         }
-        prop_assert_eq!(started, layout.buckets().len());
+        prop_assert_eq!(started, layout.buckets.len());
         prop_assert!(given.complete(&layout).is_ok());
     }
 }

@@ -57,7 +57,7 @@ fn ranks_with_gradients_in_other_orders_get_the_same_means() {
                 for number in 0..6 {
                     step(rank.index(), size, number, &mut steps, &LENGTHS);
                 }
-                (rank.started(), steps.total().buckets, steps.bucket_bytes())
+                (rank.started(), steps.total.buckets, steps.bucket_bytes)
             };
             let ends = ranks(size, delay, run, pin);
             assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
@@ -78,7 +78,7 @@ fn rank_0_sets_the_size_of_all_ranks() {
                 scope.spawn(move || {
                     let mut steps = Steps::new(rank.clone(), 4_096 + rank.index());
                     step(rank.index(), 2, 0, &mut steps, &LENGTHS);
-                    steps.bucket_bytes()
+                    steps.bucket_bytes
                 })
             })
             .collect();
@@ -149,7 +149,7 @@ fn operations_that_end_before_finish_are_timed_before_it() {
         // The caller computes on.
         std::thread::sleep(Duration::from_millis(5));
         block_on(steps.finish()).unwrap();
-        let overlap = steps.latest();
+        let overlap = steps.latest;
         assert_eq!((overlap.buckets, overlap.bytes), (2, 8));
         assert!(overlap.step >= overlap.waited);
         if round == 0 {
@@ -158,5 +158,5 @@ fn operations_that_end_before_finish_are_timed_before_it() {
             assert!(overlap.communication <= computed, "{overlap} after {computed:?}");
         }
     }
-    assert_eq!(steps.total().buckets, 4);
+    assert_eq!(steps.total.buckets, 4);
 }

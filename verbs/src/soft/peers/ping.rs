@@ -139,7 +139,7 @@ mod tests {
     fn a_device_answers_and_a_socket_without_a_device_does_not() {
         let context = crate::soft::open().unwrap();
         let device = crate::soft::context::current().unwrap();
-        let asked = ping(device.id()).unwrap().unwrap();
+        let asked = ping(device.id).unwrap().unwrap();
         assert!(is_answered(&asked, 60_000));
         assert!(asked.answer().unwrap_err().to_string().contains("no such queue pair"));
         assert_eq!(asked.owner, DeviceOwner::new(rustix::process::geteuid().as_raw(), false));

@@ -522,9 +522,9 @@ impl Core {
             access,
             shares_memory,
             ring: self.end.ring_bytes(),
-            domain: self.domain.id(),
-            send_queue: self.send_queue.id(),
-            receive_queue: self.receive_queue.id(),
+            domain: self.domain.id,
+            send_queue: self.send_queue.id,
+            receive_queue: self.receive_queue.id,
         }
     }
 
@@ -579,7 +579,7 @@ impl Core {
 
     /// Returns the address that peers connect to.
     pub(super) fn address(&self) -> Address {
-        Address { device: self.domain.device.id(), number: self.number, token: self.token }
+        Address { device: self.domain.device.id, number: self.number, token: self.token }
     }
 
     fn change(&self, call: &'static str, from: u8, to: u8) -> Result<(), VerbsError> {
@@ -665,7 +665,7 @@ impl Core {
     /// Takes over the one connection by which the process that has taken our end may wake the poller of the
     /// completion queue `id`.
     pub(super) fn add_event_socket(&self, id: u64, socket: &Arc<Socket>) -> Option<io::Result<()>> {
-        let queue = [&self.send_queue, &self.receive_queue].into_iter().find(|queue| queue.id() == id)?;
+        let queue = [&self.send_queue, &self.receive_queue].into_iter().find(|queue| queue.id == id)?;
         let mut grant = lock(&self.grant);
         let ends = grant.event_ends.upgrade().filter(|_| !grant.events.contains(&id))?;
         Some(queue.add_event_socket(socket).map(|end| {

@@ -31,7 +31,7 @@ const MOST: usize = 253;
 /// Listens under the name of a device with the number `nonce`. Returns the address of a queue pair of this
 /// device.
 fn listen(nonce: u64) -> (OwnedFd, QueuePairAddress) {
-    let device = DeviceId { process: std::process::id(), nonce, ..the_device().id() };
+    let device = DeviceId { process: std::process::id(), nonce, ..the_device().id };
     let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()).unwrap();
     rustix::net::bind(&listener, &name).unwrap();

@@ -20,7 +20,7 @@ use crate::{QueuePairAddress, QueuePairState};
 
 fn dial() -> OwnedFd {
     let fd = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    let name = SocketAddrUnix::new_abstract_name(the_device().id().socket_name().as_bytes()).unwrap();
+    let name = SocketAddrUnix::new_abstract_name(the_device().id.socket_name().as_bytes()).unwrap();
     rustix::net::connect(&fd, &name).unwrap();
     fd
 }
@@ -56,16 +56,15 @@ fn descriptors_go_only_to_peers_with_the_token() {
         let (reply, none) = ask(&fd, request).unwrap();
         assert_eq!((reply.answer, none.is_none()), (Answer::Refused, true), "{request:?}");
     };
-    for object in
-        [Object::Table, Object::End { requester: 1 }, Object::EventSocket(side.core.send_queue.id())]
+    for object in [Object::Table, Object::End { requester: 1 }, Object::EventSocket(side.core.send_queue.id)]
     {
         refused(&Request { token: address.token ^ 1, object, ..good });
         refused(&Request { number: address.number ^ (1 << 31), object, ..good });
     }
-    for id in [0, u64::MAX, other.core.send_queue.id()] {
+    for id in [0, u64::MAX, other.core.send_queue.id] {
         refused(&Request { object: Object::EventSocket(id), ..good });
     }
-    let wakes = Request { object: Object::EventSocket(side.core.send_queue.id()), ..good };
+    let wakes = Request { object: Object::EventSocket(side.core.send_queue.id), ..good };
     // Only the process that has taken the end wakes the pollers.
     refused(&wakes);
     let end = Request { object: Object::End { requester: 1 }, ..good };
@@ -255,7 +254,7 @@ fn memory_of_a_peer_is_freed_by_a_thread_of_its_own() {
 #[test]
 fn replies_without_end() {
     let context = soft::open().unwrap();
-    let device = DeviceId { process: std::process::id(), nonce: 0x5eed, ..the_device().id() };
+    let device = DeviceId { process: std::process::id(), nonce: 0x5eed, ..the_device().id };
     let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()).unwrap();
     rustix::net::bind(&listener, &name).unwrap();
