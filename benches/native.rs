@@ -19,7 +19,6 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
@@ -28,8 +27,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use tokio::task::JoinSet;
-use tokio_stream::{Stream, StreamExt as _};
+use tokio_stream::StreamExt as _;
 use tonic::body::Body;
+use tonic::codegen::BoxStream;
 use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
 use tower_service::Service;
@@ -44,7 +44,7 @@ use tonic_rdma_commands::statistics::{median, quantile};
 use tonic_rdma_commands::{Flavour, bench_options};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
 /// Length of small payloads, in bytes.
 const LENGTH: usize = 64;
@@ -354,18 +354,12 @@ impl Transfer for PlainService {
         Ok(Response::new(PutReply { bytes, ..PutReply::default() }))
     }
 
-    type EchoStream = Pin<Box<dyn Stream<Item = Result<PutRequest, Status>> + Send>>;
-
     /// Sends the first message again and again.
     async fn echo(
         &self,
         request: Request<Streaming<PutRequest>>,
-    ) -> Result<Response<Self::EchoStream>, Status> {
+    ) -> Result<Response<BoxStream<PutRequest>>, Status> {
         let first = request.into_inner().next().await.ok_or(Status::invalid_argument("no message"))??;
         Ok(Response::new(Box::pin(tokio_stream::iter(std::iter::repeat_with(move || Ok(first.clone()))))))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("not here"))
     }
 }

@@ -6,14 +6,14 @@
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma::gather::GatherRequests;
 use tonic_rdma::memory::Pool;
 use tonic_rdma::memory::sites::{SiteAllocator, SitePlacement, SiteSettings};
 use tonic_rdma::{RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
 /// The length of each layer's tensors, in bytes.
 const LAYERS: [usize; 3] = [4 << 20, 1 << 20, 256 << 10];
@@ -31,16 +31,6 @@ impl Transfer for ParameterServer {
         let wrong = payload.iter().position(|&byte| byte != gradient(seed as u8));
         let first_mismatch = wrong.map_or(0, |at| at as u64 + 1);
         Ok(Response::new(PutReply { bytes: payload.len() as u64, first_mismatch, ..Default::default() }))
-    }
-
-    type EchoStream = Streaming<PutRequest>;
-
-    async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
-        Ok(Response::new(request.into_inner()))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("see the command"))
     }
 }
 

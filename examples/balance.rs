@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::{Endpoint, Server};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma::{BalancedChannel, EndpointState, RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
@@ -25,12 +25,6 @@ struct Named(&'static str);
 impl Greeter for Named {
     async fn say_hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         Ok(Response::new(HelloReply { message: self.0.into() }))
-    }
-
-    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
-
-    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
-        Err(Status::unimplemented("see the streaming example"))
     }
 }
 

@@ -6,7 +6,7 @@
 
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma::{Config, Policy, RdmaConnectInfo, RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
@@ -23,12 +23,6 @@ impl Greeter for MyGreeter {
             None => "you came to a stock server".into(),
         };
         Ok(Response::new(HelloReply { message }))
-    }
-
-    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
-
-    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
-        Err(Status::unimplemented("see the streaming example"))
     }
 }
 

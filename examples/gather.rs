@@ -6,12 +6,12 @@
 
 use bytes::Bytes;
 use tonic::transport::{Endpoint, Server};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma::gather::{GatherRequests, GatherResponses};
 use tonic_rdma::{RdmaConnectInfo, RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
 /// The length of the message, in bytes.
 const LENGTH: usize = 64 << 20;
@@ -29,16 +29,6 @@ impl Transfer for Sink {
         let wrong = payload.iter().zip(0..).position(|(byte, at)| *byte != content(at));
         let first_mismatch = wrong.map_or(0, |at| at as u64 + 1);
         Ok(Response::new(PutReply { bytes: payload.len() as u64, first_mismatch, ..Default::default() }))
-    }
-
-    type EchoStream = Streaming<PutRequest>;
-
-    async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
-        Ok(Response::new(request.into_inner()))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("see the command"))
     }
 }
 

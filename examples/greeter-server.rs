@@ -6,7 +6,7 @@
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use tonic::transport::Server;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma::{RdmaConnectInfo, RdmaIncoming};
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
@@ -21,12 +21,6 @@ impl Greeter for MyGreeter {
         let name = request.into_inner().name;
         let message = format!("Hello {name}, over {}!", over.as_deref().unwrap_or("nothing known"));
         Ok(Response::new(HelloReply { message }))
-    }
-
-    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
-
-    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
-        Err(Status::unimplemented("see the streaming example"))
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tonic::transport::{Endpoint, Server};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_rdma::{RdmaConnectInfo, RdmaConnector, RdmaIncoming};
@@ -30,12 +30,6 @@ impl Greeter for Slow {
         self.0.notify_one();
         tokio::time::sleep(Duration::from_millis(300)).await;
         Ok(Response::new(HelloReply { message: format!("Hello {}!", request.into_inner().name) }))
-    }
-
-    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
-
-    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
-        Err(Status::unimplemented("see the streaming example"))
     }
 }
 

@@ -4,7 +4,8 @@
 //! `cargo run --example streaming` runs server and client in one process.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::StreamExt;
+use tonic::codegen::BoxStream;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::{RdmaConnector, RdmaIncoming};
@@ -17,16 +18,10 @@ struct Chatty;
 
 #[tonic::async_trait]
 impl Greeter for Chatty {
-    async fn say_hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
-        Err(Status::unimplemented("see the greeter example"))
-    }
-
-    type ChatStream = std::pin::Pin<Box<dyn Stream<Item = Result<HelloReply, Status>> + Send>>;
-
     async fn chat(
         &self,
         names: Request<Streaming<HelloRequest>>,
-    ) -> Result<Response<Self::ChatStream>, Status> {
+    ) -> Result<Response<BoxStream<HelloReply>>, Status> {
         let greet = |name: HelloRequest| HelloReply { message: format!("Hello {}!", name.name) };
         let greetings = names.into_inner().map(move |name| name.map(greet));
         Ok(Response::new(Box::pin(greetings)))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma::{RdmaConnector, RdmaIncoming, RdmaRequestExt as _};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
@@ -28,12 +28,6 @@ impl Greeter for MyGreeter {
         let who = common_name(certificate).ok_or_else(|| Status::unauthenticated("no common name"))?;
         let over = request.connection().map(|info| info.verdict().to_string()).unwrap_or_default();
         Ok(Response::new(HelloReply { message: format!("Hello {who}, with TLS over {over}!") }))
-    }
-
-    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
-
-    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
-        Err(Status::unimplemented("see the streaming example"))
     }
 }
 

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 
 use super::cell::Transport;
 use tonic_rdma::RdmaIncoming;
 use tonic_rdma_commands::Flavour;
 use tonic_rdma_commands::process::{self, Child, end_with_stdin, report_line};
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
 /// Number of calls served.
 static SERVED: AtomicU64 = AtomicU64::new(0);
@@ -78,16 +78,6 @@ impl Transfer for PayloadService {
         }
         SERVED.fetch_add(1, SeqCst);
         Ok(Response::new(PutReply { bytes: payload.len() as u64, ..Default::default() }))
-    }
-
-    type EchoStream = Streaming<PutRequest>;
-
-    async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
-        Ok(Response::new(request.into_inner()))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("not measured"))
     }
 }
 

@@ -16,8 +16,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{oneshot, watch};
 use tonic_rdma_proto::greeter::HelloReply;
 use tonic_rdma_proto::greeter::greeter_server::Greeter;
+use tonic_rdma_proto::transfer::PutReply;
 use tonic_rdma_proto::transfer::transfer_server::Transfer;
-use tonic_rdma_proto::transfer::{PutReply, UsageReply, UsageRequest};
 
 pub use std::time::Duration;
 pub use tonic::transport::{
@@ -170,12 +170,6 @@ impl Greeter for GreeterService {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         Ok(Response::new(HelloReply { message: self.0(&request) }))
     }
-
-    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
-
-    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
-        Err(Status::unimplemented("not here"))
-    }
 }
 
 /// Makes a service that accepts payloads, in the order of their rounds, and checks all their bytes.
@@ -195,16 +189,6 @@ impl Transfer for TransferService {
             return Err(Status::data_loss(format!("round {round}: another payload than was sent")));
         }
         Ok(Response::new(PutReply { bytes: payload.len() as u64, ..Default::default() }))
-    }
-
-    type EchoStream = Streaming<PutRequest>;
-
-    async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
-        Ok(Response::new(request.into_inner()))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("not here"))
     }
 }
 

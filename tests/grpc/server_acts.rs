@@ -2,14 +2,14 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
-use tokio_stream::{Stream, StreamExt as _};
+use tokio_stream::StreamExt as _;
+use tonic::codegen::BoxStream;
 use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::{CallConfig, RdmaChannel, RdmaError, RdmaIncoming, RdmaRequestExt as _, RdmaServer};
@@ -151,14 +151,12 @@ impl Greeter for Acts {
         Ok(Response::new(HelloReply { message }))
     }
 
-    type ChatStream = Pin<Box<dyn Stream<Item = Result<HelloReply, Status>> + Send>>;
-
     /// Answers each name when its act is done. The first name may be `count N`: then N replies follow,
     /// whatever else comes. With `only N` the call ends after N names.
     async fn chat(
         &self,
         request: Request<Streaming<HelloRequest>>,
-    ) -> Result<Response<Self::ChatStream>, Status> {
+    ) -> Result<Response<BoxStream<HelloReply>>, Status> {
         let most =
             request.metadata().get("only").map_or(usize::MAX, |only| only.to_str().unwrap().parse().unwrap());
         if let Some(count) = request.metadata().get("count") {

@@ -1,18 +1,18 @@
 //! Streams and large messages.
 
-use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt as _};
+use tonic::codegen::BoxStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_rdma::{CallConfig, RdmaServer};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
 use crate::server_acts::{Acts, in_every_runtime, serve, serve_as};
 use support::{Content, Runtime, say, within};
@@ -153,12 +153,10 @@ impl Transfer for Mirror {
         Ok(Response::new(PutReply { bytes: payload.len() as u64, ..PutReply::default() }))
     }
 
-    type EchoStream = Pin<Box<dyn Stream<Item = Result<PutRequest, Status>> + Send>>;
-
     async fn echo(
         &self,
         request: Request<Streaming<PutRequest>>,
-    ) -> Result<Response<Self::EchoStream>, Status> {
+    ) -> Result<Response<BoxStream<PutRequest>>, Status> {
         let replies = request.into_inner().map(|request| {
             let PutRequest { seed, check, payload } = request?;
             Content::new(seed).check(&payload);
@@ -166,10 +164,6 @@ impl Transfer for Mirror {
             Ok(PutRequest { seed: seed + 1, check, payload })
         });
         Ok(Response::new(Box::pin(replies)))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("not here"))
     }
 }
 

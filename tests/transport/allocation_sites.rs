@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use support::config;
 use tokio_stream::StreamExt;
+use tonic::codegen::BoxStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::memory::Pool;
@@ -15,7 +16,7 @@ use tonic_rdma::memory::sites::{
 use tonic_rdma::{Config, EagerThreshold, Policy, RdmaConnector, RdmaIncoming, gather};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
 const LENGTH: usize = 300_000;
 
@@ -38,12 +39,10 @@ impl Transfer for Worker {
         }))
     }
 
-    type EchoStream = Box<dyn tokio_stream::Stream<Item = Result<PutRequest, Status>> + Send + Unpin>;
-
     async fn echo(
         &self,
         request: Request<Streaming<PutRequest>>,
-    ) -> Result<Response<Self::EchoStream>, Status> {
+    ) -> Result<Response<BoxStream<PutRequest>>, Status> {
         let sites = self.sites.clone();
         let answers = request.into_inner().map(move |message| {
             let PutRequest { seed, check, payload } = message?;
@@ -51,11 +50,7 @@ impl Transfer for Worker {
             let payload = filled(sites.allocate_named("answer", payload.len()), seed).freeze();
             Ok(PutRequest { seed, check, payload })
         });
-        Ok(Response::new(Box::new(answers)))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("not here"))
+        Ok(Response::new(Box::pin(answers)))
     }
 }
 

@@ -10,6 +10,7 @@ use tokio_stream::{Stream, StreamExt, wrappers::TcpListenerStream};
 use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, EncodeBody};
+use tonic::codegen::BoxStream;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::{Service, http};
 use tonic::transport::{Channel, Endpoint, Server};
@@ -18,7 +19,7 @@ use tonic_rdma::memory::Pool;
 use tonic_rdma::{Config, EagerThreshold, RdmaConnector, RdmaIncoming, gather};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
 /// Lengths around the threshold, around a DATA frame, and of several windows.
 const SIZES: [usize; 9] = [
@@ -52,14 +53,11 @@ impl Transfer for Echo {
         }))
     }
 
-    type EchoStream = Streaming<PutRequest>;
-
-    async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
-        Ok(Response::new(request.into_inner()))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("not here"))
+    async fn echo(
+        &self,
+        request: Request<Streaming<PutRequest>>,
+    ) -> Result<Response<BoxStream<PutRequest>>, Status> {
+        Ok(Response::new(Box::pin(request.into_inner())))
     }
 }
 

@@ -24,14 +24,14 @@ use support::{Runtime, config, descriptors_and_mappings, free_address, within};
 use tonic::body::Body;
 use tonic::client::GrpcService;
 use tonic::transport::{Endpoint, Server};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma::memory::Pool;
 use tonic_rdma::memory::trace::TracingAllocator;
 use tonic_rdma::{RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer, Verdict, gather};
 use tonic_rdma_collective::{Communicator, Launch, Reduction};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 use tonic_rdma_tensor::unstable::OwnPolling;
 use tonic_rdma_tensor::{
     Dtype, NamedOffer, NamedReply, Notification, RdmaDevice, Rights, Shape, Tensor, TensorMut, TensorSpec,
@@ -237,16 +237,6 @@ impl Transfer for Sink {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let bytes = request.get_ref().payload.len() as u64;
         Ok(Response::new(PutReply { bytes, ..PutReply::default() }))
-    }
-
-    type EchoStream = Streaming<PutRequest>;
-
-    async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
-        Ok(Response::new(request.into_inner()))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("not here"))
     }
 }
 

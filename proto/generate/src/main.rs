@@ -137,10 +137,10 @@ impl Target {
                 tonic_prost_build::configure().bytes(".").out_dir(folder).compile_fds(descriptors)?;
             }
             // The build script of the book and of the documentation of `gather`. Tests compare this line with
-            // both.
+            // both. With stubs, each example has only the methods that it shows.
             #[rustfmt::skip]
             Codec::Gather => {
-                tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").out_dir(folder).compile_fds(descriptors)?;
+                tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").out_dir(folder).generate_default_stubs(true).compile_fds(descriptors)?;
             }
             Codec::GatherSecrets => {
                 let code =

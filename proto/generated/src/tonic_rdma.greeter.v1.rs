@@ -166,18 +166,19 @@ pub mod greeter_server {
         async fn say_hello(
             &self,
             request: tonic::Request<super::HelloRequest>,
-        ) -> std::result::Result<tonic::Response<super::HelloReply>, tonic::Status>;
-        /// Server streaming response type for the Chat method.
-        type ChatStream: tonic::codegen::tokio_stream::Stream<
-                Item = std::result::Result<super::HelloReply, tonic::Status>,
-            >
-            + std::marker::Send
-            + 'static;
+        ) -> std::result::Result<tonic::Response<super::HelloReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Greets every name as it comes.
         async fn chat(
             &self,
             request: tonic::Request<tonic::Streaming<super::HelloRequest>>,
-        ) -> std::result::Result<tonic::Response<Self::ChatStream>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<BoxStream<super::HelloReply>>,
+            tonic::Status,
+        > {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
     }
     #[derive(Debug)]
     pub struct GreeterServer<T> {
@@ -304,7 +305,7 @@ pub mod greeter_server {
                     impl<T: Greeter> tonic::server::StreamingService<super::HelloRequest>
                     for ChatSvc<T> {
                         type Response = super::HelloReply;
-                        type ResponseStream = T::ChatStream;
+                        type ResponseStream = BoxStream<super::HelloReply>;
                         type Future = BoxFuture<
                             tonic::Response<Self::ResponseStream>,
                             tonic::Status,

@@ -270,22 +270,30 @@ pub mod placement_server {
         async fn prepare(
             &self,
             request: tonic::Request<super::PrepareRequest>,
-        ) -> std::result::Result<tonic::Response<super::PrepareReply>, tonic::Status>;
+        ) -> std::result::Result<tonic::Response<super::PrepareReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Has the receiver poll for tensors, without ever sleeping, until the trial ends.
         async fn begin(
             &self,
             request: tonic::Request<super::BeginRequest>,
-        ) -> std::result::Result<tonic::Response<super::BeginReply>, tonic::Status>;
+        ) -> std::result::Result<tonic::Response<super::BeginReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Ends the trial, and says what the receiver found in it.
         async fn end(
             &self,
             request: tonic::Request<super::EndRequest>,
-        ) -> std::result::Result<tonic::Response<super::EndReply>, tonic::Status>;
+        ) -> std::result::Result<tonic::Response<super::EndReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Gives the places up.
         async fn release(
             &self,
             request: tonic::Request<super::ReleaseRequest>,
-        ) -> std::result::Result<tonic::Response<super::ReleaseReply>, tonic::Status>;
+        ) -> std::result::Result<tonic::Response<super::ReleaseReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
     }
     #[derive(Debug)]
     pub struct PlacementServer<T> {

@@ -272,22 +272,33 @@ pub mod exchange_server {
         async fn push(
             &self,
             request: tonic::Request<super::PushRequest>,
-        ) -> std::result::Result<tonic::Response<super::PushReply>, tonic::Status>;
+        ) -> std::result::Result<tonic::Response<super::PushReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Answers with a payload.
         async fn get(
             &self,
             request: tonic::Request<super::GetRequest>,
-        ) -> std::result::Result<tonic::Response<super::GetReply>, tonic::Status>;
+        ) -> std::result::Result<tonic::Response<super::GetReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Begins a mode's trial.
         async fn begin(
             &self,
             request: tonic::Request<super::BeginTrialRequest>,
-        ) -> std::result::Result<tonic::Response<super::BeginTrialReply>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<super::BeginTrialReply>,
+            tonic::Status,
+        > {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Ends it: every byte of some of its messages is looked at, of which stamps alone were seen so far.
         async fn end(
             &self,
             request: tonic::Request<super::EndTrialRequest>,
-        ) -> std::result::Result<tonic::Response<super::EndTrialReply>, tonic::Status>;
+        ) -> std::result::Result<tonic::Response<super::EndTrialReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
     }
     #[derive(Debug)]
     pub struct ExchangeServer<T> {

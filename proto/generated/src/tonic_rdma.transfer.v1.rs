@@ -245,23 +245,26 @@ pub mod transfer_server {
         async fn put(
             &self,
             request: tonic::Request<super::PutRequest>,
-        ) -> std::result::Result<tonic::Response<super::PutReply>, tonic::Status>;
-        /// Server streaming response type for the Echo method.
-        type EchoStream: tonic::codegen::tokio_stream::Stream<
-                Item = std::result::Result<super::PutRequest, tonic::Status>,
-            >
-            + std::marker::Send
-            + 'static;
+        ) -> std::result::Result<tonic::Response<super::PutReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Echoes every payload, so that both directions are busy at once.
         async fn echo(
             &self,
             request: tonic::Request<tonic::Streaming<super::PutRequest>>,
-        ) -> std::result::Result<tonic::Response<Self::EchoStream>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<BoxStream<super::PutRequest>>,
+            tonic::Status,
+        > {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Counters of the serving process since it started.
         async fn usage(
             &self,
             request: tonic::Request<super::UsageRequest>,
-        ) -> std::result::Result<tonic::Response<super::UsageReply>, tonic::Status>;
+        ) -> std::result::Result<tonic::Response<super::UsageReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
     }
     #[derive(Debug)]
     pub struct TransferServer<T> {
@@ -388,7 +391,7 @@ pub mod transfer_server {
                     impl<T: Transfer> tonic::server::StreamingService<super::PutRequest>
                     for EchoSvc<T> {
                         type Response = super::PutRequest;
-                        type ResponseStream = T::EchoStream;
+                        type ResponseStream = BoxStream<super::PutRequest>;
                         type Future = BoxFuture<
                             tonic::Response<Self::ResponseStream>,
                             tonic::Status,

@@ -64,7 +64,7 @@ pub use self::routes::{GrpcService, RdmaRoutes};
 /// [`tonic::Request`] return the addresses of the connection's TCP part.
 ///
 /// ```
-/// # use tonic::{Request, Response, Status, Streaming};
+/// # use tonic::{Request, Response, Status};
 /// # use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 /// # use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 /// # use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
@@ -74,10 +74,6 @@ pub use self::routes::{GrpcService, RdmaRoutes};
 /// # impl Greeter for Greets {
 /// #     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
 /// #         Ok(Response::new(HelloReply { message: format!("Hello {}!", request.get_ref().name) }))
-/// #     }
-/// #     type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
-/// #     async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
-/// #         Err(Status::unimplemented("not here"))
 /// #     }
 /// # }
 /// # #[tokio::main(flavor = "current_thread")]

@@ -36,10 +36,10 @@
 //! use tonic::transport::{Endpoint, Server};
 //! use tonic_rdma::gather::{GatherRequests, GatherResponses};
 //! use tonic_rdma::{RdmaConnector, RdmaIncoming};
-//! # use tonic::{Request, Response, Status, Streaming};
+//! # use tonic::{Request, Response, Status};
 //! # use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 //! # use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-//! # use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+//! # use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 //! # #[derive(Debug)]
 //! # struct Counts;
 //! # #[tonic::async_trait]
@@ -47,13 +47,6 @@
 //! #     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
 //! #         let bytes = request.get_ref().payload.len() as u64;
 //! #         Ok(Response::new(PutReply { bytes, ..Default::default() }))
-//! #     }
-//! #     type EchoStream = Streaming<PutRequest>;
-//! #     async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
-//! #         Ok(Response::new(request.into_inner()))
-//! #     }
-//! #     async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-//! #         Err(Status::unimplemented("not here"))
 //! #     }
 //! # }
 //! # #[tokio::main(flavor = "current_thread")]
@@ -95,10 +88,10 @@
 //! ```
 //! use tonic_rdma::gather::{GatherBoth, GatherBothLayer};
 //! use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
-//! # use tonic::{Request, Response, Status, Streaming};
+//! # use tonic::{Request, Response, Status};
 //! # use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 //! # use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-//! # use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+//! # use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 //! # #[derive(Debug)]
 //! # struct Aligned;
 //! #[tonic::async_trait]
@@ -108,13 +101,6 @@
 //!         assert_eq!(payload.as_ptr() as usize % 64, 0);
 //!         Ok(Response::new(PutReply { bytes: payload.len() as u64, ..Default::default() }))
 //!     }
-//! #     type EchoStream = Streaming<PutRequest>;
-//! #     async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
-//! #         Ok(Response::new(request.into_inner()))
-//! #     }
-//! #     async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-//! #         Err(Status::unimplemented("not here"))
-//! #     }
 //!     // ...
 //! }
 //! # #[tokio::main(flavor = "current_thread")]

@@ -1,11 +1,11 @@
 //! A greeter whose answer depends on the name in the request.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Semaphore;
-use tokio_stream::{Stream, StreamExt as _};
+use tokio_stream::StreamExt as _;
+use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::RdmaConnectInfo;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
@@ -109,13 +109,11 @@ impl Greeter for ScriptedGreeter {
         Ok(Response::new(HelloReply { message }))
     }
 
-    type ChatStream = Pin<Box<dyn Stream<Item = Result<HelloReply, Status>> + Send>>;
-
     /// Sends every name back when it arrives.
     async fn chat(
         &self,
         request: Request<Streaming<HelloRequest>>,
-    ) -> Result<Response<Self::ChatStream>, Status> {
+    ) -> Result<Response<BoxStream<HelloReply>>, Status> {
         self.calls.arrived.fetch_add(1, Ordering::SeqCst);
         let replies = request.into_inner().map(|name| name.map(|name| HelloReply { message: name.name }));
         Ok(Response::new(Box::pin(replies)))

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio_stream::{Stream, StreamExt as _};
+use tokio_stream::StreamExt as _;
+use tonic::codegen::BoxStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_rdma::{Config, PollMode, RdmaConnectInfo, RdmaConnector, RdmaIncoming, Verdict};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
 use support::{Content, Runtime, config, everywhere, until};
 
@@ -44,17 +45,11 @@ impl Transfer for Checking {
         }))
     }
 
-    type EchoStream = std::pin::Pin<Box<dyn Stream<Item = Result<PutRequest, Status>> + Send>>;
-
     async fn echo(
         &self,
         request: Request<Streaming<PutRequest>>,
-    ) -> Result<Response<Self::EchoStream>, Status> {
+    ) -> Result<Response<BoxStream<PutRequest>>, Status> {
         Ok(Response::new(Box::pin(request.into_inner())))
-    }
-
-    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-        Err(Status::unimplemented("not measured here"))
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use support::{config, within};
 use tokio::task::AbortHandle;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Server, ServerTlsConfig};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma::{RdmaConnector, RdmaIncoming, RdmaRequestExt as _};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
@@ -30,12 +30,6 @@ impl Greeter for Explaining {
         let who = who.as_deref().unwrap_or("anonymous");
         let message = format!("{who} over {} {tls}{asked}", info.verdict());
         Ok(Response::new(HelloReply { message }))
-    }
-
-    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
-
-    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
-        Err(Status::unimplemented("not here"))
     }
 }
 

@@ -321,9 +321,9 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use tonic::transport::Server;
-    use tonic::{Request, Response, Status, Streaming};
+    use tonic::{Request, Response, Status};
     use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-    use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+    use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
     use super::*;
     use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
@@ -378,19 +378,6 @@ mod tests {
             tokio::time::sleep(SLOW).await;
             let bytes = request.into_inner().payload.len() as u64;
             Ok(Response::new(PutReply { bytes, ..PutReply::default() }))
-        }
-
-        type EchoStream = Streaming<PutRequest>;
-
-        async fn echo(
-            &self,
-            _: Request<Streaming<PutRequest>>,
-        ) -> Result<Response<Self::EchoStream>, Status> {
-            Err(Status::unimplemented("not needed here"))
-        }
-
-        async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
-            Err(Status::unimplemented("not needed here"))
         }
     }
 

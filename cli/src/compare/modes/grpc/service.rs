@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use tokio::task::AbortHandle;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma_commands::cores::Usage;
 use tonic_rdma_payload::content::{Content, VARIANTS, check_all, check_buffers, check_stamps, variant_seed};
 use tonic_rdma_payload::reduce::{reduce, reduce_all};
@@ -110,15 +110,6 @@ impl Transfer for TransferService {
             maximum: reduced.map(|reduced| reduced.maximum),
             digest: reduced.map(|reduced| reduced.digest),
         }))
-    }
-
-    type EchoStream = Streaming<PutRequest>;
-
-    async fn echo(
-        &self,
-        request: Request<Streaming<PutRequest>>,
-    ) -> Result<Response<Self::EchoStream>, Status> {
-        Ok(Response::new(request.into_inner()))
     }
 
     async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
