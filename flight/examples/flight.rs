@@ -10,23 +10,26 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow_array::types::Float64Type;
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray, cast::AsArray as _};
 use arrow_flight::flight_service_server::FlightService;
 use arrow_flight::{
-    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest,
-    HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
+    Action, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, PollInfo, PutResult,
+    SchemaResult, Ticket,
 };
-use tokio_stream::{Stream, StreamExt as _};
+use tokio_stream::StreamExt as _;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
 use tonic_rdma_flight::{BatchEncoder, BatchStream, FlightClient, FlightServer};
 
-type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+use stubs::flight_stubs;
+
+/// A macro for the calls that the service does not have.
+#[path = "../tests/flight/stubs.rs"]
+mod stubs;
 
 /// Keeps tables by name. Their batches stay in the memory that they arrived in.
 #[derive(Debug)]
@@ -37,13 +40,16 @@ struct Tables {
 
 #[tonic::async_trait]
 impl FlightService for Tables {
-    type HandshakeStream = BoxStream<HandshakeResponse>;
-    type ListFlightsStream = BoxStream<FlightInfo>;
-    type DoGetStream = BoxStream<FlightData>;
-    type DoPutStream = BoxStream<PutResult>;
-    type DoExchangeStream = BoxStream<FlightData>;
-    type DoActionStream = BoxStream<arrow_flight::Result>;
-    type ListActionsStream = BoxStream<ActionType>;
+    flight_stubs! {
+        handshake: Streaming<HandshakeRequest> => Self::HandshakeStream,
+        list_flights: Criteria => Self::ListFlightsStream,
+        get_flight_info: FlightDescriptor => FlightInfo,
+        poll_flight_info: FlightDescriptor => PollInfo,
+        get_schema: FlightDescriptor => SchemaResult,
+        do_exchange: Streaming<FlightData> => Self::DoExchangeStream,
+        do_action: Action => Self::DoActionStream,
+        list_actions: Empty => Self::ListActionsStream,
+    }
 
     async fn do_put(
         &self,
@@ -72,44 +78,6 @@ impl FlightService for Tables {
         let encoder = BatchEncoder::new(&batches[0].schema(), &self.pool)?;
         let messages = encoder.stream(tokio_stream::iter(batches.into_iter().map(Ok)));
         Ok(Response::new(Box::pin(messages.map(|message| message.map_err(Status::from)))))
-    }
-
-    async fn do_exchange(
-        &self,
-        _: Request<Streaming<FlightData>>,
-    ) -> Result<Response<Self::DoExchangeStream>, Status> {
-        Err(Status::unimplemented("do_exchange"))
-    }
-
-    async fn handshake(
-        &self,
-        _: Request<Streaming<HandshakeRequest>>,
-    ) -> Result<Response<Self::HandshakeStream>, Status> {
-        Err(Status::unimplemented("handshake"))
-    }
-
-    async fn list_flights(&self, _: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {
-        Err(Status::unimplemented("list_flights"))
-    }
-
-    async fn get_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
-        Err(Status::unimplemented("get_flight_info"))
-    }
-
-    async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
-        Err(Status::unimplemented("poll_flight_info"))
-    }
-
-    async fn get_schema(&self, _: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
-        Err(Status::unimplemented("get_schema"))
-    }
-
-    async fn do_action(&self, _: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
-        Err(Status::unimplemented("do_action"))
-    }
-
-    async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
-        Err(Status::unimplemented("list_actions"))
     }
 }
 

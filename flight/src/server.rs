@@ -2,24 +2,21 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
 use arrow_flight::{FlightData, PutResult, Ticket};
 use http::{Request, Response};
+use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::Service;
-use tonic::server::{Grpc, NamedService, ServerStreamingService, StreamingService};
-use tonic::{Status, Streaming};
+use tonic::codec::Codec;
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::{Grpc, NamedService};
 use tonic_rdma::gather::{GatherBothLayer, GatherBothService, GatherCodec};
-use tower::Layer as _;
+use tower::{Layer as _, service_fn};
 
 use crate::decode::DEFAULT_LIMIT;
-
-type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
 /// Serves an arrow-flight [`FlightService`], for
 /// [`RdmaServer::add_service`](tonic_rdma::RdmaServer::add_service).
@@ -155,19 +152,25 @@ impl<T: FlightService> Service<Request<Body>> for BatchMethods<T> {
         Box::pin(async move {
             Ok(match Method::of(&request) {
                 Some(Method::Get) => {
-                    let codec = GatherCodec::<FlightData, Ticket>::default();
-                    let mut grpc = Grpc::new(codec).max_decoding_message_size(limit);
-                    grpc.server_streaming(Get(service), request).await
+                    let get = service_fn(|ticket| {
+                        let service = Arc::clone(&service);
+                        async move { service.do_get(ticket).await }
+                    });
+                    grpc::<GatherCodec<FlightData, Ticket>>(limit).server_streaming(get, request).await
                 }
                 Some(Method::Put) => {
-                    let codec = GatherCodec::<PutResult, FlightData>::default();
-                    let mut grpc = Grpc::new(codec).max_decoding_message_size(limit);
-                    grpc.streaming(Put(service), request).await
+                    let put = service_fn(|messages| {
+                        let service = Arc::clone(&service);
+                        async move { service.do_put(messages).await }
+                    });
+                    grpc::<GatherCodec<PutResult, FlightData>>(limit).streaming(put, request).await
                 }
                 Some(Method::Exchange) => {
-                    let codec = GatherCodec::<FlightData, FlightData>::default();
-                    let mut grpc = Grpc::new(codec).max_decoding_message_size(limit);
-                    grpc.streaming(Exchange(service), request).await
+                    let exchange = service_fn(|messages| {
+                        let service = Arc::clone(&service);
+                        async move { service.do_exchange(messages).await }
+                    });
+                    grpc::<GatherCodec<FlightData, FlightData>>(limit).streaming(exchange, request).await
                 }
                 None => Status::unimplemented("not a method with record batches").into_http(),
             })
@@ -175,41 +178,6 @@ impl<T: FlightService> Service<Request<Body>> for BatchMethods<T> {
     }
 }
 
-struct Get<T>(Arc<T>);
-
-impl<T: FlightService> ServerStreamingService<Ticket> for Get<T> {
-    type Response = FlightData;
-    type ResponseStream = T::DoGetStream;
-    type Future = BoxFuture<tonic::Response<Self::ResponseStream>, Status>;
-
-    fn call(&mut self, request: tonic::Request<Ticket>) -> Self::Future {
-        let service = Arc::clone(&self.0);
-        Box::pin(async move { service.do_get(request).await })
-    }
-}
-
-struct Put<T>(Arc<T>);
-
-impl<T: FlightService> StreamingService<FlightData> for Put<T> {
-    type Response = PutResult;
-    type ResponseStream = T::DoPutStream;
-    type Future = BoxFuture<tonic::Response<Self::ResponseStream>, Status>;
-
-    fn call(&mut self, request: tonic::Request<Streaming<FlightData>>) -> Self::Future {
-        let service = Arc::clone(&self.0);
-        Box::pin(async move { service.do_put(request).await })
-    }
-}
-
-struct Exchange<T>(Arc<T>);
-
-impl<T: FlightService> StreamingService<FlightData> for Exchange<T> {
-    type Response = FlightData;
-    type ResponseStream = T::DoExchangeStream;
-    type Future = BoxFuture<tonic::Response<Self::ResponseStream>, Status>;
-
-    fn call(&mut self, request: tonic::Request<Streaming<FlightData>>) -> Self::Future {
-        let service = Arc::clone(&self.0);
-        Box::pin(async move { service.do_exchange(request).await })
-    }
+fn grpc<C: Codec + Default>(limit: usize) -> Grpc<C> {
+    Grpc::new(C::default()).max_decoding_message_size(limit)
 }

@@ -22,6 +22,8 @@ mod content;
 mod options;
 mod server;
 mod service;
+#[path = "../../tests/flight/stubs.rs"]
+mod stubs;
 mod table;
 
 use options::{Options, Role};

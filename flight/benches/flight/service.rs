@@ -6,8 +6,8 @@ use arrow_flight::encode::{FlightDataEncoderBuilder, GRPC_TARGET_MAX_FLIGHT_SIZE
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_server::FlightService;
 use arrow_flight::{
-    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest,
-    HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
+    Action, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, PollInfo, PutResult,
+    SchemaResult, Ticket,
 };
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status, Streaming};
@@ -16,8 +16,7 @@ use tonic_rdma_flight::{BatchEncoder, BatchStream, Placement};
 
 use super::content::{Check, Content};
 use super::options::Path;
-
-type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+use super::stubs::flight_stubs;
 
 /// Encodes the stream of `content`.
 pub(crate) fn encode(
@@ -64,13 +63,16 @@ pub(crate) struct Batches {
 
 #[tonic::async_trait]
 impl FlightService for Batches {
-    type HandshakeStream = BoxStream<HandshakeResponse>;
-    type ListFlightsStream = BoxStream<FlightInfo>;
-    type DoGetStream = BoxStream<FlightData>;
-    type DoPutStream = BoxStream<PutResult>;
-    type DoExchangeStream = BoxStream<FlightData>;
-    type DoActionStream = BoxStream<arrow_flight::Result>;
-    type ListActionsStream = BoxStream<ActionType>;
+    flight_stubs! {
+        handshake: Streaming<HandshakeRequest> => Self::HandshakeStream,
+        list_flights: Criteria => Self::ListFlightsStream,
+        get_flight_info: FlightDescriptor => FlightInfo,
+        poll_flight_info: FlightDescriptor => PollInfo,
+        get_schema: FlightDescriptor => SchemaResult,
+        do_exchange: Streaming<FlightData> => Self::DoExchangeStream,
+        do_action: Action => Self::DoActionStream,
+        list_actions: Empty => Self::ListActionsStream,
+    }
 
     async fn do_get(&self, _: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
         let messages = encode(&self.content, self.path, &self.pool);
@@ -88,44 +90,6 @@ impl FlightService for Batches {
         let numbers = serde_json::json!(to_numbers(placement));
         let reply = PutResult { app_metadata: numbers.to_string().into() };
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(reply)))))
-    }
-
-    async fn handshake(
-        &self,
-        _: Request<Streaming<HandshakeRequest>>,
-    ) -> Result<Response<Self::HandshakeStream>, Status> {
-        Err(Status::unimplemented("handshake"))
-    }
-
-    async fn list_flights(&self, _: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {
-        Err(Status::unimplemented("list_flights"))
-    }
-
-    async fn get_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
-        Err(Status::unimplemented("get_flight_info"))
-    }
-
-    async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
-        Err(Status::unimplemented("poll_flight_info"))
-    }
-
-    async fn get_schema(&self, _: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
-        Err(Status::unimplemented("get_schema"))
-    }
-
-    async fn do_exchange(
-        &self,
-        _: Request<Streaming<FlightData>>,
-    ) -> Result<Response<Self::DoExchangeStream>, Status> {
-        Err(Status::unimplemented("do_exchange"))
-    }
-
-    async fn do_action(&self, _: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
-        Err(Status::unimplemented("do_action"))
-    }
-
-    async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
-        Err(Status::unimplemented("list_actions"))
     }
 }
 

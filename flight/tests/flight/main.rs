@@ -8,3 +8,4 @@ mod errors;
 mod malformed;
 mod peers;
 mod service;
+mod stubs;

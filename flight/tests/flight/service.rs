@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +10,7 @@ use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_server::FlightService;
 use arrow_flight::{
     Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest,
-    HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
+    PollInfo, PutResult, SchemaResult, Ticket,
 };
 use arrow_schema::SchemaRef;
 use tokio::sync::mpsc;
@@ -22,7 +21,7 @@ use tonic_rdma::memory::Pool;
 use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
 use tonic_rdma_flight::{BatchEncoder, BatchStream, FlightClient, FlightServer, Placement};
 
-type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+use super::stubs::flight_stubs;
 
 /// A stored stream, with the counts of its arrival.
 #[derive(Clone, Debug)]
@@ -87,13 +86,14 @@ impl Store {
 
 #[tonic::async_trait]
 impl FlightService for Store {
-    type HandshakeStream = BoxStream<HandshakeResponse>;
-    type ListFlightsStream = BoxStream<FlightInfo>;
-    type DoGetStream = BoxStream<FlightData>;
-    type DoPutStream = BoxStream<PutResult>;
-    type DoExchangeStream = BoxStream<FlightData>;
-    type DoActionStream = BoxStream<arrow_flight::Result>;
-    type ListActionsStream = BoxStream<ActionType>;
+    flight_stubs! {
+        handshake: Streaming<HandshakeRequest> => Self::HandshakeStream,
+        list_flights: Criteria => Self::ListFlightsStream,
+        get_flight_info: FlightDescriptor => FlightInfo,
+        poll_flight_info: FlightDescriptor => PollInfo,
+        get_schema: FlightDescriptor => SchemaResult,
+        do_action: Action => Self::DoActionStream,
+    }
 
     /// The ticket is a name, and after a `+` the text of an error that ends the stream. After an `@` stands
     /// the number of bytes of metadata beside each body.
@@ -156,33 +156,6 @@ impl FlightService for Store {
     async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
         let action = ActionType { r#type: "nothing".to_owned(), description: "does nothing".to_owned() };
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(action)))))
-    }
-
-    async fn handshake(
-        &self,
-        _: Request<Streaming<HandshakeRequest>>,
-    ) -> Result<Response<Self::HandshakeStream>, Status> {
-        Err(Status::unimplemented("handshake"))
-    }
-
-    async fn list_flights(&self, _: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {
-        Err(Status::unimplemented("list_flights"))
-    }
-
-    async fn get_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
-        Err(Status::unimplemented("get_flight_info"))
-    }
-
-    async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
-        Err(Status::unimplemented("poll_flight_info"))
-    }
-
-    async fn get_schema(&self, _: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
-        Err(Status::unimplemented("get_schema"))
-    }
-
-    async fn do_action(&self, _: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
-        Err(Status::unimplemented("do_action"))
     }
 }
 
