@@ -26,9 +26,10 @@ use tonic_rdma_commands::plot::{self, Axis, Plot, Scale, Series};
 use tonic_rdma_commands::table::markdown;
 use tonic_rdma_commands::{bench_options, statistics};
 use tonic_rdma_graph::dataflow::{Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology, Value};
+use tonic_rdma_graph::onnx::ModelValue;
 use tonic_rdma_graph::placement::{CrossingId, Part, Partition, Placements};
 use tonic_rdma_graph::schedule::{Executor, ReceiveMode, RunReport, Transfers};
-use tonic_rdma_tensor::{Dtype, Tensor, TensorSpec};
+use tonic_rdma_tensor::Dtype;
 
 /// Numbers of receives that are outstanding at once.
 const OUTSTANDING: [usize; 6] = [1, 2, 4, 8, 16, 32];
@@ -178,30 +179,11 @@ fn bars(medians: &Medians) -> String {
 /// The bytes of a crossing tensor.
 const BYTES: u64 = 256;
 
-/// A tensor of bytes.
-#[derive(Clone, Debug)]
-struct Content(Tensor);
-
-impl Value for Content {
-    fn share(&self) -> Result<Tensor, KernelError> {
-        Ok(self.0.clone())
-    }
-
-    fn filled(
-        spec: &TensorSpec,
-        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), KernelError>,
-    ) -> Result<Self, KernelError> {
-        let mut bytes = vec![0; usize::try_from(spec.bytes().ok_or("it has no fixed size")?)?];
-        fill(&mut bytes)?;
-        Ok(Self(Tensor::copy_from(*spec, &bytes)?))
-    }
-}
-
-type Kernels = HashMap<NodeId, Box<dyn Kernel<Content>>>;
+type Kernels = HashMap<NodeId, Box<dyn Kernel<ModelValue>>>;
 
 /// The executors of both parts.
 struct Bench {
-    executors: Vec<Executor<Content>>,
+    executors: Vec<Executor<ModelValue>>,
     next: u64,
 }
 
@@ -218,7 +200,7 @@ impl Bench {
             let node = Node { name, kind, role: Role::Compute, inputs, outputs, work: 1, stays: false };
             let node = graph.add(node).expect("a node");
             parts.push(Part(part));
-            kernels[part].insert(node, Box::new(move |_: u64, _: Vec<Content>| compute(work, waits)));
+            kernels[part].insert(node, Box::new(move |_: u64, _: Vec<ModelValue>| compute(work, waits)));
             Outlet { node, output: 0 }
         };
         let sent: Vec<Outlet> =
@@ -252,7 +234,7 @@ impl Bench {
     }
 }
 
-fn compute(work: Duration, waits: bool) -> Result<Vec<Content>, KernelError> {
+fn compute(work: Duration, waits: bool) -> Result<Vec<ModelValue>, KernelError> {
     let begin = Instant::now();
     if waits && !work.is_zero() {
         thread::sleep(work);
@@ -261,5 +243,9 @@ fn compute(work: Duration, waits: bool) -> Result<Vec<Content>, KernelError> {
         std::hint::spin_loop();
     }
     let spec = Fact::known(Dtype::U8, &[BYTES]).spec().ok_or("a known shape")?;
-    Ok(vec![Content(Tensor::copy_from(spec, &[7; BYTES as usize])?)])
+    let seven = &mut |bytes: &mut [u8]| {
+        bytes.fill(7);
+        Ok(())
+    };
+    Ok(vec![ModelValue::filled(&spec, seven)?])
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tonic_rdma_commands::plot::{self, Axis, Content, Plot, PlotError, Scale, Series};
 use tonic_rdma_commands::table::{grid, times};
 use tonic_rdma_commands::units::{digits, micros, rough_size};
-use tonic_rdma_commands::{Failure, output};
+use tonic_rdma_commands::{Context as _, Failure, output};
 use tonic_rdma_graph::explain::Explanation;
 use tonic_rdma_graph::schedule::ReceiveMode;
 use tonic_rdma_graph::transfer::TransferMode;
@@ -75,9 +75,7 @@ impl Results {
             output::write_json(path, self)?;
         }
         if let Some(path) = plot {
-            let svg = self
-                .plot()
-                .map_err(|error| Failure::run(format!("can't draw {}", path.display())).because(error))?;
+            let svg = self.plot().context(format!("can't draw {}", path.display()))?;
             output::write_file(path, &svg)?;
         }
         Ok(())

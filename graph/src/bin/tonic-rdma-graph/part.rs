@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{io, thread};
@@ -11,8 +10,8 @@ use std::{io, thread};
 use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
-use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::codegen::BoxStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -23,7 +22,7 @@ use crate::control::{
 };
 use crate::options::ServeOptions;
 use tonic_rdma::Config;
-use tonic_rdma_commands::{Failure, process};
+use tonic_rdma_commands::{Context as _, Failure, process};
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{KernelError, NodeId, Outlet, Value as _};
 use tonic_rdma_graph::explain::SenderReport;
@@ -45,7 +44,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<(), Failure> {
         process::end_with(parent)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::run("can't start threads").because(error))?;
+    let runtime = runtime.context("can't start threads")?;
     runtime.block_on(listen(options))
 }
 
@@ -59,13 +58,14 @@ async fn listen(options: &ServeOptions) -> Result<(), Failure> {
     let listener = TcpListener::bind(address).await.map_err(|error| refused(&error))?;
     let address = listener.local_addr().map_err(|error| refused(&error))?;
     process::report_line(format!("{LISTENING}{address}"))?;
-    let service = PartServer::new(PartService::new(address.ip())).max_decoding_message_size(LARGEST);
+    let service = PartService { address: address.ip(), free: Arc::new(Semaphore::new(1)) };
+    let service = PartServer::new(service).max_decoding_message_size(LARGEST);
     Server::builder()
         .tcp_nodelay(true)
         .add_service(service)
         .serve_with_incoming(TcpListenerStream::new(listener))
         .await
-        .map_err(|error| Failure::run(format!("can't serve at {address}")).because(error))
+        .context(format!("can't serve at {address}"))
 }
 
 /// The number of orders, and of reports, that may wait.
@@ -76,27 +76,20 @@ const LARGEST_MODEL: usize = 4 << 30;
 /// The service of a part: it takes the orders of a coordinator, and a thread carries them out.
 #[derive(Debug)]
 struct PartService {
-    /// The address at which other parts can connect.
+    /// The address at which other parts find this one.
     address: IpAddr,
     /// A part serves one coordinator at a time, so that times mean something.
     free: Arc<Semaphore>,
 }
 
-impl PartService {
-    /// Makes the service of a part that other parts find at `address`.
-    fn new(address: IpAddr) -> Self {
-        Self { address, free: Arc::new(Semaphore::new(1)) }
-    }
-}
-
-/// The reports of a part.
-type Reports = Pin<Box<dyn Stream<Item = Result<proto::Report, Status>> + Send>>;
-
 #[tonic::async_trait]
 impl part_server::Part for PartService {
-    type WorkStream = Reports;
+    type WorkStream = BoxStream<proto::Report>;
 
-    async fn work(&self, request: Request<Streaming<proto::Order>>) -> Result<Response<Reports>, Status> {
+    async fn work(
+        &self,
+        request: Request<Streaming<proto::Order>>,
+    ) -> Result<Response<Self::WorkStream>, Status> {
         let permit = Arc::clone(&self.free).try_acquire_owned();
         let permit =
             permit.map_err(|_| Status::unavailable("it works for another coordinator; try again later"))?;
@@ -186,13 +179,13 @@ impl Worker {
         })?;
         drop(model);
         let Some(mut running) = running else { return Ok(()) };
-        let _ = self.stop.set(running.stop());
-        let static_addresses = running.static_addresses();
+        let _ = self.stop.set(running.executor.stop_handle());
+        let static_addresses = running.session.addresses_distributed().learned;
         self.report(&Report::Connected { static_addresses }, Bytes::new())?;
         while let Some((order, _)) = self.orders.blocking_recv() {
             match order {
                 Order::Expect(expected) => {
-                    running.expect(expected);
+                    running.checks.expect(expected);
                     self.report(&Report::Ready, Bytes::new())?;
                 }
                 Order::Run(trial) => {
@@ -263,12 +256,11 @@ impl RunningPart {
             let all = model.inputs(set, job.seed, &lengths(&symbols, &job.lengths, set)).map_err(refused)?;
             inputs.push(all.into_iter().filter(|(id, _)| partition.part_of(*id) == Some(part)).collect());
         }
-        let checks = Checks::new(inputs, graph.results().to_vec());
+        let checks = Checks { inputs, results: graph.results().to_vec(), digests: HashMap::new() };
         let config = Config::from_env().map_err(|error| Failure::refused(&error))?;
         let address = SocketAddr::new(address, 0).to_string();
         let listener = Listener::builder().config(config).bind(&address);
-        let listener =
-            listener.map_err(|error| Failure::run("can't listen for the other parts").because(error))?;
+        let listener = listener.context("can't listen for the other parts")?;
 
         let Some(peers) = exchange_addresses(listener.address().port())? else { return Ok(None) };
         let limit = Duration::from_millis(job.limit_ms);
@@ -281,8 +273,8 @@ impl RunningPart {
         let first = job.modes.first().and_then(|mode| Some((*mode, transfers.remove(mode)?)));
         let (current, in_use) = first.ok_or_else(|| Failure::usage("no mode was asked for"))?;
         let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
-        let executor = Executor::new(graph, Arc::clone(&placements), part, kernels, in_use)
-            .map_err(|error| Failure::run("can't begin").because(error))?;
+        let executor =
+            Executor::new(graph, Arc::clone(&placements), part, kernels, in_use).context("can't begin")?;
         let executor =
             executor.sites(Arc::clone(&sites)).receive(job.receive).window(job.window).deadline(limit);
         let (modes, tallies) = (job.modes, HashMap::new());
@@ -300,21 +292,6 @@ impl RunningPart {
         }))
     }
 
-    /// Returns a handle that stops the run from another thread.
-    fn stop(&self) -> StopHandle {
-        self.executor.stop_handle()
-    }
-
-    /// Returns the number of addresses of static slots that this part got from its peers.
-    fn static_addresses(&self) -> usize {
-        self.session.addresses_distributed().learned
-    }
-
-    /// Sets what is compared.
-    fn expect(&mut self, expected: Expected) {
-        self.checks.expect(expected);
-    }
-
     /// Runs a trial. Returns the first tensor that differs from the unsplit model too.
     fn run(&mut self, trial: &Trial) -> Result<(Done, Option<(Differs, Bytes)>), Failure> {
         let mode = trial.mode;
@@ -326,7 +303,7 @@ impl RunningPart {
             true => self.executor.replay(trial.first..end),
             false => self.executor.run_and_keep(trial.first..end, &mut program),
         };
-        let report = report.map_err(|error| Failure::run(mode.to_string()).because(error))?;
+        let report = report.context(mode.to_string())?;
         let (mut done, difference) = (program.done, program.difference);
         done.nanos = report.elapsed.as_nanos().try_into().unwrap_or(u64::MAX);
         if !trial.replay {
@@ -396,11 +373,6 @@ struct TrialProgram<'a> {
 }
 
 impl Checks {
-    /// Makes the checks of a part that has these inputs in each set.
-    fn new(inputs: Vec<HashMap<NodeId, ModelValue>>, results: Vec<Outlet>) -> Self {
-        Self { inputs, results, digests: HashMap::new() }
-    }
-
     /// Sets what is compared.
     fn expect(&mut self, expected: Expected) {
         let crossings =
@@ -530,7 +502,7 @@ mod checks_tests {
     #[test]
     fn each_micro_batch_is_compared_with_its_own_set_of_inputs() {
         let inputs = vec![HashMap::from([(NodeId(0), value(0))]), HashMap::from([(NodeId(0), value(1))])];
-        let mut checks = Checks::new(inputs, Vec::new());
+        let mut checks = Checks { inputs, results: Vec::new(), digests: HashMap::new() };
         let digests = vec![digest(&value(0)).unwrap(), digest(&value(1)).unwrap()];
         checks.expect(Expected { crossings: vec![(4, digests)], results: Vec::new() });
         let trial = Trial { mode: TransferMode::RdmaCp, first: 0, count: 4, replay: false, check: true };

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::explain::SenderReport;
 use tonic_rdma_graph::onnx::{Model, ModelBuilder, ModelValue, SymbolicDim, Weights};
@@ -160,8 +160,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str, from: &str) -> Result<T, Fai
 
 /// Makes the text of a message.
 pub(crate) fn text(message: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string(message)
-        .map_err(|error| Failure::run("can't make JSON of a message").because(error))
+    serde_json::to_string(message).context("can't make JSON of a message")
 }
 
 /// Returns what loads a model. All processes load it with the same settings.

@@ -17,7 +17,7 @@ use crate::options::RunOptions;
 use crate::output::{ModeRow, Results};
 use tonic_rdma_commands::process::Child;
 use tonic_rdma_commands::statistics::median;
-use tonic_rdma_commands::{Failure, output};
+use tonic_rdma_commands::{Context as _, Failure, output};
 use tonic_rdma_graph::dataflow::{Outlet, Role};
 use tonic_rdma_graph::explain::{Explanation, SenderReport};
 use tonic_rdma_graph::onnx::{Model, ModelValue};
@@ -44,7 +44,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
         None => parts::start(parts)?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::run("can't start threads").because(error))?;
+    let runtime = runtime.context("can't start threads")?;
     let outcome = runtime.block_on(coordinate(options, &plan, children, &addresses));
     // A run of the unsplit model may still be under way if a part has failed. It is not needed then.
     runtime.shutdown_background();
@@ -110,7 +110,7 @@ async fn coordinate(
     parts.send_all(&Order::Connect { peers }).await?;
     let connected = only!(Report::Connected { static_addresses } => static_addresses);
     let addresses = parts.collect_reports("connected", connected).await?.iter().sum();
-    let reference = reference.await.map_err(|error| Failure::run("the unsplit model").because(error))??;
+    let reference = reference.await.context("the unsplit model")??;
     for part in 0..parts.len() {
         parts.send(part, &Order::Expect(reference.expected(plan, part)?), Bytes::new()).await?;
     }
