@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Context as _, Failure};
 
 /// Returns whether `--json` names stdout.
 fn is_stdout(json: &Path) -> bool {
@@ -46,8 +46,7 @@ pub fn check_files(files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
 ///
 /// Fails if the file or stdout can't be written.
 pub fn write_json(json: &Path, results: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(results)
-        .map_err(|error| Failure::run("can't make JSON of the results").because(error))?;
+    let text = serde_json::to_string_pretty(results).context("can't make JSON of the results")?;
     let text = text + "\n";
     if is_stdout(json) { write_stdout(&text) } else { write_file(json, &text) }
 }
@@ -58,8 +57,7 @@ pub fn write_json(json: &Path, results: &impl Serialize) -> Result<(), Failure> 
 ///
 /// Fails if the file can't be written.
 pub fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|error| Failure::run(format!("can't write {}", path.display())).because(error))
+    std::fs::write(path, text).context(format!("can't write {}", path.display()))
 }
 
 /// Prints text for people: to stdout, or to stderr if `json` is `-`.

@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tonic_rdma_verbs::unstable::lock;
 
-use crate::failure::Failure;
+use crate::failure::{Context as _, Failure};
 #[cfg(feature = "remote")]
 use crate::remote::RemoteProcess;
 
@@ -87,7 +87,7 @@ pub fn how_ended(status: Option<ExitStatus>) -> String {
 /// Fails if the system does not know the program's file.
 pub fn again() -> Result<Command, Failure> {
     let program = std::env::current_exe();
-    program.map(Command::new).map_err(|error| Failure::run("can't find the program to start").because(error))
+    program.map(Command::new).context("can't find the program to start")
 }
 
 /// Replaces this process by a new run of its program, with the same arguments and with `value` in an
@@ -224,7 +224,7 @@ impl Child {
         let end = Instant::now() + limit;
         loop {
             let line = self.line(end.saturating_duration_since(Instant::now()));
-            let line = line.map_err(|error| Failure::run(format!("no line has {text:?}")).because(error))?;
+            let line = line.context(format!("no line has {text:?}"))?;
             if line.contains(text) {
                 return Ok(line);
             }
@@ -262,8 +262,8 @@ impl Child {
     ///
     /// Fails if the command has no JSON form.
     pub fn send(&mut self, command: &impl Serialize) -> Result<(), Failure> {
-        let line = serde_json::to_string(command)
-            .map_err(|error| Failure::run(format!("can't send a command to {}", self.name)).because(error))?;
+        let line =
+            serde_json::to_string(command).context(format!("can't send a command to {}", self.name))?;
         self.send_line(line);
         Ok(())
     }
@@ -419,7 +419,21 @@ impl Finished {
 /// # Errors
 ///
 /// Fails if the program can't be started.
-pub fn run(name: &str, mut command: Command, limit: Duration) -> Result<Finished, Failure> {
+pub fn run(name: &str, command: Command, limit: Duration) -> Result<Finished, Failure> {
+    run_unless(|| false, name, command, limit)
+}
+
+/// Runs a program as [`run`] does, but kills it as soon as `stopped`.
+///
+/// # Errors
+///
+/// Fails if the program can't be started.
+pub fn run_unless(
+    stopped: impl Fn() -> bool,
+    name: &str,
+    mut command: Command,
+    limit: Duration,
+) -> Result<Finished, Failure> {
     let failed = |error| Failure::run(format!("can't start {name}")).because(error);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = command.spawn().map_err(failed)?;
@@ -430,7 +444,10 @@ pub fn run(name: &str, mut command: Command, limit: Duration) -> Result<Finished
         readers = vec![keep(stdout, &output).map_err(failed)?, keep(stderr, &errors).map_err(failed)?];
     }
     let process = Mutex::new(process);
-    let status = wait(limit, || lock(&process).try_wait());
+    let status = wait(limit, || match stopped() {
+        true => Err(io::ErrorKind::Interrupted.into()),
+        false => lock(&process).try_wait(),
+    });
     if status.is_none() {
         let mut process = lock(&process);
         let _ = process.kill();
@@ -450,7 +467,7 @@ pub fn run(name: &str, mut command: Command, limit: Duration) -> Result<Finished
 /// Fails if the parent has ended already.
 pub fn end_with(parent: u32) -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| Failure::run("can't ask for a signal at the end of the parent").because(error))?;
+        .context("can't ask for a signal at the end of the parent")?;
     // The parent may have ended before.
     let current = rustix::process::getppid().map(|process| process.as_raw_nonzero().get());
     if current == i32::try_from(parent).ok() {
@@ -473,7 +490,7 @@ pub fn on_stdin(
         closed();
     };
     let thread = thread::Builder::new().name("commands".to_owned()).spawn(read);
-    thread.map(drop).map_err(|error| Failure::run("can't start a thread").because(error))
+    thread.map(drop).context("can't start a thread")
 }
 
 /// Ends this process when its parent closes the stdin of this process, or ends. First calls `last`.
@@ -509,8 +526,7 @@ fn leave() {
 ///
 /// Fails if the report has no JSON form, or if stdout is closed.
 pub fn report(report: &impl Serialize) -> Result<(), Failure> {
-    let line = serde_json::to_string(report)
-        .map_err(|error| Failure::run("can't make JSON of a report").because(error))?;
+    let line = serde_json::to_string(report).context("can't make JSON of a report")?;
     report_line(line)
 }
 
@@ -686,6 +702,8 @@ mod tests {
         let ran = run("it", shell("echo out; echo err >&2; exit 2"), TIMEOUT).unwrap();
         assert_eq!((ran.output.as_str(), ran.errors.as_str(), ran.succeeded()), ("out", "err", false));
         let ran = run("it", shell("exec sleep 600"), Duration::from_millis(1)).unwrap();
+        assert_eq!(ran.status, None);
+        let ran = run_unless(|| true, "it", shell("exec sleep 600"), TIMEOUT).unwrap();
         assert_eq!(ran.status, None);
         let much = run("it", shell("head -c 1000000 /dev/zero | tr '\\0' x; echo end"), TIMEOUT).unwrap();
         assert!(much.succeeded() && much.output.ends_with("xend") && much.output.len() <= KEPT);

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use tonic_rdma_commands::Failure;
-use tonic_rdma_commands::process::{Child, Event, Finished};
+use tonic_rdma_commands::process::{Child, Event, Finished, run_unless};
 
 use crate::outcome::printable;
 
@@ -16,10 +16,6 @@ use crate::outcome::printable;
 const START: Duration = Duration::from_secs(60);
 /// Time between two checks of a process.
 const PERIOD: Duration = Duration::from_millis(20);
-/// How long the output of a program that has ended may take to end.
-const GRACE: Duration = Duration::from_secs(5);
-/// Bytes that are kept of a client's standard output: the last ones.
-const KEPT: usize = 256 << 10;
 
 /// Whether the user has interrupted this program.
 static STOPPED: AtomicBool = AtomicBool::new(false);
@@ -90,26 +86,10 @@ impl RunningProgram {
 }
 
 /// Runs a program to its end, or kills it after `limit`.
-pub(crate) fn finish(name: &str, command: Command, limit: Duration) -> Result<Finished, Failure> {
-    let (mut running, events) = spawn(name, command)?;
-    let (mut output, mut since) = (String::new(), None);
-    let status = wait(limit, || match events.recv_timeout(PERIOD) {
-        Ok(Event::Report(line) | Event::Garbage(line)) => {
-            output += &(line + "\n");
-            let above = output.len().saturating_sub(KEPT);
-            let whole = (above..).find(|index| output.is_char_boundary(*index));
-            output.drain(..whole.unwrap_or(above));
-            None
-        }
-        // A child of the program may hold its output open, and the program may close its output and run on.
-        Err(RecvTimeoutError::Timeout) => {
-            let status = running.child.wait(Duration::ZERO)?;
-            (since.get_or_insert_with(Instant::now).elapsed() > GRACE).then_some(status)
-        }
-        _ => running.child.wait(PERIOD),
-    })?;
-    running.child.kill();
-    Ok(Finished { status, output, errors: running.child.errors() })
+pub(crate) fn finish(name: &str, mut command: Command, limit: Duration) -> Result<Finished, Failure> {
+    command.env("NO_COLOR", "1");
+    let ended = run_unless(|| STOPPED.load(Ordering::Relaxed), name, command, limit)?;
+    fail_if_stopped().map(|()| ended)
 }
 
 /// Describes the exit status, and quotes the end of the output.
@@ -173,17 +153,4 @@ fn tail(text: &str) -> String {
 /// Returns a port that is free now, for programs that can't choose one themselves.
 pub(crate) fn free_port() -> Result<u16, Failure> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_output_of_a_long_one_is_kept_in_whole_characters() {
-        let mut command = Command::new("sh");
-        command.args(["-c", "yes 'ü' | head -n 100000; echo the result"]);
-        let ended = finish("a client", command, START).unwrap_or_else(|_| panic!("stopped"));
-        assert!(ended.output.ends_with("ü\nthe result\n") && ended.output.len() <= KEPT);
-    }
 }
