@@ -28,6 +28,18 @@ impl<T: ValueEnum> Named for T {
     }
 }
 
+/// Displays choices by their names.
+#[macro_export]
+macro_rules! displayed_by_name {
+    ($($choice:ty),+) => {$(
+        impl std::fmt::Display for $choice {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.pad($crate::Named::name(self))
+            }
+        }
+    )+};
+}
+
 /// Returns the choice with the name `text`. It is for items of lists; clap itself parses an option with one
 /// value.
 ///

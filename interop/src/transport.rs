@@ -15,7 +15,7 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
 use tonic_rdma::{Config, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer, Verdict};
-use tonic_rdma_commands::{Context as _, Failure, Named as _};
+use tonic_rdma_commands::{Context as _, Failure};
 use tower::layer::layer_fn;
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt as _};
@@ -34,11 +34,7 @@ pub(crate) enum Transport {
     Tcp,
 }
 
-impl fmt::Display for Transport {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
+tonic_rdma_commands::displayed_by_name!(Transport);
 
 /// A port that a server listens on.
 #[derive(Debug)]

@@ -1,7 +1,6 @@
 //! The plan of a run: modes, cells (each is one combination of load, calls in flight, and rate), the order of
 //! trials, and the time of each mode in each cell, such that a run without `--duration` ends in time.
 
-use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -435,11 +434,7 @@ impl Direction {
     }
 }
 
-impl fmt::Display for Direction {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
+tonic_rdma_commands::displayed_by_name!(Direction);
 
 /// The largest number of connections on the command line.
 pub(crate) const MAX_CONNECTIONS: u64 = 10_000;

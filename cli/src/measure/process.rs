@@ -3,11 +3,11 @@
 //! writes reports to its stdout, one line of JSON each. It ends by itself when its parent ends.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::ops::Range;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fmt, io};
 
 use clap::ValueEnum;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -66,11 +66,7 @@ impl Allocator {
     }
 }
 
-impl fmt::Display for Allocator {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
+tonic_rdma_commands::displayed_by_name!(Allocator);
 
 /// The command of util-linux that makes the namespaces of a container, and its options.
 const UNSHARE: &str = "unshare";

@@ -1,9 +1,6 @@
 //! Directions: client, server, and the transport between them.
 
-use std::fmt;
-
 use clap::ValueEnum;
-use tonic_rdma_commands::Named as _;
 
 /// Client, transport and server of a run. `tonic-tcp`, `tcp-tonic` and these two with TLS are controls: none
 /// of our code carries their bytes.
@@ -96,14 +93,4 @@ impl Direction {
     }
 }
 
-impl fmt::Display for Direction {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
+tonic_rdma_commands::displayed_by_name!(Direction, Role);

@@ -215,11 +215,7 @@ impl Peer {
     }
 }
 
-impl std::fmt::Display for Peer {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.pad(self.name())
-    }
-}
+tonic_rdma_commands::displayed_by_name!(Peer);
 
 /// Paths of the programs that the matrix starts.
 #[derive(Debug)]

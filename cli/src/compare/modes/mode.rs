@@ -1,7 +1,5 @@
 //! The modes that `compare` can compare.
 
-use std::fmt;
-
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::{Flavour, Named};
@@ -175,11 +173,7 @@ impl Mode {
     }
 }
 
-impl fmt::Display for Mode {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
-    }
-}
+tonic_rdma_commands::displayed_by_name!(Mode);
 
 #[cfg(test)]
 mod tests {
