@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic_rdma::VerbsError;
 use tonic_rdma::memory::Pool;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_payload::content::{self, Content, VARIANTS};
 use tonic_rdma_payload::reduce::{Reduced, reduce_all};
 
@@ -49,9 +49,12 @@ pub(crate) struct Operation {
 /// whatever the number of operations.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
-    load: Workload,
-    content: Content,
-    registered: bool,
+    /// The load that the operations carry.
+    pub(crate) load: Workload,
+    /// The stretch of memory that all buffers lie in.
+    pub(crate) content: Content,
+    /// Whether it is registered memory.
+    pub(crate) registered: bool,
     items: Arc<[Operation]>,
 }
 
@@ -103,9 +106,8 @@ impl Operations {
     /// Makes operations as [`new`](Self::new) does, with content in registered memory.
     pub(crate) fn in_registered_memory(load: Workload, seed: u64, consumed: bool) -> Result<Self, Failure> {
         let bytes = Content::with_variants(room(load));
-        let content = registered(bytes as usize, seed).map_err(|error| {
-            Failure::run(format!("{}: there is no registered memory for it", load)).because(error)
-        })?;
+        let content = registered(bytes as usize, seed)
+            .context(format!("{}: there is no registered memory for it", load))?;
         Ok(Self::over(load, content, true, consumed))
     }
 
@@ -127,21 +129,6 @@ impl Operations {
         let count = cycle.len().max(VARIANTS);
         let items = cycle.iter().cycle().take(count).enumerate().map(operation).collect();
         Self { load, content, registered, items }
-    }
-
-    /// Returns whether the content lies in registered memory.
-    pub(crate) const fn is_registered(&self) -> bool {
-        self.registered
-    }
-
-    /// Returns the load that the operations carry.
-    pub(crate) const fn load(&self) -> Workload {
-        self.load
-    }
-
-    /// Returns the stretch of memory that all buffers lie in.
-    pub(crate) const fn content(&self) -> &Content {
-        &self.content
     }
 
     /// Returns the operation at `index`. The operations repeat after the last one.
@@ -350,7 +337,7 @@ mod tests {
     fn every_buffer_of_every_operation_has_its_content_in_registered_memory() {
         for load in [Workload::Size(100_001), Workload::Mix(Mix::Random), Workload::Blocks] {
             let operations = Operations::new(load, 7, false).unwrap();
-            let content = operations.content();
+            let content = &operations.content;
             let registered = registered_copy(content).unwrap();
             for trial in 0..6 {
                 for (seed, buffer) in operations.take(trial).buffers() {

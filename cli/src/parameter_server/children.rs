@@ -212,7 +212,7 @@ fn report_of(links: &[Link]) -> Report {
     for (sent, received, tensors) in records {
         report.sent.push(sent);
         report.received.push(received);
-        report.checked += received.operations() * tensors;
+        report.checked += received.operations * tensors;
     }
     report
 }
@@ -252,7 +252,7 @@ impl Server {
         let shard = job.shard(job.number);
         let (load, reduces) = (Workload::Shard(shard), job.reduces());
         let variables = Operations::in_registered_memory(load, Origin::Server.seed(shard), reduces)?;
-        let source = Source::over(variables.content().clone());
+        let source = Source::over(variables.content.clone());
         let services = Services {
             service: TransferService::reducing(reduces).with(source.clone()),
             registering: source,

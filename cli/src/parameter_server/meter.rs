@@ -397,7 +397,7 @@ impl Session {
                 ] {
                     let (Some(sent), Some(received)) = (sent, received) else { continue };
                     let name = self.children.name(to);
-                    if let Some((variable, offset)) = received.mismatch() {
+                    if let Some((variable, offset)) = received.mismatch {
                         let text = format!(
                             "{name}: byte {offset} of tensor {variable} arrived wrong in {}",
                             trial.mode

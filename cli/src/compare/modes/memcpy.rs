@@ -47,14 +47,14 @@ impl MemcpyCaller {
     /// Allocates memory for the largest of `operations`. A first copy, outside the measured time, warms the
     /// memory.
     pub(crate) async fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
-        let room = operations::room(operations.load());
+        let room = operations::room(operations.load);
         let mut destination = self.destination.lock().await;
         let bytes = usize::try_from(room).map_err(|_| CallError::Memory(room))?;
         let mut memory = Vec::new();
         memory.try_reserve_exact(bytes).map_err(|_| CallError::Memory(room))?;
         memory.resize(bytes, 0);
         destination.memory = memory;
-        destination.layout = Layout::of(operations.load(), DESTINATION_SEED);
+        destination.layout = Layout::of(operations.load, DESTINATION_SEED);
         Ok(())
     }
 

@@ -111,7 +111,7 @@ impl GrpcCaller {
     /// Prepares for `operations`. A mode that sends from registered memory copies the content there. Other
     /// buffers are allocated with each message.
     pub(crate) fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
-        let content = operations.content();
+        let content = &operations.content;
         self.settings.origin = content.seed();
         self.registered = None;
         if let Some(owner) = &self.owner {

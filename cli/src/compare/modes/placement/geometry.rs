@@ -116,10 +116,11 @@ pub(crate) fn spec(bytes: u64) -> Result<TensorSpec, TensorError> {
 /// The operations of a trial: their number, identity and order, and the result of consuming them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    operations: u64,
+    pub(crate) operations: u64,
     identities: u64,
     consumed: u64,
-    mismatch: Option<(u64, u64)>,
+    /// Buffer and offset of the first wrong byte.
+    pub(crate) mismatch: Option<(u64, u64)>,
 }
 
 /// The reason why the records of both sides differ.
@@ -151,16 +152,6 @@ impl Record {
     /// Notes a wrong byte: the buffer, and the offset in the buffer. Only the first wrong byte is kept.
     pub(crate) fn wrong(&mut self, buffer: u64, offset: u64) {
         self.mismatch.get_or_insert((buffer, offset));
-    }
-
-    /// Returns the number of operations.
-    pub(crate) fn operations(&self) -> u64 {
-        self.operations
-    }
-
-    /// Returns buffer and offset of the first wrong byte.
-    pub(crate) fn mismatch(&self) -> Option<(u64, u64)> {
-        self.mismatch
     }
 
     /// Compares this record, made by the sender, with `arrived`, made by the receiver.
@@ -356,9 +347,9 @@ mod record_tests {
         let mut record = Record::default();
         record.wrong(3, 4);
         record.wrong(0, 0);
-        assert_eq!(record.mismatch(), Some((3, 4)));
+        assert_eq!(record.mismatch, Some((3, 4)));
         let reply: EndReply = record.into();
-        assert_eq!(Record::from(reply).mismatch(), Some((3, 4)));
+        assert_eq!(Record::from(reply).mismatch, Some((3, 4)));
     }
 }
 

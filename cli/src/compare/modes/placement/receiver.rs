@@ -290,8 +290,8 @@ impl Sink {
 
     /// Waits for all tensors of the next operation and takes them.
     pub(crate) async fn recv_operation(&mut self) -> Result<(), TensorError> {
-        let before = self.record.operations();
-        while self.record.operations() == before {
+        let before = self.record.operations;
+        while self.record.operations == before {
             self.recv().await?;
         }
         Ok(())

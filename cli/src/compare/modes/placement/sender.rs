@@ -81,15 +81,15 @@ impl TensorSender {
         operations: &Operations,
         depth: u32,
     ) -> Result<Self, CallError> {
-        let content = operations.content();
+        let content = &operations.content;
         let (seed, zero_copy) = (content.seed(), mode.sends_in_place());
-        let to = match Geometry::of(operations.load(), seed) {
+        let to = match Geometry::of(operations.load, seed) {
             Geometry::Slots(lengths) => {
                 let from = match &*lengths {
                     [length] if mode.awaits() => {
                         TensorSource::Regions(regions(device, content.all(), seed, *length)?)
                     }
-                    _ if zero_copy && operations.is_registered() => {
+                    _ if zero_copy && operations.registered => {
                         TensorSource::Registered(tensors(content, &lengths)?)
                     }
                     _ if zero_copy => {
@@ -400,13 +400,13 @@ impl PlacementCaller {
         operations: &Operations,
         inflight: usize,
     ) -> Result<(), CallError> {
-        let load = operations.load();
+        let load = operations.load;
         let load = match load.name() {
             None => Wanted::Bytes(load.bytes()),
             Some(name) => Wanted::Workload(name.to_owned()),
         };
         let depth = inflight.clamp(1, MAX_DEPTH) as u32;
-        let (mode, seed) = (self.mode.name().to_owned(), operations.content().seed());
+        let (mode, seed) = (self.mode.name().to_owned(), operations.content.seed());
         self.control.prepare(PrepareRequest { mode, seed, depth, load: Some(load) }).await?;
         let sender = {
             let channel = (&self.device, &self.channel);
@@ -430,7 +430,7 @@ impl PlacementCaller {
         let mode = self.mode.name().to_owned();
         let arrived = Record::from(self.control.end(EndRequest { mode }).await?.into_inner());
         let state = self.state.lock().await;
-        match arrived.mismatch() {
+        match arrived.mismatch {
             Some((buffer, offset)) => Err(CallError::BufferContent { buffer, offset }),
             None if state.failed => Ok(()),
             None => Ok(state.record.compare(&arrived)?),
