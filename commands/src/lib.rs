@@ -19,6 +19,8 @@ pub mod process;
 pub mod remote;
 #[cfg(feature = "runtime")]
 mod runtime;
+#[cfg(feature = "remote")]
+mod signals;
 mod start;
 pub mod statistics;
 pub mod table;
@@ -29,5 +31,7 @@ pub use lists::{List, name_list, number_list, parse_list, parse_set};
 pub use named::{Named, parse_name};
 #[cfg(feature = "runtime")]
 pub use runtime::Flavour;
+#[cfg(feature = "remote")]
+pub use signals::Signals;
 pub use start::{bench_options, explain, log, status};
 pub use {clap, serde_json};

@@ -32,6 +32,7 @@ use tonic_rdma_verbs::unstable::lock;
 
 use crate::failure::{Context as _, Failure, one_line};
 use crate::process::{Child, Event, how_ended, join_within, report_line};
+use crate::signals::Signals;
 
 /// Time between two signs of life.
 const BEAT: Duration = Duration::from_secs(2);
@@ -328,22 +329,11 @@ impl Listener {
 
 /// Says when SIGINT or SIGTERM comes.
 fn end_by_signals(happenings: SyncSender<Happening>) -> Result<(), Failure> {
-    use tokio::signal::unix::{SignalKind, signal};
-
     let failed = "can't listen for signals";
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context(failed)?;
-    let (mut interrupt, mut terminate) = {
-        let _inside = runtime.enter();
-        let listen = |kind| signal(kind).context(failed);
-        (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?)
-    };
+    let mut signals = runtime.block_on(async { Signals::new() })?;
     let wait = move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        });
+        runtime.block_on(signals.next());
         // It fails if nothing is served any more, or if messages of a caller wait.
         if let Err(TrySendError::Full(signal)) = happenings.try_send(Happening::Signal) {
             let late = move || drop(happenings.send(signal));

@@ -29,13 +29,12 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use rustix::process::{Resource, getrlimit};
 use sd_notify::NotifyState;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tonic_rdma::{Config, Dialer};
 use tonic_rdma_commands::process::report_line;
 use tonic_rdma_commands::units::parse_time;
-use tonic_rdma_commands::{Context as _, Failure, Flavour};
+use tonic_rdma_commands::{Context as _, Failure, Flavour, Signals};
 
 use self::address::Address;
 use self::listen::Bound;
@@ -350,7 +349,7 @@ async fn drain(
     tokio::select! {
         _ = all => {}
         () = tokio::time::sleep(options.drain_timeout) => {}
-        () = signals.next() => {}
+        _ = signals.next() => {}
     }
     phase.send_replace(Phase::CuttingOff);
     let _ = timeout(RESET_TIME, shared.room.acquire_many(connections)).await;
@@ -358,27 +357,5 @@ async fn drain(
         0 => Ok(()),
         1 => Err(Failure::run("1 connection had not ended and was reset")),
         many => Err(Failure::run(format!("{many} connections had not ended and were reset"))),
-    }
-}
-
-/// The signals that end this process.
-#[derive(Debug)]
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).context("can't listen for signals");
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
-    }
-
-    /// Waits for the next signal.
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }

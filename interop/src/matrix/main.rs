@@ -25,8 +25,7 @@ use std::thread;
 use std::time::Instant;
 
 use clap::Parser as _;
-use tokio::signal::unix::{SignalKind, signal};
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, Signals};
 use tonic_rdma_verbs::unstable::lock;
 
 use crate::direction::Direction;
@@ -58,14 +57,9 @@ async fn main() -> ExitCode {
 }
 
 async fn interrupted() -> Failure {
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
-            tokio::select! {
-                _ = interrupt.recv() => Failure::Interrupted,
-                _ = terminate.recv() => "terminated".into(),
-            }
-        }
-        (Err(error), _) | (_, Err(error)) => format!("can't watch for signals: {error}").into(),
+    match Signals::new() {
+        Ok(mut signals) => signals.next().await,
+        Err(failure) => failure,
     }
 }
 
