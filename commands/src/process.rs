@@ -215,22 +215,6 @@ impl Child {
         Err(Failure::run(format!("{} {fault}{said}", self.name)))
     }
 
-    /// Waits for the next line that contains `text`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the child writes no such line within `limit`, and as [`line`](Self::line) does.
-    pub fn line_with(&mut self, text: &str, limit: Duration) -> Result<String, Failure> {
-        let end = Instant::now() + limit;
-        loop {
-            let line = self.line(end.saturating_duration_since(Instant::now()));
-            let line = line.context(format!("no line has {text:?}"))?;
-            if line.contains(text) {
-                return Ok(line);
-            }
-        }
-    }
-
     /// Waits for the next report, a line of JSON.
     ///
     /// # Errors

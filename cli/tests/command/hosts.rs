@@ -7,8 +7,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
-use tonic_rdma_commands::process::{Child, Signal};
+use tonic_rdma_commands::process::Signal;
 
+use super::listening::Listening;
 use super::process::{is_gone, refused, run, tonic_rdma, wait_for};
 
 /// The modes between two hosts.
@@ -31,25 +32,9 @@ const SHORT: [&str; 4] = ["--sizes", "64,100KiB", "--duration", "0.05"];
 /// Longest wait for a line or an end. Only a test that hangs takes as long.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A listening end. The drop of this value kills it.
-struct Listening {
-    process: Child,
-    address: String,
-}
-
 impl Listening {
     fn start(command: &str, arguments: &[&str]) -> Self {
-        let command = tonic_rdma(&[&[command, "--listen", "127.0.0.1:0"], arguments].concat());
-        let (process, line) = Child::ready("the listening end", command, LIMIT).unwrap();
-        let address = line.strip_prefix("listening on ").and_then(|rest| rest.split_whitespace().next());
-        let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
-        assert!(line.contains("one caller at a time"), "{line}");
-        Self { process, address }
-    }
-
-    /// Returns the next line that contains `text`.
-    fn says(&mut self, text: &str) -> String {
-        self.process.line_with(text, LIMIT).unwrap()
+        Self::ready(tonic_rdma(&[&[command, "--listen", "127.0.0.1:0"], arguments].concat()))
     }
 
     /// Sends a signal, at which it ends in order.

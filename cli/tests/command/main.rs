@@ -11,6 +11,8 @@ mod devices;
 mod direction;
 mod hosts;
 mod input;
+#[path = "../../../commands/tests/support/listening.rs"]
+mod listening;
 mod parameter_server;
 mod probe;
 mod process;

@@ -8,37 +8,23 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tonic_rdma_commands::process::{Child, Finished};
+use tonic_rdma_commands::process::Finished;
 
 use crate::graph::{Training, Watched, losses};
+use crate::listening::Listening;
 use crate::{LIMIT, command, program, run, write_samples};
-
-/// A listening end. The drop of this value kills it.
-struct Listening {
-    process: Child,
-    address: String,
-}
 
 impl Listening {
     fn start(arguments: &[&str]) -> Self {
         // Another address than that of the caller, so that a part that is looked for at the wrong end is not found.
         let mut command = command(&[&["--listen", "127.0.0.2:0"], arguments].concat());
         command.stderr(Stdio::piped());
-        let (process, line) = Child::ready("the listening end", command, LIMIT).unwrap();
-        let address = line.strip_prefix("listening on ").and_then(|rest| rest.split_whitespace().next());
-        let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
-        assert!(line.contains("one caller at a time"), "{line}");
-        Self { process, address }
+        Self::ready(command)
     }
 
     /// Has the samples of `training`.
     fn with_samples(training: &Training) -> Self {
         Self::start(&["--data", &training.folder.path().to_string_lossy()])
-    }
-
-    /// Waits for a line that contains `text`.
-    fn says(&mut self, text: &str) -> String {
-        self.process.line_with(text, LIMIT).unwrap()
     }
 }
 

@@ -3,6 +3,8 @@
 
 mod graph;
 mod hosts;
+#[path = "../../../commands/tests/support/listening.rs"]
+mod listening;
 
 use std::io::Write;
 use std::path::Path;
