@@ -426,7 +426,10 @@ impl Peer {
 
     /// Returns the handle that the other process has printed.
     fn handle(&mut self) -> RemoteBuffer {
-        let line = self.process.line_with("handle ", LIMIT).unwrap();
+        let mut line = self.process.line(LIMIT).unwrap();
+        while !line.starts_with("handle ") {
+            line = self.process.line(LIMIT).unwrap();
+        }
         let digits = line.rsplit(' ').next().unwrap().as_bytes();
         let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap();
         let bytes: Vec<u8> = digits.chunks(2).map(byte).collect();
