@@ -107,6 +107,9 @@
 //! # }
 //! ```
 //!
+//! Same process, same host, other host: three paths of this one API. Calls to a server of the same process, as
+//! here, stay in it, and no device carries them ([`RdmaConnectInfo::is_in_process`], [`Config::in_process`]).
+//!
 //! # Cargo features
 //!
 //! No feature is on by default.

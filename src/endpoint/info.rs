@@ -41,6 +41,8 @@ pub(crate) struct ConnectionFacts {
     pub(crate) reason: Arc<str>,
     /// The connection carries native calls.
     pub(crate) native: bool,
+    /// Calls stay in this process.
+    pub(crate) in_process: bool,
     /// The version of the protocol, over RDMA.
     pub(crate) version: Option<u32>,
     pub(crate) peer: SocketAddr,
@@ -96,6 +98,7 @@ impl RdmaConnectInfo {
             device: None,
             reason: reason.into(),
             native: false,
+            in_process: false,
             version: None,
             peer,
             local,
@@ -133,6 +136,34 @@ impl RdmaConnectInfo {
     /// newest version that both speak, so after an upgrade of one end it is the version of the older one.
     pub fn version(&self) -> Option<u32> {
         self.0.version
+    }
+
+    /// Returns whether calls stay in this process, because both ends of the connection are in it. The
+    /// connection is there as over RDMA: its verdict and device are what was negotiated, its end ends the
+    /// calls, and its counters count what went over it, which is next to nothing.
+    ///
+    /// ```
+    /// use tonic_rdma::RdmaConnectInfo;
+    ///
+    /// fn path(info: &RdmaConnectInfo) -> &'static str {
+    ///     match (info.is_in_process(), info.is_native()) {
+    ///         (true, _) => "same process",
+    ///         (_, true) => "RDMA without HTTP/2",
+    ///         _ => "HTTP/2",
+    ///     }
+    /// }
+    /// # let _ = path;
+    /// ```
+    pub fn is_in_process(&self) -> bool {
+        self.0.in_process
+    }
+
+    /// Returns the same connection as one whose calls stay in this process.
+    pub(crate) fn in_process(&self) -> Self {
+        let mut facts = ConnectionFacts::clone(&self.0);
+        facts.reason = format!("{}; both ends are in this process, in which calls stay", facts.reason).into();
+        facts.in_process = true;
+        Self::new(facts)
     }
 
     /// Adds the reason why there are no native calls to the reason of the verdict.

@@ -28,6 +28,7 @@ mod error;
 mod info;
 mod journal;
 mod link;
+mod meeting;
 mod messages;
 mod negotiate;
 mod polling;

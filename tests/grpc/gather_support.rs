@@ -17,7 +17,9 @@ use tonic::server::NamedService;
 use tonic::{Request, Response, Status};
 use tonic_rdma::gather::{self, GatherBoth, GatherCodec};
 use tonic_rdma::memory::Pool;
-use tonic_rdma::{CallConfig, CounterSnapshot, RdmaChannel, RdmaIncoming, RdmaRequestExt as _, RdmaServer};
+use tonic_rdma::{
+    CallConfig, Config, CounterSnapshot, RdmaChannel, RdmaIncoming, RdmaRequestExt as _, RdmaServer,
+};
 
 use support::{Content, config, within};
 
@@ -251,7 +253,17 @@ impl Service<http::Request<Body>> for Depot {
 
 /// Starts a server with this service. With a limit its layer takes landed messages of this length.
 pub(crate) async fn serve(depot: &Depot, landed: Option<usize>, calls: CallConfig) -> SocketAddr {
-    let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
+    serve_with(depot, landed, calls, config()).await
+}
+
+/// Does as [`serve`], with settings of the connection.
+pub(crate) async fn serve_with(
+    depot: &Depot,
+    landed: Option<usize>,
+    calls: CallConfig,
+    config: Config,
+) -> SocketAddr {
+    let incoming = RdmaIncoming::builder().config(config).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let server = RdmaServer::new().calls(calls);
     match landed {

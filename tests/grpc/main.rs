@@ -17,6 +17,7 @@ mod gather_both;
 mod gather_limits;
 mod gather_mixed;
 mod gather_support;
+mod in_process;
 mod server_acts;
 mod server_end;
 mod server_handlers;

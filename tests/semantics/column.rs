@@ -1,4 +1,4 @@
-//! The three columns: how each serves and how each connects.
+//! The four columns: how each serves and how each connects.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -31,11 +31,13 @@ pub(crate) enum Column {
     DropIn,
     /// Our channel and server: no HTTP/2.
     Native,
+    /// The same, where calls stay in the process.
+    InProcess,
 }
 
 impl Column {
     /// All columns, in the order of the table.
-    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::DropIn, Self::Native];
+    pub(crate) const ALL: [Self; 4] = [Self::Tcp, Self::DropIn, Self::Native, Self::InProcess];
 
     /// Returns the heading of the column.
     pub(crate) fn heading(self) -> &'static str {
@@ -43,6 +45,7 @@ impl Column {
             Self::Tcp => "stock TCP",
             Self::DropIn => "drop-in",
             Self::Native => "native",
+            Self::InProcess => "in process",
         }
     }
 
@@ -179,15 +182,15 @@ impl Column {
                 Running { address, stop, server }
             }
             Self::DropIn => {
-                let incoming = RdmaIncoming::builder().config(config(None)).bind(address).await.unwrap();
+                let incoming = RdmaIncoming::builder().config(self.config(None)).bind(address).await.unwrap();
                 let address = incoming.local_addr();
                 let serving = router.serve_with_incoming_shutdown(incoming, signal);
                 let server = tokio::spawn(async move { serving.await.map_err(Into::into) });
                 Running { address, stop, server }
             }
-            Self::Native => {
-                let incoming =
-                    RdmaIncoming::builder().config(config(settings.keepalive)).bind(address).await.unwrap();
+            Self::Native | Self::InProcess => {
+                let config = self.config(settings.keepalive);
+                let incoming = RdmaIncoming::builder().config(config).bind(address).await.unwrap();
                 let address = incoming.local_addr();
                 let server = RdmaServer::new().calls(call_config(settings)).layer(layer);
                 let server = server.layer(layer_fn(BoxCloneSyncService::new));
@@ -212,13 +215,13 @@ impl Column {
         match self {
             Self::Tcp => Ok(AnyChannel::Tonic(endpoint.connect().await?)),
             Self::DropIn => {
-                let connector = RdmaConnector::new().config(config(None));
+                let connector = RdmaConnector::new().config(self.config(None));
                 let channel = endpoint.connect_with_connector(connector.clone()).await?;
                 let info = connector.last_connection().unwrap();
                 assert_eq!(info.verdict(), Verdict::Rdma, "{}", info.reason());
                 Ok(AnyChannel::Tonic(channel))
             }
-            Self::Native => connect_native(endpoint, None).await,
+            Self::Native | Self::InProcess => self.connect_native(endpoint, None).await,
         }
     }
 
@@ -232,7 +235,7 @@ impl Column {
     ) -> Result<AnyChannel, BoxError> {
         match self {
             Self::Tcp | Self::DropIn => self.connect(endpoint).await,
-            Self::Native => connect_native(endpoint, Some((interval, timeout))).await,
+            Self::Native | Self::InProcess => self.connect_native(endpoint, Some((interval, timeout))).await,
         }
     }
 
@@ -242,9 +245,9 @@ impl Column {
             Self::Tcp | Self::DropIn => {
                 self.connect(endpoint.http2_max_header_list_size(bytes)).await.unwrap()
             }
-            Self::Native => {
+            Self::Native | Self::InProcess => {
                 let limits = CallConfig::default().max_header_list_size(bytes as usize);
-                let builder = RdmaChannel::builder(endpoint).config(config(None)).calls(limits);
+                let builder = RdmaChannel::builder(endpoint).config(self.config(None)).calls(limits);
                 AnyChannel::Native(builder.connect().await.unwrap())
             }
         }
@@ -255,14 +258,36 @@ impl Column {
         match self {
             Self::Tcp => AnyChannel::Tonic(endpoint.connect_lazy()),
             Self::DropIn => {
-                let connector = RdmaConnector::new().config(config(None));
+                let connector = RdmaConnector::new().config(self.config(None));
                 AnyChannel::Tonic(endpoint.connect_with_connector_lazy(connector))
             }
-            Self::Native => {
-                let builder = RdmaChannel::builder(endpoint.clone()).config(config(None));
+            Self::Native | Self::InProcess => {
+                let builder = RdmaChannel::builder(endpoint.clone()).config(self.config(None));
                 AnyChannel::Native(builder.connect_lazy())
             }
         }
+    }
+
+    /// Connects a native channel, and checks that its connection carries native calls, in this process or out of
+    /// it. `keepalive` sets our own pings.
+    async fn connect_native(
+        self,
+        endpoint: Endpoint,
+        keepalive: Option<(Duration, Duration)>,
+    ) -> Result<AnyChannel, BoxError> {
+        let channel = RdmaChannel::builder(endpoint).config(self.config(keepalive)).connect().await?;
+        let info = channel.last_connection().unwrap();
+        assert!(info.is_native(), "{}: {}", info.verdict(), info.reason());
+        assert_eq!(info.is_in_process(), self == Self::InProcess, "{}", info.reason());
+        Ok(AnyChannel::Native(channel))
+    }
+
+    /// Returns settings of our transport. Our own pings are never sent unless `keepalive` asks for them, so that
+    /// only HTTP/2's can find a peer that hangs.
+    fn config(self, keepalive: Option<(Duration, Duration)>) -> Config {
+        const NEVER: Duration = Duration::from_secs(3600);
+        let (interval, timeout) = keepalive.unwrap_or((NEVER, NEVER));
+        support::config().ping_interval(interval).ping_timeout(timeout).in_process(self == Self::InProcess)
     }
 }
 
@@ -282,18 +307,6 @@ fn stock_server(settings: ServerSettings) -> Server {
         server = server.http2_keepalive_interval(Some(interval)).http2_keepalive_timeout(Some(timeout));
     }
     server.http2_max_header_list_size(settings.head)
-}
-
-/// Connects a native channel, and checks that its connection carries native calls. `keepalive` sets our own
-/// pings.
-async fn connect_native(
-    endpoint: Endpoint,
-    keepalive: Option<(Duration, Duration)>,
-) -> Result<AnyChannel, BoxError> {
-    let channel = RdmaChannel::builder(endpoint).config(config(keepalive)).connect().await?;
-    let info = channel.last_connection().unwrap();
-    assert!(info.is_native(), "{}: {}", info.verdict(), info.reason());
-    Ok(AnyChannel::Native(channel))
 }
 
 /// Returns limits of native calls with `settings`.
@@ -318,12 +331,4 @@ fn call_config(settings: ServerSettings) -> CallConfig {
         config = config.max_header_list_size(head as usize);
     }
     config
-}
-
-/// Returns settings of our transport. Our own pings are never sent unless `keepalive` asks for them, so that
-/// only HTTP/2's can find a peer that hangs.
-fn config(keepalive: Option<(Duration, Duration)>) -> Config {
-    const NEVER: Duration = Duration::from_secs(3600);
-    let (interval, timeout) = keepalive.unwrap_or((NEVER, NEVER));
-    support::config().ping_interval(interval).ping_timeout(timeout)
 }

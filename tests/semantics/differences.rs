@@ -29,6 +29,7 @@ const HEADS: &str = "A head that is too long for the peer ends a native call wit
                      as gRPC core does; HTTP/2's answer has no gRPC status.";
 const ENDED: &str = "A native call whose connection ends has the status UNAVAILABLE, as gRPC demands; tonic makes UNKNOWN of some of \
                      HTTP/2's errors.";
+const ONE_PROCESS: &str = "Client and server end together, because they are one process.";
 
 /// All differences.
 pub(crate) static ALL: &[Difference] = &[
@@ -159,6 +160,30 @@ pub(crate) static ALL: &[Difference] = &[
         because: ENDED,
     },
     Difference {
+        behaviour: "ends_of_processes::of_a_server_that_is_killed",
+        column: Column::InProcess,
+        outcome: Declared::NotRun,
+        because: ONE_PROCESS,
+    },
+    Difference {
+        behaviour: "ends_of_processes::of_a_server_that_is_stopped",
+        column: Column::InProcess,
+        outcome: Declared::NotRun,
+        because: ONE_PROCESS,
+    },
+    Difference {
+        behaviour: "ends_of_processes::of_a_client_that_is_killed",
+        column: Column::InProcess,
+        outcome: Declared::NotRun,
+        because: ONE_PROCESS,
+    },
+    Difference {
+        behaviour: "ends_of_processes::of_a_client_that_is_stopped",
+        column: Column::InProcess,
+        outcome: Declared::NotRun,
+        because: ONE_PROCESS,
+    },
+    Difference {
         behaviour: "extensions::addresses_by_tonics_request",
         column: Column::DropIn,
         outcome: Declared::Outcome("remote unknown, local unknown"),
@@ -172,7 +197,10 @@ pub(crate) static ALL: &[Difference] = &[
     },
 ];
 
-/// Returns what is declared about `behaviour` over `column`.
+/// Returns what is declared about `behaviour` over `column`. What is declared about native calls holds in a
+/// process, too, unless something else is declared there.
 pub(crate) fn find(behaviour: &str, column: Column) -> Option<&'static Difference> {
-    ALL.iter().find(|difference| difference.behaviour == behaviour && difference.column == column)
+    let of = |column| move |it: &&Difference| it.behaviour == behaviour && it.column == column;
+    let own = ALL.iter().find(of(column));
+    own.or_else(|| ALL.iter().find(of(Column::Native)).filter(|_| column == Column::InProcess))
 }

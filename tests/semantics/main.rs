@@ -1,4 +1,5 @@
-//! What gRPC promises, over three columns: stock TCP, the drop-in (HTTP/2 over RDMA) and native calls. Each
+//! What gRPC promises, over four columns: stock TCP, the drop-in (HTTP/2 over RDMA), native calls, and native
+//! calls that stay in the process. Each
 //! behaviour is written once, as a function of a [`Column`](column::Column) that returns its outcome in
 //! words. The outcome over each column must be the one in [`table`], unless [`differences`] declares another
 //! one with the reason. [`page`] writes the tables into the book.

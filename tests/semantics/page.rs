@@ -11,11 +11,11 @@ use crate::run::{Behaviour, Group};
 use crate::table::{self, GROUPS};
 
 const INTRODUCTION: &str = "\
-# What gRPC promises, in three columns
+# What gRPC promises, in four columns
 
 A call behaves alike over stock TCP (tonic's channel and server), over the drop-in (the same over `RdmaConnector` and `RdmaIncoming`: HTTP/2 over
-RDMA), and over native calls (`RdmaChannel` and `RdmaServer`: no HTTP/2). `tests/semantics` has one function for each line below. It runs over each
-column, and its outcome must be the one that stands here. The tests know all differences from one list, with the reason for each. A difference that is
+RDMA), over native calls (`RdmaChannel` and `RdmaServer`: no HTTP/2), and in process (the same pair in one process, where calls
+[stay in it](native-calls.md#same-process-same-host-other-host)). `tests/semantics` has one function for each line below. It runs over each column, and its outcome must be the one that stands here. The tests know all differences from one list, with the reason for each. A difference that is
 not in the list fails a test, and so does an entry of the list that is no difference any more. A test also compares this page with the lists;
 `UPDATE_TABLE=1 cargo test --test semantics page` writes it anew.
 
@@ -85,7 +85,11 @@ fn page() -> String {
     page.push_str("\n## Differences\n\n| behaviour | column | why |\n|---|---|---|\n");
     for difference in differences::ALL {
         let title = title_of(difference.behaviour);
-        let _ = writeln!(page, "| {title} | {} | {} |", difference.column.heading(), difference.because);
+        let same = |column: &Column| {
+            differences::find(difference.behaviour, *column).is_some_and(|it| std::ptr::eq(it, difference))
+        };
+        let columns: Vec<_> = Column::ALL.into_iter().filter(same).map(Column::heading).collect();
+        let _ = writeln!(page, "| {title} | {} | {} |", columns.join(", "), difference.because);
     }
     page.push_str(
         "\n## gRPC's own end-to-end tests\n\nThe tests of gRPC core (`test/core/end2end/tests` of \

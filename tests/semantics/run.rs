@@ -58,7 +58,7 @@ fn runtimes(column: Column) -> &'static [Runtime] {
     match column {
         Column::Tcp => &[Runtime::CurrentThread],
         Column::DropIn => &[Runtime::Idle],
-        Column::Native => &[Runtime::Idle, Runtime::MultiThread],
+        Column::Native | Column::InProcess => &[Runtime::Idle, Runtime::MultiThread],
     }
 }
 

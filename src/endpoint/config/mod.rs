@@ -63,6 +63,7 @@ pub struct Config {
     pub(crate) ping_interval: Duration,
     pub(crate) ping_timeout: Duration,
     pub(crate) linger: Duration,
+    in_process: Option<bool>,
     pub(crate) path: PathSettings,
 }
 
@@ -95,6 +96,7 @@ impl Default for Config {
             ping_interval: Duration::from_secs(10),
             ping_timeout: Duration::from_secs(30),
             linger: Duration::from_secs(5),
+            in_process: None,
             path: PathSettings::default(),
         }
     }
@@ -354,6 +356,21 @@ impl Config {
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
+    }
+
+    /// Sets whether calls of an [`RdmaChannel`](crate::RdmaChannel) stay in this process if the
+    /// [`RdmaServer`](crate::RdmaServer) is in it, too: then no device carries them, and they cost less. Both
+    /// ends have to allow it. Default: as the variable says when the connection is made, also for a
+    /// configuration that did not come from [`from_env`](Self::from_env); yes if it is not set. Variable
+    /// `RDMA_IN_PROCESS`: `yes`, `no`.
+    pub fn in_process(mut self, allow: bool) -> Self {
+        self.in_process = Some(allow);
+        self
+    }
+
+    /// Returns whether calls may stay in this process.
+    pub(crate) fn allows_in_process(&self) -> bool {
+        self.in_process.unwrap_or_else(variables::in_process_by_environment)
     }
 
     /// Returns the attributes of new connections' queue pairs, which the settings `qp_*` and

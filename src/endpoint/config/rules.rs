@@ -65,6 +65,7 @@ pub(super) const MAX_INLINE: Number = size("max_inline", "RDMA_MAX_INLINE", 0, u
 pub(super) const QP_QUEUE_DEPTH: Number = number("qp_queue_depth", "RDMA_QP_QUEUE_DEPTH", 64, 4096);
 pub(super) const PINNED_LIMIT: Number = size("pinned_limit", "RDMA_PINNED_LIMIT", 1 << 20, 1 << 50);
 pub(super) const PLAINTEXT_TENSORS: Setting = setting("plaintext_tensors", "RDMA_PLAINTEXT_TENSORS");
+pub(super) const IN_PROCESS: Setting = setting("in_process", "RDMA_IN_PROCESS");
 pub(super) const HANDSHAKE_TIMEOUT: Time =
     Time { most: Duration::from_secs(600), ..up_to_a_day("handshake_timeout", "RDMA_HANDSHAKE_TIMEOUT", 1) };
 pub(super) const CONNECT_TIMEOUT: Time = up_to_a_day("connect_timeout", "", 1);

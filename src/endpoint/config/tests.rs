@@ -47,6 +47,7 @@ fn cases() -> Vec<Case> {
     cases!(all: poll_mode, "event" => PollMode::Event);
     cases!(all: shared_receive, "never" => SharedReceive::Never);
     cases!(all: plaintext_tensors, "allow" => true);
+    cases!(all: in_process, "yes" => true, "No" => false);
     cases!(all: poll_cpus, "0,1023" => [0, 1023], "2,1024" => [2, 1024]);
     for name in ["mlx5_0", "", "../x", "a b", "\u{fc}", &"x".repeat(64), &"x".repeat(65)].map(str::to_owned) {
         cases!(all: device, name => &*name);

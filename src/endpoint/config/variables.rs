@@ -38,6 +38,7 @@ impl Config {
     /// | `RDMA_PINNED_LIMIT` | a size, from 1 MiB on | 2 GiB | [`pinned_limit`](Self::pinned_limit) |
     /// | `RDMA_HANDSHAKE_TIMEOUT` | a time, 1 ms to 600 s, in milliseconds | 3000 | [`handshake_timeout`](Self::handshake_timeout) |
     /// | `RDMA_PLAINTEXT_TENSORS` | `refuse`, `allow` | `refuse` | [`plaintext_tensors`](Self::plaintext_tensors) |
+    /// | `RDMA_IN_PROCESS` | `yes`, `no` | `yes` | [`in_process`](Self::in_process) |
     /// | `RDMA_QP_TIMEOUT` | 0 to 31: 4.096 µs × 2^n | 14 | [`qp_timeout`](Self::qp_timeout) |
     /// | `RDMA_QP_RETRY_COUNT` | 0 to 7 | 7 | [`qp_retry_count`](Self::qp_retry_count) |
     /// | `RDMA_QP_SL` | service level, 0 to 15 | 0 | [`qp_sl`](Self::qp_sl) |
@@ -108,6 +109,7 @@ impl Config {
         variables.optional(&rules::PINNED_LIMIT, &mut config.pinned_limit)?;
         variables.time(&rules::HANDSHAKE_TIMEOUT, &mut config.handshake_timeout)?;
         variables.choice(&rules::PLAINTEXT_TENSORS, PLAINTEXT_TENSORS, &mut config.plaintext_tensors)?;
+        variables.choice(&rules::IN_PROCESS, IN_PROCESS, &mut config.in_process)?;
         variables.number(&rules::QP_TIMEOUT, &mut config.path.timeout)?;
         variables.number(&rules::QP_RETRY_COUNT, &mut config.path.retry_count)?;
         variables.number(&rules::QP_SL, &mut config.path.service_level)?;
@@ -128,9 +130,20 @@ const PROVIDERS: &[(&str, Option<Provider>)] =
 const SHARED_RECEIVE: &[(&str, SharedReceive)] =
     &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
 const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)];
+const IN_PROCESS: &[(&str, Option<bool>)] = &[("yes", Some(true)), ("no", Some(false))];
 const SOFT_PEERS: &[(&str, ())] = &[("user", ()), ("trusted-user", ()), ("any", ())];
 const POLL_MODES: &[(&str, PollMode)] =
     &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
+
+/// Returns what the environment says about calls within this process. A value that
+/// [`from_env`](Config::from_env) refuses counts as none.
+pub(super) fn in_process_by_environment() -> bool {
+    let mut choice = None;
+    let read = Variables { lookup: |name: &str| std::env::var_os(name) };
+    // The error is for those who read the environment themselves.
+    let _ = read.choice(&rules::IN_PROCESS, IN_PROCESS, &mut choice);
+    choice.unwrap_or(true)
+}
 
 /// Reads variables by the rules of their settings.
 struct Variables<F> {
@@ -329,6 +342,7 @@ mod tests {
         assert_eq!(patient.handshake_timeout, Duration::from_secs(20));
         assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
         assert!(with("RDMA_PLAINTEXT_TENSORS", "allow").unwrap().plaintext_tensors);
+        assert_eq!(with("RDMA_IN_PROCESS", "no").unwrap().in_process, Some(false));
         assert_eq!(with("RDMA_QP_TIMEOUT", "20").unwrap().path.timeout, 20);
         assert_eq!(with("RDMA_QP_RETRY_COUNT", "3").unwrap().path.retry_count, 3);
         assert_eq!(with("RDMA_QP_SL", "5").unwrap().path.service_level, 5);
@@ -424,6 +438,7 @@ mod tests {
                 "takes a time from 1ms to 600s, in milliseconds or with a unit, such as 120us or 5s",
             ),
             ("RDMA_PLAINTEXT_TENSORS", "yes", "takes one of refuse, allow"),
+            ("RDMA_IN_PROCESS", "off", "takes one of yes, no"),
             ("RDMA_QP_TIMEOUT", "32", "takes a number from 0 to 31"),
             ("RDMA_QP_MTU", "1500", "takes one of 256, 512, 1024, 2048, 4096"),
         ] {

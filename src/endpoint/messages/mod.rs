@@ -27,6 +27,7 @@ use crate::endpoint::connection::{Connection, Member};
 use crate::endpoint::deferred::Run;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::{Counters, RdmaConnectInfo};
+use crate::endpoint::meeting::Meeting;
 use crate::endpoint::polling::{CallInFlight, Queue, Reactor};
 use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
@@ -66,6 +67,7 @@ pub(crate) struct MessageEndpoint {
     reactor: Arc<Reactor>,
     lending: Arc<Lending>,
     info: RdmaConnectInfo,
+    meeting: Meeting,
 }
 
 impl MessageEndpoint {
@@ -73,15 +75,21 @@ impl MessageEndpoint {
         connection: Arc<Connection<Messages>>,
         member: &Member,
         info: RdmaConnectInfo,
+        meeting: Meeting,
     ) -> Self {
         let lending = connection.update(|messages| (Arc::clone(messages.lending()), false));
         let (queue, reactor) = (Arc::clone(&member.queue), Arc::clone(&member.reactor));
-        Self { connection, queue, reactor, lending, info }
+        Self { connection, queue, reactor, lending, info, meeting }
     }
 
     /// Returns the result of the negotiation, and its reason.
     pub(crate) fn info(&self) -> &RdmaConnectInfo {
         &self.info
+    }
+
+    /// Returns what this end knows of a peer in this process.
+    pub(crate) fn meeting(&self) -> &Meeting {
+        &self.meeting
     }
 
     /// Returns the live counters.

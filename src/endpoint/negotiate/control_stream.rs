@@ -120,6 +120,7 @@ impl ControlStream {
             device: Some(established.device().into()),
             reason: reason.into(),
             native,
+            in_process: false,
             version: Some(version.into()),
             peer: self.tcp.peer_addr()?,
             local: self.tcp.local_addr()?,

@@ -20,6 +20,7 @@ use crate::endpoint::connection::Role;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable, not_in_time, rdma_required, unreachable};
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
+use crate::endpoint::meeting::Meeting;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
@@ -310,7 +311,7 @@ async fn finish(
         Ok(established) => established.check_reachable().await.map(|()| established),
         Err(reason) => Err(reason),
     };
-    let established = match reached {
+    let mut established = match reached {
         Ok(established) => established,
         Err(reason) => {
             control.send(&Message::failed(&reason)).await?;
@@ -320,7 +321,13 @@ async fn finish(
     control.send(&established.confirm()).await?;
     let answer = control.receive_confirm(Duration::ZERO).await?;
     match established.check(&answer) {
-        Ok(()) => control.into_rdma(established, version).map(Outcome::Rdma),
+        Ok(()) => {
+            if established.config.allows_in_process() {
+                let limit = established.config.handshake_timeout;
+                established.meeting = Meeting::guest(established.probe(), limit);
+            }
+            control.into_rdma(established, version).map(Outcome::Rdma)
+        }
         Err(reason) => fall_back(control, reason),
     }
 }

@@ -22,6 +22,7 @@ use crate::endpoint::connection::Role;
 use crate::endpoint::deferred::OwnedTask;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
+use crate::endpoint::meeting::Meeting;
 use crate::endpoint::messages::{MessageMemory, Negotiated};
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
@@ -349,7 +350,12 @@ impl Negotiation<'_> {
         let accepted = timeout_at(until.into(), async {
             for (offer, number) in hello.offers.iter().zip(0..) {
                 match self.accept_offer(offer, &hello.identity, native, &mut devices, limit / 2).await {
-                    Ok((established, slot)) => {
+                    Ok((mut established, slot)) => {
+                        // Process ids don't prove that the client is of this process, but few others have this one.
+                        let is_near = hello.identity == reach::local() && established.is_native();
+                        if is_near && self.config.allows_in_process() {
+                            established.meeting = Meeting::host(established.probe());
+                        }
                         return Ok(Accepted { established, offer: number, version, slot });
                     }
                     Err(reason @ RdmaUnavailable::Crowded(_)) => return Err(reason),

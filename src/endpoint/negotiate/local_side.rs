@@ -16,6 +16,7 @@ use crate::endpoint::info::{RdmaConnectInfo, Telemetry};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::link::Link;
 use crate::endpoint::link::receive::{Promise, Receives, Ring, Share};
+use crate::endpoint::meeting::Meeting;
 use crate::endpoint::messages::{MessageEndpoint, Messages, Negotiated};
 use crate::endpoint::polling::{OwnQueue, Queue, Reactor};
 use crate::endpoint::provider::budget;
@@ -177,6 +178,7 @@ impl Prepared {
             member,
             queue_pair,
             carried,
+            meeting: Meeting::None,
             chooser,
             slots: self.slots,
             config: self.config,
@@ -194,6 +196,8 @@ pub(super) struct Established {
     pub(super) slots: u32,
     /// The connection, as its handle needs it.
     pub(super) carried: Carried,
+    /// Set where the peer may be of this process.
+    pub(super) meeting: Meeting,
     chooser: Chooser,
     pub(super) config: Config,
 }
@@ -226,7 +230,8 @@ impl Established {
         Message::Confirm(Confirm::Connected { nonce: self.probe().peers })
     }
 
-    fn probe(&self) -> Probe {
+    /// Returns the evidence that both sides share memory.
+    pub(super) fn probe(&self) -> Probe {
         self.queue_pair.local().map(|local| local.probe()).unwrap_or_default()
     }
 
@@ -283,7 +288,7 @@ impl Established {
                 Negotiated::Stream(EndpointStream::rdma(stream, self.member.own.clone(), info))
             }
             Carried::Messages(messages) => {
-                Negotiated::Messages(MessageEndpoint::new(messages, &self.member, info))
+                Negotiated::Messages(MessageEndpoint::new(messages, &self.member, info, self.meeting))
             }
         };
         let (linger, counted) = (self.config.linger, Counted::new());

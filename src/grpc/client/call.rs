@@ -79,7 +79,9 @@ impl NativeCall {
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Response<Body>, CallEnd>> {
         // A call and its request are large, so they stay where they are.
         if let Some(call) = &mut self.active {
-            call.stream().session.drive_abandoned();
+            if !call.stream().is_local() {
+                call.stream().session.drive_abandoned();
+            }
             let again = self.request.is_some();
             let answered = ready!(poll_headers(call, &mut self.deadline, again, context));
             return Poll::Ready(self.end(answered));
@@ -152,6 +154,10 @@ impl NativeCall {
             }
         };
         if is_whole {
+            if stream.is_with_handler() {
+                // Nobody else has the headers then, so they need no copy.
+                self.request = None;
+            }
             self.active = Some(ActiveCall::new(stream));
             // The request is on its way, so reading the clock now delays no peer.
             self.deadline.begun();
@@ -180,7 +186,7 @@ impl NativeCall {
                 self.request = None;
             }
         }
-        let has_sender = session.drive_if(session.active_streams() <= 1);
+        let has_sender = call.stream().is_local() || session.drive_if(session.active_streams() <= 1);
         self.deadline.begun();
         Ok(has_sender)
     }
@@ -375,12 +381,12 @@ pub(super) struct ActiveCall {
     /// A part that came with the headers, and trailers behind it.
     pub(super) first: Option<Part>,
     trailers: Option<HeaderMap>,
-    _in_flight: CallInFlight,
+    _in_flight: Option<CallInFlight>,
 }
 
 impl ActiveCall {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        let under_way = stream.session.endpoint.begin_call();
+        let under_way = stream.begin_call();
         let (first, trailers) = (None, None);
         Self { stream, pump: None, ended: false, first, trailers, _in_flight: under_way }
     }
@@ -420,7 +426,7 @@ impl ActiveCall {
     ) -> Poll<Result<HeaderMap, CallFault>> {
         let mut head = Poll::Pending;
         let (begun, first, trailers) = (deadline.begun(), &mut self.first, &mut self.trailers);
-        self.stream.session.endpoint.spin(Some(begun), || {
+        self.stream.spin(Some(begun), || {
             head = self.stream.take_answer(first, trailers);
             head.is_ready() || deadline.has_passed()
         });
@@ -443,7 +449,7 @@ impl ActiveCall {
     }
 
     fn spin(&self, deadline: &Deadline) {
-        self.stream.session.endpoint.spin(None, || self.stream.has_arrived() || deadline.has_passed());
+        self.stream.spin(None, || self.stream.has_arrived() || deadline.has_passed());
     }
 }
 

@@ -523,6 +523,7 @@ enum Connection {
 struct NativeConnection {
     session: Arc<Session>,
     defaults: Arc<CallDefaults>,
+    info: RdmaConnectInfo,
     /// It wakes calls when their time-out becomes known.
     _wakes: OwnedTask,
 }
@@ -585,11 +586,15 @@ impl Target {
                         })
                         .await,
                 );
-                *lock(&dialling.last) = Some(messages.info().clone());
+                let mut info = messages.info().clone();
                 let session = Session::client(messages, &dialling.calls);
+                if session.stay_in_process().await {
+                    info = info.in_process();
+                }
+                *lock(&dialling.last) = Some(info.clone());
                 let wakes = wake_calls(Arc::downgrade(&session), defaults.timeout.known.clone());
                 let wakes = OwnedTask(tokio::spawn(wakes).abort_handle());
-                Ok(Connection::Native(NativeConnection { session, defaults, _wakes: wakes }))
+                Ok(Connection::Native(NativeConnection { session, defaults, info, _wakes: wakes }))
             }
             Negotiated::Stream(stream) => {
                 *lock(&dialling.last) = Some(stream.info().clone());
@@ -630,7 +635,7 @@ impl Connection {
 impl table::Connection for Connection {
     fn info(&self) -> &RdmaConnectInfo {
         match self {
-            Self::Native(native) => native.session.endpoint.info(),
+            Self::Native(native) => &native.info,
             Self::Http2(connection) => connection.info(),
         }
     }

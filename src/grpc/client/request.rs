@@ -279,7 +279,7 @@ impl Future for Pump {
             this.stream.reset(ResetCode::Cancel);
             return Poll::Ready(());
         }
-        this.stream.session.drive();
+        this.stream.drive();
         match progress {
             Progress::Waits => Poll::Pending,
             _ => Poll::Ready(()),

@@ -146,7 +146,7 @@ impl<T> Parts<T> {
     }
 
     /// Puts a part before all others.
-    pub(super) fn unpop(&mut self, part: T) {
+    pub(in crate::grpc) fn unpop(&mut self, part: T) {
         if let Some(second) = self.first.replace(part) {
             self.rest.push_front(second);
         }

@@ -280,7 +280,7 @@ impl<S: GrpcService> Future for Call<S> {
             self.fail(&Status::deadline_exceeded(format!("the call took longer than {timeout:?}")));
             polled = Poll::Ready(());
         }
-        self.stream.session.drive();
+        self.stream.drive();
         polled
     }
 }

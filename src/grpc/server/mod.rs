@@ -19,7 +19,7 @@ use std::convert::Infallible;
 use std::future::{Future, Pending, pending};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -45,7 +45,7 @@ use self::in_place::{InPlace, Paths};
 use self::routes::Named;
 use super::calls::CallConfig;
 use super::landed::{LandingSwitch, LandingTarget};
-use super::session::{Accept, RequestHeaders, Session, Stream};
+use super::session::{Accept, LocalCall, RequestHeaders, Session, Stream};
 use crate::endpoint::{Config, EndpointStream, Listener, MessageEndpoint, Negotiated, RdmaConnectInfo};
 use crate::error::RdmaError;
 use crate::transport::balance::http2_failed;
@@ -503,6 +503,7 @@ fn serve_native(
         shared: Arc::clone(shared),
         prepared: Mutex::new(PreparedService { service, next: None }),
         info,
+        local_info: OnceLock::new(),
         addresses,
         accepted: AtomicU64::new(0),
     });
@@ -515,6 +516,8 @@ struct Acceptor<S> {
     shared: Arc<ServerShared>,
     prepared: Mutex<PreparedService<S>>,
     info: RdmaConnectInfo,
+    /// The same for calls of this process.
+    local_info: OnceLock<RdmaConnectInfo>,
     addresses: TcpConnectInfo,
     /// The number of calls so far.
     accepted: AtomicU64,
@@ -547,23 +550,29 @@ impl<S: GrpcService> Accept for Acceptor<S> {
             session.drive();
         }
     }
+
+    fn accept_local(self: Arc<Self>, stream: Stream, head: Arc<RequestHeaders>, call: LocalCall) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        let runtime = self.shared.runtime.clone();
+        runtime.spawn(async move {
+            let _call = call;
+            let info = self.local_info.get_or_init(|| self.info.in_process());
+            let (service, extensions) = self.next(&lock(&self.prepared).service, info);
+            // In a box, because a future that is spawned is moved several times.
+            Box::pin(self.call(stream, Arc::unwrap_or_clone(head), service, extensions)).await;
+        });
+    }
 }
 
 impl<S: GrpcService> Acceptor<S> {
     /// Begins a call. Drives the session that is in `drives`, and takes it out, if the call was polled here.
     fn begin(&self, stream: Stream, head: RequestHeaders, drives: &mut Option<Arc<Session>>) {
         let ServerShared { limits, runtime, alone, paths } = &*self.shared;
-        let stream = Arc::new(stream);
         let path = head.path.clone();
-        let timeout = match (grpc_timeout(&head.headers), limits.timeout) {
-            (Some(client), Some(server)) => Some(client.min(server)),
-            (client, server) => client.or(server),
-        };
         // The last call drives anyway.
         let session = drives.is_none().then(|| Arc::clone(&stream.session));
         let (service, extensions) = self.prepared();
-        let request = request(Arc::clone(&stream), head, extensions);
-        let mut call = Call::new(stream, service, request, timeout);
+        let mut call = self.call(stream, head, service, extensions);
         let may_run = limits.poll_in_place && paths.is_quick(path.path());
         let right = if may_run { InPlace::begin(paths.have_slow(), *alone) } else { None };
         let Some(right) = right else {
@@ -597,23 +606,33 @@ impl<S: GrpcService> Acceptor<S> {
         }
     }
 
+    fn call(&self, stream: Stream, head: RequestHeaders, service: S, extensions: Extensions) -> Call<S> {
+        let timeout = match (grpc_timeout(&head.headers), self.shared.limits.timeout) {
+            (Some(client), Some(server)) => Some(client.min(server)),
+            (client, server) => client.or(server),
+        };
+        let stream = Arc::new(stream);
+        let request = request(Arc::clone(&stream), head, extensions);
+        Call::new(stream, service, request, timeout)
+    }
+
     /// Returns a clone of the service, and what services see of the connection.
     fn prepared(&self) -> (S, Extensions) {
         let mut prepared = lock(&self.prepared);
-        prepared.next.take().unwrap_or_else(|| self.next(&prepared.service))
+        prepared.next.take().unwrap_or_else(|| self.next(&prepared.service, &self.info))
     }
 
     /// Makes what the next call gets, unless it is there.
     fn prepare(&self) {
         let mut prepared = lock(&self.prepared);
         if prepared.next.is_none() {
-            prepared.next = Some(self.next(&prepared.service));
+            prepared.next = Some(self.next(&prepared.service, &self.info));
         }
     }
 
-    fn next(&self, service: &S) -> (S, Extensions) {
+    fn next(&self, service: &S, info: &RdmaConnectInfo) -> (S, Extensions) {
         let mut extensions = Extensions::new();
-        extensions.insert(self.info.clone());
+        extensions.insert(info.clone());
         extensions.insert(self.addresses.clone());
         (service.clone(), extensions)
     }

@@ -17,6 +17,7 @@
 //! [`poll_reset`](Stream::poll_reset). Each keeps the waker of the latest task that asked.
 
 mod abandoned;
+mod local;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -24,12 +25,13 @@ mod tests;
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 
 use self::abandoned::{AbandonedRequests, Sends};
+use self::local::LocalCalls;
 use crate::endpoint::{
     Accepting, ConnectionFault, Deferred, Kept, LandedContent, MessageEndpoint, MessageHandler,
     MessageSettings, Run, Sender, Wire as _,
@@ -41,6 +43,7 @@ use crate::grpc::landed::Landing;
 use crate::protocol::AbortCode;
 use crate::wire::hello::CONNECTION_WINDOWS;
 
+pub(crate) use self::local::LocalCall;
 pub(crate) use self::stream::Stream;
 pub(crate) use crate::grpc::core::{OpenError, Part};
 pub(crate) use crate::grpc::frame::{RequestHeaders, ResetCode};
@@ -53,6 +56,12 @@ pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
     /// and before it does anything else that takes time. If another thread took the last call, the session
     /// drives.
     fn accept(&self, stream: Stream, head: RequestHeaders, is_last: bool);
+
+    /// Takes a call of this process, and lets a task of its own handle it: the thread is the client's. `call`
+    /// is to be dropped when the call has ended. By default that is at once.
+    fn accept_local(self: Arc<Self>, stream: Stream, head: Arc<RequestHeaders>, call: LocalCall) {
+        drop((stream, head, call));
+    }
 }
 
 /// The calls of one connection. Their state, a [`SessionState`], lies in the connection, under its lock.
@@ -65,6 +74,11 @@ pub(crate) struct Session {
     has_much_to_send: Arc<AtomicBool>,
     acceptor: Option<Arc<dyn Accept>>,
     abandoned: AbandonedRequests,
+    limits: CallConfig,
+    /// The server's session, if it is in this process and takes the calls of this client's.
+    server: OnceLock<Weak<Session>>,
+    /// The calls that this server's session has from a client in this process.
+    local: LocalCalls,
 }
 
 impl Session {
@@ -88,7 +102,16 @@ impl Session {
         config: &CallConfig,
         acceptor: Arc<dyn Accept>,
     ) -> Arc<Self> {
-        Self::start(endpoint, config, Role::Server, Some(acceptor))
+        let session = Self::start(endpoint, config, Role::Server, Some(acceptor));
+        session.endpoint.meeting().hand(Arc::new(Arc::downgrade(&session)));
+        session
+    }
+
+    /// Lets calls stay in this process, if the server is in it, too. Returns whether they do.
+    pub(crate) async fn stay_in_process(&self) -> bool {
+        let Some(handed) = self.endpoint.meeting().handed().await else { return false };
+        let server = handed.downcast_ref::<Weak<Self>>();
+        server.is_some_and(|server| self.server.set(server.clone()).is_ok())
     }
 
     fn start(
@@ -105,6 +128,9 @@ impl Session {
             has_much_to_send: Arc::clone(&has_much_to_send),
             acceptor,
             abandoned: AbandonedRequests::default(),
+            limits: config.clone(),
+            server: OnceLock::new(),
+            local: LocalCalls::default(),
         });
         let state = SessionState {
             core,
@@ -136,6 +162,9 @@ impl Session {
     /// # Errors
     /// The connection has ended, or accepts no new calls.
     pub(crate) fn open(self: &Arc<Self>, head: impl Into<Arc<RequestHeaders>>) -> Result<Stream, OpenError> {
+        if let Some(server) = self.server.get() {
+            return self.open_local(server.upgrade(), head.into(), None, None);
+        }
         let key = self.with(|state| state.core.open(head))?;
         Ok(Stream::new(Arc::clone(self), key))
     }
@@ -152,6 +181,9 @@ impl Session {
         body: Bytes,
         landing: Option<Landing>,
     ) -> Result<(Stream, bool), OpenError> {
+        if let Some(server) = self.server.get() {
+            return Ok((self.open_local(server.upgrade(), head, Some(body), landing)?, true));
+        }
         let (key, is_alone) = self.endpoint.update(|SessionState { core, .. }| {
             let key = match core.open(head) {
                 Ok(key) => key,
@@ -209,11 +241,13 @@ impl Session {
     /// Takes no new calls from now on, and tells the peer so, with the reason. Calls that run go on; when the
     /// last has ended, the connection is closed. This drives.
     pub(crate) fn go_away(&self, reason: &str) {
+        self.local.close(reason);
         self.endpoint.update(|state: &mut SessionState| (state.core.go_away(reason), true));
     }
 
     /// Ends the connection at once. Calls that run fail at both sides.
     pub(crate) fn abort(&self) {
+        self.local.abort("the server ends the connection");
         self.endpoint.abort(AbortCode::RESET);
     }
 
@@ -245,16 +279,27 @@ impl Session {
             }
             Poll::Pending
         };
-        poll_fn(|context| self.with(|state| poll(state, context.waker()))).await
+        let closed = poll_fn(|context| self.with(|state| poll(state, context.waker()))).await;
+        match closed {
+            Ok(()) => self.local.close("the connection has ended"),
+            Err(_) => self.local.abort("the connection has ended"),
+        }
+        poll_fn(|context| self.local.poll_ended(context)).await;
+        closed
     }
 
     /// Returns the number of calls that have not ended.
     pub(crate) fn active_streams(&self) -> usize {
-        self.with(|state| state.core.active())
+        let server = self.server.get().and_then(Weak::upgrade);
+        let local = server.as_deref().unwrap_or(self).local.active();
+        self.with(|state| state.core.active()) + local
     }
 
     /// Wakes the tasks that wait for headers and parts of bodies.
     pub(crate) fn wake_readers(&self) {
+        if let Some(server) = self.server.get().and_then(Weak::upgrade) {
+            server.local.wake_clients();
+        }
         self.with(|state| state.core.wake_readers());
     }
 }

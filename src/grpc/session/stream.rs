@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::HeaderMap;
 
+use super::local::LocalEnd;
 use super::{Part, ResetCode, Session, SessionState};
-use crate::endpoint::{Kept, LandedContent};
+use crate::endpoint::{CallInFlight, Kept, LandedContent};
 use crate::grpc::core::{Core, LandedBytes, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
@@ -19,17 +20,66 @@ use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(in crate::grpc) session: Arc<Session>,
-    key: StreamKey,
+    carrier: Carrier,
     /// The last part was taken.
     ended: AtomicBool,
     /// Messages of this side are aligned at their last large field.
     aligns_last: AtomicBool,
 }
 
+/// What carries a call.
+#[derive(Debug)]
+enum Carrier {
+    /// The connection.
+    Connection(StreamKey),
+    /// Memory of this process.
+    Local(LocalEnd),
+}
+
 impl Stream {
     pub(super) fn new(session: Arc<Session>, key: StreamKey) -> Self {
+        Self::carried(session, Carrier::Connection(key))
+    }
+
+    pub(super) fn local(session: Arc<Session>, end: LocalEnd) -> Self {
+        Self::carried(session, Carrier::Local(end))
+    }
+
+    fn carried(session: Arc<Session>, carrier: Carrier) -> Self {
         let [ended, aligns_last] = [const { AtomicBool::new(false) }; 2];
-        Self { session, key, ended, aligns_last }
+        Self { session, carrier, ended, aligns_last }
+    }
+
+    /// Returns whether the call stays in this process.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.carrier, Carrier::Local(_))
+    }
+
+    /// Returns whether the call can't be sent again, because it stays in this process and its handler has it.
+    pub(crate) fn is_with_handler(&self) -> bool {
+        matches!(&self.carrier, Carrier::Local(end) if end.has_begun())
+    }
+
+    /// Sends what is queued.
+    pub(crate) fn drive(&self) {
+        if !self.is_local() {
+            self.session.drive();
+        }
+    }
+
+    /// Notes that this client's call has begun, as [`MessageEndpoint::begin_call`] does.
+    ///
+    /// [`MessageEndpoint::begin_call`]: crate::endpoint::MessageEndpoint::begin_call
+    pub(crate) fn begin_call(&self) -> Option<CallInFlight> {
+        (!self.is_local()).then(|| self.session.endpoint.begin_call())
+    }
+
+    /// Waits for `is_done` on this thread for a short time, as [`MessageEndpoint::spin`] does. A call in this
+    /// process has nothing to poll: its handler may need this very thread.
+    ///
+    /// [`MessageEndpoint::spin`]: crate::endpoint::MessageEndpoint::spin
+    pub(crate) fn spin(&self, begun: Option<Instant>, mut is_done: impl FnMut() -> bool) -> bool {
+        if self.is_local() { is_done() } else { self.session.endpoint.spin(begun, is_done) }
     }
 
     /// Returns ready when more of the body may be queued. A stream queues at most about 1 MiB.
@@ -37,12 +87,15 @@ impl Stream {
     /// # Errors
     /// The call can't be sent any further: it was reset, it has ended, or the connection has.
     pub(crate) fn poll_send_ready(&self, context: &mut Context<'_>) -> Poll<Result<(), CallFault>> {
-        self.with(|core| core.poll_send_ready(self.key, context.waker()))
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.poll_send_ready(*key, context.waker())),
+            Carrier::Local(end) => end.poll_send_ready(context.waker()),
+        }
     }
 
     /// Queues the headers of the response (servers).
     pub(crate) fn send_headers(&self, headers: HeaderMap) {
-        self.with(|core| core.send_headers(self.key, headers));
+        self.send_response(headers, None, None, false);
     }
 
     /// Queues the headers of the response, bytes of its body, and its trailers, which end the call (servers).
@@ -54,13 +107,17 @@ impl Stream {
         trailers: Option<HeaderMap>,
         drives: bool,
     ) {
+        let key = match &self.carrier {
+            Carrier::Connection(key) => *key,
+            Carrier::Local(end) => return end.send_response(head, data, trailers),
+        };
         self.session.endpoint.update(|SessionState { core, .. }| {
-            core.send_headers(self.key, head);
+            core.send_headers(key, head);
             if let Some(data) = data {
-                core.send_data(self.key, data, false);
+                core.send_data(key, data, false);
             }
             if let Some(trailers) = trailers {
-                core.send_trailers(self.key, trailers);
+                core.send_trailers(key, trailers);
             }
             ((), drives)
         });
@@ -68,14 +125,20 @@ impl Stream {
 
     /// Queues bytes of the body. With `end` the body ends here, as [`end`](Self::end) says.
     pub(crate) fn send_data(&self, data: Bytes, end: bool) {
-        self.with(|core| core.send_data(self.key, data, end));
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.send_data(*key, data, end)),
+            Carrier::Local(local) => local.send_data(data, end),
+        }
     }
 
     /// Queues one whole gRPC message with its prefix, in parts. Parts in registered memory go from where they
     /// lie; small ones are copied. A peer that [takes landed messages](Self::deliver_landed) gets it in one
     /// segment of memory, in which the byte `aligned_at` of the message is at a multiple of 64 bytes.
     pub(crate) fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
-        self.with(|core| core.send_message(self.key, parts, aligned_at, end));
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.send_message(*key, parts, aligned_at, end)),
+            Carrier::Local(local) => local.send_message(parts, aligned_at, end),
+        }
     }
 
     /// Applies what the wrapper of a client, or the layer of a server, asks for.
@@ -97,19 +160,25 @@ impl Stream {
 
     /// Queues the trailers. They end the call (servers).
     pub(crate) fn send_trailers(&self, trailers: HeaderMap) {
-        self.with(|core| core.send_trailers(self.key, trailers));
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.send_trailers(*key, trailers)),
+            Carrier::Local(end) => end.send_trailers(trailers),
+        }
     }
 
     /// Queues the end of the body. A server ends the call with it: a response without trailers is its
     /// headers, which have the status, and this.
     pub(crate) fn end(&self) {
-        self.with(|core| core.send_data(self.key, Bytes::new(), true));
+        self.send_data(Bytes::new(), true);
     }
 
     /// Ends the call in both directions, and tells the peer so. What is queued or has arrived is dropped.
     /// This drives.
     pub(crate) fn reset(&self, code: ResetCode) {
-        self.and_drive(|core| core.reset(self.key, code));
+        match &self.carrier {
+            Carrier::Connection(key) => self.and_drive(|core| core.reset(*key, code)),
+            Carrier::Local(end) => end.reset(code),
+        }
     }
 
     /// Calls `change`, and drives if that is urgent then.
@@ -128,7 +197,12 @@ impl Stream {
     /// # Errors
     /// The call was reset, or the connection has ended.
     pub(crate) fn poll_headers(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
-        self.and_credit(|core| core.poll_headers(self.key, Some(context.waker())))
+        match &self.carrier {
+            Carrier::Connection(key) => {
+                self.and_credit(|core| core.poll_headers(*key, Some(context.waker())))
+            }
+            Carrier::Local(end) => end.poll_headers(Some(context.waker())),
+        }
     }
 
     /// Takes the headers of the response if they have arrived (clients), and registers no task, for callers
@@ -142,10 +216,14 @@ impl Stream {
         first: &mut Option<Part>,
         trailers: &mut Option<HeaderMap>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
+        let key = match &self.carrier {
+            Carrier::Connection(key) => *key,
+            Carrier::Local(end) => return end.poll_headers(None),
+        };
         self.and_credit(|core| {
-            let head = core.poll_headers(self.key, None);
+            let head = core.poll_headers(key, None);
             if matches!(head, Poll::Ready(Ok(_)))
-                && let Some((data, rest)) = core.take_rest(self.key)
+                && let Some((data, rest)) = core.take_rest(key)
             {
                 (*first, *trailers) = (Some(Part::Data(data)), Some(rest));
                 self.ended.store(true, Ordering::Relaxed);
@@ -157,7 +235,10 @@ impl Stream {
     /// Registers the task of `waker` for the headers of the response and what follows. Returns false if
     /// something has come already.
     pub(crate) fn wait(&self, waker: &Waker) -> bool {
-        self.with(|core| core.wait(self.key, waker))
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.wait(*key, waker)),
+            Carrier::Local(end) => end.wait(waker),
+        }
     }
 
     /// Waits for the next part of the body. Returns `None` at its end: after the trailers, or where the
@@ -169,9 +250,13 @@ impl Stream {
         if self.ended.load(Ordering::Relaxed) {
             return Poll::Ready(None);
         }
-        match self.check_part(context) {
+        let key = match &self.carrier {
+            Carrier::Connection(key) => *key,
+            Carrier::Local(end) => return end.poll_part(context),
+        };
+        match self.check_part(key, context) {
             // Where the CPU reads from the peer's memory, a message of moderate length has landed now.
-            (Poll::Pending, true) => self.check_part(context).0,
+            (Poll::Pending, true) => self.check_part(key, context).0,
             (part, _) => part,
         }
     }
@@ -180,14 +265,18 @@ impl Stream {
     /// waits. What the peer is to be told about the memory of a whole message is kept back if this thread
     /// drives once more when the reader has the message. The peer waits for the memory of a message that
     /// comes in parts.
-    fn check_part(&self, context: &mut Context<'_>) -> (Poll<Option<Result<Part, CallFault>>>, bool) {
+    fn check_part(
+        &self,
+        key: StreamKey,
+        context: &mut Context<'_>,
+    ) -> (Poll<Option<Result<Part, CallFault>>>, bool) {
         let will_drive = self.session.will_drive();
         let endpoint = &self.session.endpoint;
         let (mut part, is_urgent, keeps, moves) = endpoint.update(|SessionState { core, .. }| {
-            let part = core.poll_part(self.key, Some(context.waker()));
+            let part = core.poll_part(key, Some(context.waker()));
             let is_urgent = core.take_urgent();
             // Relaxed: only the reader uses the flag.
-            if part.is_ready() && core.is_end(self.key) {
+            if part.is_ready() && core.is_end(key) {
                 self.ended.store(true, Ordering::Relaxed);
             }
             let LandedBytes { in_place, copied, moved } = core.take_landed_bytes();
@@ -200,7 +289,7 @@ impl Stream {
                 counters.landed_copied_bytes.add(copied);
                 counters.landed_moved_bytes.add(moved);
             }
-            let keeps = is_urgent && will_drive && core.delivers_landed(self.key);
+            let keeps = is_urgent && will_drive && core.delivers_landed(key);
             if keeps {
                 core.keep_taken(true);
             }
@@ -218,7 +307,11 @@ impl Stream {
     /// Returns whether [`poll_headers`](Self::poll_headers) or [`poll_part`](Self::poll_part) would return
     /// something now, for callers that poll the completion queue themselves.
     pub(crate) fn has_arrived(&self) -> bool {
-        self.with(|core| core.has_arrived(self.key))
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.has_arrived(*key)),
+            // It is not polled for.
+            Carrier::Local(_) => true,
+        }
     }
 
     /// Polls the completion queue once, if the next part is being read from the peer's memory. Returns the
@@ -226,8 +319,9 @@ impl Stream {
     /// failed meanwhile. The caller must drive afterwards: the next message, usually the reply, tells the
     /// peer that its memory is free.
     pub(crate) fn poll_for_landing(&self) -> Option<Duration> {
+        let Carrier::Connection(key) = self.carrier else { return None };
         let is_landing = self.with(|core| {
-            let is_landing = core.is_landing(self.key);
+            let is_landing = core.is_landing(key);
             if is_landing {
                 core.keep_taken(true);
             }
@@ -240,19 +334,26 @@ impl Stream {
         let began = Instant::now();
         self.session.endpoint.poll_queue();
         drop(keeps);
-        (!self.with(|core| core.is_landing(self.key))).then(|| began.elapsed())
+        (!self.with(|core| core.is_landing(key))).then(|| began.elapsed())
     }
 
     /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at
     /// once.
     pub(crate) fn is_end(&self) -> bool {
-        self.ended.load(Ordering::Relaxed) || self.with(|core| core.is_end(self.key))
+        self.ended.load(Ordering::Relaxed)
+            || match &self.carrier {
+                Carrier::Connection(key) => self.with(|core| core.is_end(*key)),
+                Carrier::Local(end) => end.is_end(),
+            }
     }
 
     /// Waits until the call ends early: the peer reset it, or the connection ended. A server drops the
     /// handler then. Stays pending if the call ends in order.
     pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<CallFault> {
-        self.with(|core| core.poll_reset(self.key, context.waker()))
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.poll_reset(*key, context.waker())),
+            Carrier::Local(end) => end.poll_reset(context),
+        }
     }
 
     /// Delivers messages that the peer offers as wholes from now on in one segment ([`Part::Message`]), if
@@ -260,7 +361,10 @@ impl Stream {
     /// in its place, and does not land. Call this before the first [`poll_part`](Self::poll_part), because
     /// messages land from then on.
     pub(crate) fn deliver_landed(&self, limit: usize) {
-        self.with(|core| core.deliver_landed(self.key, limit));
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.deliver_landed(*key, limit)),
+            Carrier::Local(end) => end.deliver_landed(limit),
+        }
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Core<Kept>) -> T) -> T {
@@ -286,7 +390,9 @@ impl LandingTarget for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.and_drive(|core| core.release(self.key));
+        if let Carrier::Connection(key) = self.carrier {
+            self.and_drive(|core| core.release(key));
+        }
     }
 }
 

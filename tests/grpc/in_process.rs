@@ -1,0 +1,247 @@
+//! Calls that stay in the process: where handlers run, what each end may refuse, how servers and runtimes end.
+
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::oneshot;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request, Response, Status, Streaming};
+use tonic_rdma::{CallConfig, Config, RdmaChannel, RdmaIncoming, RdmaRequestExt as _, RdmaServer, Verdict};
+use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
+use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
+
+use crate::gather_support::{Depot, Parcel, both, get, put, serve_with};
+use support::{Port, Runtime, ScriptedGreeter, say, until, within};
+
+fn config(in_process: bool) -> Config {
+    support::config().in_process(in_process)
+}
+
+/// Serves until the returned sender is used or dropped.
+async fn serve<G: Greeter>(
+    greeter: G,
+    address: SocketAddr,
+    config: Config,
+) -> (SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
+    let incoming = RdmaIncoming::builder().config(config).bind(address).await.unwrap();
+    let (address, (stop, stopped)) = (incoming.local_addr(), oneshot::channel::<()>());
+    let server = RdmaServer::new().add_service(GreeterServer::new(greeter));
+    let server = server.serve_with_incoming_shutdown(incoming, async { drop(stopped.await) });
+    (address, stop, tokio::spawn(async { server.await.unwrap() }))
+}
+
+fn any() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+async fn connect(address: SocketAddr, config: Config) -> RdmaChannel {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    within(RdmaChannel::builder(endpoint).config(config).connect()).await.unwrap()
+}
+
+fn is_in_process(channel: &RdmaChannel) -> bool {
+    channel.last_connection().unwrap().is_in_process()
+}
+
+tokio::task_local! {
+    static OF_THE_CALLER: ();
+}
+
+/// Says what the handler sees: the caller's task-local, the lock that the caller polls under, and the
+/// connection.
+#[derive(Clone, Debug, Default)]
+struct Looks(Arc<Mutex<()>>);
+
+#[tonic::async_trait]
+impl Greeter for Looks {
+    async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        let info = request.connection().unwrap();
+        let sees = OF_THE_CALLER.try_with(|()| ()).is_ok();
+        drop(self.0.lock().unwrap());
+        let message = format!("{sees} {} {}", info.is_in_process(), info.is_native());
+        Ok(Response::new(HelloReply { message }))
+    }
+
+    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
+
+    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+}
+
+#[test]
+fn a_handler_never_runs_inside_of_the_callers_poll() {
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let looks = Looks::default();
+            let (address, _stop, _server) = serve(looks.clone(), any(), config(true)).await;
+            let channel = connect(address, config(true)).await;
+            assert!(is_in_process(&channel));
+            let mut client = GreeterClient::new(channel);
+            // A handler inside of a poll would wait for this lock for ever.
+            let call = OF_THE_CALLER.scope((), async {
+                let mut call = pin!(say(&mut client, ""));
+                poll_fn(|context| {
+                    let _guard = looks.0.lock().unwrap();
+                    call.as_mut().poll(context)
+                })
+                .await
+            });
+            assert_eq!(call.await.unwrap(), "false true true");
+        });
+    }
+}
+
+#[test]
+fn each_end_may_keep_calls_on_the_device() {
+    Runtime::Idle.run(async {
+        for (server, client) in [(true, false), (false, true), (false, false), (true, true)] {
+            let (address, _stop, _server) = serve(Looks::default(), any(), config(server)).await;
+            let channel = connect(address, config(client)).await;
+            let info = channel.last_connection().unwrap();
+            assert_eq!(info.is_in_process(), server && client, "{}", info.reason());
+            assert_eq!(info.reason().contains("in this process"), server && client);
+            assert_eq!((info.verdict(), info.is_native()), (Verdict::Rdma, true));
+            let seen = say(&mut GreeterClient::new(channel), "").await.unwrap();
+            assert_eq!(seen, format!("false {} true", server && client));
+        }
+    });
+}
+
+/// A server that shuts down answers all calls that have begun, and refuses others with UNAVAILABLE.
+#[test]
+fn the_end_of_a_server_under_load_loses_no_call() {
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let greeter = ScriptedGreeter::new();
+            let (address, stop, server) = serve(greeter.clone(), any(), config(true)).await;
+            let channel = connect(address, config(true)).await;
+            let answered = Arc::new(AtomicUsize::new(0));
+            let callers: Vec<_> = (0..16)
+                .map(|_| {
+                    let (mut client, answered) = (GreeterClient::new(channel.clone()), Arc::clone(&answered));
+                    tokio::spawn(async move {
+                        loop {
+                            match say(&mut client, "x").await {
+                                Ok(reply) => assert_eq!(reply, "x"),
+                                Err(status) => return status.code(),
+                            }
+                            answered.fetch_add(1, Ordering::SeqCst);
+                            tokio::task::yield_now().await;
+                        }
+                    })
+                })
+                .collect();
+            until(|| answered.load(Ordering::SeqCst) > 500).await;
+            stop.send(()).unwrap();
+            server.await.unwrap();
+            for caller in callers {
+                assert_eq!(caller.await.unwrap(), Code::Unavailable);
+            }
+            assert_eq!(greeter.calls(), answered.load(Ordering::SeqCst));
+        });
+    }
+}
+
+/// A runtime of its own, on a thread of its own, that ends when this is dropped.
+struct Elsewhere(Option<tokio::runtime::Runtime>);
+
+impl Elsewhere {
+    fn new() -> Self {
+        Self(Some(
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap(),
+        ))
+    }
+
+    async fn run<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> T {
+        within(self.0.as_ref().unwrap().spawn(task)).await.unwrap()
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        self.0.take().unwrap().shutdown_background();
+    }
+}
+
+#[test]
+fn a_server_whose_runtime_ends_fails_its_calls_and_another_takes_its_place() {
+    Runtime::MultiThread.run(async {
+        let (port, greeter) = (Port::reserve(), ScriptedGreeter::new());
+        let (mut address, mut client) = (port.address, None);
+        for _ in 0..3 {
+            let elsewhere = Elsewhere::new();
+            let served = greeter.clone();
+            let (at, _stop, _server) =
+                elsewhere.run(async move { serve(served, address, config(true)).await }).await;
+            address = at;
+            let client = match &mut client {
+                Some(client) => client,
+                None => client.insert(GreeterClient::new(connect(address, config(true)).await)),
+            };
+            // The channel sees the end of the old connection soon.
+            while say(client, "hello").await.is_err() {
+                tokio::task::yield_now().await;
+            }
+            let mut other = client.clone();
+            let held = tokio::spawn(async move { say(&mut other, "hold").await });
+            until(|| greeter.held() == 1).await;
+            drop(elsewhere);
+            let ended = within(held).await.unwrap().unwrap_err();
+            assert_eq!(ended.code(), Code::Unavailable, "{ended}");
+            until(|| greeter.held() == 0).await;
+        }
+        assert_eq!(greeter.dropped(), 3);
+    });
+}
+
+#[test]
+fn a_client_whose_runtime_ends_lets_go_of_the_handler() {
+    Runtime::MultiThread.run(async {
+        let greeter = ScriptedGreeter::new();
+        let (address, _stop, _server) = serve(greeter.clone(), any(), config(true)).await;
+        let elsewhere = Elsewhere::new();
+        let channel = elsewhere.run(async move { connect(address, config(true)).await }).await;
+        assert!(is_in_process(&channel));
+        // One call lives in that runtime, and one here.
+        let calls = [0, 1].map(|place| {
+            let mut client = GreeterClient::new(channel.clone());
+            let call = async move { say(&mut client, "hold").await };
+            if place == 0 { elsewhere.0.as_ref().unwrap().spawn(call) } else { tokio::spawn(call) }
+        });
+        until(|| greeter.held() == 2).await;
+        drop(elsewhere);
+        let [there, here] = calls;
+        assert!(within(there).await.unwrap_err().is_cancelled());
+        assert_eq!(within(here).await.unwrap().unwrap_err().code(), Code::Unavailable);
+        until(|| greeter.held() == 0).await;
+    });
+}
+
+#[test]
+fn large_fields_arrive_whole_and_aligned_both_ways() {
+    const LIMIT: usize = 64 << 20;
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let depot = Depot::new(LIMIT);
+            let address = serve_with(&depot, Some(LIMIT), CallConfig::default(), config(true)).await;
+            let channel = connect(address, config(true)).await;
+            assert!(is_in_process(&channel));
+            for (length, seed) in [0, 1, 4096, 70_000, 262_145, (8 << 20) + 1].into_iter().zip(1..) {
+                let receipt =
+                    put(both(&channel, LIMIT), Parcel::new(seed, length, &[5000], None)).await.unwrap();
+                assert_eq!(receipt.seed, seed);
+                assert!(length < 4096 || (receipt.misaligned, receipt.together) == (0, true), "{receipt:?}");
+                let parcel = get(both(&channel, LIMIT), seed, length).await.unwrap();
+                assert_eq!((parcel.seed, parcel.first.len()), (seed, length));
+                parcel.check();
+            }
+            let refused = put(both(&channel, LIMIT), Parcel::new(1, LIMIT + 1, &[], None)).await.unwrap_err();
+            assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+        });
+    }
+}
