@@ -5,6 +5,7 @@
 //! cargo bench --bench native                              # all
 //! cargo bench --bench native -- rungs --seconds 3         # a call without generated code, and with it
 //! cargo bench --bench native -- together                  # the same, one caller, client and server on one thread
+//! cargo bench --bench native -- in-process                # calls that stay in the process, beside calls that don't
 //! cargo bench --bench native -- blocked --rounds 9        # 31 callers, alone and beside a blocked stream
 //! cargo bench --bench native -- beside                    # one caller, alone and beside transfers of 64 MiB
 //! ```
@@ -31,12 +32,13 @@ use tokio_stream::StreamExt as _;
 use tonic::body::Body;
 use tonic::codegen::BoxStream;
 use tonic::server::NamedService;
+use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status, Streaming};
 use tower_service::Service;
 
 use tonic_rdma::gather::{self, GatherBoth};
 use tonic_rdma::memory::Pool;
-use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
+use tonic_rdma::{Config, RdmaChannel, RdmaIncoming, RdmaServer};
 use tonic_rdma_commands::clap::{self, Parser, ValueEnum};
 use tonic_rdma_commands::cores::{self, Cores};
 use tonic_rdma_commands::process::{self, Child};
@@ -74,6 +76,7 @@ enum What {
     All,
     Rungs,
     Together,
+    InProcess,
     Blocked,
     Beside,
     #[value(hide = true)]
@@ -92,10 +95,18 @@ fn main() {
     let cores = Cores::choose();
     let core = cores.map(|cores| cores.client);
     let does = |which| what == which || what == What::All;
+    if does(What::InProcess) {
+        println!("in a runtime with several workers, as tokio builds it:");
+        // Before this thread gets a core of its own.
+        Flavour::multi_thread().build().unwrap().block_on(in_process(None, rounds, length));
+        println!("on one thread, which polls when it is idle:");
+        let (_server, uri) = start(cores.map(|cores| cores.server));
+        run(core, in_process(Some(&uri), rounds, length));
+    }
     if does(What::Together) {
         run(core, together(rounds, length));
     }
-    if what == What::Together {
+    if matches!(what, What::Together | What::InProcess) {
         return;
     }
     let (_server, uri) = start(cores.map(|cores| cores.server));
@@ -129,6 +140,35 @@ async fn together(rounds: usize, length: Duration) {
     tokio::spawn(server);
     println!("client and server on one thread:");
     rungs(&Client::connect(&uri).await, &[1], rounds, length).await;
+}
+
+/// Measures calls that stay in the process, in turns with calls over the software device: to this process, and
+/// to the server process at `other`.
+async fn in_process(other: Option<&str>, rounds: usize, length: Duration) {
+    let mut clients = Vec::new();
+    for (name, allowed) in [("in the process", true), ("over the device, to this process", false)] {
+        let (uri, server) = bind_with(Config::default().in_process(allowed)).await;
+        tokio::spawn(server);
+        clients.push((name, Client::with(&uri, Config::default().in_process(allowed)).await));
+    }
+    if let Some(uri) = other {
+        clients.push(("over the device, to another process", Client::connect(uri).await));
+    }
+    for kind in [CallKind::Plain, CallKind::Generated] {
+        let mut figures: Vec<Vec<Figures>> = clients.iter().map(|_| Vec::new()).collect();
+        for _ in 0..rounds {
+            for ((_, client), figures) in clients.iter().zip(&mut figures) {
+                figures.push(Figures::of(client.calls(kind, 1, length).await, length));
+            }
+        }
+        let p50: Vec<_> = figures.iter().map(|rounds| median(rounds.iter().map(|it| it.p50))).collect();
+        for ((index, (name, _)), figures) in clients.iter().enumerate().zip(figures) {
+            show(&format!("{kind:?} {name}"), figures);
+            if index > 0 {
+                println!("  a call in the process takes {:.2} of it", p50[0] / p50[index]);
+            }
+        }
+    }
 }
 
 async fn rungs(client: &Client, inflight: &[usize], rounds: usize, length: Duration) {
@@ -223,7 +263,12 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) async fn connect(uri: &str) -> Self {
-        let channel = RdmaChannel::connect(uri.to_owned()).await.unwrap();
+        Self::with(uri, Config::default()).await
+    }
+
+    async fn with(uri: &str, config: Config) -> Self {
+        let endpoint = Endpoint::from_shared(uri.to_owned()).unwrap();
+        let channel = RdmaChannel::builder(endpoint).config(config).connect().await.unwrap();
         assert!(channel.last_connection().is_some_and(|info| info.is_native()));
         let generated = TransferClient::new(channel.clone());
         let gathering = TransferClient::new(gather::GatherBoth::new(channel.clone()));
@@ -316,7 +361,11 @@ pub(crate) fn serve(core: Option<usize>) {
 
 /// Returns the address of a new server, and the future that serves.
 pub(crate) async fn bind() -> (String, impl Future<Output = ()> + Send) {
-    let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
+    bind_with(Config::default()).await
+}
+
+async fn bind_with(config: Config) -> (String, impl Future<Output = ()> + Send) {
+    let incoming = RdmaIncoming::builder().config(config).bind("127.0.0.1:0").await.unwrap();
     let uri = format!("http://{}", incoming.local_addr());
     let server =
         RdmaServer::new().layer(gather::GatherBothLayer::new().max_decoding_message_size(usize::MAX));
