@@ -240,8 +240,31 @@ fn large_fields_arrive_whole_and_aligned_both_ways() {
                 assert_eq!((parcel.seed, parcel.first.len()), (seed, length));
                 parcel.check();
             }
+            // The limits of the layer and of the wrapper hold, too.
             let refused = put(both(&channel, LIMIT), Parcel::new(1, LIMIT + 1, &[], None)).await.unwrap_err();
             assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+            let refused = get(both(&channel, 50_000), 3, 50_000).await.unwrap_err();
+            assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+            get(both(&channel, 50_000), 3, 49_900).await.unwrap().check();
+        });
+    }
+}
+
+/// The sender of a stream waits for room while replies go the other way.
+#[test]
+fn streams_longer_than_the_window_go_on_in_both_directions() {
+    const COUNT: usize = 300;
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let (address, _stop, _server) = serve(ScriptedGreeter::new(), any(), config(true)).await;
+            let mut client = GreeterClient::new(connect(address, config(true)).await);
+            let names = (0..COUNT).map(|number| HelloRequest { name: format!("{number:060000}") });
+            let mut replies = client.chat(tokio_stream::iter(names)).await.unwrap().into_inner();
+            for number in 0..COUNT {
+                let reply = within(replies.message()).await.unwrap().unwrap();
+                assert_eq!(reply.message, format!("{number:060000}"));
+            }
+            assert!(replies.message().await.unwrap().is_none());
         });
     }
 }

@@ -101,8 +101,7 @@ impl Half {
     /// Takes the next part. A message for a reader that takes none in one segment becomes several parts.
     fn pop(&mut self, after: &mut Vec<Waker>) -> Option<Queued> {
         let mut part = self.queued.pop()?;
-        let is_too_long = |limit: usize| part.bytes() > limit.saturating_add(PREFIX);
-        if self.landing.is_none_or(is_too_long)
+        if self.landing.is_none()
             && let Queued::Message(parts, _) = &mut part
         {
             let parts = mem::take(parts).into_iter().rev().map(Queued::Data);
@@ -227,7 +226,9 @@ impl LocalEnd {
         state.response.ended |= trailers.is_some();
         state.trailers = trailers;
         // A client that sends still need not go on.
-        after.extend(state.request.writer.take().filter(|_| state.response.ended));
+        if state.response.ended {
+            after.extend(state.request.writer.take());
+        }
         after.extend(state.response.reader.take());
     }
 
@@ -248,7 +249,9 @@ impl LocalEnd {
             }
             half.ended |= end;
             after.extend(half.reader.take());
-            after.extend(state.request.writer.take().filter(|_| state.response.ended));
+            if state.response.ended {
+                after.extend(state.request.writer.take());
+            }
         });
     }
 
@@ -295,7 +298,7 @@ impl LocalEnd {
         let message = self.exchange.with(|state, after| {
             let half = self.received(state);
             let end = match half.pop(after) {
-                Some(Queued::Message(parts, aligned_at)) => return Ok((parts, aligned_at)),
+                Some(Queued::Message(parts, at)) => return Ok((parts, at, half.landing.unwrap_or_default())),
                 Some(Queued::Data(data)) => Some(Ok(Part::Data(data))),
                 None if half.ended => match self.role {
                     Role::Client => state.trailers.take().map(|trailers| Ok(Part::Trailers(trailers))),
@@ -316,7 +319,13 @@ impl LocalEnd {
         // The copy is made without the lock.
         message.map_or_else(
             |polled| polled,
-            |(parts, aligned_at)| Poll::Ready(Some(Ok(Part::Message(joined(&parts, aligned_at))))),
+            |(parts, aligned_at, limit)| {
+                let length = parts.iter().map(Bytes::len).sum::<usize>().saturating_sub(PREFIX);
+                let is_too_long = length > limit;
+                let fault = CallFault::MessageTooLarge { length: length as u64, limit };
+                let joined = || Part::Message(joined(&parts, aligned_at));
+                Poll::Ready(Some(if is_too_long { Err(fault) } else { Ok(joined()) }))
+            },
         )
     }
 
@@ -400,6 +409,11 @@ impl LocalCalls {
     pub(super) fn active(&self) -> usize {
         let gate = lock(&self.0);
         gate.running.len() + gate.waiting.len()
+    }
+
+    /// Returns whether this takes no further calls.
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.0).closed.is_some()
     }
 
     /// Takes no further calls. Those that wait can be sent over another connection.

@@ -280,9 +280,9 @@ impl Session {
             Poll::Pending
         };
         let closed = poll_fn(|context| self.with(|state| poll(state, context.waker()))).await;
-        match closed {
-            Ok(()) => self.local.close("the connection has ended"),
-            Err(_) => self.local.abort("the connection has ended"),
+        // Calls go on if this end has let the connection go.
+        if closed.is_err() || !self.local.is_closed() {
+            self.local.abort("the connection has ended");
         }
         poll_fn(|context| self.local.poll_ended(context)).await;
         closed
