@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
 use tonic::transport::Endpoint;
-use tonic::{Code, Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status};
 use tonic_rdma::{CallConfig, Config, RdmaChannel, RdmaIncoming, RdmaRequestExt as _, RdmaServer, Verdict};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
@@ -64,12 +64,6 @@ impl Greeter for Looks {
         drop(self.0.lock().unwrap());
         let message = format!("{sees} {} {}", info.is_in_process(), info.is_native());
         Ok(Response::new(HelloReply { message }))
-    }
-
-    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
-
-    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
-        Err(Status::unimplemented("not here"))
     }
 }
 
