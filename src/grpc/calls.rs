@@ -97,7 +97,8 @@ impl CallConfig {
     /// All else that one connection holds for its peer has bounds by this number, too: messages that arrived
     /// and were not read an eighth of it, headers a quarter, and what is queued to be sent, or was not taken by
     /// the peer, a half. Beyond these bounds the peer waits, or the sender does. So a connection holds at most
-    /// twice this number of bytes, and some MiB.
+    /// twice this number of bytes, and some MiB. Calls within a process have another bound: each holds at most a
+    /// window and a message in each direction.
     pub fn landing_budget(mut self, bytes: u64) -> Self {
         self.landing_budget = bytes;
         self

@@ -103,7 +103,8 @@ pub use self::routes::{GrpcService, RdmaRoutes};
 /// runs in. A handler that does not wait is done then, and its reply is sent, without a task of its own. A
 /// handler that waits goes on as a task. Calls of methods that compute for more than about 50 µs go to tasks
 /// at once. A handler that blocks its thread delays other calls, as it does in a task; for such work there is
-/// `tokio::task::spawn_blocking`.
+/// `tokio::task::spawn_blocking`. A call of a client in the same process is a task from the start, because the
+/// thread is the client's.
 ///
 /// A handler that panics ends its own call with UNKNOWN. A call that the client cancels, and one whose
 /// deadline passes, drops its handler.

@@ -134,6 +134,11 @@ impl ExchangeState {
         Some(if role == Role::Client { client } else { server }.clone())
     }
 
+    /// Returns whether nothing more can be sent.
+    fn is_over(&self) -> bool {
+        self.faults.is_some() || self.response.ended
+    }
+
     /// Ends the call early, unless it has ended.
     fn fail(&mut self, client: CallFault, server: CallFault, after: &mut Vec<Waker>) {
         if !self.response.ended && self.faults.is_none() {
@@ -201,22 +206,28 @@ impl LocalEnd {
     }
 
     pub(super) fn send_response(&self, head: HeaderMap, data: Option<Bytes>, trailers: Option<HeaderMap>) {
-        self.exchange.with(|state, after| {
-            if state.refuses(&head, after) || trailers.as_ref().is_some_and(|it| state.refuses(it, after)) {
-                return;
+        // What is refused is dropped without the lock, because its memory may have an owner that uses it.
+        let refused = self.exchange.with(|state, after| {
+            if state.is_over()
+                || state.refuses(&head, after)
+                || trailers.as_ref().is_some_and(|it| state.refuses(it, after))
+            {
+                return Some((head, data, trailers));
             }
             state.head = Some(head);
             if let Some(data) = data {
                 state.response.push(Queued::Data(data));
             }
             Self::trail(state, trailers, after);
+            None
         });
+        drop(refused);
     }
 
-    /// Queues the trailers, if there are some.
+    /// Queues the trailers.
     pub(super) fn send_trailers(&self, trailers: HeaderMap) {
         self.exchange.with(|state, after| {
-            if !state.refuses(&trailers, after) {
+            if !state.is_over() && !state.refuses(&trailers, after) {
                 Self::trail(state, Some(trailers), after);
             }
         });
@@ -240,19 +251,23 @@ impl LocalEnd {
         self.send(Some(Queued::Message(parts, aligned_at)), end);
     }
 
+    /// Queues a part, unless the call has ended. A body that lacks a part does not end in order, so the end is
+    /// refused with the part.
     fn send(&self, part: Option<Queued>, end: bool) {
-        self.exchange.with(|state, after| {
-            let is_over = state.faults.is_some() || state.response.ended;
-            let half = state.sent_by(self.role);
-            if !is_over {
-                part.into_iter().for_each(|part| half.push(part));
+        let refused = self.exchange.with(|state, after| {
+            if state.is_over() {
+                return part;
             }
+            let half = state.sent_by(self.role);
+            part.into_iter().for_each(|part| half.push(part));
             half.ended |= end;
             after.extend(half.reader.take());
             if state.response.ended {
                 after.extend(state.request.writer.take());
             }
+            None
         });
+        drop(refused);
     }
 
     pub(super) fn reset(&self, code: ResetCode) {
@@ -355,10 +370,13 @@ impl LocalEnd {
 }
 
 impl Drop for LocalEnd {
+    /// Drops what nobody takes any more: the server's end is that of the request's reader, too.
     fn drop(&mut self) {
         if self.role == Role::Client {
             self.reset(ResetCode::Cancel);
         }
+        let untaken = self.exchange.with(|state, _| mem::take(&mut self.received(state).queued));
+        drop(untaken);
     }
 }
 
@@ -402,6 +420,20 @@ struct Gate {
     begins: bool,
     /// Tasks that wait for the end of all calls.
     ended: Vec<Waker>,
+}
+
+impl Gate {
+    /// Takes the calls that gave up while they waited, each time that the number of those that wait has doubled.
+    fn take_given_up(&mut self) -> Vec<(Arc<Exchange>, Arc<RequestHeaders>)> {
+        const FEW: usize = 64;
+        if self.waiting.len() < FEW || !self.waiting.len().is_power_of_two() {
+            return Vec::new();
+        }
+        let (given_up, waiting): (Vec<_>, _) =
+            mem::take(&mut self.waiting).into_iter().partition(|(it, _)| it.is_over());
+        self.waiting = waiting.into();
+        given_up
+    }
 }
 
 impl LocalCalls {
@@ -471,11 +503,7 @@ pub(crate) struct LocalCall {
 
 impl Drop for LocalCall {
     fn drop(&mut self) {
-        let unread = self.exchange.with(|state, after| {
-            state.fail(CallFault::PeerClosed, CallFault::Ended, after);
-            mem::take(&mut state.request.queued)
-        });
-        drop(unread);
+        self.exchange.with(|state, after| state.fail(CallFault::PeerClosed, CallFault::Ended, after));
         let mut gate = lock(&self.session.local.0);
         gate.running.try_remove(self.slot);
         let ended = if gate.running.is_empty() { mem::take(&mut gate.ended) } else { Vec::new() };
@@ -489,6 +517,17 @@ impl Drop for LocalCall {
 }
 
 impl Session {
+    /// Ends the calls of this client's session within the process, if its connection has failed. Returns
+    /// whether it has.
+    pub(super) fn end_local(&self) -> bool {
+        let Some(server) = self.server.get() else { return false };
+        let has_failed = self.with(|state| state.fault.is_some());
+        if has_failed && let Some(server) = server.upgrade() {
+            server.local.abort("the connection has ended");
+        }
+        has_failed
+    }
+
     /// Opens a stream to `server`, which is in this process, and sends `body` if that is the whole body.
     pub(super) fn open_local(
         self: &Arc<Self>,
@@ -533,7 +572,9 @@ impl Session {
                 server.begin(Arc::clone(&exchange), slot, head);
             } else {
                 gate.waiting.push_back((Arc::clone(&exchange), head));
+                let given_up = gate.take_given_up();
                 drop(gate);
+                drop(given_up);
                 server.begin_waiting();
             }
         }
@@ -552,11 +593,14 @@ impl Session {
 
     /// Lets waiting calls begin, as long as there is room.
     fn begin_waiting(self: &Arc<Self>) {
+        // Dropped without the lock.
+        let mut dead = Vec::new();
         let mut gate = lock(&self.local.0);
         // Where the runtime has ended, a call ends as it begins. The loop goes on then, not one within it.
         while !gate.begins && gate.running.len() < self.limits.max_concurrent_streams as usize {
             let Some((exchange, head)) = gate.waiting.pop_front() else { return };
             if exchange.is_over() {
+                dead.push((exchange, head));
                 continue;
             }
             let slot = gate.running.insert(Arc::clone(&exchange));
@@ -565,6 +609,106 @@ impl Session {
             self.begin(exchange, slot, head);
             gate = lock(&self.local.0);
             gate.begins = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    /// Returns both ends of a call.
+    fn ends() -> (LocalEnd, LocalEnd) {
+        let limits = CallConfig::default();
+        let [request, response] = [(); 2].map(|()| Half::new(&limits));
+        let state = ExchangeState {
+            request,
+            response,
+            head: None,
+            trailers: None,
+            faults: None,
+            handler: None,
+            header_limit: 1024,
+        };
+        let exchange = Arc::new(Exchange { state: Mutex::new(state), has_begun: AtomicBool::new(true) });
+        let end = |role| LocalEnd { exchange: Arc::clone(&exchange), role };
+        (end(Role::Client), end(Role::Server))
+    }
+
+    /// Returns what the handler reads next.
+    fn read(server: &LocalEnd) -> Option<Result<Bytes, CallFault>> {
+        match server.poll_part(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(part) => part.map(|part| match part {
+                Ok(Part::Data(bytes) | Part::Message(bytes)) => Ok(bytes),
+                Ok(Part::Trailers(_)) => unreachable!("a request has none"),
+                Err(fault) => Err(fault),
+            }),
+            Poll::Pending => unreachable!("nothing is there"),
+        }
+    }
+
+    #[test]
+    fn a_request_that_lost_a_part_does_not_end_in_order() {
+        let (client, server) = ends();
+        client.send_data(Bytes::from_static(b"first"), false);
+        server.reset(ResetCode::Internal);
+        client.send_data(Bytes::from_static(b"last"), true);
+        assert_eq!(read(&server).unwrap().unwrap(), "first");
+        assert!(read(&server).unwrap().is_err(), "the last part is missing");
+    }
+
+    #[test]
+    fn a_task_that_reads_on_after_the_answer_reads_all_that_was_sent() {
+        let (client, server) = ends();
+        client.send_data(Bytes::from_static(b"first"), false);
+        client.send_data(Bytes::from_static(b"last"), true);
+        server.send_response(HeaderMap::new(), None, Some(HeaderMap::new()));
+        // The call of the handler ends.
+        server.exchange.with(|state, after| state.fail(CallFault::PeerClosed, CallFault::Ended, after));
+        assert_eq!(read(&server).unwrap().unwrap(), "first");
+        assert_eq!(read(&server).unwrap().unwrap(), "last");
+        assert!(read(&server).is_none());
+    }
+
+    #[test]
+    fn what_nobody_reads_is_dropped_without_the_lock() {
+        /// Memory whose owner uses the call when it is dropped.
+        struct Owner(Arc<Exchange>);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                b"owned"
+            }
+        }
+        impl Drop for Owner {
+            fn drop(&mut self) {
+                drop(self.0.state.try_lock().unwrap());
+            }
+        }
+        let (client, server) = ends();
+        let owned = || Bytes::from_owner(Owner(Arc::clone(&client.exchange)));
+        client.send_data(owned(), false);
+        server.send_response(HeaderMap::new(), Some(owned()), None);
+        client.reset(ResetCode::Cancel);
+        client.send_data(owned(), true);
+        server.send_response(HeaderMap::new(), Some(owned()), None);
+        drop(server);
+        drop(client);
+    }
+
+    #[test]
+    fn a_sender_waits_when_nobody_reads() {
+        let (client, server) = ends();
+        let mut sent = 0;
+        while client.poll_send_ready(Waker::noop()).is_ready() {
+            client.send_data(vec![0; 1000].into(), false);
+            sent += 1000;
+        }
+        let window = CallConfig::default().stream_window;
+        assert!((window * 9 / 10..window + 1000).contains(&sent), "{sent} bytes");
+        while client.poll_send_ready(Waker::noop()).is_pending() {
+            read(&server).unwrap().unwrap();
         }
     }
 }

@@ -362,6 +362,9 @@ impl Drop for Turn<'_> {
 impl Run for Session {
     /// Accepts calls, if this thread may, and closes the connection if nothing is left to do.
     fn run(self: Arc<Self>) {
+        if self.end_local() {
+            return;
+        }
         let acceptor = self.acceptor.as_deref();
         let mut turn = Turn {
             session: &self,
@@ -529,6 +532,10 @@ impl MessageHandler for SessionState {
     fn ended(&mut self, fault: &ConnectionFault) {
         self.fault.get_or_insert_with(|| fault.clone());
         self.end(&CallFault::Connection(fault.clone().into()));
+        // Calls within the process end with their connection.
+        if let Some(session) = self.session.upgrade().filter(|session| session.server.get().is_some()) {
+            self.core.after().runs.push(session);
+        }
     }
 
     fn after(&mut self) -> &mut Deferred {
