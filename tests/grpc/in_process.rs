@@ -61,7 +61,7 @@ impl Greeter for Looks {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let info = request.connection().unwrap();
         let sees = OF_THE_CALLER.try_with(|()| ()).is_ok();
-        drop(self.0.lock().unwrap());
+        drop(self.0.try_lock().expect("the caller is not in its poll"));
         let message = format!("{sees} {} {}", info.is_in_process(), info.is_native());
         Ok(Response::new(HelloReply { message }))
     }
@@ -76,7 +76,7 @@ fn a_handler_never_runs_inside_of_the_callers_poll() {
             let channel = connect(address, config(true)).await;
             assert!(is_in_process(&channel));
             let mut client = GreeterClient::new(channel);
-            // A handler inside of a poll would wait for this lock for ever.
+            // A handler inside of a poll would find this locked.
             let call = OF_THE_CALLER.scope((), async {
                 let mut call = pin!(say(&mut client, ""));
                 poll_fn(|context| {
@@ -166,21 +166,23 @@ impl Drop for Elsewhere {
 fn a_server_whose_runtime_ends_fails_its_calls_and_another_takes_its_place() {
     Runtime::MultiThread.run(async {
         let (port, greeter) = (Port::reserve(), ScriptedGreeter::new());
-        let (mut address, mut client) = (port.address, None);
+        let (mut address, mut channel) = (port.address, None);
         for _ in 0..3 {
             let elsewhere = Elsewhere::new();
             let served = greeter.clone();
             let (at, _stop, _server) =
                 elsewhere.run(async move { serve(served, address, config(true)).await }).await;
             address = at;
-            let client = match &mut client {
-                Some(client) => client,
-                None => client.insert(GreeterClient::new(connect(address, config(true)).await)),
-            };
+            if channel.is_none() {
+                channel = Some(connect(address, config(true)).await);
+            }
+            let channel = channel.as_ref().unwrap();
+            let client = &mut GreeterClient::new(channel.clone());
             // The channel sees the end of the old connection soon.
             while say(client, "hello").await.is_err() {
                 tokio::task::yield_now().await;
             }
+            assert!(is_in_process(channel));
             let mut other = client.clone();
             let held = tokio::spawn(async move { say(&mut other, "hold").await });
             until(|| greeter.held() == 1).await;
