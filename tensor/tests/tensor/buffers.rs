@@ -37,10 +37,15 @@ fn content(seed: u64, length: usize) -> Vec<u8> {
     Content::new(seed).take(length)
 }
 
+/// Returns the configuration of both ends.
+fn config(path: Path) -> Config {
+    let policy = if path == Path::Tcp { Policy::TcpOnly } else { Policy::Prefer };
+    Config::from_env().unwrap().policy(policy)
+}
+
 /// Starts an owner, and returns its pool with settings of a reader over `path`.
 async fn owner(path: Path) -> (BufferPool, BufferClientBuilder) {
-    let policy = if path == Path::Tcp { Policy::TcpOnly } else { Policy::Prefer };
-    let config = Config::from_env().unwrap().policy(policy);
+    let config = config(path);
     let incoming = RdmaIncoming::builder().config(config.clone()).bind("127.0.0.1:0").await.unwrap();
     let pool = BufferPool::new(format!("http://{}", incoming.local_addr())).unwrap();
     let service = pool.service();
@@ -307,7 +312,7 @@ fn a_handle_gives_nothing_without_its_token_its_name_or_its_pool() {
         let stranger = reader.build();
         assert_eq!(kind(stranger.fetch(&handle).await), TensorErrorKind::NotPermitted);
         let named = async |secret: &ReaderSecret| {
-            let reader = BufferClient::builder().config(Config::from_env().unwrap()).secret(secret.clone());
+            let reader = BufferClient::builder().config(config(path)).secret(secret.clone());
             let reader = if path == Path::Process { reader } else { reader.calls_itself() };
             reader.build().fetch(&handle).await
         };
@@ -450,10 +455,8 @@ fn a_fetch_whose_lease_is_revoked_after_the_first_message_ends_there() {
             let (pool, _) = owner(path).await;
             {
                 let (lease, handle) = pool.share(vec![5; 64 << 20]).unwrap();
-                let config = Config::from_env().unwrap();
-                let config = if path == Path::Tcp { config.policy(Policy::TcpOnly) } else { config };
                 let endpoint = tonic::transport::Endpoint::from_shared(handle.owner.clone()).unwrap();
-                let channel = RdmaChannel::builder(endpoint).config(config).connect().await.unwrap();
+                let channel = RdmaChannel::builder(endpoint).config(config(path)).connect().await.unwrap();
                 let mut client = BuffersClient::new(channel).max_decoding_message_size(usize::MAX);
                 let (offsets, lengths) = ((0..64).map(|mib| mib << 20).collect(), vec![1 << 20; 64]);
                 let buffers = vec![BufferRanges { key: Some(key(&handle)), offsets, lengths }];
