@@ -155,7 +155,7 @@ impl NativeCall {
         };
         if is_whole {
             if stream.is_with_handler() {
-                // Nobody else has the headers then, so they need no copy.
+                // The call can't be sent again, so the server takes the headers without a copy.
                 self.request = None;
             }
             self.active = Some(ActiveCall::new(stream));

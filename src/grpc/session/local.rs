@@ -370,7 +370,7 @@ impl LocalEnd {
 }
 
 impl Drop for LocalEnd {
-    /// Drops what nobody takes any more: the server's end is that of the request's reader, too.
+    /// Drops the parts that this end has not read.
     fn drop(&mut self) {
         if self.role == Role::Client {
             self.reset(ResetCode::Cancel);
@@ -673,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_is_dropped_without_the_lock() {
+    fn unread_parts_are_dropped_without_the_lock() {
         /// Memory whose owner uses the call when it is dropped.
         struct Owner(Arc<Exchange>);
         impl AsRef<[u8]> for Owner {
@@ -698,7 +698,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_waits_when_nobody_reads() {
+    fn a_sender_waits_for_its_reader_at_the_window() {
         let (client, server) = ends();
         let mut sent = 0;
         while client.poll_send_ready(Waker::noop()).is_ready() {

@@ -209,7 +209,7 @@ impl BufferClient {
     /// As [`RemoteBuffer::fetch`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RemoteBuffer::fetch`].
     pub async fn fetch(&self, buffer: &RemoteBuffer) -> Result<Bytes, TensorError> {
         let mut fetched = self.fetch_blocks(buffer, std::slice::from_ref(&(0..buffer.length))).await?;
         let bytes = fetched.pop().unwrap_or_default();
@@ -220,7 +220,7 @@ impl BufferClient {
     /// As [`RemoteBuffer::fetch_tensor`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RemoteBuffer::fetch_tensor`].
     pub async fn fetch_tensor(&self, buffer: &RemoteBuffer) -> Result<Tensor, TensorError> {
         let spec = buffer.spec()?.ok_or_else(|| TensorError::argument("the handle names no tensor"))?;
         let bytes = self.fetch(buffer).await?;
@@ -233,7 +233,7 @@ impl BufferClient {
     /// As [`RemoteBuffer::fetch_into`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RemoteBuffer::fetch_into`].
     pub async fn fetch_into(
         &self,
         buffer: &RemoteBuffer,
@@ -252,7 +252,7 @@ impl BufferClient {
     /// As [`RemoteBuffer::fetch_blocks`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RemoteBuffer::fetch_blocks`].
     pub async fn fetch_blocks(
         &self,
         buffer: &RemoteBuffer,
@@ -303,7 +303,7 @@ impl BufferClient {
     /// As [`RemoteBuffer::write_back`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RemoteBuffer::write_back`].
     pub async fn write_back(
         &self,
         buffer: &RemoteBuffer,

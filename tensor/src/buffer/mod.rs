@@ -2,7 +2,7 @@
 //!
 //! An owner shares memory of its [`BufferPool`], and gets a [`BufferLease`] and a [`RemoteBuffer`]. The lease
 //! stays with the owner: the bytes are there as long as the lease. The handle is a message of protocol
-//! buffers. It goes into a field of any message, to any process, which may pass it on. Whoever has it fetches
+//! buffers. It goes into a field of any message, to any process, which may pass it on. Its holder fetches
 //! the bytes when it wants them, all of them or ranges, into memory of its own choice.
 //!
 //! ```text
@@ -92,7 +92,7 @@
 //! that is shared [for named readers](LeaseOptions::only_for) needs a second secret, which the owner gives to
 //! each reader ([`BufferPool::admit`]).
 //!
-//! A secret does not protect against two readers. On a connection without TLS, whoever reads the network reads
+//! A secret does not protect against two readers. On a connection without TLS, a reader of the network reads
 //! tokens and bytes. A reader that has fetched from memory of a pool by its device can read the whole slab
 //! that the memory lies in, as the peer of any native call can
 //! ([`CallConfig::send_in_place`](tonic_rdma::CallConfig::send_in_place)): give tenants pools of their own, or
