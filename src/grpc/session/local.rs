@@ -173,6 +173,11 @@ impl Exchange {
         self.with(|state, after| state.fail(fault.clone(), fault.clone(), after));
     }
 
+    /// Ends the call if its handler has not. A task may still read what the client has sent.
+    fn leave(&self) {
+        self.with(|state, after| state.fail(CallFault::PeerClosed, CallFault::Ended, after));
+    }
+
     /// Returns whether the call has ended before its handler began.
     fn is_over(&self) -> bool {
         lock(&self.state).faults.is_some()
@@ -503,7 +508,7 @@ pub(crate) struct LocalCall {
 
 impl Drop for LocalCall {
     fn drop(&mut self) {
-        self.exchange.with(|state, after| state.fail(CallFault::PeerClosed, CallFault::Ended, after));
+        self.exchange.leave();
         let mut gate = lock(&self.session.local.0);
         gate.running.try_remove(self.slot);
         let ended = if gate.running.is_empty() { mem::take(&mut gate.ended) } else { Vec::new() };
@@ -665,8 +670,7 @@ mod tests {
         client.send_data(Bytes::from_static(b"first"), false);
         client.send_data(Bytes::from_static(b"last"), true);
         server.send_response(HeaderMap::new(), None, Some(HeaderMap::new()));
-        // The call of the handler ends.
-        server.exchange.with(|state, after| state.fail(CallFault::PeerClosed, CallFault::Ended, after));
+        server.exchange.leave();
         assert_eq!(read(&server).unwrap().unwrap(), "first");
         assert_eq!(read(&server).unwrap().unwrap(), "last");
         assert!(read(&server).is_none());
