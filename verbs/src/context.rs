@@ -157,7 +157,7 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
 }
 
 /// Description and limits of a device (`ibv_query_device`), as the device reports them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceAttributes {
     /// Provider that drives the device: `soft` or `ibverbs`.
@@ -205,23 +205,6 @@ impl DeviceAttributes {
     /// assert_eq!(attributes.name, "mine0");
     /// ```
     pub fn new(provider: &'static str, name: impl Into<String>) -> Self {
-        Self {
-            provider,
-            name: name.into(),
-            max_message_size: 0,
-            max_work_requests: 0,
-            max_segments: 0,
-            max_read_segments: 0,
-            max_inline: 0,
-            max_outstanding_reads: 0,
-            max_completions: 0,
-            max_memory_regions: 0,
-            max_shared_receive_queues: 0,
-            max_shared_receives: 0,
-            immediate: false,
-            locks_memory: false,
-            memory_windows: false,
-            window_requests: 0,
-        }
+        Self { provider, name: name.into(), ..Self::default() }
     }
 }

@@ -311,6 +311,20 @@ pub enum QueuePairState {
     Error,
 }
 
+impl QueuePairState {
+    /// Returns the state with the number that `as u8` gives it, or `Error` if there is none.
+    #[inline]
+    pub(crate) fn of(number: u8) -> Self {
+        match number {
+            0 => Self::Reset,
+            1 => Self::Init,
+            2 => Self::Rtr,
+            3 => Self::Rts,
+            _ => Self::Error,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

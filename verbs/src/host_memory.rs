@@ -127,7 +127,7 @@ impl HostMemory {
         let mut bytes = bytes;
         let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
         let length = bytes.len();
-        Self::new(base, length, Backing::Owned(Owner(Some(Box::new(VecOwner { _bytes: bytes })))))
+        Self::new(base, length, Backing::Owned(Owner(Some(Box::new(bytes)))))
     }
 
     /// Wraps memory that `owner` keeps alive.
@@ -279,14 +279,11 @@ impl HostMemory {
 
     #[inline]
     fn word(&self, offset: usize) -> Result<&AtomicU64, VerbsError> {
-        let word = self.at(offset, size_of::<AtomicU64>())?.cast::<AtomicU64>();
-        if !word.is_aligned() {
-            return Err(VerbsError::misaligned(offset));
-        }
+        let word = aligned(self.at(offset, size_of::<AtomicU64>())?, offset)?;
         // SAFETY:
         // - `at` checked that the word lies in this memory, which is valid for reads and writes as long as
         //   `self` lives;
-        // - the word is aligned, as checked above; and
+        // - the word is aligned, as `aligned` checked; and
         // - an atomic may be changed at any time, also by other processes and devices; no code lends this
         //   memory out as a slice while they may change it (see `from_raw_parts`, and `LocalSegment::new`).
         Ok(unsafe { &*word })
@@ -311,6 +308,16 @@ impl HostMemory {
     }
 }
 
+/// Returns the word at `start`, which is at `offset` of a memory.
+///
+/// # Errors
+/// The word is not aligned.
+#[inline]
+pub(crate) fn aligned(start: *const u8, offset: usize) -> Result<*const AtomicU64, VerbsError> {
+    let word = start.cast::<AtomicU64>();
+    if word.is_aligned() { Ok(word) } else { Err(VerbsError::misaligned(offset)) }
+}
+
 impl Drop for HostMemory {
     fn drop(&mut self) {
         for user in lock(&self.sharing.users).drain(..).filter_map(|user| user.upgrade()) {
@@ -333,11 +340,6 @@ impl Debug for HostMemory {
         };
         write!(f, "HostMemory({kind}, {:#x}, {} bytes)", self.address(), self.length)
     }
-}
-
-/// A vector whose bytes are reached only through `HostMemory::base`.
-struct VecOwner {
-    _bytes: Vec<u8>,
 }
 
 /// Maps all of `fd` at a multiple of `alignment`: reserves more than is needed, maps over the aligned part

@@ -381,9 +381,11 @@ pub enum Payload<'a> {
 
 impl Payload<'_> {
     /// Returns the length of the payload in bytes.
+    #[inline]
     pub fn length(&self) -> u64 {
         match self {
-            Self::Registered(segments) => segments.iter().map(LocalSegment::length).sum(),
+            Self::Registered(segments) => LocalSegment::total(segments),
+            Self::Inline([slice]) => slice.len() as u64,
             Self::Inline(slices) => slices.iter().map(|slice| slice.len() as u64).sum(),
         }
     }

@@ -177,6 +177,12 @@ impl LocalSegment {
         }
     }
 
+    /// Returns the bytes of all `segments`, or the largest number if they are more.
+    #[inline]
+    pub(crate) fn total(segments: &[Self]) -> u64 {
+        segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.length()))
+    }
+
     /// Returns the virtual address of the first byte in this process. For memory of another device, returns
     /// the address in requests, counted from the region's [`iova`](DeviceMemoryRegion::iova).
     #[inline]

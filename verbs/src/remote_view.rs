@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 
 use super::copy::{copy_to_read, for_each_chunk};
+use super::host_memory::aligned;
 use super::{VerbsError, VerbsErrorKind};
 
 /// Memory of a peer that this process has mapped for reading
@@ -73,13 +74,10 @@ impl RemoteView {
     /// The bytes do not lie within the view, or their address is not a multiple of 8.
     #[inline]
     pub fn load_u64(&self, offset: usize) -> Result<u64, VerbsError> {
-        let word = self.at(offset, size_of::<AtomicU64>())?.cast::<AtomicU64>();
-        if !word.is_aligned() {
-            return Err(VerbsError::misaligned(offset));
-        }
+        let word = aligned(self.at(offset, size_of::<AtomicU64>())?, offset)?;
         // SAFETY:
         // - `at` checked that the word lies in the view, which is valid for reads as long as `self` lives;
-        // - the word is aligned, as checked above; and
+        // - the word is aligned, as `aligned` checked; and
         // - an atomic may be changed at any time, also by other processes. This code only loads.
         let word = unsafe { &*word };
         // SYNC: pairs with `HostMemory::store_u64` of the owner.

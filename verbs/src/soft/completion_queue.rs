@@ -21,7 +21,7 @@ use super::shared::platform::{Native, Shipping};
 use crate::{CompletionQueue, VerbsError, WorkCompletion};
 
 /// Maximum number of queue pairs of one completion queue.
-const SLOTS: u32 = 64 * 64;
+const PAIRS: u32 = 64 * 64;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -47,8 +47,9 @@ pub(super) struct Queue {
 pub(super) trait CompletionSource: Debug + Send + Sync {
     /// If there is something to do, carries out the peer's records and the own requests that can run now, and
     /// moves completions to `sink`. Without work this takes no lock of the queue pair. (A check of the peer
-    /// that is owed may lock the list of guarded queue pairs.)
-    fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Found;
+    /// that is owed may lock the list of guarded queue pairs.) Returns what is left to do, or `None` if there is
+    /// work, of which nothing is done because `sink` is full.
+    fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Option<Remaining>;
 
     /// Asks the peer for an event with its next record, and with the next progress of own requests.
     fn ask_for_events(&self, role: Role);
@@ -69,10 +70,8 @@ fn check_capacity(device: &Device, capacity: u32) -> Result<(), VerbsError> {
 #[derive(Debug, Default)]
 struct Members {
     list: Vec<Member>,
-    /// The slots that are in use or reserved.
+    /// The number of queue pairs that are in the list, or have a place there reserved.
     used: u32,
-    next_slot: u32,
-    free: Vec<u32>,
     /// The member that is checked first.
     cursor: usize,
     /// Whether this poll checks for receives before sends.
@@ -81,7 +80,7 @@ struct Members {
 
 #[derive(Debug)]
 struct Member {
-    slot: u32,
+    number: u32,
     source: Arc<dyn CompletionSource>,
     role: Role,
 }
@@ -100,20 +99,6 @@ pub(super) struct Poll {
     pub(super) receives_first: bool,
     /// The queue is armed, so that queue pairs keep their requests for events.
     pub(super) armed: bool,
-}
-
-/// What a poll has found at a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    Nothing,
-    /// Work, which is done.
-    All,
-    /// Work, which is done, and a part of a message whose rest follows when the other side has continued.
-    Moved,
-    /// Work, and the array has no room for the rest, or the rest is for the next poll.
-    Part,
-    /// Work, of which nothing is done because the array is full.
-    NoRoom,
 }
 
 /// What a visit of a queue pair leaves to do.
@@ -206,32 +191,27 @@ impl Queue {
         self.events.take_peers_events()
     }
 
-    /// Reserves a slot for a queue pair that is about to be created.
-    pub(super) fn reserve(&self) -> Result<u32, VerbsError> {
+    /// Reserves a place for a queue pair that is about to be created.
+    pub(super) fn reserve(&self) -> Result<(), VerbsError> {
         let mut members = self.members.lock();
-        if members.used == SLOTS {
-            let (asked, limit) = (u64::from(SLOTS) + 1, u64::from(SLOTS));
-            return Err(VerbsError::limit("queue pairs of one completion queue", asked, limit));
+        if members.used == PAIRS {
+            let asked = u64::from(PAIRS) + 1;
+            return Err(VerbsError::limit("queue pairs of one completion queue", asked, PAIRS.into()));
         }
         members.used += 1;
-        if let Some(slot) = members.free.pop() {
-            return Ok(slot);
-        }
-        members.next_slot += 1;
-        Ok(members.next_slot - 1)
+        Ok(())
     }
 
-    /// Enters a queue pair at a reserved slot.
-    pub(super) fn occupy(&self, slot: u32, source: Arc<dyn CompletionSource>, role: Role) {
-        self.members.lock().list.push(Member { slot, source, role });
+    /// Enters queue pair `number` at a reserved place.
+    pub(super) fn enter(&self, number: u32, source: Arc<dyn CompletionSource>, role: Role) {
+        self.members.lock().list.push(Member { number, source, role });
     }
 
-    /// Frees the slot.
-    pub(super) fn vacate(&self, slot: u32) {
+    /// Frees the place of queue pair `number`, which may not have entered yet.
+    pub(super) fn leave(&self, number: u32) {
         let mut members = self.members.lock();
-        let index = members.list.iter().position(|member| member.slot == slot);
+        let index = members.list.iter().position(|member| member.number == number);
         let gone = index.map(|index| members.list.swap_remove(index));
-        members.free.push(slot);
         members.used -= 1;
         drop(members);
         drop(gone);
@@ -300,13 +280,13 @@ impl Queue {
             next = index + 1;
             let member = &members.list[index];
             match member.source.poll(member.role, poll, sink) {
-                Found::Nothing | Found::All => {}
-                Found::Moved => moving = true,
-                Found::Part => {
+                Some(Remaining::Nothing) => {}
+                Some(Remaining::Message) => moving = true,
+                Some(Remaining::Work) => {
                     members.cursor = index + 1;
                     more = true;
                 }
-                Found::NoRoom => {
+                None => {
                     members.cursor = index;
                     more = true;
                     break;

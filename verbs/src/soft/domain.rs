@@ -67,18 +67,9 @@ impl Domain {
         (entry.domain == self.id && entry.segment != 0).then_some((entry.segment, offset))
     }
 
-    /// Enters a region of `memory` into the device's table. Returns the key of the region.
-    pub(super) fn insert_region(
-        &self,
-        memory: &Arc<HostMemory>,
-        range: &Range<usize>,
-        access: Access,
-    ) -> Result<u32, VerbsError> {
-        self.insert(memory, range, access, 0)
-    }
-
-    /// Enters a region, or a window of the queue pair with this number.
-    fn insert(
+    /// Enters a region of `memory` into the device's table, or a window of the queue pair with this number. A
+    /// region has number 0. Returns the key.
+    pub(super) fn insert(
         &self,
         memory: &Arc<HostMemory>,
         range: &Range<usize>,
@@ -149,7 +140,7 @@ impl Region {
         access: Access,
     ) -> Result<Self, VerbsError> {
         memory.check_range(&range)?;
-        let key = domain.insert_region(&memory, &range, access)?;
+        let key = domain.insert(&memory, &range, access, 0)?;
         let key = Key { key, queue_pair: 0, domain: Arc::clone(domain) };
         Ok(Self { key, access, memory, range })
     }

@@ -121,9 +121,8 @@ impl Events {
     /// Takes the events that have come. Returns whether there was one.
     pub(super) fn take(&self) -> bool {
         let mut events = Vec::with_capacity(BATCH);
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let spare = rustix::buffer::spare_capacity(&mut events);
-        if epoll::wait(&self.epoll, spare, Some(&now)).is_err() {
+        if epoll::wait(&self.epoll, spare, Some(&Timespec::default())).is_err() {
             return false;
         }
         let mut sockets = lock(&self.sockets);
@@ -166,36 +165,18 @@ fn drain(socket: &Socket) -> bool {
     true
 }
 
-/// The sending end of a connection that wakes the poller of a peer's completion queue. This process has made
-/// the socket, and no other one has a descriptor of it. To send, the kernel takes no lock of the other side
-/// that is held while a process waits, so no peer blocks [`signal`](Self::signal).
-#[derive(Debug)]
-pub(crate) struct EventSocket(Socket);
-
-impl EventSocket {
-    /// Takes over a connection to the peer's completion queue.
-    pub(crate) fn new(socket: Socket) -> Self {
-        Self(socket)
-    }
-
-    /// Makes an event. If the socket is full, the poller has not handled earlier events yet, and this one is
-    /// not needed.
-    pub(crate) fn signal(&self) {
-        let _ = rustix::net::send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-    }
-}
-
 /// Wakes the poller of a peer's completion queue, once each time that the peer asks to be woken, for one
-/// connection.
+/// connection. This process has made the socket, and no other one has a descriptor of it. To send, the kernel
+/// takes no lock of the other side that is held while a process waits, so no peer blocks [`wake`](Self::wake).
 #[derive(Debug)]
 pub(crate) struct PeerWaker {
-    socket: Arc<EventSocket>,
+    socket: Arc<Socket>,
     answered: Answered<Native>,
 }
 
 impl PeerWaker {
     /// Makes the waker of a new connection.
-    pub(crate) fn new(socket: Arc<EventSocket>) -> Self {
+    pub(crate) fn new(socket: Arc<Socket>) -> Self {
         Self { socket, answered: Answered::default() }
     }
 
@@ -203,13 +184,14 @@ impl PeerWaker {
     /// loaded `attention`, or checks again later, after a fence.
     pub(crate) fn answer(&self, attention: Attention) {
         if self.answered.answer(attention) {
-            self.socket.signal();
+            self.wake();
         }
     }
 
-    /// Makes an event in any case.
+    /// Makes an event in any case. If the socket is full, the poller has not handled earlier events yet, and
+    /// this one is not needed.
     pub(crate) fn wake(&self) {
-        self.socket.signal();
+        let _ = rustix::net::send(&self.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 
@@ -256,8 +238,8 @@ mod event_socket_tests {
     fn a_connection_that_nobody_reads_delays_no_wake_up() {
         let (ours, theirs) = socket_pair();
         ioctl_fionbio(&ours, false).unwrap();
-        let socket = EventSocket::new(Socket::new(ours));
-        ends_soon(move || (0..10_000).for_each(|_| socket.signal()));
+        let waker = PeerWaker::new(Arc::new(Socket::new(ours)));
+        ends_soon(move || (0..10_000).for_each(|_| waker.wake()));
         drop(theirs);
     }
 }

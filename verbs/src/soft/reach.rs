@@ -2,11 +2,10 @@
 //! peers, and which peers it lets in.
 
 use std::env;
-use std::ffi::OsStr;
 use std::path::Path;
 
 use super::peers::level::{Policy, YAMA, check_traceable};
-use super::peers::sockets::{self, Sockets};
+use super::peers::sockets::Sockets;
 use crate::VerbsError;
 
 /// The settings of the device.
@@ -49,7 +48,7 @@ pub fn soft_shares_with_user() -> Result<(), String> {
 
 /// Returns whether `RDMA_SOFT_DIR` takes `value`. The directory may still be unusable.
 pub fn soft_takes_directory(value: &str) -> bool {
-    sockets::is_directory_name(OsStr::new(value))
+    Path::new(value).is_absolute()
 }
 
 /// Describes where the software device finds its peers. Both sides of a connection must find them in the same

@@ -2,6 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::Timespec;
 
 use super::closer::Source;
 
@@ -9,20 +12,25 @@ use super::closer::Source;
 /// process has no number in our pid namespace.
 pub(super) fn peer_credentials(fd: &impl AsFd) -> io::Result<(i32, u32)> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: any bytes make a `ucred`.
+    unsafe { read_option(fd, libc::SO_PEERCRED, &mut credentials)? };
+    Ok((credentials.pid, credentials.uid))
+}
+
+/// Reads an option of a socket into `value`.
+///
+/// # Safety
+/// Any bytes must make a `T`.
+unsafe fn read_option<T>(fd: &impl AsFd, option: libc::c_int, value: &mut T) -> io::Result<()> {
+    let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY:
-    // - the option value is writable for `length` bytes, and any bytes make a `ucred`, and
+    // - the value is writable for `length` bytes, and any bytes make a `T`, as the caller promises; and
     // - the descriptor is open as long as `fd` is borrowed.
     let result = unsafe {
-        libc::getsockopt(
-            fd.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut credentials).cast(),
-            &raw mut length,
-        )
+        let (value, length) = ((&raw mut *value).cast(), &raw mut length);
+        libc::getsockopt(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, option, value, length)
     };
-    if result == 0 { Ok((credentials.pid, credentials.uid)) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Returns the process at the other side of a unix socket, or the processes with which it shares a bound.
@@ -34,22 +42,8 @@ pub(super) fn source(fd: &impl AsFd) -> io::Result<Source> {
 /// process ends. Fails on Linux before 6.5.
 pub(super) fn peer_process(fd: &impl AsFd) -> io::Result<OwnedFd> {
     let mut process: libc::c_int = -1;
-    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY:
-    // - the option value is writable for `length` bytes, and any bytes make an integer, and
-    // - the descriptor is open as long as `fd` is borrowed.
-    let result = unsafe {
-        libc::getsockopt(
-            fd.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERPIDFD,
-            (&raw mut process).cast(),
-            &raw mut length,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // SAFETY: any bytes make an integer.
+    unsafe { read_option(fd, libc::SO_PEERPIDFD, &mut process)? };
     if process < 0 {
         return Err(io::Error::other("the kernel gave no descriptor"));
     }
@@ -77,4 +71,10 @@ pub(super) fn pass_descriptors(socket: &impl AsFd, pass: bool) -> bool {
         )
     };
     result == 0
+}
+
+/// Returns the timeout of a system call that waits for `left`, or for an hour if that is longer.
+pub(super) fn timespec(left: Duration) -> Timespec {
+    const LONGEST: Duration = Duration::from_secs(3600);
+    Timespec::try_from(left.min(LONGEST)).unwrap_or_default()
 }

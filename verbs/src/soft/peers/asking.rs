@@ -10,11 +10,12 @@ use std::os::fd::AsFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 
 use super::message::{self, Answer, LEAVE, Reply, Request};
 use super::received::{Received, hang_up};
 use crate::panics::lock;
+use crate::soft::system::timespec;
 
 /// Most requests under way at a time. The peer's device hangs up if its answers fill the socket, and the
 /// socket has room for many more.
@@ -164,9 +165,7 @@ fn left_until(deadline: Instant) -> io::Result<Duration> {
 fn wait_for(fd: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<()> {
     loop {
         // Checked first, because a peer may send other replies without end.
-        let left = left_until(deadline)?;
-        let seconds = left.as_secs().min(3600) as i64;
-        let timeout = Timespec { tv_sec: seconds, tv_nsec: i64::from(left.subsec_nanos()) };
+        let timeout = timespec(left_until(deadline)?);
         match rustix::event::poll(&mut [PollFd::new(fd, what)], Some(&timeout)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => return Ok(()),

@@ -169,10 +169,10 @@ fn source(identity: &Identity) -> Source {
 
 /// Returns whether the other side is closed.
 fn has_ended(client: &Client) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::from_borrowed_fd(client.socket.as_fd(), PollFlags::RDHUP)];
     let ended = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
-    rustix::event::poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().intersects(ended)
+    rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok()
+        && polled[0].revents().intersects(ended)
 }
 
 /// A function that sends an answer and its descriptor to a peer.

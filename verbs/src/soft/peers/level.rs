@@ -178,8 +178,7 @@ fn shares_namespaces(process: i32) -> bool {
 /// False if the kernel can't say (Linux before 6.5).
 fn has_ended(socket: &impl AsFd) -> bool {
     system::peer_process(socket).is_ok_and(|process| {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&now)) != Ok(0)
+        rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&Timespec::default())) != Ok(0)
     })
 }
 

@@ -19,7 +19,6 @@ use super::service::Service;
 use super::sockets::Sockets;
 use crate::host_memory::MemoryUser;
 use crate::panics::lock;
-use crate::soft::events::EventSocket;
 use crate::soft::shared::end::{EndState, PairEnd, is_ring};
 use crate::soft::shared::table::RegionTable;
 use crate::soft::{closer, system};
@@ -38,7 +37,7 @@ pub(crate) struct Peer {
     socket: Option<Socket>,
     asking: Asking,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
-    event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
+    event_sockets: Mutex<HashMap<u64, Weak<Socket>>>,
     /// The segments that this process offers to the peer.
     pub(crate) offers: Offers,
     service: Weak<Service>,
@@ -145,7 +144,7 @@ impl Peer {
         id: u64,
         reach: (&Sockets, Policy),
         deadline: Instant,
-    ) -> Result<Arc<EventSocket>, VerbsError> {
+    ) -> Result<Arc<Socket>, VerbsError> {
         let action = "connecting to the peer's completion queue";
         cached(&self.event_sockets, id, || {
             let (socket, _) = dial(address.device, reach, deadline)?;
@@ -153,7 +152,7 @@ impl Peer {
             let request = Request { sequence: 0, number: address.number, token: address.token, object };
             let answer = Asking::default().ask(&socket, request, deadline);
             match answer.map_err(|error| self.failure(action, error))? {
-                (Answer::Object, None) => Ok(EventSocket::new(socket)),
+                (Answer::Object, None) => Ok(socket),
                 _ => Err(missing()),
             }
         })
@@ -192,12 +191,6 @@ impl Peer {
         }
     }
 
-    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the message is lost,
-    /// the peer asks again.
-    pub(crate) fn send_unmapped(&self, id: u64) {
-        self.send_by_any(Object::Unmapped { id });
-    }
-
     /// Tells the peer once more of segments that are withdrawn, and that it has not confirmed to have
     /// unmapped. Returns when it is to be notified next. Does not wait.
     pub(crate) fn remind(&self, now: Instant) -> Option<Instant> {
@@ -209,7 +202,7 @@ impl Peer {
 
     /// Sends a request without a reply by any connection to the peer, because the first one may be gone. The
     /// request is lost if the socket is full, or if no queue pair of the peer can take it now.
-    fn send_by_any(&self, object: Object) {
+    pub(crate) fn send_by_any(&self, object: Object) {
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
         let addresses = users.iter().filter_map(|user| user.peer_address());
         // A queue pair that is not connected to this process yet, or is gone, sends no confirmation.

@@ -5,7 +5,6 @@
 //! unmapped when the last view is gone, so that the peer's charges last as long as the mapping.
 
 use std::collections::HashMap;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -54,7 +53,7 @@ struct Usage {
 /// A mapped segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    mapping: Mapping,
+    pub(crate) mapping: Mapping,
     /// Dropped after the mapping.
     _counted: Counted,
 }
@@ -84,14 +83,6 @@ impl LeaveAnswer {
                 hang_up(&*socket);
             }
         });
-    }
-}
-
-impl Deref for Segment {
-    type Target = Mapping;
-
-    fn deref(&self) -> &Mapping {
-        &self.mapping
     }
 }
 

@@ -4,15 +4,15 @@
 //! The thread never waits for a peer, and takes no lock that is held across a call to a peer, so two devices
 //! can't wait for each other.
 
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use rustix::event::EventfdFlags;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
 use super::clients::{Client, Clients, ServedQueuePair};
@@ -25,6 +25,7 @@ use super::sockets::Listener;
 use crate::host_memory::Charge;
 use crate::panics::lock;
 use crate::soft::shared::attention::Watch;
+use crate::soft::system::timespec;
 use crate::soft::{biased_lock, closer};
 
 const LISTENER: u64 = 0;
@@ -68,7 +69,7 @@ pub(crate) struct Service {
     peers: Mutex<HashMap<u64, Weak<Peer>>>,
     /// Queue pairs of this device, by number.
     queue_pairs: Mutex<HashMap<u32, Weak<dyn ServedQueuePair>>>,
-    deadlines: Mutex<BinaryHeap<Deadline>>,
+    deadlines: Mutex<BTreeMap<(Instant, u32), Weak<dyn ServedQueuePair>>>,
     /// Queue pairs whose records this thread watches.
     guarded: Mutex<Vec<Weak<dyn ServedQueuePair>>>,
     /// Whether the next check of them is due after the short pause.
@@ -184,12 +185,12 @@ impl Service {
         reminders.next
     }
 
-    /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline
-    /// passed.
-    pub(crate) fn notify_at(&self, when: Instant, queue_pair: Weak<dyn ServedQueuePair>) {
+    /// Wakes the pollers of the completion queues of queue pair `number` at `when`, so that a poll finds the
+    /// deadline passed.
+    pub(crate) fn notify_at(&self, when: Instant, number: u32, queue_pair: Weak<dyn ServedQueuePair>) {
         let mut deadlines = lock(&self.deadlines);
-        let earliest = deadlines.peek().is_none_or(|first| when < first.when);
-        deadlines.push(Deadline { when, queue_pair });
+        let earliest = deadlines.first_key_value().is_none_or(|(&(first, _), _)| when < first);
+        deadlines.insert((when, number), queue_pair);
         drop(deadlines);
         if earliest {
             self.wake();
@@ -253,7 +254,7 @@ impl Service {
         let (mut checked, mut pause) = (Instant::now(), SHORT_PAUSE);
         let mut reminders = Reminders { checked: Instant::now(), next: None };
         while !self.stop.load(SeqCst) {
-            let mut timeout = self.notify_due();
+            let deadline = self.notify_due();
             let is_asked = !asked.is_empty();
             let more = self.carry_out(&mut asked);
             if is_asked {
@@ -272,11 +273,7 @@ impl Service {
             };
             let reminder =
                 self.remind(&mut reminders).map(|due| due.saturating_duration_since(Instant::now()));
-            for limit in [limit, reminder].into_iter().flatten() {
-                let limit =
-                    Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
-                timeout = Some(timeout.map_or(limit, |timeout| timeout.min(limit)));
-            }
+            let timeout = [deadline, limit, reminder].into_iter().flatten().min().map(timespec);
             events.clear();
             let spare = rustix::buffer::spare_capacity(&mut events);
             match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
@@ -477,17 +474,17 @@ impl Service {
 
     /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next
     /// deadline.
-    fn notify_due(&self) -> Option<Timespec> {
+    fn notify_due(&self) -> Option<Duration> {
         loop {
             let mut deadlines = lock(&self.deadlines);
-            let left = deadlines.peek()?.when.saturating_duration_since(Instant::now());
+            let first = deadlines.first_entry()?;
+            let left = first.key().0.saturating_duration_since(Instant::now());
             if !left.is_zero() {
-                let seconds = left.as_secs().min(3600) as i64;
-                return Some(Timespec { tv_sec: seconds, tv_nsec: i64::from(left.subsec_nanos()) });
+                return Some(left);
             }
-            let due = deadlines.pop();
+            let due = first.remove();
             drop(deadlines);
-            if let Some(queue_pair) = due.and_then(|due| due.queue_pair.upgrade()) {
+            if let Some(queue_pair) = due.upgrade() {
                 queue_pair.notify();
             }
         }
@@ -503,33 +500,6 @@ enum Served {
     Unproven,
     /// The connection belongs to a completion queue now.
     Taken,
-}
-
-#[derive(Debug)]
-struct Deadline {
-    when: Instant,
-    queue_pair: Weak<dyn ServedQueuePair>,
-}
-
-impl PartialEq for Deadline {
-    fn eq(&self, other: &Self) -> bool {
-        self.when == other.when
-    }
-}
-
-impl Eq for Deadline {}
-
-impl PartialOrd for Deadline {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Deadline {
-    /// Orders the earliest deadline as the greatest, because the heap returns the greatest first.
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        other.when.cmp(&self.when)
-    }
 }
 
 #[cfg(test)]

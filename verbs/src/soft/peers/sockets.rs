@@ -66,7 +66,7 @@ impl Sockets {
     pub(crate) fn new(directory: Option<&OsStr>) -> Result<Self, VerbsError> {
         let Some(value) = directory else { return Ok(Self::Namespace) };
         let unusable = |reason: &str| VerbsError::unusable(format!("{VARIABLE}={value:?}: {reason}"));
-        if !is_directory_name(value) {
+        if !Path::new(value).is_absolute() {
             return Err(unusable("takes the absolute path of a directory"));
         }
         let os =
@@ -280,11 +280,6 @@ impl Drop for Listener {
             }
         }
     }
-}
-
-/// Returns whether `value` can name a directory, so that the variable takes it.
-pub(crate) fn is_directory_name(value: &OsStr) -> bool {
-    Path::new(value).is_absolute()
 }
 
 /// Returns the name of the device's socket in a directory. Processes of several pid namespaces may share the

@@ -17,7 +17,7 @@ use crate::soft::peers::clients::{ClientMemory, SendAnswer, ServedQueuePair};
 use crate::soft::peers::message::{Address, Answer, EndAnswer, Object};
 use crate::soft::peers::peer::Peer;
 use crate::soft::peers::received::Socket;
-use crate::soft::peers::segments::{Segment, Segments};
+use crate::soft::peers::segments::Segments;
 use crate::soft::shared::attention::{Attention, Guarded, Watch};
 use crate::soft::shared::end::{EndState, Failure, PairEnd};
 use crate::soft::shared::platform::{Native, Shipping};
@@ -35,9 +35,7 @@ pub(crate) struct Core {
     pub(super) nonce: u64,
     pub(crate) capacity: QueuePairCapacity,
     pub(crate) send_queue: Arc<Queue>,
-    pub(crate) send_slot: u32,
     pub(crate) receive_queue: Arc<Queue>,
-    receive_slot: u32,
     /// Our own end, which the peer reads.
     pub(crate) end: PairEnd,
     grant: Mutex<Grant>,
@@ -110,16 +108,13 @@ impl Guard {
     }
 }
 
-const RESET: u8 = 0;
-const INIT: u8 = 1;
-const RTR: u8 = 2;
-const RTS: u8 = 3;
-const ERROR: u8 = 4;
+const RTS: u8 = QueuePairState::Rts as u8;
+const ERROR: u8 = QueuePairState::Error as u8;
 /// In Error, and the user has dropped the queue pair.
-const DESTROYED: u8 = 5;
+const DESTROYED: u8 = ERROR + 1;
 
 impl Core {
-    /// Creates a queue pair in Reset. Reserves its slots in the completion queues, but does not occupy them.
+    /// Creates a queue pair in Reset. Reserves its places in the completion queues, but does not enter it there.
     pub(super) fn create(
         domain: &Arc<Domain>,
         send_queue: Arc<Queue>,
@@ -129,26 +124,23 @@ impl Core {
         let os = |error| VerbsError::os("creating a queue pair", error);
         let (token, nonce, key) = (random().map_err(os)?, random().map_err(os)?, random().map_err(os)?);
         let (end, fd) = PairEnd::create(PairEnd::ring_for(capacity.inline), nonce, key).map_err(os)?;
-        let send_slot = send_queue.reserve()?;
-        let receive_slot = if Arc::ptr_eq(&send_queue, &receive_queue) {
-            send_slot
-        } else {
-            receive_queue.reserve().inspect_err(|_| send_queue.vacate(send_slot))?
-        };
+        let number = domain.device.queue_pair_number();
+        send_queue.reserve()?;
+        if !Arc::ptr_eq(&send_queue, &receive_queue) {
+            receive_queue.reserve().inspect_err(|_| send_queue.leave(number))?;
+        }
         Ok(Arc::new(Self {
             pair: OnceLock::new(),
             domain: Arc::clone(domain),
-            number: domain.device.queue_pair_number(),
+            number,
             token,
             nonce,
             capacity: capacity.clone(),
             send_queue,
-            send_slot,
             receive_queue,
-            receive_slot,
             end,
             grant: Mutex::new(Grant { fd: Some(fd), to: None, events: Vec::new(), event_ends: Weak::new() }),
-            state: AtomicU8::new(RESET),
+            state: AtomicU8::new(QueuePairState::Reset as u8),
             drains: AtomicBool::new(false),
             access: OnceLock::new(),
             settings: OnceLock::new(),
@@ -163,7 +155,7 @@ impl Core {
         }))
     }
 
-    /// Takes the reserved slots of the completion queues. Polls visit `pair` from now on, and peers can find
+    /// Takes the reserved places in the completion queues. Polls visit `pair` from now on, and peers can find
     /// the queue pair.
     pub(super) fn enter<P>(&self, pair: &Arc<P>)
     where
@@ -174,10 +166,10 @@ impl Core {
         let source: Arc<dyn CompletionSource> = Arc::clone(pair) as Arc<dyn CompletionSource>;
         let same = Arc::ptr_eq(&self.send_queue, &self.receive_queue);
         let role = Role { sends: true, receives: same };
-        self.send_queue.occupy(self.send_slot, Arc::clone(&source), role);
+        self.send_queue.enter(self.number, Arc::clone(&source), role);
         if !same {
             let role = Role { sends: false, receives: true };
-            self.receive_queue.occupy(self.receive_slot, source, role);
+            self.receive_queue.enter(self.number, source, role);
         }
         self.domain.add_queue_pair(self.number, Arc::downgrade(&local));
         self.domain.device.service.add_queue_pair(local);
@@ -186,11 +178,6 @@ impl Core {
     #[inline]
     pub(crate) fn connection(&self) -> Option<&Connection> {
         self.connection.get()
-    }
-
-    /// Returns the peer's segment `id`, if this process has mapped it.
-    pub(super) fn segment(&self, id: u64) -> Option<Weak<Segment>> {
-        self.segments.get()?.find(id)
     }
 
     /// Returns the peer's memory that this process has mapped, once the peer has taken our end.
@@ -212,13 +199,7 @@ impl Core {
         if self.peer_is_gone() {
             return QueuePairState::Error;
         }
-        match self.state.load(Acquire) {
-            RESET => QueuePairState::Reset,
-            INIT => QueuePairState::Init,
-            RTR => QueuePairState::Rtr,
-            RTS => QueuePairState::Rts,
-            _ => QueuePairState::Error,
-        }
+        QueuePairState::of(self.state.load(Acquire))
     }
 
     /// Returns whether this side is in Rts. Does not check the peer: if the peer has ended, this side moves
@@ -286,11 +267,6 @@ impl Core {
     /// Notes that a record of the peer can't be taken. No later record is taken, even if the peer has ended.
     pub(crate) fn stop_draining(&self) {
         self.drains.store(false, Relaxed);
-    }
-
-    /// Notes that the peer's process has ended. The next poll takes its last records, then moves to Error.
-    pub(crate) fn peer_died(&self) {
-        self.notify();
     }
 
     /// Moves to Error because this side refuses a record of the peer, and tells the peer why.
@@ -436,7 +412,7 @@ impl Core {
     /// Asks the service to notify the pollers of this queue pair at `when`.
     pub(crate) fn notify_at(&self, when: Instant) {
         if let Some(pair) = self.pair.get() {
-            self.domain.device.service.notify_at(when, pair.clone());
+            self.domain.device.service.notify_at(when, self.number, pair.clone());
         }
     }
 
@@ -546,7 +522,7 @@ impl Core {
 
     /// Moves the state from Reset to Init. Peers get `access` at most.
     pub(super) fn to_init(&self, access: Access) -> Result<(), VerbsError> {
-        self.change("to_init", RESET, INIT)?;
+        self.change("to_init", QueuePairState::Reset, QueuePairState::Init)?;
         self.access.get_or_init(|| access);
         Ok(())
     }
@@ -562,7 +538,7 @@ impl Core {
             return Err(VerbsError::state("to_rtr", self.state()));
         }
         self.end.set_rnr_timer(settings.min_rnr_timer);
-        self.change("to_rtr", INIT, RTR)?;
+        self.change("to_rtr", QueuePairState::Init, QueuePairState::Rtr)?;
         self.end.advance(EndState::Ready);
         if let (Some(connection), Some(pair)) = (self.connection(), self.pair.get().and_then(Weak::upgrade)) {
             connection.peer.add_user(pair);
@@ -574,7 +550,7 @@ impl Core {
     /// Moves the state from Rtr to Rts.
     pub(super) fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError> {
         self.settings.get_or_init(|| settings.clone());
-        self.change("to_rts", RTR, RTS)
+        self.change("to_rts", QueuePairState::Rtr, QueuePairState::Rts)
     }
 
     /// Returns the address that peers connect to.
@@ -582,11 +558,9 @@ impl Core {
         Address { device: self.domain.device.id, number: self.number, token: self.token }
     }
 
-    fn change(&self, call: &'static str, from: u8, to: u8) -> Result<(), VerbsError> {
-        match self.state.compare_exchange(from, to, AcqRel, Acquire) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(VerbsError::state(call, self.state())),
-        }
+    fn change(&self, call: &str, from: QueuePairState, to: QueuePairState) -> Result<(), VerbsError> {
+        let changed = self.state.compare_exchange(from as u8, to as u8, AcqRel, Acquire);
+        changed.map(|_| ()).map_err(|_| VerbsError::state(call, self.state()))
     }
 
     /// Moves to Error without a wake-up of the peer. No thread takes another record of the peer.
@@ -604,9 +578,9 @@ impl Core {
             connection.announce_end();
             connection.peer.remove_user(self.number);
         }
-        self.send_queue.vacate(self.send_slot);
+        self.send_queue.leave(self.number);
         if !Arc::ptr_eq(&self.send_queue, &self.receive_queue) {
-            self.receive_queue.vacate(self.receive_slot);
+            self.receive_queue.leave(self.number);
         }
         self.domain.remove_queue_pair(self.number);
     }

@@ -156,7 +156,7 @@ impl Receives {
     #[inline]
     pub(super) fn push(&mut self, wr_id: u64, into: &[LocalSegment]) {
         let slot = self.next as usize & (self.slots.len() - 1);
-        let room = super::source::total(into);
+        let room = LocalSegment::total(into);
         self.slots[slot] = Posted { wr_id, room, count: into.len() };
         for (slot, segment) in self.segments[slot * self.width..].iter_mut().zip(into) {
             *slot = ReceiveSegment::from(segment);

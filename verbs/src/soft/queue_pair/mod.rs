@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
 use self::core::Core;
 use self::send::SendQueue;
 use self::target::{Output, Target};
-use super::completion_queue::{CompletionSource, Found, Poll, Queue, Remaining, Role, Sink};
+use super::completion_queue::{CompletionSource, Poll, Queue, Remaining, Role, Sink};
 use super::domain::{Domain, Window};
 use super::peers::clients::{ClientMemory, SendAnswer, ServedQueuePair};
 use super::peers::message::{Address, Object};
@@ -186,21 +186,17 @@ impl SoftPair {
 }
 
 impl CompletionSource for SoftPair {
-    fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Found {
+    fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Option<Remaining> {
         if !self.has_news(role) {
-            return Found::Nothing;
+            return Some(Remaining::Nothing);
         }
         if sink.is_full() {
-            return Found::NoRoom;
+            return None;
         }
         if !poll.armed {
             self.is_polled(role);
         }
-        match self.visit(role, poll.receives_first, sink) {
-            Remaining::Nothing => Found::All,
-            Remaining::Message => Found::Moved,
-            Remaining::Work => Found::Part,
-        }
+        Some(self.visit(role, poll.receives_first, sink))
     }
 
     fn ask_for_events(&self, role: Role) {
@@ -320,7 +316,7 @@ impl ServedQueuePair for SoftPair {
     }
 
     fn fail(&self) {
-        self.core.peer_died();
+        self.core.notify();
     }
 
     fn wait_for_own_threads(&self) {

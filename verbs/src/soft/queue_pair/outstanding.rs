@@ -6,9 +6,7 @@ use std::io::IoSlice;
 use super::source::{self, Stores};
 use crate::soft::device::PAST_CACHES;
 use crate::soft::domain::Domain;
-use crate::{
-    Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, Payload, RemoteSegment, SendRequest,
-};
+use crate::{Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, Payload, SendRequest};
 
 /// A request that was started.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +49,7 @@ pub(super) struct Reading {
 
 impl Reading {
     pub(super) fn new(into: &[LocalSegment]) -> Self {
-        Self { into: into.to_vec(), total: source::total(into), done: 0 }
+        Self { into: into.to_vec(), total: LocalSegment::total(into), done: 0 }
     }
 
     /// Stores the next bytes. Returns whether the READ is complete.
@@ -95,26 +93,25 @@ pub(super) struct Waiting {
     pub(super) signaled: bool,
     /// Bytes that are in the ring already.
     done: u64,
-    kind: WaitingKind,
+    /// The operation without its bytes.
+    operation: Operation<'static>,
     segments: Vec<LocalSegment>,
     /// The payload, if it was inline.
     inline: Option<Vec<u8>>,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum WaitingKind {
-    Send { immediate: Option<u32> },
-    Write { remote: RemoteSegment, immediate: Option<u32> },
-    Read { remote: RemoteSegment },
-}
-
 impl Waiting {
     /// Copies a request of which `done` bytes are in the ring.
     pub(super) fn new(request: &SendRequest<'_>, done: u64) -> Self {
-        let (kind, data) = match request.operation {
-            Operation::Send { data, immediate } => (WaitingKind::Send { immediate }, data),
-            Operation::Write { data, remote, immediate } => (WaitingKind::Write { remote, immediate }, data),
-            Operation::Read { into, remote } => (WaitingKind::Read { remote }, Payload::Registered(into)),
+        let none = Payload::Inline(&[]);
+        let (operation, data) = match request.operation {
+            Operation::Send { data, immediate } => (Operation::Send { data: none, immediate }, data),
+            Operation::Write { data, remote, immediate } => {
+                (Operation::Write { data: none, remote, immediate }, data)
+            }
+            Operation::Read { into, remote } => {
+                (Operation::Read { into: &[], remote }, Payload::Registered(into))
+            }
         };
         let (segments, inline) = match data {
             Payload::Registered(segments) => (segments.to_vec(), None),
@@ -125,7 +122,7 @@ impl Waiting {
                 (Vec::new(), Some(whole))
             }
         };
-        Self { wr_id: request.wr_id, signaled: request.signaled, done, kind, segments, inline }
+        Self { wr_id: request.wr_id, signaled: request.signaled, done, operation, segments, inline }
     }
 
     /// Calls `then` with the posted request and the number of bytes that are in the ring, which `then` may
@@ -136,10 +133,10 @@ impl Waiting {
             Some(_) => Payload::Inline(&slice),
             None => Payload::Registered(&self.segments),
         };
-        let operation = match self.kind {
-            WaitingKind::Send { immediate } => Operation::Send { data, immediate },
-            WaitingKind::Write { remote, immediate } => Operation::Write { data, remote, immediate },
-            WaitingKind::Read { remote } => Operation::Read { into: &self.segments, remote },
+        let operation = match self.operation {
+            Operation::Send { immediate, .. } => Operation::Send { data, immediate },
+            Operation::Write { remote, immediate, .. } => Operation::Write { data, remote, immediate },
+            Operation::Read { remote, .. } => Operation::Read { into: &self.segments, remote },
         };
         then(&SendRequest { wr_id: self.wr_id, operation, signaled: self.signaled }, &mut self.done)
     }

@@ -11,6 +11,7 @@ use crate::remote_view::NoView;
 use crate::soft::closer;
 use crate::soft::device::{MAX_SEGMENTS, PAST_CACHES};
 use crate::soft::forked::Origin;
+use crate::soft::peers::message::Object;
 use crate::soft::peers::peer::Peer;
 use crate::soft::peers::segments::{Offer, Segment, Segments};
 use crate::soft::shared::end::{EndState, unless_revoked};
@@ -44,19 +45,9 @@ pub(super) struct SegmentAddresses {
 impl SegmentAddresses {
     /// Returns the addresses as the payload of a record.
     pub(super) fn as_bytes(&self) -> &[u8] {
-        self.addresses[..self.count].as_flattened().as_bytes()
-    }
-}
-
-/// Numbers as bytes.
-trait AsBytes {
-    fn as_bytes(&self) -> &[u8];
-}
-
-impl AsBytes for [u64] {
-    fn as_bytes(&self) -> &[u8] {
+        let words = self.addresses[..self.count].as_flattened();
         // SAFETY: the bytes of numbers are initialised, and bytes need no alignment.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), size_of_val(self)) }
+        unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
     }
 }
 
@@ -123,7 +114,7 @@ impl Pulls {
             return Some(mapping);
         }
         self.mapped.retain(|(known, _)| *known != id);
-        let mapping = core.segment(id)?;
+        let mapping = core.segments()?.find(id)?;
         if self.mapped.len() >= MOST_ENTRIES {
             self.mapped.clear();
         }
@@ -140,15 +131,15 @@ impl Pulls {
         into: &[LocalSegment],
         remote: RemoteSegment,
     ) -> bool {
-        let total = source::total(into);
+        let total = LocalSegment::total(into);
         if total == 0 {
             return false;
         }
         let Ok(FoundMemory { table, entry, offset }) = find_remote(connection, remote, total) else {
             return false;
         };
-        let Some(mapping) = self.segment(core, entry.segment) else { return false };
-        let Some(from) = mapping.range(offset, total) else { return false };
+        let Some(segment) = self.segment(core, entry.segment) else { return false };
+        let Some(from) = segment.mapping.range(offset, total) else { return false };
         let from = from.as_ptr().cast_const();
         let stores = Stores { ends_a_word: false, past_caches: total >= PAST_CACHES };
         let before = total.saturating_sub(WORD);
@@ -246,7 +237,7 @@ impl Core {
         if !view.stands() {
             return Err(NoView::Revoked);
         }
-        let base = view.segment.as_ref().and_then(|segment| segment.range(offset, length));
+        let base = view.segment.as_ref().and_then(|segment| segment.mapping.range(offset, length));
         let base = base.ok_or(NoView::Revoked)?;
         // SAFETY:
         // - the segment has these bytes, and stays mapped as long as `view` lives; and
@@ -288,7 +279,7 @@ impl Drop for View {
             let peer = std::mem::take(&mut self.peer);
             closer::free(move || {
                 if let Some(peer) = peer.upgrade() {
-                    peer.send_unmapped(id);
+                    peer.send_by_any(Object::Unmapped { id });
                 }
             });
         }

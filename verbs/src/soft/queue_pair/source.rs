@@ -1,7 +1,5 @@
 //! The local bytes of a request: segments of registered memory, or slices that the caller lends.
 
-use std::io::IoSlice;
-
 use crate::soft::domain::Domain;
 use crate::{Access, LocalSegment, Payload, copy_bytes, copy_for_peer, copy_past_caches};
 
@@ -9,39 +7,13 @@ use crate::{Access, LocalSegment, Payload, copy_bytes, copy_for_peer, copy_past_
 /// bytes.
 pub(super) const WORD: u64 = size_of::<u64>() as u64;
 
-/// The local bytes of a request.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Local<'a> {
-    Segments(&'a [LocalSegment]),
-    Slices(&'a [IoSlice<'a>]),
-}
-
-impl<'a> From<Payload<'a>> for Local<'a> {
-    fn from(payload: Payload<'a>) -> Self {
-        match payload {
-            Payload::Registered(segments) => Self::Segments(segments),
-            Payload::Inline(slices) => Self::Slices(slices),
-        }
-    }
-}
-
-impl Local<'_> {
-    /// Returns the number of bytes.
-    #[inline]
-    pub(super) fn length(&self) -> u64 {
-        match self {
-            Self::Segments(segments) => total(segments),
-            Self::Slices([slice]) => slice.len() as u64,
-            Self::Slices(slices) => slices.iter().map(|slice| slice.len() as u64).sum(),
-        }
-    }
-
+impl Payload<'_> {
     /// Returns whether all segments may be read.
     #[inline]
     pub(super) fn is_registered(&self, domain: &Domain) -> bool {
         match self {
-            Self::Segments(segments) => are_registered(segments, domain, Access::LOCAL_READ),
-            Self::Slices(_) => true,
+            Self::Registered(segments) => are_registered(segments, domain, Access::LOCAL_READ),
+            Self::Inline(_) => true,
         }
     }
 
@@ -54,8 +26,8 @@ impl Local<'_> {
     #[inline]
     pub(super) unsafe fn copy_out(&self, offset: u64, length: u64, to: *mut u8) {
         let one = match self {
-            Self::Slices([slice]) => slice.as_ptr(),
-            Self::Segments([segment]) => segment.address() as *const u8,
+            Self::Inline([slice]) => slice.as_ptr(),
+            Self::Registered([segment]) => segment.address() as *const u8,
             // SAFETY: the contract is the same.
             _ => return unsafe { self.copy_parts_out(offset, length, to) },
         };
@@ -84,17 +56,12 @@ impl Local<'_> {
             left > 0
         };
         let _ = match self {
-            Self::Segments(segments) => {
+            Self::Registered(segments) => {
                 segments.iter().all(|segment| copy(segment.address() as *const u8, segment.length()))
             }
-            Self::Slices(slices) => slices.iter().all(|slice| copy(slice.as_ptr(), slice.len() as u64)),
+            Self::Inline(slices) => slices.iter().all(|slice| copy(slice.as_ptr(), slice.len() as u64)),
         };
     }
-}
-
-/// Returns the number of bytes of all segments.
-pub(super) fn total(segments: &[LocalSegment]) -> u64 {
-    segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.length()))
 }
 
 /// Returns whether the segments are registered in `domain`, with the right `access`.

@@ -36,7 +36,7 @@ const HEADER_BYTES: u64 = HEADER as u64 * 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A message for the target's next receive.
-    Send,
+    Send = 1,
     /// Bytes for an address in the target's memory.
     Write,
     /// A request for bytes of the target's memory.
@@ -57,16 +57,6 @@ impl Kind {
             5 => Self::Skip,
             _ => return None,
         })
-    }
-
-    fn bits(self) -> u64 {
-        match self {
-            Self::Send => 1,
-            Self::Write => 2,
-            Self::Read => 3,
-            Self::ReadData => 4,
-            Self::Skip => 5,
-        }
     }
 }
 
@@ -130,6 +120,14 @@ pub struct Header {
     pub key: u32,
     /// Bytes of the whole message.
     pub total: u64,
+}
+
+impl Header {
+    /// Makes the header of a record without payload, which names no memory.
+    #[inline]
+    pub(crate) fn empty(kind: Kind, flags: Flags) -> Self {
+        Self { kind, flags, length: 0, immediate: 0, address: 0, key: 0, total: 0 }
+    }
 }
 
 /// A record that the reader has found.
@@ -259,16 +257,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
                 return None;
             }
             let skip = RingSlot { start: (at / 8) as usize, lines: (to_end / LINE_BYTES) as u32 };
-            let header = Header {
-                kind: Kind::Skip,
-                flags: Flags::default(),
-                length: 0,
-                immediate: 0,
-                address: 0,
-                key: 0,
-                total: 0,
-            };
-            self.publish(ring, &skip, &header);
+            self.publish(ring, &skip, &Header::empty(Kind::Skip, Flags::default()));
         } else if lines * LINE_BYTES > free {
             return None;
         }
@@ -281,7 +270,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
         let words = &ring[slot.start..slot.start + HEADER];
         let shape = u64::from(slot.lines)
             | u64::from(header.flags.0) << 16
-            | header.kind.bits() << 24
+            | (header.kind as u64) << 24
             | u64::from(header.length) << 32;
         words[4].store(header.total, Relaxed);
         words[3].store(u64::from(header.key) | u64::from(header.immediate) << 32, Relaxed);

@@ -28,7 +28,7 @@ impl Private {
     fn of(side: &Side, bytes: Vec<u8>) -> Self {
         let (domain, length) = (Arc::clone(&side.core.domain), bytes.len());
         let memory = Arc::new(HostMemory::from_vec(bytes));
-        let key = domain.insert_region(&memory, &(0..length), all()).unwrap();
+        let key = domain.insert(&memory, &(0..length), all(), 0).unwrap();
         Self { domain, memory, key }
     }
 

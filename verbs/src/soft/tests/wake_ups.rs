@@ -260,7 +260,7 @@ fn a_read_wakes_the_poller_of_its_own_queue() {
     // Private memory, which the peer does not map.
     let domain = Arc::clone(&b.core.domain);
     let memory = Arc::new(HostMemory::from_vec(vec![9; 64]));
-    let key = domain.insert_region(&memory, &(0..64), all()).unwrap();
+    let key = domain.insert(&memory, &(0..64), all(), 0).unwrap();
     let remote = RemoteSegment { address: memory.address(), rkey: crate::Rkey(key) };
     let before = b.core.end.taken_word().load(Relaxed);
     a.sends.arm().unwrap();
@@ -296,7 +296,7 @@ fn the_last_look_finds_a_read() {
     exchange(&b, &a);
     let domain = Arc::clone(&b.core.domain);
     let memory = Arc::new(HostMemory::from_vec(vec![9; 64]));
-    let key = domain.insert_region(&memory, &(0..64), all()).unwrap();
+    let key = domain.insert(&memory, &(0..64), all(), 0).unwrap();
     let remote = RemoteSegment { address: memory.address(), rkey: crate::Rkey(key) };
     for round in 0..4 {
         let before = b.core.end.taken_word().load(Relaxed);
@@ -351,7 +351,7 @@ fn many_reads_at_once() {
     exchange(&b, &a);
     let domain = Arc::clone(&b.core.domain);
     let memory = Arc::new(HostMemory::from_vec((0..1 << 20).map(|at| (at / 4096) as u8).collect()));
-    let key = domain.insert_region(&memory, &(0..1 << 20), all()).unwrap();
+    let key = domain.insert(&memory, &(0..1 << 20), all(), 0).unwrap();
     let reads = 400;
     for number in 0..reads {
         let remote =

@@ -8,12 +8,12 @@ use super::{NOT_STUCK, SendQueue, SendState, Wait};
 use crate::soft::device::{MAX_MESSAGE, MAX_READS};
 use crate::soft::queue_pair::core::{Connection, Debt};
 use crate::soft::queue_pair::outstanding::{Progress, Reading};
-use crate::soft::queue_pair::pulls::SegmentAddresses;
-use crate::soft::queue_pair::source::{self, Local};
+use crate::soft::queue_pair::source;
 use crate::soft::shared::end::EndState;
 use crate::soft::shared::ring::{Flags, Header, Kind, RingSlot};
 use crate::{
-    Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, RemoteSegment, Rkey, SendRequest,
+    Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, Payload, RemoteSegment, Rkey,
+    SendRequest,
 };
 
 /// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
@@ -34,6 +34,20 @@ struct MessageTarget {
 impl MessageTarget {
     /// The memory that a Send names.
     const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
+
+    /// Returns the bytes and the target of a message. For a READ, returns where its bytes go, and from where.
+    #[inline]
+    fn of(operation: Operation<'_>) -> Result<(Payload<'_>, Self), (&[LocalSegment], RemoteSegment)> {
+        match operation {
+            Operation::Send { data, immediate } => {
+                Ok((data, Self { kind: Kind::Send, remote: Self::NOWHERE, immediate }))
+            }
+            Operation::Write { data, remote, immediate } => {
+                Ok((data, Self { kind: Kind::Write, remote, immediate }))
+            }
+            Operation::Read { into, remote } => Err((into, remote)),
+        }
+    }
 
     /// Returns whether the message takes a receive of the peer.
     #[inline]
@@ -88,16 +102,9 @@ impl SendQueue {
                 return Ok(());
             }
         }
-        match request.operation {
-            Operation::Send { data, immediate } => {
-                let target = MessageTarget { kind: Kind::Send, remote: MessageTarget::NOWHERE, immediate };
-                self.attempt_message(queue, connection, request, (data.into(), target), done)
-            }
-            Operation::Write { data, remote, immediate } => {
-                let target = MessageTarget { kind: Kind::Write, remote, immediate };
-                self.attempt_message(queue, connection, request, (data.into(), target), done)
-            }
-            Operation::Read { into, remote } => self.attempt_read(queue, connection, request, into, remote),
+        match MessageTarget::of(request.operation) {
+            Ok(message) => self.attempt_message(queue, connection, request, message, done),
+            Err((into, remote)) => self.attempt_read(queue, connection, request, into, remote),
         }
     }
 
@@ -106,7 +113,7 @@ impl SendQueue {
         queue: &mut SendState,
         connection: &Connection,
         request: &SendRequest<'_>,
-        (data, target): (Local<'_>, MessageTarget),
+        (data, target): (Payload<'_>, MessageTarget),
         done: &mut u64,
     ) -> Result<(), Wait> {
         if !data.is_registered(&self.core.domain) {
@@ -118,7 +125,7 @@ impl SendQueue {
             return Err(Wait::Receive);
         }
         let total = data.length();
-        if let (0, Local::Segments(segments), LEAST_PULL..) = (*done, data, total)
+        if let (0, Payload::Registered(segments), LEAST_PULL..) = (*done, data, total)
             && let Some(result) = self.attempt_to_offer(queue, connection, request, (segments, target, total))
         {
             return result;
@@ -129,19 +136,8 @@ impl SendQueue {
             let Some(slot) = queue.writer.reserve(self.core.end.ring(), chunk) else {
                 return Err(Wait::Room);
             };
-            if let Some(to) = self.core.end.payload(slot.payload(), chunk) {
-                // SAFETY:
-                // - `to` is in the ring of our own end, which only this thread writes while the send queue is
-                //   locked; and
-                // - the segments were checked above, with the send queue locked.
-                unsafe {
-                    let first = chunk.min(RingSlot::WITH_TAG);
-                    if chunk > first {
-                        data.copy_out(*done + first, chunk - first, to.wrapping_add(first as usize));
-                    }
-                    data.copy_out(*done, first, to);
-                }
-            }
+            // SAFETY: the segments were checked above, with the send queue locked.
+            unsafe { self.fill(&slot, &data, *done, chunk) };
             *done += chunk;
             let last = *done == total;
             let flags = Flags::default()
@@ -158,7 +154,30 @@ impl SendQueue {
         }
     }
 
-    /// Offers the peer to take a message from our memory; `None` if the peer can't.
+    /// Copies `length` bytes of a message from `offset` on into the record at `slot`. Those beside the tag
+    /// come last.
+    ///
+    /// # Safety
+    /// `data` must have these bytes, and [`is_registered`](Payload::is_registered) must have returned true
+    /// since the send queue was locked.
+    #[inline(always)]
+    unsafe fn fill(&self, slot: &RingSlot, data: &Payload<'_>, offset: u64, length: u64) {
+        let Some(to) = self.core.end.payload(slot.payload(), length) else { return };
+        let first = length.min(RingSlot::WITH_TAG);
+        // SAFETY:
+        // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked;
+        //   and
+        // - the caller promises the rest.
+        unsafe {
+            if length > first {
+                data.copy_out(offset + first, length - first, to.wrapping_add(first as usize));
+            }
+            data.copy_out(offset, first, to);
+        }
+    }
+
+    /// Offers the peer to take a message from our memory, by a record with the addresses of its bytes. `None` if
+    /// the peer can't take it.
     #[inline(never)]
     fn attempt_to_offer(
         &self,
@@ -168,17 +187,6 @@ impl SendQueue {
         (segments, target, total): (&[LocalSegment], MessageTarget, u64),
     ) -> Option<Result<(), Wait>> {
         let addresses = queue.pulls.addresses(&self.core, connection, segments)?;
-        Some(self.offer_to_pull(queue, connection, request, (&addresses, target, total)))
-    }
-
-    /// Publishes a record with the addresses in our memory from which the peer takes the bytes of a message.
-    fn offer_to_pull(
-        &self,
-        queue: &mut SendState,
-        connection: &Connection,
-        request: &SendRequest<'_>,
-        (addresses, target, total): (&SegmentAddresses, MessageTarget, u64),
-    ) -> Result<(), Wait> {
         let bytes = addresses.as_bytes();
         let length = bytes.len() as u64;
         if queue.writer.room().is_none_or(|room| room < length)
@@ -186,7 +194,9 @@ impl SendQueue {
         {
             self.violation();
         }
-        let Some(slot) = queue.writer.reserve(self.core.end.ring(), length) else { return Err(Wait::Room) };
+        let Some(slot) = queue.writer.reserve(self.core.end.ring(), length) else {
+            return Some(Err(Wait::Room));
+        };
         if let Some(to) = self.core.end.payload(slot.payload(), length) {
             // SAFETY: `to` is in the ring of our own end, which only this thread writes while the send queue
             // is locked.
@@ -195,7 +205,7 @@ impl SendQueue {
         let flags = Flags::FIRST.with(Flags::LAST).with(Flags::AWAITED).with(Flags::PULL);
         queue.publish(&self.core.end, &slot, &target.header(flags, length, total));
         queue.started(request, Progress::Pulled { end: queue.writer.head() });
-        Ok(())
+        Some(Ok(()))
     }
 
     /// Returns the bytes of the next record of a message with `left` bytes left; `None` if there is no room.
@@ -244,15 +254,9 @@ impl SendQueue {
             return Err(Wait::Room);
         }
         let Some(slot) = queue.writer.reserve(self.core.end.ring(), 0) else { return Err(Wait::Room) };
-        let header = Header {
-            kind: Kind::Read,
-            flags: Flags::FIRST.with(Flags::LAST),
-            length: 0,
-            immediate: 0,
-            address: remote.address,
-            key: remote.rkey.0,
-            total: source::total(into),
-        };
+        let empty = Header::empty(Kind::Read, Flags::FIRST.with(Flags::LAST));
+        let total = LocalSegment::total(into);
+        let header = Header { address: remote.address, key: remote.rkey.0, total, ..empty };
         queue.publish(&self.core.end, &slot, &header);
         queue.started(request, Progress::Reading { end: queue.writer.head() });
         queue.reading.push_back(Reading::new(into));
@@ -265,15 +269,7 @@ impl SendQueue {
     /// the peer's receives that this side knows may be newer afterwards.)
     #[inline]
     pub(super) fn post_short(&self, queue: &mut SendState, request: &SendRequest<'_>, total: u64) -> bool {
-        let (data, target) = match request.operation {
-            Operation::Send { data, immediate } => {
-                (data, MessageTarget { kind: Kind::Send, remote: MessageTarget::NOWHERE, immediate })
-            }
-            Operation::Write { data, remote, immediate } => {
-                (data, MessageTarget { kind: Kind::Write, remote, immediate })
-            }
-            Operation::Read { .. } => return false,
-        };
+        let Ok((data, target)) = MessageTarget::of(request.operation) else { return false };
         let Some(connection) = self.core.connection() else { return false };
         let eligible = total < LEAST_PULL
             && queue.waiting.is_empty()
@@ -282,24 +278,12 @@ impl SendQueue {
             && connection.end.state() == EndState::Ready
             && !connection.peer.is_dead()
             && (!target.takes_receive() || queue.has_receive(connection));
-        let data = Local::from(data);
         if !eligible || !data.is_registered(&self.core.domain) {
             return false;
         }
         let Some(slot) = queue.writer.reserve(self.core.end.ring(), total) else { return false };
-        if let Some(to) = self.core.end.payload(slot.payload(), total) {
-            // SAFETY:
-            // - `to` is in the ring of our own end, which only this thread writes while the send queue is
-            //   locked; and
-            // - the segments were checked above, with the send queue locked.
-            unsafe {
-                let first = total.min(RingSlot::WITH_TAG);
-                if total > first {
-                    data.copy_out(first, total - first, to.wrapping_add(first as usize));
-                }
-                data.copy_out(0, first, to);
-            }
-        }
+        // SAFETY: the segments were checked above, with the send queue locked.
+        unsafe { self.fill(&slot, &data, 0, total) };
         let flags = Flags::FIRST.with(Flags::LAST).with_if(Flags::AWAITED, request.signaled);
         queue.publish(&self.core.end, &slot, &target.header(flags, total, total));
         queue.started(request, Progress::InRing { end: queue.writer.head() });
@@ -319,7 +303,7 @@ impl SendQueue {
         self.core.is_ready_to_send()
             && !self.core.domain.device.is_forked()
             && into.len() <= self.core.capacity.send_segments as usize
-            && source::total(into) <= MAX_MESSAGE
+            && LocalSegment::total(into) <= MAX_MESSAGE
             && queue.waiting.is_empty()
             && !queue.stopped
             && !self.core.has_failed()
@@ -395,15 +379,8 @@ impl SendQueue {
         //   and
         // - `from` is valid, as the caller promises.
         unsafe { crate::copy_for_peer(from, to, chunk as usize) };
-        let header = Header {
-            kind: Kind::ReadData,
-            flags: Flags::default().with_if(Flags::LAST, chunk == left),
-            length: chunk as u32,
-            immediate: 0,
-            address: 0,
-            key: 0,
-            total: left,
-        };
+        let empty = Header::empty(Kind::ReadData, Flags::default().with_if(Flags::LAST, chunk == left));
+        let header = Header { length: chunk as u32, total: left, ..empty };
         queue.publish(&self.core.end, &slot, &header);
         Some(chunk)
     }

@@ -13,7 +13,6 @@ use std::time::Instant;
 use super::core::{Connection, Core, Debt};
 use super::outstanding::{Outstanding, Progress, Reading, Waiting};
 use super::pulls::Pulls;
-use super::source::{self, Local};
 use crate::soft::biased_lock::{BiasedGuard, BiasedLock};
 use crate::soft::device::MAX_MESSAGE;
 use crate::soft::forked;
@@ -21,7 +20,9 @@ use crate::soft::shared::attention::{Attention, Watch};
 use crate::soft::shared::end::{PairEnd, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::ring::{Flags, Header, Kind, RingSlot};
-use crate::{CompletionStatus, Operation, Payload, PostError, PostErrorKind, QueuePairState, SendRequest};
+use crate::{
+    CompletionStatus, LocalSegment, Operation, Payload, PostError, PostErrorKind, QueuePairState, SendRequest,
+};
 
 /// The send queue of a queue pair.
 #[derive(Debug)]
@@ -280,9 +281,9 @@ impl SendQueue {
             }
         }
         let total = match request.operation {
-            Operation::Send { data: Payload::Inline(slices), .. }
-            | Operation::Write { data: Payload::Inline(slices), .. } => {
-                let total = Local::Slices(slices).length();
+            Operation::Send { data: data @ Payload::Inline(_), .. }
+            | Operation::Write { data: data @ Payload::Inline(_), .. } => {
+                let total = data.length();
                 if total > self.core.capacity.inline.into() {
                     return Err(PostErrorKind::InlineTooLong);
                 }
@@ -294,7 +295,7 @@ impl SendQueue {
                 if segments.len() > self.core.capacity.send_segments as usize {
                     return Err(PostErrorKind::TooManySegments);
                 }
-                let total = source::total(segments);
+                let total = LocalSegment::total(segments);
                 if total > MAX_MESSAGE {
                     return Err(PostErrorKind::MessageTooLong);
                 }

@@ -212,7 +212,7 @@ impl Target {
         };
         let posted = state.receives.first().ok_or(Fault::Violation)?;
         state.receives.pop();
-        output.push_made(state, || WorkCompletion {
+        output.push(state, || WorkCompletion {
             wr_id: posted.wr_id,
             status: CompletionStatus::Success,
             opcode,
@@ -239,8 +239,8 @@ impl Target {
         let body = message.total.saturating_sub(WORD);
         while message.done < body && *bytes < VISIT_BYTES {
             let wanted = (body - message.done).min(VISIT_BYTES);
-            let (mapping, offset, length) = self.next_chunk(state, &mut pull, wanted)?;
-            let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
+            let (segment, offset, length) = self.next_chunk(state, &mut pull, wanted)?;
+            let from = segment.mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
             let stores = Stores { ends_a_word: false, past_caches: message.goes_past_caches() };
             // SAFETY: the mapping has these bytes, and lives until the end of the block.
             unsafe { self.put(state, &mut message, from, length, stores)? };
@@ -254,8 +254,8 @@ impl Target {
         let last = &mut word[..(message.total - message.done) as usize];
         let mut at = 0;
         while at < last.len() {
-            let (mapping, offset, length) = self.next_chunk(state, &mut pull, (last.len() - at) as u64)?;
-            let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
+            let (segment, offset, length) = self.next_chunk(state, &mut pull, (last.len() - at) as u64)?;
+            let from = segment.mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
             // SAFETY: the mapping has these bytes; the part of the word is ours.
             unsafe { copy_bytes(from, last[at..].as_mut_ptr(), length as usize) };
             at += length as usize;
@@ -280,8 +280,8 @@ impl Target {
         wanted: u64,
     ) -> Result<(Arc<Segment>, u64, u64), Fault> {
         let (id, offset, length) = pull.next(wanted).ok_or(Fault::Violation)?;
-        let mapping = state.pulls.segment(&self.core, id).ok_or(Fault::Violation)?;
-        Ok((mapping, offset, length))
+        let segment = state.pulls.segment(&self.core, id).ok_or(Fault::Violation)?;
+        Ok((segment, offset, length))
     }
 
     /// Takes a READ of the peer.

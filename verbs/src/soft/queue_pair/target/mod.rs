@@ -430,7 +430,7 @@ impl Target {
                 if let (Some(status), Some(posted)) = (own, state.receives.first()) {
                     state.receives.pop();
                     let completion = WorkCompletion { status, ..self.flushed(&posted) };
-                    output.push(state, completion);
+                    output.push(state, || completion);
                 }
                 self.core.refuse(Failure { at, status });
             }
@@ -449,7 +449,7 @@ impl Target {
             }
             state.receives.pop();
             let completion = self.flushed(&posted);
-            output.push(state, completion);
+            output.push(state, || completion);
         }
         self.flushed.store(true, Relaxed);
         false
@@ -460,9 +460,8 @@ impl Target {
             wr_id: posted.wr_id,
             status: CompletionStatus::WorkRequestFlushed,
             opcode: CompletionOpcode::Receive,
-            byte_len: 0,
-            immediate: None,
             queue_pair: QueuePairNumber(self.core.number),
+            ..WorkCompletion::EMPTY
         }
     }
 }
@@ -489,17 +488,9 @@ impl Output<'_, '_> {
         }
     }
 
-    #[inline]
-    fn push(&mut self, state: &mut TargetState, completion: WorkCompletion) {
-        match self {
-            Self::Poll(sink) => sink.push(completion),
-            Self::Keep | Self::Unpolled { .. } => state.ready.push_back(completion),
-        }
-    }
-
     /// Adds the completion that `make` makes. A completion that goes to a poll is made there.
     #[inline(always)]
-    fn push_made(&mut self, state: &mut TargetState, make: impl Fn() -> WorkCompletion) {
+    fn push(&mut self, state: &mut TargetState, make: impl Fn() -> WorkCompletion) {
         match self {
             Self::Poll(sink) => sink.push(make()),
             Self::Keep | Self::Unpolled { .. } => state.ready.push_back(make()),

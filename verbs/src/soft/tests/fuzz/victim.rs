@@ -52,7 +52,7 @@ impl Victim {
         let (side, hostile) = Side::connected();
         let domain = Arc::clone(&side.core.domain);
         let rights = all();
-        let granted = domain.insert_region(&self.memory, &(GRANTED..GRANTED + PART), rights).unwrap();
+        let granted = domain.insert(&self.memory, &(GRANTED..GRANTED + PART), rights, 0).unwrap();
         let all = side.domain.register(Arc::clone(&self.memory), Access::LOCAL_WRITE).unwrap();
         Connected { side, hostile, domain, granted, all }
     }
