@@ -96,11 +96,13 @@ pub(super) fn unusable(error: impl Into<Box<dyn std::error::Error + Send + Sync>
 
 #[cfg(feature = "ibverbs")]
 fn open_ibverbs(config: &Config) -> Result<Arc<dyn Context>, RdmaError> {
-    let mut options = tonic_rdma_verbs::ibverbs::OpenOptions::new();
-    options.device.clone_from(&config.device);
-    options.port = config.device_port;
-    options.gid_index = config.gid_index.map(u32::from);
-    options.mtu = config.path.mtu;
+    let options = tonic_rdma_verbs::ibverbs::OpenOptions {
+        device: config.device.clone(),
+        port: config.device_port,
+        gid_index: config.gid_index.map(u32::from),
+        mtu: config.path.mtu,
+        ..Default::default()
+    };
     tonic_rdma_verbs::ibverbs::open(&options).map_err(unusable)
 }
 

@@ -333,7 +333,7 @@ impl Counter {
                 Operation::Send { data, .. } => (&mut counts.sends_with_immediate, data.length()),
                 Operation::Write { data, immediate: None, .. } => (&mut counts.writes, data.length()),
                 Operation::Write { data, .. } => (&mut counts.writes_with_immediate, data.length()),
-                Operation::Read { into, .. } => (&mut counts.reads, length(into)),
+                Operation::Read { into, .. } => (&mut counts.reads, LocalSegment::total(into)),
             };
             of.add(bytes);
             of_pair.add(bytes);
@@ -343,17 +343,15 @@ impl Counter {
 
     fn received(&self, requests: &[ReceiveRequest<'_>], result: &Result<(), PostError>) {
         let posted = &requests[..posted(requests.len(), result)];
-        self.add(|counts| posted.iter().for_each(|request| counts.receives.add(length(request.into))));
+        self.add(|counts| {
+            posted.iter().for_each(|request| counts.receives.add(LocalSegment::total(request.into)))
+        });
     }
 }
 
 /// Returns how many of `requests` requests were posted.
 fn posted(requests: usize, result: &Result<(), PostError>) -> usize {
     result.map_or_else(|error| error.index.min(requests), |()| requests)
-}
-
-fn length(segments: &[LocalSegment]) -> u64 {
-    segments.iter().map(LocalSegment::length).sum()
 }
 
 /// The counter of [`count_all`], and the devices that it counts, while they are open.
@@ -387,28 +385,10 @@ pub(crate) fn if_asked(device: Arc<dyn Context>) -> Arc<dyn Context> {
     counted
 }
 
-/// Returns the queue pair behind one that is counted.
-#[cfg(feature = "ibverbs")]
-pub(crate) fn uncounted(pair: &dyn QueuePair) -> &dyn QueuePair {
-    (pair as &dyn Any).downcast_ref::<CountedPair>().map_or(pair, |counted| &*counted.inner)
-}
-
-/// Returns the queue behind one that is counted, because a provider takes only its own queues.
-fn own_queue(queue: &Arc<dyn CompletionQueue>) -> &Arc<dyn CompletionQueue> {
-    let counted = (&**queue as &dyn Any).downcast_ref::<Counted<dyn CompletionQueue>>();
-    counted.map_or(queue, |counted| &counted.inner)
-}
-
-/// Does the same for regions.
-fn own_region(region: &Arc<dyn MemoryRegion>) -> &Arc<dyn MemoryRegion> {
-    let counted = (&**region as &dyn Any).downcast_ref::<Counted<dyn MemoryRegion>>();
-    counted.map_or(region, |counted| &counted.inner)
-}
-
-/// Does the same for shared receive queues.
-fn own_receives(queue: &Arc<dyn SharedReceiveQueue>) -> &Arc<dyn SharedReceiveQueue> {
-    let counted = (&**queue as &dyn Any).downcast_ref::<Counted<dyn SharedReceiveQueue>>();
-    counted.map_or(queue, |counted| &counted.inner)
+/// Returns the object behind one that is counted, because a provider takes only its own objects. `any` is the
+/// same object.
+fn own<'a, T: ?Sized + 'static>(object: &'a Arc<T>, any: &'a dyn Any) -> &'a Arc<T> {
+    any.downcast_ref::<Counted<T>>().map_or(object, |counted| &counted.inner)
 }
 
 /// A device that is counted.
@@ -528,7 +508,7 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         receive_queue: &Arc<dyn CompletionQueue>,
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        let queues = (own_queue(send_queue), own_queue(receive_queue));
+        let queues = (own(send_queue, &**send_queue), own(receive_queue, &**receive_queue));
         let life = CountedPair::begin(&self.life.counter, capacity)?;
         Ok(CountedPair::new(life.of(self.inner.create_queue_pair(queues.0, queues.1, capacity)?)))
     }
@@ -549,7 +529,8 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         receives: &Arc<dyn SharedReceiveQueue>,
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        let (queues, receives) = ((own_queue(send_queue), own_queue(receive_queue)), own_receives(receives));
+        let queues = (own(send_queue, &**send_queue), own(receive_queue, &**receive_queue));
+        let receives = own(receives, &**receives);
         let life = CountedPair::begin(&self.life.counter, capacity)?;
         let pair = self.inner.create_sharing_queue_pair(queues.0, queues.1, receives, capacity)?;
         Ok(CountedPair::new(life.of(pair)))
@@ -678,7 +659,7 @@ impl QueuePair for CountedPair {
     ) -> Result<Option<Arc<dyn MemoryWindow>>, VerbsError> {
         // A device without room for a window opens none.
         let Ok(life) = self.life.counter.begin(WINDOWS) else { return Ok(None) };
-        let window = self.inner.open_window(own_region(region), range, access)?;
+        let window = self.inner.open_window(own(region, &**region), range, access)?;
         Ok(window.map(|window| -> Arc<dyn MemoryWindow> { Arc::new(life.of(window)) }))
     }
 
@@ -720,7 +701,7 @@ impl LocalQueuePair for CountedLocal {
     fn read_at_once(&self, into: &[LocalSegment], remote: RemoteSegment) -> bool {
         let done = self.inner.read_at_once(into, remote);
         if done {
-            self.counter.add(|counts| counts.reads_at_once.add(length(into)));
+            self.counter.add(|counts| counts.reads_at_once.add(LocalSegment::total(into)));
         }
         done
     }

@@ -113,7 +113,8 @@ fn hardware(names: &[String]) -> Vec<FoundDevice> {
 
 #[cfg(feature = "ibverbs")]
 fn open_hardware(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
-    super::ibverbs::open(&super::ibverbs::OpenOptions::new().device(name))
+    let options = super::ibverbs::OpenOptions { device: Some(name.into()), ..Default::default() };
+    super::ibverbs::open(&options)
 }
 
 #[cfg(feature = "ibverbs")]

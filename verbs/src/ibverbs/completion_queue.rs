@@ -399,34 +399,9 @@ impl Members {
             RequestKind::Receive => &core.receives,
             _ => &core.sends,
         };
-        let status = match completion.error() {
-            None => CompletionStatus::Success,
-            Some((status, vendor_error)) => {
-                let status = translate_status(status);
-                core.fail(|| explain(core.flushes_here, status, ticket.kind, vendor_error));
-                status
-            }
-        };
-        // Only a successful completion states its kind.
-        let with_immediate = status == CompletionStatus::Success
-            && completion.opcode() == sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
-        let completed = WorkCompletion {
-            wr_id: 0,
-            status,
-            opcode: match ticket.kind {
-                RequestKind::Send | RequestKind::Hello | RequestKind::Window => CompletionOpcode::Send,
-                RequestKind::Write => CompletionOpcode::Write,
-                RequestKind::Read => CompletionOpcode::Read,
-                RequestKind::Receive if with_immediate => CompletionOpcode::ReceiveWriteWithImmediate,
-                RequestKind::Receive | RequestKind::SharedReceive => CompletionOpcode::Receive,
-            },
-            byte_len: match (status, ticket.kind) {
-                (CompletionStatus::Success, RequestKind::Receive) => completion.len() as u64,
-                _ => 0,
-            },
-            immediate: completion.imm_data().map(u32::from_be),
-            queue_pair: QueuePairNumber(core.number),
-        };
+        let completed = translate(completion, ticket.kind, core.number, |status, vendor_error| {
+            core.fail(|| explain(core.flushes_here, status, ticket.kind, vendor_error));
+        });
         let mut report = |position, completed: WorkCompletion| {
             if let Some(wr_id) = queue.complete(position) {
                 report(WorkCompletion { wr_id, ..completed });
@@ -478,32 +453,50 @@ impl Members {
     }
 }
 
+/// Translates a completion of a request of queue pair `number`, with the identifier 0. Calls `fail` with the
+/// status and the vendor's error if the request failed.
+fn translate(
+    completion: &sys::ibv_wc,
+    kind: RequestKind,
+    number: u32,
+    fail: impl FnOnce(CompletionStatus, u32),
+) -> WorkCompletion {
+    let error = completion.error().map(|(status, vendor_error)| (translate_status(status), vendor_error));
+    if let Some((status, vendor_error)) = error {
+        fail(status, vendor_error);
+    }
+    // Only a successful completion states its kind and length.
+    let with_immediate =
+        error.is_none() && completion.opcode() == sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+    let is_receive = matches!(kind, RequestKind::Receive | RequestKind::SharedReceive);
+    WorkCompletion {
+        wr_id: 0,
+        status: error.map_or(CompletionStatus::Success, |(status, _)| status),
+        opcode: match kind {
+            RequestKind::Send | RequestKind::Hello | RequestKind::Window => CompletionOpcode::Send,
+            RequestKind::Write => CompletionOpcode::Write,
+            RequestKind::Read => CompletionOpcode::Read,
+            _ if with_immediate => CompletionOpcode::ReceiveWriteWithImmediate,
+            RequestKind::Receive | RequestKind::SharedReceive => CompletionOpcode::Receive,
+        },
+        byte_len: if is_receive && error.is_none() { completion.len() as u64 } else { 0 },
+        immediate: completion.imm_data().map(u32::from_be),
+        queue_pair: QueuePairNumber(number),
+    }
+}
+
 /// Returns the completion of a receive of a shared receive queue. The receive completes even if its queue
 /// pair is gone, because its buffer belongs to its user again.
 fn shared_receive(device: &Device, ticket: Ticket, completion: &sys::ibv_wc) -> Option<WorkCompletion> {
     let wr_id = lock(&device.shared_receives).complete(ticket)?;
-    let (status, byte_len, opcode) = match completion.error() {
-        None => (CompletionStatus::Success, completion.len() as u64, completion.opcode()),
-        Some((status, vendor_error)) => {
-            let status = translate_status(status);
-            let iwarp = device.manager.is_some();
-            if let Some(pair) = lock(&device.pairs).get(&completion.qp_num) {
-                pair.fail(|| explain(iwarp, status, ticket.kind, vendor_error));
-            }
-            (status, 0, sys::ibv_wc_opcode::IBV_WC_RECV)
+    let fail = |status, vendor_error| {
+        if let Some(pair) = lock(&device.pairs).get(&completion.qp_num) {
+            pair.fail(|| explain(device.manager.is_some(), status, ticket.kind, vendor_error));
         }
     };
-    Some(WorkCompletion {
-        wr_id,
-        status,
-        opcode: match opcode {
-            sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => CompletionOpcode::ReceiveWriteWithImmediate,
-            _ => CompletionOpcode::Receive,
-        },
-        byte_len,
-        immediate: completion.imm_data().map(u32::from_be),
-        queue_pair: QueuePairNumber(device.number_for_user(completion.qp_num)),
-    })
+    let completed = translate(completion, ticket.kind, completion.qp_num, fail);
+    let number = device.number_for_user(completion.qp_num);
+    Some(WorkCompletion { wr_id, queue_pair: QueuePairNumber(number), ..completed })
 }
 
 /// Returns the explanation of a failed completion. `iwarp`: whether the device is an iWARP device.

@@ -27,7 +27,7 @@ static OPENED: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 /// ```no_run
 /// use tonic_rdma_verbs::ibverbs::{OpenOptions, open};
 ///
-/// let device = open(&OpenOptions::new())?;
+/// let device = open(&OpenOptions::default())?;
 /// println!("{}", device.attributes().name);
 /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
 /// ```

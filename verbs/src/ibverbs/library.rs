@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
 use ibverbs_sys as sys;
-use rustix::fs::OFlags;
 
 use crate::{PostErrorKind, VerbsError};
 
@@ -88,8 +87,6 @@ symbols! {
         create_qp = b"ibv_create_qp\0": fn(*mut sys::ibv_pd, *mut sys::ibv_qp_init_attr) -> *mut sys::ibv_qp;
         destroy_qp = b"ibv_destroy_qp\0": fn(*mut sys::ibv_qp) -> c_int;
         modify_qp = b"ibv_modify_qp\0": fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int) -> c_int;
-        query_qp = b"ibv_query_qp\0":
-            fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int, *mut sys::ibv_qp_init_attr) -> c_int;
         ? query_qp_data_in_order = b"ibv_query_qp_data_in_order\0":
             fn(*mut sys::ibv_qp, sys::ibv_wr_opcode::Type, u32) -> c_int;
         ? reg_dmabuf_mr = b"ibv_reg_dmabuf_mr\0":
@@ -193,7 +190,7 @@ pub(super) fn post_error_kind(error: i32) -> PostErrorKind {
 
 /// Makes reads of a descriptor fail when there is nothing to read.
 pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), VerbsError> {
-    let action = || format!("making descriptor {} non-blocking", fd.as_raw_fd());
-    let flags = rustix::fs::fcntl_getfl(fd).map_err(|error| VerbsError::os(action(), error))?;
-    rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(|error| VerbsError::os(action(), error))
+    rustix::io::ioctl_fionbio(fd, true).map_err(|error| {
+        VerbsError::os(format_args!("making descriptor {} non-blocking", fd.as_raw_fd()), error)
+    })
 }

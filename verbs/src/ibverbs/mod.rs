@@ -49,31 +49,6 @@ mod sleeper;
 mod ticket;
 mod window;
 
-use std::any::Any;
-
 pub use context::open;
 pub use device::list::{Gid, GidKind, ListedDevice, Port, PortState, Transport, list};
 pub use device::options::OpenOptions;
-pub use queue_pair::path::QueuePairAttributes;
-
-use super::{QueuePair, VerbsError, counting};
-
-/// Returns the attributes that the device has for a queue pair.
-///
-/// ```no_run
-/// use tonic_rdma_verbs::{QueuePair, VerbsError, ibverbs};
-///
-/// fn path_mtu(pair: &dyn QueuePair) -> Result<Option<u16>, VerbsError> {
-///     Ok(ibverbs::query(pair)?.settings.mtu)
-/// }
-/// # let _ = path_mtu;
-/// ```
-///
-/// # Errors
-/// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if the queue pair is not one of this
-///   provider.
-/// - [`System`](crate::VerbsErrorKind::System) if the device does not answer.
-pub fn query(queue_pair: &dyn QueuePair) -> Result<QueuePairAttributes, VerbsError> {
-    let pair = (counting::uncounted(queue_pair) as &dyn Any).downcast_ref::<queue_pair::VerbsPair>();
-    pair.ok_or_else(|| VerbsError::foreign("queue pair"))?.query()
-}

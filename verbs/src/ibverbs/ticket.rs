@@ -12,7 +12,7 @@ pub(crate) struct Ticket {
 
 /// A slot in a completion queue's table of queue pairs. The generation tells a queue pair from the next one
 /// at the slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub(crate) index: u16,
     /// 13 bits.
@@ -33,33 +33,24 @@ pub(crate) enum RequestKind {
     Window,
 }
 
+impl RequestKind {
+    /// All kinds, each at its number in a ticket.
+    const ALL: [Self; 7] = {
+        use RequestKind::{Hello, Read, Receive, Send, SharedReceive, Window, Write};
+        [Send, Write, Read, Receive, Hello, SharedReceive, Window]
+    };
+}
+
 impl Ticket {
     pub(crate) fn to_bits(self) -> u64 {
-        let kind = match self.kind {
-            RequestKind::Send => 0,
-            RequestKind::Write => 1,
-            RequestKind::Read => 2,
-            RequestKind::Receive => 3,
-            RequestKind::Hello => 4,
-            RequestKind::SharedReceive => 5u64,
-            RequestKind::Window => 6,
-        };
-        kind << 61
+        (self.kind as u64) << 61
             | u64::from(self.slot.generation & Slot::GENERATIONS) << 48
             | u64::from(self.slot.index) << 32
             | u64::from(self.position)
     }
 
     pub(crate) fn from_bits(bits: u64) -> Self {
-        let kind = match bits >> 61 {
-            0 => RequestKind::Send,
-            1 => RequestKind::Write,
-            2 => RequestKind::Read,
-            4 => RequestKind::Hello,
-            5 => RequestKind::SharedReceive,
-            6 => RequestKind::Window,
-            _ => RequestKind::Receive,
-        };
+        let kind = RequestKind::ALL.get((bits >> 61) as usize).copied().unwrap_or(RequestKind::Receive);
         let slot = Slot { index: (bits >> 32) as u16, generation: (bits >> 48) as u16 & Slot::GENERATIONS };
         Self { kind, slot, position: bits as u32 }
     }

@@ -132,13 +132,10 @@ impl Window {
             },
         };
         let signaled = state.unsignaled + 1 >= SIGNALED;
-        match post(state, core, &mut bind, signaled) {
-            Ok(_) => {}
-            Err(kind) => {
-                state.free.push(index);
-                tracing::debug!(queue_pair = core.number, %kind, "a window was not opened");
-                return Ok(None);
-            }
+        if let Err(kind) = post(state, core, &mut bind, signaled) {
+            state.free.push(index);
+            tracing::debug!(queue_pair = core.number, %kind, "a window was not opened");
+            return Ok(None);
         }
         state.open += 1;
         // The library leaves this to its user (man 3 ibv_post_send).
@@ -147,9 +144,23 @@ impl Window {
         let (core, region) = (Arc::clone(core), Arc::clone(region));
         Ok(Some(Self { core, index, rkey, region, owner: OnceLock::new() }))
     }
+}
 
+impl crate::sealed::Sealed for Window {}
+
+impl MemoryWindow for Window {
+    fn rkey(&self) -> Rkey {
+        Rkey(self.rkey)
+    }
+
+    fn keep(&self, owner: Box<dyn Any + Send + Sync>) {
+        let _ = self.owner.set(owner);
+    }
+}
+
+impl Drop for Window {
     /// Takes the right away. What the window keeps is kept until that has happened.
-    fn close(&mut self) {
+    fn drop(&mut self) {
         let kept = Kept::new(self.owner.take(), Arc::clone(&self.region));
         let Some(windows) = &self.core.windows else { return };
         let mut state = lock(&windows.0);
@@ -173,24 +184,6 @@ impl Window {
         // Outside the lock, because this runs code of others.
         drop(state);
         drop(kept);
-    }
-}
-
-impl crate::sealed::Sealed for Window {}
-
-impl MemoryWindow for Window {
-    fn rkey(&self) -> Rkey {
-        Rkey(self.rkey)
-    }
-
-    fn keep(&self, owner: Box<dyn Any + Send + Sync>) {
-        let _ = self.owner.set(owner);
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 

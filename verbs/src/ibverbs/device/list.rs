@@ -130,16 +130,6 @@ impl Drop for DeviceList {
     }
 }
 
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InfiniBand => "InfiniBand or RoCE",
-            Self::Iwarp => "iWARP",
-            Self::Other => "other",
-        })
-    }
-}
-
 /// An open device (`struct ibv_context`), closed on drop. Every object of the context holds a reference to
 /// it.
 #[derive(Debug)]

@@ -65,14 +65,11 @@ const SOFT_ROCE: u32 = 0xff_ffff;
 impl Device {
     pub(crate) fn open(options: &OpenOptions) -> Result<Arc<Self>, VerbsError> {
         let devices = DeviceList::new()?;
-        let names: Vec<_> = devices.iter().map(|device| devices.name(device)).collect();
-        let Some(wanted) = &options.device else {
-            return Self::open_first(options, &devices);
-        };
-        let position = names.iter().position(|name| name == wanted);
-        let found = position.and_then(|position| devices.iter().nth(position));
-        let found = found
-            .ok_or_else(|| VerbsError::not_found("RDMA device", wanted.clone(), one_of("device", &names)))?;
+        let Some(wanted) = &options.device else { return Self::open_first(options, &devices) };
+        let found = devices.iter().find(|device| devices.name(*device) == *wanted).ok_or_else(|| {
+            let names: Vec<_> = devices.iter().map(|device| devices.name(device)).collect();
+            VerbsError::not_found("RDMA device", wanted, one_of("device", &names))
+        })?;
         Self::open_one(options, &devices, found)
     }
 

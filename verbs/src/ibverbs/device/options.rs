@@ -6,8 +6,14 @@ use super::list::{Gid, GidKind, Port, PortState, mtu_bytes, mtu_code};
 use crate::VerbsError;
 
 /// The device, port and address to use. An option that is `None` is chosen automatically.
+///
+/// ```
+/// use tonic_rdma_verbs::ibverbs::OpenOptions;
+///
+/// let options = OpenOptions { device: Some("mlx5_0".into()), port: Some(1), ..OpenOptions::default() };
+/// assert_eq!(options.gid_index, None);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct OpenOptions {
     /// The device's name; otherwise the first device that has a usable port.
     pub device: Option<String>,
@@ -19,59 +25,9 @@ pub struct OpenOptions {
     /// Largest path MTU to offer to peers, in bytes (256, 512, 1024, 2048 or 4096); otherwise the path MTU of
     /// the port.
     pub mtu: Option<u16>,
-    /// Whether to open windows on a device that does not check their bounds. A peer with a window then reaches
-    /// the whole region.
+    /// Whether to open windows on a device that does not check their bounds, as Soft-RoCE. This is for tests of
+    /// windows: a peer with a window then reaches the whole region.
     pub inexact_windows: bool,
-}
-
-impl OpenOptions {
-    /// Creates options that leave every choice open.
-    ///
-    /// ```
-    /// use tonic_rdma_verbs::ibverbs::OpenOptions;
-    ///
-    /// let options = OpenOptions::new().device("mlx5_0").port(1).mtu(4096);
-    /// assert_eq!(options.gid_index, None);
-    /// ```
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Sets the name of the device.
-    #[must_use]
-    pub fn device(mut self, name: impl Into<String>) -> Self {
-        self.device = Some(name.into());
-        self
-    }
-
-    /// Sets the number of the port, from 1.
-    #[must_use]
-    pub fn port(mut self, number: u8) -> Self {
-        self.port = Some(number);
-        self
-    }
-
-    /// Sets the index of the address in the port's GID table.
-    #[must_use]
-    pub fn gid_index(mut self, index: u32) -> Self {
-        self.gid_index = Some(index);
-        self
-    }
-
-    /// Limits the path MTU that peers are offered to `bytes`.
-    #[must_use]
-    pub fn mtu(mut self, bytes: u16) -> Self {
-        self.mtu = Some(bytes);
-        self
-    }
-
-    /// Opens windows although the device does not check their bounds, as Soft-RoCE. For tests of windows: a
-    /// peer with a window reaches the whole region.
-    #[must_use]
-    pub fn inexact_windows(mut self) -> Self {
-        self.inexact_windows = true;
-        self
-    }
 }
 
 pub(super) fn choose_port(device: &str, ports: Vec<Port>, wanted: Option<u8>) -> Result<Port, VerbsError> {
@@ -235,7 +191,7 @@ mod local_path_tests {
             max_message_size: 1,
             gids: Vec::new(),
         };
-        let choose = |ethernet, needs| LocalPath::choose("x", port(ethernet), &OpenOptions::new(), needs);
+        let choose = |ethernet, needs| LocalPath::choose("x", port(ethernet), &OpenOptions::default(), needs);
         let error = choose(true, true).unwrap_err().to_string();
         assert_eq!(error, "port 2 of x has no GID: give its network interface an address");
         assert_eq!(choose(true, false).unwrap().packets(), GidKind::RoceV2);

@@ -2,43 +2,32 @@
 
 use std::sync::{Arc, Mutex};
 
+use slab::Slab;
+
 use crate::ibverbs::ticket::{RequestKind, Ticket};
 use crate::panics::lock;
 
 /// The identifiers of the receives that are outstanding on one queue, which complete in any order.
 #[derive(Debug)]
-pub(crate) struct Entries(Mutex<ReceiveSlots>);
-
-#[derive(Debug)]
-struct ReceiveSlots {
-    ids: Vec<Option<u64>>,
-    free: Vec<u32>,
+pub(crate) struct Entries {
+    ids: Mutex<Slab<u64>>,
     capacity: u32,
 }
 
 impl Entries {
     pub(crate) fn new(capacity: u32) -> Self {
-        Self(Mutex::new(ReceiveSlots { ids: Vec::new(), free: Vec::new(), capacity }))
+        Self { ids: Mutex::default(), capacity }
     }
 
     /// Stores an identifier and returns its position; `None` if the queue is full.
     pub(crate) fn put(&self, wr_id: u64) -> Option<u32> {
-        let mut slots = lock(&self.0);
-        if let Some(position) = slots.free.pop() {
-            slots.ids[position as usize] = Some(wr_id);
-            return Some(position);
-        }
-        let position = u32::try_from(slots.ids.len()).ok().filter(|position| *position < slots.capacity)?;
-        slots.ids.push(Some(wr_id));
-        Some(position)
+        let mut ids = lock(&self.ids);
+        (ids.len() < self.capacity as usize).then(|| ids.insert(wr_id) as u32)
     }
 
     /// Takes an identifier out; `None` if the position is empty.
     pub(crate) fn take(&self, position: u32) -> Option<u64> {
-        let mut slots = lock(&self.0);
-        let wr_id = slots.ids.get_mut(position as usize)?.take()?;
-        slots.free.push(position);
-        Some(wr_id)
+        lock(&self.ids).try_remove(position as usize)
     }
 }
 

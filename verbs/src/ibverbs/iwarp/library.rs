@@ -3,11 +3,12 @@
 //! events, and addresses.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
 use ibverbs_sys as sys;
+use rustix::net::SocketAddrAny;
 
 use crate::VerbsError;
 use crate::ibverbs::library::{check, last_error, library, symbols};
@@ -167,7 +168,7 @@ fn listen_at(
     // - the identifier is alive, and the address complete, and
     // - once it is bound, it names the device's context, which librdmacm keeps open.
     let bound = unsafe {
-        (library.bind_addr)(id.as_ptr(), (&raw mut socket).cast()) == 0
+        (library.bind_addr)(id.as_ptr(), socket.as_mut_ptr().cast()) == 0
             && context_name(id.as_ref().verbs).is_some_and(|name| name == device)
     };
     if !bound {
@@ -206,17 +207,13 @@ impl Introduction {
     pub(super) const LENGTH: usize = 16;
 
     pub(super) fn to_bytes(self) -> [u8; Self::LENGTH] {
-        let mut bytes = [0; Self::LENGTH];
-        bytes[..8].copy_from_slice(&self.target.to_be_bytes());
-        bytes[8..].copy_from_slice(&self.source.to_be_bytes());
-        bytes
+        (u128::from(self.target) << 64 | u128::from(self.source)).to_be_bytes()
     }
 
     /// Parses the data of a peer, which may have padding.
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let (target, rest) = bytes.split_first_chunk()?;
-        let (source, _) = rest.split_first_chunk()?;
-        Some(Self { target: u64::from_be_bytes(*target), source: u64::from_be_bytes(*source) })
+        let both = u128::from_be_bytes(*bytes.first_chunk()?);
+        Some(Self { target: (both >> 64) as u64, source: both as u64 })
     }
 }
 
@@ -253,34 +250,11 @@ pub(crate) struct Listener {
 }
 
 /// Returns the form of an address that system calls take: IPv4 for a mapped IPv4 address.
-pub(crate) fn socket_address(address: SocketAddrV6) -> libc::sockaddr_storage {
-    // SAFETY: all zeros are a valid value of this structure.
-    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    let start = &raw mut storage;
+pub(crate) fn socket_address(address: SocketAddrV6) -> SocketAddrAny {
     match address.ip().to_ipv4_mapped() {
-        Some(ip) => {
-            let address = libc::sockaddr_in {
-                sin_family: libc::AF_INET as libc::sa_family_t,
-                sin_port: address.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from(ip).to_be() },
-                sin_zero: [0; 8],
-            };
-            // SAFETY: the storage is long enough for any address, and aligned for it.
-            unsafe { start.cast::<libc::sockaddr_in>().write(address) };
-        }
-        None => {
-            let address = libc::sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                sin6_port: address.port().to_be(),
-                sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
-                sin6_scope_id: address.scope_id(),
-            };
-            // SAFETY: the storage is long enough for any address, and aligned for it.
-            unsafe { start.cast::<libc::sockaddr_in6>().write(address) };
-        }
+        Some(ip) => SocketAddrV4::new(ip, address.port()).into(),
+        None => address.into(),
     }
-    storage
 }
 
 /// Returns the addresses of this machine's network interfaces that other machines can reach, IPv4 first.
@@ -413,7 +387,7 @@ mod network_tests {
         for (address, expected) in [("[::ffff:10.1.2.3]:7", "10.1.2.3"), ("[2001:db8::1]:7", "2001:db8::1")] {
             let storage = socket_address(address.parse().unwrap());
             // SAFETY: the address is complete.
-            let found = unsafe { ip((&raw const storage).cast()) };
+            let found = unsafe { ip(storage.as_ptr().cast()) };
             assert_eq!(found, Some(expected.parse().unwrap()));
         }
         assert!(local_addresses().unwrap().iter().all(|address| !address.is_loopback()));

@@ -181,8 +181,8 @@ impl Manager {
     fn run(self: &Arc<Self>) {
         while !self.stopped.load(SeqCst) {
             let left = [self.expire(), self.check_for_hellos()].into_iter().flatten().min();
-            let left = left
-                .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+            // Both are at most `TIMEOUT`.
+            let left = left.map(|left| Timespec::try_from(left).unwrap_or_default());
             let mut awaited = [
                 PollFd::from_borrowed_fd(self.fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.nudge.as_fd(), PollFlags::IN),
@@ -362,7 +362,7 @@ impl Manager {
         let mut theirs = socket_address(peer.socket);
         // SAFETY: the identifier is alive, and both addresses are complete, of the length of their family.
         let result = unsafe {
-            let (ours, theirs) = ((&raw mut ours).cast(), (&raw mut theirs).cast());
+            let (ours, theirs) = (ours.as_mut_ptr().cast(), theirs.as_mut_ptr().cast());
             (self.library.resolve_addr)(id.as_ptr(), ours, theirs, RESOLVE)
         };
         check(format!("looking for the way to {}", peer.socket), result).inspect_err(|_| self.destroy(id))?;

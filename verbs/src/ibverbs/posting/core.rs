@@ -16,11 +16,7 @@ use crate::ibverbs::sleeper::Waker;
 use crate::panics::lock;
 use crate::{QueuePairCapacity, QueuePairState, VerbsError};
 
-const RESET: u8 = 0;
-const INIT: u8 = 1;
-const RTR: u8 = 2;
-const RTS: u8 = 3;
-const ERROR: u8 = 4;
+const ERROR: u8 = QueuePairState::Error as u8;
 
 /// A queue pair of the device. Its owner, the [`VerbsPair`](crate::ibverbs::queue_pair::VerbsPair), takes it
 /// out of every table before it destroys `pair`.
@@ -73,7 +69,7 @@ impl Core {
             pair,
             // SAFETY: the queue pair was just created, and its number never changes.
             number: unsafe { pair.as_ref() }.qp_num,
-            state: AtomicU8::new(RESET),
+            state: AtomicU8::new(QueuePairState::Reset as u8),
             failure: OnceLock::new(),
             order: flushes_here.then(Mutex::default),
             flushes_here,
@@ -94,13 +90,7 @@ impl Core {
     }
 
     pub(crate) fn state(&self) -> QueuePairState {
-        match self.state.load(SeqCst) {
-            RESET => QueuePairState::Reset,
-            INIT => QueuePairState::Init,
-            RTR => QueuePairState::Rtr,
-            RTS => QueuePairState::Rts,
-            _ => QueuePairState::Error,
-        }
+        QueuePairState::of(self.state.load(SeqCst))
     }
 
     pub(crate) fn failure(&self) -> Option<&str> {
@@ -116,7 +106,7 @@ impl Core {
         from: QueuePairState,
         to: QueuePairState,
     ) -> Result<(), VerbsError> {
-        match self.state.compare_exchange(code(from), code(to), SeqCst, SeqCst) {
+        match self.state.compare_exchange(from as u8, to as u8, SeqCst, SeqCst) {
             Ok(_) => Ok(()),
             Err(_) => {
                 self.flush();
@@ -227,16 +217,6 @@ impl Core {
         if let Err(error) = check("taking the queue pair to Error", result) {
             tracing::debug!(queue_pair = self.number, %error);
         }
-    }
-}
-
-fn code(state: QueuePairState) -> u8 {
-    match state {
-        QueuePairState::Reset => RESET,
-        QueuePairState::Init => INIT,
-        QueuePairState::Rtr => RTR,
-        QueuePairState::Rts => RTS,
-        QueuePairState::Error => ERROR,
     }
 }
 

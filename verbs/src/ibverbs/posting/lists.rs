@@ -69,7 +69,7 @@ impl Sends {
     pub(crate) fn new(capacity: &QueuePairCapacity, open: bool) -> Self {
         let segments = capacity.send_segments.max(1) as usize * BATCH;
         Self {
-            slot: Slot { index: 0, generation: 0 },
+            slot: Slot::default(),
             gate: if open { Gate::Open } else { Gate::Shut(Vec::new()) },
             requests: Vec::with_capacity(BATCH),
             segments: Segments(Vec::with_capacity(segments)),
@@ -510,8 +510,9 @@ impl Segments {
         if segments.len() > most as usize {
             return Err(PostErrorKind::TooManySegments);
         }
-        let bytes = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.length()));
-        if bytes > max_bytes || segments.iter().any(|segment| segment.length() > u32::MAX.into()) {
+        if LocalSegment::total(segments) > max_bytes
+            || segments.iter().any(|segment| segment.length() > u32::MAX.into())
+        {
             return Err(PostErrorKind::MessageTooLong);
         }
         // Some devices take a segment of no bytes for one of 2 GiB (man 3 ibv_post_send does not mention it).

@@ -20,7 +20,7 @@ pub(crate) const REQUESTS: u32 = 128;
 pub(crate) struct Windows(pub(crate) Mutex<State>);
 
 /// The state that the lock guards.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct State {
     /// The slot of the queue pair in the table of its completion queue.
     pub(crate) slot: Slot,
@@ -40,23 +40,6 @@ pub(crate) struct State {
     /// What those windows keep that the device does not close. They end with the queue pair.
     pub(crate) lost: Vec<Kept>,
     pub(crate) ended: bool,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            slot: Slot { index: 0, generation: 0 },
-            all: Vec::new(),
-            free: Vec::new(),
-            open: 0,
-            posted: 0,
-            completed: 0,
-            unsignaled: 0,
-            closing: VecDeque::new(),
-            lost: Vec::new(),
-            ended: false,
-        }
-    }
 }
 
 /// A window whose invalidation was posted.

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use ibverbs_sys as sys;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use self::path::{Address, Change, NUMBERS, Path, QueuePairAttributes};
+use self::path::{Address, Change, NUMBERS, Path};
 use super::completion_queue::{Queue, Role};
 use super::device::options::LocalPath;
 use super::device::{self, Device};
-use super::domain::Domain;
+use super::domain::{Domain, flags};
 use super::iwarp::library::Listener;
 use super::iwarp::manager::OWN_REQUESTS;
 use super::library::{check, last_error};
@@ -120,23 +120,6 @@ impl VerbsPair {
             (self.device().library().modify_qp)(self.core.as_ptr(), &raw mut change.attributes, mask)
         };
         check(action, result)
-    }
-
-    /// Returns the attributes that the device has for the queue pair.
-    pub(crate) fn query(&self) -> Result<QueuePairAttributes, VerbsError> {
-        let mut attributes = sys::ibv_qp_attr::default();
-        let mut initial = sys::ibv_qp_init_attr::default();
-        // SAFETY: the queue pair is alive as long as `self`, and both structures are writable.
-        let result = unsafe {
-            (self.device().library().query_qp)(
-                self.core.as_ptr(),
-                &raw mut attributes,
-                QueuePairAttributes::mask().0 as i32,
-                &raw mut initial,
-            )
-        };
-        check("asking for a queue pair's attributes", result)?;
-        Ok(QueuePairAttributes::new(&attributes))
     }
 }
 
@@ -244,7 +227,8 @@ impl QueuePair for VerbsPair {
         self.expect("to_init", QueuePairState::Reset)?;
         let path = self.device().read_path()?;
         self.path.get_or_init(|| path);
-        self.modify("taking the queue pair to Init", path::to_init(self.device(), access))?;
+        let rights = flags(access, self.device().transport);
+        self.modify("taking the queue pair to Init", path::to_init(self.device().port, rights))?;
         if let Some(manager) = &self.device().manager {
             post_hello_receive(&self.core, self.receive_queue.1)
                 .map_err(|error| VerbsError::unusable(format!("posting the first receive: {error}")))?;
@@ -261,7 +245,8 @@ impl QueuePair for VerbsPair {
             (Address::InfiniBand(peer), None) => {
                 let local = self.path();
                 path::check_settings(settings, &local.port)?;
-                self.modify("taking the queue pair to Rtr", path::to_rtr(device, &local, &peer, settings)?)?;
+                let change = path::to_rtr(device.max_served_reads, &local, &peer, settings)?;
+                self.modify("taking the queue pair to Rtr", change)?;
                 *peer_reads = peer.reads;
             }
             // TCP has timeouts, retries and an MTU of its own, so the settings do not apply.
@@ -286,7 +271,9 @@ impl QueuePair for VerbsPair {
         // posted earlier wait.
         if self.device().manager.is_none() {
             path::check_settings(settings, &self.path().port)?;
-            let change = path::to_rts(self.device(), self.first_packet, *peer_reads, settings);
+            let device = self.device();
+            let reads = path::outstanding_reads(device, settings).min(*peer_reads);
+            let change = path::to_rts(self.first_packet, device.max_retries, reads, settings);
             self.modify("taking the queue pair to Rts", change)?;
         }
         self.core.advance("to_rts", QueuePairState::Rtr, QueuePairState::Rts)

@@ -9,10 +9,9 @@ use ibverbs_sys as sys;
 use crate::ibverbs::device::Device;
 use crate::ibverbs::device::list::{Gid, GidKind, Port, mtu_bytes};
 use crate::ibverbs::device::options::{LocalPath, exact_mtu};
-use crate::ibverbs::domain::flags;
 use crate::ibverbs::iwarp::library::Listener;
 use crate::versions::Versions;
-use crate::{Access, Context as _, PathSettings, QueuePairAddress, VerbsError};
+use crate::{Context as _, PathSettings, QueuePairAddress, VerbsError};
 
 /// A change of a queue pair's attributes: the values, and the mask of those that count.
 pub(crate) struct Change {
@@ -39,14 +38,14 @@ pub(crate) fn check_settings(settings: &PathSettings, port: &Port) -> Result<(),
 }
 
 /// Returns the change from Reset to Init (IBA vol. 1, 10.3.1). [`to_rtr`] sets the partition key.
-pub(crate) fn to_init(device: &Device, access: Access) -> Change {
+pub(crate) fn to_init(port: u8, rights: u32) -> Change {
     use sys::ibv_qp_attr_mask as mask;
     Change {
         attributes: sys::ibv_qp_attr {
             qp_state: sys::ibv_qp_state::IBV_QPS_INIT,
             pkey_index: 0,
-            port_num: device.port,
-            qp_access_flags: flags(access, device.transport),
+            port_num: port,
+            qp_access_flags: rights,
             ..Default::default()
         },
         mask: mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS,
@@ -56,7 +55,7 @@ pub(crate) fn to_init(device: &Device, access: Access) -> Change {
 /// Returns the change from Init to Rtr: the peer's address, and what is accepted from the peer. Fails if the
 /// peer's port is of another kind.
 pub(crate) fn to_rtr(
-    device: &Device,
+    served_reads: u8,
     local: &LocalPath,
     peer: &Path,
     settings: &PathSettings,
@@ -71,7 +70,7 @@ pub(crate) fn to_rtr(
             dest_qp_num: peer.number,
             rq_psn: peer.first_packet,
             // The peer chooses how many are outstanding. It knows this limit from our address.
-            max_dest_rd_atomic: device.max_served_reads,
+            max_dest_rd_atomic: served_reads,
             min_rnr_timer: settings.min_rnr_timer,
             pkey_index: settings.pkey_index,
             ah_attr: route(&local.port, local.gid.as_ref(), peer, settings),
@@ -138,17 +137,18 @@ fn route(port: &Port, gid: Option<&Gid>, peer: &Path, settings: &PathSettings) -
     route
 }
 
-/// Returns the change from Rtr to Rts: the settings for sending.
-pub(crate) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, settings: &PathSettings) -> Change {
+/// Returns the change from Rtr to Rts: the settings for sending, with at most `retries` retries, and `reads`
+/// outstanding RDMA READs.
+pub(crate) fn to_rts(first_packet: u32, retries: u8, reads: u8, settings: &PathSettings) -> Change {
     use sys::ibv_qp_attr_mask as mask;
     Change {
         attributes: sys::ibv_qp_attr {
             qp_state: sys::ibv_qp_state::IBV_QPS_RTS,
             timeout: settings.timeout,
-            retry_cnt: settings.retry_count.min(device.max_retries),
+            retry_cnt: settings.retry_count.min(retries),
             rnr_retry: settings.rnr_retry,
             sq_psn: first_packet,
-            max_rd_atomic: outstanding_reads(device, settings).min(peer_reads),
+            max_rd_atomic: reads,
             ..Default::default()
         },
         mask: mask::IBV_QP_STATE
@@ -164,73 +164,6 @@ pub(crate) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, setting
 pub(crate) fn outstanding_reads(device: &Device, settings: &PathSettings) -> u8 {
     let most = device.attributes().max_outstanding_reads.min(u8::MAX.into()) as u8;
     settings.outstanding_reads.min(most)
-}
-
-/// The attributes that the device has for a queue pair (man 3 ibv_query_qp). They may differ from the
-/// settings that were asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct QueuePairAttributes {
-    /// The path MTU is the one that both sides agreed on, and never `None`.
-    pub settings: PathSettings,
-    /// RDMA READs of the peer that are served at a time.
-    pub served_reads: u8,
-    /// Number of the port that it sends by.
-    pub port: u8,
-    /// Index of its own address in that port's GID table.
-    pub gid_index: u8,
-    /// Number of the peer's queue pair.
-    pub peer: u32,
-    /// Rights of the peer.
-    pub access: Access,
-    /// Depth of the send queue. The device may round it up.
-    pub send_requests: u32,
-    /// Depth of the receive queue. The device may round it up.
-    pub receive_requests: u32,
-}
-
-impl QueuePairAttributes {
-    /// Returns the mask of all attributes that [`QueuePairAttributes`] shows.
-    pub(crate) fn mask() -> sys::ibv_qp_attr_mask {
-        use sys::ibv_qp_attr_mask as mask;
-        mask::IBV_QP_STATE
-            | mask::IBV_QP_PKEY_INDEX
-            | mask::IBV_QP_PORT
-            | mask::IBV_QP_ACCESS_FLAGS
-            | mask::IBV_QP_AV
-            | mask::IBV_QP_PATH_MTU
-            | mask::IBV_QP_DEST_QPN
-            | mask::IBV_QP_MAX_DEST_RD_ATOMIC
-            | mask::IBV_QP_MIN_RNR_TIMER
-            | mask::IBV_QP_TIMEOUT
-            | mask::IBV_QP_RETRY_CNT
-            | mask::IBV_QP_RNR_RETRY
-            | mask::IBV_QP_MAX_QP_RD_ATOMIC
-            | mask::IBV_QP_CAP
-    }
-
-    pub(crate) fn new(attributes: &sys::ibv_qp_attr) -> Self {
-        Self {
-            settings: PathSettings {
-                outstanding_reads: attributes.max_rd_atomic,
-                rnr_retry: attributes.rnr_retry,
-                min_rnr_timer: attributes.min_rnr_timer,
-                timeout: attributes.timeout,
-                retry_count: attributes.retry_cnt,
-                service_level: attributes.ah_attr.sl,
-                traffic_class: attributes.ah_attr.grh.traffic_class,
-                pkey_index: attributes.pkey_index,
-                mtu: mtu_bytes(attributes.path_mtu),
-            },
-            served_reads: attributes.max_dest_rd_atomic,
-            port: attributes.port_num,
-            gid_index: attributes.ah_attr.grh.sgid_index,
-            peer: attributes.dest_qp_num,
-            access: Access::from_bits_truncate((attributes.qp_access_flags & 7) as u8),
-            send_requests: attributes.cap.max_send_wr,
-            receive_requests: attributes.cap.max_recv_wr,
-        }
-    }
 }
 
 /// The address of a queue pair. All numbers are sent in network order:
@@ -421,6 +354,61 @@ mod tests {
             let error = check_settings(&settings, &port(true)).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn settings_reach_the_queue_pair() {
+        use sys::ibv_qp_attr_mask as mask;
+        let settings = PathSettings {
+            outstanding_reads: 5,
+            rnr_retry: 2,
+            min_rnr_timer: 9,
+            timeout: 17,
+            retry_count: 4,
+            service_level: 3,
+            traffic_class: 96,
+            pkey_index: 1,
+            mtu: Some(512),
+        };
+        let gid = Gid { index: 5, address: Ipv6Addr::LOCALHOST, kind: GidKind::RoceV2, interface: 0 };
+        let local = LocalPath { port: port(true), gid: Some(gid), mtu: sys::IBV_MTU_1024 };
+        let peer = Path {
+            packets: GidKind::RoceV2,
+            mtu: sys::IBV_MTU_2048,
+            reads: 1,
+            number: 77,
+            first_packet: 88,
+            lid: 0,
+            gid: gid.address.octets(),
+        };
+        let has = |change: &Change, all: &[sys::ibv_qp_attr_mask]| {
+            assert_eq!(change.mask, all.iter().fold(mask::IBV_QP_STATE, |sum, one| sum | *one));
+        };
+        let change = to_init(3, 7);
+        has(&change, &[mask::IBV_QP_PKEY_INDEX, mask::IBV_QP_PORT, mask::IBV_QP_ACCESS_FLAGS]);
+        assert_eq!((change.attributes.port_num, change.attributes.qp_access_flags), (3, 7));
+
+        let change = to_rtr(6, &local, &peer, &settings).unwrap();
+        let own = [mask::IBV_QP_AV, mask::IBV_QP_PATH_MTU, mask::IBV_QP_DEST_QPN, mask::IBV_QP_RQ_PSN];
+        let reads = [mask::IBV_QP_MAX_DEST_RD_ATOMIC, mask::IBV_QP_MIN_RNR_TIMER, mask::IBV_QP_PKEY_INDEX];
+        has(&change, &[&own[..], &reads[..]].concat());
+        let to = &change.attributes;
+        assert_eq!((to.path_mtu, to.dest_qp_num, to.rq_psn), (sys::IBV_MTU_512, 77, 88));
+        assert_eq!((to.max_dest_rd_atomic, to.min_rnr_timer, to.pkey_index), (6, 9, 1));
+        assert_eq!((to.ah_attr.sl, to.ah_attr.grh.traffic_class, to.ah_attr.grh.sgid_index), (3, 96, 5));
+        for (ours, theirs) in [(sys::IBV_MTU_256, sys::IBV_MTU_2048), (sys::IBV_MTU_2048, sys::IBV_MTU_256)] {
+            let (local, peer) = (LocalPath { mtu: ours, ..local.clone() }, Path { mtu: theirs, ..peer });
+            let change = to_rtr(6, &local, &peer, &PathSettings::default()).unwrap();
+            assert_eq!(change.attributes.path_mtu, sys::IBV_MTU_256, "the smaller one is taken");
+        }
+
+        let change = to_rts(99, 3, 5, &settings);
+        let retries = [mask::IBV_QP_TIMEOUT, mask::IBV_QP_RETRY_CNT, mask::IBV_QP_RNR_RETRY];
+        has(&change, &[&retries[..], &[mask::IBV_QP_SQ_PSN, mask::IBV_QP_MAX_QP_RD_ATOMIC]].concat());
+        let to = &change.attributes;
+        assert_eq!((to.timeout, to.retry_cnt, to.rnr_retry), (17, 3, 2), "the device has 3 retries at most");
+        assert_eq!((to.sq_psn, to.max_rd_atomic), (99, 5));
+        assert_eq!(to_rts(99, 7, 5, &settings).attributes.retry_cnt, 4);
     }
 
     #[test]
