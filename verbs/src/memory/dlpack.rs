@@ -347,24 +347,21 @@ unsafe fn read_layout(tensor: &DlTensor) -> Result<Layout, VerbsError> {
     let rank = rank.ok_or_else(|| fault(format!("{} dimensions", tensor.ndim)))?;
     // SAFETY: the shape is valid for `ndim` numbers, as the caller promises.
     let lengths = unsafe { numbers(tensor.shape, rank) }.ok_or_else(null)?;
-    let mut shape = Vec::with_capacity(rank);
-    for (dimension, length) in lengths.into_iter().enumerate() {
-        let negative = |_| fault(format!("dimension {dimension} of length {length}"));
-        shape.push(u64::try_from(length).map_err(negative)?);
-    }
+    let shape = unsigned(lengths, "of length")?;
     // SAFETY: the strides are null or valid for `ndim` numbers, as the caller promises.
     let strides = match unsafe { numbers(tensor.strides, rank) } {
-        Some(steps) => {
-            let mut strides = Vec::with_capacity(rank);
-            for (dimension, stride) in steps.into_iter().enumerate() {
-                let negative = |_| fault(format!("dimension {dimension} with stride {stride}"));
-                strides.push(u64::try_from(stride).map_err(negative)?);
-            }
-            strides
-        }
+        Some(steps) => unsigned(steps, "with stride")?,
         None => row_major(&shape)?,
     };
     Ok(Layout { dtype: tensor.dtype, shape, strides })
+}
+
+/// Returns the numbers of the dimensions, none of which may be negative. The error says `what` they are.
+fn unsigned(numbers: Vec<i64>, what: &str) -> Result<Vec<u64>, VerbsError> {
+    let numbers = numbers.into_iter().enumerate().map(|(dimension, number)| {
+        u64::try_from(number).map_err(|_| fault(format!("dimension {dimension} {what} {number}")))
+    });
+    numbers.collect()
 }
 
 /// Returns the `count` numbers at `start`, or `None` if `start` is null and `count` is not 0.

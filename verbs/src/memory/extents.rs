@@ -181,24 +181,6 @@ impl AsRef<[u8]> for RegisteredBuf {
     }
 }
 
-impl AsMut<[u8]> for RegisteredBuf {
-    fn as_mut(&mut self) -> &mut [u8] {
-        self
-    }
-}
-
-impl From<RegisteredBuf> for Bytes {
-    fn from(buffer: RegisteredBuf) -> Self {
-        buffer.freeze()
-    }
-}
-
-impl From<RegisteredBuf> for Lease {
-    fn from(buffer: RegisteredBuf) -> Self {
-        buffer.into_lease()
-    }
-}
-
 impl fmt::Debug for RegisteredBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RegisteredBuf({:p}, {} bytes)", self.held.as_ptr(), self.length)
@@ -339,11 +321,6 @@ impl Lease {
             LeasedMemory::Frozen(frozen) => frozen.held.slab(),
             LeasedMemory::Traced(traced) => &traced.slab,
         }
-    }
-
-    /// Names all bytes of the lease for a request that reads them, by another registration of the slab.
-    pub(crate) fn segment_by(&self, region: &dyn MemoryRegion) -> LocalSegment {
-        self.segment_in(region, 0..self.length)
     }
 
     /// Names `range`, in bytes from the start of the lease, for a request that reads it, by another
@@ -491,7 +468,7 @@ impl LandingPool {
             receive_quota: reserve as u64,
             ..PoolSettings::default()
         };
-        let reserve = Pool::new(Arc::clone(&domain), settings.clone(), budget.part(reserve as u64)?);
+        let reserve = Pool::new(Arc::clone(&domain), settings, budget.part(reserve as u64)?);
         let access = Access::LOCAL_WRITE;
         let settings = PoolSettings { access, receive_quota: u64::MAX, ..PoolSettings::default() };
         Ok(Self { share: Pool::sharing(domain, settings, budget), reserve })

@@ -746,11 +746,10 @@ pub(crate) struct Cursor {
 }
 
 impl CopyRanges {
-    /// Returns the range at `index`.
-    fn get(&self, index: usize) -> Option<&CopyRange> {
+    fn as_slice(&self) -> &[CopyRange] {
         match self {
-            Self::One(range) => (index == 0).then_some(range),
-            Self::Many(ranges) => ranges.get(index),
+            Self::One(range) => std::slice::from_ref(range),
+            Self::Many(ranges) => ranges,
         }
     }
 
@@ -758,7 +757,7 @@ impl CopyRanges {
     /// memories are joined.
     pub(crate) fn next(&self, cursor: &mut Cursor, most: u64) -> Option<CopyRange> {
         let mut found: Option<CopyRange> = None;
-        while let Some(range) = self.get(cursor.range) {
+        while let Some(range) = self.as_slice().get(cursor.range) {
             let left = range.length - cursor.offset;
             if left == 0 {
                 *cursor = Cursor { range: cursor.range + 1, offset: 0 };
@@ -787,11 +786,7 @@ impl CopyRanges {
 
     /// Returns the ranges that have bytes.
     fn all(&self) -> impl Iterator<Item = &CopyRange> + Clone {
-        let ranges = match self {
-            Self::One(range) => std::slice::from_ref(range),
-            Self::Many(ranges) => ranges,
-        };
-        ranges.iter().filter(|range| range.length > 0)
+        self.as_slice().iter().filter(|range| range.length > 0)
     }
 
     /// Returns the local bytes from the first range to the last; an empty range if there are none.

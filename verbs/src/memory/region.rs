@@ -95,7 +95,7 @@ impl MemRegion {
     /// Turns the region into memory that peers may get rights to. This process then reads and writes it by
     /// copying.
     pub fn share(self) -> SharedRegion {
-        SharedRegion::new(self)
+        SharedRegion { region: Arc::new(self), stays_open: false }
     }
 
     /// Returns the length in bytes.
@@ -166,12 +166,6 @@ impl DerefMut for MemRegion {
 
 impl AsRef<[u8]> for MemRegion {
     fn as_ref(&self) -> &[u8] {
-        self
-    }
-}
-
-impl AsMut<[u8]> for MemRegion {
-    fn as_mut(&mut self) -> &mut [u8] {
         self
     }
 }
@@ -270,12 +264,13 @@ impl RegionPool {
 
 /// A region that only its owner writes, and that peers may read if they have a grant. The owner uses it as a
 /// slice. A peer that reads while the owner writes may get old and new bytes.
+#[derive(Debug)]
 pub struct LentRegion {
     loan: RegionLoan,
 }
 
 /// The part of a lent region of which peers get grants to read. It gives this process no access to the bytes.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RegionLoan {
     region: Arc<MemRegion>,
 }
@@ -334,34 +329,17 @@ impl DerefMut for LentRegion {
     }
 }
 
-impl fmt::Debug for LentRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LentRegion({:p}, {} bytes)", self.loan.region.as_ptr(), self.len())
-    }
-}
-
-impl fmt::Debug for RegionLoan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RegionLoan({:p}, {} bytes)", self.region.as_ptr(), self.region.len())
-    }
-}
-
 /// A region that peers may read or write if they have a grant. Clones share one memory.
 ///
 /// A peer may write at any time, so content is copied in and out. A copy that is made while a peer writes may
 /// contain old and new bytes. Offsets count from the start of the region.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SharedRegion {
     region: Arc<MemRegion>,
     stays_open: bool,
 }
 
 impl SharedRegion {
-    /// Makes a shared region.
-    fn new(region: MemRegion) -> Self {
-        Self { region: Arc::new(region), stays_open: false }
-    }
-
     /// Makes a shared region of a slab that a peer has rights to, whatever becomes of this region.
     pub(crate) fn of_peer(region: MemRegion) -> Self {
         Self { region: Arc::new(region), stays_open: true }
@@ -490,12 +468,6 @@ impl SharedRegion {
     }
 }
 
-impl fmt::Debug for SharedRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedRegion({:p}, {} bytes)", self.region.as_ptr(), self.len())
-    }
-}
-
 /// The right of a peer to access a range of memory, exact to the byte: a window of one queue pair, or a
 /// registration in one protection domain, which serves one peer.
 ///
@@ -514,10 +486,13 @@ enum Right {
     Registration {
         /// This is the first field, so that it is dropped first: the right must end before the memory is
         /// freed.
-        region: Arc<dyn MemoryRegion>,
+        _region: Arc<dyn MemoryRegion>,
         _memory: GrantedMemory,
     },
-    Window(Arc<dyn MemoryWindow>, Arc<Ended>),
+    Window {
+        _window: Arc<dyn MemoryWindow>,
+        ended: Arc<Ended>,
+    },
 }
 
 /// Whether a right has ended, and the task that waits for that.
@@ -667,7 +642,7 @@ impl Grant {
     /// Makes the right to `shared` that the registration of its slab gives.
     pub(crate) fn by_slab(slab: Arc<dyn MemoryRegion>, shared: SharedRegion) -> Self {
         let range = remote_range(shared.region.memory(), &shared.region.range(), slab.rkey());
-        Self { right: Right::Registration { region: slab, _memory: GrantedMemory::Shared(shared) }, range }
+        Self { right: Right::Registration { _region: slab, _memory: GrantedMemory::Shared(shared) }, range }
     }
 
     fn by_window(
@@ -682,7 +657,7 @@ impl Grant {
         let ended = Arc::new(Ended::default());
         window.keep(Box::new(WindowMemory { memory: Some(granted), ended: Arc::clone(&ended) }));
         let range = remote_range(&memory, &range, window.rkey());
-        Ok(Some(Self { right: Right::Window(window, ended), range }))
+        Ok(Some(Self { right: Right::Window { _window: window, ended }, range }))
     }
 
     fn register(
@@ -693,18 +668,11 @@ impl Grant {
     ) -> Result<Self, VerbsError> {
         let region = domain.register_range(Arc::clone(&memory), range.clone(), access)?;
         let range = remote_range(&memory, &range, region.rkey());
-        Ok(Self { right: Right::Registration { region, _memory: granted }, range })
+        Ok(Self { right: Right::Registration { _region: region, _memory: granted }, range })
     }
 
     /// Returns the range, for requests of the peer.
     pub fn range(&self) -> RemoteRange {
-        debug_assert_eq!(
-            self.range.start.rkey,
-            match &self.right {
-                Right::Registration { region, .. } => region.rkey(),
-                Right::Window(window, _) => window.rkey(),
-            }
-        );
         self.range
     }
 
@@ -713,7 +681,7 @@ impl Grant {
     pub fn revoke(self) -> Revocation {
         match self.right {
             Right::Registration { .. } => Revocation::default(),
-            Right::Window(_, ended) => Revocation(Some(ended)),
+            Right::Window { ended, .. } => Revocation(Some(ended)),
         }
     }
 }

@@ -222,7 +222,7 @@ impl SlabRegistrations {
     /// Names `lease`, of a pool for sending, for a request that reads it. Returns `None` if the slab can't be
     /// registered. Keep the lease until that request has completed.
     pub fn segment(&mut self, lease: &Lease) -> Option<LocalSegment> {
-        self.region(lease).map(|region| lease.segment_by(&*region)).ok()
+        self.region(lease).map(|region| lease.segment_in(&*region, 0..lease.len())).ok()
     }
 
     /// Returns the registration of the slab that `lease` lies in. Registers the slab at the first call.

@@ -467,18 +467,11 @@ impl Slab {
         reservation: Reservation,
     ) -> Result<Self, VerbsError> {
         let bytes = reservation.bytes;
-        Self::register(domain, access, settings, reservation).map_err(|cause| cause.not_registered(bytes))
-    }
-
-    fn register(
-        domain: &dyn ProtectionDomain,
-        access: Access,
-        settings: &PoolSettings,
-        reservation: Reservation,
-    ) -> Result<Self, VerbsError> {
-        let memory = map(reservation, settings.huge_pages)?;
-        let region = domain.register(Arc::clone(&memory), access)?;
-        Ok(Self { region, memory })
+        let registered = map(reservation, settings.huge_pages).and_then(|memory| {
+            let region = domain.register(Arc::clone(&memory), access)?;
+            Ok(Self { region, memory })
+        });
+        registered.map_err(|cause| cause.not_registered(bytes))
     }
 
     /// Returns the region over all of the slab.

@@ -230,11 +230,6 @@ impl SiteAllocator {
         &self.handle.pool
     }
 
-    /// Returns the settings. Numbers that were too small are raised to their minimum.
-    pub fn settings(&self) -> &SiteSettings {
-        &self.handle.table.settings
-    }
-
     fn obtain(&self, site: Site, length: usize) -> SiteBuf {
         let table = &self.handle.table;
         let is_traced = table.admits(&site, length);
@@ -403,12 +398,6 @@ impl DerefMut for SiteBuf {
             BufferMemory::Heap(content) => content,
             BufferMemory::Registered(buffer) => buffer,
         }
-    }
-}
-
-impl From<SiteBuf> for Bytes {
-    fn from(buffer: SiteBuf) -> Self {
-        buffer.freeze()
     }
 }
 

@@ -1,7 +1,5 @@
 //! Buffers: freezing, lookup, lifetime, and the soundness of references.
 
-use bytes::Bytes;
-
 use super::*;
 use crate::memory::{Lease, Quota};
 
@@ -45,7 +43,7 @@ fn a_slice_of_the_bytes_keeps_the_memory() {
     let mut buffer = pool.allocate(5).unwrap();
     buffer.copy_from_slice(b"hello");
     let address = buffer.as_ptr();
-    let bytes = Bytes::from(buffer);
+    let bytes = buffer.freeze();
     let slice = bytes.slice(1..3);
     drop(bytes);
     let other = pool.allocate(5).unwrap();
