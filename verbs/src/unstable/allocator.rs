@@ -9,16 +9,13 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::OnceLock;
 
 use mimalloc::MiMalloc;
 
 /// The environment variable that names the allocator: `system` or `mimalloc`. Without the variable, and with
 /// any other value, the allocator is mimalloc.
 pub const VARIABLE: &str = "TONIC_RDMA_ALLOCATOR";
-
-/// [`VARIABLE`] as a C string.
-const VARIABLE_C: &CStr = c"TONIC_RDMA_ALLOCATOR";
 
 /// An allocator to choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,36 +36,13 @@ impl Allocator {
     }
 }
 
-/// Returns the allocator of this process, if [`Chosen`] is its global allocator.
+/// Returns the allocator of this process, if [`Chosen`] is its global allocator. The first call decides by the
+/// environment, without an allocation. The decision never changes, so that memory returns to the allocator
+/// that it came from.
+#[inline]
 pub fn in_use() -> Allocator {
-    match CHOICE.load(Ordering::Relaxed) {
-        UNDECIDED => decide(),
-        SYSTEM => Allocator::System,
-        _ => Allocator::Mimalloc,
-    }
-}
-
-/// Value of [`CHOICE`] before the decision.
-const UNDECIDED: u8 = 0;
-/// Value of [`CHOICE`] for mimalloc.
-const MIMALLOC: u8 = 1;
-/// Value of [`CHOICE`] for the system's allocator.
-const SYSTEM: u8 = 2;
-
-/// The decision. It changes at most once, so that memory returns to the allocator that it came from. All
-/// accesses are relaxed, because the decision guards no other memory.
-static CHOICE: AtomicU8 = AtomicU8::new(UNDECIDED);
-
-/// Decides by the environment, without an allocation. If two threads decide at once, the first one decides
-/// for both.
-#[cold]
-fn decide() -> Allocator {
-    let wanted = if asks_for_system() { SYSTEM } else { MIMALLOC };
-    let decided = match CHOICE.compare_exchange(UNDECIDED, wanted, Ordering::Relaxed, Ordering::Relaxed) {
-        Ok(_) => wanted,
-        Err(earlier) => earlier,
-    };
-    if decided == SYSTEM { Allocator::System } else { Allocator::Mimalloc }
+    static CHOICE: OnceLock<Allocator> = OnceLock::new();
+    *CHOICE.get_or_init(|| if asks_for_system() { Allocator::System } else { Allocator::Mimalloc })
 }
 
 /// Returns whether the environment names the system's allocator.
@@ -77,7 +51,7 @@ fn asks_for_system() -> bool {
     // - The name ends with a zero byte: `CStr`.
     // - The environment does not change meanwhile: the first allocation happens before `main`, when there is
     //   one thread, and the lints of this workspace forbid `set_var` and `remove_var`.
-    let value = unsafe { libc::getenv(VARIABLE_C.as_ptr()) };
+    let value = unsafe { libc::getenv(c"TONIC_RDMA_ALLOCATOR".as_ptr()) };
     if value.is_null() {
         return false;
     }
