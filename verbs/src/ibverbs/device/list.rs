@@ -42,7 +42,7 @@ pub enum Transport {
 ///
 /// ```no_run
 /// for device in tonic_rdma_verbs::ibverbs::list()? {
-///     println!("{}: {}", device.name, device.transport);
+///     println!("{}: {:?}", device.name, device.transport);
 /// }
 /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
 /// ```
