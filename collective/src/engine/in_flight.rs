@@ -1,7 +1,7 @@
 //! One operation in flight: its memories, and what it shares with others in a round of polls.
 
 use std::collections::VecDeque;
-use std::ops::{DerefMut, Range};
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -525,10 +525,7 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
     }
 
     pub(super) fn copy(&mut self, copy: &Copy) {
-        if copy.from.role == copy.to.role {
-            let from: Range<usize> = copy.from.at..copy.from.at + copy.length;
-            self.0[copy.to.role as usize].bytes_mut().copy_within(from, copy.to.at);
-        } else if let Some((to, from)) = self.disjoint(copy.to.role, copy.from.role) {
+        if let Some((to, from)) = self.disjoint(copy.to.role, copy.from.role) {
             to[copy.to.at..copy.to.at + copy.length]
                 .copy_from_slice(&from[copy.from.at..copy.from.at + copy.length]);
         }
@@ -559,9 +556,6 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
         let length = bytes.len();
         if with == into {
             kernel.reduce(self.bytes_mut(into, length), bytes);
-        } else if with.role == into.role {
-            self.copy(&Copy { from: with, to: into, length });
-            kernel.reduce(self.bytes_mut(into, length), bytes);
         } else if let Some((to, from)) = self.disjoint(into.role, with.role) {
             kernel.reduce_into(&mut to[into.at..into.at + length], &from[with.at..with.at + length], bytes);
         }
@@ -569,23 +563,17 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
 
     /// Carries out a part of a local step.
     pub(super) fn local(&mut self, kernel: Option<&Kernel>, part: &Part) {
-        let Some(with) = part.with else { return };
-        let copy = |from| Copy { from, to: part.into, length: part.length };
-        let (Some(reduce), Some(kernel)) = (part.reduce, kernel) else {
-            return self.copy(&copy(with));
-        };
+        let (Some(with), Some(reduce), Some(kernel)) = (part.with, part.reduce, kernel) else { return };
         // The order of the two does not change a reduction's result.
         let other = if with == part.into {
             reduce
         } else {
             if reduce != part.into {
-                self.copy(&copy(reduce));
+                self.copy(&Copy { from: reduce, to: part.into, length: part.length });
             }
             with
         };
-        if other.role == part.into.role {
-            self.reduce_within(kernel, part.into, other, part.length);
-        } else if let Some((to, from)) = self.disjoint(part.into.role, other.role) {
+        if let Some((to, from)) = self.disjoint(part.into.role, other.role) {
             kernel.reduce(
                 &mut to[part.into.at..part.into.at + part.length],
                 &from[other.at..other.at + part.length],
@@ -593,19 +581,8 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
         }
     }
 
-    /// Reduces between two addresses of one memory.
-    fn reduce_within(&mut self, kernel: &Kernel, into: Address, with: Address, length: usize) {
-        let bytes = self.0[into.role as usize].bytes_mut();
-        if into.at < with.at {
-            let (low, high) = bytes.split_at_mut(with.at);
-            kernel.reduce(&mut low[into.at..into.at + length], &high[..length]);
-        } else {
-            let (low, high) = bytes.split_at_mut(into.at);
-            kernel.reduce(&mut high[..length], &low[with.at..with.at + length]);
-        }
-    }
-
-    /// Returns two different memories, the first for writing.
+    /// Returns two different memories, the first for writing. An element has one address in each memory, so no
+    /// step moves elements within a memory.
     fn disjoint(&mut self, to: MemoryRole, from: MemoryRole) -> Option<(&mut [u8], &[u8])> {
         let [to, from] = self.0.get_disjoint_mut([to as usize, from as usize]).ok()?;
         Some((to.bytes_mut(), from.bytes()))

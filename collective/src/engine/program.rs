@@ -7,7 +7,7 @@
 //!   Staging   registered memory of the engine, because peers can read neither from a slice nor outside a window
 //!   Scratch   registered memory for what the plan calls scratch
 //! ```
-//! Plans are those of an operation in place, so that all ranks have the same messages. The compiler follows
+//! Plans are those of an operation in place ([`Arguments`](crate::plan::Arguments)). The compiler follows
 //! each element through the plan: it knows in which memories an element is valid, and chooses where a step
 //! writes:
 //!
@@ -259,9 +259,7 @@ impl<'a> Compiler<'a> {
             }
             Action::Local { with, into, reduce } => {
                 self.fits(into)?;
-                let (parts, outs) = self.write(into, reduce.as_ref(), Some(with))?;
-                self.copied +=
-                    parts.iter().filter(|part| part.reduce.is_none()).map(|part| part.length).sum::<usize>();
+                let (parts, outs) = self.write(into, Some(reduce), Some(with))?;
                 Ok(Work::Local { parts, outs })
             }
             Action::Finish { span } => self.finish(span),

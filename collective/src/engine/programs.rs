@@ -48,9 +48,6 @@ impl<L: RankLinks> Engine<L> {
                     ranks: self.ranks,
                     elements: call.elements,
                     chunk: call.chunk,
-                    // True out of place too: all ranks then have the same messages, whichever form each
-                    // uses. The compiler puts the elements into the right memory.
-                    in_place: true,
                     inline: inline / size,
                 };
                 let result = match collective {

@@ -14,7 +14,6 @@ pub(super) struct Builder {
     pub(super) rank: usize,
     pub(super) ranks: usize,
     pub(super) elements: usize,
-    pub(super) in_place: bool,
     /// The largest number of elements of a message that is done at once; see [`Arguments::inline`].
     pub(super) inline: usize,
     collective: Collective,
@@ -30,7 +29,6 @@ impl Builder {
             rank,
             ranks: arguments.ranks,
             elements: arguments.elements,
-            in_place: arguments.in_place,
             inline: arguments.inline,
             collective: arguments.collective,
             chunk: arguments
@@ -39,7 +37,7 @@ impl Builder {
                 .clamp(1, arguments.elements.max(1)),
             scratch: 0,
             steps: Vec::new(),
-            dependencies: Dependencies::new(arguments.in_place),
+            dependencies: Dependencies::default(),
         }
     }
 
@@ -85,15 +83,10 @@ impl Builder {
         self.push(Action::Receive { from, into, reduce }, &[])
     }
 
-    /// Sends a range, one message for each chunk. `span` says where a chunk lies.
-    pub(super) fn send_chunks(
-        &mut self,
-        to: usize,
-        range: Range<usize>,
-        span: impl Fn(Range<usize>) -> Span,
-    ) {
+    /// Sends a range of Work, one message for each chunk.
+    pub(super) fn send_chunks(&mut self, to: usize, range: Range<usize>) {
         for chunk in self.chunks(range) {
-            self.send(to, span(chunk));
+            self.send(to, Span::work(chunk));
         }
     }
 
@@ -104,16 +97,8 @@ impl Builder {
         }
     }
 
-    /// Copies this rank's part, for an all-gather out of place, to where it lies in the whole.
-    pub(super) fn copy_own(&mut self) {
-        let own = if self.in_place { 0..0 } else { self.part(self.rank) };
-        for chunk in self.chunks(own.clone()) {
-            self.local(Span::input(shifted(chunk.clone(), own.start)), Span::work(chunk), None);
-        }
-    }
-
-    /// Copies or reduces within this rank.
-    pub(super) fn local(&mut self, with: Span, into: Span, reduce: Option<Span>) {
+    /// Reduces within this rank.
+    pub(super) fn local(&mut self, with: Span, into: Span, reduce: Span) {
         self.push(Action::Local { with, into, reduce }, &[]);
     }
 
@@ -130,32 +115,17 @@ impl Builder {
         step
     }
 
-    /// Makes the plan of a group of one rank: the result is the input, or a copy.
+    /// Makes the plan of a group of one rank: the result is what the rank gives.
     pub(super) fn alone(&mut self) {
-        for chunk in self.chunks(0..self.elements) {
-            if !self.in_place {
-                self.local(Span::input(chunk.clone()), Span::work(chunk.clone()), None);
-            }
-            if matches!(self.collective, Collective::AllReduce | Collective::ReduceScatter) {
+        if matches!(self.collective, Collective::AllReduce | Collective::ReduceScatter) {
+            for chunk in self.chunks(0..self.elements) {
                 self.finish(Span::work(chunk));
             }
-        }
-    }
-
-    /// Returns where the final part of this rank lies after a reduce-scatter: `chunk` counts in the whole.
-    pub(super) fn scattered(&self, chunk: Range<usize>) -> Span {
-        match self.in_place {
-            true => Span::work(chunk),
-            false => Span::work(shifted(chunk, self.part(self.rank).start)),
         }
     }
 }
 
 impl Span {
-    pub(super) fn input(range: Range<usize>) -> Self {
-        Self { area: Area::Input, range }
-    }
-
     pub(super) fn work(range: Range<usize>) -> Self {
         Self { area: Area::Work, range }
     }
@@ -163,11 +133,6 @@ impl Span {
     pub(super) fn scratch(range: Range<usize>) -> Self {
         Self { area: Area::Scratch, range }
     }
-}
-
-/// Returns the range, counted from `origin`.
-pub(super) fn shifted(range: Range<usize>, origin: usize) -> Range<usize> {
-    range.start - origin..range.end - origin
 }
 
 /// The largest number of dependencies of a step for which indirect ones are removed.
@@ -185,10 +150,8 @@ const MOST_PRUNED: usize = 8;
 /// Each area is a map of segments that do not overlap. A segment knows its last writer and the readers
 /// since then. A step splits at most two segments for each of its spans, so all steps together take time
 /// proportional to their number, times its logarithm.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Dependencies {
-    in_place: bool,
-    input: AreaSegments,
     work: AreaSegments,
     scratch: AreaSegments,
 }
@@ -207,15 +170,6 @@ struct Segment {
 }
 
 impl Dependencies {
-    pub(super) fn new(in_place: bool) -> Self {
-        Self {
-            in_place,
-            input: AreaSegments::default(),
-            work: AreaSegments::default(),
-            scratch: AreaSegments::default(),
-        }
-    }
-
     /// Adds the step with this index. Returns the steps that it must wait for, in order: those that its
     /// elements demand, and the steps `also`. `steps` are the earlier steps.
     pub(super) fn add(&mut self, step: u32, action: &Action, also: &[u32], steps: &[Step]) -> Vec<u32> {
@@ -233,8 +187,7 @@ impl Dependencies {
 
     fn segments(&mut self, area: Area) -> &mut AreaSegments {
         match area {
-            Area::Input if !self.in_place => &mut self.input,
-            Area::Input | Area::Work => &mut self.work,
+            Area::Work => &mut self.work,
             Area::Scratch => &mut self.scratch,
         }
     }
@@ -245,7 +198,7 @@ pub(super) fn reads(action: &Action) -> [Option<&Span>; 2] {
     match action {
         Action::Send { from, .. } => [Some(from), None],
         Action::Receive { reduce, .. } => [reduce.as_ref(), None],
-        Action::Local { with, reduce, .. } => [Some(with), reduce.as_ref()],
+        Action::Local { with, reduce, .. } => [Some(with), Some(reduce)],
         Action::Finish { span } => [Some(span), None],
     }
 }

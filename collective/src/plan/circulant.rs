@@ -20,43 +20,23 @@ use super::builder::Builder;
 use super::step::Span;
 
 pub(super) fn reduce_scatter(builder: &mut Builder) {
-    let skips = skips(builder.ranks);
-    // Parts, counted from this rank's own, that this rank has reduced at least once.
-    let reduced = builder.ranks - skips[1];
-    let sums = Sums::new(builder, reduced);
-    for (round, skip) in skips.windows(2).enumerate() {
+    for skip in skips(builder.ranks).windows(2) {
         let (before, after) = (skip[0], skip[1]);
         let (to, from) = (builder.ahead(after), builder.behind(after));
-        // Sender and receiver divide the parts where the sender's reduced ones end.
-        let divided = if round == 0 { before } else { reduced.clamp(after, before) };
-        for (parts, is_reduced) in [(after..divided, round > 0), (divided..before, false)] {
-            for chunk in chunks(builder, parts) {
-                let from = if is_reduced { sums.span(chunk) } else { Span::input(chunk) };
-                builder.send(to, from);
-            }
+        for chunk in chunks(builder, after..before) {
+            builder.send(to, Span::work(chunk));
         }
-        let is_last = after == 1;
-        for parts in [0..divided - after, divided - after..before - after] {
-            for chunk in chunks(builder, parts) {
-                let reduce = match round {
-                    0 => Span::input(chunk.clone()),
-                    _ => sums.span(chunk.clone()),
-                };
-                let into = match is_last {
-                    true => builder.scattered(chunk),
-                    false => sums.span(chunk),
-                };
-                builder.receive(from, into.clone(), Some(reduce));
-                if is_last {
-                    builder.finish(into);
-                }
+        for chunk in chunks(builder, 0..before - after) {
+            let sum = Span::work(chunk);
+            builder.receive(from, sum.clone(), Some(sum.clone()));
+            if after == 1 {
+                builder.finish(sum);
             }
         }
     }
 }
 
 pub(super) fn all_gather(builder: &mut Builder) {
-    builder.copy_own();
     for skip in skips(builder.ranks).windows(2).rev() {
         let (all, had) = (skip[0], skip[1]);
         let (to, from) = (builder.behind(had), builder.ahead(had));
@@ -88,34 +68,4 @@ fn chunks(builder: &Builder, parts: Range<usize>) -> impl Iterator<Item = Range<
     };
     let [one, other] = ranges.map(|range| builder.chunks(range));
     one.chain(other)
-}
-
-/// Where sums lie that are not final: in place in Work, otherwise in scratch memory, from this rank's own
-/// part on.
-#[derive(Debug)]
-struct Sums {
-    in_place: bool,
-    origin: usize,
-    elements: usize,
-}
-
-impl Sums {
-    /// Reserves memory for this number of parts.
-    fn new(builder: &mut Builder, parts: usize) -> Self {
-        // With two ranks, the first sum is the result.
-        if !builder.in_place && builder.ranks > 2 {
-            let elements = (0..parts).map(|part| builder.part(builder.rank + part).len()).sum();
-            builder.reserve(elements);
-        }
-        let origin = builder.part(builder.rank).start;
-        Self { in_place: builder.in_place, origin, elements: builder.elements }
-    }
-
-    fn span(&self, chunk: Range<usize>) -> Span {
-        if self.in_place {
-            return Span::work(chunk);
-        }
-        let start = (chunk.start + self.elements - self.origin) % self.elements;
-        Span::scratch(start..start + chunk.len())
-    }
 }

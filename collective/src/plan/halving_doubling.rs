@@ -26,26 +26,26 @@ const ALIGNMENT: usize = 64;
 
 pub(super) fn all_reduce(builder: &mut Builder) {
     let block = Block::of(builder.rank, builder.ranks);
-    let mut sums = Sums { in_input: true };
     let index = builder.rank - block.first;
     for level in 0..block.levels {
         let halves = halves(&block.range(builder, index, level));
         let bit = block.bit(level);
         let is_upper = usize::from(index & bit != 0);
-        sums.exchange(builder, block.first + (index ^ bit), &halves[1 - is_upper], &halves[is_upper]);
+        let partner = block.first + (index ^ bit);
+        builder.send_chunks(partner, halves[1 - is_upper].clone());
+        reduce(builder, partner, &halves[is_upper]);
     }
     let own = block.range(builder, index, block.levels);
     if let Some(smaller) = block.smaller(builder.ranks) {
         let from = smaller.first + (index >> (block.levels - smaller.levels));
-        sums.reduce(builder, from, &own);
+        reduce(builder, from, &own);
     }
     match block.larger(builder.ranks) {
         Some(larger) => {
             let fan = larger.levels - block.levels;
             let others = (index << fan)..((index + 1) << fan);
             for other in others.clone() {
-                let range = larger.range(builder, other, larger.levels);
-                builder.send_chunks(larger.first + other, range, |chunk| sums.span(chunk));
+                builder.send_chunks(larger.first + other, larger.range(builder, other, larger.levels));
             }
             for other in others {
                 builder.receive_chunks(larger.first + other, larger.range(builder, other, larger.levels));
@@ -59,14 +59,14 @@ pub(super) fn all_reduce(builder: &mut Builder) {
     }
     if let Some(smaller) = block.smaller(builder.ranks) {
         let to = smaller.first + (index >> (block.levels - smaller.levels));
-        builder.send_chunks(to, own, Span::work);
+        builder.send_chunks(to, own);
     }
     for level in (0..block.levels).rev() {
         let halves = halves(&block.range(builder, index, level));
         let bit = block.bit(level);
         let is_upper = usize::from(index & bit != 0);
         let partner = block.first + (index ^ bit);
-        builder.send_chunks(partner, halves[is_upper].clone(), Span::work);
+        builder.send_chunks(partner, halves[is_upper].clone());
         builder.receive_chunks(partner, halves[1 - is_upper].clone());
     }
 }
@@ -123,28 +123,10 @@ fn halves(range: &Range<usize>) -> [Range<usize>; 2] {
     [range.start..middle, middle..range.end]
 }
 
-/// Where this rank's sums lie: in Input until the first reduction.
-#[derive(Debug)]
-struct Sums {
-    in_input: bool,
-}
-
-impl Sums {
-    fn span(&self, range: Range<usize>) -> Span {
-        if self.in_input { Span::input(range) } else { Span::work(range) }
-    }
-
-    /// Sends sums of one half, and reduces those of the other half.
-    fn exchange(&mut self, builder: &mut Builder, partner: usize, sent: &Range<usize>, kept: &Range<usize>) {
-        builder.send_chunks(partner, sent.clone(), |chunk| self.span(chunk));
-        self.reduce(builder, partner, kept);
-    }
-
-    /// Receives sums, and reduces them.
-    fn reduce(&mut self, builder: &mut Builder, from: usize, range: &Range<usize>) {
-        for chunk in builder.chunks(range.clone()) {
-            builder.receive(from, Span::work(chunk.clone()), Some(self.span(chunk)));
-        }
-        self.in_input = false;
+/// Receives sums, and reduces them.
+fn reduce(builder: &mut Builder, from: usize, range: &Range<usize>) {
+    for chunk in builder.chunks(range.clone()) {
+        let sum = Span::work(chunk);
+        builder.receive(from, sum.clone(), Some(sum));
     }
 }

@@ -5,9 +5,8 @@
 //! are in elements.
 //!
 //! ```text
-//!   Input    the caller's elements, only read
-//!   Work     the result grows here; the same memory as Input for an operation in place
-//!   Scratch  memory of this rank alone, for operations that need a third memory
+//!   Work     what the rank gives, and then the result
+//!   Scratch  memory of this rank alone, for operations that need more
 //! ```
 //!
 //! | operation | one-shot | halving-doubling | ring |
@@ -120,18 +119,11 @@ fn broadcast(builder: &mut Builder, root: usize, algorithm: Algorithm) {
         Algorithm::Ring => (position.saturating_sub(1), (position + 1..ranks).take(1).collect()),
     };
     for chunk in builder.chunks(0..builder.elements) {
-        let from = match position {
-            0 => Span::input(chunk.clone()),
-            _ => {
-                builder.receive(rank(parent), Span::work(chunk.clone()), None);
-                Span::work(chunk.clone())
-            }
-        };
-        for child in &children {
-            builder.send(rank(*child), from.clone());
+        if position > 0 {
+            builder.receive(rank(parent), Span::work(chunk.clone()), None);
         }
-        if position == 0 && !builder.in_place {
-            builder.local(from, Span::work(chunk), None);
+        for child in &children {
+            builder.send(rank(*child), Span::work(chunk.clone()));
         }
     }
 }

@@ -5,66 +5,36 @@
 //! bits. Reductions give the same bits for both orders of their two operands, so rank 1 may begin with its
 //! own elements.
 
-use std::ops::Range;
-
-use super::builder::{Builder, shifted};
+use super::builder::Builder;
 use super::step::Span;
-
-/// Where the sums of a rank grow until its own elements are in them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Growing {
-    /// Where the result goes.
-    Result,
-    /// In scratch memory, because the result overwrites this rank's own elements.
-    Scratch,
-    /// In scratch memory up to the last reduction, because other ranks still take this rank's elements. Each
-    /// rank but the last takes the elements of the last rank when it writes its result, after all others took
-    /// its own elements. The last rank takes all elements into scratch memory, and adds its own at the end.
-    /// So no two ranks wait for one another.
-    ScratchToTheEnd,
-}
 
 pub(super) fn all_reduce(builder: &mut Builder) {
     for chunk in builder.chunks(0..builder.elements) {
-        let own = Span::input(chunk.clone());
         for distance in 1..builder.ranks {
-            builder.send(builder.ahead(distance), own.clone());
+            builder.send(builder.ahead(distance), Span::work(chunk.clone()));
         }
-        let growing = match builder.in_place {
-            false => Growing::Result,
-            true if chunk.len() <= builder.inline => Growing::Scratch,
-            true => Growing::ScratchToTheEnd,
-        };
-        reduce(builder, &own, &Span::work(chunk.clone()), chunk, growing);
+        let is_copied = chunk.len() <= builder.inline;
+        reduce(builder, &Span::work(chunk.clone()), &Span::scratch(chunk), !is_copied);
     }
 }
 
 pub(super) fn reduce_scatter(builder: &mut Builder) {
     for distance in 1..builder.ranks {
         let to = builder.ahead(distance);
-        builder.send_chunks(to, builder.part(to), Span::input);
+        builder.send_chunks(to, builder.part(to));
     }
     let part = builder.part(builder.rank);
-    // The ranks do not send their own parts, so no other rank takes what the result overwrites.
-    let growing = if builder.in_place { Growing::Scratch } else { Growing::Result };
     for chunk in builder.chunks(part.clone()) {
-        let result = builder.scattered(chunk.clone());
-        reduce(builder, &Span::input(chunk.clone()), &result, shifted(chunk, part.start), growing);
+        let sums = Span::scratch(chunk.start - part.start..chunk.end - part.start);
+        // The ranks do not send their own parts, so no other rank takes what the result overwrites.
+        reduce(builder, &Span::work(chunk), &sums, false);
     }
 }
 
 pub(super) fn all_gather(builder: &mut Builder) {
-    let part = builder.part(builder.rank);
-    for chunk in builder.chunks(part.clone()) {
-        let own = match builder.in_place {
-            true => Span::work(chunk.clone()),
-            false => Span::input(shifted(chunk.clone(), part.start)),
-        };
+    for chunk in builder.chunks(builder.part(builder.rank)) {
         for distance in 1..builder.ranks {
-            builder.send(builder.ahead(distance), own.clone());
-        }
-        if !builder.in_place {
-            builder.local(own, Span::work(chunk), None);
+            builder.send(builder.ahead(distance), Span::work(chunk.clone()));
         }
     }
     for distance in 1..builder.ranks {
@@ -73,32 +43,31 @@ pub(super) fn all_gather(builder: &mut Builder) {
     }
 }
 
-/// Reduces one message of each other rank and this rank's `own` elements into `result`, in the order of the
-/// ranks. Uses `scratch` of the scratch area if `growing` says so.
-fn reduce(builder: &mut Builder, own: &Span, result: &Span, scratch: Range<usize>, growing: Growing) {
+/// Reduces one message of each other rank and this rank's `own` elements, in the order of the ranks. The
+/// result replaces the own elements. Until these are in the sum, it grows in `scratch`.
+///
+/// With `are_taken`, other ranks still take the own elements, so the sum grows in scratch memory up to the
+/// last reduction. Each rank but the last takes the elements of the last rank when it writes its result, after
+/// all others took its own elements. The last rank takes all elements into scratch memory, and adds its own at
+/// the end. So no two ranks wait for one another.
+fn reduce(builder: &mut Builder, own: &Span, scratch: &Span, are_taken: bool) {
     let (rank, ranks) = (builder.rank, builder.ranks);
-    // The last rank must not wait while it takes the elements of others; see `ScratchToTheEnd`.
-    let begins_with_own = rank == 0 || (rank == 1 && (ranks > 2 || growing != Growing::ScratchToTheEnd));
+    // The last rank must not wait while it takes the elements of others.
+    let begins_with_own = rank == 0 || (rank == 1 && (ranks > 2 || !are_taken));
     let mut sum = begins_with_own.then(|| own.clone());
     let contributions = (0..ranks).filter(|other| !begins_with_own || *other != rank);
     let last = contributions.clone().next_back();
     for other in contributions {
-        let is_in = begins_with_own || other >= rank;
-        let into = match growing {
-            Growing::Result => result.clone(),
-            Growing::Scratch if is_in => result.clone(),
-            Growing::ScratchToTheEnd if Some(other) == last => result.clone(),
-            Growing::Scratch | Growing::ScratchToTheEnd => {
-                builder.reserve(scratch.end);
-                Span::scratch(scratch.clone())
-            }
-        };
-        if other == rank {
-            builder.local(own.clone(), into.clone(), sum);
-        } else {
-            builder.receive(other, into.clone(), sum);
+        let is_final = if are_taken { Some(other) == last } else { begins_with_own || other >= rank };
+        let into = if is_final { own } else { scratch };
+        if into == scratch {
+            builder.reserve(scratch.range.end);
         }
-        sum = Some(into);
+        match sum {
+            Some(sum) if other == rank => builder.local(own.clone(), into.clone(), sum),
+            sum => _ = builder.receive(other, into.clone(), sum),
+        }
+        sum = Some(into.clone());
     }
-    builder.finish(result.clone());
+    builder.finish(own.clone());
 }

@@ -16,77 +16,41 @@
 //! one in each half, which is 2(N−1)/N·K for K bytes on N ranks. A part is sent in chunks. A rank sends a
 //! chunk on as soon as it has reduced it, while the next chunk arrives.
 
-use std::ops::Range;
-
-use super::builder::{Builder, shifted};
+use super::builder::Builder;
 use super::step::Span;
 
 pub(super) fn all_reduce(builder: &mut Builder) {
-    scatter_reduce(builder, &|_, chunk| Span::work(chunk));
-    gather(builder);
+    reduce_scatter(builder);
+    all_gather(builder);
 }
 
+/// Reduces part r on rank r.
 pub(super) fn reduce_scatter(builder: &mut Builder) {
-    let in_place = builder.in_place;
-    let (last, own) = (builder.ranks - 2, builder.part(builder.rank).start);
-    // Out of place, sums of even and odd steps have a buffer each.
-    let buffer = builder.part(0).len();
-    if !in_place && builder.ranks > 2 {
-        builder.reserve(if builder.ranks == 3 { buffer } else { 2 * buffer });
-    }
-    let parts: Vec<usize> =
-        (0..=last).map(|step| builder.part(builder.behind(step + 1) + builder.ranks - 1).start).collect();
-    scatter_reduce(builder, &|step, chunk| match in_place {
-        true => Span::work(chunk),
-        false if step == last => Span::work(shifted(chunk, own)),
-        false => {
-            let range = shifted(chunk, parts[step]);
-            let offset = step % 2 * buffer;
-            Span::scratch(range.start + offset..range.end + offset)
-        }
-    });
+    pass_parts(builder, 1, true);
 }
 
+/// Sends part r of rank r to all ranks.
 pub(super) fn all_gather(builder: &mut Builder) {
-    builder.copy_own();
-    gather(builder);
+    pass_parts(builder, 0, false);
 }
 
-/// Reduces part r on rank r. `span_of` says where the sums of a step lie.
-fn scatter_reduce(builder: &mut Builder, span_of: &dyn Fn(usize, Range<usize>) -> Span) {
+/// Passes all parts but one round the ring. The first one that rank r sends is part r − `first`.
+fn pass_parts(builder: &mut Builder, first: usize, reduces: bool) {
     let (next, previous) = (builder.ahead(1), builder.behind(1));
-    for step in 0..builder.ranks - 1 {
-        let sent = builder.part(builder.behind(step + 1));
-        let received = builder.part(builder.behind(step + 1) + builder.ranks - 1);
-        let is_last = step == builder.ranks - 2;
-        for (leave, arrive) in zip_longest(builder.chunks(sent), builder.chunks(received)) {
-            if let Some(chunk) = leave {
-                let from = if step == 0 { Span::input(chunk) } else { span_of(step - 1, chunk) };
-                builder.send(next, from);
-            }
-            if let Some(chunk) = arrive {
-                let into = span_of(step, chunk.clone());
-                builder.receive(previous, into.clone(), Some(Span::input(chunk)));
-                if is_last {
-                    builder.finish(into);
-                }
-            }
-        }
-    }
-}
-
-/// Sends part r of rank r, which lies in Work, to all ranks.
-fn gather(builder: &mut Builder) {
-    let (next, previous) = (builder.ahead(1), builder.behind(1));
-    for step in 0..builder.ranks - 1 {
-        let leaving = builder.chunks(builder.part(builder.behind(step)));
-        let arriving = builder.chunks(builder.part(builder.behind(step + 1)));
+    let last = first + builder.ranks - 2;
+    for distance in first..=last {
+        let leaving = builder.chunks(builder.part(builder.behind(distance)));
+        let arriving = builder.chunks(builder.part(builder.behind(distance + 1)));
         for (leave, arrive) in zip_longest(leaving, arriving) {
             if let Some(chunk) = leave {
                 builder.send(next, Span::work(chunk));
             }
             if let Some(chunk) = arrive {
-                builder.receive(previous, Span::work(chunk), None);
+                let into = Span::work(chunk);
+                builder.receive(previous, into.clone(), reduces.then(|| into.clone()));
+                if reduces && distance == last {
+                    builder.finish(into);
+                }
             }
         }
     }

@@ -53,11 +53,10 @@ impl fmt::Display for Algorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Collective {
     AllReduce,
-    /// Rank r gets the r-th part of the reduced elements ([`part`]). Out of place, Work is this part alone;
-    /// in place, the part stays where it lies in the whole, and the other elements are undefined afterwards.
+    /// Rank r gets the r-th part of the reduced elements ([`part`]), where it lies in the whole. The other
+    /// elements are undefined afterwards.
     ReduceScatter,
-    /// Rank r contributes the r-th part ([`part`]). Out of place, Input is this part alone; in place, the
-    /// part lies where it lies in the whole.
+    /// Rank r contributes the r-th part ([`part`]), where it lies in the whole.
     AllGather,
     Broadcast {
         root: usize,
@@ -65,23 +64,21 @@ pub(crate) enum Collective {
     Barrier,
 }
 
-/// The arguments from which all ranks make their plans.
+/// The arguments from which all ranks make their plans. Plans are those of an operation in place. They serve
+/// operations out of place too, so that all ranks have the same messages, whichever form each uses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Arguments {
     pub(crate) collective: Collective,
     pub(crate) algorithm: Algorithm,
     pub(crate) ranks: usize,
-    /// The number of elements of the whole: of the result of `AllReduce`, `AllGather` and `Broadcast`, of the
-    /// input of `ReduceScatter`.
+    /// The number of elements of the whole.
     pub(crate) elements: usize,
     /// The largest number of elements of one step, so that steps of a long operation overlap (chunks of a
     /// pipeline). At least one, and at least a 4096th of `elements`; smaller values count as these.
     pub(crate) chunk: usize,
-    /// Whether Input and Work are the same memory.
-    pub(crate) in_place: bool,
     /// The largest number of elements of a message that the links send as a copy. Such a `Send` is done at
-    /// once. Only one-shot all-reduces in place need it: for longer messages they use scratch memory, because
-    /// each rank waits until its elements have been taken. 0 is always right. The ranks need not agree on it.
+    /// once. Only one-shot all-reduces need it: for longer messages they use scratch memory, because each
+    /// rank waits until its elements have been taken. 0 is always right. The ranks need not agree on it.
     pub(crate) inline: usize,
 }
 
@@ -96,7 +93,6 @@ pub(crate) fn part(elements: usize, ranks: usize, rank: usize) -> Range<usize> {
 /// Where elements lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Area {
-    Input,
     Work,
     Scratch,
 }
@@ -125,9 +121,8 @@ pub(crate) enum Action {
     /// is the reduction of the elements of `reduce` (which has the length of `into`, and may be the same
     /// span) and the received ones.
     Receive { from: usize, into: Span, reduce: Option<Span> },
-    /// Copies or reduces within this rank: as `Receive`, with the elements of `with` in place of received
-    /// ones.
-    Local { with: Span, into: Span, reduce: Option<Span> },
+    /// Reduces within this rank: as `Receive`, with the elements of `with` in place of received ones.
+    Local { with: Span, into: Span, reduce: Span },
     /// Divides the elements by the number of ranks, for a mean. The planner puts it where each element is
     /// final, once.
     Finish { span: Span },

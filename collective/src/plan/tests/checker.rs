@@ -10,26 +10,6 @@ use std::ops::Range;
 use crate::plan::builder::{reads, writes};
 use crate::plan::{Action, Area, Arguments, Collective, Plan, Span, part};
 
-impl Arguments {
-    /// Returns the number of elements of the area Input of a rank.
-    fn input(&self, rank: usize) -> usize {
-        match self.collective {
-            Collective::Barrier => 0,
-            Collective::AllGather if !self.in_place => part(self.elements, self.ranks, rank).len(),
-            _ => self.elements,
-        }
-    }
-
-    /// Returns the number of elements of the area Work of a rank.
-    fn work(&self, rank: usize) -> usize {
-        match self.collective {
-            Collective::Barrier => 0,
-            Collective::ReduceScatter if !self.in_place => part(self.elements, self.ranks, rank).len(),
-            _ => self.elements,
-        }
-    }
-}
-
 /// An element during an operation: which contributions it has, and in which order they were reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Value {
@@ -183,7 +163,7 @@ enum StepState {
 #[derive(Debug)]
 struct Rank<'a> {
     plan: &'a Plan,
-    areas: [Vec<Option<Value>>; 3],
+    areas: [Vec<Option<Value>>; 2],
     states: Vec<StepState>,
     /// For each step, the steps that wait for it.
     waiters: Vec<Vec<usize>>,
@@ -289,7 +269,7 @@ impl<'a> Group<'a> {
                 this.sends[*to].pop_front();
                 let is_copied = from.range.len() <= self.settings.inline[rank]
                     || self.random.u64(0..100) < self.settings.copied_percent;
-                let copy = is_copied.then(|| this.values(self.arguments, from));
+                let copy = is_copied.then(|| this.values(from));
                 let to = *to;
                 self.links[rank * ranks + to].push_back(Message { step, copy, is_being_taken: false });
                 if is_copied {
@@ -327,22 +307,22 @@ impl<'a> Group<'a> {
                 let received = match (message.copy, &sender.steps[message.step].action) {
                     (Some(copy), _) => copy,
                     (None, Action::Send { from: span, .. }) => {
-                        let values = self.ranks[*from].values(arguments, span);
+                        let values = self.ranks[*from].values(span);
                         self.done(*from, message.step);
                         values
                     }
                     _ => panic!("only a Send makes a message"),
                 };
-                self.ranks[rank].write(arguments, into, reduce.as_ref(), received);
+                self.ranks[rank].write(into, reduce.as_ref(), received);
             }
             Action::Local { with, into, reduce } => {
-                let values = self.ranks[rank].values(arguments, with);
-                self.ranks[rank].write(arguments, into, reduce.as_ref(), values);
+                let values = self.ranks[rank].values(with);
+                self.ranks[rank].write(into, Some(reduce), values);
             }
             Action::Finish { span } => {
-                let values = self.ranks[rank].values(arguments, span);
+                let values = self.ranks[rank].values(span);
                 let finished = values.into_iter().map(|value| value.finished(arguments.ranks)).collect();
-                self.ranks[rank].write(arguments, span, None, finished);
+                self.ranks[rank].write(span, None, finished);
             }
         }
         self.done(rank, step);
@@ -375,8 +355,7 @@ impl<'a> Group<'a> {
             let running = &this.plan.steps[*other].action;
             for (written, used) in [(writes(action), running), (writes(running), action)] {
                 let used = reads(used).into_iter().flatten().chain(writes(used));
-                let overlaps =
-                    |used: &Span| written.is_some_and(|written| self.arguments.overlap(written, used));
+                let overlaps = |used: &Span| written.is_some_and(|written| overlap(written, used));
                 for span in used {
                     assert!(
                         !overlaps(span),
@@ -389,35 +368,24 @@ impl<'a> Group<'a> {
 
     /// Returns what the rank got.
     fn result(&self, rank: usize) -> Vec<Value> {
-        let work = self.arguments.work(rank);
         let range = match self.arguments.collective {
-            Collective::ReduceScatter if self.arguments.in_place => {
-                part(self.arguments.elements, self.arguments.ranks, rank)
-            }
-            _ => 0..work,
+            Collective::Barrier => 0..0,
+            Collective::ReduceScatter => part(self.arguments.elements, self.arguments.ranks, rank),
+            _ => 0..self.arguments.elements,
         };
-        self.ranks[rank].values(self.arguments, &Span { area: Area::Work, range })
+        self.ranks[rank].values(&Span { area: Area::Work, range })
     }
 }
 
 impl<'a> Rank<'a> {
     fn new(arguments: &Arguments, plan: &'a Plan, rank: usize) -> Self {
-        let contribution = |element| Some(Value::contribution(rank, element));
-        let first = match arguments.collective {
-            Collective::AllGather if !arguments.in_place => {
-                part(arguments.elements, arguments.ranks, rank).start
-            }
-            _ => 0,
-        };
         let is_given = |element: &usize| match arguments.collective {
             Collective::AllGather => part(arguments.elements, arguments.ranks, rank).contains(element),
             Collective::Broadcast { root } => rank == root,
             _ => true,
         };
-        let input = (first..first + arguments.input(rank))
-            .map(|element| if is_given(&element) { contribution(element) } else { None })
-            .collect();
-        let work = vec![None; if arguments.in_place { 0 } else { arguments.work(rank) }];
+        let given = |element| is_given(&element).then(|| Value::contribution(rank, element));
+        let work = (0..arguments.elements).map(given).collect();
         let mut waiters = vec![Vec::new(); plan.steps.len()];
         for (index, step) in plan.steps.iter().enumerate() {
             for earlier in &step.after {
@@ -435,7 +403,7 @@ impl<'a> Rank<'a> {
         }
         Self {
             plan,
-            areas: [input, work, vec![None; plan.scratch]],
+            areas: [work, vec![None; plan.scratch]],
             states: plan.steps.iter().map(|step| StepState::Waits(step.after.len())).collect(),
             waiters,
             running: Vec::new(),
@@ -449,50 +417,38 @@ impl<'a> Rank<'a> {
     }
 
     /// Returns the values of a span. All must be there.
-    fn values(&self, arguments: &Arguments, span: &Span) -> Vec<Value> {
-        let area = &self.areas[arguments.memory(span.area)];
+    fn values(&self, span: &Span) -> Vec<Value> {
+        let area = &self.areas[span.area as usize];
         let read =
             |value: &Option<Value>| value.unwrap_or_else(|| panic!("{span:?} is read before it is written"));
         area[span.range.clone()].iter().map(read).collect()
     }
 
-    fn write(&mut self, arguments: &Arguments, into: &Span, reduce: Option<&Span>, values: Vec<Value>) {
-        assert!(into.area != Area::Input || arguments.in_place, "the input is overwritten");
+    fn write(&mut self, into: &Span, reduce: Option<&Span>, values: Vec<Value>) {
         let values = match reduce {
             None => values,
             Some(span) => {
-                let own = self.values(arguments, span);
+                let own = self.values(span);
                 assert_eq!(own.len(), values.len(), "the length of {span:?}");
                 own.into_iter().zip(values).map(|(own, other)| own.reduced(other)).collect()
             }
         };
         assert_eq!(values.len(), into.range.len(), "the length of {into:?}");
-        let area = &mut self.areas[arguments.memory(into.area)];
+        let area = &mut self.areas[into.area as usize];
         for (index, value) in area[into.range.clone()].iter_mut().zip(values) {
             *index = Some(value);
         }
     }
 }
 
-impl Arguments {
-    /// Returns the index of the memory of an area.
-    pub(super) fn memory(&self, area: Area) -> usize {
-        match area {
-            Area::Work if self.in_place => 0,
-            Area::Input => 0,
-            Area::Work => 1,
-            Area::Scratch => 2,
-        }
-    }
-
-    pub(super) fn overlap(&self, one: &Span, other: &Span) -> bool {
-        let disjoint =
-            |one: &Range<usize>, other: &Range<usize>| one.end <= other.start || other.end <= one.start;
-        self.memory(one.area) == self.memory(other.area)
-            && !one.range.is_empty()
-            && !other.range.is_empty()
-            && !disjoint(&one.range, &other.range)
-    }
+/// Returns whether two spans have an element in common.
+pub(super) fn overlap(one: &Span, other: &Span) -> bool {
+    let disjoint =
+        |one: &Range<usize>, other: &Range<usize>| one.end <= other.start || other.end <= one.start;
+    one.area == other.area
+        && !one.range.is_empty()
+        && !other.range.is_empty()
+        && !disjoint(&one.range, &other.range)
 }
 
 /// Returns the sum of the contributions of all ranks to an element, in the order of the ranks, divided by

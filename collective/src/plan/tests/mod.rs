@@ -16,7 +16,7 @@ fn plans(arguments: &Arguments) -> Vec<Plan> {
     (0..arguments.ranks).map(|rank| Plan::new(arguments, rank)).collect()
 }
 
-/// Returns arguments for an operation out of place, in one chunk.
+/// Returns arguments for an operation in one chunk.
 fn arguments(collective: Collective, algorithm: Algorithm, ranks: usize, elements: usize) -> Arguments {
-    Arguments { collective, algorithm, ranks, elements, chunk: elements, in_place: false, inline: 0 }
+    Arguments { collective, algorithm, ranks, elements, chunk: elements, inline: 0 }
 }

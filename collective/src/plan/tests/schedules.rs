@@ -72,7 +72,6 @@ fn any_arguments(random: &mut fastrand::Rng) -> Arguments {
         ranks,
         elements,
         chunk: elements.div_ceil(1 + random.usize(..12)) + random.usize(..2),
-        in_place: random.bool(),
         inline: 0,
     }
 }

@@ -77,10 +77,9 @@ fn a_drawn_plan_ends_with_the_whole_on_all_ranks() {
     }
 }
 
-/// Carries out an all-reduce in place.
+/// Carries out an all-reduce.
 fn all_reduce(algorithm: Algorithm, ranks: usize, elements: usize) -> History {
     History::of(&Arguments {
-        in_place: true,
         inline: elements,
         ..arguments(Collective::AllReduce, algorithm, ranks, elements)
     })

@@ -45,7 +45,6 @@ struct Machine {
 
 impl History {
     pub(super) fn of(arguments: &Arguments) -> Self {
-        assert!(arguments.in_place);
         let plans = super::super::plans(arguments);
         let mut machine = Machine::new(plans, arguments);
         let mut history = Self { states: vec![machine.work.clone()], rounds: Vec::new() };
@@ -130,7 +129,7 @@ impl Machine {
             }
             Action::Local { with, into, reduce } => {
                 let sums = self.memory(rank, with.area)[with.range].to_vec();
-                self.put(rank, sums, into, reduce);
+                self.put(rank, sums, into, Some(reduce));
             }
             Action::Finish { .. } => {}
         }
@@ -158,7 +157,7 @@ impl Machine {
 
     fn memory(&mut self, rank: usize, area: Area) -> &mut Vec<Sum> {
         match area {
-            Area::Input | Area::Work => &mut self.work[rank],
+            Area::Work => &mut self.work[rank],
             Area::Scratch => &mut self.scratch[rank],
         }
     }
