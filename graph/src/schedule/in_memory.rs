@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -112,23 +112,6 @@ impl InMemory {
         let reason = || format!("the graph has no crossing tensor {}", id.0);
         self.placements.crossing(id).ok_or_else(|| GraphError::of_setting("crossing", reason()))
     }
-
-    fn take<V: Value>(
-        &mut self,
-        crossing: CrossingId,
-        step: u64,
-        sites: &NodeSites,
-        context: Option<&mut Context<'_>>,
-    ) -> Result<Option<V>, GraphError> {
-        let peer = self.crossing(crossing)?.from;
-        let waker = context.map(|context| context.waker());
-        let Some(tensor) = self.network.take(self.part, peer, crossing, step, waker)? else {
-            return Ok(None);
-        };
-        let crossing = self.crossing(crossing)?;
-        let value = sites.filled(crossing, tensor.spec(), &mut |bytes| Ok(tensor.copy_to(bytes)?));
-        value.map(Some).map_err(|source| crossing.failed(peer, step, source))
-    }
 }
 
 impl<V: Value> Transport<V> for InMemory {
@@ -143,42 +126,34 @@ impl<V: Value> Transport<V> for InMemory {
         Ok(start)
     }
 
-    fn try_take(
+    fn take(
         &mut self,
         crossing: CrossingId,
         step: u64,
         sites: &NodeSites,
+        waker: Option<&Waker>,
     ) -> Result<Option<V>, GraphError> {
-        self.take(crossing, step, sites, None)
+        let crossing = self.crossing(crossing)?;
+        let peer = crossing.from;
+        let Some(tensor) = self.network.take(self.part, peer, crossing.id, step, waker)? else {
+            return Ok(None);
+        };
+        let value = sites.filled(crossing, tensor.spec(), &mut |bytes| Ok(tensor.copy_to(bytes)?));
+        value.map(Some).map_err(|source| crossing.failed(peer, step, source))
     }
 
-    fn poll_take(
-        &mut self,
-        crossing: CrossingId,
-        step: u64,
-        sites: &NodeSites,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<V, GraphError>> {
-        self.take(crossing, step, sites, Some(context)).transpose().map_or(Poll::Pending, Poll::Ready)
-    }
-
-    fn poll_ready(
-        &mut self,
-        crossing: CrossingId,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), GraphError>> {
+    fn can_start(&mut self, crossing: CrossingId, waker: &Waker) -> Result<bool, GraphError> {
         let peer = self.crossing(crossing)?.to;
-        self.network.poll_below(self.part, peer, crossing, context.waker(), None)
+        self.network.is_below(self.network.depth, self.part, peer, crossing, waker)
     }
 
-    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+    fn is_flushed(&mut self, waker: &Waker) -> Result<bool, GraphError> {
         for crossing in self.placements.leaving(self.part) {
-            match self.network.poll_below(self.part, crossing.to, crossing.id, context.waker(), Some(1)) {
-                Poll::Ready(Ok(())) => {}
-                other => return other,
+            if !self.network.is_below(1, self.part, crossing.to, crossing.id, waker)? {
+                return Ok(false);
             }
         }
-        Poll::Ready(Ok(()))
+        Ok(true)
     }
 
     fn unfinished(&self) -> Option<Unfinished> {
@@ -332,24 +307,22 @@ impl Network {
         queue.arrived.len() + queue.under_way
     }
 
-    /// Returns whether fewer than `below` tensors of a crossing are not taken, by default whether there is
-    /// room for another one. Otherwise keeps the waker.
-    fn poll_below(
+    /// Returns whether fewer than `limit` tensors of a crossing are not taken. Otherwise keeps the waker.
+    fn is_below(
         &self,
+        limit: usize,
         part: Part,
         peer: Part,
         crossing: CrossingId,
         waker: &Waker,
-        below: Option<usize>,
-    ) -> Poll<Result<(), GraphError>> {
+    ) -> Result<bool, GraphError> {
         let mut state = lock(&self.state);
         let queue = &mut state.queues[crossing.0];
-        if queue.arrived.len() + queue.under_way < below.unwrap_or(self.depth) {
-            return Poll::Ready(Ok(()));
+        if queue.arrived.len() + queue.under_way < limit {
+            return Ok(true);
         }
         queue.sender = Some(waker.clone());
-        state.check(part, Some(peer))?;
-        Poll::Pending
+        state.check(part, Some(peer)).map(|()| false)
     }
 
     /// Notes that a part has failed.

@@ -5,7 +5,7 @@ use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -108,10 +108,10 @@ impl<'a, V: Value> Run<'a, V> {
                 self.idle()?;
             }
         }
-        self.wait(|transfers, context| transfers.poll_flushed(context))?;
+        self.wait(|transfers, waker| transfers.is_flushed(waker))?;
         self.check_late();
         // The parts that send to this one have said which steps they run when their run began.
-        self.wait(|transfers, context| transfers.poll_agreed(context))?;
+        self.wait(|transfers, waker| transfers.is_agreed(waker))?;
         self.report.elapsed = self.began.elapsed();
         Ok(self.report)
     }
@@ -225,18 +225,7 @@ impl<'a, V: Value> Run<'a, V> {
         let step = self.flights.receive_steps[receive];
         let Executor { transfers, sites, plan, .. } = &mut *self.executor;
         let crossing = plan.receives[receive].crossing;
-        let taken = guarded(|| {
-            Ok(match waker {
-                None => transfers.try_take(crossing, step, sites),
-                Some(waker) => {
-                    let context = &mut Context::from_waker(waker);
-                    match transfers.poll_take(crossing, step, sites, context) {
-                        Poll::Ready(taken) => taken.map(Some),
-                        Poll::Pending => Ok(None),
-                    }
-                }
-            })
-        });
+        let taken = guarded(|| Ok(transfers.take(crossing, step, sites, waker)));
         let Some(value) = taken.map_err(|source| self.transfer_error(crossing, step, source))?? else {
             self.missing[receive] = true;
             self.report.missed += 1;
@@ -388,8 +377,7 @@ impl<'a, V: Value> Run<'a, V> {
                 }
             }
         }
-        let mut context = Context::from_waker(&waker);
-        if !self.sends.can_begin(&mut *self.executor.transfers, &mut context)? {
+        if !self.sends.can_begin(&mut *self.executor.transfers, &waker)? {
             self.sleep(quiet);
         }
         Ok(())
@@ -445,10 +433,10 @@ impl<'a, V: Value> Run<'a, V> {
         self.timed_out = false;
     }
 
-    /// Waits until `poll` is done. The deadline begins anew whenever a send of this part has ended.
+    /// Waits until `is_done`. The deadline begins anew whenever a send of this part has ended.
     fn wait(
         &mut self,
-        poll: impl Fn(&mut dyn Transport<V>, &mut Context<'_>) -> Poll<Result<(), GraphError>>,
+        is_done: impl Fn(&mut dyn Transport<V>, &Waker) -> Result<bool, GraphError>,
     ) -> Result<(), GraphError> {
         self.note_progress();
         let waker = self.waker.clone();
@@ -456,8 +444,8 @@ impl<'a, V: Value> Run<'a, V> {
         loop {
             self.check_stop()?;
             self.alarm.set();
-            if let Poll::Ready(done) = poll(&mut *self.executor.transfers, &mut Context::from_waker(&waker)) {
-                return done;
+            if is_done(&mut *self.executor.transfers, &waker)? {
+                return Ok(());
             }
             let left = self.executor.transfers.unfinished().map_or(0, |unfinished| unfinished.sends);
             if left < least {
@@ -572,21 +560,11 @@ impl Sends {
         self.waiting.iter().filter_map(|(crossing, waiting)| Some((waiting.front()?.0, *crossing))).min()
     }
 
-    /// Returns whether one of the sends can begin. Otherwise the waker of `context` is woken when one can.
-    fn can_begin<V>(
-        &self,
-        transfers: &mut dyn Transport<V>,
-        context: &mut Context<'_>,
-    ) -> Result<bool, GraphError> {
+    /// Returns whether one of the sends can begin. Otherwise `waker` is woken when one can.
+    fn can_begin<V>(&self, transfers: &mut dyn Transport<V>, waker: &Waker) -> Result<bool, GraphError> {
         let mut can = false;
         for crossing in self.waiting.keys() {
-            match transfers.poll_ready(*crossing, context) {
-                Poll::Ready(ready) => {
-                    ready?;
-                    can = true;
-                }
-                Poll::Pending => {}
-            }
+            can |= transfers.can_start(*crossing, waker)?;
         }
         Ok(can)
     }

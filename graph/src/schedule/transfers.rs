@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::task::{Context, Poll};
+use std::task::Waker;
 use std::time::Duration;
 
 use tonic_rdma::unstable::waits;
@@ -82,17 +82,17 @@ pub(crate) trait Transport<V>: Send {
     /// number of their step compare the steps of the parts.
     fn begin(&mut self, _steps: &Range<u64>) {}
 
-    /// Returns whether all parts that send to this one are known to run the same steps. Otherwise wakes the
-    /// waker of `context` when that may have changed. The executor calls it at the end of a run, so that no
-    /// run ends well that took tensors of other steps.
+    /// Returns whether all parts that send to this one are known to run the same steps. Otherwise wakes `waker`
+    /// when that may have changed. The executor calls it at the end of a run, so that no run ends well that
+    /// took tensors of other steps.
     ///
     /// # Errors
     /// A part runs other steps, or is gone.
-    fn poll_agreed(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
-        Poll::Ready(Ok(()))
+    fn is_agreed(&mut self, _waker: &Waker) -> Result<bool, GraphError> {
+        Ok(true)
     }
 
-    /// Returns a part of which [`poll_agreed`](Self::poll_agreed) still waits to hear.
+    /// Returns a part of which [`is_agreed`](Self::is_agreed) still waits to hear.
     fn unheard(&self) -> Option<Part> {
         None
     }
@@ -104,50 +104,37 @@ pub(crate) trait Transport<V>: Send {
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError>;
 
     /// Takes a tensor if it has arrived, makes its value by [`NodeSites::filled`], and frees its buffer for
-    /// the sender.
+    /// the sender. Otherwise wakes `waker`, if there is one, when the tensor has arrived, or when it never
+    /// will. Only the last waker counts, for each crossing tensor, and a call without one may forget it.
     ///
     /// # Errors
     /// The peer is gone, it sent something else, or the engine can't make the value. The error names the
     /// crossing tensor and the peer.
-    fn try_take(
+    fn take(
         &mut self,
         crossing: CrossingId,
         step: u64,
         sites: &NodeSites,
+        waker: Option<&Waker>,
     ) -> Result<Option<V>, GraphError>;
 
-    /// Takes a tensor if it has arrived. Otherwise wakes the waker of `context` when it has, or when it never
-    /// will. Only the last waker counts, for each crossing tensor. A call of [`try_take`](Self::try_take) may
-    /// forget the waker.
-    ///
-    /// # Errors
-    /// As for [`try_take`](Self::try_take).
-    fn poll_take(
-        &mut self,
-        crossing: CrossingId,
-        step: u64,
-        sites: &NodeSites,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<V, GraphError>>;
-
-    /// Returns whether a send of this crossing tensor can begin. Otherwise wakes the waker of `context` when
-    /// it can, or never will.
+    /// Returns whether a send of this crossing tensor can begin. Otherwise wakes `waker` when it can, or never
+    /// will.
     ///
     /// # Errors
     /// The peer is gone.
-    fn poll_ready(&mut self, crossing: CrossingId, context: &mut Context<'_>)
-    -> Poll<Result<(), GraphError>>;
+    fn can_start(&mut self, crossing: CrossingId, waker: &Waker) -> Result<bool, GraphError>;
 
     /// Returns whether all sends that have begun are over: this part is not needed for them any more. A
     /// tensor is then in memory of the peer, which may not have taken it yet, or the peer has left. So the
-    /// run of a peer may end later than that of this part. Otherwise wakes the waker of `context` when the
-    /// sends may be over, or when a peer is gone. The executor calls it at the end of a run.
+    /// run of a peer may end later than that of this part. Otherwise wakes `waker` when the sends may be over,
+    /// or when a peer is gone. The executor calls it at the end of a run.
     ///
     /// # Errors
     /// A peer is gone.
-    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>>;
+    fn is_flushed(&mut self, waker: &Waker) -> Result<bool, GraphError>;
 
-    /// Returns the sends that are not over, as the last call of [`poll_flushed`](Self::poll_flushed) found
+    /// Returns the sends that are not over, as the last call of [`is_flushed`](Self::is_flushed) found
     /// them, or later. `None` if there are none. The executor sees by a falling number that a peer goes on,
     /// and names the crossing tensor if it does not.
     fn unfinished(&self) -> Option<Unfinished>;

@@ -18,12 +18,12 @@ use crate::session::settings::{
     CONNECTION_WINDOW, ListenerBuilder, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, OTHER_CALLS, Peering,
     STREAM_WINDOW, calls,
 };
-use crate::session::state::{Mailboxes, SessionState};
 use crate::session::threads::{self, FAREWELL};
 use crate::session::{Addresses, Core, Listener, ModeEndpoints, Session};
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::{
-    CallEndpoints, Caller, Mailbox, PeerEnd, Peers, SlotEndpoints, SlotReceiver, SlotSender, TransferMode,
+    CallEndpoints, Caller, Mailbox, Mailboxes, PeerEnd, Peers, SessionState, SlotEndpoints, SlotReceiver,
+    SlotSender, TransferMode,
 };
 use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_tensor::unstable::bootstrap::{

@@ -35,7 +35,6 @@
 
 mod connect;
 mod settings;
-mod state;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -47,7 +46,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::settings::{CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, STREAM_WINDOW, calls};
-use self::state::{Service, SessionState};
 use self::threads::Threads;
 use crate::dataflow::Value;
 use crate::error::{GraphError, Problem};
@@ -56,7 +54,8 @@ use crate::schedule::Transfers;
 use crate::transfer::proto::Details;
 use crate::transfer::proto::parts_server::PartsServer;
 use crate::transfer::{
-    CallEndpoints, CallTransfers, RunsOfParts, SessionHandle, SlotEndpoints, SlotTransfers, TransferMode,
+    CallEndpoints, CallTransfers, Service, SessionHandle, SessionState, SlotEndpoints, SlotTransfers,
+    TransferMode,
 };
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
@@ -165,7 +164,7 @@ impl Session {
         let session = SessionHandle {
             peers: Arc::clone(&state.peers),
             runtime: threads.handle.clone(),
-            runs: Arc::clone(state) as Arc<dyn RunsOfParts>,
+            state: Arc::clone(state),
             _core: Arc::clone(&self.core) as Arc<dyn Send + Sync>,
         };
         Ok(Transfers(match ends.ok_or_else(taken)? {

@@ -1,9 +1,9 @@
 //! The modes with calls: a unary call brings each crossing tensor.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::Waker;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -53,7 +53,7 @@ pub(crate) struct CallEndpoints {
 pub(crate) struct CallTransfers {
     session: SessionHandle,
     mode: TransferMode,
-    window: usize,
+    window: u64,
     outgoing: HashMap<CrossingId, Outgoing>,
     incoming: HashMap<CrossingId, (Crossing, Arc<Mailbox>)>,
     /// Woken when no call is in flight any more.
@@ -72,7 +72,7 @@ struct Outgoing {
 /// The calls of one crossing tensor.
 #[derive(Debug)]
 struct Calls {
-    in_flight: AtomicUsize,
+    in_flight: AtomicU64,
     fault: Mutex<Option<(u64, Status)>>,
     /// Woken when a call has ended.
     ended: Arc<WakerCell>,
@@ -84,7 +84,7 @@ impl CallTransfers {
         let flushed = session.peers.cell();
         let outgoing = ends.senders.into_iter().map(|(crossing, caller, key)| {
             let calls = Arc::new(Calls {
-                in_flight: AtomicUsize::new(0),
+                in_flight: AtomicU64::new(0),
                 fault: Mutex::default(),
                 ended: session.peers.cell(),
                 flushed: Arc::clone(&flushed),
@@ -96,7 +96,7 @@ impl CallTransfers {
         let incoming =
             ends.mailboxes.into_iter().map(|(crossing, mailbox)| (crossing.id, (crossing, mailbox)));
         let incoming = incoming.collect();
-        Self { session, mode: ends.mode, window: ends.window.max(1), outgoing, incoming, flushed }
+        Self { session, mode: ends.mode, window: ends.window.max(1) as u64, outgoing, incoming, flushed }
     }
 }
 
@@ -105,7 +105,7 @@ impl<V: Value> Transport<V> for CallTransfers {
         let session = &self.session;
         let out = self.outgoing.get_mut(&crossing).ok_or_else(|| session.unknown(crossing, step))?;
         session.peers.check(out.crossing.to)?;
-        if !out.check(session)? || out.calls.in_flight.load(Ordering::Acquire) >= self.window {
+        if !out.check(session)? || out.in_flight() >= self.window {
             return Ok(Start::Busy);
         }
         let content = tensor.to_contiguous().and_then(|tensor| tensor.to_bytes());
@@ -137,15 +137,20 @@ impl<V: Value> Transport<V> for CallTransfers {
         Ok(Start::Begun)
     }
 
-    fn try_take(
+    fn take(
         &mut self,
         crossing: CrossingId,
         step: u64,
         sites: &NodeSites,
+        waker: Option<&Waker>,
     ) -> Result<Option<V>, GraphError> {
         let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
             return Err(self.session.unknown(crossing, step));
         };
+        if let Some(waker) = waker {
+            // Set before the take, so that no arrival is missed.
+            mailbox.arrived.set(waker);
+        }
         // Checked before the take: when the end of a part is known, all that it had sent is here.
         let health = self.session.peers.check(crossing.from);
         let Some(parcel) = mailbox.take() else { return health.map(|()| None) };
@@ -158,56 +163,33 @@ impl<V: Value> Transport<V> for CallTransfers {
         value.map(Some).map_err(failed)
     }
 
-    fn poll_take(
-        &mut self,
-        crossing: CrossingId,
-        step: u64,
-        sites: &NodeSites,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<V, GraphError>> {
-        if let Some((_, mailbox)) = self.incoming.get(&crossing) {
-            // Set before the take, so that no arrival is missed.
-            mailbox.arrived().set(context.waker());
-        }
-        self.try_take(crossing, step, sites).transpose().map_or(Poll::Pending, Poll::Ready)
-    }
-
-    fn poll_ready(
-        &mut self,
-        crossing: CrossingId,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), GraphError>> {
-        let Some(out) = self.outgoing.get(&crossing) else {
-            return Poll::Ready(Err(self.session.unknown(crossing, 0)));
-        };
-        out.calls.ended.set(context.waker());
+    fn can_start(&mut self, crossing: CrossingId, waker: &Waker) -> Result<bool, GraphError> {
+        let out = self.outgoing.get(&crossing).ok_or_else(|| self.session.unknown(crossing, 0))?;
+        out.calls.ended.set(waker);
         self.session.peers.check(out.crossing.to)?;
-        match out.check(&self.session)? && out.calls.in_flight.load(Ordering::Acquire) < self.window {
-            true => Poll::Ready(Ok(())),
-            false => Poll::Pending,
-        }
+        Ok(out.check(&self.session)? && out.in_flight() < self.window)
     }
 
-    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
-        self.flushed.set(context.waker());
+    fn is_flushed(&mut self, waker: &Waker) -> Result<bool, GraphError> {
+        self.flushed.set(waker);
         self.session.peers.check_all()?;
         let mut flushed = true;
         for out in self.outgoing.values() {
             let left = self.session.peers.left(out.crossing.to);
-            if out.calls.in_flight.load(Ordering::Acquire) > 0 {
+            if out.in_flight() > 0 {
                 flushed &= left;
             } else if !left {
                 // A part that has left in good order needs nothing any more.
                 flushed &= out.check(&self.session)?;
             }
         }
-        if flushed { Poll::Ready(Ok(())) } else { Poll::Pending }
+        Ok(flushed)
     }
 
     fn unfinished(&self) -> Option<Unfinished> {
         let sends = |out: &Outgoing| match self.session.peers.left(out.crossing.to) {
             true => 0,
-            false => out.calls.in_flight.load(Ordering::Acquire) as u64,
+            false => out.in_flight(),
         };
         Unfinished::of(self.outgoing.iter().map(|(crossing, out)| (*crossing, sends(out))))
     }
@@ -217,11 +199,15 @@ impl<V: Value> Transport<V> for CallTransfers {
     }
 
     fn abort(&mut self, reason: &str) {
-        self.session.runs.abort(reason);
+        self.session.state.bootstrap.fail(reason);
     }
 }
 
 impl Outgoing {
+    fn in_flight(&self) -> u64 {
+        self.calls.in_flight.load(Ordering::Acquire)
+    }
+
     /// Returns the error of a call that failed, or whether calls can go on. They can't if the connection has
     /// ended, and the reason is not known yet.
     fn check(&self, session: &SessionHandle) -> Result<bool, GraphError> {
@@ -304,6 +290,7 @@ pub(crate) struct Mailbox {
     state: Mutex<MailboxState>,
     /// Notified when a parcel was taken.
     room: Notify,
+    /// The waker of the executor.
     arrived: Arc<WakerCell>,
 }
 
@@ -338,11 +325,6 @@ impl Mailbox {
     pub(crate) fn new(name: &str, window: usize, arrived: Arc<WakerCell>) -> Self {
         let window = window.max(1) as u64;
         Self { name: name.to_owned(), window, state: Mutex::default(), room: Notify::new(), arrived }
-    }
-
-    /// Returns the cell of the waker of the executor.
-    pub(crate) fn arrived(&self) -> &WakerCell {
-        &self.arrived
     }
 
     /// Puts a parcel in, once there is room.

@@ -20,14 +20,16 @@ mod calls;
 mod peers;
 pub(crate) mod proto;
 mod slots;
+mod state;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::calls::{CallEndpoints, CallTransfers, Caller, LONGEST_CALL, Mailbox, Parcel, refusal};
-pub(crate) use self::peers::{PeerEnd, Peers, RunsOfParts, SessionHandle};
+pub(crate) use self::calls::{CallEndpoints, CallTransfers, Caller, Mailbox};
+pub(crate) use self::peers::{PeerEnd, Peers, SessionHandle};
 pub(crate) use self::slots::{SlotEndpoints, SlotReceiver, SlotSender, SlotTransfers};
+pub(crate) use self::state::{Mailboxes, Service, SessionState};
 
 /// How the crossing tensors of a run move from part to part. The names are those of the command line.
 ///

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -14,6 +14,7 @@ use crate::dataflow::KernelError;
 use crate::error::{GraphError, Problem};
 use crate::placement::{CrossingId, Part};
 use crate::transfer::TransferMode;
+use crate::transfer::state::SessionState;
 use tonic_rdma_verbs::unstable::{lock, wake_all};
 
 /// The state of the other parts, as this part knows it. All transfers of a session share it.
@@ -171,8 +172,7 @@ pub(crate) struct SessionHandle {
     pub(crate) peers: Arc<Peers>,
     /// The threads of the session.
     pub(crate) runtime: Handle,
-    /// Which steps the parts run.
-    pub(crate) runs: Arc<dyn RunsOfParts>,
+    pub(crate) state: Arc<SessionState>,
     /// Keeps the connections.
     pub(crate) _core: Arc<dyn Send + Sync>,
 }
@@ -210,20 +210,6 @@ impl SessionHandle {
     }
 }
 
-/// The runs of all parts of a session.
-pub(crate) trait RunsOfParts: Send + Sync {
-    /// Tells the other parts which steps this part runs now in a mode. Returns the number of the run in this
-    /// mode, or `None` if it has no step.
-    fn begin(&self, mode: TransferMode, steps: &Range<u64>) -> Option<u64>;
-
-    /// Returns whether another part has said which steps its run with this number has. If they are other
-    /// steps than here, the part is known to be in trouble.
-    fn has_begun(&self, peer: Part, mode: TransferMode, number: u64) -> bool;
-
-    /// Tells the other parts that this part has failed.
-    fn abort(&self, reason: &str);
-}
-
 /// The agreement of the parts on the steps of the run under way, as one part knows it. For transfers whose
 /// tensors don't carry the number of their step.
 #[derive(Debug)]
@@ -251,33 +237,26 @@ impl Agreement {
 
     /// Tells the other parts which steps this part runs now.
     pub(crate) fn begin(&mut self, session: &SessionHandle, steps: &Range<u64>) {
-        self.number = session.runs.begin(self.mode, steps);
+        self.number = session.state.begin(self.mode, steps);
     }
 
-    /// Returns whether all senders run the same steps. Wakes the waker of `context` when that may be known.
-    pub(crate) fn poll(
-        &self,
-        session: &SessionHandle,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), GraphError>> {
-        let Some(number) = self.number else { return Poll::Ready(Ok(())) };
+    /// Returns whether all senders run the same steps. Wakes `waker` when that may be known.
+    pub(crate) fn is_reached(&self, session: &SessionHandle, waker: &Waker) -> Result<bool, GraphError> {
         // Set before the check, so that no later message is missed.
-        self.heard.set(context.waker());
+        self.heard.set(waker);
         // Asked before the check of the peers: `has_begun` notes a part whose steps differ, and the check
         // finds it.
-        let all = self.senders.iter().all(|peer| self.has_heard(session, *peer, number));
+        let all = self.unheard(session).is_none();
         session.peers.check_all()?;
-        if all { Poll::Ready(Ok(())) } else { Poll::Pending }
+        Ok(all)
     }
 
     /// Returns a sender that has not said which steps it runs.
     pub(crate) fn unheard(&self, session: &SessionHandle) -> Option<Part> {
         let number = self.number?;
-        self.senders.iter().copied().find(|peer| !self.has_heard(session, *peer, number))
-    }
-
-    fn has_heard(&self, session: &SessionHandle, peer: Part, number: u64) -> bool {
-        session.runs.has_begun(peer, self.mode, number) || session.peers.left(peer)
+        let has_heard =
+            |peer: Part| session.state.has_begun(peer, self.mode, number) || session.peers.left(peer);
+        self.senders.iter().copied().find(|peer| !has_heard(*peer))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -69,7 +69,7 @@ struct Outgoing {
     counts: CrossingCounts,
     /// Tensors that were copied here and not by the sender.
     copied: u64,
-    /// The sends that were not over at the last call of `poll_flushed`.
+    /// The sends that were not over at the last call of `is_flushed`.
     pending: u64,
 }
 
@@ -78,6 +78,15 @@ struct Incoming {
     /// A task only waits for a tensor. The executor's thread takes it, so that what the engine allocates
     /// belongs to the receive.
     receiver: Lendable<SlotReceiver>,
+}
+
+/// What a sender waits for.
+#[derive(Clone, Copy)]
+enum Goal {
+    /// A free buffer.
+    Room,
+    /// The end of all sends.
+    NoneUnderWay,
 }
 
 /// The reason why a tensor did not go into a slot or come out of one.
@@ -119,8 +128,8 @@ impl<V: Value> Transport<V> for SlotTransfers {
         self.agreement.begin(&self.session, steps);
     }
 
-    fn poll_agreed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
-        self.agreement.poll(&self.session, context)
+    fn is_agreed(&mut self, waker: &Waker) -> Result<bool, GraphError> {
+        self.agreement.is_reached(&self.session, waker)
     }
 
     fn unheard(&self) -> Option<Part> {
@@ -144,109 +153,58 @@ impl<V: Value> Transport<V> for SlotTransfers {
         }
     }
 
-    fn try_take(
+    fn take(
         &mut self,
         crossing: CrossingId,
         step: u64,
         sites: &NodeSites,
+        waker: Option<&Waker>,
     ) -> Result<Option<V>, GraphError> {
-        self.polls();
-        let session = &self.session;
-        let incoming = self.incoming.get_mut(&crossing).ok_or_else(|| session.unknown(crossing, step))?;
-        let peer = incoming.crossing.from;
-        let receiver = incoming.receiver.here();
-        let receiver = receiver.map_err(|error| incoming.crossing.failed(peer, step, error))?;
-        let Some(receiver) = receiver else { return Ok(None) };
-        // Checked before the take: when the end of a part is known, all that it had sent is here.
-        let health = session.peers.check(peer);
-        match receiver.try_take(&incoming.crossing, sites) {
-            Ok(Some(value)) => Ok(Some(value)),
-            Ok(None) => health.map(|()| None),
-            Err(error) => session.slot_error(&incoming.crossing, peer, step, error).map(|()| None),
+        match waker {
+            None => _ = self.polls(),
+            Some(_) => self.polling = None,
         }
-    }
-
-    fn poll_take(
-        &mut self,
-        crossing: CrossingId,
-        step: u64,
-        sites: &NodeSites,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<V, GraphError>> {
-        self.polling = None;
         let session = &self.session;
-        let Some(incoming) = self.incoming.get_mut(&crossing) else {
-            return Poll::Ready(Err(session.unknown(crossing, step)));
-        };
-        let peer = incoming.crossing.from;
+        let Incoming { crossing, receiver } =
+            self.incoming.get_mut(&crossing).ok_or_else(|| session.unknown(crossing, step))?;
+        let peer = crossing.from;
         loop {
             // Subscribed before the check, so that any later change ends the task below.
-            let mut changes = session.peers.changes();
+            let changes = waker.map(|_| session.peers.changes());
+            // Checked before the take: when the end of a part is known, all that it had sent is here.
             let health = session.peers.check(peer);
-            let receiver = match ready!(incoming.receiver.poll_here(context)) {
-                Ok(receiver) => receiver,
-                Err(error) => return Poll::Ready(Err(incoming.crossing.failed(peer, step, error))),
+            let here = receiver.here(waker).map_err(|error| crossing.failed(peer, step, error))?;
+            let Some(slot) = here else { return Ok(None) };
+            let connected = match slot.try_take(crossing, sites) {
+                Ok(Some(value)) => return Ok(Some(value)),
+                Ok(None) => health.map(|()| true)?,
+                Err(error) => session.slot_error(crossing, peer, step, error).map(|()| false)?,
             };
-            let mut connected = true;
-            match receiver.try_take(&incoming.crossing, sites) {
-                Ok(Some(value)) => return Poll::Ready(Ok(value)),
-                Ok(None) => health?,
-                Err(error) => {
-                    session.slot_error(&incoming.crossing, peer, step, error)?;
-                    connected = false;
-                }
-            }
-            incoming.receiver.lend(&session.runtime, |mut receiver| async move {
+            let Some(mut changes) = changes else { return Ok(None) };
+            receiver.lend(&session.runtime, |mut receiver| async move {
                 wait(connected, receiver.arrived(), &mut changes).await;
                 receiver
             });
         }
     }
 
-    fn poll_ready(
-        &mut self,
-        crossing: CrossingId,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), GraphError>> {
+    fn can_start(&mut self, crossing: CrossingId, waker: &Waker) -> Result<bool, GraphError> {
         self.polling = None;
         let session = &self.session;
-        let Some(out) = self.outgoing.get_mut(&crossing) else {
-            return Poll::Ready(Err(session.unknown(crossing, 0)));
-        };
-        let peer = out.crossing.to;
-        loop {
-            let mut changes = session.peers.changes();
-            session.peers.check(peer)?;
-            let sender = match ready!(out.sender.poll_here(context)) {
-                Ok(sender) => sender,
-                Err(error) => return Poll::Ready(Err(out.crossing.failed(peer, 0, error))),
-            };
-            let mut connected = true;
-            match sender.is_ready() {
-                Ok(true) => return Poll::Ready(Ok(())),
-                Ok(false) => {}
-                Err(error) => {
-                    session.slot_error(&out.crossing, peer, 0, error.into())?;
-                    connected = false;
-                }
-            }
-            out.sender.lend(&session.runtime, |mut sender| async move {
-                wait(connected, sender.ready(), &mut changes).await;
-                sender
-            });
-        }
+        let out = self.outgoing.get_mut(&crossing).ok_or_else(|| session.unknown(crossing, 0))?;
+        session.peers.check(out.crossing.to)?;
+        out.has_reached(Goal::Room, session, waker)
     }
 
-    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+    fn is_flushed(&mut self, waker: &Waker) -> Result<bool, GraphError> {
         self.polling = None;
-        let session = &self.session;
-        session.peers.check_all()?;
+        self.session.peers.check_all()?;
         let mut flushed = true;
         for out in self.outgoing.values_mut() {
             // All are polled, so that `unfinished` sees each send that has ended.
-            flushed &= out.poll_flushed(session, context)?.is_ready();
+            flushed &= out.has_reached(Goal::NoneUnderWay, &self.session, waker)?;
         }
-        if flushed { Poll::Ready(Ok(())) } else { Poll::Pending }
+        Ok(flushed)
     }
 
     fn unfinished(&self) -> Option<Unfinished> {
@@ -263,46 +221,50 @@ impl<V: Value> Transport<V> for SlotTransfers {
 
     fn abort(&mut self, reason: &str) {
         self.polling = None;
-        self.session.runs.abort(reason);
+        self.session.state.bootstrap.fail(reason);
     }
 }
 
 impl Outgoing {
-    /// Returns whether all sends are over, and notes how many are not.
-    fn poll_flushed(
+    /// Returns whether the sends are as far as `goal` says, and notes how many are not over. Otherwise wakes
+    /// `waker` when they may be.
+    fn has_reached(
         &mut self,
+        goal: Goal,
         session: &SessionHandle,
-        context: &mut Context<'_>,
-    ) -> Result<Poll<()>, GraphError> {
+        waker: &Waker,
+    ) -> Result<bool, GraphError> {
         let peer = self.crossing.to;
         loop {
             let mut changes = session.peers.changes();
             session.peers.check_all()?;
-            let sender = match self.sender.poll_here(context) {
-                Poll::Ready(Ok(sender)) => sender,
-                Poll::Ready(Err(error)) => return Err(self.crossing.failed(peer, 0, error)),
-                Poll::Pending => return Ok(Poll::Pending),
+            let here = self.sender.here(Some(waker)).map_err(|error| self.crossing.failed(peer, 0, error))?;
+            let Some(sender) = here else { return Ok(false) };
+            let reached = match goal {
+                Goal::Room => sender.is_ready(),
+                Goal::NoneUnderWay => sender.pending().map(|pending| {
+                    self.pending = pending;
+                    pending == 0
+                }),
             };
-            let mut connected = true;
-            match sender.pending() {
+            if session.peers.left(peer) {
                 // A part that has left in good order needs nothing any more.
-                Ok(pending) if pending == 0 || session.peers.left(peer) => {
-                    self.pending = 0;
-                    return Ok(Poll::Ready(()));
-                }
-                Ok(pending) => self.pending = pending,
-                Err(_) if session.peers.left(peer) => {
-                    self.pending = 0;
-                    return Ok(Poll::Ready(()));
-                }
-                Err(error) => {
-                    session.slot_error(&self.crossing, peer, 0, error.into())?;
-                    connected = false;
-                }
+                self.pending = 0;
+                return Ok(true);
             }
+            let connected = match reached {
+                Ok(true) => return Ok(true),
+                Ok(false) => true,
+                Err(error) => session.slot_error(&self.crossing, peer, 0, error.into()).map(|()| false)?,
+            };
             self.sender.lend(&session.runtime, |mut sender| async move {
-                // After `COUNT`, the pending sends are counted again.
-                wait(connected, tokio::time::timeout(COUNT, sender.flush()), &mut changes).await;
+                match goal {
+                    Goal::Room => wait(connected, sender.ready(), &mut changes).await,
+                    // After `COUNT`, the pending sends are counted again.
+                    Goal::NoneUnderWay => {
+                        wait(connected, tokio::time::timeout(COUNT, sender.flush()), &mut changes).await;
+                    }
+                }
                 sender
             });
         }
@@ -310,7 +272,7 @@ impl Outgoing {
 
     /// Begins to send a tensor. Returns false if no buffer is free.
     fn start(&mut self, tensor: &Tensor, copies: Option<&Pool>) -> Result<bool, SlotError> {
-        let Some(sender) = self.sender.here().map_err(other)? else { return Ok(false) };
+        let Some(sender) = self.sender.here(None).map_err(other)? else { return Ok(false) };
         if !sender.is_ready()? {
             return Ok(false);
         }
@@ -444,38 +406,23 @@ impl<T: Send + 'static> Lendable<T> {
         Self::Here(thing)
     }
 
-    /// Returns the thing, or `None` if a task still has it.
+    /// Returns the thing, or `None` if a task still has it. Then wakes `waker` when the task gives it back.
     ///
     /// # Errors
     /// The task ended without giving it back.
-    fn here(&mut self) -> Result<Option<&mut T>, Lost> {
+    fn here(&mut self, waker: Option<&Waker>) -> Result<Option<&mut T>, Lost> {
         if let Self::Away(back) = self {
-            *self = match back.try_recv() {
-                Ok(thing) => Self::Here(thing),
-                Err(oneshot::error::TryRecvError::Empty) => return Ok(None),
-                Err(oneshot::error::TryRecvError::Closed) => Self::Lost,
+            let context = &mut Context::from_waker(waker.unwrap_or(Waker::noop()));
+            *self = match Pin::new(back).poll(context) {
+                Poll::Ready(Ok(thing)) => Self::Here(thing),
+                Poll::Ready(Err(_)) => Self::Lost,
+                Poll::Pending => return Ok(None),
             };
         }
         match self {
             Self::Here(thing) => Ok(Some(thing)),
             Self::Away(_) => Ok(None),
             Self::Lost => Err(Lost),
-        }
-    }
-
-    /// Returns the thing once it is here. Wakes the waker of `context` when a task gives it back.
-    fn poll_here(&mut self, context: &mut Context<'_>) -> Poll<Result<&mut T, Lost>> {
-        if let Self::Away(back) = self {
-            *self = match Pin::new(back).poll(context) {
-                Poll::Ready(Ok(thing)) => Self::Here(thing),
-                Poll::Ready(Err(_)) => Self::Lost,
-                Poll::Pending => return Poll::Pending,
-            };
-        }
-        match self {
-            Self::Here(thing) => Poll::Ready(Ok(thing)),
-            Self::Away(_) => Poll::Pending,
-            Self::Lost => Poll::Ready(Err(Lost)),
         }
     }
 

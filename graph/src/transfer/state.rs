@@ -7,30 +7,32 @@ use std::sync::{Arc, OnceLock};
 use tonic::{Request, Response, Status};
 
 use crate::placement::{Crossing, Part};
+use crate::transfer::TransferMode;
+use crate::transfer::calls::{LONGEST_CALL, Mailbox, Parcel, refusal};
+use crate::transfer::peers::{PeerEnd, Peers};
 use crate::transfer::proto::parts_server::Parts;
 use crate::transfer::proto::{Details, PutReply, PutRequest, Run};
-use crate::transfer::{LONGEST_CALL, Mailbox, Parcel, PeerEnd, Peers, RunsOfParts, TransferMode, refusal};
 use tonic_rdma_tensor::unstable::bootstrap::Bootstrap;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 /// The mailboxes of a part, by the mode and the number of the crossing tensor.
-pub(super) type Mailboxes = HashMap<(TransferMode, usize), (Crossing, Arc<Mailbox>)>;
+pub(crate) type Mailboxes = HashMap<(TransferMode, usize), (Crossing, Arc<Mailbox>)>;
 
 /// A part that connects, or is connected.
 #[derive(Debug)]
-pub(super) struct SessionState {
-    pub(super) me: Part,
-    pub(super) parts: usize,
-    pub(super) modes: Vec<TransferMode>,
-    pub(super) window: usize,
-    pub(super) bootstrap: Arc<Bootstrap<Details>>,
-    pub(super) mailboxes: Mailboxes,
-    pub(super) peers: Arc<Peers>,
+pub(crate) struct SessionState {
+    pub(crate) me: Part,
+    pub(crate) parts: usize,
+    pub(crate) modes: Vec<TransferMode>,
+    pub(crate) window: usize,
+    pub(crate) bootstrap: Arc<Bootstrap<Details>>,
+    pub(crate) mailboxes: Mailboxes,
+    pub(crate) peers: Arc<Peers>,
 }
 
 impl SessionState {
     /// Checks a tensor that came by a call of `caller`.
-    pub(super) fn check(&self, caller: Part, request: PutRequest) -> Result<(Arc<Mailbox>, Parcel), String> {
+    pub(crate) fn check(&self, caller: Part, request: PutRequest) -> Result<(Arc<Mailbox>, Parcel), String> {
         let me = self.me;
         let mode = TransferMode::of_number(request.mode).filter(|mode| self.modes.contains(mode));
         let mode = mode.ok_or_else(|| format!("mode {} is not one of this session", request.mode))?;
@@ -57,7 +59,7 @@ impl SessionState {
     }
 
     /// Compares the runs of another part with those of this one. Notes the first run whose steps differ.
-    pub(super) fn compare_runs(&self, peer: Part) {
+    pub(crate) fn compare_runs(&self, peer: Part) {
         let found = {
             let ours = self.bootstrap.standing.borrow();
             self.bootstrap.of(peer.0, |other| difference(&ours.details.runs, &other.details.runs)).flatten()
@@ -68,14 +70,15 @@ impl SessionState {
             self.peers.ended(peer, end);
         }
     }
-}
 
-/// A slot has no room for the number of a step: its n-th tensor is the sender's n-th tensor. So all parts
-/// have to run the same steps. Each part tells the others the steps of each of its runs, and both parts
-/// compare. A part that takes tensors out of slots does not end a run well before it knows that the senders
-/// run the same steps.
-impl RunsOfParts for SessionState {
-    fn begin(&self, mode: TransferMode, steps: &Range<u64>) -> Option<u64> {
+    /// Tells the other parts which steps this part runs now in a mode. Returns the number of the run in this
+    /// mode, or `None` if it has no step.
+    ///
+    /// A slot has no room for the number of a step: its n-th tensor is the sender's n-th tensor. So all parts
+    /// have to run the same steps. Each part tells the others the steps of each of its runs, and both parts
+    /// compare. A part that takes tensors out of slots does not end a run well before it knows that the
+    /// senders run the same steps.
+    pub(crate) fn begin(&self, mode: TransferMode, steps: &Range<u64>) -> Option<u64> {
         if steps.is_empty() {
             return None;
         }
@@ -98,15 +101,13 @@ impl RunsOfParts for SessionState {
         Some(number)
     }
 
-    fn has_begun(&self, peer: Part, mode: TransferMode, number: u64) -> bool {
+    /// Returns whether another part has said which steps its run with this number has. If they are other
+    /// steps than here, the part is known to be in trouble.
+    pub(crate) fn has_begun(&self, peer: Part, mode: TransferMode, number: u64) -> bool {
         // First, so that a part that runs other steps never counts.
         self.compare_runs(peer);
         let begun = |run: &Run| run.mode == mode.number() && run.number >= number;
         self.bootstrap.of(peer.0, |other| other.details.runs.iter().any(begun)).unwrap_or_default()
-    }
-
-    fn abort(&self, reason: &str) {
-        self.bootstrap.fail(reason);
     }
 }
 
@@ -121,7 +122,7 @@ fn difference(ours: &[Run], theirs: &[Run]) -> Option<(Run, Run)> {
 
 /// The service. It is empty until the part connects.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Service(pub(super) Arc<OnceLock<Arc<SessionState>>>);
+pub(crate) struct Service(pub(crate) Arc<OnceLock<Arc<SessionState>>>);
 
 /// Puts a tensor of a part into its mailbox, once there is room.
 async fn take(state: &SessionState, caller: Part, request: PutRequest) -> Result<(), Status> {
