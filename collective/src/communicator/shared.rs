@@ -150,10 +150,8 @@ impl SharedState {
 
     /// Ends the operations because the group has failed. If a rank is lost, operations end only once they no
     /// longer move: what the rank sent before is there, and an operation that needs no more of it ends well.
-    /// The same holds while this rank still sets up the group: another rank may have gone on, and have
-    /// reported the failure of a later operation.
     pub(super) fn apply_failure(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
-        if reason.kind() == CollectiveErrorKind::RankLost || self.engine(EngineKind::Group).sets_up {
+        if reason.kind() == CollectiveErrorKind::RankLost {
             let idle = [EngineKind::Group, EngineKind::PointToPoint]
                 .into_iter()
                 .all(|kind| self.engine(kind).is_idle());
