@@ -8,8 +8,10 @@ use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use tonic_rdma_collective::Reduction;
-use tonic_rdma_commands::units::{SIZE_FORMS, parse_number, parse_size, parse_time};
-use tonic_rdma_commands::{Failure, List, Named as _, ValueError, output, parse_list, parse_name, parse_set};
+use tonic_rdma_commands::units::{SIZE_FORMS, number, parse_size, parse_time};
+use tonic_rdma_commands::{
+    Failure, List, Named as _, ValueError, name_list, number_list, output, parse_list, parse_set,
+};
 
 /// The largest number of local ranks.
 pub(crate) const MAX_RANKS: u64 = 64;
@@ -39,32 +41,32 @@ Examples:
 #[command(name = "tonic-rdma-allreduce", version, after_help = HELP)]
 pub(crate) struct Options {
     /// Numbers of local ranks, from 1 to 64 [default: 2]
-    #[arg(long, value_name = "LIST", value_parser = ranks)]
+    #[arg(long, value_name = "LIST", value_parser = number_list::<usize>("number", 1..=MAX_RANKS))]
     pub(crate) ranks: Option<List<usize>>,
     /// Sizes of the operand: 64, 4k, 1MiB [default: 8 to 64MiB]
     #[arg(long, value_name = "LIST", value_parser = sizes)]
     pub(crate) sizes: Option<List<u64>>,
     /// Types: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64
-    #[arg(long, value_name = "LIST", value_parser = types, default_value = "f32")]
+    #[arg(long, value_name = "LIST", value_parser = name_list::<Type>("type"), default_value = "f32")]
     pub(crate) types: List<Type>,
     /// Algorithms: auto (that of the plans), one-shot, ring, halving-doubling [default: auto]
-    #[arg(long, value_name = "LIST", value_parser = algorithms)]
+    #[arg(long, value_name = "LIST", value_parser = name_list::<Algorithm>("algorithm"))]
     pub(crate) algorithm: Option<List<Algorithm>>,
     /// Reduction: sum, mean (of floating-point types), min, max
     #[arg(long, value_name = "NAME", value_parser = reductions(), default_value = "sum")]
     pub(crate) reduction: Reduction,
     /// Memory: registered (in place), registered-out-of-place, slice (any memory, in place, copied)
-    #[arg(long, value_name = "LIST", value_parser = operands, default_value = "registered")]
+    #[arg(long, value_name = "LIST", value_parser = name_list::<Operand>("operand"), default_value = "registered")]
     pub(crate) operand: List<Operand>,
     /// Time for each cell, in seconds or with a unit (300ms, 2m) [default: 0.5]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_time)]
     pub(crate) duration: Option<Duration>,
     /// Iterations of each cell instead of a duration: one number, or one for each size
-    #[arg(long, value_name = "LIST", value_parser = iterations, conflicts_with = "duration")]
+    #[arg(long, value_name = "LIST", value_parser = iterations(1), conflicts_with = "duration")]
     pub(crate) iterations: Option<List<u64>>,
     /// Iterations before the measured ones: one number, or one for each size [default: each buffer once, at
     /// least 10, above 1MiB 3]
-    #[arg(long, value_name = "LIST", value_parser = warm_ups)]
+    #[arg(long, value_name = "LIST", value_parser = iterations(0))]
     pub(crate) warm_up: Option<List<u64>>,
     /// Keep each local rank on a core of its own; auto: if there are enough cores. A launcher pins its ranks
     /// itself: then yes says that it did
@@ -249,10 +251,6 @@ fn reductions() -> impl TypedValueParser<Value = Reduction> {
     names.try_map(move |name| reduction(name).ok_or("the library has no such reduction"))
 }
 
-fn ranks(text: &str) -> Result<List<usize>, ValueError> {
-    parse_set(text, |item| parse_number("number", item, 1..=MAX_RANKS).map(|number| number as usize))
-}
-
 fn sizes(text: &str) -> Result<List<u64>, ValueError> {
     parse_set(text, size)
 }
@@ -264,24 +262,9 @@ fn size(text: &str) -> Result<u64, ValueError> {
     }
 }
 
-fn types(text: &str) -> Result<List<Type>, ValueError> {
-    parse_set(text, |item| parse_name("type", item))
-}
-
-fn algorithms(text: &str) -> Result<List<Algorithm>, ValueError> {
-    parse_set(text, |item| parse_name("algorithm", item))
-}
-
-fn operands(text: &str) -> Result<List<Operand>, ValueError> {
-    parse_set(text, |item| parse_name("operand", item))
-}
-
-fn iterations(text: &str) -> Result<List<u64>, ValueError> {
-    parse_list(text, |item| parse_number("number", item, 1..=MAX_ITERATIONS))
-}
-
-fn warm_ups(text: &str) -> Result<List<u64>, ValueError> {
-    parse_list(text, |item| parse_number("number", item, 0..=MAX_ITERATIONS))
+/// Returns the parser of a list of numbers of iterations, the same ones more than once too.
+fn iterations(least: u64) -> impl Fn(&str) -> Result<List<u64>, ValueError> + Clone {
+    move |text| parse_list(text, number("number", least..=MAX_ITERATIONS))
 }
 
 /// An algorithm, or that of the plans.

@@ -3,7 +3,6 @@
 mod content;
 mod meter;
 
-use std::io::{self, Write as _};
 use std::time::Instant;
 
 use tokio::runtime::Runtime;
@@ -14,7 +13,7 @@ use crate::options::{Algorithm, Cell, Options, Pin};
 use crate::report::{Compared, Counted, Key, Plans, Report, Results, Row};
 use tonic_rdma::Config;
 use tonic_rdma_collective::{CollectiveError, Communicator, Launch, PlanChoice, Reduction};
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, process};
 
 /// Variables of launchers: one of them is set in each rank that a launcher started.
 const LAUNCHED: &[&str] = &["RDMA_COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"];
@@ -50,10 +49,7 @@ pub(crate) fn work_as_child(options: &Options, spec: &str) -> Result<(), Failure
         if !first && !matches!(report, Report::Done { .. } | Report::Failed { .. }) {
             return Ok(());
         }
-        let line = serde_json::to_string(&report)
-            .map_err(|error| Failure::run("can't write a report").because(error))?;
-        let mut stdout = io::stdout().lock();
-        writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+        process::report(&report)
     };
     let launch = |address: &String| Launch::new(spec.rank, spec.size, address.clone());
     let launches = spec.addresses.iter().map(launch).collect();

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use tonic_rdma_commands::units::{parse_number, parse_time_within};
+use tonic_rdma_commands::units::{number, parse_time_within};
 use tonic_rdma_commands::{List, ValueError, parse_list, parse_set};
 use tonic_rdma_graph::schedule::ReceiveMode;
 use tonic_rdma_graph::transfer::TransferMode;
@@ -62,7 +62,7 @@ pub(crate) struct RunOptions {
     #[arg(value_name = "MODEL.onnx", required = true)]
     pub(crate) model: Option<PathBuf>,
     /// Number of parts, each a process, from 1 to 64 [default: 2, or the number of hosts]
-    #[arg(long, value_name = "N", value_parser = number::<MAX_PARTS>)]
+    #[arg(long, value_name = "N", value_parser = number::<u64>("number", 1..=MAX_PARTS))]
     pub(crate) parts: Option<u64>,
     /// Hosts that run `tonic-rdma-graph serve`, one for each part [default: processes on this machine]
     #[arg(long, value_name = "HOST:PORT,…", value_parser = hosts)]
@@ -83,14 +83,14 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "LIST", value_parser = lengths, default_value = "2,1,3")]
     pub(crate) lengths: List<u64>,
     /// Micro-batches of a step, which are under way at the same time
-    #[arg(long, value_name = "M", value_parser = number::<64>, default_value = "2")]
+    #[arg(long, value_name = "M", value_parser = number::<u64>("number", 1..=64), default_value = "2")]
     pub(crate) micro_batches: u64,
     /// Measured steps of each mode
-    #[arg(long, value_name = "S", value_parser = number::<1_000_000>, default_value = "6")]
+    #[arg(long, value_name = "S", value_parser = number::<u64>("number", 1..=1_000_000), default_value = "6")]
     pub(crate) steps: u64,
     /// Rounds, in each of which all modes take a trial of steps and one of replays; more if the steps of a
     /// round take long. With fewer steps than rounds, some rounds have replays alone [default: 3]
-    #[arg(long, value_name = "R", value_parser = number::<10_000>)]
+    #[arg(long, value_name = "R", value_parser = number::<u64>("number", 1..=10_000))]
     pub(crate) rounds: Option<u64>,
     /// What becomes of a receive that has not arrived: polling-async, blocking, callback
     #[arg(long, value_name = "NAME", value_parser = receive, default_value = "polling-async")]
@@ -116,16 +116,12 @@ pub(crate) struct RunOptions {
     pub(crate) plot: Option<PathBuf>,
 }
 
-fn number<const MAX: u64>(text: &str) -> Result<u64, ValueError> {
-    parse_number("number", text, 1..=MAX)
-}
-
 fn seconds(text: &str) -> Result<Duration, ValueError> {
     parse_time_within(text, 0.1..=86400.0)
 }
 
 fn lengths(text: &str) -> Result<List<u64>, ValueError> {
-    parse_list(text, number::<{ 1 << 20 }>)
+    parse_list(text, number("number", 1..=1 << 20))
 }
 
 fn names(text: &str) -> Result<List<String>, ValueError> {
