@@ -1,5 +1,5 @@
 //! Where gradients lie: which bucket, and where in it. All ranks compute the same layout from rank 0's list.
-//! Until they have agreed on it, the gradients of the first step lie apart.
+//! Until they have agreed on it, each gradient of the first step has a bucket of its own.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -9,7 +9,6 @@ use prost::Message;
 
 use super::complete;
 use crate::error::{CollectiveError, argument};
-use crate::reduce::Number;
 
 /// The gradients of the first step of rank 0, in the order in which they were given, as rank 0 sends it to
 /// the other ranks.
@@ -40,7 +39,7 @@ pub(super) struct Gradient {
 }
 
 /// Where all gradients lie.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Layout {
     pub(super) gradients: Vec<Gradient>,
     by_name: HashMap<Arc<str>, usize>,
@@ -84,7 +83,9 @@ impl Layout {
         };
         let expected = self.gradients[index].range.len();
         if length != expected {
-            return Err(other_length(name, length, expected));
+            return Err(argument(format!(
+                "gradient `{name}` has {length} elements, and had {expected} before; its length may not change"
+            )));
         }
         Ok(index)
     }
@@ -92,20 +93,42 @@ impl Layout {
     pub(super) fn index(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
-}
 
-fn other_length(name: &str, given: usize, expected: usize) -> CollectiveError {
-    argument(format!(
-        "gradient `{name}` has {given} elements, and had {expected} before; its length may not change"
-    ))
-}
+    /// Adds a gradient in a bucket of its own. Returns its index.
+    pub(super) fn add(&mut self, name: &str, length: usize) -> usize {
+        let (name, index, bucket): (Arc<str>, _, _) = (name.into(), self.gradients.len(), self.buckets.len());
+        self.by_name.insert(Arc::clone(&name), index);
+        self.buckets.push(length);
+        self.gradients.push(Gradient { name, bucket, range: 0..length });
+        index
+    }
 
-fn given_twice(name: &str) -> CollectiveError {
-    argument(format!("gradient `{name}` was given twice in one step; add its parts up first"))
+    /// Returns the list of these gradients, in this order of their indices.
+    pub(super) fn list(&self, order: &[usize], bucket_bytes: u64) -> List {
+        let entry = |gradient: &Gradient| Entry {
+            name: gradient.name.to_string(),
+            elements: gradient.range.len() as u64,
+        };
+        List { bucket_bytes, entries: order.iter().map(|&index| entry(&self.gradients[index])).collect() }
+    }
+
+    /// Returns the first difference between these gradients and rank 0's.
+    pub(super) fn compare(&self, list: &List) -> Option<Problem> {
+        for (at, entry) in list.entries.iter().enumerate() {
+            match self.index(&entry.name).map(|index| self.gradients[index].range.len() as u64) {
+                None => return Some(Problem::Missing(at)),
+                Some(length) if length != entry.elements => return Some(Problem::Length(at)),
+                Some(_) => {}
+            }
+        }
+        let theirs: HashSet<&str> = list.entries.iter().map(|entry| entry.name.as_str()).collect();
+        let extra = self.gradients.iter().find(|gradient| !theirs.contains(&*gradient.name));
+        extra.map(|gradient| Problem::Extra(Some(Arc::clone(&gradient.name))))
+    }
 }
 
 /// Which gradients of a step are there, and which buckets may start.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Given {
     given: Vec<bool>,
     /// The number of gradients that each bucket still lacks.
@@ -124,10 +147,19 @@ impl Given {
         Self { given: vec![false; layout.gradients.len()], lacking, next: 0 }
     }
 
+    /// Adds a gradient in a bucket of its own.
+    pub(super) fn add(&mut self) {
+        self.given.push(false);
+        self.lacking.push(1);
+    }
+
     /// Fails if the gradient is already there.
     pub(super) fn check(&self, layout: &Layout, index: usize) -> Result<(), CollectiveError> {
+        let name = &layout.gradients[index].name;
         match self.given[index] {
-            true => Err(given_twice(&layout.gradients[index].name)),
+            true => Err(argument(format!(
+                "gradient `{name}` was given twice in one step; add its parts up first"
+            ))),
             false => Ok(()),
         }
     }
@@ -147,86 +179,6 @@ impl Given {
     /// Fails if gradients are not there, and names the first few of these.
     pub(super) fn complete(&self, layout: &Layout) -> Result<(), CollectiveError> {
         complete(layout.gradients.iter().map(|gradient| &gradient.name).zip(&self.given))
-    }
-}
-
-/// The gradients of the first step of this rank.
-pub(super) struct FirstStep<T> {
-    by_name: HashMap<Arc<str>, usize>,
-    gradients: Vec<(Arc<str>, Vec<T>)>,
-    /// The order in which they were given, as indices of `gradients`.
-    order: Vec<usize>,
-    given: Vec<bool>,
-}
-
-impl<T> Default for FirstStep<T> {
-    fn default() -> Self {
-        Self { by_name: HashMap::new(), gradients: Vec::new(), order: Vec::new(), given: Vec::new() }
-    }
-}
-
-impl<T: Number> FirstStep<T> {
-    pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
-        let index = match self.by_name.get(name) {
-            Some(&index) if self.given[index] => return Err(given_twice(name)),
-            Some(&index) => index,
-            None => {
-                let name: Arc<str> = name.into();
-                self.by_name.insert(Arc::clone(&name), self.gradients.len());
-                self.gradients.push((name, bytemuck::zeroed_vec(length)));
-                self.given.push(false);
-                self.gradients.len() - 1
-            }
-        };
-        let values = &mut self.gradients[index].1;
-        if values.len() != length {
-            return Err(other_length(name, length, values.len()));
-        }
-        Ok((index, values))
-    }
-
-    pub(super) fn ready(&mut self, index: usize) {
-        if !std::mem::replace(&mut self.given[index], true) {
-            self.order.push(index);
-        }
-    }
-
-    pub(super) fn elements(&self, index: usize) -> Option<&[T]> {
-        self.gradients.get(index).map(|(_, values)| &values[..])
-    }
-
-    pub(super) fn elements_mut(&mut self, index: usize) -> Option<&mut [T]> {
-        self.gradients.get_mut(index).map(|(_, values)| &mut values[..])
-    }
-
-    pub(super) fn complete(&self) -> Result<(), CollectiveError> {
-        complete(self.gradients.iter().map(|(name, _)| name).zip(&self.given))
-    }
-
-    pub(super) fn values(&self, name: &str) -> Option<&[T]> {
-        self.by_name.get(name).map(|&index| &self.gradients[index].1[..])
-    }
-
-    pub(super) fn list(&self, bucket_bytes: u64) -> List {
-        let gradients = self.order.iter().map(|&index| &self.gradients[index]);
-        let entries = gradients
-            .map(|(name, values)| Entry { name: name.to_string(), elements: values.len() as u64 })
-            .collect();
-        List { bucket_bytes, entries }
-    }
-
-    /// Returns the first difference between these gradients and rank 0's.
-    pub(super) fn compare(&self, list: &List) -> Option<Problem> {
-        for (at, entry) in list.entries.iter().enumerate() {
-            match self.values(&entry.name) {
-                None => return Some(Problem::Missing(at)),
-                Some(values) if values.len() as u64 != entry.elements => return Some(Problem::Length(at)),
-                Some(_) => {}
-            }
-        }
-        let theirs: HashSet<&str> = list.entries.iter().map(|entry| entry.name.as_str()).collect();
-        let extra = self.gradients.iter().find(|(name, _)| !theirs.contains(&**name));
-        extra.map(|(name, _)| Problem::Extra(Some(Arc::clone(name))))
     }
 }
 

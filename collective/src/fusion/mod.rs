@@ -173,6 +173,7 @@ impl<T: Number> fmt::Debug for Fusion<T> {
 ///
 /// A step that has started a bucket must be driven to the end of [`finish`](Self::finish); otherwise the next
 /// one fails with [`Revoked`](CollectiveErrorKind::Revoked).
+#[derive(Debug)]
 pub struct Step<'f, T: Number> {
     fusion: &'f mut Fusion<T>,
 }
@@ -210,13 +211,8 @@ impl<'f, T: Number> Step<'f, T> {
     }
 }
 
-impl<T: Number> fmt::Debug for Step<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Step").finish_non_exhaustive()
-    }
-}
-
 /// The memory of one gradient, from [`Step::slot`]. Dereferences to the elements.
+#[derive(Debug)]
 pub struct Slot<'s, T: Number> {
     fusion: &'s mut Fusion<T>,
     index: usize,
@@ -246,14 +242,9 @@ impl<T: Number> DerefMut for Slot<'_, T> {
     }
 }
 
-impl<T: Number> fmt::Debug for Slot<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("length", &self.len()).finish_non_exhaustive()
-    }
-}
-
 /// The end of a step, from [`Step::finish`]. It must be driven to its end, by `.await` or by
 /// [`wait`](Self::wait).
+#[derive(Debug)]
 #[must_use = "the step ends by `.await` or `wait`"]
 pub struct Finish<'f, T: Number> {
     fusion: &'f mut Fusion<T>,
@@ -288,13 +279,8 @@ impl<'f, T: Number> IntoFuture for Finish<'f, T> {
     }
 }
 
-impl<T: Number> fmt::Debug for Finish<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Finish").finish_non_exhaustive()
-    }
-}
-
 /// The means of all ranks. They lie in the buckets until the next step.
+#[derive(Debug)]
 pub struct Means<'f, T: Number> {
     fusion: &'f Fusion<T>,
 }
@@ -313,12 +299,6 @@ impl<'f, T: Number> Means<'f, T> {
     /// Returns how much of this step's communication was hidden.
     pub fn overlap(&self) -> Overlap {
         self.fusion.steps.latest
-    }
-}
-
-impl<T: Number> fmt::Debug for Means<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Means").field("overlap", &self.overlap()).finish_non_exhaustive()
     }
 }
 

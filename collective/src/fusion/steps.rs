@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use prost::Message;
 
-use super::layout::{FirstStep, Given, Layout, List, Problem};
+use super::layout::{Given, Layout, List, Problem};
 use super::overlap::{Overlap, Timed, covered};
 use super::unfinished;
 use crate::communicator::{Communicator, Operation};
@@ -42,8 +42,11 @@ pub(super) struct Steps<T: Number, G: FusionGroup<T>> {
     group: G,
     /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
     pub(super) bucket_bytes: usize,
-    first: FirstStep<T>,
-    agreed: Option<AgreedBuckets<T, G>>,
+    buckets: Buckets<T, G>,
+    /// Whether the ranks have agreed on the buckets. Until then, no bucket starts.
+    agreed: bool,
+    /// The order of the gradients of the first step.
+    order: Vec<usize>,
     begun: Instant,
     /// Whether this step has started an operation.
     committed: bool,
@@ -51,10 +54,9 @@ pub(super) struct Steps<T: Number, G: FusionGroup<T>> {
     pub(super) latest: Overlap,
 }
 
-/// The buckets, once the ranks have agreed on them.
-struct AgreedBuckets<T: Number, G: FusionGroup<T>> {
+struct Buckets<T: Number, G: FusionGroup<T>> {
     layout: Layout,
-    buckets: Vec<Bucket<T, G>>,
+    content: Vec<Bucket<T, G>>,
     given: Given,
     /// Start and end of each bucket's operation in this step, in the order in which this rank learnt of the
     /// ends.
@@ -62,6 +64,8 @@ struct AgreedBuckets<T: Number, G: FusionGroup<T>> {
 }
 
 enum Bucket<T: Number, G: FusionGroup<T>> {
+    /// One gradient of the first step.
+    First(Vec<T>),
     Idle(G::Memory),
     UnderWay(Timed<G::Flight>),
     /// The operation failed.
@@ -73,8 +77,9 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
         Self {
             group,
             bucket_bytes,
-            first: FirstStep::default(),
-            agreed: None,
+            buckets: Buckets::empty(),
+            agreed: false,
+            order: Vec::new(),
             begun: Instant::now(),
             committed: false,
             total: Overlap::default(),
@@ -87,9 +92,9 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
         if self.committed {
             return Err(unfinished());
         }
-        self.first = FirstStep::default();
-        if let Some(agreed) = &mut self.agreed {
-            agreed.given = Given::new(&agreed.layout);
+        match self.agreed {
+            true => self.buckets.given = Given::new(&self.buckets.layout),
+            false => (self.buckets, self.order) = (Buckets::empty(), Vec::new()),
         }
         self.begun = Instant::now();
         Ok(())
@@ -97,67 +102,50 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
 
     /// Returns the memory for a gradient, to be filled before [`ready`](Self::ready).
     pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
-        match &mut self.agreed {
-            None => self.first.slot(name, length),
-            Some(agreed) => agreed.slot(name, length),
+        if !self.agreed && self.buckets.layout.index(name).is_none() {
+            self.buckets.add(name, length);
         }
+        self.buckets.slot(name, length)
     }
 
     /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
     pub(super) fn elements(&self, index: usize) -> &[T] {
-        let elements = match &self.agreed {
-            None => self.first.elements(index),
-            Some(agreed) => agreed.elements(index),
-        };
-        elements.unwrap_or_default()
+        self.buckets.elements(index).unwrap_or_default()
     }
 
     /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
     pub(super) fn elements_mut(&mut self, index: usize) -> &mut [T] {
-        let elements = match &mut self.agreed {
-            None => self.first.elements_mut(index),
-            Some(agreed) => agreed.elements_mut(index),
-        };
-        elements.unwrap_or_default()
+        self.buckets.elements_mut(index).unwrap_or_default()
     }
 
     /// Takes a gradient as given, and starts the buckets that are full and next.
     pub(super) fn ready(&mut self, index: usize) -> Result<(), CollectiveError> {
-        let Some(agreed) = &mut self.agreed else {
-            self.first.ready(index);
-            return Ok(());
-        };
-        for bucket in agreed.given.give(&agreed.layout, index) {
-            self.committed = true;
-            agreed.start(bucket, &self.group)?;
+        if self.agreed {
+            return self.buckets.give(index, &self.group, &mut self.committed);
+        }
+        let Buckets { given, layout, .. } = &mut self.buckets;
+        if given.check(layout, index).is_ok() {
+            given.give(layout, index);
+            self.order.push(index);
         }
         Ok(())
-    }
-
-    /// Fails if this step still lacks gradients, and names the first few of these.
-    pub(super) fn check(&self) -> Result<(), CollectiveError> {
-        match &self.agreed {
-            None => self.first.complete(),
-            Some(agreed) => agreed.given.complete(&agreed.layout),
-        }
     }
 
     /// Waits for all buckets.
     pub(super) async fn finish(&mut self) -> Result<(), CollectiveError> {
         let asked = Instant::now();
-        self.check()?;
-        let is_first = self.agreed.is_none();
+        self.buckets.given.complete(&self.buckets.layout)?;
+        let is_first = !self.agreed;
         if is_first {
             self.committed = true;
             self.agree().await?;
         }
-        let Some(agreed) = &mut self.agreed else { return Err(unfinished()) };
-        agreed.wait_for_buckets().await?;
-        if agreed.has_failed() {
+        self.buckets.wait_until_reduced().await?;
+        if self.buckets.has_failed() {
             return Err(unfinished());
         }
         let ended = Instant::now();
-        let mut step = agreed.overlap();
+        let mut step = self.buckets.overlap();
         step.step = ended.saturating_duration_since(self.begun);
         step.waited = ended.saturating_duration_since(asked);
         if is_first {
@@ -171,27 +159,24 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
     }
 
     pub(super) fn mean(&self, name: &str) -> Option<&[T]> {
-        let agreed = self.agreed.as_ref()?;
-        agreed.elements(agreed.layout.index(name)?)
+        self.buckets.elements(self.buckets.layout.index(name)?)
     }
 
     /// Returns all means with their names, in the order of the buckets.
     pub(super) fn means(&self) -> impl Iterator<Item = (&str, &[T])> {
-        self.agreed.iter().flat_map(|agreed| {
-            let gradients = agreed.layout.gradients.iter().enumerate();
-            gradients.filter_map(|(index, gradient)| Some((&*gradient.name, agreed.elements(index)?)))
-        })
+        let gradients = self.buckets.layout.gradients.iter().enumerate();
+        gradients.filter_map(|(index, gradient)| Some((&*gradient.name, self.buckets.elements(index)?)))
     }
 
     /// Agrees with the other ranks on the gradients and their order, and starts the first step's buckets.
     async fn agree(&mut self) -> Result<(), CollectiveError> {
         let bytes = match self.group.rank() {
-            0 => self.first.list(self.bucket_bytes as u64).encode_to_vec(),
+            0 => self.buckets.layout.list(&self.order, self.bucket_bytes as u64).encode_to_vec(),
             _ => Vec::new(),
         };
         let list = List::decode(&self.group.share(bytes).await?[..]);
         let problem = match &list {
-            Ok(list) => self.first.compare(list),
+            Ok(list) => self.buckets.layout.compare(list),
             Err(_) => Some(Problem::Unreadable),
         };
         let problems = self.group.gather(problem.as_ref().map_or(0, Problem::code)).await?;
@@ -206,28 +191,46 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
             return Err(CollectiveError::new(CollectiveErrorKind::Mismatch, Some(rank), reason));
         }
         self.bucket_bytes = usize::try_from(list.bucket_bytes).unwrap_or(usize::MAX);
-        let mut agreed = AgreedBuckets::new(&list, self.bucket_bytes, &self.group)?;
-        let first = std::mem::take(&mut self.first);
-        for entry in &list.entries {
-            let Some(values) = first.values(&entry.name) else { continue };
-            let (index, slot) = agreed.slot(&entry.name, values.len())?;
-            slot.copy_from_slice(values);
-            for bucket in agreed.given.give(&agreed.layout, index) {
-                agreed.start(bucket, &self.group)?;
-            }
+        let mut agreed = Buckets::new(&list, self.bucket_bytes, &self.group)?;
+        for (index, entry) in list.entries.iter().enumerate() {
+            let first = self.buckets.layout.index(&entry.name).and_then(|index| self.buckets.elements(index));
+            let (Some(first), Some(elements)) = (first, agreed.elements_mut(index)) else { continue };
+            elements.copy_from_slice(first);
+            agreed.give(index, &self.group, &mut self.committed)?;
         }
-        self.agreed = Some(agreed);
+        (self.buckets, self.agreed) = (agreed, true);
         Ok(())
     }
 }
 
-impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
+impl<T: Number, G: FusionGroup<T>> Buckets<T, G> {
+    fn empty() -> Self {
+        Self { layout: Layout::default(), content: Vec::new(), given: Given::default(), times: Vec::new() }
+    }
+
     fn new(list: &List, bytes: usize, group: &G) -> Result<Self, CollectiveError> {
         let layout = Layout::new(list, bytes / size_of::<T>());
-        let buckets = layout.buckets.iter().map(|&elements| Ok(Bucket::Idle(group.allocate(elements)?)));
-        let buckets = buckets.collect::<Result<_, CollectiveError>>()?;
+        let content = layout.buckets.iter().map(|&elements| Ok(Bucket::Idle(group.allocate(elements)?)));
+        let content = content.collect::<Result<_, CollectiveError>>()?;
         let given = Given::new(&layout);
-        Ok(Self { layout, buckets, given, times: Vec::new() })
+        Ok(Self { layout, content, given, times: Vec::new() })
+    }
+
+    /// Adds a gradient of the first step.
+    fn add(&mut self, name: &str, length: usize) {
+        self.layout.add(name, length);
+        self.given.add();
+        self.content.push(Bucket::First(bytemuck::zeroed_vec(length)));
+    }
+
+    /// Takes a gradient as given, and starts the buckets that are full and next. Notes in `committed` if it
+    /// starts one.
+    fn give(&mut self, index: usize, group: &G, committed: &mut bool) -> Result<(), CollectiveError> {
+        for bucket in self.given.give(&self.layout, index) {
+            *committed = true;
+            self.start(bucket, group)?;
+        }
+        Ok(())
     }
 
     fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
@@ -239,8 +242,8 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
 
     fn start(&mut self, bucket: usize, group: &G) -> Result<(), CollectiveError> {
         let started = Instant::now();
-        let state = std::mem::replace(&mut self.buckets[bucket], Bucket::Failed);
-        self.buckets[bucket] = match state {
+        let state = std::mem::replace(&mut self.content[bucket], Bucket::Failed);
+        self.content[bucket] = match state {
             Bucket::Idle(memory) => Bucket::UnderWay(Timed::new(group.mean(memory), started)),
             other => other,
         };
@@ -253,20 +256,20 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
 
     /// Polls the operation of a bucket.
     fn poll_bucket(&mut self, bucket: usize, task: Option<&Waker>) -> Poll<Result<(), CollectiveError>> {
-        let Bucket::UnderWay(flight) = &mut self.buckets[bucket] else { return Poll::Ready(Ok(())) };
+        let Bucket::UnderWay(flight) = &mut self.content[bucket] else { return Poll::Ready(Ok(())) };
         let Poll::Ready((result, times)) = flight.poll(task) else { return Poll::Pending };
         self.times.push(times);
         let (state, result) = match result {
             Ok(memory) => (Bucket::Idle(memory), Ok(())),
             Err(error) => (Bucket::Failed, Err(error)),
         };
-        self.buckets[bucket] = state;
+        self.content[bucket] = state;
         Poll::Ready(result)
     }
 
     /// Waits for all buckets, one after the other. They end in this order, more or less.
-    async fn wait_for_buckets(&mut self) -> Result<(), CollectiveError> {
-        for bucket in 0..self.buckets.len() {
+    async fn wait_until_reduced(&mut self) -> Result<(), CollectiveError> {
+        for bucket in 0..self.content.len() {
             poll_fn(|context| self.poll_bucket(bucket, Some(context.waker()))).await?;
         }
         Ok(())
@@ -274,7 +277,7 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
 
     /// Returns whether the operation of a bucket has failed.
     fn has_failed(&self) -> bool {
-        self.buckets.iter().any(|bucket| matches!(bucket, Bucket::Failed))
+        self.content.iter().any(|bucket| matches!(bucket, Bucket::Failed))
     }
 
     /// Returns the number, bytes and times of the buckets. The caller adds the times of the step itself.
@@ -283,7 +286,7 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
         times.sort_unstable();
         let elements: usize = self.layout.buckets.iter().sum();
         Overlap {
-            buckets: self.buckets.len() as u64,
+            buckets: self.content.len() as u64,
             bytes: (elements * size_of::<T>()) as u64,
             communication: covered(times),
             ..Overlap::default()
@@ -293,7 +296,8 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
     /// Returns the elements of a gradient, unless an operation has its bucket.
     fn elements(&self, index: usize) -> Option<&[T]> {
         let gradient = self.layout.gradients.get(index)?;
-        match &self.buckets[gradient.bucket] {
+        match &self.content[gradient.bucket] {
+            Bucket::First(values) => Some(values),
             Bucket::Idle(memory) => memory.get(gradient.range.clone()),
             Bucket::UnderWay(_) | Bucket::Failed => None,
         }
@@ -301,7 +305,8 @@ impl<T: Number, G: FusionGroup<T>> AgreedBuckets<T, G> {
 
     fn elements_mut(&mut self, index: usize) -> Option<&mut [T]> {
         let gradient = self.layout.gradients.get(index)?;
-        match &mut self.buckets[gradient.bucket] {
+        match &mut self.content[gradient.bucket] {
+            Bucket::First(values) => Some(values),
             Bucket::Idle(memory) => memory.get_mut(gradient.range.clone()),
             Bucket::UnderWay(_) | Bucket::Failed => None,
         }

@@ -14,7 +14,7 @@ mod tests;
 
 use std::fmt;
 
-use bytemuck::{cast_slice, cast_slice_mut, try_cast_slice, try_cast_slice_mut};
+use bytemuck::{bytes_of, cast_slice, pod_read_unaligned, try_cast_slice, try_cast_slice_mut};
 use half::{bf16, f16};
 use tonic_rdma_tensor::{Dtype, Element};
 
@@ -68,7 +68,7 @@ impl fmt::Display for Reduction {
 
 /// A type of elements that collective operations reduce: `f32`, `f64`, `f16`, `bf16`, and the integers of 8
 /// to 64 bits.
-pub trait Number: Element + Copy + Unpin + bytemuck::Pod {}
+pub trait Number: Element + Copy + fmt::Debug + Unpin + bytemuck::Pod {}
 
 macro_rules! numbers {
     ($($number:ty),*) => { $(impl Number for $number {})* };
@@ -78,8 +78,7 @@ numbers!(f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
 
 /// A reduction of elements of one type, on their bytes.
 ///
-/// Bytes may lie at any address. At one that does not suit the type they are copied in blocks, which is
-/// slower.
+/// Bytes may lie at any address. At one that does not suit the type each element is copied, which is slower.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     reduce: fn(&mut [u8], &[u8]),
@@ -159,11 +158,6 @@ impl Kernel {
         }
     }
 
-    /// Returns whether this is a mean, which needs [`finish`](Self::finish).
-    pub fn finishes(&self) -> bool {
-        self.divide.is_some()
-    }
-
     fn of_float<T: Divide, S: BinaryOperator<T>>(reduction: Reduction) -> Option<Self> {
         let divide = (reduction == Reduction::Mean).then_some(divide_bytes::<T> as fn(&mut [u8], usize));
         Some(Self { divide, ..Self::of_type::<T, S>(reduction) })
@@ -186,23 +180,16 @@ impl Kernel {
     }
 }
 
-/// Number of elements of a block on the stack, for bytes at an address that does not suit the type.
-const BLOCK: usize = 256;
-
 fn reduce_bytes<T: Arithmetic, P: BinaryOperator<T>>(into: &mut [u8], with: &[u8]) {
     let length = whole::<T>(into.len().min(with.len()));
     let (into, with) = (&mut into[..length], &with[..length]);
     if let (Ok(into), Ok(with)) = (try_cast_slice_mut::<u8, T>(into), try_cast_slice::<u8, T>(with)) {
         return P::reduce(into, with);
     }
-    let (mut one, mut two) = ([T::zeroed(); BLOCK], [T::zeroed(); BLOCK]);
-    let bytes = size_of::<T>() * BLOCK;
-    for (into, with) in into.chunks_mut(bytes).zip(with.chunks(bytes)) {
-        let elements = into.len() / size_of::<T>();
-        cast_slice_mut(&mut one[..elements]).copy_from_slice(into);
-        cast_slice_mut(&mut two[..elements]).copy_from_slice(with);
-        P::reduce(&mut one[..elements], &two[..elements]);
-        into.copy_from_slice(cast_slice(&one[..elements]));
+    // The address does not suit the type.
+    for (into, with) in into.chunks_exact_mut(size_of::<T>()).zip(with.chunks_exact(size_of::<T>())) {
+        let reduced = P::apply(pod_read_unaligned(into), pod_read_unaligned(with));
+        into.copy_from_slice(bytes_of(&reduced));
     }
 }
 
@@ -224,12 +211,10 @@ fn divide_bytes<T: Divide>(into: &mut [u8], ranks: usize) {
     if let Ok(into) = try_cast_slice_mut::<u8, T>(into) {
         return kernels::divide(into, ranks);
     }
-    let mut block = [T::zeroed(); BLOCK];
-    for into in into.chunks_mut(size_of::<T>() * BLOCK) {
-        let elements = into.len() / size_of::<T>();
-        cast_slice_mut(&mut block[..elements]).copy_from_slice(into);
-        kernels::divide(&mut block[..elements], ranks);
-        into.copy_from_slice(cast_slice(&block[..elements]));
+    for into in into.chunks_exact_mut(size_of::<T>()) {
+        let mut element = [pod_read_unaligned::<T>(into)];
+        kernels::divide(&mut element, ranks);
+        into.copy_from_slice(cast_slice(&element));
     }
 }
 

@@ -1,4 +1,4 @@
-use bytemuck::{bytes_of, cast_slice, pod_read_unaligned};
+use bytemuck::{cast_slice, cast_slice_mut};
 use proptest::prelude::*;
 
 use super::*;
@@ -176,10 +176,10 @@ fn means<T: Oracle + std::fmt::Debug>(ranks: usize) {
     same(&actual, &expected, &format!("mean of {ranks}"));
 }
 
-/// Every length up to some vectors, every misalignment, and lengths around the block of the slow path.
+/// Every length up to some vectors, every misalignment, and longer ones.
 fn lengths_and_addresses<T: Oracle + std::fmt::Debug>() {
     let size = size_of::<T>();
-    let lengths = (0..70).chain([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3]);
+    let lengths = (0..70).chain([255, 256, 257, 515]);
     for (length, shift) in lengths.flat_map(|length| (0..9).map(move |shift| (length, shift))) {
         let (one, two) = (random::<T>(5, length), random::<T>(6, length));
         let (begin, end) = (shift, shift + length * size);
@@ -213,7 +213,7 @@ fn lengths_and_addresses<T: Oracle + std::fmt::Debug>() {
 }
 
 fn misaligned_means<T: Oracle + std::fmt::Debug>() {
-    for length in [0, 1, 5, BLOCK, BLOCK + 7] {
+    for length in [0, 1, 5, 256, 263] {
         let values = random::<T>(7, length);
         let expected: Vec<T> = values.iter().map(|value| value.mean(3).unwrap()).collect();
         let mut bytes = vec![0xa5; 1];
@@ -261,9 +261,7 @@ fn only_a_mean_divides() {
         let mut values = [3.0_f32, 5.0];
         kernel::<f32>(reduction).finish(cast_slice_mut(&mut values), 2);
         assert_eq!(values, [3.0, 5.0]);
-        assert!(!kernel::<f32>(reduction).finishes());
     }
-    assert!(kernel::<f32>(Reduction::Mean).finishes());
 }
 
 #[test]
