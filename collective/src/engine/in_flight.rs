@@ -409,7 +409,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             check(*from, &self.tag, &tag, *length, arrived, step, program.steps.len() as u32)?;
             context.at(&self.tag, step, &program);
             let done = match parts[..] {
-                [part] if part.reduce.is_none() && part.into.role != MemoryRole::Input => {
+                [part] if part.reduce.is_none() => {
                     context.links.receive_into(*from, self.memories.bytes_mut(part.into, part.length))?
                 }
                 _ => {

@@ -56,7 +56,8 @@ pub(crate) struct Engine<L: RankLinks> {
     programs: Programs,
     /// In the order of their start.
     in_flight: VecDeque<InFlightOperation<L::Memory>>,
-    finished: Vec<Finished<L::Memory>>,
+    /// The operations that have ended, and were not taken yet.
+    finished: Vec<(OperationId, Ended<L::Memory>)>,
     /// Memory that peers may still read from after a failure.
     kept: Vec<L::Memory>,
     numbers: Numbers,
@@ -83,14 +84,6 @@ pub(crate) struct Engine<L: RankLinks> {
 
 /// The result of an operation, and its memory.
 pub(crate) type Ended<M> = (Result<(), CollectiveError>, CallerMemory<M>);
-
-/// An operation that has ended.
-#[derive(Debug)]
-struct Finished<M> {
-    id: OperationId,
-    result: Result<(), CollectiveError>,
-    memory: CallerMemory<M>,
-}
 
 /// What an engine has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -211,8 +204,8 @@ impl<L: RankLinks> Engine<L> {
     pub(crate) fn adopt(&mut self, id: OperationId, memory: CallerMemory<L::Memory>) {
         if let Some(operation) = self.in_flight.iter_mut().find(|operation| operation.id == id) {
             operation.memory = memory;
-        } else if let Some(finished) = self.finished.iter_mut().find(|finished| finished.id == id) {
-            finished.memory = memory;
+        } else if let Some((_, ended)) = self.finished.iter_mut().find(|(finished, _)| *finished == id) {
+            ended.1 = memory;
         }
     }
 
@@ -364,9 +357,13 @@ impl<L: RankLinks> Engine<L> {
         if let Execution::Planned(planned) = &operation.execution {
             self.statistics.copied += planned.program.copied as u64;
         }
+        self.deliver(operation, result);
+    }
+
+    fn deliver(&mut self, operation: InFlightOperation<L::Memory>, result: Result<(), CollectiveError>) {
         wake_all(operation.waker);
         if !operation.detached {
-            self.finished.push(Finished { id: operation.id, result, memory: operation.memory });
+            self.finished.push((operation.id, (result, operation.memory)));
         }
     }
 
@@ -377,9 +374,8 @@ impl<L: RankLinks> Engine<L> {
 
     /// Takes the result of an operation that has ended, and its memory.
     pub(crate) fn take(&mut self, id: OperationId) -> Option<Ended<L::Memory>> {
-        let at = self.finished.iter().position(|finished| finished.id == id)?;
-        let finished = self.finished.swap_remove(at);
-        Some((finished.result, finished.memory))
+        let at = self.finished.iter().position(|(finished, _)| *finished == id)?;
+        Some(self.finished.swap_remove(at).1)
     }
 
     /// Wakes `waker` when the operation has ended, or when it needs its slices.
@@ -395,7 +391,7 @@ impl<L: RankLinks> Engine<L> {
     /// Lets an operation go on without anybody who takes its result. One whose memory is lent can't go on: it
     /// ends the group.
     pub(crate) fn forget(&mut self, id: OperationId) {
-        self.finished.retain(|finished| finished.id != id);
+        self.finished.retain(|(finished, _)| *finished != id);
         let Some(at) = self.in_flight.iter().position(|operation| operation.id == id) else { return };
         let operation = &mut self.in_flight[at];
         operation.detached = true;
@@ -591,14 +587,7 @@ impl<L: RankLinks> Engine<L> {
                 self.kept.extend(planned.scratch.take());
                 keep(&mut operation.memory, &mut self.supply, &mut self.kept);
             }
-            wake_all(operation.waker);
-            if !operation.detached {
-                self.finished.push(Finished {
-                    id: operation.id,
-                    result: Err(result),
-                    memory: operation.memory,
-                });
-            }
+            self.deliver(operation, Err(result));
         }
     }
 

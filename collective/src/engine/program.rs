@@ -132,34 +132,22 @@ pub(crate) struct MemoryShape {
     pub(super) inline: usize,
 }
 
-/// Why a plan can't be carried out in the memory of an operation. This is a fault of this library.
-#[derive(Debug)]
-pub(crate) struct CompileError {
-    pub(super) step: usize,
-    pub(super) what: &'static str,
-}
-
 /// Compiles `plan` for memory of this shape.
-///
-/// # Errors
-/// The plan reads elements that have no value, or its spans do not fit.
-pub(super) fn compile(plan: &Plan, shape: &MemoryShape) -> Result<Program, CompileError> {
+pub(super) fn compile(plan: &Plan, shape: &MemoryShape) -> Program {
     let mut compiler = Compiler::new(plan, shape);
     let count = plan.steps.len();
     let mut steps = Vec::with_capacity(count);
     for index in 0..count {
         compiler.index = index;
-        steps.push(compiler.step().map_err(|what| CompileError { step: index, what })?);
+        steps.push(compiler.step());
     }
-    let outs = compiler.last_outs().map_err(|what| CompileError { step: count, what })?;
+    let outs = compiler.outs(&(0..shape.elements));
     let mut then = vec![Vec::new(); count + compiler.stagings.len()];
     let mut waits = vec![0; count + compiler.stagings.len()];
     for (index, step) in plan.steps.iter().enumerate() {
         let staging = compiler.stagings.iter().position(|staging| staging.step == index);
         for &before in &step.after {
-            let Some(list) = then.get_mut(before as usize).filter(|_| (before as usize) < index) else {
-                return Err(CompileError { step: index, what: "waits for a step that is not earlier" });
-            };
+            let list: &mut Vec<u32> = &mut then[before as usize];
             list.push(index as u32);
             waits[index] += 1;
             if let Some(staging) = staging {
@@ -173,7 +161,7 @@ pub(super) fn compile(plan: &Plan, shape: &MemoryShape) -> Result<Program, Compi
         waits[index] += 1;
     }
     steps.extend(compiler.stagings.into_iter().map(|staging| Work::Stage { copies: staging.copies }));
-    Ok(Program {
+    Program {
         peers: peers(plan),
         outs,
         staging: if compiler.stages { shape.elements * shape.size } else { 0 },
@@ -182,7 +170,7 @@ pub(super) fn compile(plan: &Plan, shape: &MemoryShape) -> Result<Program, Compi
         steps,
         waits,
         then,
-    })
+    }
 }
 
 fn peers(plan: &Plan) -> Vec<PeerSteps> {
@@ -228,8 +216,6 @@ struct Staged {
     copies: Vec<Copy>,
 }
 
-type Compiled<T> = Result<T, &'static str>;
-
 impl<'a> Compiler<'a> {
     fn new(plan: &'a Plan, shape: &'a MemoryShape) -> Self {
         let mut roles = RoleMap::new(shape.elements);
@@ -249,25 +235,22 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    fn step(&mut self) -> Compiled<Work> {
+    fn step(&mut self) -> Work {
         match &self.plan.steps[self.index].action {
             Action::Send { to, from } => self.send(*to, from),
             Action::Receive { from, into, reduce } => {
-                self.fits(into)?;
-                let (parts, outs) = self.write(into, reduce.as_ref(), None)?;
-                Ok(Work::Receive { from: *from, length: into.range.len() * self.shape.size, parts, outs })
+                let (parts, outs) = self.write(into, reduce.as_ref(), None);
+                Work::Receive { from: *from, length: into.range.len() * self.shape.size, parts, outs }
             }
             Action::Local { with, into, reduce } => {
-                self.fits(into)?;
-                let (parts, outs) = self.write(into, Some(reduce), Some(with))?;
-                Ok(Work::Local { parts, outs })
+                let (parts, outs) = self.write(into, Some(reduce), Some(with));
+                Work::Local { parts, outs }
             }
             Action::Finish { span } => self.finish(span),
         }
     }
 
-    fn send(&mut self, to: usize, span: &Span) -> Compiled<Work> {
-        self.fits(span)?;
+    fn send(&mut self, to: usize, span: &Span) -> Work {
         let length = span.range.len() * self.shape.size;
         let inline = length <= self.shape.inline;
         let mut copies = Vec::new();
@@ -281,7 +264,7 @@ impl<'a> Compiler<'a> {
             if common == 0 {
                 for (part, roles) in self.roles.parts(&span.range) {
                     if roles & STAGING == 0 {
-                        copies.push(self.copy(&part, roles, STAGING)?);
+                        copies.push(self.copy(&part, roles, STAGING));
                     }
                 }
                 self.roles.change(&span.range, |roles| roles | STAGING);
@@ -295,7 +278,7 @@ impl<'a> Compiler<'a> {
         if from.role == MemoryRole::Staging {
             self.comes_after_staging(&span.range);
         }
-        Ok(Work::Send { to, from, length, inline })
+        Work::Send { to, from, length, inline }
     }
 
     /// Notes that this step reads elements of Staging, so that it waits for the copies of earlier sends.
@@ -309,24 +292,9 @@ impl<'a> Compiler<'a> {
     }
 
     /// Returns the parts of a step that writes `into`, and the copies to Out after it.
-    fn write(
-        &mut self,
-        into: &Span,
-        reduce: Option<&Span>,
-        with: Option<&Span>,
-    ) -> Compiled<(Vec<Part>, Vec<Copy>)> {
+    fn write(&mut self, into: &Span, reduce: Option<&Span>, with: Option<&Span>) -> (Vec<Part>, Vec<Copy>) {
         let count = into.range.len();
-        let mut sources = Vec::new();
-        for span in [reduce, with] {
-            sources.push(match span {
-                Some(span) if span.range.len() != count => return Err("has spans of different lengths"),
-                Some(span) => {
-                    self.fits(span)?;
-                    Some(self.read(span)?)
-                }
-                None => None,
-            });
-        }
+        let sources = [reduce, with].map(|span| span.map(|span| self.read(span)));
         let role = if into.area == Area::Scratch { 0 } else { self.target(&into.range) };
         let target = match role {
             0 => self.scratch(into.range.start),
@@ -360,16 +328,15 @@ impl<'a> Compiler<'a> {
         let mut outs = Vec::new();
         if role != 0 {
             self.roles.change(&into.range, |_| role);
-            outs = self.outs_after(&into.range)?;
+            outs = self.outs_after(&into.range);
         }
-        Ok((parts, outs))
+        (parts, outs)
     }
 
-    fn finish(&mut self, span: &Span) -> Compiled<Work> {
-        self.fits(span)?;
+    fn finish(&mut self, span: &Span) -> Work {
         if span.area == Area::Scratch {
             let ranges = vec![(self.scratch(span.range.start), span.range.len() * self.shape.size)];
-            return Ok(Work::Finish { copies: Vec::new(), ranges, outs: Vec::new() });
+            return Work::Finish { copies: Vec::new(), ranges, outs: Vec::new() };
         }
         let target = self.target(&span.range);
         let (mut copies, mut ranges) = (Vec::new(), Vec::new());
@@ -379,19 +346,19 @@ impl<'a> Compiler<'a> {
             } else if roles & STAGING != 0 {
                 STAGING
             } else {
-                copies.push(self.copy(&part, roles, target)?);
+                copies.push(self.copy(&part, roles, target));
                 target
             };
             self.roles.change(&part, |_| role);
             ranges.push((self.address(part.start, role), part.len() * self.shape.size));
         }
-        let outs = self.outs_after(&span.range)?;
-        Ok(Work::Finish { copies, ranges, outs })
+        let outs = self.outs_after(&span.range);
+        Work::Finish { copies, ranges, outs }
     }
 
     /// Returns the copies of elements that this step wrote to Staging for the last time, and that the result
     /// needs.
-    fn outs_after(&mut self, range: &Range<usize>) -> Compiled<Vec<Copy>> {
+    fn outs_after(&mut self, range: &Range<usize>) -> Vec<Copy> {
         let writes_again = |action: &Action| {
             let (Action::Receive { into: span, .. }
             | Action::Local { into: span, .. }
@@ -402,25 +369,22 @@ impl<'a> Compiler<'a> {
             overlaps(span, range)
         };
         if self.plan.steps[self.index + 1..].iter().any(|step| writes_again(&step.action)) {
-            return Ok(Vec::new());
+            return Vec::new();
         }
         self.outs(range)
     }
 
-    fn last_outs(&mut self) -> Compiled<Vec<Copy>> {
-        self.outs(&(0..self.shape.elements))
-    }
-
-    fn outs(&mut self, range: &Range<usize>) -> Compiled<Vec<Copy>> {
+    /// Returns the copies of elements of the result that are not in Out.
+    fn outs(&mut self, range: &Range<usize>) -> Vec<Copy> {
         let wanted = intersection(&intersection(range, &self.shape.result), &self.shape.out);
         let mut copies = Vec::new();
         for (part, roles) in self.roles.parts(&wanted) {
             if roles & OUT == 0 {
-                copies.push(self.copy(&part, roles, OUT)?);
+                copies.push(self.copy(&part, roles, OUT));
                 self.roles.change(&part, |roles| roles | OUT);
             }
         }
-        Ok(copies)
+        copies
     }
 
     /// Returns the memory to which a step that writes `range` writes: Out or Staging.
@@ -439,39 +403,34 @@ impl<'a> Compiler<'a> {
 
     /// Returns the addresses of a span's elements: the first element of each part, counted from the span's
     /// start, and its address.
-    fn read(&mut self, span: &Span) -> Compiled<Vec<(usize, Address)>> {
+    fn read(&mut self, span: &Span) -> Vec<(usize, Address)> {
         if span.area == Area::Scratch {
-            return Ok(vec![(0, self.scratch(span.range.start))]);
+            return vec![(0, self.scratch(span.range.start))];
         }
         let mut ranges = Vec::new();
         for (part, roles) in self.roles.parts(&span.range) {
-            if roles == 0 {
-                return Err("reads elements that have no value");
-            }
             let address = self.address(part.start, roles);
             if address.role == MemoryRole::Staging {
                 self.comes_after_staging(&part);
             }
             ranges.push((part.start - span.range.start, address));
         }
-        Ok(ranges)
+        ranges
     }
 
-    fn copy(&mut self, part: &Range<usize>, roles: MemoryRoles, to: MemoryRoles) -> Compiled<Copy> {
-        if roles == 0 {
-            return Err("reads elements that have no value");
-        }
+    fn copy(&mut self, part: &Range<usize>, roles: MemoryRoles, to: MemoryRoles) -> Copy {
         let length = part.len() * self.shape.size;
         self.copied += length;
         let from = self.address(part.start, roles);
         if from.role == MemoryRole::Staging {
             self.comes_after_staging(part);
         }
-        Ok(Copy { from, to: self.address(part.start, to), length })
+        Copy { from, to: self.address(part.start, to), length }
     }
 
     /// Returns the address of an element that is valid in `roles`.
     fn address(&mut self, element: usize, roles: MemoryRoles) -> Address {
+        debug_assert!(roles != 0, "step {} reads elements that have no value", self.index);
         let size = self.shape.size;
         if roles & OUT != 0 {
             Address { role: MemoryRole::Out, at: element.saturating_sub(self.shape.out.start) * size }
@@ -486,15 +445,6 @@ impl<'a> Compiler<'a> {
 
     fn scratch(&self, element: usize) -> Address {
         Address { role: MemoryRole::Scratch, at: element * self.shape.size }
-    }
-
-    fn fits(&self, span: &Span) -> Compiled<()> {
-        let end = if span.area == Area::Scratch { self.plan.scratch } else { self.shape.elements };
-        if span.range.start <= span.range.end && span.range.end <= end {
-            Ok(())
-        } else {
-            Err("has a span outside its area")
-        }
     }
 }
 

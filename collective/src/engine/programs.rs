@@ -86,11 +86,9 @@ impl<L: RankLinks> Engine<L> {
             Some(arguments) => Plan::new(arguments, self.rank),
             None => point_to_point_plan(call.kind, call.elements),
         };
-        let program = program::compile(&plan, &key.shape).map_err(|error| {
-            argument(format!("internal error: step {} of the plan of {call} {}", error.step, error.what))
-        })?;
+        let program = Arc::new(program::compile(&plan, &key.shape));
         latest.truncate(KEPT - 1);
-        latest.insert(0, (key, Arc::new(program)));
+        latest.insert(0, (key, program));
         Ok((Arc::clone(&latest[0].1), kernel))
     }
 

@@ -85,7 +85,7 @@ pub(super) struct SimulatedLinks {
 impl Engine<SimulatedLinks> {
     /// Returns whether an operation has ended, so that `take` gives its result.
     fn is_finished(&self, id: OperationId) -> bool {
-        self.finished.iter().any(|finished| finished.id == id)
+        self.finished.iter().any(|(finished, _)| *finished == id)
     }
 }
 
@@ -517,7 +517,7 @@ impl Rank {
             }
         };
         let operation = self.engine.in_flight.iter().map(|operation| &operation.memory);
-        for memory in operation.chain(self.engine.finished.iter().map(|finished| &finished.memory)) {
+        for memory in operation.chain(self.engine.finished.iter().map(|(_, ended)| &ended.1)) {
             if let CallerMemory::Owned { input, out } = memory {
                 show(input);
                 show(out);
