@@ -202,7 +202,7 @@ impl Communicator {
     /// Returns what this communicator has done since it was made.
     pub fn statistics(&self) -> Statistics {
         let mut sum = Statistics::default();
-        for kind in [EngineKind::Group, EngineKind::PointToPoint] {
+        for kind in EngineKind::ALL {
             let engine = self.shared.engine(kind);
             let (own, links) = (engine.statistics, engine.links.counters());
             sum.operations += own.operations;

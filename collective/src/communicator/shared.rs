@@ -53,6 +53,10 @@ pub(crate) struct SharedState {
     notification: Condvar,
 }
 
+impl EngineKind {
+    pub(crate) const ALL: [Self; 2] = [Self::Group, Self::PointToPoint];
+}
+
 impl SharedState {
     pub(crate) fn new(
         group: Group,
@@ -152,9 +156,12 @@ impl SharedState {
     /// longer move: what the rank sent before is there, and an operation that needs no more of it ends well.
     pub(super) fn apply_failure(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
         if reason.kind() == CollectiveErrorKind::RankLost {
-            let idle = [EngineKind::Group, EngineKind::PointToPoint]
-                .into_iter()
-                .all(|kind| self.engine(kind).is_idle());
+            if let Some((rank, loss)) = reason.lost_rank().zip(reason.loss()) {
+                for kind in EngineKind::ALL {
+                    self.engine(kind).links.lose(rank, loss);
+                }
+            }
+            let idle = EngineKind::ALL.into_iter().all(|kind| self.engine(kind).is_idle());
             let mut since = lock(&self.stalled_since);
             if idle || moved {
                 *since = None;
@@ -166,7 +173,7 @@ impl SharedState {
                 return;
             }
         }
-        for kind in [EngineKind::Group, EngineKind::PointToPoint] {
+        for kind in EngineKind::ALL {
             let mut engine = self.engine(kind);
             if engine.failure().is_none() {
                 engine.fail(reason.clone());
@@ -176,7 +183,7 @@ impl SharedState {
 
     /// Ends all operations of this rank, before the survivors agree.
     pub(crate) fn revoke(&self, reason: &CollectiveError) {
-        for kind in [EngineKind::Group, EngineKind::PointToPoint] {
+        for kind in EngineKind::ALL {
             let mut engine = self.engine(kind);
             engine.fail(reason.clone());
             engine.links.give_up();
@@ -202,7 +209,7 @@ impl SharedState {
     /// Returns whether an engine has operations under way that no thread polls. A thread polls one engine
     /// only.
     fn has_work(&self) -> bool {
-        [EngineKind::Group, EngineKind::PointToPoint].into_iter().any(|kind| self.needs_thread(kind))
+        EngineKind::ALL.into_iter().any(|kind| self.needs_thread(kind))
     }
 
     /// Returns whether a thread polls an engine.
@@ -233,7 +240,7 @@ impl SharedState {
 
 impl Drop for SharedState {
     fn drop(&mut self) {
-        for kind in [EngineKind::Group, EngineKind::PointToPoint] {
+        for kind in EngineKind::ALL {
             for memory in &mut self.engine(kind).take_kept() {
                 // A peer may still read from it, so that the pool must not use it again.
                 memory.retire();
@@ -301,7 +308,7 @@ fn run_progress_thread(shared: &Weak<SharedState>) {
             shared.sleep();
             continue;
         }
-        for kind in [EngineKind::Group, EngineKind::PointToPoint] {
+        for kind in EngineKind::ALL {
             if shared.needs_thread(kind) && shared.progress(kind, now, None) {
                 backoff.moved();
             }

@@ -24,7 +24,7 @@ mod survivors;
 use std::sync::Arc;
 
 use tonic_rdma_tensor::Channel;
-use tonic_rdma_tensor::unstable::bootstrap::shortened;
+use tonic_rdma_tensor::unstable::bootstrap::{OwnRuntime, shortened};
 
 use crate::error::{CollectiveError, CollectiveErrorKind, setup};
 use crate::group::proto::{Loss, Report};
@@ -51,7 +51,12 @@ impl Group {
     /// The ranks do not meet in time, or a rank can't be reached by RDMA. The message names address and
     /// ranks.
     pub(crate) async fn join(launch: Launch, settings: Settings) -> Result<Self, CollectiveError> {
-        let (session, epoch) = Session::begin(launch, settings).await?;
+        let launch = launch.checked()?;
+        let runtime = OwnRuntime::new("rdma-collective", 1)
+            .map_err(|error| setup(format!("can't start the thread of a group: {error}")))?;
+        let runtime = Arc::new(runtime);
+        let connecting = session::connect(launch, settings, Arc::clone(&runtime));
+        let (session, epoch) = runtime.run(connecting, setup).await?;
         Ok(Self { session, epoch })
     }
 

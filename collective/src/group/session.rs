@@ -71,21 +71,8 @@ pub(crate) struct RemoteRank {
     pub(crate) peer: Peer,
 }
 
-impl Session {
-    /// Meets the other ranks, and opens channels to all of them.
-    pub(crate) async fn begin(
-        launch: Launch,
-        settings: Settings,
-    ) -> Result<(Arc<Self>, Arc<Epoch>), CollectiveError> {
-        let launch = launch.checked()?;
-        let runtime = OwnRuntime::new("rdma-collective", 1);
-        let runtime =
-            Arc::new(runtime.map_err(|error| setup(format!("can't start the thread of a group: {error}")))?);
-        runtime.run(connect(launch, settings, Arc::clone(&runtime)), setup).await
-    }
-}
-
-async fn connect(
+/// Meets the other ranks, and opens channels to all of them. To be carried out on `runtime`.
+pub(super) async fn connect(
     launch: Launch,
     settings: Settings,
     runtime: Arc<OwnRuntime>,

@@ -19,18 +19,12 @@ mod rank_link;
 mod tests;
 mod wire;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-
-use tokio::task::JoinSet;
-
 use self::element_read::Sink;
 use self::message::ElementReference;
 use self::rank_link::{LinkContext, RankLink};
 use crate::link::{LinkError, LinkFault, RankLinks, Tag, violation};
 use crate::memory::Memory;
-use tonic_rdma::unstable::lock;
-use tonic_rdma_tensor::{Channel, ExportedRegion};
+use tonic_rdma_tensor::ExportedRegion;
 
 pub(crate) use self::message::{LinkCounters, LinkSettings};
 
@@ -44,14 +38,14 @@ pub(crate) struct RemoteLinks {
     /// Whether a link goes by writes, which need `progress`.
     writes: bool,
     common: LinkContext,
-    watch: ChannelWatch,
     rounds: u32,
     /// The memory in which messages to peers with views lie.
     _outbox: ExportedRegion,
 }
 
 impl RemoteLinks {
-    /// Calls of `progress` between two checks of all channels.
+    /// Calls of `progress` between two checks of all channels. The group watches the channels too, and says
+    /// sooner that a rank is [lost](Self::lose).
     const CHECK_EVERY: u32 = 4096;
 
     /// Returns what these links have moved.
@@ -80,15 +74,17 @@ impl RemoteLinks {
         self.peers.iter_mut().flatten().for_each(|peer| peer.give_up());
     }
 
+    /// Notes why a rank is lost, if the channel to it has closed. What had arrived before is still received.
+    pub(crate) fn lose(&mut self, rank: usize, reason: &str) {
+        if let Some(Some(peer)) = self.peers.get_mut(rank) {
+            peer.check_channel(Some(reason));
+        }
+    }
+
     #[cold]
     fn check_channels(&mut self) {
-        for (rank, error) in self.watch.take() {
-            if let Some(Some(peer)) = self.peers.get_mut(rank) {
-                peer.close(error);
-            }
-        }
         for peer in self.peers.iter_mut().flatten() {
-            peer.check_channel();
+            peer.check_channel(None);
             peer.regions.sweep();
         }
     }
@@ -158,7 +154,7 @@ impl RankLinks for RemoteLinks {
     #[inline]
     fn progress(&mut self) -> Result<(), LinkError> {
         self.rounds = self.rounds.wrapping_add(1);
-        if self.watch.has_changed() || self.rounds.is_multiple_of(Self::CHECK_EVERY) {
+        if self.rounds.is_multiple_of(Self::CHECK_EVERY) {
             self.check_channels();
         }
         if self.writes {
@@ -175,45 +171,4 @@ impl RankLinks for RemoteLinks {
 #[cold]
 fn no_link(rank: usize) -> LinkError {
     LinkError { rank, cause: violation(format!("this rank has no link to rank {rank}")) }
-}
-
-/// Tasks that wait until channels close. They end when the watch is dropped.
-struct ChannelWatch {
-    shared: Arc<ClosedChannels>,
-    _tasks: JoinSet<()>,
-}
-
-#[derive(Default)]
-struct ClosedChannels {
-    changed: AtomicBool,
-    closed: Mutex<Vec<(usize, Arc<str>)>>,
-}
-
-impl ChannelWatch {
-    /// Watches the channels to these ranks. Must be called within a tokio runtime.
-    fn over(channels: impl IntoIterator<Item = (usize, Channel)>) -> Self {
-        let shared = Arc::new(ClosedChannels::default());
-        let mut tasks = JoinSet::new();
-        for (rank, channel) in channels {
-            let shared = Arc::clone(&shared);
-            tasks.spawn(async move {
-                let error = channel.closed().await;
-                lock(&shared.closed).push((rank, error.to_string().into()));
-                shared.changed.store(true, Ordering::Release);
-            });
-        }
-        Self { shared, _tasks: tasks }
-    }
-
-    /// Returns whether a channel has closed since [`take`](Self::take).
-    #[inline]
-    fn has_changed(&self) -> bool {
-        self.shared.changed.load(Ordering::Relaxed)
-    }
-
-    /// Returns the channels that have closed since the last call: rank and reason.
-    fn take(&self) -> Vec<(usize, Arc<str>)> {
-        self.shared.changed.store(false, Ordering::Release);
-        std::mem::take(&mut *lock(&self.shared.closed))
-    }
 }

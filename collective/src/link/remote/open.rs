@@ -18,11 +18,11 @@ use tokio::time::{sleep, timeout};
 use tonic_rdma_tensor::{Channel, RegionView, RemoteRegion, Rights, SharedRegion, TensorError};
 
 use crate::error::{CollectiveError, setup};
+use crate::link::remote::RemoteLinks;
 use crate::link::remote::element_read::{ElementRead, PeerRegions, Scratch, view_of};
 use crate::link::remote::message::{HEADER, Layout, LinkCounters, LinkSettings, REFERENCE};
 use crate::link::remote::rank_link::{LinkContext, RankLink, Wire};
 use crate::link::remote::wire::{MappedWire, WriteWire};
-use crate::link::remote::{ChannelWatch, RemoteLinks};
 use crate::memory::MemoryPool;
 
 /// "links", and the version of the format of messages.
@@ -83,12 +83,10 @@ impl RemoteLinks {
             LinkSetup { pool: pool.clone(), outbox, names, settings: settings.clone(), rank, ranks };
 
         let mut tasks = JoinSet::new();
-        let mut watched = Vec::new();
         for (peer, channel) in channels.into_iter().enumerate().filter(|(peer, _)| *peer != rank) {
             let Some(channel) = channel else {
                 return Err(setup(format!("rank {rank} has no channel to rank {peer}")));
             };
-            watched.push((peer, channel.clone()));
             let link_setup = link_setup.clone();
             tasks.spawn(async move { (peer, link_setup.set_up_in_time(peer, channel).await) });
         }
@@ -109,7 +107,6 @@ impl RemoteLinks {
                 scratch: Scratch::new(),
                 delivered: false,
             },
-            watch: ChannelWatch::over(watched),
             rounds: 0,
             _outbox: exported,
         })

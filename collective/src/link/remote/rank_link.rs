@@ -123,11 +123,12 @@ impl RankLink {
         }
     }
 
-    /// Notes it if the channel has closed.
-    pub(super) fn check_channel(&mut self) {
+    /// Notes it if the channel has closed, and why if that is known.
+    pub(super) fn check_channel(&mut self, reason: Option<&str>) {
         if self.closed.is_none() && !self.channel.is_open() {
             let peer = self.channel.endpoint();
-            self.closed = Some(format!("the link to {peer} is lost: the channel has closed").into());
+            let unknown = || format!("the link to {peer} is lost: the channel has closed").into();
+            self.closed = Some(reason.map_or_else(unknown, Arc::from));
         }
     }
 
@@ -400,7 +401,7 @@ impl RankLink {
                 Ok(false) => return Ok(false),
                 Err(fault) => {
                     // A peer that died has withdrawn its memory, and breaks no rule by that.
-                    self.check_channel();
+                    self.check_channel(None);
                     let fault = self.check_open().err().unwrap_or(fault);
                     // Bytes of this message may be missing, so nothing more is received.
                     self.fault = Some(fault.clone());
