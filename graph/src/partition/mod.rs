@@ -434,28 +434,23 @@ fn best_chain(groups: &Groups, beginnings: &[Beginning], parts: usize, percent: 
         .enumerate()
         .map(|(to, end)| (0..to).filter(|from| beginnings[*from].is_in(end)).collect())
         .collect();
-    let least = cheapest(&contained, parts, u64::MAX, &work, &|_, _| 0)?;
-    let slack = u128::from(least.most_work) * u128::from(percent) / 100;
-    let limit = least.most_work.saturating_add(slack.try_into().unwrap_or(u64::MAX));
+    let (_, least) = cheapest(&contained, parts, u64::MAX, &work, &|_, _| 0)?;
+    let slack = u128::from(least) * u128::from(percent) / 100;
+    let limit = least.saturating_add(slack.try_into().unwrap_or(u64::MAX));
     let bytes = |from: usize, to: usize| beginnings[from].bytes_to(&beginnings[to], groups);
-    cheapest(&contained, parts, limit, &work, &bytes).map(|chain| chain.ends)
+    cheapest(&contained, parts, limit, &work, &bytes).map(|(ends, _)| ends)
 }
 
-/// A chain of beginnings from the empty one to the whole graph.
-struct Chain {
-    ends: Vec<usize>,
-    most_work: u64,
-}
-
-/// Returns the chain of `parts` parts with at most `limit` work in each that has the lowest sum of costs, and
-/// among those the one whose largest part has the least work.
+/// Returns the chain of beginnings, from the empty one to the whole graph, of `parts` parts with at most `limit`
+/// work in each that has the lowest sum of costs, and among those the one whose largest part has the least work:
+/// the ends of the parts, and the work of the largest one.
 fn cheapest(
     contained: &[Vec<usize>],
     parts: usize,
     limit: u64,
     work: &dyn Fn(usize, usize) -> u64,
     cost: &dyn Fn(usize, usize) -> u64,
-) -> Option<Chain> {
+) -> Option<(Vec<usize>, u64)> {
     // For each beginning as the end of the parts so far: their cost, their largest work, and the beginning of
     // the last one.
     let mut best: Vec<Option<(u64, u64, usize)>> = vec![None; contained.len()];
@@ -485,7 +480,7 @@ fn cheapest(
         end = step[end]?.2;
     }
     ends.reverse();
-    Some(Chain { ends, most_work })
+    Some((ends, most_work))
 }
 
 /// A graph of groups. Each group is a node, or several nodes that must be in one part because the output of a

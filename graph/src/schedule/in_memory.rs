@@ -108,15 +108,14 @@ impl<V: Value> Transfers<V> {
 }
 
 impl InMemory {
-    fn crossing(&self, id: CrossingId) -> Result<&Crossing, GraphError> {
-        let reason = || format!("the graph has no crossing tensor {}", id.0);
-        self.placements.crossing(id).ok_or_else(|| GraphError::of_setting("crossing", reason()))
+    fn crossing(&self, id: CrossingId) -> &Crossing {
+        &self.placements.crossings()[id.0]
     }
 }
 
 impl<V: Value> Transport<V> for InMemory {
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
-        let peer = self.crossing(crossing)?.to;
+        let peer = self.crossing(crossing).to;
         let start = self.network.put(self.part, peer, crossing, step, tensor)?;
         if start == Start::Begun {
             let counts = &mut self.counts[crossing.0];
@@ -133,7 +132,7 @@ impl<V: Value> Transport<V> for InMemory {
         sites: &NodeSites,
         waker: Option<&Waker>,
     ) -> Result<Option<V>, GraphError> {
-        let crossing = self.crossing(crossing)?;
+        let crossing = self.crossing(crossing);
         let peer = crossing.from;
         let Some(tensor) = self.network.take(self.part, peer, crossing.id, step, waker)? else {
             return Ok(None);
@@ -143,7 +142,7 @@ impl<V: Value> Transport<V> for InMemory {
     }
 
     fn can_start(&mut self, crossing: CrossingId, waker: &Waker) -> Result<bool, GraphError> {
-        let peer = self.crossing(crossing)?.to;
+        let peer = self.crossing(crossing).to;
         self.network.is_below(self.network.depth, self.part, peer, crossing, waker)
     }
 

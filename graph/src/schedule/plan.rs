@@ -262,13 +262,12 @@ impl<V: Clone> Flights<V> {
     }
 
     /// Adds the next step. Returns which nodes are ready, and which receives are now due.
-    pub(super) fn admit(&mut self, plan: &Plan, step: u64, began: Duration) -> Due {
+    pub(super) fn admit(&mut self, plan: &Plan, step: u64, began: Duration) -> (Vec<usize>, Vec<usize>) {
         let values =
             plan.values.iter().map(|value| StepValue { value: None, uses: value.consumers.len() }).collect();
         let waits_for: Vec<usize> = plan.nodes.iter().map(|node| node.waits_for).collect();
         let runs = |(node, waits_for): (usize, &usize)| *waits_for == 0 && self.node_steps[node] == step;
-        let nodes =
-            waits_for.iter().enumerate().filter(|it| runs(*it)).map(|(node, _)| (step, node)).collect();
+        let nodes = waits_for.iter().enumerate().filter(|it| runs(*it)).map(|(node, _)| node).collect();
         let due = |receive: &usize| self.receive_steps[*receive] == step;
         let receives = (0..plan.receives.len()).filter(due).collect();
         self.flights.push_back(Flight {
@@ -280,7 +279,7 @@ impl<V: Clone> Flights<V> {
             receives_left: plan.receives.len(),
             sends_left: plan.sends,
         });
-        Due { nodes, receives }
+        (nodes, receives)
     }
 
     /// Takes the inputs of a node. The last consumer of a value gets the value itself, so that an engine can
@@ -376,11 +375,4 @@ impl<V: Clone> Flights<V> {
         let oldest = self.flights.front()?.step;
         self.flights.get_mut(usize::try_from(step.checked_sub(oldest)?).ok()?)
     }
-}
-
-/// What a new step makes ready.
-#[derive(Debug)]
-pub(super) struct Due {
-    pub(super) nodes: Vec<(u64, usize)>,
-    pub(super) receives: Vec<usize>,
 }

@@ -125,11 +125,11 @@ impl<'a, V: Value> Run<'a, V> {
         while self.flights.flights.len() < self.executor.settings.window && !self.steps.is_empty() {
             let step = self.steps.start;
             self.steps.start += 1;
-            let due = self.flights.admit(&self.executor.plan, step, self.began.elapsed());
-            for receive in due.receives {
+            let (nodes, receives) = self.flights.admit(&self.executor.plan, step, self.began.elapsed());
+            for receive in receives {
                 self.due(receive);
             }
-            due.nodes.into_iter().for_each(|(step, node)| self.queue.ready(step, node));
+            nodes.into_iter().for_each(|node| self.queue.ready(step, node));
         }
     }
 

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -282,17 +284,12 @@ async fn unless_peer_fails<T>(
     state: &SessionState,
     work: impl Future<Output = Result<T, GraphError>>,
 ) -> Result<T, GraphError> {
-    let mut changes = state.peers.changes();
-    let trouble = async {
-        loop {
-            if let Err(error) = state.peers.check_all() {
-                return error;
-            }
-            if changes.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
-    };
+    let heard = state.peers.cell();
+    let trouble = poll_fn(|context| {
+        // Set before the check, so that no later change is missed.
+        heard.set(context.waker());
+        state.peers.check_all().err().map_or(Poll::Pending, Poll::Ready)
+    });
     tokio::select! {
         biased;
         done = work => done,

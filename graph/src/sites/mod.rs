@@ -71,13 +71,6 @@ pub struct CrossingMemory {
     pub bytes: u64,
 }
 
-/// Ends the execution of a node when it is dropped, on the same thread.
-#[derive(Debug)]
-#[must_use = "the execution of the node ends when this is dropped"]
-pub(crate) struct ExecutionScope {
-    _scope: Option<NodeScope>,
-}
-
 impl NodeSites {
     /// Makes the table of a process. `limit_bytes` is the number of bytes that may be in registered memory at
     /// a time. A program whose global allocator is no
@@ -130,7 +123,7 @@ impl NodeSites {
 
     /// Begins an execution of a node on this thread. Allocations of this thread belong to the node until the
     /// guard is dropped. For an input of the graph, enter it while the program makes the tensor.
-    pub(crate) fn enter(&self, node: NodeId) -> ExecutionScope {
+    pub(crate) fn enter(&self, node: NodeId) -> Option<NodeScope> {
         self.begin(SiteOwner::Node(node.0))
     }
 
@@ -176,14 +169,14 @@ impl NodeSites {
         lock(&self.crossings).get(crossing.0).copied().unwrap_or_default()
     }
 
-    fn begin(&self, owner: SiteOwner) -> ExecutionScope {
+    fn begin(&self, owner: SiteOwner) -> Option<NodeScope> {
         let number = match owner {
             SiteOwner::Node(node) => node,
             SiteOwner::Receive(crossing) => self.nodes + crossing,
         };
         let trace = self.trace.as_ref();
         // A number that does not fit is no node, so its allocations are not traced.
-        ExecutionScope { _scope: u32::try_from(number).ok().and_then(|number| Some(trace?.enter(number))) }
+        u32::try_from(number).ok().and_then(|number| Some(trace?.enter(number)))
     }
 
     fn owner(&self, number: usize) -> SiteOwner {

@@ -305,21 +305,6 @@ struct MailboxState {
     waiting: BTreeSet<u64>,
 }
 
-/// The reason why a parcel was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error("tensor {sequence} of {name:?} came already")]
-    Twice { name: String, sequence: u64 },
-    #[error("tensor {sequence} of {name:?} waits already, in another call")]
-    Waits { name: String, sequence: u64 },
-    #[error("step {step} of {name:?} came already, or a later step came before it")]
-    Step { name: String, step: u64 },
-    #[error(
-        "tensor {sequence} of {name:?} is too early: the receiver waits for tensor {next}, and the window is {window}"
-    )]
-    Early { name: String, sequence: u64, next: u64, window: u64 },
-}
-
 impl Mailbox {
     /// Makes a mailbox with room for `window` parcels. `arrived` is woken when the next parcel is there.
     pub(crate) fn new(name: &str, window: usize, arrived: Arc<WakerCell>) -> Self {
@@ -331,7 +316,7 @@ impl Mailbox {
     ///
     /// # Errors
     /// The parcel came already, waits already, or could not be sent yet by a sender that keeps to the window.
-    pub(crate) async fn put(&self, sequence: u64, parcel: Parcel) -> Result<(), Refusal> {
+    pub(crate) async fn put(&self, sequence: u64, parcel: Parcel) -> Result<(), String> {
         let mut parcel = Some(parcel);
         let mut waiting = None;
         loop {
@@ -349,24 +334,26 @@ impl Mailbox {
     }
 
     /// Notes that a call waits, until the guard is dropped.
-    fn wait(&self, sequence: u64) -> Result<Waiting<'_>, Refusal> {
+    fn wait(&self, sequence: u64) -> Result<Waiting<'_>, String> {
         if lock(&self.state).waiting.insert(sequence) {
             Ok(Waiting { mailbox: self, sequence })
         } else {
-            Err(Refusal::Waits { name: self.name.clone(), sequence })
+            Err(format!("tensor {sequence} of {:?} waits already, in another call", self.name))
         }
     }
 
     /// Puts the parcel in if there is room.
-    fn try_put(&self, sequence: u64, parcel: &mut Option<Parcel>) -> Result<bool, Refusal> {
+    fn try_put(&self, sequence: u64, parcel: &mut Option<Parcel>) -> Result<bool, String> {
         let mut state = lock(&self.state);
-        let (name, window, next) = (self.name.clone(), self.window, state.next);
+        let (name, window, next) = (&self.name, self.window, state.next);
         if sequence < next || state.parcels.contains_key(&sequence) {
-            return Err(Refusal::Twice { name, sequence });
+            return Err(format!("tensor {sequence} of {name:?} came already"));
         }
         // The sender has at most `window` calls in flight, and each earlier call has found room.
         if sequence - next >= 2 * window {
-            return Err(Refusal::Early { name, sequence, next, window });
+            return Err(format!(
+                "tensor {sequence} of {name:?} is too early: the receiver waits for tensor {next}, and the window is {window}"
+            ));
         }
         let Some(step) = parcel.as_ref().map(|parcel| parcel.step) else { return Ok(true) };
         let earlier = state.parcels.range(..sequence).next_back().map(|(_, parcel)| parcel.step);
@@ -374,7 +361,7 @@ impl Mailbox {
         let ascends = earlier.or(state.last_step).is_none_or(|earlier| earlier < step)
             && later.is_none_or(|later| step < later);
         if !ascends {
-            return Err(Refusal::Step { name, step });
+            return Err(format!("step {step} of {name:?} came already, or a later step came before it"));
         }
         if sequence - next >= window {
             return Ok(false);
@@ -447,7 +434,7 @@ mod mailbox_tests {
         Parcel { step, spec, content: Bytes::copy_from_slice(&[step as u8]) }
     }
 
-    fn put(mailbox: &Mailbox, sequence: u64, step: u64) -> Option<Result<(), Refusal>> {
+    fn put(mailbox: &Mailbox, sequence: u64, step: u64) -> Option<Result<(), String>> {
         let mut context = Context::from_waker(Waker::noop());
         match pin!(mailbox.put(sequence, parcel(step))).poll(&mut context) {
             std::task::Poll::Ready(result) => Some(result),

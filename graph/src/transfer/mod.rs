@@ -68,11 +68,6 @@ impl TransferMode {
         matches!(self, Self::RdmaCp | Self::RdmaZerocp)
     }
 
-    /// Returns whether the mode needs an RDMA device between the parts.
-    pub fn needs_rdma(self) -> bool {
-        self != Self::GrpcTcp
-    }
-
     /// Returns the number of the mode in messages between parts: its position in [`ALL`](Self::ALL), from 1.
     pub(crate) fn number(self) -> u32 {
         self as u32 + 1

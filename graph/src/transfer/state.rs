@@ -130,7 +130,7 @@ async fn take(state: &SessionState, caller: Part, request: PutRequest) -> Result
     let (mailbox, parcel) = state.check(caller, request).map_err(Status::invalid_argument)?;
     match tokio::time::timeout(LONGEST_CALL, mailbox.put(sequence, parcel)).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(refusal)) => Err(Status::failed_precondition(refusal.to_string())),
+        Ok(Err(reason)) => Err(Status::failed_precondition(reason)),
         Err(_) => Err(Status::deadline_exceeded("the receiver took no earlier tensor in time")),
     }
 }

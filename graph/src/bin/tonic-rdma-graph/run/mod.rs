@@ -271,13 +271,9 @@ const REPLAYS: (u64, u64) = (4, 20_000);
 /// them.
 #[derive(Debug)]
 pub(crate) struct Rounds<'a> {
+    options: &'a RunOptions,
     plan: &'a Plan,
     reference: &'a Reference,
-    /// Micro-batches of a step.
-    batches: u64,
-    steps: u64,
-    /// The number of rounds, if the user chose it.
-    asked: Option<u64>,
     /// The micro-batches of a trial that is checked: a step at least, and each set of inputs at least once.
     batches_of_check: u64,
     /// The number of the next micro-batch.
@@ -304,7 +300,7 @@ struct Measured {
 
 impl<'a> Rounds<'a> {
     /// Makes the rounds of a run.
-    pub(crate) fn new(options: &RunOptions, plan: &'a Plan, reference: &'a Reference) -> Self {
+    pub(crate) fn new(options: &'a RunOptions, plan: &'a Plan, reference: &'a Reference) -> Self {
         let measured = |&mode| Measured {
             mode,
             first: 0,
@@ -316,11 +312,9 @@ impl<'a> Rounds<'a> {
         };
         let modes = plan.modes.iter().map(measured).collect();
         Self {
+            options,
             plan,
             reference,
-            batches: options.micro_batches,
-            steps: options.steps,
-            asked: options.rounds,
             batches_of_check: options.micro_batches.max(plan.sets),
             next: 0,
             modes,
@@ -340,13 +334,14 @@ impl<'a> Rounds<'a> {
         let rounds = self.rounds();
         for round in 0..rounds {
             // The steps are spread over the rounds.
-            let steps = self.steps * (round + 1) / rounds - self.steps * round / rounds;
+            let steps = self.options.steps * (round + 1) / rounds - self.options.steps * round / rounds;
             for mode in 0..self.modes.len() {
                 if steps > 0 {
                     // What is measured is not checked at the same time, because the check takes time of the
                     // step.
                     self.trial(parts, mode, self.batches_of_check, false, true).await?;
-                    let nanos = self.trial(parts, mode, steps * self.batches, false, false).await?;
+                    let nanos =
+                        self.trial(parts, mode, steps * self.options.micro_batches, false, false).await?;
                     self.modes[mode].steps.push(nanos as f64 / steps as f64);
                 }
                 let replay = self.replay(parts, mode, self.modes[mode].replays).await?;
@@ -359,13 +354,16 @@ impl<'a> Rounds<'a> {
     /// Returns the number of rounds over which the steps are spread.
     fn rounds(&self) -> u64 {
         let slowest = self.modes.iter().map(|mode| mode.first).max().unwrap_or(0).max(1);
-        self.steps.div_ceil((TRIAL / slowest).max(1)).max(self.asked.unwrap_or(ROUNDS.min(self.steps)))
+        self.options
+            .steps
+            .div_ceil((TRIAL / slowest).max(1))
+            .max(self.options.rounds.unwrap_or(ROUNDS.min(self.options.steps)))
     }
 
     /// Runs the first micro-batches of a mode, which are compared, and replays, which are not.
     async fn warm_up(&mut self, parts: &mut Parts, mode: usize) -> Result<(), Failure> {
         self.trial(parts, mode, 1, false, true).await?;
-        self.modes[mode].first = self.trial(parts, mode, self.batches, false, true).await?;
+        self.modes[mode].first = self.trial(parts, mode, self.options.micro_batches, false, true).await?;
         // The first replay is slower than later ones.
         let mut steps = REPLAYS.0;
         for _ in 0..2 {
@@ -381,7 +379,7 @@ impl<'a> Rounds<'a> {
     /// Sends the tensors of the last micro-batch again, for this number of steps. Returns the time of a step,
     /// in nanoseconds.
     async fn replay(&mut self, parts: &mut Parts, mode: usize, steps: u64) -> Result<f64, Failure> {
-        let nanos = self.trial(parts, mode, steps * self.batches, true, false).await?;
+        let nanos = self.trial(parts, mode, steps * self.options.micro_batches, true, false).await?;
         Ok(nanos as f64 / steps as f64)
     }
 
