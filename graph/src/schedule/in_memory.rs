@@ -90,9 +90,8 @@ impl<V: Value> Transfers<V> {
         }
         let parts = placements.partition().count();
         let crossings = placements.crossings().len();
-        let is_delayed = delay.is_some();
         let network = Arc::new(Network::new(parts, crossings, depth, delay));
-        if is_delayed {
+        if network.delay.is_some() {
             network.start_courier()?;
         }
         let transfers = |part| {

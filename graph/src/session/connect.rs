@@ -211,10 +211,9 @@ async fn connect_all(context: Arc<Context>) -> Result<(Vec<Sending>, Addresses),
     for (peer, sending) in &sending {
         learned[peer.0] = sending.static_slots() as u64;
     }
-    let addresses = learned.clone();
     state.bootstrap.standing.send_modify(|standing| {
         standing.ready = true;
-        standing.details.addresses = addresses;
+        standing.details.addresses.clone_from(&learned);
     });
     let late = |part| late(&context, Part(part), "it is not ready yet".to_owned());
     unless_peer_fails(state, async { state.bootstrap.all_ready(context.until).await.map_err(late) }).await?;

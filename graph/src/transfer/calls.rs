@@ -92,10 +92,9 @@ impl CallTransfers {
             let counts = CrossingCounts::default();
             (crossing.id, Outgoing { crossing, caller, key, sequence: 0, counts, calls })
         });
-        let outgoing = outgoing.collect();
         let incoming =
             ends.mailboxes.into_iter().map(|(crossing, mailbox)| (crossing.id, (crossing, mailbox)));
-        let incoming = incoming.collect();
+        let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
         Self { session, mode: ends.mode, window: ends.window.max(1) as u64, outgoing, incoming, flushed }
     }
 }
