@@ -123,30 +123,7 @@ impl Config {
     /// A setting has a value that it does not accept. The error names the setting, its variable and the
     /// values that it accepts.
     pub fn validate(&self) -> Result<(), RdmaError> {
-        self.device.as_deref().map_or(Ok(()), rules::check_device)?;
-        self.device_port.map_or(Ok(()), |port| rules::DEVICE_PORT.check(port.into()))?;
-        self.gid_index.map_or(Ok(()), |index| rules::GID_INDEX.check(index.into()))?;
-        rules::check_cpus(&self.poll_cpus)?;
-        rules::SPIN_LIMIT.check(self.spin_limit)?;
-        rules::COMPLETION_QUEUES.check(self.completion_queues as u64)?;
-        rules::QUEUE_PAIRS.check(self.queue_pairs_per_peer.into())?;
-        self.chunk_size.map_or(Ok(()), |bytes| rules::CHUNK_SIZE.check(bytes as u64))?;
-        rules::RECEIVE_SLOTS.check(self.receive_slots.into())?;
-        rules::SLOT_SIZE.check(self.slot_size.into())?;
-        self.max_inline.map_or(Ok(()), |bytes| rules::MAX_INLINE.check(bytes.into()))?;
-        rules::QP_QUEUE_DEPTH.check(self.qp_queue_depth.into())?;
-        self.pinned_limit.map_or(Ok(()), |bytes| rules::PINNED_LIMIT.check(bytes))?;
-        rules::CONNECT_TIMEOUT.check(self.connect_timeout)?;
-        rules::HANDSHAKE_TIMEOUT.check(self.handshake_timeout)?;
-        rules::PING_INTERVAL.check(self.ping_interval)?;
-        rules::PING_TIMEOUT.check(self.ping_timeout)?;
-        rules::LINGER.check(self.linger)?;
-        rules::QP_TIMEOUT.check(self.path.timeout.into())?;
-        rules::QP_RETRY_COUNT.check(self.path.retry_count.into())?;
-        rules::QP_SL.check(self.path.service_level.into())?;
-        rules::TRAFFIC_CLASS.check(self.path.traffic_class.into())?;
-        rules::QP_PKEY_INDEX.check(self.path.pkey_index.into())?;
-        self.path.mtu.map_or(Ok(()), rules::check_mtu)
+        rules::each(&rules::Pass::Check, &mut self.clone())
     }
 
     /// Returns the value of [`pinned_limit`](Self::pinned_limit), if it is set.

@@ -1,25 +1,97 @@
-//! The names of the settings and the values that they accept. Setters and environment variables share these
-//! rules.
+//! The settings, in one list: their names, their variables, and the values that they accept. By this list the
+//! variables are read, and the values that setters got are checked.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::time::Duration;
 
+use super::{Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive};
 use crate::error::{BadSetting, RdmaError};
 use tonic_rdma_verbs::unstable::{soft_takes_directory, units};
 
-/// A setting.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Setting {
-    /// The method of `Config`.
-    pub(super) name: &'static str,
-    /// The environment variable. Empty if there is none.
-    pub(super) variable: &'static str,
+/// What is done with the settings.
+pub(super) enum Pass<'a> {
+    /// Variables that are set give the values.
+    Read(&'a dyn Fn(&str) -> Option<OsString>),
+    /// The values are checked.
+    Check,
 }
 
-/// A setting of numbers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Number {
-    pub(super) setting: Setting,
+/// The name of a setting, which is that of a method of `Config`, and its variable, which is empty if there is
+/// none.
+type Names = (&'static str, &'static str);
+
+/// Reads or checks all settings.
+pub(super) fn each(pass: &Pass<'_>, config: &mut Config) -> Result<(), RdmaError> {
+    let Config { path, .. } = config;
+    pass.number(("qp_timeout", "RDMA_QP_TIMEOUT"), number(0, 31), &mut path.timeout)?;
+    pass.number(("qp_retry_count", "RDMA_QP_RETRY_COUNT"), number(0, 7), &mut path.retry_count)?;
+    pass.number(("qp_sl", "RDMA_QP_SL"), number(0, 15), &mut path.service_level)?;
+    pass.number(("traffic_class", "RDMA_TRAFFIC_CLASS"), number(0, 255), &mut path.traffic_class)?;
+    pass.number(("qp_pkey_index", "RDMA_QP_PKEY_INDEX"), number(0, 65_535), &mut path.pkey_index)?;
+    pass.mtu(&mut path.mtu)?;
+    pass.choice(("policy", "RDMA_POLICY"), POLICIES, &mut config.policy)?;
+    pass.choice(("provider", "RDMA_PROVIDER"), PROVIDERS, &mut config.provider)?;
+    pass.device(&mut config.device)?;
+    pass.optional(("device_port", "RDMA_DEVICE_PORT"), number(1, 255), &mut config.device_port)?;
+    pass.optional(("gid_index", "RDMA_GID_INDEX"), number(0, 255), &mut config.gid_index)?;
+    pass.choice(("poll_mode", "RDMA_POLL_MODE"), POLL_MODES, &mut config.poll_mode)?;
+    pass.cpus(&mut config.poll_cpus)?;
+    let spin = Times { least: 0, most: Duration::from_secs(1), unit: MICROSECOND };
+    pass.time(("spin_limit", "RDMA_SPIN_LIMIT"), spin, &mut config.spin_limit)?;
+    let queues = &mut config.completion_queues;
+    pass.number(("completion_queues", "RDMA_COMPLETION_QUEUES"), number(1, 64), queues)?;
+    let pairs = &mut config.queue_pairs_per_peer;
+    pass.number(("queue_pairs_per_peer", "RDMA_QUEUE_PAIRS_PER_PEER"), number(1, 64), pairs)?;
+    pass.threshold(&mut config.eager_threshold)?;
+    let chunks = Numbers { auto: true, ..size(4096, 16 << 20) };
+    pass.optional(("chunk_size", "RDMA_CHUNK_SIZE"), chunks, &mut config.chunk_size)?;
+    pass.number(("receive_slots", "RDMA_RECEIVE_SLOTS"), number(16, 1024), &mut config.receive_slots)?;
+    pass.number(("slot_size", "RDMA_SLOT_SIZE"), size(1024, 64 << 10), &mut config.slot_size)?;
+    pass.choice(("shared_receive", "RDMA_SHARED_RECEIVE"), SHARED_RECEIVE, &mut config.shared_receive)?;
+    pass.optional(("max_inline", "RDMA_MAX_INLINE"), size(0, u32::MAX.into()), &mut config.max_inline)?;
+    pass.number(("qp_queue_depth", "RDMA_QP_QUEUE_DEPTH"), number(64, 4096), &mut config.qp_queue_depth)?;
+    pass.optional(("pinned_limit", "RDMA_PINNED_LIMIT"), size(1 << 20, 1 << 50), &mut config.pinned_limit)?;
+    let tensors = &mut config.plaintext_tensors;
+    pass.choice(("plaintext_tensors", "RDMA_PLAINTEXT_TENSORS"), PLAINTEXT_TENSORS, tensors)?;
+    pass.in_process(&mut config.in_process)?;
+    let handshake = Times { most: Duration::from_secs(600), ..up_to_a_day(1) };
+    pass.time(("handshake_timeout", "RDMA_HANDSHAKE_TIMEOUT"), handshake, &mut config.handshake_timeout)?;
+    pass.time(("connect_timeout", ""), up_to_a_day(1), &mut config.connect_timeout)?;
+    pass.time(("ping_interval", ""), up_to_a_day(1), &mut config.ping_interval)?;
+    pass.time(("ping_timeout", ""), up_to_a_day(1), &mut config.ping_timeout)?;
+    pass.time(("linger", ""), up_to_a_day(0), &mut config.linger)?;
+    // The software device reads these variables itself, because a process has one such device and may have many
+    // configurations.
+    pass.choice((SOFT, "RDMA_SOFT_PEERS"), &["user", "trusted-user", "any"].map(|name| (name, ())), &mut ())?;
+    let accepted = |_| "takes the absolute path of a directory".into();
+    let parse = |text: &str| soft_takes_directory(text).then_some(());
+    pass.setting((SOFT, "RDMA_SOFT_DIR"), &mut (), accepted, parse, |()| None)
+}
+
+/// In place of the name of a setting for variables without one.
+const SOFT: &str = "from_env (software device)";
+
+const POLICIES: &[(&str, Policy)] =
+    &[("require", Policy::Require), ("prefer", Policy::Prefer), ("tcp-only", Policy::TcpOnly)];
+const PROVIDERS: &[(&str, Option<Provider>)] =
+    &[("auto", None), ("soft", Some(Provider::Soft)), ("ibverbs", Some(Provider::Ibverbs))];
+const SHARED_RECEIVE: &[(&str, SharedReceive)] =
+    &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
+const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)];
+const IN_PROCESS: &[(&str, Option<bool>)] = &[("yes", Some(true)), ("no", Some(false))];
+const POLL_MODES: &[(&str, PollMode)] =
+    &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
+
+/// Path MTUs that exist, in bytes (IBA vol. 1, 9.4.3).
+const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
+/// Limit of CPU numbers, which are below it.
+const CPUS: usize = 1024;
+const SIZE_UNITS: &str = "in bytes or with a unit, such as 64k or 8GiB";
+
+/// The numbers that a setting accepts.
+#[derive(Clone, Copy)]
+struct Numbers {
     least: u64,
     most: u64,
     /// The variable also takes `auto`.
@@ -28,128 +100,27 @@ pub(super) struct Number {
     is_size: bool,
 }
 
-/// A setting of a time.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Time {
-    pub(super) setting: Setting,
-    least: Duration,
-    most: Duration,
-    /// The unit of a number without one.
-    unit: Duration,
-    unit_name: &'static str,
+const fn number(least: u64, most: u64) -> Numbers {
+    Numbers { least, most, auto: false, is_size: false }
 }
 
-pub(super) const POLICY: Setting = setting("policy", "RDMA_POLICY");
-pub(super) const PROVIDER: Setting = setting("provider", "RDMA_PROVIDER");
-pub(super) const DEVICE: Setting = setting("device", "RDMA_DEVICE");
-pub(super) const DEVICE_PORT: Number = number("device_port", "RDMA_DEVICE_PORT", 1, 255);
-pub(super) const GID_INDEX: Number = number("gid_index", "RDMA_GID_INDEX", 0, 255);
-pub(super) const POLL_MODE: Setting = setting("poll_mode", "RDMA_POLL_MODE");
-pub(super) const POLL_CPUS: Setting = setting("poll_cpus", "RDMA_POLL_CPUS");
-pub(super) const SPIN_LIMIT: Time = Time {
-    setting: setting("spin_limit", "RDMA_SPIN_LIMIT"),
-    least: Duration::ZERO,
-    most: Duration::from_secs(1),
-    unit: Duration::from_micros(1),
-    unit_name: "microseconds",
-};
-pub(super) const COMPLETION_QUEUES: Number = number("completion_queues", "RDMA_COMPLETION_QUEUES", 1, 64);
-pub(super) const QUEUE_PAIRS: Number = number("queue_pairs_per_peer", "RDMA_QUEUE_PAIRS_PER_PEER", 1, 64);
-pub(super) const EAGER_THRESHOLD: Setting = setting("eager_threshold", "RDMA_EAGER_THRESHOLD");
-pub(super) const CHUNK_SIZE: Number =
-    Number { auto: true, ..size("chunk_size", "RDMA_CHUNK_SIZE", 4096, 16 << 20) };
-pub(super) const RECEIVE_SLOTS: Number = number("receive_slots", "RDMA_RECEIVE_SLOTS", 16, 1024);
-pub(super) const SLOT_SIZE: Number = size("slot_size", "RDMA_SLOT_SIZE", 1024, 64 * 1024);
-pub(super) const SHARED_RECEIVE: Setting = setting("shared_receive", "RDMA_SHARED_RECEIVE");
-pub(super) const MAX_INLINE: Number = size("max_inline", "RDMA_MAX_INLINE", 0, u32::MAX as u64);
-pub(super) const QP_QUEUE_DEPTH: Number = number("qp_queue_depth", "RDMA_QP_QUEUE_DEPTH", 64, 4096);
-pub(super) const PINNED_LIMIT: Number = size("pinned_limit", "RDMA_PINNED_LIMIT", 1 << 20, 1 << 50);
-pub(super) const PLAINTEXT_TENSORS: Setting = setting("plaintext_tensors", "RDMA_PLAINTEXT_TENSORS");
-pub(super) const IN_PROCESS: Setting = setting("in_process", "RDMA_IN_PROCESS");
-pub(super) const HANDSHAKE_TIMEOUT: Time =
-    Time { most: Duration::from_secs(600), ..up_to_a_day("handshake_timeout", "RDMA_HANDSHAKE_TIMEOUT", 1) };
-pub(super) const CONNECT_TIMEOUT: Time = up_to_a_day("connect_timeout", "", 1);
-pub(super) const PING_INTERVAL: Time = up_to_a_day("ping_interval", "", 1);
-pub(super) const PING_TIMEOUT: Time = up_to_a_day("ping_timeout", "", 1);
-pub(super) const LINGER: Time = up_to_a_day("linger", "", 0);
-pub(super) const QP_TIMEOUT: Number = number("qp_timeout", "RDMA_QP_TIMEOUT", 0, 31);
-pub(super) const QP_RETRY_COUNT: Number = number("qp_retry_count", "RDMA_QP_RETRY_COUNT", 0, 7);
-pub(super) const QP_SL: Number = number("qp_sl", "RDMA_QP_SL", 0, 15);
-pub(super) const TRAFFIC_CLASS: Number = number("traffic_class", "RDMA_TRAFFIC_CLASS", 0, 255);
-pub(super) const QP_PKEY_INDEX: Number = number("qp_pkey_index", "RDMA_QP_PKEY_INDEX", 0, 65_535);
-pub(super) const QP_MTU: Setting = setting("qp_mtu", "RDMA_QP_MTU");
-
-/// The software device reads this variable itself, because a process has one such device and may have many
-/// configurations.
-pub(super) const SOFT_DIRECTORY: Setting = setting("from_env (software device)", "RDMA_SOFT_DIR");
-/// As [`SOFT_DIRECTORY`].
-pub(super) const SOFT_PEERS: Setting = setting("from_env (software device)", "RDMA_SOFT_PEERS");
-
-/// Path MTUs that exist, in bytes (IBA vol. 1, 9.4.3).
-const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
-/// Limit of CPU numbers, which are below it.
-const CPUS: usize = 1024;
-
-const fn setting(name: &'static str, variable: &'static str) -> Setting {
-    Setting { name, variable }
+const fn size(least: u64, most: u64) -> Numbers {
+    Numbers { is_size: true, ..number(least, most) }
 }
 
-const fn number(name: &'static str, variable: &'static str, least: u64, most: u64) -> Number {
-    Number { setting: setting(name, variable), least, most, auto: false, is_size: false }
-}
-
-const fn size(name: &'static str, variable: &'static str, least: u64, most: u64) -> Number {
-    Number { is_size: true, ..number(name, variable, least, most) }
-}
-
-/// Returns the rule of a time in milliseconds, from `least` of them on.
-const fn up_to_a_day(name: &'static str, variable: &'static str, least: u64) -> Time {
-    Time {
-        setting: setting(name, variable),
-        least: Duration::from_millis(least),
-        most: Duration::from_secs(24 * 3600),
-        unit: Duration::from_millis(1),
-        unit_name: "milliseconds",
-    }
-}
-
-impl Setting {
-    /// Returns the error for a value of the variable.
-    pub(super) fn refuse_text(&self, value: &str, accepted: impl Into<String>) -> RdmaError {
-        self.error(value.into(), accepted.into(), true)
+impl Numbers {
+    fn parse(self, text: &str) -> Option<u64> {
+        if self.is_size { units::parse_size(text).ok() } else { text.trim().parse().ok() }
     }
 
-    /// Returns the error for a value that a setter got.
-    fn refuse(&self, value: impl Display, accepted: impl Into<String>) -> RdmaError {
-        self.error(value.to_string(), accepted.into(), false)
-    }
-
-    fn error(&self, value: String, accepted: String, from_environment: bool) -> RdmaError {
-        BadSetting { setting: self.name, variable: self.variable, value, accepted, from_environment }.into()
-    }
-}
-
-impl Number {
-    /// Reads a value of the variable.
-    pub(super) fn parse<T: TryFrom<u64>>(&self, text: &str) -> Result<T, RdmaError> {
-        let value = if self.is_size { units::parse_size(text).ok() } else { text.trim().parse().ok() };
-        let value = value.filter(|value| self.takes(*value)).and_then(|value| T::try_from(value).ok());
-        value.ok_or_else(|| self.setting.refuse_text(text, self.accepted()))
-    }
-
-    /// Checks a value that a setter got.
-    pub(super) fn check(&self, value: u64) -> Result<(), RdmaError> {
-        if self.takes(value) { Ok(()) } else { Err(self.setting.refuse(value, self.accepted())) }
-    }
-
-    fn takes(&self, value: u64) -> bool {
+    fn take(self, value: u64) -> bool {
         (self.least..=self.most).contains(&value)
     }
 
-    fn accepted(&self) -> String {
-        let Self { least, most, .. } = *self;
-        let auto = if self.auto { "auto or " } else { "" };
-        if self.is_size {
+    fn accepted(self) -> String {
+        let Self { least, most, auto, is_size } = self;
+        let auto = if auto { "auto or " } else { "" };
+        if is_size {
             format!("takes {auto}a size from {} to {}, {SIZE_UNITS}", units::size(least), units::size(most))
         } else {
             format!("takes {auto}a number from {least} to {most}")
@@ -157,92 +128,148 @@ impl Number {
     }
 }
 
-impl Time {
-    /// Reads a value of the variable.
-    pub(super) fn parse(&self, text: &str) -> Result<Duration, RdmaError> {
-        let time = units::parse_time(text, self.unit).filter(|time| self.takes(*time));
-        time.ok_or_else(|| {
-            let accepted =
-                format!("{}, in {} or with a unit, such as 120us or 5s", self.accepted(), self.unit_name);
-            self.setting.refuse_text(text, accepted)
-        })
-    }
+/// The times that a setting accepts.
+#[derive(Clone, Copy)]
+struct Times {
+    /// In `unit`s.
+    least: u32,
+    most: Duration,
+    /// The unit of a number without one, and its name.
+    unit: (Duration, &'static str),
+}
 
-    /// Checks a value that a setter got.
-    pub(super) fn check(&self, value: Duration) -> Result<(), RdmaError> {
-        if self.takes(value) {
-            return Ok(());
+const MICROSECOND: (Duration, &str) = (Duration::from_micros(1), "microseconds");
+const MILLISECOND: (Duration, &str) = (Duration::from_millis(1), "milliseconds");
+
+/// Returns the rule of a time from `least` milliseconds on.
+const fn up_to_a_day(least: u32) -> Times {
+    Times { least, most: Duration::from_secs(24 * 3600), unit: MILLISECOND }
+}
+
+impl Pass<'_> {
+    /// Reads a setting by `parse`, or checks it: `refused` returns a value that is not accepted, as text.
+    /// `accepted` says which values are; its argument is whether they are those of the variable.
+    fn setting<T>(
+        &self,
+        (setting, variable): Names,
+        value: &mut T,
+        accepted: impl Fn(bool) -> String,
+        parse: impl Fn(&str) -> Option<T>,
+        refused: impl Fn(&T) -> Option<String>,
+    ) -> Result<(), RdmaError> {
+        let error = |value, accepted, from_environment| {
+            Err(BadSetting { setting, variable, value, accepted, from_environment }.into())
+        };
+        let lookup = match self {
+            Self::Check => {
+                return refused(value).map_or(Ok(()), |value| error(value, accepted(false), false));
+            }
+            Self::Read(_) if variable.is_empty() => return Ok(()),
+            Self::Read(lookup) => lookup,
+        };
+        match lookup(variable).map(OsString::into_string) {
+            None => {}
+            Some(Ok(text)) => match parse(&text).filter(|value| refused(value).is_none()) {
+                Some(parsed) => *value = parsed,
+                None => return error(text, accepted(true), true),
+            },
+            Some(Err(raw)) => return error(raw.to_string_lossy().into(), "takes text in UTF-8".into(), true),
         }
-        Err(self.setting.refuse(format_args!("{value:?}"), self.accepted()))
+        Ok(())
     }
 
-    fn takes(&self, value: Duration) -> bool {
-        (self.least..=self.most).contains(&value)
+    /// A number that may have no value.
+    fn optional<T: Copy + Display + TryFrom<u64> + TryInto<u64>>(
+        &self,
+        names: Names,
+        rule: Numbers,
+        value: &mut Option<T>,
+    ) -> Result<(), RdmaError> {
+        let parse = |text: &str| match rule.auto && is_auto(text) {
+            true => Some(None),
+            false => T::try_from(rule.parse(text)?).ok().map(Some),
+        };
+        let takes = |value: T| value.try_into().is_ok_and(|value| rule.take(value));
+        let refused = |value: &Option<T>| Some(value.filter(|value| !takes(*value))?.to_string());
+        self.setting(names, value, |_| rule.accepted(), parse, refused)
     }
 
-    fn accepted(&self) -> String {
-        format!("takes a time from {:?} to {:?}", self.least, self.most)
+    fn number<T: Copy + Display + TryFrom<u64> + TryInto<u64>>(
+        &self,
+        names: Names,
+        rule: Numbers,
+        value: &mut T,
+    ) -> Result<(), RdmaError> {
+        let mut set = Some(*value);
+        self.optional(names, rule, &mut set)?;
+        *value = set.unwrap_or(*value);
+        Ok(())
+    }
+
+    fn time(&self, names: Names, rule: Times, value: &mut Duration) -> Result<(), RdmaError> {
+        let Times { least, most, unit: (unit, name) } = rule;
+        let least = unit * least;
+        let accepted = |of_variable| match of_variable {
+            true => format!(
+                "takes a time from {least:?} to {most:?}, in {name} or with a unit, such as 120us or 5s"
+            ),
+            false => format!("takes a time from {least:?} to {most:?}"),
+        };
+        let refused = |value: &Duration| (!(least..=most).contains(value)).then(|| format!("{value:?}"));
+        self.setting(names, value, accepted, |text| units::parse_time(text, unit), refused)
+    }
+
+    /// One of the `choices`, which have names.
+    fn choice<T: Clone>(&self, names: Names, choices: &[(&str, T)], value: &mut T) -> Result<(), RdmaError> {
+        let known: Vec<&str> = choices.iter().map(|(known, _)| *known).collect();
+        let parse = |text: &str| {
+            choices.iter().find(|(known, _)| known.eq_ignore_ascii_case(text)).map(|(_, it)| it.clone())
+        };
+        self.setting(names, value, |_| format!("takes one of {}", known.join(", ")), parse, |_| None)
+    }
+
+    /// Whether calls may stay in this process.
+    pub(super) fn in_process(&self, value: &mut Option<bool>) -> Result<(), RdmaError> {
+        self.choice(("in_process", "RDMA_IN_PROCESS"), IN_PROCESS, value)
+    }
+
+    fn threshold(&self, value: &mut EagerThreshold) -> Result<(), RdmaError> {
+        let parse = |text: &str| match is_auto(text) {
+            true => Some(EagerThreshold::Auto),
+            false => units::parse_size(text).ok().map(EagerThreshold::Bytes),
+        };
+        let accepted = |_| format!("takes auto or a size, {SIZE_UNITS}");
+        self.setting(("eager_threshold", "RDMA_EAGER_THRESHOLD"), value, accepted, parse, |_| None)
+    }
+
+    /// The name of a device: the characters are those that the kernel uses.
+    fn device(&self, value: &mut Option<String>) -> Result<(), RdmaError> {
+        const LONGEST: usize = 64;
+        let takes = |name: &str| {
+            (1..=LONGEST).contains(&name.len())
+                && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
+        };
+        let accepted = |_| "takes the name of a device, such as mlx5_0".into();
+        let refused =
+            |value: &Option<String>| Some(format!("{:?}", value.as_deref().filter(|name| !takes(name))?));
+        self.setting(("device", "RDMA_DEVICE"), value, accepted, |text| Some(Some(text.into())), refused)
+    }
+
+    fn cpus(&self, value: &mut Vec<usize>) -> Result<(), RdmaError> {
+        let accepted = |_| "takes CPU numbers below 1024, separated by commas".into();
+        let parse = |text: &str| text.split(',').map(|cpu| cpu.trim().parse().ok()).collect();
+        let refused = |cpus: &Vec<usize>| cpus.iter().any(|&cpu| cpu >= CPUS).then(|| format!("{cpus:?}"));
+        self.setting(("poll_cpus", "RDMA_POLL_CPUS"), value, accepted, parse, refused)
+    }
+
+    fn mtu(&self, value: &mut Option<u16>) -> Result<(), RdmaError> {
+        let accepted = |_| format!("takes one of {}", MTUS.map(|mtu| mtu.to_string()).join(", "));
+        let parse = |text: &str| u16::try_from(units::parse_size(text).ok()?).ok().map(Some);
+        let refused = |value: &Option<u16>| Some(value.filter(|mtu| !MTUS.contains(mtu))?.to_string());
+        self.setting(("qp_mtu", "RDMA_QP_MTU"), value, accepted, parse, refused)
     }
 }
 
-pub(super) const SIZE_UNITS: &str = "in bytes or with a unit, such as 64k or 8GiB";
-
-/// Checks the name of a device: the characters are those that the kernel uses.
-fn is_device_name(name: &str) -> bool {
-    const LONGEST: usize = 64;
-    (1..=LONGEST).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
-}
-
-const A_DEVICE: &str = "takes the name of a device, such as mlx5_0";
-const CPU_NUMBERS: &str = "takes CPU numbers below 1024, separated by commas";
-
-/// Reads the name of a device.
-pub(super) fn parse_device(text: &str) -> Result<String, RdmaError> {
-    if is_device_name(text) { Ok(text.into()) } else { Err(DEVICE.refuse_text(text, A_DEVICE)) }
-}
-
-/// Checks the name of a device that a setter got.
-pub(super) fn check_device(name: &str) -> Result<(), RdmaError> {
-    if is_device_name(name) { Ok(()) } else { Err(DEVICE.refuse(format_args!("{name:?}"), A_DEVICE)) }
-}
-
-/// Reads a list of CPU numbers.
-pub(super) fn parse_cpus(text: &str) -> Result<Vec<usize>, RdmaError> {
-    let cpus: Result<Vec<usize>, _> = text.split(',').map(|cpu| cpu.trim().parse()).collect();
-    match cpus {
-        Ok(cpus) if cpus.iter().all(|&cpu| cpu < CPUS) => Ok(cpus),
-        _ => Err(POLL_CPUS.refuse_text(text, CPU_NUMBERS)),
-    }
-}
-
-/// Checks CPU numbers that a setter got.
-pub(super) fn check_cpus(cpus: &[usize]) -> Result<(), RdmaError> {
-    if cpus.iter().all(|&cpu| cpu < CPUS) {
-        return Ok(());
-    }
-    Err(POLL_CPUS.refuse(format_args!("{cpus:?}"), CPU_NUMBERS))
-}
-
-/// Checks the directory of the software device.
-pub(super) fn check_soft_directory(text: &str) -> Result<(), RdmaError> {
-    if soft_takes_directory(text) {
-        return Ok(());
-    }
-    Err(SOFT_DIRECTORY.refuse_text(text, "takes the absolute path of a directory"))
-}
-
-/// Reads a path MTU.
-pub(super) fn parse_mtu(text: &str) -> Result<u16, RdmaError> {
-    let bytes = units::parse_size(text).ok();
-    let mtu = MTUS.into_iter().find(|mtu| Some(u64::from(*mtu)) == bytes);
-    mtu.ok_or_else(|| QP_MTU.refuse_text(text, accepted_mtus()))
-}
-
-/// Checks a path MTU that a setter got.
-pub(super) fn check_mtu(mtu: u16) -> Result<(), RdmaError> {
-    if MTUS.contains(&mtu) { Ok(()) } else { Err(QP_MTU.refuse(mtu, accepted_mtus())) }
-}
-
-fn accepted_mtus() -> String {
-    format!("takes one of {}", MTUS.map(|mtu| mtu.to_string()).join(", "))
+fn is_auto(text: &str) -> bool {
+    text.eq_ignore_ascii_case("auto")
 }

@@ -5,13 +5,11 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::sync::Mutex;
-use std::time::Duration;
 
-use super::rules::{self, Number, Setting, Time};
-use super::{Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive};
-use crate::error::RdmaError;
+use super::Config;
+use super::rules::{self, Pass};
+use crate::error::{BadSetting, RdmaError};
 use tonic_rdma_verbs::unstable::lock;
-use tonic_rdma_verbs::unstable::units::parse_size;
 
 impl Config {
     /// Reads the environment: returns the default settings, changed by these variables where they are set.
@@ -88,135 +86,18 @@ impl Config {
     pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, RdmaError> {
         refuse_renamed(&lookup)?;
         let mut config = Self::default();
-        let variables = Variables { lookup };
-        variables.choice(&rules::POLICY, POLICIES, &mut config.policy)?;
-        variables.choice(&rules::PROVIDER, PROVIDERS, &mut config.provider)?;
-        variables.set(&rules::DEVICE, |name| rules::parse_device(name).map(Some), &mut config.device)?;
-        variables.optional(&rules::DEVICE_PORT, &mut config.device_port)?;
-        variables.optional(&rules::GID_INDEX, &mut config.gid_index)?;
-        variables.choice(&rules::POLL_MODE, POLL_MODES, &mut config.poll_mode)?;
-        variables.set(&rules::POLL_CPUS, rules::parse_cpus, &mut config.poll_cpus)?;
-        variables.time(&rules::SPIN_LIMIT, &mut config.spin_limit)?;
-        variables.number(&rules::COMPLETION_QUEUES, &mut config.completion_queues)?;
-        variables.number(&rules::QUEUE_PAIRS, &mut config.queue_pairs_per_peer)?;
-        variables.set(&rules::EAGER_THRESHOLD, parse_threshold, &mut config.eager_threshold)?;
-        variables.set(&rules::CHUNK_SIZE.setting, parse_chunk_size, &mut config.chunk_size)?;
-        variables.number(&rules::RECEIVE_SLOTS, &mut config.receive_slots)?;
-        variables.number(&rules::SLOT_SIZE, &mut config.slot_size)?;
-        variables.choice(&rules::SHARED_RECEIVE, SHARED_RECEIVE, &mut config.shared_receive)?;
-        variables.optional(&rules::MAX_INLINE, &mut config.max_inline)?;
-        variables.number(&rules::QP_QUEUE_DEPTH, &mut config.qp_queue_depth)?;
-        variables.optional(&rules::PINNED_LIMIT, &mut config.pinned_limit)?;
-        variables.time(&rules::HANDSHAKE_TIMEOUT, &mut config.handshake_timeout)?;
-        variables.choice(&rules::PLAINTEXT_TENSORS, PLAINTEXT_TENSORS, &mut config.plaintext_tensors)?;
-        variables.choice(&rules::IN_PROCESS, IN_PROCESS, &mut config.in_process)?;
-        variables.number(&rules::QP_TIMEOUT, &mut config.path.timeout)?;
-        variables.number(&rules::QP_RETRY_COUNT, &mut config.path.retry_count)?;
-        variables.number(&rules::QP_SL, &mut config.path.service_level)?;
-        variables.number(&rules::TRAFFIC_CLASS, &mut config.path.traffic_class)?;
-        variables.number(&rules::QP_PKEY_INDEX, &mut config.path.pkey_index)?;
-        variables.set(&rules::QP_MTU, |text| rules::parse_mtu(text).map(Some), &mut config.path.mtu)?;
-        variables.set(&rules::SOFT_DIRECTORY, rules::check_soft_directory, &mut ())?;
-        variables.choice(&rules::SOFT_PEERS, SOFT_PEERS, &mut ())?;
-        config.validate()?;
+        rules::each(&Pass::Read(&lookup), &mut config)?;
         Ok(config)
     }
 }
-
-const POLICIES: &[(&str, Policy)] =
-    &[("require", Policy::Require), ("prefer", Policy::Prefer), ("tcp-only", Policy::TcpOnly)];
-const PROVIDERS: &[(&str, Option<Provider>)] =
-    &[("auto", None), ("soft", Some(Provider::Soft)), ("ibverbs", Some(Provider::Ibverbs))];
-const SHARED_RECEIVE: &[(&str, SharedReceive)] =
-    &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
-const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)];
-const IN_PROCESS: &[(&str, Option<bool>)] = &[("yes", Some(true)), ("no", Some(false))];
-const SOFT_PEERS: &[(&str, ())] = &[("user", ()), ("trusted-user", ()), ("any", ())];
-const POLL_MODES: &[(&str, PollMode)] =
-    &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
 
 /// Returns what the environment says about calls within this process. A value that
 /// [`from_env`](Config::from_env) refuses counts as none.
 pub(super) fn in_process_by_environment() -> bool {
     let mut choice = None;
-    let read = Variables { lookup: |name: &str| std::env::var_os(name) };
     // The error is for those who read the environment themselves.
-    let _ = read.choice(&rules::IN_PROCESS, IN_PROCESS, &mut choice);
+    let _ = Pass::Read(&|name| std::env::var_os(name)).in_process(&mut choice);
     choice.unwrap_or(true)
-}
-
-/// Reads variables by the rules of their settings.
-struct Variables<F> {
-    lookup: F,
-}
-
-impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
-    /// Sets `value` to what `parse` makes of the variable, if the variable is set.
-    fn set<T>(
-        &self,
-        setting: &Setting,
-        parse: impl FnOnce(&str) -> Result<T, RdmaError>,
-        value: &mut T,
-    ) -> Result<(), RdmaError> {
-        match (self.lookup)(setting.variable).map(OsString::into_string) {
-            None => {}
-            Some(Ok(text)) => *value = parse(&text)?,
-            Some(Err(raw)) => {
-                return Err(setting.refuse_text(&raw.to_string_lossy(), "takes text in UTF-8"));
-            }
-        }
-        Ok(())
-    }
-
-    fn number<T: TryFrom<u64>>(&self, rule: &Number, value: &mut T) -> Result<(), RdmaError> {
-        self.set(&rule.setting, |text| rule.parse(text), value)
-    }
-
-    /// Sets a number that has no default.
-    fn optional<T: TryFrom<u64>>(&self, rule: &Number, value: &mut Option<T>) -> Result<(), RdmaError> {
-        self.set(&rule.setting, |text| rule.parse(text).map(Some), value)
-    }
-
-    fn time(&self, rule: &Time, value: &mut Duration) -> Result<(), RdmaError> {
-        self.set(&rule.setting, |text| rule.parse(text), value)
-    }
-
-    /// Sets `value` to the choice that the variable names, if the variable is set.
-    fn choice<T: Clone>(
-        &self,
-        setting: &Setting,
-        choices: &[(&str, T)],
-        value: &mut T,
-    ) -> Result<(), RdmaError> {
-        let parse = |text: &str| match choices.iter().find(|(known, _)| known.eq_ignore_ascii_case(text)) {
-            Some((_, choice)) => Ok(choice.clone()),
-            None => {
-                let known: Vec<&str> = choices.iter().map(|(known, _)| *known).collect();
-                Err(setting.refuse_text(text, format!("takes one of {}", known.join(", "))))
-            }
-        };
-        self.set(setting, parse, value)
-    }
-}
-
-fn is_auto(text: &str) -> bool {
-    text.eq_ignore_ascii_case("auto")
-}
-
-fn parse_threshold(text: &str) -> Result<EagerThreshold, RdmaError> {
-    if is_auto(text) {
-        return Ok(EagerThreshold::Auto);
-    }
-    parse_size(text).map(EagerThreshold::Bytes).map_err(|_| {
-        rules::EAGER_THRESHOLD.refuse_text(text, format!("takes auto or a size, {}", rules::SIZE_UNITS))
-    })
-}
-
-fn parse_chunk_size(text: &str) -> Result<Option<usize>, RdmaError> {
-    if is_auto(text) {
-        return Ok(None);
-    }
-    rules::CHUNK_SIZE.parse(text).map(Some)
 }
 
 /// The beginning of all variables.
@@ -226,17 +107,17 @@ const PREFIX: &str = "RDMA_";
 const ABOVE: [&str; 4] =
     ["RDMA_COLLECTIVE_ADDRESS", "RDMA_COLLECTIVE_PLANS", "RDMA_COLLECTIVE_RANK", "RDMA_COLLECTIVE_SIZE"];
 
-/// Names of earlier versions, with the names of today. They are refused, because a setting would be lost
-/// without a word otherwise.
-const RENAMED: [(&str, &Setting); 1] = [("RDMA_CQS", &rules::COMPLETION_QUEUES.setting)];
+/// A name of earlier versions, with its setting and the name of today. It is refused, because a setting would be
+/// lost without a word otherwise.
+const RENAMED: (&str, &str, &str) = ("RDMA_CQS", "completion_queues", "RDMA_COMPLETION_QUEUES");
 
-/// Refuses variables that have other names today.
+/// Refuses a variable that has another name today.
 fn refuse_renamed(lookup: impl Fn(&str) -> Option<OsString>) -> Result<(), RdmaError> {
-    let set = RENAMED.iter().find_map(|&(old, setting)| Some((old, setting, lookup(old)?)));
-    set.map_or(Ok(()), |(old, setting, value)| {
-        let renamed = Setting { variable: old, ..*setting };
-        let name = setting.variable;
-        Err(renamed.refuse_text(&value.to_string_lossy(), format!("this variable is called {name} now")))
+    let (variable, setting, name) = RENAMED;
+    lookup(variable).map_or(Ok(()), |value| {
+        let (value, accepted) =
+            (value.to_string_lossy().into(), format!("this variable is called {name} now"));
+        Err(BadSetting { setting, variable, value, accepted, from_environment: true }.into())
     })
 }
 
@@ -252,7 +133,7 @@ pub fn known_variables() -> BTreeSet<String> {
         None
     });
     let mut known = known.into_inner();
-    known.retain(|name| RENAMED.iter().all(|(old, _)| old != name));
+    known.remove(RENAMED.0);
     known
 }
 
@@ -302,7 +183,10 @@ fn nearest<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::endpoint::config::{EagerThreshold, Policy, PollMode, Provider, SharedReceive};
 
     fn with(name: &'static str, value: &'static str) -> Result<Config, RdmaError> {
         Config::from_variables(|asked| (asked == name).then(|| value.into()))
@@ -369,15 +253,12 @@ mod tests {
 
     #[test]
     fn an_old_name_is_refused_with_the_name_of_today() {
-        for (old, setting) in RENAMED {
-            let lookup = |asked: &str| (asked == old).then(|| "4".into());
-            let error = Config::from_variables(lookup).unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                format!("{old}=\"4\": this variable is called {} now", setting.variable)
-            );
-            assert_eq!((error.variable(), known_variables().contains(old)), (Some(old), false));
-        }
+        let (old, setting, name) = RENAMED;
+        let error = Config::from_variables(|asked| (asked == old).then(|| "4".into())).unwrap_err();
+        assert_eq!(error.to_string(), format!("{old}=\"4\": this variable is called {name} now"));
+        assert_eq!((error.setting(), error.variable()), (Some(setting), Some(old)));
+        let known = known_variables();
+        assert!(known.contains(name) && !known.contains(old));
     }
 
     /// The software device reads these itself.
