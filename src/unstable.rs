@@ -24,5 +24,6 @@ pub mod wire {
 
 /// The measurement of devices, by which [`EagerThreshold::Auto`](crate::EagerThreshold::Auto) decides.
 pub mod tuner {
-    pub use crate::endpoint::tuner::{Calibration, Point, Times, calibrate};
+    pub use crate::endpoint::calibrate;
+    pub use crate::endpoint::tuner::{Calibration, Point, Times};
 }

@@ -50,7 +50,8 @@ pub(crate) use messages::{
     ReadSegment, Sender, Wire,
 };
 pub use negotiate::{
-    ClientSlot, ClientSlots, Devices, Dialer, Listener, SlotLost, Source, TooManyWaiters, connect_tcp,
+    ClientSlot, ClientSlots, Devices, Dialer, Listener, SlotLost, Source, TooManyWaiters, calibrate,
+    connect_tcp,
 };
 pub(crate) use polling::{Accepting, CallInFlight, this_thread};
 pub use polling::{

@@ -261,14 +261,13 @@ impl ByteStream {
         slices: &[IoSlice<'_>],
         counters: &Counters,
     ) -> Result<Option<usize>, ConnectionFault> {
-        let length = |slices: &[IoSlice<'_>]| slices.iter().map(|slice| slice.len()).sum();
         let least = self.chooser.registered_threshold();
         let Some((number, lease)) = least.and_then(|least| self.base.link.first_to_lend(slices, least))
         else {
-            return self.write_copied(slices, length(slices), counters);
+            return self.write_copied(slices, length_of(slices), counters);
         };
         // What is before it goes first, so that the order holds. The caller then writes the rest.
-        let before = length(&slices[..number]);
+        let before = length_of(&slices[..number]);
         if before > 0 {
             return self.write_copied(&slices[..number], before, counters);
         }
@@ -278,6 +277,33 @@ impl ByteStream {
             return Ok(Some(sent));
         }
         self.send_eagerly(slices, counters)
+    }
+
+    /// Writes in one mode, to measure it: by rendezvous in chunks of the length `chunk`, or eagerly. Returns the
+    /// number of bytes taken, 0 if there is no room.
+    pub(in crate::endpoint) fn write_by(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        chunk: Option<usize>,
+        counters: &Counters,
+    ) -> Result<usize, ConnectionFault> {
+        self.chooser.fix_chunk(chunk);
+        let written = match (chunk, self.base.link.first_to_lend(slices, 0)) {
+            (None, _) => self.send_eagerly(slices, counters)?,
+            (Some(_), None) => self.offer_copies(slices, length_of(slices), counters)?,
+            (Some(_), Some((_, lease))) => match self.lend(&lease, counters)? {
+                None if self.sources.is_empty() => {
+                    return Err(ConnectionFault::local("the device makes no grant"));
+                }
+                lent => lent,
+            },
+        };
+        Ok(written.unwrap_or(0))
+    }
+
+    /// Returns whether the peer has memory of writes to read.
+    pub(in crate::endpoint) fn is_lending(&self) -> bool {
+        !self.sources.is_empty()
     }
 
     /// Writes `slices`, of `length` bytes, by gathering them, by rendezvous from a copy, or eagerly.
@@ -455,6 +481,10 @@ impl ByteStream {
         counters.work_requests.add(1);
         Ok(())
     }
+}
+
+fn length_of(slices: &[IoSlice<'_>]) -> usize {
+    slices.iter().map(|slice| slice.len()).sum()
 }
 
 /// Chunks to be named in one message.

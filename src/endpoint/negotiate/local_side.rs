@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::calibrate::measured;
 use crate::endpoint::config::Config;
 use crate::endpoint::connection::{
     ByteStream, Connection, Counted, LinkConnection, Member, Role, Supervisor,
@@ -113,6 +114,15 @@ impl Prepared {
         }
     }
 
+    /// Returns this end, for a peer in this process.
+    pub(super) fn end(&self) -> PeerQueuePair {
+        PeerQueuePair {
+            address: self.queue_pair.local_address(),
+            receive_slots: self.slots,
+            slot_size: self.config.slot_size,
+        }
+    }
+
     /// Connects to the peer's end. `native`: the role of this side, if the connection carries native calls.
     /// May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
     pub(super) fn connect(
@@ -136,7 +146,7 @@ impl Prepared {
             ..protocol::Settings::default()
         };
         let protocol = protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::setup)?;
-        let chooser = Chooser::new(&self.config, &self.context);
+        let chooser = Chooser::new(&self.config, &self.context, measured);
         let queue_pair = Arc::clone(&self.queue_pair);
         let registrations = SlabRegistrations::new(Arc::clone(&self.domain), Arc::clone(self.pool.budget()));
         let changed = self.own.as_ref().map(|own| Arc::clone(own.supervisor())).unwrap_or_default();

@@ -5,6 +5,7 @@
 //! Each side can decide on TCP: the client in `dial.rs`, the server in `listen.rs`. The reason is an
 //! [`RdmaUnavailable`](super::RdmaUnavailable).
 
+mod calibrate;
 mod client_slots;
 mod control_stream;
 mod dial;
@@ -15,6 +16,7 @@ mod reach;
 #[path = "recorded_tests.rs"]
 mod recorded;
 
+pub use calibrate::calibrate;
 pub use client_slots::{ClientSlot, ClientSlots, SlotLost, Source, TooManyWaiters};
 pub use dial::{Dialer, connect_tcp};
 pub use listen::Listener;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Default length of a chunk, in bytes.
-pub(super) const DEFAULT_CHUNK: usize = 256 * 1024;
+pub(in crate::endpoint) const DEFAULT_CHUNK: usize = 256 * 1024;
 
 /// The provider of the software device. It copies an eager message twice, in parts that stay in the caches.
 /// It copies a rendezvous twice, too, and needs a message to the peer first. So no write goes by rendezvous

@@ -12,27 +12,21 @@
 //! the measured times. The book's page on the tuner describes each step.
 
 mod calibration;
-mod measure;
 
-use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
+pub(super) use calibration::DEFAULT_CHUNK;
 pub use calibration::{Calibration, Point, Times};
-pub use measure::calibrate;
 
 use super::config::{Config, EagerThreshold};
-use calibration::{DEFAULT_CHUNK, SOFTWARE};
+use calibration::SOFTWARE;
 use tonic_rdma_verbs::Context;
-use tonic_rdma_verbs::unstable::{lock, units::size};
+use tonic_rdma_verbs::unstable::units::size;
 
 /// The threshold of a device until it was measured, in bytes. A rendezvous copies as often as eager messages
 /// do there, and takes fewer messages.
 const DEFAULT_THRESHOLD: usize = 64 * 1024;
-
-/// Time for a measurement in the background.
-const BACKGROUND: Duration = Duration::from_millis(120);
 
 /// Chooses the transfer mode of a connection's writes, and the length of the chunks. It explains the choice
 /// after the connection has ended, too.
@@ -51,12 +45,12 @@ pub(crate) struct Chooser {
 }
 
 #[derive(Clone, Debug)]
-struct Choice {
+pub(super) struct Choice {
     threshold: Option<usize>,
     /// The threshold for registered memory.
     registered: Option<usize>,
     chunk: usize,
-    set_by: ThresholdSource,
+    pub(super) set_by: ThresholdSource,
 }
 
 impl Choice {
@@ -67,7 +61,7 @@ impl Choice {
     }
 
     /// Returns the choice after the measurement of the device of this name, and publishes it.
-    fn measured(device: &str, calibration: Result<Calibration, String>) -> Self {
+    pub(super) fn measured(device: &str, calibration: Result<Calibration, String>) -> Self {
         match calibration {
             Ok(calibration) => {
                 let (threshold, registered) = (calibration.threshold(), calibration.registered_threshold());
@@ -106,8 +100,13 @@ impl Chooser {
         Self::CHUNKS * config.chunk_size.unwrap_or(DEFAULT_CHUNK) as u64
     }
 
-    /// Makes the chooser of a connection over a device.
-    pub(super) fn new(config: &Config, context: &Arc<dyn Context>) -> Self {
+    /// Makes the chooser of a connection over a device. `measured` begins to measure the device, unless it has
+    /// begun before.
+    pub(super) fn new(
+        config: &Config,
+        context: &Arc<dyn Context>,
+        measured: impl FnOnce(&Arc<dyn Context>, &Config) -> Measured,
+    ) -> Self {
         let is_software = context.attributes().provider == SOFTWARE;
         let (first, measured) = match config.eager_threshold {
             EagerThreshold::Bytes(bytes) => {
@@ -151,6 +150,11 @@ impl Chooser {
         longest.max(Self::LEAST_GATHERED)
     }
 
+    /// Sets the length of a chunk, instead of that of the configuration.
+    pub(super) fn fix_chunk(&mut self, chunk: Option<usize>) {
+        self.chunk = chunk;
+    }
+
     /// Returns the length of a chunk, in bytes.
     pub(super) fn chunk(&self) -> usize {
         self.chunk.unwrap_or_else(|| self.choice().chunk)
@@ -169,33 +173,7 @@ impl Chooser {
 }
 
 /// The choice by the measurement of a device, once it is there. All connections of the device follow it.
-type Measured = Arc<OnceLock<Choice>>;
-
-/// Provider, device, length of receive buffers, limit on inline bytes.
-type DeviceKey = (&'static str, String, u32, Option<u32>);
-
-static DEVICES: Mutex<BTreeMap<DeviceKey, Measured>> = Mutex::new(BTreeMap::new());
-
-/// Returns the choice for this device. The first call in a process starts a thread that measures the device; no
-/// call waits for the thread.
-fn measured(context: &Arc<dyn Context>, config: &Config) -> Measured {
-    let attributes = context.attributes();
-    let key = (attributes.provider, attributes.name.clone(), config.slot_size, config.max_inline);
-    let measured = match lock(&DEVICES).entry(key) {
-        Entry::Occupied(known) => return Arc::clone(known.get()),
-        Entry::Vacant(new) => Arc::clone(new.insert(Measured::default())),
-    };
-    let (context, config, result) = (Arc::clone(context), config.clone(), Arc::clone(&measured));
-    let work = move || {
-        let calibration = calibrate(&context, &config, BACKGROUND).map_err(|error| error.to_string());
-        let _ = result.set(Choice::measured(&context.attributes().name, calibration));
-    };
-    if let Err(error) = std::thread::Builder::new().name("rdma-tune".into()).spawn(work) {
-        let reason = format!("no thread to measure in: {error}");
-        let _ = measured.set(Choice::measured(&attributes.name, Err(reason)));
-    }
-    measured
-}
+pub(super) type Measured = Arc<OnceLock<Choice>>;
 
 /// The transfer mode of a write, and its reason.
 ///

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::calibration::tests::sample;
 use super::*;
 
@@ -5,10 +7,14 @@ fn soft() -> Arc<dyn Context> {
     tonic_rdma_verbs::soft::open().unwrap()
 }
 
+fn chooser_of(config: &Config, context: &Arc<dyn Context>) -> Chooser {
+    Chooser::new(config, context, |_, _| unreachable!("the software device is not measured"))
+}
+
 /// Returns the chooser of a connection over a device that is measured.
 fn follower(measured: &Measured, config: &Config) -> Chooser {
     let first = Choice::unmeasured(Some(DEFAULT_THRESHOLD), "the calibration is under way");
-    Chooser { first, measured: Some(Arc::clone(measured)), ..Chooser::new(config, &soft()) }
+    Chooser { first, measured: Some(Arc::clone(measured)), ..chooser_of(config, &soft()) }
 }
 
 /// Ends the measurement of a device.
@@ -27,11 +33,11 @@ fn crossing() -> Calibration {
 #[test]
 fn a_configured_threshold_is_fixed() {
     let config = Config::default().eager_threshold(EagerThreshold::Bytes(5000)).chunk_size(8192);
-    let chooser = Chooser::new(&config, &soft());
+    let chooser = chooser_of(&config, &soft());
     assert!(!chooser.by_rendezvous(4999) && chooser.by_rendezvous(5000));
     assert_eq!((chooser.chunk(), chooser.sources()), (8192, 32));
     assert_eq!(chooser.why(100).to_string(), "100 B eagerly: threshold 5000 B, set by configuration");
-    let never = Chooser::new(&Config::default().eager_threshold(EagerThreshold::Bytes(u64::MAX)), &soft());
+    let never = chooser_of(&Config::default().eager_threshold(EagerThreshold::Bytes(u64::MAX)), &soft());
     assert_eq!(never.why(4 << 20).to_string(), "4 MiB eagerly: no threshold, set by configuration");
 }
 
@@ -44,18 +50,18 @@ fn writes_are_gathered_up_to_the_threshold_of_a_network_device() {
     assert_eq!((network.gathered(), network.registered_threshold()), ((16 << 10) - 1, Some(16 << 10)));
     let configured = |bytes| {
         let config = Config::default().eager_threshold(EagerThreshold::Bytes(bytes));
-        Chooser { is_software: false, ..Chooser::new(&config, &soft()) }
+        Chooser { is_software: false, ..chooser_of(&config, &soft()) }
     };
     assert_eq!(configured(100).gathered(), Chooser::LEAST_GATHERED);
     assert_eq!(configured(u64::MAX).gathered(), usize::MAX);
     assert_eq!(configured(5000).registered_threshold(), Some(5000));
-    let software = Chooser::new(&Config::default(), &soft());
+    let software = chooser_of(&Config::default(), &soft());
     assert_eq!((software.gathered(), software.registered_threshold()), (Chooser::LEAST_GATHERED, None));
 }
 
 #[test]
 fn no_write_of_the_software_device_goes_by_rendezvous() {
-    let chooser = Chooser::new(&Config::default(), &soft());
+    let chooser = chooser_of(&Config::default(), &soft());
     assert!([0, 1 << 16, usize::MAX].into_iter().all(|length| !chooser.by_rendezvous(length)));
     assert_eq!(
         chooser.why(1 << 20).to_string(),
@@ -93,13 +99,4 @@ fn a_device_without_calibration_has_the_default_threshold() {
         follower(&measured, &Config::default()).why(1 << 16).to_string(),
         "64 KiB by rendezvous: threshold 64 KiB, the default (no loopback)"
     );
-}
-
-#[test]
-fn a_process_measures_a_device_once() {
-    // A length that no other test uses.
-    let config = Config::default().receive_slots(16).slot_size(2000);
-    let first = measured(&soft(), &config);
-    assert!(Arc::ptr_eq(&first, &measured(&soft(), &config)));
-    assert!(matches!(first.wait().set_by, ThresholdSource::Calibration { .. }), "{first:?}");
 }
