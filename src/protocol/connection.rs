@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::directions::{Finished, Inbound, Outbound, Part, ReadId, ReadRequest, SlotIndex, WriteState};
+use super::directions::{Inbound, Outbound, Part, ReadId, ReadRequest, SlotIndex, WriteState};
 use super::settings::{AbortCode, ControlMessage, Settings, SettingsError};
 use super::violation::ProtocolViolation;
 use crate::wire::{Chunk, Header, MAX_CHUNKS, MessageKind};
@@ -60,21 +60,15 @@ pub enum Blocked {
     SendQueue,
 }
 
-/// A command that can't be carried out now.
+/// There is no room for what is to be sent, or it is nothing. [`Connection::eager_room`] and
+/// [`Connection::rendezvous_room`] return the room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SendError {
-    /// There is not enough room. [`Connection::eager_room`] and [`Connection::rendezvous_room`] return the
-    /// room.
-    #[error("{asked} asked for, where there is room for {room}")]
-    NoRoom {
-        /// The number of bytes or chunks that the caller wants to send.
-        asked: usize,
-        /// The bytes or chunks that there is room for.
-        room: usize,
-    },
-    /// A rendezvous has no chunk.
-    #[error("an offer of nothing")]
-    Nothing,
+#[error("{asked} asked for, where there is room for {room}")]
+pub struct SendError {
+    /// The number of bytes or chunks that the caller wants to send.
+    pub asked: usize,
+    /// The bytes or chunks that there is room for.
+    pub room: usize,
 }
 
 /// Commands.
@@ -116,7 +110,7 @@ impl Connection {
     pub fn send_eager(&mut self, payload: usize) -> Result<[u8; Header::LENGTH], SendError> {
         let room = self.eager_room();
         if payload > room || room == 0 {
-            return Err(SendError::NoRoom { asked: payload, room });
+            return Err(SendError { asked: payload, room });
         }
         Ok(self.header(MessageKind::Eager, payload).encode())
     }
@@ -138,11 +132,8 @@ impl Connection {
     /// There is no chunk, or no room for so many.
     pub fn send_rendezvous(&mut self, chunks: &[Chunk]) -> Result<ControlMessage, SendError> {
         let room = self.rendezvous_room();
-        if chunks.is_empty() {
-            return Err(SendError::Nothing);
-        }
-        if chunks.len() > room {
-            return Err(SendError::NoRoom { asked: chunks.len(), room });
+        if chunks.is_empty() || chunks.len() > room {
+            return Err(SendError { asked: chunks.len(), room });
         }
         let mut body = [0; super::MAX_CONTROL_BODY];
         for (place, chunk) in body.chunks_exact_mut(Chunk::LENGTH).zip(chunks) {
@@ -179,8 +170,9 @@ impl Connection {
         }
     }
 
-    /// Removes `count` bytes from the front part. Returns the part if all of its bytes are delivered.
-    pub fn consume(&mut self, count: usize) -> Option<Finished> {
+    /// Removes `count` bytes from the front part. Returns the READ whose memory is free, because all of its bytes
+    /// are delivered.
+    pub fn consume(&mut self, count: usize) -> Option<ReadId> {
         self.inbound.consume(count)
     }
 

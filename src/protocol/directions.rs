@@ -52,15 +52,6 @@ pub enum Part {
     },
 }
 
-/// A part whose bytes are all delivered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finished {
-    /// A slot. [`poll_release`](super::Connection::poll_release) returns it, too.
-    Slot(SlotIndex),
-    /// A READ, whose memory is free.
-    Read(ReadId),
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReadState {
     Waiting,
@@ -268,7 +259,7 @@ impl Inbound {
         arrived.then_some(part)
     }
 
-    pub(super) fn consume(&mut self, count: usize) -> Option<Finished> {
+    pub(super) fn consume(&mut self, count: usize) -> Option<ReadId> {
         let front = self.front()?;
         let (Part::Eager { length: available, .. } | Part::Rendezvous { length: available, .. }) = front;
         if count < available {
@@ -280,18 +271,18 @@ impl Inbound {
             return None;
         }
         self.parts.pop_front();
-        Some(match front {
+        match front {
             Part::Eager { slot, .. } => {
                 self.release.push_back(slot);
-                Finished::Slot(slot)
+                None
             }
             Part::Rendezvous { read, .. } => {
                 self.reads.pop_front();
                 self.first_read = self.first_read.wrapping_add(1);
                 (self.landed, self.posted) = (self.landed - 1, self.posted - 1);
-                Finished::Read(read)
+                Some(read)
             }
-        })
+        }
     }
 
     /// Returns true if freed slots or finished reads need an acknowledgement of their own.

@@ -36,7 +36,7 @@ mod tests;
 mod violation;
 
 pub use connection::{Blocked, Connection, Event, SendError};
-pub use directions::{Finished, MAX_UNREAD_CHUNKS, Part, ReadId, ReadRequest, SlotIndex};
+pub use directions::{MAX_UNREAD_CHUNKS, Part, ReadId, ReadRequest, SlotIndex};
 pub use settings::{AbortCode, ControlMessage, MAX_CONTROL_BODY, Settings, SettingsError};
 pub use violation::ProtocolViolation;
 

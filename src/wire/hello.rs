@@ -50,7 +50,7 @@ pub enum Message {
     /// The first message, from the client.
     ClientHello(ClientHello),
     /// The answer, from the server.
-    ServerHello(ServerHello),
+    ServerHello(Answer),
     /// The last message, from each side: the value that the sender read in the receiver's memory.
     Confirm(Confirm),
 }
@@ -98,13 +98,6 @@ pub struct DeviceOffer {
     pub slot_size: u32,
 }
 
-/// The server's answer to a client hello.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerHello {
-    /// Accepted or declined.
-    pub answer: Answer,
-}
-
 /// The decision of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -142,23 +135,6 @@ pub enum Confirm {
     Failed {
         /// The reason; at most 256 bytes.
         reason: String,
-    },
-}
-
-/// The result of [`Message::decode`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decoded {
-    /// A whole message.
-    Message {
-        /// The message.
-        message: Message,
-        /// The length of the message in bytes, to be dropped from the buffer.
-        length: usize,
-    },
-    /// More bytes are needed.
-    Incomplete {
-        /// The number of bytes that the buffer needs at least.
-        needed: usize,
     },
 }
 
@@ -214,8 +190,8 @@ impl Message {
                 encode_client(hello, &mut body)?;
                 1
             }
-            Self::ServerHello(hello) => {
-                encode_server(hello, &mut body)?;
+            Self::ServerHello(answer) => {
+                encode_server(answer, &mut body)?;
                 2
             }
             Self::Confirm(confirm) => {
@@ -232,17 +208,17 @@ impl Message {
         Ok(bytes)
     }
 
-    /// Reads the message at the start of `received`, if the whole message is there.
+    /// Reads the message at the start of `received`, if the whole message is there. Returns its length, too.
     ///
     /// # Errors
     /// The bytes can't be the start of a message.
-    pub fn decode(received: &[u8]) -> Result<Decoded, HelloError> {
+    pub fn decode(received: &[u8]) -> Result<Option<(Self, usize)>, HelloError> {
         let start = received.len().min(MAGIC.len());
         if received[..start] != MAGIC[..start] {
             return Err(HelloError::Magic);
         }
         if received.len() < HEADER {
-            return Ok(Decoded::Incomplete { needed: HEADER });
+            return Ok(None);
         }
         let mut header = &received[MAGIC.len()..HEADER];
         let (version, kind, length) = (header.get_u16_le(), header.get_u16_le(), header.get_u32_le());
@@ -256,9 +232,7 @@ impl Message {
             return Err(HelloError::Type(kind));
         }
         let end = HEADER + length as usize;
-        let Some(body) = received.get(HEADER..end) else {
-            return Ok(Decoded::Incomplete { needed: end });
-        };
+        let Some(body) = received.get(HEADER..end) else { return Ok(None) };
         let mut body = Body(body);
         let message = match kind {
             1 => Self::ClientHello(body.client()?),
@@ -270,7 +244,7 @@ impl Message {
         if !body.0.is_empty() && !may_have_more {
             return Err(HelloError::Malformed { field: "end of the message" });
         }
-        Ok(Decoded::Message { message, length: end })
+        Ok(Some((message, end)))
     }
 }
 
@@ -294,8 +268,8 @@ fn encode_client(hello: &ClientHello, body: &mut Vec<u8>) -> Result<(), HelloErr
     Ok(())
 }
 
-fn encode_server(hello: &ServerHello, body: &mut Vec<u8>) -> Result<(), HelloError> {
-    match &hello.answer {
+fn encode_server(answer: &Answer, body: &mut Vec<u8>) -> Result<(), HelloError> {
+    match answer {
         Answer::Accept { offer, queue_pair, receive_slots, slot_size, version, capabilities } => {
             body.put_u8(1);
             body.put_u8(*offer);
@@ -379,19 +353,18 @@ impl Body<'_> {
         })
     }
 
-    fn server(&mut self) -> Result<ServerHello, HelloError> {
-        let answer = match self.u8("verdict")? {
-            0 => Answer::Decline { reason: self.text(MAX_REASON, "reason")? },
+    fn server(&mut self) -> Result<Answer, HelloError> {
+        match self.u8("verdict")? {
+            0 => Ok(Answer::Decline { reason: self.text(MAX_REASON, "reason")? }),
             1 => {
                 let offer = self.u8("offer")?;
                 let queue_pair = self.counted(MAX_ADDRESS, "queue pair address")?.to_vec();
                 let (receive_slots, slot_size) = (self.u32("receive slots")?, self.u32("slot size")?);
                 let (capabilities, version) = self.capabilities()?;
-                Answer::Accept { offer, queue_pair, receive_slots, slot_size, version, capabilities }
+                Ok(Answer::Accept { offer, queue_pair, receive_slots, slot_size, version, capabilities })
             }
-            _ => return Err(HelloError::Malformed { field: "verdict" }),
-        };
-        Ok(ServerHello { answer })
+            _ => Err(HelloError::Malformed { field: "verdict" }),
+        }
     }
 
     fn confirm(&mut self) -> Result<Confirm, HelloError> {

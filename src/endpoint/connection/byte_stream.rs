@@ -16,7 +16,7 @@ use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::{self, Link};
 use crate::endpoint::tuner::Chooser;
-use crate::protocol::{AbortCode, Blocked, Chunk, Event, Finished, MAX_CHUNKS, Part, ReadId};
+use crate::protocol::{AbortCode, Blocked, Chunk, Event, MAX_CHUNKS, Part, ReadId};
 use tonic_rdma_verbs::VerbsErrorKind;
 use tonic_rdma_verbs::memory::{Block, Lease, Quota};
 use tonic_rdma_verbs::unstable::{Grant, RemoteRange};
@@ -247,7 +247,7 @@ impl ByteStream {
     }
 
     fn consume(&mut self, count: usize) {
-        if let Some(Finished::Read(read)) = self.base.protocol.consume(count) {
+        if let Some(read) = self.base.protocol.consume(count) {
             self.landings.remove(&read);
         }
     }

@@ -2,6 +2,7 @@
 //! whether the device lets connections that share them have a protection domain each.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -19,6 +20,9 @@ use tonic_rdma_verbs::{
     PostError, ProtectionDomain, QueuePair, QueuePairCapacity, QueuePairNumber, ReceiveRequest, SendRequest,
     SharedReceiveQueue, VerbsError, WorkCompletion,
 };
+
+/// The reason why there is no buffer, or no answer.
+type Failure = Box<dyn Error + Send + Sync>;
 
 /// The receive buffers of one connection.
 #[derive(Debug)]
@@ -111,7 +115,7 @@ impl Receives {
             Self::Own(ring) => Ok((&ring.block, slot as usize * ring.slot_size)),
             Self::Shared(share) => {
                 let found = share.promise.buffers.slot(slot);
-                found.ok_or_else(|| ConnectionFault::local(BufferError::Unknown(slot)))
+                found.ok_or_else(|| ConnectionFault::local(unknown(slot)))
             }
         }
     }
@@ -203,37 +207,6 @@ struct Counts {
     starved: bool,
 }
 
-/// The reason why a connection gets no promise of buffers.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NoBuffers {
-    #[error(
-        "all {0} receive buffers that connections share are promised; RDMA_COMPLETION_QUEUES adds queues"
-    )]
-    Promised(u32),
-    #[error("no memory for shared receive buffers: {0}")]
-    Memory(AddError),
-}
-
-/// The reason why no buffers were added.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AddError {
-    #[error(transparent)]
-    Verbs(#[from] VerbsError),
-    #[error(transparent)]
-    Post(#[from] PostError),
-    #[error("there are as many as there can be")]
-    Full,
-}
-
-/// The reason why a buffer was not posted.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BufferError {
-    #[error("no receive buffer {0}")]
-    Unknown(u32),
-    #[error(transparent)]
-    Post(#[from] PostError),
-}
-
 impl SharedBuffers {
     /// Creates buffers of the length that `config` sets. `separate_domains`: connections of other domains can
     /// use the buffers.
@@ -281,7 +254,7 @@ impl<Q: ReceiveQueue> SharedBuffers<Q> {
     }
 
     /// Promises a new connection `slots` buffers.
-    pub(crate) fn promise(self: &Arc<Self>, slots: u32) -> Result<Promise<Q>, NoBuffers> {
+    pub(crate) fn promise(self: &Arc<Self>, slots: u32) -> Result<Promise<Q>, Failure> {
         let mut promise = Promise { buffers: Arc::clone(self), slots: 0 };
         promise.grow(slots)?;
         Ok(promise)
@@ -303,8 +276,8 @@ impl<Q: ReceiveQueue> SharedBuffers<Q> {
     }
 
     /// Posts a buffer again that holds a message.
-    pub(crate) fn post(&self, slot: u32) -> Result<(), BufferError> {
-        let Some((step, index)) = self.step(slot) else { return Err(BufferError::Unknown(slot)) };
+    pub(crate) fn post(&self, slot: u32) -> Result<(), Failure> {
+        let (step, index) = self.step(slot).ok_or_else(|| unknown(slot))?;
         if step.owners[index].swap(0, Ordering::Relaxed) != 0 {
             lock(&self.counts).held -= 1;
         }
@@ -338,9 +311,10 @@ impl<Q: ReceiveQueue> SharedBuffers<Q> {
     }
 
     /// Adds buffers until their number suffices for the promises and for the use.
-    fn provide(&self, counts: &mut Counts) -> Result<(), NoBuffers> {
+    fn provide(&self, counts: &mut Counts) -> Result<(), Failure> {
         while counts.slots < counts.promised.min(counts.held + SLACK) {
-            self.add_step(counts.slots / STEP).map_err(NoBuffers::Memory)?;
+            let added = self.add_step(counts.slots / STEP);
+            added.map_err(|error| format!("no memory for shared receive buffers: {error}"))?;
             counts.slots += STEP;
             counts.starved = false;
             metrics::gauge!("tonic_rdma_shared_receive_buffers").increment(STEP);
@@ -348,11 +322,11 @@ impl<Q: ReceiveQueue> SharedBuffers<Q> {
         Ok(())
     }
 
-    fn add_step(&self, number: u32) -> Result<(), AddError> {
+    fn add_step(&self, number: u32) -> Result<(), Failure> {
         let block = self.pool.lease(STEP as usize * self.slot_size, Quota::Receive)?;
         let segments = segments(&block, STEP, self.slot_size)?;
         let owners = std::array::from_fn(|_| AtomicU32::new(0));
-        let place = self.steps.get(number as usize).ok_or(AddError::Full)?;
+        let place = self.steps.get(number as usize).ok_or("there are as many as there can be")?;
         let step = place.get_or_init(|| Step { block, segments, owners });
         let first = number * STEP;
         let requests: Vec<_> =
@@ -372,6 +346,10 @@ pub(super) fn segments(block: &Block, count: u32, size: usize) -> Result<Vec<Loc
     (0..count as usize).map(|index| block.segment(index * size..(index + 1) * size)).collect()
 }
 
+fn unknown(slot: u32) -> Failure {
+    format!("no receive buffer {slot}").into()
+}
+
 fn request(slot: u32, segment: &LocalSegment) -> ReceiveRequest<'_> {
     let id = WorkId { kind: WorkKind::SharedReceive, connection: 0, value: slot };
     ReceiveRequest { wr_id: id.to_bits(), into: std::slice::from_ref(segment) }
@@ -386,11 +364,14 @@ pub(crate) struct Promise<Q: ReceiveQueue = Arc<dyn SharedReceiveQueue>> {
 
 impl<Q: ReceiveQueue> Promise<Q> {
     /// Promises `more` buffers.
-    pub(crate) fn grow(&mut self, more: u32) -> Result<(), NoBuffers> {
+    pub(crate) fn grow(&mut self, more: u32) -> Result<(), Failure> {
         let mut counts = lock(&self.buffers.counts);
         let limit = self.buffers.steps.len() as u32 * STEP;
         if counts.promised + more > limit {
-            return Err(NoBuffers::Promised(limit));
+            return Err(format!(
+                "all {limit} receive buffers that connections share are promised; RDMA_COMPLETION_QUEUES adds queues"
+            )
+            .into());
         }
         counts.promised += more;
         if let Err(error) = self.buffers.provide(&mut counts) {
@@ -439,7 +420,7 @@ pub(crate) fn separate_domains(context: &dyn Context) -> bool {
 impl Answers {
     /// Returns the answer of the device `name`. Asks by `attempt` if there is no answer yet. Returns false if
     /// the attempt fails.
-    fn get_or_ask(&self, name: &str, attempt: impl FnOnce() -> Result<bool, AttemptError>) -> bool {
+    fn get_or_ask(&self, name: &str, attempt: impl FnOnce() -> Result<bool, Failure>) -> bool {
         let mut known = lock(&self.0);
         if let Some(&separate) = known.get(name) {
             return separate;
@@ -458,21 +439,9 @@ impl Answers {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-enum AttemptError {
-    #[error(transparent)]
-    Verbs(#[from] VerbsError),
-    #[error(transparent)]
-    Post(#[from] PostError),
-    #[error("the device did not answer: {0}")]
-    NoAnswer(CompletionStatus),
-    #[error("the device did not answer within {0:?}")]
-    Silent(Duration),
-}
-
 /// Sends a message from the device to itself, into a buffer whose domain is not that of the receiving queue
 /// pair.
-fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
+fn attempt(context: &dyn Context) -> Result<bool, Failure> {
     const MESSAGE: [u8; 8] = *b"separate";
     const TIMEOUT: Duration = Duration::from_secs(1);
     let budget = Budget::new(1 << 20);
@@ -523,7 +492,7 @@ fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
             CompletionStatus::Success => {}
             // The device was too busy for an answer.
             status @ (CompletionStatus::RetryExceeded | CompletionStatus::RnrRetryExceeded) => {
-                return Err(AttemptError::NoAnswer(status));
+                return Err(format!("the device did not answer: {status}").into());
             }
             _ => return Ok(false),
         }
@@ -533,7 +502,7 @@ fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
             return Ok(arrived == MESSAGE);
         }
     }
-    Err(AttemptError::Silent(TIMEOUT))
+    Err(format!("the device did not answer within {TIMEOUT:?}").into())
 }
 
 #[cfg(test)]
@@ -660,8 +629,8 @@ mod isolation_tests {
     #[test]
     fn a_failed_attempt_is_no_answer() {
         let answers = Answers::default();
-        let asked = |attempt: Result<bool, AttemptError>| answers.get_or_ask("a device", || attempt);
-        assert!(!asked(Err(AttemptError::Silent(Duration::ZERO))));
+        let asked = |attempt: Result<bool, Failure>| answers.get_or_ask("a device", || attempt);
+        assert!(!asked(Err("no answer".into())));
         assert!(asked(Ok(true)), "the failed attempt was taken for an answer");
         assert!(asked(Ok(false)), "the first answer counts");
         assert!(!answers.get_or_ask("another device", || Ok(false)));

@@ -15,7 +15,7 @@ use crate::endpoint::info::{ConnectionFacts, RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::stream::EndpointStream;
-use crate::wire::hello::{Confirm, Decoded, Message, VERSIONS};
+use crate::wire::hello::{Confirm, Message, VERSIONS};
 
 /// A TCP connection in negotiation, with the bytes that were received on it and not used yet.
 #[derive(Debug)]
@@ -48,11 +48,11 @@ impl ControlStream {
         let complete = async {
             loop {
                 match Message::decode(&self.received)? {
-                    Decoded::Message { message, length } => {
+                    Some((message, length)) => {
                         let _ = self.received.split_to(length);
                         return Ok(message);
                     }
-                    Decoded::Incomplete { .. } => self.read_more().await?,
+                    None => self.read_more().await?,
                 }
             }
         };

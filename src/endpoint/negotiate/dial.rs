@@ -266,7 +266,7 @@ pub(super) async fn negotiate(
     let hello = ClientHello { identity: reach::local(), newest, capabilities, offers };
     control.send(&Message::ClientHello(hello)).await?;
     let answer = match control.receive().await {
-        Ok(Message::ServerHello(hello)) => hello.answer,
+        Ok(Message::ServerHello(answer)) => answer,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(error) => return Ok(Outcome::Stock(error)),
     };

@@ -28,7 +28,7 @@ use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
     Answer, ClientHello, Confirm, DeviceOffer, HelloError, HostIdentity, LAYOUT, MAGIC, Message,
-    NATIVE_CALLS, ServerHello, VERSIONS,
+    NATIVE_CALLS, VERSIONS,
 };
 use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::memory::Budget;
@@ -430,7 +430,7 @@ impl Negotiation<'_> {
             version,
             capabilities: if established.is_native() { NATIVE_CALLS } else { 0 },
         };
-        control.send(&Message::ServerHello(ServerHello { answer })).await?;
+        control.send(&Message::ServerHello(answer)).await?;
         slot.waits();
         let read = tokio::select! {
             biased;
@@ -528,8 +528,7 @@ async fn first_bytes(control: &mut ControlStream, clients: StockClients) -> Resu
 }
 
 async fn decline(control: &mut ControlStream, reason: &str) -> Result<(), NegotiationError> {
-    let answer = Answer::Decline { reason: reason.into() };
-    control.send(&Message::ServerHello(ServerHello { answer })).await
+    control.send(&Message::ServerHello(Answer::Decline { reason: reason.into() })).await
 }
 
 /// The kind of a peer.

@@ -17,7 +17,7 @@ use super::reach::{self, tests::queue_pair};
 use super::{Dialer, Listener};
 use crate::endpoint::config::{Config, Policy, Provider};
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
-use crate::wire::hello::{ClientHello, Decoded, Message, NATIVE_CALLS};
+use crate::wire::hello::{ClientHello, Message, NATIVE_CALLS};
 
 /// Reads one message.
 async fn message(tcp: &mut TcpStream) -> Vec<u8> {
@@ -38,7 +38,7 @@ fn connect(ours: &dyn QueuePair, peer: &[u8]) -> [u8; 8] {
 /// Returns the recorded hello, as a client in this process with this queue pair would send it.
 fn hello_of(ours: &dyn QueuePair) -> Vec<u8> {
     let mut hello = unhex(CLIENT_HELLO);
-    let Ok(Decoded::Message { message: Message::ClientHello(read), .. }) = Message::decode(&hello) else {
+    let Ok(Some((Message::ClientHello(read), _))) = Message::decode(&hello) else {
         panic!("not understood: {hello:?}");
     };
     assert_eq!((read.newest, read.capabilities, &*read.offers[0].device), (3, NATIVE_CALLS, "soft0"));

@@ -228,7 +228,7 @@ impl ConnectionPair {
             end.read += count as u64;
             end.was_read(count);
             taken += count;
-            if let Some(crate::protocol::Finished::Read(read)) = end.connection.consume(count) {
+            if let Some(read) = end.connection.consume(count) {
                 end.landings.remove(&read);
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::unstable::wire::hello::{Decoded, MAGIC, Message};
+use tonic_rdma::unstable::wire::hello::{MAGIC, Message};
 use tonic_rdma::{Config, Dialer, EndpointStream, Listener, Policy, RdmaError, RdmaErrorKind, Verdict};
 
 use support::{BlackHole, Runtime, listen};
@@ -109,7 +109,7 @@ async fn half_negotiated(listener: &Listener) -> (TcpStream, tokio::task::JoinHa
 /// Reads one message of the negotiation.
 async fn message(tcp: &mut TcpStream) -> Vec<u8> {
     let mut received = Vec::new();
-    while !matches!(Message::decode(&received), Ok(Decoded::Message { .. })) {
+    while !matches!(Message::decode(&received), Ok(Some(_))) {
         assert_ne!(tcp.read_buf(&mut received).await.unwrap(), 0, "closed after {received:?}");
     }
     received
