@@ -254,7 +254,9 @@ impl<L> RdmaServer<L> {
         self.named = None;
         self
     }
+}
 
+impl<L: Layer<RdmaRoutes, Service: GrpcService>> RdmaServer<L> {
     /// Listens on `address`, and serves until the runtime ends.
     ///
     /// ```no_run
@@ -269,10 +271,7 @@ impl<L> RdmaServer<L> {
     /// # Errors
     /// A setting or a variable has a value that can't be used, the address can't be listened on, or tonic's
     /// server failed.
-    pub async fn serve(self, address: impl ToSocketAddrs) -> Result<(), RdmaError>
-    where
-        L: Layer<RdmaRoutes, Service: GrpcService>,
-    {
+    pub async fn serve(self, address: impl ToSocketAddrs) -> Result<(), RdmaError> {
         let incoming = self.listen(address).await?;
         self.serve_all(incoming, None::<Pending<()>>).await
     }
@@ -286,10 +285,7 @@ impl<L> RdmaServer<L> {
         self,
         address: impl ToSocketAddrs,
         signal: impl Future<Output = ()>,
-    ) -> Result<(), RdmaError>
-    where
-        L: Layer<RdmaRoutes, Service: GrpcService>,
-    {
+    ) -> Result<(), RdmaError> {
         let incoming = self.listen(address).await?;
         self.serve_with_incoming_shutdown(incoming, signal).await
     }
@@ -298,10 +294,7 @@ impl<L> RdmaServer<L> {
     ///
     /// # Errors
     /// A limit of the calls has a value that can't be used, or tonic's server failed.
-    pub async fn serve_with_incoming(self, incoming: RdmaIncoming) -> Result<(), RdmaError>
-    where
-        L: Layer<RdmaRoutes, Service: GrpcService>,
-    {
+    pub async fn serve_with_incoming(self, incoming: RdmaIncoming) -> Result<(), RdmaError> {
         self.serve_all(incoming, None::<Pending<()>>).await
     }
 
@@ -314,10 +307,7 @@ impl<L> RdmaServer<L> {
         self,
         incoming: RdmaIncoming,
         signal: impl Future<Output = ()>,
-    ) -> Result<(), RdmaError>
-    where
-        L: Layer<RdmaRoutes, Service: GrpcService>,
-    {
+    ) -> Result<(), RdmaError> {
         self.serve_all(incoming, Some(signal)).await
     }
 
@@ -332,10 +322,7 @@ impl<L> RdmaServer<L> {
         self,
         incoming: RdmaIncoming,
         signal: Option<impl Future<Output = ()>>,
-    ) -> Result<(), RdmaError>
-    where
-        L: Layer<RdmaRoutes, Service: GrpcService>,
-    {
+    ) -> Result<(), RdmaError> {
         self.calls.validate()?;
         let service = self.layers.service(RdmaRoutes::new(self.routes, self.named.unwrap_or_default()));
         serve(incoming, self.http2, service, self.calls, signal).await
