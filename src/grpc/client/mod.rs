@@ -251,7 +251,7 @@ impl RdmaChannel {
     /// Returns the state of each endpoint, in the order in which they were given. An endpoint that has not
     /// been needed yet counts as [`EndpointState::Connecting`](crate::EndpointState::Connecting).
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        self.endpoints.members.status()
+        self.endpoints.members.table().status()
     }
 }
 
@@ -345,8 +345,8 @@ impl Service<Request<Body>> for RdmaChannel {
         let mut deadline = Deadline::of(&request.head.headers);
         let endpoints = Arc::clone(&self.endpoints);
         let native = endpoints.only_native();
-        let found =
-            native.map_or_else(|| endpoints.members.pick(deadline.begun()), |native| Ok(Some(native)));
+        let found = native
+            .map_or_else(|| endpoints.members.table().pick(deadline.begun()), |native| Ok(Some(native)));
         let inner = match found {
             Err(status) => ResponseState::Failed(Some(status)),
             Ok(Some(connection)) if connection.is_native() => {
@@ -601,7 +601,7 @@ impl Target {
                 // The first stream is the one that was negotiated for native calls. tonic dials again for
                 // calls that were on their way when the server sent GOAWAY; these stay with HTTP/2.
                 let (mut first, dialling) = (Some(stream), Arc::clone(dialling));
-                let dial = move |uri: Uri| {
+                let dial = tower::service_fn(move |uri: Uri| {
                     let (first, dialling) = (first.take(), Arc::clone(&dialling));
                     async move {
                         let (host, port) = host_and_port(&uri)?;
@@ -610,7 +610,7 @@ impl Target {
                             None => dialling.dialer.dial(host, port).await,
                         }
                     }
-                };
+                });
                 Ok(Connection::Http2(Arc::new(EndpointConnection::connect(endpoint, dial).await?)))
             }
         }
@@ -725,7 +725,7 @@ impl Endpoints {
             }
             _ => {
                 let connecting = Self::new(endpoints, balances, dialer, calls);
-                connecting.members.connection(Instant::now()).await.map_err(no_endpoint_up)?;
+                connecting.members.table().connection(Instant::now()).await.map_err(no_endpoint_up)?;
                 Ok(connecting)
             }
         }
@@ -744,6 +744,6 @@ impl Endpoints {
     /// Returns the native connection of the only endpoint, if there is one. It may refuse the call, which can
     /// be sent again then.
     fn only_native(&self) -> Option<Arc<Connection>> {
-        self.members.only().filter(|connection| connection.is_native())
+        self.members.table().only().filter(|connection| connection.is_native())
     }
 }

@@ -3,7 +3,7 @@
 //! and of calls on a balanced channel.
 
 use std::error::Error;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,6 @@ use bytes::Bytes;
 use http::{Request, Response, Uri};
 use http_body::{Frame, SizeHint};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::io::InspectReader;
@@ -44,13 +43,38 @@ impl EndpointConnection {
     const SILENCE: Duration = Duration::from_secs(10);
 
     /// Connects by `dial`, and waits for the first bytes from the server.
-    pub(crate) async fn connect<D, F>(endpoint: &Endpoint, dial: D) -> Result<Self, DialError>
-    where
-        D: FnMut(Uri) -> F + Send + 'static,
-        F: Future<Output = Result<EndpointStream, RdmaError>> + Send + 'static,
-    {
+    ///
+    /// tonic's channel dials again if it gets a call after its connection stopped taking calls. One such dial is
+    /// allowed, for the calls that were on their way when the server sent GOAWAY. This second dial marks the
+    /// connection as ended, so the balancer gives the channel no new calls. All later dials are refused, because
+    /// no back-off would limit them.
+    pub(crate) async fn connect(
+        endpoint: &Endpoint,
+        mut dial: impl Service<Uri, Response = EndpointStream, Error = RdmaError, Future: Send> + Send + 'static,
+    ) -> Result<Self, DialError> {
         let watch = Arc::new(ConnectionWatch::default());
-        let channel = endpoint.connect_with_connector(watched(dial, &watch)).await?;
+        let (watched, mut dials) = (Arc::clone(&watch), 0_u32);
+        let connector = tower::service_fn(move |uri| {
+            dials += 1;
+            if dials > 1 {
+                watched.end();
+            }
+            let dialled = (dials <= 2).then(|| dial.call(uri));
+            let watch = Arc::clone(&watched);
+            async move {
+                let stream = dialled.ok_or("the connection ended")?.await?;
+                watch.info.get_or_init(|| stream.info().clone());
+                let (ends, mut received) = (Ends(watch), false);
+                let watched = InspectReader::new(stream, move |bytes: &[u8]| {
+                    if !received && !bytes.is_empty() {
+                        received = true;
+                        ends.0.first_bytes.notify_one();
+                    }
+                });
+                Ok::<_, BoxError>(TokioIo::new(watched))
+            }
+        });
+        let channel = endpoint.connect_with_connector(connector).await?;
         if timeout(Self::SILENCE, watch.first_bytes.notified()).await.is_err() {
             return Err(DialError::Silent(Self::SILENCE));
         }
@@ -110,48 +134,6 @@ impl Drop for Ends {
     fn drop(&mut self) {
         self.0.end();
     }
-}
-
-/// Returns the connector of one channel of tonic's, whose connection is watched.
-///
-/// tonic's channel dials again if it gets a call after its connection stopped taking calls. This connector
-/// allows one such dial, for the calls that were on their way when the server sent GOAWAY. This second dial
-/// marks the connection as ended, so the balancer gives the channel no new calls. The connector refuses all
-/// later dials, because no back-off would limit them.
-fn watched<D, F>(
-    mut dial: D,
-    watch: &Arc<ConnectionWatch>,
-) -> impl Service<
-    Uri,
-    Response = TokioIo<impl AsyncRead + AsyncWrite + Send + Unpin + 'static>,
-    Error = BoxError,
-    Future: Send,
-> + Send
-+ 'static
-where
-    D: FnMut(Uri) -> F + Send + 'static,
-    F: Future<Output = Result<EndpointStream, RdmaError>> + Send + 'static,
-{
-    let (watch, mut dials) = (Arc::clone(watch), 0_u32);
-    tower::service_fn(move |uri| {
-        dials += 1;
-        if dials > 1 {
-            watch.end();
-        }
-        let dial = (dials <= 2).then(|| dial(uri));
-        let watch = Arc::clone(&watch);
-        async move {
-            let stream = dial.ok_or("the connection ended")?.await?;
-            watch.info.get_or_init(|| stream.info().clone());
-            let (ends, mut received) = (Ends(watch), false);
-            Ok(TokioIo::new(InspectReader::new(stream, move |bytes: &[u8]| {
-                if !received && !bytes.is_empty() {
-                    received = true;
-                    ends.0.first_bytes.notify_one();
-                }
-            })))
-        }
-    })
 }
 
 /// A call in flight on a connection. Dropping it ends the count of this call.

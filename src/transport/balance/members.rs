@@ -6,14 +6,11 @@ use std::future::poll_fn;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
 
 use tokio::sync::mpsc;
-use tonic::Status;
 use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
 
-use super::EndpointStatus;
 use super::table::{Connection, KeptEndpoint, Table};
 use crate::endpoint::OwnedTask;
 use tonic_rdma_verbs::unstable::lock;
@@ -53,42 +50,14 @@ impl<C: Connection> Members<C> {
         Self { changing: Some((apply, OwnedTask(applying))), ..self }
     }
 
-    /// Applies the changes that were sent so far. Each call does this first, so that earlier changes hold for
-    /// the call.
-    fn catch_up(&self) {
+    /// Returns the table, with all changes that were sent so far. Each call asks for it first, so that earlier
+    /// changes hold for the call.
+    pub(crate) fn table(&self) -> &Arc<Table<C>> {
         if let Some((apply, _)) = &self.changing {
             // Without a context this is always ready.
             let _ = apply(None);
         }
-    }
-
-    /// Returns the connection of the only endpoint. See [`Table::only`].
-    pub(crate) fn only(&self) -> Option<Arc<C>> {
-        self.catch_up();
-        self.table.only()
-    }
-
-    /// Returns the connection for a call, or `None` if the call waits. See [`Table::pick`].
-    ///
-    /// # Errors
-    /// All endpoints are down.
-    pub(crate) fn pick(&self, begun: Instant) -> Result<Option<Arc<C>>, Status> {
-        self.catch_up();
-        self.table.pick(begun)
-    }
-
-    /// Waits for a connection, as long as an endpoint is being dialled. See [`Table::connection`].
-    ///
-    /// # Errors
-    /// No endpoint is up.
-    pub(crate) async fn connection(&self, begun: Instant) -> Result<Arc<C>, Status> {
-        self.table.connection(begun, || self.catch_up()).await
-    }
-
-    /// Returns the state of each endpoint, in the order in which they were added.
-    pub(crate) fn status(&self) -> Vec<EndpointStatus> {
-        self.catch_up();
-        self.table.status()
+        &self.table
     }
 }
 

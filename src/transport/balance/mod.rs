@@ -166,7 +166,7 @@ impl BalancedChannel {
 
     /// Returns the state of each endpoint, in the order in which they were added.
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        self.members.status()
+        self.members.table().status()
     }
 }
 
@@ -223,7 +223,7 @@ pub(crate) fn http2_failed(error: tonic::transport::Error) -> RdmaError {
 /// Waits for a connection with room for a call, as long as an endpoint is being dialled.
 async fn reserve(members: Arc<Members<EndpointConnection>>) -> Result<Reservation, RdmaError> {
     loop {
-        let connection = members.connection(Instant::now()).await.map_err(no_endpoint_up)?;
+        let connection = members.table().connection(Instant::now()).await.map_err(no_endpoint_up)?;
         if let Some(reservation) = Reservation::of(&connection).await.map_err(http2_failed)? {
             return Ok(reservation);
         }
@@ -238,8 +238,8 @@ fn keeper(
     move |table, endpoint| {
         let connector = connector.clone();
         KeptEndpoint::new(table, &runtime, endpoint.uri().clone(), None, move || {
-            let (endpoint, mut connector) = (endpoint.clone(), connector.clone());
-            async move { EndpointConnection::connect(&endpoint, move |uri| connector.call(uri)).await }
+            let (endpoint, connector) = (endpoint.clone(), connector.clone());
+            async move { EndpointConnection::connect(&endpoint, connector).await }
         })
     }
 }

@@ -158,16 +158,14 @@ impl<C: Connection> Table<C> {
         pick
     }
 
-    /// Waits for a connection, as long as an endpoint is being dialled. Each try does first what `before`
-    /// does.
+    /// Waits for a connection, as long as an endpoint is being dialled.
     ///
     /// # Errors
     /// No endpoint is up.
-    pub(crate) async fn connection(&self, begun: Instant, before: impl Fn()) -> Result<Arc<C>, Status> {
+    pub(crate) async fn connection(&self, begun: Instant) -> Result<Arc<C>, Status> {
         let mut changes = self.changes.subscribe();
         loop {
             changes.mark_unchanged();
-            before();
             if let Some(connection) = self.pick(begun)? {
                 return Ok(connection);
             }
