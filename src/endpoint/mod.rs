@@ -40,6 +40,7 @@ pub use config::{
     Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive, StockClients, known_variables,
     warn_of_unknown_variables,
 };
+pub(crate) use connection::Role;
 pub(crate) use deferred::OwnedTask;
 pub use deferred::{Deferred, Run, SentHeaders};
 pub(crate) use error::{ConnectionFault, not_in_time};

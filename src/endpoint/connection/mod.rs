@@ -59,7 +59,7 @@ impl<T: ?Sized> fmt::Debug for Connection<T> {
 
 /// The role of one side of a connection of native calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// The side that makes the calls.
     Client,
     /// The side that serves the calls.

@@ -297,14 +297,14 @@ impl Queue {
     #[inline]
     pub fn poll(&self) -> Polled {
         match self.batch.try_lock() {
-            Ok(batch) => self.poll_with(batch),
+            Ok(batch) => self.poll_but(None, batch),
             Err(_) => Polled::default(),
         }
     }
 
     /// Polls as [`poll`](Self::poll) does, but first waits for another thread that is polling.
     pub(super) fn poll_now(&self) -> Polled {
-        self.poll_with(lock(&self.batch))
+        self.poll_but(None, lock(&self.batch))
     }
 
     /// Polls for the task `waiting`, which is running, and so is not woken. First waits for another thread that
@@ -324,10 +324,6 @@ impl Queue {
             }
         }
         self.carry_out(batch);
-    }
-
-    fn poll_with(&self, batch: MutexGuard<'_, Batch>) -> Polled {
-        self.poll_but(None, batch)
     }
 
     /// Polls, and wakes all tasks but `waiting`.

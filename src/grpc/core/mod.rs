@@ -49,6 +49,7 @@ use self::received_offers::ReceivedOffers;
 use self::stream::InPart;
 use self::streams::Streams;
 use crate::endpoint::Deferred;
+pub(super) use crate::endpoint::Role;
 use crate::grpc::calls::CallConfig;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{Limits, OfferSegment, RequestHeaders};
@@ -56,13 +57,6 @@ use crate::grpc::frame::{Limits, OfferSegment, RequestHeaders};
 pub(crate) use self::commands::OpenError;
 pub(crate) use self::stream::Part;
 pub(super) use self::stream::{LandedBytes, Parts, StreamKey};
-
-/// The side of the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    Client,
-    Server,
-}
 
 /// The reason why a connection accepts no more calls after the last number of a stream was used.
 const USED_UP: &str = "the numbers of its streams are used up";
