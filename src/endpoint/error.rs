@@ -9,7 +9,6 @@ use std::time::Duration;
 use crate::error::{RdmaError, RdmaErrorKind};
 use crate::protocol::{AbortCode, ProtocolViolation};
 use crate::wire::hello::HelloError;
-use tonic_rdma_verbs::unstable::Versions;
 use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind, VerbsError};
 
 /// Returns the error of a host whose addresses could not be connected to, each with its error.
@@ -73,116 +72,34 @@ pub(crate) enum NegotiationError {
     RdmaRequired(RdmaUnavailable),
 }
 
-/// The reason why a connection does not use RDMA.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RdmaUnavailable {
-    /// No device could be opened, by the client, or by the server of the provider that the client offered.
-    #[error(transparent)]
-    Device(#[from] RdmaError),
-    /// The device refused a call, or there is no registered memory.
-    #[error(transparent)]
-    Verbs(#[from] VerbsError),
-    /// The connection failed before its first use.
-    #[error(transparent)]
-    Fault(#[from] ConnectionFault),
-    /// The connection could not be set up on this side for another reason.
-    #[error(transparent)]
-    Setup(Box<dyn Error + Send + Sync>),
-    /// The peer did not answer over the device.
-    #[error(
-        "the server can't be reached over {device}: {fault} (RoCE needs UDP port 4791, and equal partition keys)"
-    )]
-    Unreachable {
-        /// The device of this side.
-        device: String,
-        /// The fault of the queue pair.
-        fault: ConnectionFault,
-    },
-    /// The peer did not answer over the device in time.
-    #[error(
-        "the server can't be reached over {device}: no answer within {} s (RoCE needs UDP port 4791, and equal partition keys)",
-        timeout.as_secs()
-    )]
-    NoAnswer {
-        /// The device of this side.
-        device: String,
-        /// The time for an answer.
-        timeout: Duration,
-    },
-    /// The server declined, with its reason.
-    #[error("the server declined: {0}")]
-    Declined(String),
-    /// The peer could not set up its end, with its reason.
-    #[error("the peer can't: {0}")]
-    PeerFailed(String),
-    /// The two sides do not reach each other's memory.
-    #[error("the peer read something else than was written here: memory is not shared")]
-    MemoryNotShared,
-    /// The peer speaks no version of the protocol that this side speaks.
-    #[error("the peer speaks version {0} of the protocol, this end {1}")]
-    Version(u8, Versions),
-    /// The peer's queue pair address is longer than any provider's.
-    #[error("the peer's queue pair address is too long")]
-    BadAddress,
-    /// The server is a stock one, or did not answer the hello.
-    #[error("the server does not understand our hello ({0})")]
-    StockServer(Arc<NegotiationError>),
-    /// The client is a stock one.
-    #[error("this is {0}")]
-    StockClient(&'static str),
-    /// The negotiation failed.
-    #[error("the negotiation failed: {0}")]
-    Negotiation(Box<NegotiationError>),
-    /// The server's policy is TCP only.
-    #[error("the server's policy is tcp-only")]
-    TcpOnly,
-    /// The server prepares as many connections over RDMA as it prepares at a time, and there was no slot for
-    /// this one.
-    #[error("the server has {0} unfinished negotiations over RDMA, which is the limit")]
-    Crowded(usize),
-    /// The server's device did not prepare the connection in time.
-    #[error("the server's device did not prepare a connection within {0:?}")]
-    TooSlow(Duration),
-    /// The client offered nothing.
-    #[error("the client has no RDMA device")]
-    NothingOffered,
-    /// The server could not accept any of the client's offers; one reason for each offer.
-    #[error("{}", joined(.0))]
-    NoOfferFits(Vec<RdmaUnavailable>),
-    /// The client offered a provider that the server's configuration excludes, or does not know.
-    #[error("this end does not use the provider offered, {0:?}")]
-    ProviderNotUsed(String),
-    /// The two sides are on different hosts.
-    #[error("the software device reaches this host only, and the peer is on another")]
-    OtherHost,
-    /// The two sides are in different network namespaces.
-    #[error(
-        "the peer is in another network namespace, out of the software device's reach: \
-         set RDMA_SOFT_DIR to one directory at both ends"
-    )]
-    OtherNamespace,
-    /// The two sides run as different users.
-    #[error(
-        "the peer runs as another user (uid {ours} here, {theirs} there): \
-         set RDMA_SOFT_PEERS=any at both ends to share memory with other users"
-    )]
-    OtherUser {
-        /// User id of this side.
-        ours: u32,
-        /// User id of the peer.
-        theirs: u32,
-    },
-}
+/// The reason why a connection does not use RDMA, in words: people read it, and the peer gets it. The text is
+/// where the reason is found.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct RdmaUnavailable(Arc<str>);
 
 impl RdmaUnavailable {
-    /// Makes the reason for an error of the setup.
-    pub(super) fn setup(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::Setup(error.into())
+    pub(super) fn because(reason: impl ToString) -> Self {
+        Self(reason.to_string().into())
     }
 }
 
-fn joined(reasons: &[RdmaUnavailable]) -> String {
-    reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+impl From<RdmaError> for RdmaUnavailable {
+    fn from(error: RdmaError) -> Self {
+        Self::because(error)
+    }
+}
+
+impl From<VerbsError> for RdmaUnavailable {
+    fn from(error: VerbsError) -> Self {
+        Self::because(error)
+    }
+}
+
+impl From<ConnectionFault> for RdmaUnavailable {
+    fn from(fault: ConnectionFault) -> Self {
+        Self::because(fault)
+    }
 }
 
 /// The reason why a connection ended early. Reads and writes fail with it, as an [`RdmaError`] in an

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::control_stream::ControlStream;
-use super::local_side::{Established, PeerQueuePair, Prepared, blocking};
+use super::local_side::{Established, PeerQueuePair, Prepared, bad_address, blocking, other_version};
 use super::reach;
 use crate::endpoint::config::{Config, Policy};
 use crate::endpoint::connection::Role;
@@ -55,8 +55,8 @@ pub struct Dialer {
     journal: Arc<Journal>,
 }
 
-/// A server without RDMA: the time of the attempt, and its error.
-type Stock = (Instant, Arc<NegotiationError>);
+/// A server without RDMA: the time of the attempt, and why it counts as one.
+type Stock = (Instant, RdmaUnavailable);
 
 impl Dialer {
     /// Time before the next negotiation with a stock server.
@@ -115,7 +115,7 @@ impl Dialer {
             Negotiated::Messages(endpoint) => {
                 let error = NegotiationError::OutOfTurn("native calls, which were not asked for");
                 drop(endpoint);
-                let reason = RdmaUnavailable::Negotiation(Box::new(error));
+                let reason = failed(&error);
                 Err(rdma_required(&format!("{host}:{port}"), &reason))
             }
         }
@@ -129,8 +129,7 @@ impl Dialer {
         let tcp = self.tcp(host, port, None).await?;
         let (negotiated, reason) = if self.config.policy == Policy::TcpOnly {
             (Negotiated::Stream(plain(tcp, "the policy is tcp-only")?), None)
-        } else if let Some(error) = self.known_as_stock(&authority) {
-            let reason = RdmaUnavailable::StockServer(error);
+        } else if let Some(reason) = self.known_as_stock(&authority) {
             (Negotiated::Stream(plain(tcp, &reason)?), Some(reason))
         } else {
             self.negotiate(tcp, host, port, &authority, native).await?
@@ -187,8 +186,8 @@ impl Dialer {
         let reason = match outcome {
             Ok(Outcome::Rdma(negotiated)) => return Ok((negotiated, None)),
             Ok(Outcome::Tcp(stream, reason)) => return Ok((Negotiated::Stream(stream), Some(reason))),
-            Ok(Outcome::Stock(error)) => RdmaUnavailable::StockServer(self.remember(authority, error)),
-            Err(error) => RdmaUnavailable::Negotiation(Box::new(error)),
+            Ok(Outcome::Stock(error)) => self.remember(authority, &error),
+            Err(error) => failed(&error),
         };
         if self.config.policy == Policy::Require {
             return Err(rdma_required(authority, &reason));
@@ -198,14 +197,14 @@ impl Dialer {
     }
 
     /// Notes that a server is a stock server, or silent.
-    fn remember(&self, authority: &str, error: NegotiationError) -> Arc<NegotiationError> {
-        let error = Arc::new(error);
+    fn remember(&self, authority: &str, error: &NegotiationError) -> RdmaUnavailable {
+        let reason = RdmaUnavailable::because(format!("the server does not understand our hello ({error})"));
         let mut stock = lock(&self.stock);
         if stock.len() >= Self::MEMORY {
             stock.clear();
         }
-        stock.insert(authority.into(), (Instant::now(), Arc::clone(&error)));
-        error
+        stock.insert(authority.into(), (Instant::now(), reason.clone()));
+        reason
     }
 
     /// Connects over TCP. `known`: the address that answered before, so that a server that was found is not
@@ -216,14 +215,18 @@ impl Dialer {
 
     /// Returns why the server counts as a stock server. A client that requires RDMA asks again, because it
     /// has no other way.
-    fn known_as_stock(&self, authority: &str) -> Option<Arc<NegotiationError>> {
+    fn known_as_stock(&self, authority: &str) -> Option<RdmaUnavailable> {
         if self.config.policy == Policy::Require {
             return None;
         }
         let stock = lock(&self.stock);
-        let (since, error) = stock.get(authority)?;
-        (since.elapsed() < Self::REMEMBERED).then(|| Arc::clone(error))
+        let (since, reason) = stock.get(authority)?;
+        (since.elapsed() < Self::REMEMBERED).then(|| reason.clone())
     }
+}
+
+fn failed(error: &NegotiationError) -> RdmaUnavailable {
+    RdmaUnavailable::because(format!("the negotiation failed: {error}"))
 }
 
 /// Makes a stream of plain TCP, because of `reason`.
@@ -275,7 +278,9 @@ pub(super) async fn negotiate(
         Err(reason) => return fall_back(control, reason),
     };
     match answer {
-        Answer::Decline { reason } => fall_back(control, RdmaUnavailable::Declined(reason)),
+        Answer::Decline { reason } => {
+            fall_back(control, RdmaUnavailable::because(format!("the server declined: {reason}")))
+        }
         Answer::Accept { version, .. } if version > newest => {
             Err(NegotiationError::OutOfTurn("an answer with a version not spoken here"))
         }
@@ -285,12 +290,12 @@ pub(super) async fn negotiate(
             }
             let native = (taken & NATIVE_CALLS != 0).then_some(Role::Client);
             let connected = match QueuePairAddress::new(queue_pair) {
-                _ if !speaks.speaks(version.into()) => Err(RdmaUnavailable::Version(version, speaks)),
+                _ if !speaks.speaks(version.into()) => Err(other_version(version, speaks)),
                 Some(address) => {
                     let peer = PeerQueuePair { address, receive_slots, slot_size };
                     blocking(move || prepared.connect(&peer, native)).await
                 }
-                None => Err(RdmaUnavailable::BadAddress),
+                None => Err(bad_address()),
             };
             finish(control, connected, version).await
         }

@@ -15,7 +15,7 @@ use tokio_stream::Stream;
 
 use super::client_slots::{ClientSlot, ClientSlots, SlotLost, Source, TooManyWaiters};
 use super::control_stream::ControlStream;
-use super::local_side::{Established, PeerQueuePair, Prepared, blocking};
+use super::local_side::{Established, PeerQueuePair, Prepared, bad_address, blocking, other_version};
 use super::reach::{self, Devices, Reach};
 use crate::endpoint::config::{Config, Policy, Provider, StockClients};
 use crate::endpoint::connection::Role;
@@ -213,6 +213,15 @@ pub(super) struct AdmittedClient<'a> {
     pub(super) preparations: &'a Arc<ClientSlots>,
 }
 
+impl AdmittedClient<'_> {
+    /// Returns the reason for a client that finds no slot, or has lost it.
+    fn crowded(self) -> RdmaUnavailable {
+        let limit = self.preparations.limit();
+        let reason = format!("the server has {limit} unfinished negotiations over RDMA, which is the limit");
+        RdmaUnavailable::because(reason)
+    }
+}
+
 /// Finds the kind of the peer, and continues over RDMA or TCP. `native`: whether this side accepts native
 /// calls, once that is known.
 pub(super) async fn negotiate(
@@ -282,7 +291,9 @@ impl Negotiation<'_> {
             }
         };
         match self.config.policy {
-            Policy::Require => Err(NegotiationError::RdmaRequired(RdmaUnavailable::StockClient(stock))),
+            Policy::Require => {
+                Err(NegotiationError::RdmaRequired(RdmaUnavailable::because(format!("this is {stock}"))))
+            }
             Policy::Prefer | Policy::TcpOnly => control.into_tcp(&stock).map(Negotiated::Stream),
         }
     }
@@ -318,7 +329,7 @@ impl Negotiation<'_> {
             biased;
             accepted = self.accept(hello, control.answer_timeout) => accepted,
             // The client gets an answer, because without one it counts the server as a stock server.
-            () = self.client.slot.lost() => Err(RdmaUnavailable::Crowded(self.client.preparations.limit())),
+            () = self.client.slot.lost() => Err(self.client.crowded()),
             () = control.hung_up() => return Err(NegotiationError::Closed),
         };
         match accepted {
@@ -334,14 +345,14 @@ impl Negotiation<'_> {
     /// waits no longer.
     async fn accept(self, hello: ClientHello, limit: Duration) -> Result<Accepted, RdmaUnavailable> {
         if self.config.policy == Policy::TcpOnly {
-            return Err(RdmaUnavailable::TcpOnly);
+            return Err(RdmaUnavailable::because("the server's policy is tcp-only"));
         }
         if hello.offers.is_empty() {
-            return Err(RdmaUnavailable::NothingOffered);
+            return Err(RdmaUnavailable::because("the client has no RDMA device"));
         }
         let version = hello.newest.min(self.speaks.newest as u8);
         if !self.speaks.speaks(version.into()) {
-            return Err(RdmaUnavailable::Version(version, self.speaks));
+            return Err(other_version(version, self.speaks));
         }
         let until = Instant::now() + limit;
         let asked = hello.capabilities & NATIVE_CALLS != 0;
@@ -358,13 +369,13 @@ impl Negotiation<'_> {
                         }
                         return Ok(Accepted { established, offer: number, version, slot });
                     }
-                    Err(reason @ RdmaUnavailable::Crowded(_)) => return Err(reason),
-                    Err(reason) => reasons.push(reason),
+                    Err(reason) => reasons.push(reason.to_string()),
                 }
             }
-            Err(RdmaUnavailable::NoOfferFits(reasons))
+            Err(RdmaUnavailable::because(reasons.join("; ")))
         });
-        accepted.await.unwrap_or(Err(RdmaUnavailable::TooSlow(limit)))
+        let slow = || format!("the server's device did not prepare a connection within {limit:?}");
+        accepted.await.unwrap_or_else(|_| Err(RdmaUnavailable::because(slow())))
     }
 
     /// Connects to one offer. Waits for a slot for at most `limit`.
@@ -378,18 +389,19 @@ impl Negotiation<'_> {
     ) -> Result<(Established, ClientSlot), RdmaUnavailable> {
         let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(self.config));
         let Some(provider) = provider else {
-            return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));
+            let reason = format!("this end does not use the provider offered, {:?}", offer.provider);
+            return Err(RdmaUnavailable::because(reason));
         };
         if provider == Provider::Soft {
             reach::check(&reach::local(), client, Reach::of_this_process())?;
         }
         let peer = PeerQueuePair {
-            address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or(RdmaUnavailable::BadAddress)?,
+            address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or_else(bad_address)?,
             receive_slots: offer.receive_slots,
             slot_size: offer.slot_size,
         };
         let AdmittedClient { source, slot: negotiation, preparations } = self.client;
-        let crowded = || RdmaUnavailable::Crowded(preparations.limit());
+        let crowded = || self.client.crowded();
         // This is the client's time, and costs neither a thread nor memory.
         negotiation.waits_for(Listener::PROOF);
         let owner = devices.ask(provider, &peer.address).await;
@@ -446,8 +458,7 @@ impl Negotiation<'_> {
                     read = control.receive_confirm(Established::CONNECTING) => read?,
                     () = self.client.slot.lost() => return Err(NegotiationError::Displaced),
                 };
-                let reason = RdmaUnavailable::Crowded(self.client.preparations.limit());
-                return self.give_up(control, &read, reason).await;
+                return self.give_up(control, &read, self.client.crowded()).await;
             }
         };
         match established.check(&read) {

@@ -26,7 +26,7 @@ use crate::endpoint::tuner::Chooser;
 use crate::protocol;
 use crate::wire::hello::{Confirm, DeviceOffer, Message};
 use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
-use tonic_rdma_verbs::unstable::SlabRegistrations;
+use tonic_rdma_verbs::unstable::{SlabRegistrations, Versions};
 use tonic_rdma_verbs::{Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress};
 
 /// A queue pair with receive memory, not connected yet.
@@ -85,7 +85,7 @@ impl Prepared {
         };
         let pool = Pool::new(Arc::clone(&domain), settings, budget(attributes.locks_memory, config));
         let memory = match shared {
-            Some(shared) => ReceiveMemory::Shared(shared.promise(slots).map_err(RdmaUnavailable::setup)?),
+            Some(shared) => ReceiveMemory::Shared(shared.promise(slots).map_err(RdmaUnavailable::because)?),
             None => ReceiveMemory::Own(pool.lease(ring_bytes as usize, Quota::Receive)?),
         };
         let capacity = capacity(slots);
@@ -145,7 +145,8 @@ impl Prepared {
             ping_timeout: self.config.ping_timeout,
             ..protocol::Settings::default()
         };
-        let protocol = protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::setup)?;
+        let protocol =
+            protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::because)?;
         let chooser = Chooser::new(&self.config, &self.context, measured);
         let queue_pair = Arc::clone(&self.queue_pair);
         let registrations = SlabRegistrations::new(Arc::clone(&self.domain), Arc::clone(self.pool.budget()));
@@ -249,21 +250,26 @@ impl Established {
     /// another's memory.
     pub(super) fn check(&self, peer: &Confirm) -> Result<(), RdmaUnavailable> {
         match peer {
-            Confirm::Failed { reason } => Err(RdmaUnavailable::PeerFailed(reason.clone())),
+            Confirm::Failed { reason } => Err(RdmaUnavailable::because(format!("the peer can't: {reason}"))),
             Confirm::Connected { nonce } if *nonce == self.probe().ours => Ok(()),
-            Confirm::Connected { .. } => Err(RdmaUnavailable::MemoryNotShared),
+            Confirm::Connected { .. } => Err(RdmaUnavailable::because(
+                "the peer read something else than was written here: memory is not shared",
+            )),
         }
     }
 
     /// Checks that messages reach the peer and come back. Some problems of a path through a network show in
     /// no other way: a firewall, a partition key, an MTU that a switch does not have.
     pub(super) async fn check_reachable(&self) -> Result<(), RdmaUnavailable> {
-        let device = || self.device().to_owned();
-        match timeout(Self::REACH_TIMEOUT, self.member.check_reachable()).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(fault)) => Err(RdmaUnavailable::Unreachable { device: device(), fault }),
-            Err(_) => Err(RdmaUnavailable::NoAnswer { device: device(), timeout: Self::REACH_TIMEOUT }),
-        }
+        let failed = match timeout(Self::REACH_TIMEOUT, self.member.check_reachable()).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(fault)) => fault.to_string(),
+            Err(_) => format!("no answer within {} s", Self::REACH_TIMEOUT.as_secs()),
+        };
+        Err(RdmaUnavailable::because(format!(
+            "the server can't be reached over {}: {failed} (RoCE needs UDP port 4791, and equal partition keys)",
+            self.device()
+        )))
     }
 
     /// Returns the name of the device.
@@ -306,9 +312,19 @@ impl Established {
     }
 }
 
+/// Returns the reason for a peer that speaks no version of the protocol that this end `speaks`.
+pub(super) fn other_version(version: u8, speaks: Versions) -> RdmaUnavailable {
+    RdmaUnavailable::because(format!("the peer speaks version {version} of the protocol, this end {speaks}"))
+}
+
+/// Returns the reason for a peer whose address is longer than any provider's.
+pub(super) fn bad_address() -> RdmaUnavailable {
+    RdmaUnavailable::because("the peer's queue pair address is too long")
+}
+
 /// Runs `work`, which calls devices and may block for a moment, on a thread that may block.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RdmaUnavailable> + Send + 'static,
 ) -> Result<T, RdmaUnavailable> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(RdmaUnavailable::setup(error)))
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(RdmaUnavailable::because(error)))
 }

@@ -113,16 +113,24 @@ impl Reach {
 /// its own numbers of users.
 pub(super) fn check(ours: &HostIdentity, theirs: &HostIdentity, reach: Reach) -> Result<(), RdmaUnavailable> {
     if ours.boot_id != theirs.boot_id || ours.boot_id == [0; 16] {
-        return Err(RdmaUnavailable::OtherHost);
+        let reason = "the software device reaches this host only, and the peer is on another";
+        return Err(RdmaUnavailable::because(reason));
     }
     if reach.directory {
         return Ok(());
     }
     if ours.network_namespace != theirs.network_namespace {
-        return Err(RdmaUnavailable::OtherNamespace);
+        return Err(RdmaUnavailable::because(
+            "the peer is in another network namespace, out of the software device's reach: \
+             set RDMA_SOFT_DIR to one directory at both ends",
+        ));
     }
     if !reach.any_user && ours.uid != theirs.uid {
-        return Err(RdmaUnavailable::OtherUser { ours: ours.uid, theirs: theirs.uid });
+        return Err(RdmaUnavailable::because(format!(
+            "the peer runs as another user (uid {} here, {} there): \
+             set RDMA_SOFT_PEERS=any at both ends to share memory with other users",
+            ours.uid, theirs.uid
+        )));
     }
     Ok(())
 }
@@ -227,19 +235,19 @@ mod identity_tests {
 
     const HERE: HostIdentity = HostIdentity { boot_id: [7; 16], network_namespace: 1, uid: 2, pid: 3 };
     const DEFAULT: Reach = Reach { directory: false, any_user: false };
+    const HOST: &str = "the software device reaches this host only";
+    const NAMESPACE: &str = "the peer is in another network namespace";
+
+    fn is_refused(theirs: HostIdentity, reach: Reach, reason: &str) -> bool {
+        check(&HERE, &theirs, reach).unwrap_err().to_string().starts_with(reason)
+    }
 
     #[test]
     fn by_default_one_user_in_one_network_namespace() {
         check(&HERE, &HostIdentity { pid: 4, ..HERE }, DEFAULT).unwrap();
-        let refused = |theirs| check(&HERE, &theirs, DEFAULT).unwrap_err();
-        assert!(matches!(
-            refused(HostIdentity { network_namespace: 2, ..HERE }),
-            RdmaUnavailable::OtherNamespace
-        ));
-        assert!(matches!(
-            refused(HostIdentity { uid: 9, ..HERE }),
-            RdmaUnavailable::OtherUser { ours: 2, theirs: 9 }
-        ));
+        assert!(is_refused(HostIdentity { network_namespace: 2, ..HERE }, DEFAULT, NAMESPACE));
+        let user = "the peer runs as another user (uid 2 here, 9 there)";
+        assert!(is_refused(HostIdentity { uid: 9, ..HERE }, DEFAULT, user));
     }
 
     #[test]
@@ -249,12 +257,12 @@ mod identity_tests {
             let directory = Reach { directory: true, any_user };
             check(&HERE, &other, directory).unwrap();
             let elsewhere = HostIdentity { boot_id: [8; 16], ..HERE };
-            assert!(matches!(check(&HERE, &elsewhere, directory), Err(RdmaUnavailable::OtherHost)));
+            assert!(is_refused(elsewhere, directory, HOST));
         }
         let any = Reach { directory: false, any_user: true };
         check(&HERE, &HostIdentity { uid: 9, ..HERE }, any).unwrap();
-        assert!(matches!(check(&HERE, &other, any), Err(RdmaUnavailable::OtherNamespace)));
+        assert!(is_refused(other, any, NAMESPACE));
         let unknown = HostIdentity { boot_id: [0; 16], ..HERE };
-        assert!(matches!(check(&unknown, &unknown, any), Err(RdmaUnavailable::OtherHost)));
+        assert!(check(&unknown, &unknown, any).unwrap_err().to_string().starts_with(HOST));
     }
 }
