@@ -483,11 +483,9 @@ fn innermost(error: &(dyn Error + 'static)) -> String {
 }
 
 /// Returns the error of a channel that could not connect to its only endpoint.
-fn not_connected(error: DialError) -> RdmaError {
-    match error {
-        DialError::Config(error) | DialError::Connect(error) => error,
-        error => RdmaError::because(error.kind(), innermost(&error), error),
-    }
+fn not_connected(status: Status) -> RdmaError {
+    let error = status.source().and_then(|error| error.downcast_ref()).cloned();
+    error.unwrap_or_else(|| no_endpoint_up(status))
 }
 
 /// Returns the status of a call whose connection took no call.
@@ -549,14 +547,9 @@ impl Target {
         Arc::new(Self { endpoint, dialling: Arc::clone(dialling), defaults: OnceCell::new() })
     }
 
-    /// Adds the endpoint to `table`, which may have a connection already.
-    fn keep(
-        self: Arc<Self>,
-        first: Option<Arc<Connection>>,
-        table: &Arc<Table<Connection>>,
-        runtime: &Handle,
-    ) -> KeptEndpoint<Connection> {
-        KeptEndpoint::new(table, runtime, self.endpoint.uri().clone(), first, move || {
+    /// Adds the endpoint to `table`.
+    fn keep(self: Arc<Self>, table: &Arc<Table<Connection>>, runtime: &Handle) -> KeptEndpoint<Connection> {
+        KeptEndpoint::new(table, runtime, self.endpoint.uri().clone(), move || {
             let target = Arc::clone(&self);
             async move { target.connect().await }
         })
@@ -688,8 +681,10 @@ impl Endpoints {
     /// without calls.
     fn new(endpoints: Vec<Endpoint>, balances: bool, dialer: Dialer, calls: CallConfig) -> Self {
         let dialling = Arc::new(Dialling { dialer, calls, last: Mutex::default() });
-        let targets = endpoints.into_iter().map(|endpoint| (Target::new(endpoint, &dialling), None));
-        Self::keep(targets.collect(), balances, &dialling)
+        let (table, runtime) = (Table::new(!balances), Handle::current());
+        let keep = |endpoint| Target::new(endpoint, &dialling).keep(&table, &runtime);
+        let kept = endpoints.into_iter().map(keep).collect();
+        Self { members: Members::new(table, kept), dialling, runtime }
     }
 
     /// Adds and removes endpoints by `changes`.
@@ -698,7 +693,7 @@ impl Endpoints {
         K: Hash + Eq + Send + 'static,
     {
         let (dialling, runtime) = (Arc::clone(&self.dialling), self.runtime.clone());
-        let keep = move |table: &_, endpoint| Target::new(endpoint, &dialling).keep(None, table, &runtime);
+        let keep = move |table: &_, endpoint| Target::new(endpoint, &dialling).keep(table, &runtime);
         Self { members: self.members.changing(changes, keep), ..self }
     }
 
@@ -712,33 +707,14 @@ impl Endpoints {
         dialer: Dialer,
         calls: CallConfig,
     ) -> Result<Self, RdmaError> {
-        match &endpoints[..] {
-            [] => {
-                let reason = "the channel has no endpoint to connect to";
-                Err(RdmaError::new(RdmaErrorKind::InvalidEndpoint, reason))
-            }
-            [one] if !balances => {
-                let dialling = Arc::new(Dialling { dialer, calls, last: Mutex::default() });
-                let target = Target::new(one.clone(), &dialling);
-                let first = Arc::new(target.connect().await.map_err(not_connected)?);
-                Ok(Self::keep(vec![(target, Some(first))], balances, &dialling))
-            }
-            _ => {
-                let connecting = Self::new(endpoints, balances, dialer, calls);
-                connecting.members.table().connection(Instant::now()).await.map_err(no_endpoint_up)?;
-                Ok(connecting)
-            }
+        if endpoints.is_empty() {
+            let reason = "the channel has no endpoint to connect to";
+            return Err(RdmaError::new(RdmaErrorKind::InvalidEndpoint, reason));
         }
-    }
-
-    fn keep(
-        targets: Vec<(Arc<Target>, Option<Arc<Connection>>)>,
-        balances: bool,
-        dialling: &Arc<Dialling>,
-    ) -> Self {
-        let (table, runtime) = (Table::new(!balances), Handle::current());
-        let kept = targets.into_iter().map(|(target, first)| target.keep(first, &table, &runtime)).collect();
-        Self { members: Members::new(table, kept), dialling: Arc::clone(dialling), runtime }
+        let connecting = Self::new(endpoints, balances, dialer, calls);
+        let connected = connecting.members.table().connection(Instant::now()).await;
+        connected.map_err(if balances { no_endpoint_up } else { not_connected })?;
+        Ok(connecting)
     }
 
     /// Returns the native connection of the only endpoint, if there is one. It may refuse the call, which can

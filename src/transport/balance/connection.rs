@@ -5,7 +5,6 @@
 use std::error::Error;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -17,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::io::InspectReader;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
@@ -57,29 +57,34 @@ impl EndpointConnection {
         let connector = tower::service_fn(move |uri| {
             dials += 1;
             if dials > 1 {
-                watched.end();
+                watched.ended.cancel();
             }
             let dialled = (dials <= 2).then(|| dial.call(uri));
             let watch = Arc::clone(&watched);
             async move {
                 let stream = dialled.ok_or("the connection ended")?.await?;
                 watch.info.get_or_init(|| stream.info().clone());
-                let (ends, mut received) = (Ends(watch), false);
+                // hyper drops the byte stream when the connection has ended.
+                let (ends, mut received) = (watch.ended.clone().drop_guard(), false);
                 let watched = InspectReader::new(stream, move |bytes: &[u8]| {
+                    let _until_the_end = &ends;
                     if !received && !bytes.is_empty() {
                         received = true;
-                        ends.0.first_bytes.notify_one();
+                        watch.first_bytes.notify_one();
                     }
                 });
                 Ok::<_, BoxError>(TokioIo::new(watched))
             }
         });
         let channel = endpoint.connect_with_connector(connector).await?;
-        if timeout(Self::SILENCE, watch.first_bytes.notified()).await.is_err() {
+        let first_bytes = watch.ended.run_until_cancelled(watch.first_bytes.notified());
+        if timeout(Self::SILENCE, first_bytes).await.is_err() {
             return Err(DialError::Silent(Self::SILENCE));
         }
         match watch.info.get().cloned() {
-            Some(info) if !watch.is_ended() => Ok(Self { channel, watch, info, calls: Arc::default() }),
+            Some(info) if !watch.ended.is_cancelled() => {
+                Ok(Self { channel, watch, info, calls: Arc::default() })
+            }
             _ => Err(DialError::Closed),
         }
     }
@@ -91,7 +96,7 @@ impl Connection for EndpointConnection {
     }
 
     fn is_usable(&self) -> bool {
-        !self.watch.is_ended()
+        !self.watch.ended.is_cancelled()
     }
 
     fn load(&self) -> usize {
@@ -99,7 +104,7 @@ impl Connection for EndpointConnection {
     }
 
     async fn ended(&self) {
-        self.watch.ended.notified().await;
+        self.watch.ended.cancelled().await;
     }
 }
 
@@ -107,33 +112,10 @@ impl Connection for EndpointConnection {
 #[derive(Debug, Default)]
 struct ConnectionWatch {
     info: OnceLock<RdmaConnectInfo>,
-    /// The server's first bytes have arrived, or the connection has ended.
+    /// The server's first bytes have arrived.
     first_bytes: Notify,
-    is_ended: AtomicBool,
-    ended: Notify,
-}
-
-impl ConnectionWatch {
-    /// Returns true if the connection ended, or accepts no further calls.
-    fn is_ended(&self) -> bool {
-        self.is_ended.load(Ordering::Acquire)
-    }
-
-    /// Marks the connection as ended, so that it gets no further calls.
-    fn end(&self) {
-        self.is_ended.store(true, Ordering::Release);
-        self.ended.notify_one();
-        self.first_bytes.notify_one();
-    }
-}
-
-/// Marks a connection as ended when hyper drops its byte stream.
-struct Ends(Arc<ConnectionWatch>);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.0.end();
-    }
+    /// The connection has ended, or accepts no further calls.
+    ended: CancellationToken,
 }
 
 /// A call in flight on a connection. Dropping it ends the count of this call.
@@ -183,7 +165,7 @@ impl Reservation {
     ) -> Result<Response<Body>, tonic::transport::Error> {
         let response = self.channel.call(request).await.inspect_err(|error| {
             if was_not_sent(error) {
-                self.in_flight.connection.watch.end();
+                self.in_flight.connection.watch.ended.cancel();
             }
         })?;
         // `Body::new` drops a body that has ended, and with it the count.
@@ -240,10 +222,8 @@ pub(crate) fn no_endpoint_up(status: Status) -> RdmaError {
 /// The reason why an endpoint is down.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
-    #[error("the channel has a setting that can't be used")]
-    Config(#[source] RdmaError),
     #[error("the endpoint can't be connected to")]
-    Connect(#[source] RdmaError),
+    Connect(#[from] RdmaError),
     #[error("tonic's channel can't connect")]
     Channel(#[from] tonic::transport::Error),
     #[error("the server took the connection, and no HTTP/2 came within {0:?}")]
@@ -256,19 +236,10 @@ pub(crate) enum DialError {
     Interrupted,
 }
 
-impl From<RdmaError> for DialError {
-    fn from(error: RdmaError) -> Self {
-        match error.kind() {
-            RdmaErrorKind::InvalidSetting => Self::Config(error),
-            _ => Self::Connect(error),
-        }
-    }
-}
-
 impl DialError {
     pub(crate) fn kind(&self) -> RdmaErrorKind {
         match self {
-            Self::Config(error) | Self::Connect(error) => error.kind(),
+            Self::Connect(error) => error.kind(),
             Self::Channel(_) => RdmaErrorKind::Http2,
             Self::Silent(_) => RdmaErrorKind::Timeout,
             Self::Closed | Self::EndedAtOnce => RdmaErrorKind::Closed,
@@ -302,8 +273,8 @@ pub(super) fn unavailable(count: usize, last: Option<(&Uri, &Arc<DialError>)>) -
     };
     let mut status = Status::unavailable(message);
     status.set_source(Arc::new(match &**error {
-        DialError::Config(error) | DialError::Connect(error) => error.clone(),
-        other => RdmaError::of(other.kind(), Arc::clone(error)),
+        DialError::Connect(error) => error.clone(),
+        other => RdmaError::because(other.kind(), reason, Arc::clone(error)),
     }));
     status
 }

@@ -237,7 +237,7 @@ fn keeper(
     let runtime = Handle::current();
     move |table, endpoint| {
         let connector = connector.clone();
-        KeptEndpoint::new(table, &runtime, endpoint.uri().clone(), None, move || {
+        KeptEndpoint::new(table, &runtime, endpoint.uri().clone(), move || {
             let (endpoint, connector) = (endpoint.clone(), connector.clone());
             async move { EndpointConnection::connect(&endpoint, connector).await }
         })

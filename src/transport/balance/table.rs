@@ -179,13 +179,9 @@ impl<C: Connection> Table<C> {
         lock(&self.entries).by_id.values().map(Entry::status).collect()
     }
 
-    /// Adds an endpoint, which may have a connection already. Returns its number.
-    fn add(&self, uri: Uri, first: Option<Arc<C>>) -> u64 {
-        let state = match first {
-            Some(connection) => ConnectionState::Up(connection),
-            None if self.on_demand => ConnectionState::Idle,
-            None => ConnectionState::Connecting,
-        };
+    /// Adds an endpoint. Returns its number.
+    fn add(&self, uri: Uri) -> u64 {
+        let state = if self.on_demand { ConnectionState::Idle } else { ConnectionState::Connecting };
         self.change(|entries| {
             let id = entries.next;
             entries.next += 1;
@@ -357,22 +353,16 @@ pub(crate) struct KeptEndpoint<C: Connection> {
 }
 
 impl<C: Connection> KeptEndpoint<C> {
-    /// Adds an endpoint to `table`. A task on `runtime` dials it by `dial`, unless it has a `first`
-    /// connection already, and whenever its connection has ended.
-    pub(crate) fn new<D, F>(
-        table: &Arc<Table<C>>,
-        runtime: &Handle,
-        uri: Uri,
-        first: Option<Arc<C>>,
-        dial: D,
-    ) -> Self
+    /// Adds an endpoint to `table`. A task on `runtime` dials it by `dial`, at first and whenever its connection
+    /// has ended.
+    pub(crate) fn new<D, F>(table: &Arc<Table<C>>, runtime: &Handle, uri: Uri, dial: D) -> Self
     where
         D: FnMut() -> F + Send + 'static,
         F: Future<Output = Result<C, DialError>> + Send + 'static,
     {
-        let (id, table) = (table.add(uri.clone(), first.clone()), Arc::clone(table));
+        let (id, table) = (table.add(uri.clone()), Arc::clone(table));
         let abandons = Abandons { table: Arc::clone(&table), id };
-        let task = runtime.spawn(keep(abandons, uri, first, dial)).abort_handle();
+        let task = runtime.spawn(keep(abandons, uri, dial)).abort_handle();
         Self { id, task, table }
     }
 }
@@ -397,7 +387,7 @@ impl<C: Connection> Drop for Abandons<C> {
 }
 
 /// Keeps an endpoint connected, and its entry in the table up to date, until the task is aborted.
-async fn keep<C, D, F>(of: Abandons<C>, uri: Uri, mut first: Option<Arc<C>>, mut dial: D)
+async fn keep<C, D, F>(of: Abandons<C>, uri: Uri, mut dial: D)
 where
     C: Connection,
     D: FnMut() -> F,
@@ -409,25 +399,16 @@ where
     // the others.
     let [up, ended, down] = [const { Throttle::new(Throttle::BURST) }; 3];
     loop {
-        let connected = match first.take() {
-            Some(connection) => {
-                backoff.begin();
-                Ok(connection)
-            }
-            None => {
-                let mut delay = backoff.remaining();
-                if table.on_demand {
-                    table.until(id, |state| matches!(state, ConnectionState::Connecting)).await;
-                    delay = backoff.remaining().min(SHORT_WAIT);
-                }
-                if !delay.is_zero() {
-                    tokio::time::sleep(delay).await;
-                }
-                backoff.begin();
-                dial().await.map(Arc::new)
-            }
-        };
-        match connected {
+        let mut delay = backoff.remaining();
+        if table.on_demand {
+            table.until(id, |state| matches!(state, ConnectionState::Connecting)).await;
+            delay = backoff.remaining().min(SHORT_WAIT);
+        }
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        backoff.begin();
+        match dial().await.map(Arc::new) {
             Ok(connection) => {
                 if let Some(suppressed) = up.admit(Instant::now()) {
                     let (verdict, native) = (connection.info().verdict(), connection.info().is_native());
@@ -554,11 +535,17 @@ mod tests {
         Uri::from_static("http://ps0:50051")
     }
 
+    fn add_up(table: &Table<Fake>, connection: &Arc<Fake>) -> u64 {
+        let id = table.add(uri());
+        table.up(id, connection);
+        id
+    }
+
     /// A table of endpoints that are up, and their connections.
     fn up<const COUNT: usize>(loads: [usize; COUNT]) -> (Arc<Table<Fake>>, [Arc<Fake>; COUNT]) {
         let (table, connections) = (Table::new(false), loads.map(connection));
         for connection in &connections {
-            table.add(uri(), Some(Arc::clone(connection)));
+            add_up(&table, connection);
         }
         (table, connections)
     }
@@ -619,7 +606,7 @@ mod tests {
     fn a_call_waits_for_the_first_dial_and_then_fails_with_the_last_reason() {
         let (table, begun) = (Table::new(false), Instant::now());
         assert_eq!(failure(&table, begun), "there is no endpoint to call");
-        let (one, other) = (table.add(uri(), None), table.add(uri(), None));
+        let (one, other) = (table.add(uri()), table.add(uri()));
         table.down(other, DialError::Closed);
         assert!(waits(&table, begun), "the first dial of one is under way");
         table.down(one, DialError::EndedAtOnce);
@@ -645,7 +632,7 @@ mod tests {
     #[test]
     fn an_endpoint_on_demand_is_dialled_for_each_call_that_needs_it() {
         let (table, begun) = (Table::<Fake>::new(true), Instant::now());
-        let id = table.add(uri(), None);
+        let id = table.add(uri());
         let is_connecting = || matches!(lock(&table.entries).by_id[&id].state, ConnectionState::Connecting);
         assert!(!is_connecting(), "no call needs it");
         assert!(waits(&table, begun) && is_connecting());
@@ -665,12 +652,12 @@ mod tests {
     fn no_call_waits_for_a_task_that_has_ended() {
         for on_demand in [false, true] {
             let table = Table::new(on_demand);
-            let id = table.add(uri(), None);
+            let id = table.add(uri());
             table.abandon(id);
             let interrupted = format!("{}: {}", uri(), DialError::Interrupted);
             assert_eq!(failure(&table, Instant::now() + Duration::from_secs(1)), interrupted);
             let connection = connection(0);
-            let last = table.add(uri(), Some(Arc::clone(&connection)));
+            let last = add_up(&table, &connection);
             table.abandon(last);
             assert!(Arc::ptr_eq(&picked(&table), &connection), "the connection still takes calls");
             connection.is_ended.store(true, Ordering::SeqCst);
