@@ -10,7 +10,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::transport::Channel;
 use tonic_rdma::Policy;
-use tonic_rdma::unstable::wire::hello::{Answer, Decoded, Message, ServerHello};
+use tonic_rdma::unstable::wire::hello::{Answer, Message};
 use tonic_rdma_commands::process::end_with_stdin;
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
@@ -175,9 +175,7 @@ async fn queue_pair_of(address: &str) -> (Channel, Vec<u8>) {
     let mut to = tokio::net::TcpStream::connect(address).await.unwrap();
     to.write_all(&message(&mut from).await.0).await.unwrap();
     let (bytes, answer) = message(&mut to).await;
-    let Message::ServerHello(ServerHello { answer: Answer::Accept { queue_pair, .. } }) = answer else {
-        panic!("{answer:?}")
-    };
+    let Message::ServerHello(Answer::Accept { queue_pair, .. }) = answer else { panic!("{answer:?}") };
     from.write_all(&bytes).await.unwrap();
     tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
     (channel.await.unwrap(), queue_pair)
@@ -187,7 +185,7 @@ async fn queue_pair_of(address: &str) -> (Channel, Vec<u8>) {
 async fn message(tcp: &mut tokio::net::TcpStream) -> (Vec<u8>, Message) {
     let mut received = Vec::new();
     loop {
-        if let Ok(Decoded::Message { message, .. }) = Message::decode(&received) {
+        if let Ok(Some((message, _))) = Message::decode(&received) {
             return (received, message);
         }
         assert_ne!(tcp.read_buf(&mut received).await.unwrap(), 0, "closed after {received:?}");

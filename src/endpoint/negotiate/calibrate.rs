@@ -209,7 +209,7 @@ impl Loopback {
         const CHECK_EVERY: u32 = 64;
         let Self { writer, reader, ends: [first, _], source, registered, sink } = self;
         let source: &[u8] = if in_place { registered } else { source };
-        let (start, mut context) = (Instant::now(), TaskContext::from_waker(Waker::noop()));
+        let (start, context) = (Instant::now(), TaskContext::from_waker(Waker::noop()));
         let (mut sent, mut idle, mut since) = (0, 0_u32, None);
         let mut arrived = ReadBuf::new(&mut sink[..length]);
         while arrived.remaining() > 0 || writer.update(|stream| (stream.is_lending(), false)) {
@@ -222,7 +222,7 @@ impl Loopback {
             let polled = first.queue.poll();
             let before = arrived.remaining();
             if before > 0
-                && let Poll::Ready(Poll::Ready(read)) = reader.poll_read(&mut context, &mut arrived)
+                && let Poll::Ready(Poll::Ready(read)) = reader.poll_read(&context, &mut arrived)
             {
                 read?;
             }
