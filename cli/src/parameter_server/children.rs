@@ -182,7 +182,8 @@ impl Link {
     async fn send(&mut self, index: usize) -> Result<(), Failure> {
         let operation = self.operations.take(index);
         let (sender, _) = self.sender.as_mut().ok_or_else(|| Failure::run("its slots are not known"))?;
-        sender.send(&operation).await.map_err(slot_failed)?;
+        sender.ready().await.map_err(slot_failed)?;
+        sender.start(&operation).map_err(slot_failed)?;
         self.sent.add(sender.identity(&operation), operation.reduced().filter(|_| self.reduces));
         Ok(())
     }

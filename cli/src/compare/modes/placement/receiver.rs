@@ -253,67 +253,52 @@ impl Sink {
     /// Takes tensors, by polling or by futures, until nothing more can arrive.
     async fn receive_all(&mut self, awaits: bool) -> Result<(), TensorError> {
         loop {
+            let found = self.take(awaits).await?;
             if awaits {
-                self.recv().await?;
                 continue;
             }
-            self.poll()?;
+            if found {
+                self.yield_timer.found(Instant::now());
+            } else {
+                self.yield_timer.missed();
+            }
             if self.yield_timer.is_due() {
                 self.yield_timer.yield_now().await;
             }
         }
     }
 
-    /// Takes the next tensor, if it has arrived.
-    fn poll(&mut self) -> Result<(), TensorError> {
-        let Self { targets, inspector, record, seed, yield_timer } = self;
-        let found = match targets {
-            Targets::Slots { slots, operation } => {
-                let arrived = slots[operation.next].try_recv()?;
-                arrived.map(|arrived| operation.take(arrived, *seed, inspector, record)).is_some()
-            }
-            Targets::Batch(BatchSlot { batch, header, region, depth, taken }) => {
-                let start = (*taken % *depth) * batch.room;
-                let arrived = header.try_recv()?;
-                *taken += u64::from(arrived.is_some());
-                let check = |arrived| inspector.check_batch(batch, arrived, region.memory(), start, record);
-                arrived.map(check).is_some()
-            }
-        };
-        if found {
-            yield_timer.found(Instant::now())
-        } else {
-            yield_timer.missed()
-        }
-        Ok(())
-    }
-
     /// Waits for all tensors of the next operation and takes them.
     pub(crate) async fn recv_operation(&mut self) -> Result<(), TensorError> {
         let before = self.record.operations;
         while self.record.operations == before {
-            self.recv().await?;
+            self.take(true).await?;
         }
         Ok(())
     }
 
-    /// Waits for the next tensor and takes it. A dropped future loses nothing.
-    async fn recv(&mut self) -> Result<(), TensorError> {
+    /// Takes the next tensor, if it has arrived, or once it has if this `awaits`. Returns whether there was one. A
+    /// dropped future loses nothing.
+    async fn take(&mut self, awaits: bool) -> Result<bool, TensorError> {
         let Self { targets, inspector, record, seed, .. } = self;
         match targets {
             Targets::Slots { slots, operation } => {
-                let arrived = slots[operation.next].recv().await?;
+                let Some(arrived) = next(&mut slots[operation.next], awaits).await? else { return Ok(false) };
                 operation.take(arrived, *seed, inspector, record);
             }
             Targets::Batch(BatchSlot { batch, header, region, depth, taken }) => {
+                let Some(arrived) = next(header, awaits).await? else { return Ok(false) };
                 let start = (*taken % *depth) * batch.room;
-                let arrived = header.recv().await?;
                 *taken += 1;
                 inspector.check_batch(batch, arrived, region.memory(), start, record);
             }
         }
-        Ok(())
+        Ok(true)
     }
+}
+
+async fn next(slot: &mut StaticReceiver, awaits: bool) -> Result<Option<Arrived<'_>>, TensorError> {
+    if awaits { slot.recv().await.map(Some) } else { slot.try_recv() }
 }
 
 impl SlotOperation {

@@ -49,8 +49,6 @@ enum Target {
 enum TensorSource {
     /// Registered memory: a tensor for each variant of the content and each slot.
     Registered(Vec<Vec<Tensor>>),
-    /// A region for each variant, for a single slot. A region is absent while an operation uses it.
-    Regions(Vec<Option<MemRegion>>),
     /// Ordinary memory: each tensor is copied when it is sent.
     Anywhere,
 }
@@ -85,17 +83,10 @@ impl TensorSender {
         let (seed, zero_copy) = (content.seed(), mode.sends_in_place());
         let to = match Geometry::of(operations.load, seed) {
             Geometry::Slots(lengths) => {
-                let from = match &*lengths {
-                    [length] if mode.awaits() => {
-                        TensorSource::Regions(regions(device, content.all(), seed, *length)?)
-                    }
-                    _ if zero_copy && operations.registered => {
-                        TensorSource::Registered(tensors(content, &lengths)?)
-                    }
-                    _ if zero_copy => {
-                        TensorSource::Registered(tensors(&registered_copy(content)?, &lengths)?)
-                    }
-                    _ => TensorSource::Anywhere,
+                let from = match (zero_copy, operations.registered) {
+                    (true, true) => TensorSource::Registered(tensors(content, &lengths)?),
+                    (true, false) => TensorSource::Registered(tensors(&registered_copy(content)?, &lengths)?),
+                    (false, _) => TensorSource::Anywhere,
                 };
                 let mut slots = Vec::with_capacity(lengths.len());
                 for (index, length) in lengths.iter().enumerate() {
@@ -165,7 +156,6 @@ impl TensorSender {
                 }
                 Ok(())
             }
-            // A sender that polls has no regions, because only a future gives them back.
             Target::Slots { slots, .. } => {
                 for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
                     slot.try_send_bytes(buffer)?;
@@ -188,47 +178,24 @@ impl TensorSender {
         }
     }
 
-    /// Waits until a buffer is free for the next operation.
+    /// Waits until the next operation can be started.
     pub(crate) async fn ready(&mut self) -> Result<(), CallError> {
         match &mut self.to {
             Target::Slots { slots, .. } => {
                 for slot in slots {
                     slot.ready().await?;
                 }
-                Ok(())
-            }
-            Target::Batch(batched) => Ok(batched.header.ready().await?),
-        }
-    }
-
-    /// Sends an operation once a buffer is free, and waits until its payload has arrived.
-    pub(crate) async fn send(&mut self, operation: &Operation) -> Result<(), CallError> {
-        let variant = variant_of(self.seed, operation);
-        match &mut self.to {
-            Target::Slots { slots, from: TensorSource::Regions(regions) } => {
-                let kept = regions.get_mut(variant).ok_or(CallError::Unprepared)?;
-                let (Some(slot), Some(region)) = (slots.first_mut(), kept.take()) else {
-                    return Err(CallError::Unprepared);
-                };
-                Ok(keep(kept, slot.send_region(region).await)?)
-            }
-            Target::Slots { slots, from: TensorSource::Registered(tensors) } if self.in_place => {
-                for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
-                    slot.send(tensor).await?;
-                }
-                Ok(())
-            }
-            Target::Slots { slots, .. } => {
-                for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
-                    slot.send_bytes(buffer).await?;
-                }
-                Ok(())
             }
             Target::Batch(batched) => {
+                if let Some(moving) = &mut batched.moving {
+                    let result = moving.await;
+                    batched.moving = None;
+                    keep(&mut batched.region, result)?;
+                }
                 batched.header.ready().await?;
-                batched.send(operation, self.seed).await
             }
         }
+        Ok(())
     }
 
     /// Waits until the receiver has released everything that was sent.
@@ -254,15 +221,8 @@ impl BatchSender {
         Ok(self.region.is_some())
     }
 
+    /// Starts the copy of the blocks, and sends the header after it.
     fn start(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
-        let (moving, header) = self.start_blocks(operation, origin)?;
-        self.moving = Some(moving);
-        // The header arrives after the blocks, because both use one queue pair.
-        Ok(self.header.try_send_bytes(&header)?)
-    }
-
-    /// Starts the copy of the blocks. The caller must send the returned header after it.
-    fn start_blocks(&mut self, operation: &Operation, origin: u64) -> Result<(Memcpy, Vec<u8>), CallError> {
         let Some(mut region) = self.region.take() else { return Err(CallError::Unprepared) };
         let lengths: Vec<u64> = operation.buffers().map(|(_, buffer)| buffer.len() as u64).collect();
         let start = (self.sent % self.depth) * self.batch.room;
@@ -277,18 +237,12 @@ impl BatchSender {
             }
             blocks(from, offsets, &lengths)
         };
-        let moving = self.channel.write(&self.remote).blocks_from(region, &blocks);
+        self.moving = Some(self.channel.write(&self.remote).blocks_from(region, &blocks));
         self.sent += 1;
         let first = operation.buffers().next().map_or(0, |(seed, _)| seed);
         let words = [first].into_iter().chain(lengths).take(self.batch.words());
-        Ok((moving, words.flat_map(u64::to_le_bytes).collect()))
-    }
-
-    /// Sends an operation's blocks and its header, and waits until the blocks have arrived.
-    async fn send(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
-        let (moving, header) = self.start_blocks(operation, origin)?;
-        self.header.try_send_bytes(&header)?;
-        Ok(keep(&mut self.region, moving.await)?)
+        // The header arrives after the blocks, because both use one queue pair.
+        Ok(self.header.try_send_bytes(&words.flat_map(u64::to_le_bytes).collect::<Vec<_>>())?)
     }
 }
 
@@ -318,23 +272,6 @@ fn blocks(
 fn variant_of(seed: u64, operation: &Operation) -> usize {
     let first = operation.buffers().next().map_or(seed, |(seed, _)| seed);
     (0..VARIANTS).find(|it| variant_seed(seed, *it) == first).unwrap_or(0)
-}
-
-/// Makes a registered copy of the first `bytes` bytes of each variant of `content`.
-fn regions(
-    device: &RdmaDevice,
-    content: &[u8],
-    seed: u64,
-    bytes: u64,
-) -> Result<Vec<Option<MemRegion>>, CallError> {
-    let bytes = length(bytes)?;
-    let region = |variant| {
-        let start = length(offset_of(variant_seed(seed, variant), seed))?;
-        let mut region = device.allocate(bytes)?;
-        region.copy_from_slice(&content[start..start + bytes]);
-        Ok(Some(region))
-    };
-    (0..VARIANTS).map(region).collect()
 }
 
 /// Makes tensors of registered `content`: one of each length, for each variant.
@@ -472,8 +409,7 @@ impl PlacementCaller {
         // Also if this future is dropped.
         *failed = true;
         let error = match sender {
-            Some(sender) if self.mode.awaits() => stream.run_awaiting(sender, record).await.err(),
-            Some(sender) => stream.run(sender, record).await.err(),
+            Some(sender) => stream.run(sender, record, self.mode.awaits()).await.err(),
             None => Some(CallError::Unprepared),
         };
         *failed = error.is_some();
@@ -500,8 +436,6 @@ struct OperationStream<N> {
     next: N,
     end: Instant,
     reduces: bool,
-    /// The largest number of operations in flight.
-    callers: usize,
     /// Start times of the operations that wait to be sent: the start of the stream, or the end of the
     /// caller's last operation.
     waiting: VecDeque<Instant>,
@@ -514,10 +448,16 @@ impl<N: FnMut() -> Operation> OperationStream<N> {
     fn new(next: N, callers: usize, end: Instant, reduces: bool) -> Self {
         let waiting = std::iter::repeat_n(Instant::now(), callers).collect();
         let (under_way, done) = (VecDeque::with_capacity(callers), Vec::with_capacity(callers));
-        Self { next, end, reduces, callers, waiting, under_way, done }
+        Self { next, end, reduces, waiting, under_way, done }
     }
 
-    async fn run(&mut self, sender: &mut TensorSender, record: &mut Record) -> Result<(), CallError> {
+    /// Sends the operations, and waits for their ends by futures if it `awaits`, or else by polling.
+    async fn run(
+        &mut self,
+        sender: &mut TensorSender,
+        record: &mut Record,
+        awaits: bool,
+    ) -> Result<(), CallError> {
         let mut yield_timer = YieldTimer::new();
         while !self.waiting.is_empty() || !self.under_way.is_empty() {
             while !self.waiting.is_empty() && sender.is_ready()? {
@@ -530,10 +470,15 @@ impl<N: FnMut() -> Operation> OperationStream<N> {
                 let now = Instant::now();
                 self.finish(pending, now);
                 yield_timer.found(now);
-            } else {
+            } else if !awaits {
                 yield_timer.missed();
+            } else if self.waiting.is_empty() && sender.is_ready()? {
+                sender.flush().await?;
+            } else {
+                // All buffers are in use, and the next one is that of the oldest operation.
+                sender.ready().await?;
             }
-            if yield_timer.is_due() {
+            if !awaits && yield_timer.is_due() {
                 yield_timer.yield_now().await;
             }
         }
@@ -558,55 +503,5 @@ impl<N: FnMut() -> Operation> OperationStream<N> {
                 self.waiting.push_back(now);
             }
         }
-    }
-
-    /// Sends like [`run`](Self::run), but without polling. With one operation at a time, the stream waits for
-    /// the release of each operation. With several, an operation that finds no free buffer waits for the
-    /// release of the oldest one.
-    async fn run_awaiting(
-        &mut self,
-        sender: &mut TensorSender,
-        record: &mut Record,
-    ) -> Result<(), CallError> {
-        let depth = self.callers.clamp(1, MAX_DEPTH);
-        loop {
-            while !self.waiting.is_empty() {
-                if self.under_way.len() >= depth {
-                    self.wait(sender).await?;
-                }
-                let operation = (self.next)();
-                sender.send(&operation).await?;
-                self.started(sender, record, &operation);
-                self.count_ended(sender)?;
-            }
-            if self.under_way.is_empty() {
-                return Ok(());
-            }
-            self.wait(sender).await?;
-        }
-    }
-
-    /// Waits until an operation has ended (the oldest operation if the slot is full). Counts all operations
-    /// that have ended.
-    async fn wait(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
-        let under_way = self.under_way.len();
-        self.count_ended(sender)?;
-        if self.under_way.len() < under_way {
-            return Ok(());
-        }
-        if under_way > 1 && !sender.is_ready()? {
-            sender.ready().await?;
-        } else {
-            sender.flush().await?;
-        }
-        self.count_ended(sender)
-    }
-
-    fn count_ended(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
-        let pending = sender.pending()? as usize;
-        if pending < self.under_way.len() {
-            self.finish(pending, Instant::now());
-        }
-        Ok(())
     }
 }
