@@ -8,7 +8,6 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use tokio::task::JoinSet;
 use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_proto::transfer::Check;
 
@@ -210,32 +209,11 @@ impl ModeConnections<'_> {
     /// Keeps the cell's number of calls in flight on each of the first `busy` connections until `length` is
     /// over. Returns the outcome, and the time that it took.
     async fn trial(&self, busy: usize, length: Duration) -> (TrialOutcome, Duration) {
-        let position = Position::default();
-        let concurrency = self.cell.concurrency();
-        let start = Instant::now();
-        let mut all = TrialOutcome::default();
-        let limit = length + answer_limit(self.cell, concurrency.0 * busy);
-        if let [caller] = &self.callers[..busy] {
-            // A single caller may stay in the future that `block_on` was given.
-            let caller = Caller::Grpc(caller.clone());
-            all = closed_trial(&caller, self.operations, &position, concurrency, (length, limit)).await;
-            return (all, start.elapsed());
-        }
-        let mut trials = JoinSet::new();
-        for caller in &self.callers[..busy] {
-            let (caller, position) = (Caller::Grpc(caller.clone()), position.clone());
-            let operations = self.operations.clone();
-            trials.spawn(async move {
-                closed_trial(&caller, &operations, &position, concurrency, (length, limit)).await
-            });
-        }
-        while let Some(ended) = trials.join_next().await {
-            match ended {
-                Ok(trial) => all.merge(trial),
-                Err(crash) => all.counts.error(1, crash.to_string()),
-            }
-        }
-        (all, start.elapsed())
+        let callers: Vec<Caller> = self.callers[..busy].iter().cloned().map(Caller::Grpc).collect();
+        let (start, position) = (Instant::now(), Position::default());
+        let of = (self.cell, self.operations);
+        let trial = closed_trial(&callers, of, &position, self.cell.concurrency(), length).await;
+        (trial, start.elapsed())
     }
 
     /// Ends a trial on all connections. Returns the number of messages whose every byte was checked now.

@@ -291,7 +291,6 @@ impl Participant {
         self.tally.counts.add_errors(trial.counts);
     }
 
-    /// Makes a trial with `concurrency.0` callers, each with `concurrency.1` calls at once.
     async fn closed_trial(
         &self,
         of: &MeasuredCell<'_>,
@@ -301,8 +300,8 @@ impl Participant {
         if self.is_idle() {
             return TrialOutcome::default();
         }
-        let times = (length, length + answer_limit(of.cell, concurrency.0));
-        closed_trial(&self.caller, &of.operations, &self.position, concurrency, times).await
+        let callers = std::slice::from_ref(&self.caller);
+        closed_trial(callers, (of.cell, &of.operations), &self.position, concurrency, length).await
     }
 
     /// Counts consecutive trials in which all calls failed, for example after the loss of the device. The
@@ -386,12 +385,6 @@ impl TrialOutcome {
     pub(crate) fn stuck(&mut self, missing: u64, limit: Duration) {
         self.is_stuck = true;
         self.counts.error(missing, CallError::NoAnswer(limit).to_string());
-    }
-
-    /// Adds the calls of `other`, which were made at the same time.
-    pub(crate) fn merge(&mut self, other: Self) {
-        self.latencies.extend(other.latencies);
-        self.counts.add(other.counts);
     }
 
     /// Returns whether there were calls and all of them failed.
@@ -520,18 +513,19 @@ pub(crate) fn seed(cell: Cell) -> u64 {
     mix(cell.load.bytes() ^ ((cell.inflight as u64) << 40)) ^ rate
 }
 
-/// Keeps `concurrency.0` operations in flight until `length` is over, each with `concurrency.1` calls at
-/// once. Every caller makes at least one operation. Operations without an answer after `limit` count as
-/// errors.
+/// Keeps `concurrency.0` operations of `cell` in flight on each of `connections` until `length` is over, each with
+/// `concurrency.1` calls at once. Every caller makes at least one operation. Operations without an answer in time
+/// count as errors.
 pub(crate) async fn closed_trial(
-    caller: &Caller,
-    operations: &Operations,
+    connections: &[Caller],
+    (cell, operations): (Cell, &Operations),
     position: &Position,
     concurrency: (usize, usize),
-    (length, limit): (Duration, Duration),
+    length: Duration,
 ) -> TrialOutcome {
     let (mut trial, mut missing) = (TrialOutcome::default(), 0);
-    let running = run(caller, operations, position, concurrency, length, &mut trial, &mut missing);
+    let limit = length + answer_limit(cell, concurrency.0 * connections.len());
+    let running = run(connections, operations, position, concurrency, length, &mut trial, &mut missing);
     if tokio::time::timeout(limit, running).await.is_err() {
         trial.stuck(missing, limit);
     }
@@ -541,7 +535,7 @@ pub(crate) async fn closed_trial(
 /// Makes the operations of a trial. If this future is dropped, `trial` has the results so far. `missing`
 /// counts the callers that have not ended.
 async fn run(
-    caller: &Caller,
+    connections: &[Caller],
     operations: &Operations,
     position: &Position,
     (callers, width): (usize, usize),
@@ -550,24 +544,22 @@ async fn run(
     missing: &mut u64,
 ) {
     let end = Instant::now() + length;
-    let (caller, operations, position) = (caller.clone(), operations.clone(), Arc::clone(position));
-    if callers == 1 && stays_in_block_on(&caller) {
+    let calls = |caller: &Caller, callers| {
+        keep_calling(caller.clone(), operations.clone(), Arc::clone(position), (callers, width), end)
+    };
+    if let ([caller], 1) = (connections, callers)
+        && stays_in_block_on(caller)
+    {
         *missing = 1;
-        let ended = match caller {
-            Caller::Placement(caller) => caller.keep_sending(operations, position, 1, end).await,
-            caller => keep_calling(caller, operations, position, width, end).await,
-        };
+        let ended = calls(caller, 1).await;
         *missing = 0;
         return count(ended, trial);
     }
     let mut under_way = JoinSet::new();
-    if let Caller::Placement(caller) = caller {
-        under_way.spawn(caller.keep_sending(operations, position, callers, end));
-    } else {
-        for _ in 0..callers {
-            let (caller, operations, position) = (caller.clone(), operations.clone(), Arc::clone(&position));
-            under_way.spawn(keep_calling(caller, operations, position, width, end));
-        }
+    for caller in connections {
+        // One task keeps all tensors in flight.
+        let (tasks, callers) = if let Caller::Placement(_) = caller { (1, callers) } else { (callers, 1) };
+        (0..tasks).for_each(|_| drop(under_way.spawn(calls(caller, callers))));
     }
     *missing = under_way.len() as u64;
     while let Some(ended) = under_way.join_next().await {
@@ -600,15 +592,18 @@ fn count((done, error): (Vec<Done>, Option<CallError>), trial: &mut TrialOutcome
     }
 }
 
-/// Makes calls one after the other until `end`, at least one. An error ends the loop, so that a broken
-/// connection does not cause a busy loop.
+/// Makes operations one after the other until `end`, at least one; tensors are sent up to `callers` at once. An
+/// error ends the loop, so that a broken connection does not cause a busy loop.
 async fn keep_calling(
     mut caller: Caller,
     operations: Operations,
     position: Position,
-    width: usize,
+    (callers, width): (usize, usize),
     end: Instant,
 ) -> (Vec<Done>, Option<CallError>) {
+    if let Caller::Placement(caller) = caller {
+        return caller.keep_sending(operations, position, callers, end).await;
+    }
     let mut done = Vec::new();
     loop {
         let operation = operations.take(position.fetch_add(1, Ordering::Relaxed));
