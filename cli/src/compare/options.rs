@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::{Deserialize, Serialize, Serializer};
 use tonic_rdma_commands::cores::Cores;
-use tonic_rdma_commands::units::{number, parse_decimal};
+use tonic_rdma_commands::units::{SIZE_FORMS, number, parse_decimal};
 use tonic_rdma_commands::{Flavour, List, ValueError, name_list, number_list, parse_set, units};
 
 use crate::compare::modes::mode::Mode;
@@ -210,18 +210,13 @@ pub(crate) struct ServerRequest {
 
 /// Parses payload sizes.
 fn parse_sizes(text: &str) -> Result<List<u64>, ValueError> {
-    parse_set(text, |item| {
-        let given = item.to_owned();
-        let beyond = |fault| {
-            let accepted = format!("1 to {}", units::size(MAX_BYTES));
-            Err(ValueError::SizeRange { given: given.clone(), fault, accepted })
-        };
-        match units::parse_size(item) {
-            Ok(0) => beyond("zero"),
-            Ok(bytes) if bytes > MAX_BYTES => beyond("too large"),
-            Ok(bytes) => Ok(bytes),
-            Err(reason) => Err(ValueError::Size { given, reason }),
+    parse_set(text, |item| match units::parse_size(item) {
+        Ok(bytes @ 1..=MAX_BYTES) => Ok(bytes),
+        Ok(bytes) => {
+            let (fault, most) = (if bytes == 0 { "zero" } else { "too large" }, units::size(MAX_BYTES));
+            Err(ValueError(format!("size {item:?} is {fault}; accepted: 1 to {most}")))
         }
+        Err(reason) => Err(ValueError(format!("bad size {item:?}: {reason}; accepted: {SIZE_FORMS}"))),
     })
 }
 
