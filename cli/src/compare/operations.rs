@@ -83,7 +83,13 @@ impl Operation {
 impl CallPayload {
     /// Returns the bytes of payload.
     pub(crate) fn bytes(&self) -> u64 {
-        self.pulls.unwrap_or_else(|| self.buffers.iter().map(|buffer| buffer.len() as u64).sum())
+        self.lengths().iter().sum()
+    }
+
+    /// Returns the bytes of each buffer.
+    pub(crate) fn lengths(&self) -> Vec<u64> {
+        let lengths = || self.buffers.iter().map(|buffer| buffer.len() as u64).collect();
+        self.pulls.map_or_else(lengths, |bytes| vec![bytes])
     }
 
     /// Returns every buffer, with the seed of its content.

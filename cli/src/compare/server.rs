@@ -27,6 +27,8 @@ use tonic_rdma_commands::{Context as _, Failure, cores};
 use tonic_rdma_proto::placement::placement_server::PlacementServer;
 use tonic_rdma_tensor::RdmaDevice;
 use tower::Layer;
+use tower::layer::util::Identity;
+use tower::util::{Either, option_layer};
 
 use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
@@ -191,12 +193,8 @@ impl Services {
         }
         let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
         addresses.native = Some(address);
-        if gathers {
-            let server = rdma.server(http2).layer(gather::GatherResponses::new());
-            servers.spawn(self.clone().serve_native(server, incoming));
-        } else {
-            servers.spawn(self.clone().serve_native(rdma.server(http2), incoming));
-        }
+        let server = rdma.server(http2).layer(gathering(gathers));
+        servers.spawn(self.clone().serve_native(server, incoming));
         let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
         addresses.native_gather = Some(address);
         let both = gather::GatherBothLayer::new().max_decoding_message_size(usize::MAX);
@@ -222,25 +220,10 @@ impl Services {
         IO: Unpin + Send + 'static,
     {
         let placement = placement.map(PlacementServer::new);
-        let (transfer, exchange) = (self.service.transfer(), self.service.exchange());
-        let mut server = self.http2.server(Server::builder());
-        if gathers {
-            let server =
-                server.layer(gather::GatherResponses::new()).add_service(transfer).add_service(exchange);
-            server
-                .add_optional_service(self.service.reference())
-                .add_optional_service(placement)
-                .serve_with_incoming(incoming)
-                .await?;
-        } else {
-            let server = server.add_service(transfer).add_service(exchange);
-            server
-                .add_optional_service(self.service.reference())
-                .add_optional_service(placement)
-                .serve_with_incoming(incoming)
-                .await?;
-        }
-        Ok(())
+        let mut server = self.http2.server(Server::builder()).layer(gathering(gathers));
+        let server = server.add_service(self.service.transfer()).add_service(self.service.exchange());
+        let server = server.add_optional_service(self.service.reference()).add_optional_service(placement);
+        Ok(server.serve_with_incoming(incoming).await?)
     }
 
     /// Serves native calls through the layers of `server`.
@@ -264,6 +247,11 @@ impl Services {
         };
         Ok(server.serve_with_incoming(incoming).await?)
     }
+}
+
+/// Returns the layer that sends large answers by reference, if this `gathers`.
+fn gathering(gathers: bool) -> Either<gather::GatherResponses, Identity> {
+    option_layer(gathers.then(gather::GatherResponses::new))
 }
 
 fn uds_listener() -> io::Result<(UnixListenerStream, String)> {

@@ -15,10 +15,6 @@ use crate::compare::modes::placement::geometry::Discrepancy;
 pub(crate) enum CallError {
     #[error("{}: {}", .0.code().description(), deepest(.0))]
     Status(#[from] tonic::Status),
-    #[error("sent {sent} bytes and {arrived} arrived")]
-    Length { sent: u64, arrived: u64 },
-    #[error("byte {offset} of {sent} arrived wrong")]
-    Content { offset: u64, sent: u64 },
     #[error("buffers of {sent:?} bytes were sent and of {arrived:?} arrived")]
     Buffers { sent: Vec<u64>, arrived: Vec<u64> },
     #[error("byte {offset} of buffer {buffer} arrived wrong")]
@@ -48,12 +44,7 @@ impl CallError {
     pub(crate) fn is_mismatch(&self) -> bool {
         matches!(
             self,
-            Self::Length { .. }
-                | Self::Content { .. }
-                | Self::Buffers { .. }
-                | Self::BufferContent { .. }
-                | Self::Consumed { .. }
-                | Self::Discrepancy(_)
+            Self::Buffers { .. } | Self::BufferContent { .. } | Self::Consumed { .. } | Self::Discrepancy(_)
         )
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -12,16 +12,18 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma_commands::cores::Usage;
 use tonic_rdma_commands::{Context as _, Failure};
-use tonic_rdma_payload::content::{Content, check_all, check_stamps};
-use tonic_rdma_payload::reduce::{Reduced, reduce};
+use tonic_rdma_payload::content::Content;
+use tonic_rdma_payload::reduce::Reduced;
 use tonic_rdma_proto::tensors::exchange_client::ExchangeClient;
-use tonic_rdma_proto::tensors::{BeginTrialRequest, EndTrialRequest, GetRequest, Mismatch, PushRequest};
+use tonic_rdma_proto::tensors::{
+    BeginTrialRequest, EndTrialRequest, GetRequest, Mismatch, PushReply, PushRequest,
+};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
-use tonic_rdma_proto::transfer::{Check, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageRequest};
 
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::reference::Owner;
-use crate::compare::modes::grpc::service::{KeepAwake, Sample};
+use crate::compare::modes::grpc::service::{Checker, Findings, KeepAwake};
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{CallPayload, Form, Operation, Operations, registered_copy};
 use crate::compare::options::CompareOptions;
@@ -55,10 +57,8 @@ pub(crate) struct GrpcCaller {
     registered: Option<Content>,
     /// The owner of the payloads of a mode by reference.
     owner: Option<Owner>,
-    /// Number of requests so far. The check derives the sampled offsets from it.
-    draws: Arc<AtomicU64>,
-    /// A sample of the payloads that came down in this trial.
-    sample: Sample,
+    /// Checks the payloads that come down.
+    checker: Checker,
     /// Keeps the runtime awake in a mode that never sleeps.
     awake: Option<KeepAwake>,
 }
@@ -78,8 +78,7 @@ impl GrpcCaller {
             registers: mode.registers_payloads(),
             registered: None,
             owner: None,
-            draws: Arc::default(),
-            sample: Sample::default(),
+            checker: Checker::default(),
             awake: mode.never_sleeps().then(KeepAwake::default),
         }
     }
@@ -179,19 +178,23 @@ impl GrpcCaller {
         self.channel.check_native()?;
         // The server has the sample of the payloads that went up, and this client the sample of those that
         // came down.
-        let down = self.sample.check();
+        let down = self.checker.end();
         match reply.wrong.or(down.wrong) {
             Some(Mismatch { buffer, offset }) => Err(CallError::BufferContent { buffer, offset }),
             None => Ok(reply.messages + down.messages),
         }
     }
 
-    /// Compares the receiver's result of consuming the payload with the sender's result.
-    fn check_reduced(&self, sent: Option<Reduced>, arrived: Option<Reduced>) -> Result<(), CallError> {
-        if self.settings.reduces && sent != arrived {
-            Err(CallError::Consumed { sent, arrived })
-        } else {
-            Ok(())
+    /// Compares what the receiver of `call` has got and found with what was sent.
+    fn judge(&self, call: &CallPayload, arrived: Vec<u64>, found: Findings) -> Result<(), CallError> {
+        let Findings { mismatch, reduced } = found;
+        match (call.lengths(), mismatch) {
+            (sent, _) if sent != arrived => Err(CallError::Buffers { sent, arrived }),
+            (_, Some(Mismatch { buffer, offset })) => Err(CallError::BufferContent { buffer, offset }),
+            _ if self.settings.reduces && call.reduced != reduced => {
+                Err(CallError::Consumed { sent: call.reduced, arrived: reduced })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -201,51 +204,30 @@ impl GrpcCaller {
             return self.push(put, check).await;
         }
         let (seed, payload) = put.seeded().next().ok_or(CallError::Unprepared)?;
-        let sent = payload.len() as u64;
         let request = PutRequest { seed, check: check.into(), payload: self.source(seed, payload) };
         let start = Instant::now();
         let reply = self.transfer.put(request).await?;
         let elapsed = start.elapsed();
-        let reply = reply.into_inner();
-        match reply.first_mismatch.checked_sub(1) {
-            Some(offset) => Err(CallError::Content { offset, sent }),
-            None if reply.bytes != sent => Err(CallError::Length { sent, arrived: reply.bytes }),
-            None => {
-                let arrived = Reduced::of_parts(reply.maximum, reply.digest);
-                self.check_reduced(put.reduced, arrived).map(|()| elapsed)
-            }
-        }
+        let PutReply { bytes, first_mismatch, maximum, digest } = reply.into_inner();
+        let mismatch = first_mismatch.checked_sub(1).map(|offset| Mismatch { buffer: 0, offset });
+        let found = Findings { mismatch, reduced: Reduced::of_parts(maximum, digest) };
+        self.judge(put, vec![bytes], found).map(|()| elapsed)
     }
 
     /// Requests a payload, checks it, and consumes it, like the server in the other direction. Returns the
     /// time of the three steps together.
     pub(crate) async fn get(&mut self, pull: &CallPayload, check: Check) -> Result<Duration, CallError> {
         let CallSettings { origin, reduces, .. } = self.settings;
-        let (seed, sent) = (pull.seed, pull.bytes());
-        let request = GetRequest { origin, seed, bytes: sent };
+        let request = GetRequest { origin, seed: pull.seed, bytes: pull.bytes() };
         let start = Instant::now();
-        let payload = self.exchange.get(request).await?.into_inner().payload;
-        let mismatch = match check {
-            Check::Stamps => check_stamps(seed, &payload, self.draws.fetch_add(1, Ordering::Relaxed)),
-            Check::All => check_all(seed, &payload),
-        };
-        let found = reduces.then(|| reduce(&payload));
-        if check == Check::Stamps && !reduces {
-            self.sample.arrived(seed, std::slice::from_ref(&payload));
-        }
+        let payload = [self.exchange.get(request).await?.into_inner().payload];
+        let found = self.checker.check(pull.seed, &payload, check == Check::All, reduces);
         let elapsed = start.elapsed();
-        match mismatch {
-            Some(offset) => Err(CallError::Content { offset, sent }),
-            None if payload.len() as u64 != sent => {
-                Err(CallError::Length { sent, arrived: payload.len() as u64 })
-            }
-            None => self.check_reduced(pull.reduced, found).map(|()| elapsed),
-        }
+        self.judge(pull, vec![payload[0].len() as u64], found).map(|()| elapsed)
     }
 
     /// Sends one message of several buffers and waits for the answer. Returns the time that this took.
     pub(crate) async fn push(&mut self, push: &CallPayload, check: Check) -> Result<Duration, CallError> {
-        let sent: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
         let every_byte = check == Check::All;
         let buffers = push.seeded().map(|(seed, buffer)| self.source(seed, buffer)).collect();
         let (reply, elapsed) = match &mut self.owner {
@@ -257,16 +239,9 @@ impl GrpcCaller {
                 (reply.into_inner(), start.elapsed())
             }
         };
-        if reply.lengths != sent {
-            return Err(CallError::Buffers { sent, arrived: reply.lengths });
-        }
-        match reply.mismatch {
-            Some(wrong) => Err(CallError::BufferContent { buffer: wrong.buffer, offset: wrong.offset }),
-            None => {
-                let arrived = Reduced::of_parts(reply.maximum, reply.digest);
-                self.check_reduced(push.reduced, arrived).map(|()| elapsed)
-            }
-        }
+        let PushReply { lengths, mismatch, maximum, digest } = reply;
+        let found = Findings { mismatch, reduced: Reduced::of_parts(maximum, digest) };
+        self.judge(push, lengths, found).map(|()| elapsed)
     }
 
     /// Returns what the server process has used.

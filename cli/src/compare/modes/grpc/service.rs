@@ -7,8 +7,8 @@ use bytes::Bytes;
 use tokio::task::AbortHandle;
 use tonic::{Request, Response, Status};
 use tonic_rdma_commands::cores::Usage;
-use tonic_rdma_payload::content::{Content, VARIANTS, check_all, check_buffers, check_stamps, variant_seed};
-use tonic_rdma_payload::reduce::{reduce, reduce_all};
+use tonic_rdma_payload::content::{Content, VARIANTS, check_buffers, variant_seed};
+use tonic_rdma_payload::reduce::{Reduced, reduce_all};
 use tonic_rdma_payload::seeded::SplitMix64;
 use tonic_rdma_proto::reference::reference_server::ReferenceServer;
 use tonic_rdma_proto::tensors::exchange_server::{Exchange, ExchangeServer};
@@ -28,13 +28,9 @@ use crate::compare::operations::registered;
 /// Takes payloads, and answers whether their content is right.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TransferService {
-    /// Number of calls so far. The check derives the sampled offsets from it, so that they differ from call
-    /// to call.
-    calls: Arc<AtomicU64>,
+    checker: Checker,
     /// Whether each answer has the result of consuming the payload.
     reduces: bool,
-    /// A sample of the messages of this trial, if nothing else checks every byte of them.
-    sample: Sample,
     /// Keeps the runtime awake in trials that ask for it.
     awake: KeepAwake,
     /// The payloads of answers.
@@ -54,14 +50,11 @@ impl TransferService {
     /// Returns the service with a limit on messages: `payload` bytes, and what is beside the payload.
     pub(crate) fn up_to(self, payload: u64) -> Self {
         const BESIDE: u64 = 1 << 20;
-        let longest = usize::try_from(payload.saturating_add(BESIDE)).ok();
-        let source = Source { longest, ..self.source };
-        Self { longest, source, ..self }
+        Self { longest: usize::try_from(payload.saturating_add(BESIDE)).ok(), ..self }
     }
 
     /// Returns the service with payloads from `source` in its answers.
     pub(crate) fn with(self, source: Source) -> Self {
-        let source = Source { longest: self.longest, ..source };
         Self { source, ..self }
     }
 
@@ -95,18 +88,12 @@ impl TransferService {
 impl Transfer for TransferService {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let request = request.into_inner();
-        let draw = self.calls.fetch_add(1, Ordering::Relaxed);
-        let mismatch = match request.check() {
-            Check::Stamps => check_stamps(request.seed, &request.payload, draw),
-            Check::All => check_all(request.seed, &request.payload),
-        };
-        if request.check() == Check::Stamps && !self.reduces {
-            self.sample.arrived(request.seed, std::slice::from_ref(&request.payload));
-        }
-        let reduced = self.reduces.then(|| reduce(&request.payload));
+        let (every_byte, payload) = (request.check() == Check::All, std::slice::from_ref(&request.payload));
+        let Findings { mismatch, reduced } =
+            self.checker.check(request.seed, payload, every_byte, self.reduces);
         Ok(Response::new(PutReply {
             bytes: request.payload.len() as u64,
-            first_mismatch: mismatch.map_or(0, |offset| offset + 1),
+            first_mismatch: mismatch.map_or(0, |wrong| wrong.offset + 1),
             maximum: reduced.map(|reduced| reduced.maximum),
             digest: reduced.map(|reduced| reduced.digest),
         }))
@@ -123,15 +110,10 @@ impl Transfer for TransferService {
 impl Exchange for TransferService {
     async fn push(&self, request: Request<PushRequest>) -> Result<Response<PushReply>, Status> {
         let PushRequest { seed, every_byte, buffers } = request.into_inner();
-        let draw = self.calls.fetch_add(1, Ordering::Relaxed);
-        let mismatch = check_buffers(seed, &buffers, (!every_byte).then_some(draw));
-        if !every_byte && !self.reduces {
-            self.sample.arrived(seed, &buffers);
-        }
-        let reduced = self.reduces.then(|| reduce_all(buffers.iter().map(|buffer| &buffer[..])));
+        let Findings { mismatch, reduced } = self.checker.check(seed, &buffers, every_byte, self.reduces);
         Ok(Response::new(PushReply {
             lengths: buffers.iter().map(|buffer| buffer.len() as u64).collect(),
-            mismatch: mismatch.map(|(buffer, offset)| Mismatch { buffer, offset }),
+            mismatch,
             maximum: reduced.map(|reduced| reduced.maximum),
             digest: reduced.map(|reduced| reduced.digest),
         }))
@@ -139,6 +121,9 @@ impl Exchange for TransferService {
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
         let GetRequest { origin, seed, bytes } = request.into_inner();
+        if self.longest.is_some_and(|longest| bytes > longest as u64) {
+            return Err(Status::resource_exhausted(format!("{bytes} bytes are more than this run has")));
+        }
         Ok(Response::new(GetReply { payload: self.source.payload(origin, seed, bytes)? }))
     }
 
@@ -152,7 +137,7 @@ impl Exchange for TransferService {
     async fn end(&self, _: Request<EndTrialRequest>) -> Result<Response<EndTrialReply>, Status> {
         self.awake.end();
         self.fetches.as_ref().map_or(Ok(()), Fetches::check_native)?;
-        Ok(Response::new(self.sample.check()))
+        Ok(Response::new(self.checker.end()))
     }
 }
 
@@ -162,8 +147,6 @@ pub(crate) struct Source {
     made: Arc<Mutex<Option<Content>>>,
     /// Whether the content lies in registered memory.
     registers: bool,
-    /// The longest payload, without which there is no limit.
-    longest: Option<usize>,
 }
 
 impl Source {
@@ -182,9 +165,6 @@ impl Source {
     fn payload(&self, origin: u64, seed: u64, bytes: u64) -> Result<Bytes, Status> {
         let no_memory = || Status::resource_exhausted(format!("there is no memory for {bytes} bytes"));
         let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
-        if self.longest.is_some_and(|longest| bytes > longest) {
-            return Err(Status::resource_exhausted(format!("{bytes} bytes are more than this run has")));
-        }
         let mut made = lock(&self.made);
         let kept = made.as_ref().filter(|content| content.seed() == origin);
         if let Some(buffer) = kept.and_then(|content| content.buffer(seed, bytes)) {
@@ -202,6 +182,43 @@ impl Source {
             Content::new(bytes, origin).map_err(|_| no_memory())?
         };
         made.insert(content).buffer(seed, bytes).ok_or_else(no_memory)
+    }
+}
+
+/// Checks the messages that arrive at a receiver. Clones share the state.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Checker {
+    /// Number of messages so far. The check derives the sampled offsets from it, so that they differ from message
+    /// to message.
+    messages: Arc<AtomicU64>,
+    /// A sample of the messages of this trial, if nothing else checks every byte of them.
+    sample: Sample,
+}
+
+/// What a receiver has found in a message: the first wrong byte, and the result of consuming the message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Findings {
+    pub(crate) mismatch: Option<Mismatch>,
+    pub(crate) reduced: Option<Reduced>,
+}
+
+impl Checker {
+    /// Checks `buffers` with the content of `seed`, and consumes them if this `reduces`.
+    pub(crate) fn check(&self, seed: u64, buffers: &[Bytes], every_byte: bool, reduces: bool) -> Findings {
+        let draw = self.messages.fetch_add(1, Ordering::Relaxed);
+        let mismatch = check_buffers(seed, buffers, (!every_byte).then_some(draw));
+        if !every_byte && !reduces {
+            self.sample.arrived(seed, buffers);
+        }
+        Findings {
+            mismatch: mismatch.map(|(buffer, offset)| Mismatch { buffer, offset }),
+            reduced: reduces.then(|| reduce_all(buffers.iter().map(|buffer| &buffer[..]))),
+        }
+    }
+
+    /// Checks every byte of the sampled messages of a trial, which ends.
+    pub(crate) fn end(&self) -> EndTrialReply {
+        self.sample.check()
     }
 }
 
@@ -257,7 +274,7 @@ const LARGEST: u64 = 256 << 20;
 /// A kept message costs a reference count, and its memory is not free for the next message. So the sample
 /// keeps no more than fits into a cache, and replaces messages more seldom the larger they are.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sample {
+struct Sample {
     kept: Arc<Mutex<SampleState>>,
 }
 
@@ -279,7 +296,7 @@ impl Default for SampleState {
 impl Sample {
     /// Offers a message of `buffers` with the content of `seed` to the sample. The message may replace an
     /// older one.
-    pub(crate) fn arrived(&self, seed: u64, buffers: &[Bytes]) {
+    fn arrived(&self, seed: u64, buffers: &[Bytes]) {
         let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
         if bytes > LARGEST {
             return;
@@ -302,7 +319,7 @@ impl Sample {
     }
 
     /// Checks every byte of the kept messages, and drops them.
-    pub(crate) fn check(&self) -> EndTrialReply {
+    fn check(&self) -> EndTrialReply {
         let messages = {
             let mut kept = lock(&self.kept);
             kept.seen = 0;
@@ -320,6 +337,7 @@ mod tests {
 
     use tonic::Code;
     use tonic::transport::Server;
+    use tonic_rdma_payload::content::check_all;
 
     use super::*;
     use crate::compare::modes::call_error::CallError;
@@ -389,13 +407,13 @@ mod tests {
 
         let mut wrong = caller(ExchangeServer::new(FaultySource::Wrong(70_001)), &operations).await;
         let error = wrong.run(&operations.take(1), Check::All, 1).await.unwrap_err();
-        assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
+        assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 70_001 }), "{error}");
         let mut wrong = caller(ExchangeServer::new(FaultySource::Wrong(99_999)), &operations).await;
         let error = wrong.run(&operations.take(1), Check::Stamps, 1).await.unwrap_err();
-        assert!(matches!(error, CallError::Content { offset: 99_999, .. }), "{error}");
+        assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 99_999 }), "{error}");
         let mut short = caller(ExchangeServer::new(FaultySource::Short), &operations).await;
         let error = short.run(&operations.take(1), Check::Stamps, 1).await.unwrap_err();
-        assert!(matches!(error, CallError::Length { sent: 100_000, arrived: 99_992 }), "{error}");
+        assert!(matches!(&error, CallError::Buffers { arrived, .. } if arrived == &[99_992]), "{error}");
         assert!(error.is_mismatch());
     }
 

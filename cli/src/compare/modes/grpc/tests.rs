@@ -50,10 +50,10 @@ async fn a_wrong_byte_is_an_error_and_names_its_place() {
         wrong[70_001] ^= 4;
         let wrong = CallPayload { buffers: vec![wrong.into()], ..right.clone() };
         let error = caller.put(&wrong, Check::All).await.unwrap_err();
-        assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
+        assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 70_001 }), "{error}");
         let stale = CallPayload { seed: right.seed + 1, ..right };
         let error = caller.put(&stale, Check::Stamps).await.unwrap_err();
-        assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
+        assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
         assert!(caller.usage().await.unwrap().cpu > Duration::ZERO);
     }
 }
