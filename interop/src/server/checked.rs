@@ -1,9 +1,10 @@
 //! Our service, which checks payloads byte for byte.
 
+use futures_util::{StreamExt as _, stream};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::replies::{Replies, replies, within};
+use super::replies::{Replies, within};
 use crate::content::Content;
 use crate::proto::checked::checked_server::Checked;
 use crate::proto::checked::{CheckedReply, CheckedRequest, FailRequest};
@@ -49,14 +50,12 @@ impl Checked for CheckedService {
         let request = request.into_inner();
         let checked = reply(&CheckedRequest { reply_bytes: 0, ..request.clone() }, 0)?;
         within(request.reply_bytes as usize)?;
-        Ok(Response::new(replies(|sender| async move {
-            for index in 0..request.count {
-                let next = reply(&CheckedRequest { payload: Default::default(), ..request.clone() }, index)?;
-                let CheckedReply { received_bytes, first_mismatch, .. } = checked;
-                sender.send(CheckedReply { received_bytes, first_mismatch, ..next }).await?;
-            }
-            Ok(())
-        })))
+        let replies = stream::iter(0..request.count).map(move |index| {
+            let next = reply(&CheckedRequest { payload: Default::default(), ..request.clone() }, index)?;
+            let CheckedReply { received_bytes, first_mismatch, .. } = checked;
+            Ok(CheckedReply { received_bytes, first_mismatch, ..next })
+        });
+        Ok(Response::new(replies.boxed()))
     }
 
     type ExchangeStream = Replies<CheckedReply>;
@@ -65,13 +64,7 @@ impl Checked for CheckedService {
         &self,
         request: Request<Streaming<CheckedRequest>>,
     ) -> Result<Response<Self::ExchangeStream>, Status> {
-        let mut requests = request.into_inner();
-        Ok(Response::new(replies(|sender| async move {
-            while let Some(request) = requests.message().await? {
-                sender.send(reply(&request, 0)?).await?;
-            }
-            Ok(())
-        })))
+        Ok(Response::new(request.into_inner().map(|request| reply(&request?, 0)).boxed()))
     }
 
     async fn fail(&self, request: Request<FailRequest>) -> Result<Response<CheckedReply>, Status> {

@@ -2,11 +2,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tokio_stream::StreamExt as _;
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::replies::{self, EarlyEnd, Replies, Sender, replies, zeros};
+use super::replies::{self, Replies, zeros};
 use crate::compression::{Flags, Received, Wanted};
 use crate::proto::testing::test_service_server::TestService;
 use crate::proto::testing::{
@@ -60,7 +60,7 @@ impl TestService for OfficialService {
         request: Request<StreamingOutputCallRequest>,
     ) -> Result<Response<Self::StreamingOutputCallStream>, Status> {
         let request = request.into_inner();
-        Ok(streaming(|sender, wanted| async move { reply_to(request, &sender, &wanted).await }))
+        Ok(streaming(|wanted| reply_to(request, wanted)))
     }
 
     async fn streaming_input_call(
@@ -86,12 +86,9 @@ impl TestService for OfficialService {
         &self,
         request: Request<Streaming<StreamingOutputCallRequest>>,
     ) -> Result<Response<Self::FullDuplexCallStream>, Status> {
-        let mut requests = request.into_inner();
-        Ok(streaming(|sender, wanted| async move {
-            while let Some(request) = requests.message().await? {
-                reply_to(request, &sender, &wanted).await?;
-            }
-            Ok(())
+        let requests = request.into_inner();
+        Ok(streaming(|wanted| {
+            requests.map_ok(move |request| reply_to(request, wanted.clone())).try_flatten()
         }))
     }
 
@@ -115,12 +112,7 @@ impl TestService for OfficialService {
             }
             kept.push(StreamingOutputCallRequest { payload: None, ..request });
         }
-        Ok(streaming(|sender, wanted| async move {
-            for request in kept {
-                reply_to(request, &sender, &wanted).await?;
-            }
-            Ok(())
-        }))
+        Ok(streaming(|wanted| stream::iter(kept).flat_map(move |request| reply_to(request, wanted.clone()))))
     }
 
     async fn unimplemented_call(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
@@ -128,37 +120,36 @@ impl TestService for OfficialService {
     }
 }
 
-/// Makes a response whose messages `replying` sends. `replying` adds to the [`Flags`] whether each message is
+/// Makes a response with the stream that `replying` makes, which adds to the [`Flags`] whether each message is
 /// compressed.
-fn streaming<F>(
-    replying: impl FnOnce(Sender<StreamingOutputCallResponse>, Flags) -> F,
-) -> Response<Replies<StreamingOutputCallResponse>>
+fn streaming<S>(replying: impl FnOnce(Flags) -> S) -> Response<Replies<StreamingOutputCallResponse>>
 where
-    F: Future<Output = Result<(), EarlyEnd>> + Send + 'static,
+    S: Stream<Item = Result<StreamingOutputCallResponse, Status>> + Send + 'static,
 {
     let wanted = Flags::default();
-    let mut response = Response::new(replies(|sender| replying(sender, wanted.clone())));
+    let mut response = Response::new(replying(wanted.clone()).boxed());
     response.extensions_mut().insert(Wanted(wanted));
     response
 }
 
-/// Sends the replies that one request of a stream asks for.
-async fn reply_to(
+/// Returns the replies that one request of a stream asks for, or the status.
+fn reply_to(
     request: StreamingOutputCallRequest,
-    sender: &Sender<StreamingOutputCallResponse>,
-    wanted: &Flags,
-) -> Result<(), EarlyEnd> {
-    check_status(request.response_status)?;
-    for ResponseParameters { size, interval_us, compressed } in request.response_parameters {
-        let body = zeros(size)?;
-        let interval = replies::interval(interval_us)?;
-        if !interval.is_zero() {
-            tokio::time::sleep(interval).await;
+    wanted: Flags,
+) -> impl Stream<Item = Result<StreamingOutputCallResponse, Status>> {
+    let status = check_status(request.response_status).err().map(Err);
+    let replies = stream::iter(request.response_parameters).then(move |parameters| {
+        let (wanted, ResponseParameters { size, interval_us, compressed }) = (wanted.clone(), parameters);
+        async move {
+            let (body, interval) = (zeros(size)?, replies::interval(interval_us)?);
+            if !interval.is_zero() {
+                tokio::time::sleep(interval).await;
+            }
+            wanted.push(is_true(compressed));
+            Ok(StreamingOutputCallResponse { payload: Some(payload(body)) })
         }
-        wanted.push(is_true(compressed));
-        sender.send(StreamingOutputCallResponse { payload: Some(payload(body)) }).await?;
-    }
-    Ok(())
+    });
+    stream::iter(status).chain(replies)
 }
 
 fn payload(body: bytes::Bytes) -> Payload {
