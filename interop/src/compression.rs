@@ -165,47 +165,23 @@ fn parse([flag, length @ ..]: [u8; PREFIX]) -> (bool, usize) {
 /// tonic's encoder puts whole messages into a frame, and the services that send some messages plain use gzip.
 /// Other data stay unchanged, and the peer, which checks the flags, reports a failure. The messages can be
 /// trusted, because tonic has compressed them in this process.
-fn without_unwanted(data: Bytes, wanted: &Flags) -> Bytes {
-    let Some(messages) = messages(&data) else { return data };
+fn without_unwanted(mut data: Bytes, wanted: &Flags) -> Bytes {
     let mut result = BytesMut::with_capacity(data.len());
-    for message in messages {
-        let plain = wanted.next() == Some(false) && message.compressed;
-        match plain.then(|| message.decompressed()).flatten() {
-            Some(plain) => {
-                result.put_u8(0);
-                result.put_u32(plain.len() as u32);
-                result.put_slice(&plain);
-            }
-            None => result.put_slice(message.all),
+    while let Some((compressed, length)) = data.first_chunk().map(|prefix| parse(*prefix))
+        && length <= data.len() - PREFIX
+    {
+        let message = data.split_to(PREFIX + length);
+        let (is_unwanted, mut plain) = (wanted.next() == Some(false) && compressed, Vec::new());
+        if is_unwanted && GzDecoder::new(&message[PREFIX..]).read_to_end(&mut plain).is_ok() {
+            result.put_u8(0);
+            result.put_u32(plain.len() as u32);
+            result.put_slice(&plain);
+        } else {
+            result.put_slice(&message);
         }
     }
+    result.put_slice(&data);
     result.freeze()
-}
-
-struct Message<'a> {
-    compressed: bool,
-    /// The message with its prefix.
-    all: &'a [u8],
-}
-
-impl Message<'_> {
-    fn decompressed(&self) -> Option<Vec<u8>> {
-        let mut plain = Vec::new();
-        GzDecoder::new(&self.all[PREFIX..]).read_to_end(&mut plain).ok()?;
-        Some(plain)
-    }
-}
-
-/// Returns the messages of `data`, or `None` if the last message is incomplete.
-fn messages(mut data: &[u8]) -> Option<Vec<Message<'_>>> {
-    let mut found = Vec::new();
-    while let Some(prefix) = data.first_chunk() {
-        let (compressed, length) = parse(*prefix);
-        let (all, rest) = data.split_at_checked(PREFIX + length)?;
-        found.push(Message { compressed, all });
-        data = rest;
-    }
-    data.is_empty().then_some(found)
 }
 
 #[cfg(test)]

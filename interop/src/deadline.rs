@@ -61,11 +61,7 @@ impl http_body::Body for ExpiringBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if self.expired {
-            return Poll::Ready(None);
-        }
-        if self.deadline.as_mut().poll(context).is_ready() {
-            self.expired = true;
+        if self.deadline.as_mut().poll(context).is_ready() && !std::mem::replace(&mut self.expired, true) {
             // Dropping the body resets the stream, so that the server ends the call too.
             self.body = Body::empty();
             return Poll::Ready(Some(Err(exceeded())));
@@ -74,6 +70,6 @@ impl http_body::Body for ExpiringBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.expired || self.body.is_end_stream()
+        self.body.is_end_stream()
     }
 }

@@ -168,24 +168,23 @@ fn errors_name_wrong_files() {
         |label: &str, base64: &str| format!("-----BEGIN {label}-----\n{base64}\n-----END {label}-----\n");
     let anywhere = [
         (folder.path().join("nowhere.pem"), "can't be read"),
-        (folder.path().to_owned(), "not a regular file"),
-        (PathBuf::from("/dev/zero"), "not a regular file"),
-        (write("empty", b""), "it is empty"),
-        (write("large", &vec![b'x'; (1 << 20) + 1]), "larger than 1048576 bytes"),
-        (write("text", b"\xff\xfe and no PEM"), "it is not PEM"),
-        (write("der", &[0x30, 0x82, 1, 2]), "it looks like DER"),
+        (folder.path().to_owned(), "can't be read"),
+        (PathBuf::from("/dev/zero"), "in PEM"),
+        (write("empty", b""), "in PEM: no items found"),
+        (write("text", b"\xff\xfe and no PEM"), "in PEM: no items found"),
+        (write("der", &[0x30, 0x82, 1, 2]), "in PEM: no items found"),
     ];
     let certificate = [
-        (made.file("client.key"), "it has a private key"),
-        (write("cut", &text("server.pem").as_bytes()[..200]), "broken PEM"),
-        (write("base64", pem("CERTIFICATE", "!!!!").as_bytes()), "broken PEM"),
+        (made.file("client.key"), "no certificate in PEM"),
+        (write("cut", &text("server.pem").as_bytes()[..200]), "no certificate in PEM"),
+        (write("base64", pem("CERTIFICATE", "!!!!").as_bytes()), "no certificate in PEM"),
         (write("asn1", pem("CERTIFICATE", "AAAA").as_bytes()), "certificate"),
         (write("second", (text("ca.pem") + &pem("CERTIFICATE", "AAAA")).as_bytes()), "certificate"),
     ];
     let key = [
-        (made.file("client.pem"), "it has a certificate"),
-        (write("encrypted", pem("ENCRYPTED PRIVATE KEY", "AAAA").as_bytes()), "encrypted key"),
-        (write("nokey", pem("PRIVATE KEY", "AAAA").as_bytes()), "a key that can't be used"),
+        (made.file("client.pem"), "no private key in PEM"),
+        (write("encrypted", pem("ENCRYPTED PRIVATE KEY", "AAAA").as_bytes()), "no private key in PEM"),
+        (write("nokey", pem("PRIVATE KEY", "AAAA").as_bytes()), "not the key of the certificate"),
     ];
     let of_certificates: Vec<_> = anywhere.iter().chain(&certificate).collect();
     let of_keys: Vec<_> = anywhere.iter().chain(&key).collect();
