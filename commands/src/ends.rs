@@ -111,10 +111,8 @@ impl Ends {
 pub fn call(program: &str, server: Option<&str>) -> Result<Option<(Arc<Host>, Ends)>, Failure> {
     let Some(address) = server else { return Ok(None) };
     let client = End::this();
-    let host = Host::call(program, address, &client)?;
-    let ends =
-        Ends { client, server: host.facts()?, server_address: address.to_owned(), clock: host.clock() };
-    Ok(Some((host, ends)))
+    let (host, server, clock) = Host::call(program, address, &client)?;
+    Ok(Some((host, Ends { client, server, server_address: address.to_owned(), clock })))
 }
 
 /// Parses the options that a caller of another host has given, as its command line is parsed, so that the same

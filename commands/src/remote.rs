@@ -119,6 +119,7 @@ struct Sender {
 impl Sender {
     fn new(stream: &TcpStream) -> io::Result<Arc<Self>> {
         stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(SILENCE))?;
         Ok(Arc::new(Self { stream: Mutex::new(stream.try_clone()?) }))
     }
 
@@ -127,7 +128,7 @@ impl Sender {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         let mut stream = lock(&self.stream);
-        let sent = write_within(&mut stream, &line, SILENCE);
+        let sent = stream.write_all(&line);
         if sent.is_err() {
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -149,25 +150,6 @@ impl Sender {
         };
         thread::Builder::new().name("alive".to_owned()).spawn(beat).map(drop)
     }
-}
-
-/// Writes all bytes within `limit`.
-fn write_within(stream: &mut TcpStream, mut bytes: &[u8], limit: Duration) -> io::Result<()> {
-    let end = Instant::now() + limit;
-    while !bytes.is_empty() {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_write_timeout(Some(left))?;
-        match stream.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => bytes = &bytes[count..],
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// Hands each message to `each` until the connection ends. Returns why it ended.
@@ -590,8 +572,6 @@ impl Session {
 pub struct Host {
     address: String,
     local: IpAddr,
-    facts: Value,
-    clock: ClockOffset,
     sender: Arc<Sender>,
     children: Arc<Children>,
     next: AtomicU32,
@@ -670,12 +650,16 @@ impl Children {
 
 impl Host {
     /// Calls `address`, `HOST:PORT`, where the same program listens. `facts` is what the other end gets to
-    /// know of this one.
+    /// know of this one. Returns what the other end is, too, and how far its clock is ahead.
     ///
     /// # Errors
     ///
     /// Fails if nothing answers there, or if the other end refuses this one: it is busy, or another version.
-    pub fn call(program: &str, address: &str, facts: &impl Serialize) -> Result<Arc<Self>, Failure> {
+    pub fn call<F: Serialize + DeserializeOwned>(
+        program: &str,
+        address: &str,
+        facts: &F,
+    ) -> Result<(Arc<Self>, F, ClockOffset), Failure> {
         let stream = connect(address)?;
         let failed = || format!("can't talk with {address}");
         let hello = Hello {
@@ -692,11 +676,12 @@ impl Host {
         let greeting = serde_json::from_slice(&line)
             .context(format!("the answer from {address} is not that of {program} --listen"))?;
         let (facts, theirs) = match greeting {
-            Greeting::Welcome { facts, clock } => (facts, clock),
+            Greeting::Welcome { facts, clock } => (F::deserialize(facts), clock),
             Greeting::Refused(reason) => return Err(Failure::run(format!("{address} refused: {reason}"))),
         };
+        let facts = facts.context(format!("{address} says nothing useful of itself"))?;
         let within = round_trip / 2.0;
-        let milliseconds = (theirs as f64 - at as f64) / 1e6 - within;
+        let clock = ClockOffset { milliseconds: (theirs as f64 - at as f64) / 1e6 - within, within };
         sender.keep_alive(Told::Alive).context(failed())?;
         let local = stream.local_addr().context(failed())?.ip();
         let children = Arc::new(Children::default());
@@ -706,40 +691,13 @@ impl Host {
             heard.lose(&format!("the connection to {other} has ended: {reason}"));
         };
         let reader = thread::Builder::new().name("other end".to_owned()).spawn(hear).context(failed())?;
-        Ok(Arc::new(Self {
-            address: address.to_owned(),
-            local,
-            facts,
-            clock: ClockOffset { milliseconds, within },
-            sender,
-            children,
-            next: AtomicU32::new(0),
-            reader: Mutex::new(Some(reader)),
-        }))
-    }
-
-    /// Returns the address that was called.
-    pub fn address(&self) -> &str {
-        &self.address
+        let (address, next, reader) = (address.to_owned(), AtomicU32::new(0), Mutex::new(Some(reader)));
+        Ok((Arc::new(Self { address, local, sender, children, next, reader }), facts, clock))
     }
 
     /// Returns the address of this host on the way to the other one.
     pub fn local_ip(&self) -> IpAddr {
         self.local
-    }
-
-    /// Returns how far the other end's clock is ahead.
-    pub fn clock(&self) -> ClockOffset {
-        self.clock
-    }
-
-    /// Returns what the other end is.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the other end says something else of itself.
-    pub fn facts<F: DeserializeOwned>(&self) -> Result<F, Failure> {
-        F::deserialize(&self.facts).context(format!("{} says nothing useful of itself", self.address))
     }
 
     /// Starts a child at the other end. Its events go to `sink`, as those of [`Child::start`] do; also a refusal
@@ -866,7 +824,7 @@ mod tests {
             stream.write_all(b"{\"welcome\":{\"facts\":null,\"clock\":0}}\n").unwrap();
             stream
         });
-        let host = Host::call("it", &address, &()).unwrap();
+        let (host, (), _) = Host::call("it", &address, &()).unwrap();
         let mut other = other.join().unwrap();
         let (sender, events) = channel();
         let child = host.start("the child", &(), move |event| sender.send(event).is_ok()).unwrap();
