@@ -138,7 +138,7 @@ async fn measure(
     let (mut server, addresses) = server::start(&job, host).await?;
     let server_id = server.id(0);
     let work = async {
-        let channel = client::tcp(addresses.tcp, Http2::Default).await?;
+        let channel = client::tcp(addresses.tcp, Http2::DEFAULT).await?;
         let control = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());
         let (progress, checks) = (progress.clone(), Checks::default());
         if options.connections.is_some() {

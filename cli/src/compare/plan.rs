@@ -109,7 +109,8 @@ impl Plan {
         let most = connections.last().copied().unwrap_or(1);
         check_connections(options, &modes)?;
         let together = |cell: &Cell| Cell { inflight: cell.inflight.saturating_mul(most), ..*cell };
-        check_memory(&cells.iter().map(together).collect::<Vec<_>>(), &modes, direction)?;
+        // Before the measuring.
+        fits(&cells.iter().map(together).collect::<Vec<_>>(), &modes, direction, available())?;
         let usual = || match options.connections {
             None => mode_time(&[(&cells[..], modes.len()), (&rates, rate_modes.len())], options.quick),
             Some(_) => trial_time(2 * connections.len() * cells.len() * modes.len(), options.quick),
@@ -513,11 +514,7 @@ fn mode_seconds(cell: Cell, duration: f64) -> f64 {
     timed + (WARM_UP * duration).max(operation) + OUTSIDE * operation
 }
 
-/// Refuses cells that need more memory than is available now. This precedes the measuring.
-fn check_memory(cells: &[Cell], modes: &[Mode], direction: Direction) -> Result<(), Failure> {
-    fits(cells, modes, direction, available())
-}
-
+/// Refuses cells that need more memory than is available.
 fn fits(cells: &[Cell], modes: &[Mode], direction: Direction, available: Option<u64>) -> Result<(), Failure> {
     let need = |cell: &Cell| match direction {
         Direction::Up => needed(*cell, modes),

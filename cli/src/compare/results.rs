@@ -340,7 +340,7 @@ impl Facts {
             ends,
             environment: Environment::new(provider, costs),
             verdict,
-            http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
+            http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.0 },
             direction: plan.direction,
             encode: options.encode,
             consume: options.consume,

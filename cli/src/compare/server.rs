@@ -71,11 +71,7 @@ pub(crate) fn run(job: &ServerJob) -> Result<(), Failure> {
     let _ = raise_open_files();
     let runtime = conditions.runtime.build().context("can't start a runtime")?;
     runtime.block_on(async {
-        let started = match conditions.allocator.verify() {
-            Ok(()) => listen(job, core).await,
-            Err(failure) => Err(failure),
-        };
-        let (addresses, mut servers) = match started {
+        let (addresses, mut servers) = match listen(job, core).await {
             Ok(started) => started,
             Err(failure) => return process::report_failure(Err(failure)),
         };
@@ -93,16 +89,12 @@ pub(crate) type Servers = JoinSet<Result<(), StdError>>;
 
 async fn listen(job: &ServerJob, core: Option<usize>) -> Result<(Addresses, Servers), Failure> {
     let options = &job.options;
+    Conditions::of(options).allocator.verify()?;
     let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
     let connections = options.connections.map_or(1, |most| u32::try_from(most).unwrap_or(u32::MAX));
-    let rdma = match job.rdma {
-        true => Some(Rdma::new(provider)?.for_load(connections, job.longest_payload)),
-        false => None,
-    };
-    let rdma = match job.grant {
-        Some(grant) => rdma.map(|rdma| rdma.at_most(grant.memory)),
-        None => rdma,
-    };
+    let rdma = job.rdma.then(|| Rdma::new(provider)).transpose()?;
+    let rdma = rdma.map(|rdma| rdma.for_load(connections, job.longest_payload));
+    let rdma = rdma.map(|rdma| job.grant.map_or(rdma.clone(), |grant| rdma.at_most(grant.memory)));
     let ip = job.grant.map_or(LOCALHOST, |grant| grant.ip);
     let device = match &rdma {
         Some(rdma) => Some(tensor_device(rdma, ip).await?),
@@ -164,7 +156,7 @@ impl Services {
         servers.spawn(on_tcp.serve(gathers, placement, tcp));
         let tuned = tcp_listener(ip)?;
         let tcp_tuned = tuned.local_addr().context("can't listen on TCP")?;
-        servers.spawn(Self { http2: Http2::Tuned, ..self.clone() }.serve(gathers, None, tuned));
+        servers.spawn(Self { http2: Http2::TUNED, ..self.clone() }.serve(gathers, None, tuned));
         let mut uds = None;
         if ip == LOCALHOST {
             let (listener, name) = uds_listener().context("can't listen on a Unix socket")?;

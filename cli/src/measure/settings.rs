@@ -8,16 +8,9 @@ use tonic::transport::{Endpoint, Server};
 use tonic_rdma_commands::ValueError;
 use tonic_rdma_commands::units::{self, parse_size};
 
-/// Window and frame sizes, or tonic's defaults.
+/// Window and frame sizes, without which tonic's defaults hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Http2 {
-    /// tonic's defaults.
-    Default,
-    /// The sizes that were found best for `grpc-tcp`.
-    Tuned,
-    /// The sizes of the command line.
-    Custom(Http2Sizes),
-}
+pub(crate) struct Http2(pub(crate) Option<Http2Sizes>);
 
 /// HTTP/2 settings of both sides, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,12 +20,6 @@ pub(crate) struct Http2Sizes {
     max_frame: u32,
 }
 
-/// The tuned sizes. They were found by measuring grpc-tcp at 64 KiB to 64 MiB with windows from 2 to 64 MiB
-/// and frames from 16 KiB to 1 MiB (`--modes grpc-tcp --http2 STREAM/CONNECTION/FRAME`): frames of 512 KiB
-/// carried most from 1 MiB on, and larger windows carried no more.
-const TUNED: Http2Sizes =
-    Http2Sizes { stream_window: 16 << 20, connection_window: 32 << 20, max_frame: 512 << 10 };
-
 /// The largest window (RFC 9113, section 6.9.1).
 const MAX_WINDOW: u64 = (1 << 31) - 1;
 
@@ -40,11 +27,20 @@ const MAX_WINDOW: u64 = (1 << 31) - 1;
 const FRAME_SIZES: std::ops::RangeInclusive<u64> = (1 << 14)..=(1 << 24) - 1;
 
 impl Http2 {
+    /// tonic's defaults.
+    pub(crate) const DEFAULT: Self = Self(None);
+
+    /// The sizes that were found best for `grpc-tcp`, by measuring it at 64 KiB to 64 MiB with windows from 2 to 64 MiB
+    /// and frames from 16 KiB to 1 MiB (`--modes grpc-tcp --http2 STREAM/CONNECTION/FRAME`): frames of 512 KiB
+    /// carried most from 1 MiB on, and larger windows carried no more.
+    pub(crate) const TUNED: Self =
+        Self(Some(Http2Sizes { stream_window: 16 << 20, connection_window: 32 << 20, max_frame: 512 << 10 }));
+
     /// Parses `default`, `tuned`, or `STREAM/CONNECTION/FRAME` sizes.
     pub(crate) fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
-            "default" => return Ok(Self::Default),
-            "tuned" => return Ok(Self::Tuned),
+            "default" => return Ok(Self::DEFAULT),
+            "tuned" => return Ok(Self::TUNED),
             _ => {}
         }
         let accepted = "default, tuned, or STREAM/CONNECTION/FRAME sizes such as 16MiB/32MiB/256KiB";
@@ -56,7 +52,7 @@ impl Http2 {
         let frame = u32::try_from(*frame).ok().filter(|_| FRAME_SIZES.contains(frame));
         match (window(*stream), window(*connection), frame) {
             (Some(stream_window), Some(connection_window), Some(max_frame)) => {
-                Ok(Self::Custom(Http2Sizes { stream_window, connection_window, max_frame }))
+                Ok(Self(Some(Http2Sizes { stream_window, connection_window, max_frame })))
             }
             _ => Err(ValueError::unknown(format!(
                 "{accepted}; windows take 1 to {MAX_WINDOW} bytes, frames 16384 to 16777215"
@@ -64,29 +60,18 @@ impl Http2 {
         }
     }
 
-    /// Returns the sizes, or `None` if tonic chooses them.
-    pub(crate) fn sizes(self) -> Option<Http2Sizes> {
-        match self {
-            Self::Default => None,
-            Self::Tuned => Some(TUNED),
-            Self::Custom(sizes) => Some(sizes),
-        }
-    }
-
     /// Returns the name of the setting: `default`, `tuned`, or the sizes as the command line takes them.
     pub(crate) fn name(self) -> String {
-        match self {
-            Self::Default => "default".to_owned(),
-            Self::Tuned => "tuned".to_owned(),
-            Self::Custom(sizes) => {
-                format!("{}/{}/{}", sizes.stream_window, sizes.connection_window, sizes.max_frame)
-            }
+        match self.0 {
+            None => "default".to_owned(),
+            Some(_) if self == Self::TUNED => "tuned".to_owned(),
+            Some(sizes) => format!("{}/{}/{}", sizes.stream_window, sizes.connection_window, sizes.max_frame),
         }
     }
 
     /// Applies the settings to `endpoint`.
     pub(crate) fn client(self, endpoint: Endpoint) -> Endpoint {
-        match self.sizes() {
+        match self.0 {
             None => endpoint,
             Some(sizes) => endpoint
                 .initial_stream_window_size(sizes.stream_window)
@@ -97,7 +82,7 @@ impl Http2 {
 
     /// Applies the settings to `server`.
     pub(crate) fn server(self, server: Server) -> Server {
-        match self.sizes() {
+        match self.0 {
             None => server,
             Some(sizes) => server
                 .initial_stream_window_size(sizes.stream_window)
@@ -109,10 +94,10 @@ impl Http2 {
 
 impl fmt::Display for Http2 {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(sizes) = self.sizes() else {
+        let Some(sizes) = self.0 else {
             return write!(formatter, "default (tonic's windows and frames)");
         };
-        let name = if *self == Self::Tuned { "tuned" } else { "custom" };
+        let name = if *self == Self::TUNED { "tuned" } else { "custom" };
         write!(
             formatter,
             "{name} (stream window {}, connection window {}, frames up to {})",

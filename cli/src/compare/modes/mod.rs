@@ -114,7 +114,7 @@ pub(crate) async fn connect(
             let (Some(rdma), Some(endpoint)) = (rdma, &addresses.tensors) else {
                 return Err(Failure::run("the server process has no device for tensors"));
             };
-            let control = client::tcp(addresses.tcp, Http2::Default).await?;
+            let control = client::tcp(addresses.tcp, Http2::DEFAULT).await?;
             let connected = PlacementCaller::connect(mode, control, endpoint, rdma, reduces).await;
             connected.map(|(caller, verdict)| (Caller::Placement(caller), Some(verdict)))
         }

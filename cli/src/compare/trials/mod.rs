@@ -564,10 +564,7 @@ async fn run(
     *missing = under_way.len() as u64;
     while let Some(ended) = under_way.join_next().await {
         *missing -= 1;
-        match ended {
-            Ok(ended) => count(ended, trial),
-            Err(crash) => trial.counts.error(1, crash.to_string()),
-        }
+        count(ended.unwrap_or_else(|crash| (Vec::new(), Some(crash.into()))), trial);
     }
 }
 

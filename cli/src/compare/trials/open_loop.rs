@@ -31,7 +31,7 @@ use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
-use crate::compare::operations::{Operation, Operations};
+use crate::compare::operations::{Done, Operation, Operations};
 use crate::compare::plan::MAX_ARRIVALS;
 use crate::compare::trials::TrialOutcome;
 
@@ -86,20 +86,12 @@ async fn run(caller: &Caller, operations: &Operations, offer: &OfferedLoad, tria
     generator.finish(offer.length).await;
 }
 
-/// The outcome of one operation.
-#[derive(Debug)]
-struct OperationOutcome {
-    /// Time when the operation was due, from the start of the trial.
-    due: Duration,
-    latency: Duration,
-    bytes: u64,
-    messages: u64,
-    outcome: Result<Duration, CallError>,
-}
+/// An operation: when it was due, from the start of the trial, and how it ended.
+type Ended = Result<(Duration, Done), CallError>;
 
 #[derive(Debug)]
 struct Generator<'a> {
-    under_way: JoinSet<OperationOutcome>,
+    under_way: JoinSet<Ended>,
     trial: &'a mut TrialOutcome,
     /// Time of each answer, from the start of the trial.
     ends: Vec<Duration>,
@@ -150,10 +142,9 @@ impl<'a> Generator<'a> {
         let mut caller = caller.clone();
         self.trial.counts.sent += 1;
         self.under_way.spawn(async move {
-            let outcome = caller.run(&operation, Check::Stamps, width).await;
+            caller.run(&operation, Check::Stamps, width).await?;
             let latency = start.elapsed().saturating_sub(due);
-            let (bytes, messages) = (operation.bytes(), operation.messages());
-            OperationOutcome { due, latency, bytes, messages, outcome }
+            Ok((due, (latency, operation.bytes(), operation.messages())))
         });
     }
 
@@ -241,16 +232,13 @@ impl<'a> Generator<'a> {
         }
     }
 
-    fn count(&mut self, ended: Result<OperationOutcome, JoinError>) {
-        match ended {
-            Ok(ended) => match ended.outcome {
-                Ok(_) => {
-                    self.ends.push(ended.due + ended.latency);
-                    self.trial.success(ended.latency, ended.bytes, ended.messages);
-                }
-                Err(error) => self.trial.counts.fail(&error),
-            },
-            Err(crash) => self.trial.counts.error(1, crash.to_string()),
+    fn count(&mut self, ended: Result<Ended, JoinError>) {
+        match ended.unwrap_or_else(|crash| Err(crash.into())) {
+            Ok((due, (latency, bytes, messages))) => {
+                self.ends.push(due + latency);
+                self.trial.success(latency, bytes, messages);
+            }
+            Err(error) => self.trial.counts.fail(&error),
         }
     }
 
@@ -387,7 +375,7 @@ mod tests {
         let address = incoming.local_addr().unwrap();
         let server = Server::builder().add_service(TransferServer::new(Slow));
         tokio::spawn(server.serve_with_incoming(incoming));
-        let channel = client::tcp(address, Http2::Default).await.unwrap();
+        let channel = client::tcp(address, Http2::DEFAULT).await.unwrap();
         let caller = Caller::Grpc(GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default()));
         let operations = Operations::new(Workload::Size(64), 1, false).unwrap();
         let schedule = vec![Duration::ZERO; 10];

@@ -308,7 +308,7 @@ pub(crate) async fn connect(
         Mode::GrpcTcp | Mode::GrpcTcpBusy | Mode::GrpcReferenceTcp => {
             Ok((tcp(addresses.tcp, http2).await?.into(), None))
         }
-        Mode::GrpcTcpTuned => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?.into(), None)),
+        Mode::GrpcTcpTuned => Ok((tcp(addresses.tcp_tuned, Http2::TUNED).await?.into(), None)),
         Mode::GrpcTcpShared => {
             let address = addresses.rdma.ok_or_else(no_listener)?;
             Ok((tcp(address, http2).await?.into(), None))

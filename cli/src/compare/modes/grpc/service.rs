@@ -385,7 +385,7 @@ mod tests {
         let incoming = tcp_listener(LOCALHOST).unwrap();
         let address = incoming.local_addr().unwrap();
         tokio::spawn(Server::builder().add_service(exchange).serve_with_incoming(incoming));
-        let channel = client::tcp(address, Http2::Default).await.unwrap();
+        let channel = client::tcp(address, Http2::DEFAULT).await.unwrap();
         let settings = CallSettings { direction: Direction::Down, reduces: true, ..CallSettings::default() };
         let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, settings);
         caller.prepare(operations).unwrap();

@@ -40,7 +40,7 @@ async fn a_wrong_byte_is_an_error_and_names_its_place() {
     for encode in [Encode::Copy, Encode::Gather] {
         let settings = CallSettings { encode, ..CallSettings::default() };
         let mut caller =
-            GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, settings);
+            GrpcCaller::new(tcp(address, Http2::DEFAULT).await.unwrap(), Mode::GrpcTcp, settings);
 
         let right = put(100_000, 3);
         for check in [Check::All, Check::Stamps] {
@@ -62,9 +62,9 @@ async fn a_wrong_byte_is_an_error_and_names_its_place() {
 async fn payloads_by_reference_are_checked_as_others_are() {
     let service = TransferService::reducing(true).up_to(100_000);
     let address = serve_with(service.fetching(transport::fetching(None).unwrap().calls_itself(), false));
-    let channel = tcp(address, Http2::Default).await.unwrap();
+    let channel = tcp(address, Http2::DEFAULT).await.unwrap();
     let mut caller = GrpcCaller::new(channel, Mode::GrpcReferenceTcp, REDUCING);
-    caller.own(Mode::GrpcReferenceTcp, Http2::Default, None).await.unwrap();
+    caller.own(Mode::GrpcReferenceTcp, Http2::DEFAULT, None).await.unwrap();
     let right = put(100_000, 3);
     let several = message(&mut Content::new(1000, 9).unwrap(), &[10, 500, 3]);
     for check in [Check::All, Check::Stamps] {
@@ -84,9 +84,9 @@ async fn payloads_by_reference_are_checked_as_others_are() {
     // A receiver that fetched over TCP where a device had to read is found.
     let service =
         TransferService::default().fetching(transport::fetching(None).unwrap().calls_itself(), true);
-    let channel = tcp(serve_with(service), Http2::Default).await.unwrap();
+    let channel = tcp(serve_with(service), Http2::DEFAULT).await.unwrap();
     let mut caller = GrpcCaller::new(channel, Mode::GrpcReferenceTcp, CallSettings::default());
-    caller.own(Mode::GrpcReferenceTcp, Http2::Default, None).await.unwrap();
+    caller.own(Mode::GrpcReferenceTcp, Http2::DEFAULT, None).await.unwrap();
     caller.put(&right, Check::All).await.unwrap();
     assert!(caller.end().await.unwrap_err().to_string().contains("by another path"));
 }
@@ -108,7 +108,7 @@ fn message(content: &mut Content, lengths: &[usize]) -> CallPayload {
 
 #[tokio::test]
 async fn the_largest_element_that_the_server_found_is_compared() {
-    let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
+    let channel = tcp(serve_with(TransferService::reducing(true)), Http2::DEFAULT).await.unwrap();
     let mut reducing = GrpcCaller::new(channel, Mode::GrpcTcp, REDUCING);
     let right = put(100_001, 3);
     let push = message(&mut Content::new(1000, 9).unwrap(), &[10, 500, 3]);
@@ -122,7 +122,7 @@ async fn the_largest_element_that_the_server_found_is_compared() {
     assert!(matches!(error, CallError::Consumed { sent: None, arrived: Some(_) }) && error.is_mismatch());
 
     // A server that does not consume is found.
-    let channel = tcp(serve(), Http2::Default).await.unwrap();
+    let channel = tcp(serve(), Http2::DEFAULT).await.unwrap();
     let mut reducing = GrpcCaller::new(channel, Mode::GrpcTcp, REDUCING);
     let error = reducing.put(&right, Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::Consumed { arrived: None, .. }), "{error}");
@@ -132,7 +132,7 @@ async fn the_largest_element_that_the_server_found_is_compared() {
 async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_trial() {
     let right = Operations::new(Workload::Size(1 << 20), 3, true).unwrap();
     let torn = right.torn(500_032..500_096);
-    let channel = tcp(serve(), Http2::Default).await.unwrap();
+    let channel = tcp(serve(), Http2::DEFAULT).await.unwrap();
     let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());
     for number in 0..4 {
         caller.run(&right.take(number), Check::Stamps, 1).await.unwrap();
@@ -147,7 +147,7 @@ async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_trial() {
     assert!(matches!(error, CallError::BufferContent { offset, .. } if at(offset)), "{error}");
 
     // A server that consumes finds the wrong bytes in each call.
-    let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
+    let channel = tcp(serve_with(TransferService::reducing(true)), Http2::DEFAULT).await.unwrap();
     let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, REDUCING);
     caller.run(&right.take(0), Check::Stamps, 1).await.unwrap();
     let error = caller.run(&torn.take(0), Check::Stamps, 1).await.unwrap_err();
@@ -156,7 +156,7 @@ async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_trial() {
 
 #[tokio::test]
 async fn a_torn_buffer_of_several_is_found_at_the_end_of_the_trial() {
-    let channel = tcp(serve(), Http2::Default).await.unwrap();
+    let channel = tcp(serve(), Http2::DEFAULT).await.unwrap();
     let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());
     let mut torn = message(&mut Content::new(200_000, 9).unwrap(), &[10, 100_000, 3]);
     let mut buffer = torn.buffers[1].to_vec();
@@ -173,7 +173,7 @@ async fn buffers_in_another_order_are_an_error_that_says_so() {
     for encode in [Encode::Copy, Encode::Gather] {
         let settings = CallSettings { encode, ..CallSettings::default() };
         let mut caller =
-            GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, settings);
+            GrpcCaller::new(tcp(address, Http2::DEFAULT).await.unwrap(), Mode::GrpcTcp, settings);
         let push = message(&mut Content::new(300_000, 9).unwrap(), &[10, 100_000, 10_240, 100_000, 10]);
         for check in [Check::All, Check::Stamps] {
             caller
@@ -204,7 +204,7 @@ async fn buffers_in_another_order_are_an_error_that_says_so() {
 #[tokio::test]
 async fn one_wrong_message_fails_a_set_at_every_width() {
     let mut caller =
-        GrpcCaller::new(tcp(serve(), Http2::Default).await.unwrap(), Mode::GrpcTcp, CallSettings::default());
+        GrpcCaller::new(tcp(serve(), Http2::DEFAULT).await.unwrap(), Mode::GrpcTcp, CallSettings::default());
     let mut content = Content::new(100_000, 2).unwrap();
     let set: Vec<CallPayload> = (1..20).map(|index| message(&mut content, &[index * 100])).collect();
     let mut spoilt = set.clone();

@@ -32,7 +32,7 @@ async fn serve() -> (Rdma, tonic::transport::Channel, String) {
     let address = incoming.local_addr().unwrap();
     let service = PlacementServer::new(PlacementService::new(device, Consume::Auto));
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-    (rdma, client::tcp(address, Http2::Default).await.unwrap(), endpoint)
+    (rdma, client::tcp(address, Http2::DEFAULT).await.unwrap(), endpoint)
 }
 
 async fn caller(mode: Mode) -> PlacementCaller {
