@@ -40,17 +40,13 @@ pub(crate) struct TensorSender {
 
 #[derive(Debug)]
 enum Target {
-    Slots { slots: Vec<StaticSender>, from: TensorSource },
+    Slots {
+        slots: Vec<StaticSender>,
+        /// A tensor in registered memory for each variant of the content and each slot. Without them each tensor is
+        /// copied when it is sent.
+        tensors: Vec<Vec<Tensor>>,
+    },
     Batch(Box<BatchSender>),
-}
-
-/// The memory that tensors of slots are sent from.
-#[derive(Debug)]
-enum TensorSource {
-    /// Registered memory: a tensor for each variant of the content and each slot.
-    Registered(Vec<Vec<Tensor>>),
-    /// Ordinary memory: each tensor is copied when it is sent.
-    Anywhere,
 }
 
 /// Sends operations as [`Geometry::Batch`] describes.
@@ -83,10 +79,10 @@ impl TensorSender {
         let (seed, zero_copy) = (content.seed(), mode.sends_in_place());
         let to = match Geometry::of(operations.load, seed) {
             Geometry::Slots(lengths) => {
-                let from = match (zero_copy, operations.registered) {
-                    (true, true) => TensorSource::Registered(tensors(content, &lengths)?),
-                    (true, false) => TensorSource::Registered(tensors(&registered_copy(content)?, &lengths)?),
-                    (false, _) => TensorSource::Anywhere,
+                let tensors = match (zero_copy, operations.registered) {
+                    (true, true) => tensors(content, &lengths)?,
+                    (true, false) => tensors(&registered_copy(content)?, &lengths)?,
+                    (false, _) => Vec::new(),
                 };
                 let mut slots = Vec::with_capacity(lengths.len());
                 for (index, length) in lengths.iter().enumerate() {
@@ -94,7 +90,7 @@ impl TensorSender {
                     let (channel, name) = (channel.over(index as u32), format!("{name} {index}"));
                     slots.push(channel.static_sender(&name, &geometry::spec(*length)?).await?);
                 }
-                Target::Slots { slots, from }
+                Target::Slots { slots, tensors }
             }
             Geometry::Batch(batch) => {
                 let remote = channel.region(&format!("{name} region")).await?;
@@ -149,16 +145,16 @@ impl TensorSender {
     /// Starts an operation. The sender must be ready.
     pub(crate) fn start(&mut self, operation: &Operation) -> Result<(), CallError> {
         match &mut self.to {
-            Target::Slots { slots, from: TensorSource::Registered(tensors) } if self.in_place => {
-                let variant = variant_of(self.seed, operation);
-                for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
-                    slot.try_send(tensor)?;
-                }
-                Ok(())
-            }
-            Target::Slots { slots, .. } => {
-                for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
-                    slot.try_send_bytes(buffer)?;
+            Target::Slots { slots, tensors } => {
+                let tensors = tensors.get(variant_of(self.seed, operation)).filter(|_| self.in_place);
+                match tensors {
+                    Some(tensors) => {
+                        slots.iter_mut().zip(tensors).try_for_each(|(slot, tensor)| slot.try_send(tensor))?
+                    }
+                    None => {
+                        let mut each = slots.iter_mut().zip(operation.buffers());
+                        each.try_for_each(|(slot, (_, buffer))| slot.try_send_bytes(buffer))?
+                    }
                 }
                 Ok(())
             }
