@@ -154,9 +154,13 @@ async fn in_process(other: Option<&str>, rounds: usize, length: Duration) {
     if let Some(uri) = other {
         clients.push(("over the device, to another process", Client::connect(uri).await));
     }
+    let mut alone = Vec::new();
     for kind in [CallKind::Plain, CallKind::Generated] {
         let mut figures: Vec<Vec<Figures>> = clients.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
+            if kind == CallKind::Generated {
+                alone.push(Figures::of(without_a_channel(length).await, length));
+            }
             for ((_, client), figures) in clients.iter().zip(&mut figures) {
                 figures.push(Figures::of(client.calls(kind, 1, length).await, length));
             }
@@ -167,6 +171,24 @@ async fn in_process(other: Option<&str>, rounds: usize, length: Duration) {
             if index > 0 {
                 println!("  a call in the process takes {:.2} of it", p50[0] / p50[index]);
             }
+        }
+    }
+    show("Generated without a channel", alone);
+}
+
+/// Makes calls of the service itself, without a channel and without a task. Returns their times, which
+/// generated code takes of each call.
+async fn without_a_channel(length: Duration) -> Vec<Duration> {
+    let mut client = TransferClient::new(TransferServer::new(PlainService));
+    let (mut times, end) = (Vec::with_capacity(1 << 18), Instant::now() + length);
+    loop {
+        let start = Instant::now();
+        let request = PutRequest { payload: Bytes::from_static(&[0; LENGTH]), ..PutRequest::default() };
+        assert_eq!(client.put(request).await.unwrap().into_inner().bytes, LENGTH as u64);
+        let now = Instant::now();
+        times.push(now - start);
+        if now >= end {
+            return times;
         }
     }
 }

@@ -27,9 +27,19 @@ async fn serve<G: Greeter>(
     address: SocketAddr,
     config: Config,
 ) -> (SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
+    serve_within(CallConfig::default(), greeter, address, config).await
+}
+
+/// Serves with these limits of calls.
+async fn serve_within<G: Greeter>(
+    limits: CallConfig,
+    greeter: G,
+    address: SocketAddr,
+    config: Config,
+) -> (SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
     let incoming = RdmaIncoming::builder().config(config).bind(address).await.unwrap();
     let (address, (stop, stopped)) = (incoming.local_addr(), oneshot::channel::<()>());
-    let server = RdmaServer::new().add_service(GreeterServer::new(greeter));
+    let server = RdmaServer::new().calls(limits).add_service(GreeterServer::new(greeter));
     let server = server.serve_with_incoming_shutdown(incoming, async { drop(stopped.await) });
     (address, stop, tokio::spawn(async { server.await.unwrap() }))
 }
@@ -137,6 +147,59 @@ fn the_end_of_a_server_under_load_loses_no_call() {
                 assert_eq!(caller.await.unwrap(), Code::Unavailable);
             }
             assert_eq!(greeter.calls(), answered.load(Ordering::SeqCst));
+        });
+    }
+}
+
+/// The call that has begun is answered. Those that wait for room can't be sent over another connection.
+#[test]
+fn a_server_that_shuts_down_waits_for_calls_that_have_begun() {
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let (greeter, limits) = (ScriptedGreeter::new(), CallConfig::default().max_concurrent_streams(1));
+            let (address, stop, server) = serve_within(limits, greeter.clone(), any(), config(true)).await;
+            let channel = connect(address, config(true)).await;
+            assert!(is_in_process(&channel));
+            let call = || {
+                let mut client = GreeterClient::new(channel.clone());
+                tokio::spawn(async move { say(&mut client, "hold").await })
+            };
+            let begun = call();
+            until(|| greeter.held() == 1).await;
+            let waiting = [call(), call()];
+            stop.send(()).unwrap();
+            for waiting in waiting {
+                assert_eq!(within(waiting).await.unwrap().unwrap_err().code(), Code::Unavailable);
+            }
+            assert!(!server.is_finished());
+            greeter.release(1);
+            assert!(within(begun).await.unwrap().is_ok());
+            within(server).await.unwrap();
+            assert_eq!((greeter.calls(), greeter.most_held()), (1, 1));
+        });
+    }
+}
+
+#[test]
+fn a_call_that_waits_for_room_begins_when_another_has_ended_or_is_cancelled() {
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let (greeter, limits) = (ScriptedGreeter::new(), CallConfig::default().max_concurrent_streams(1));
+            let (address, _stop, _server) = serve_within(limits, greeter.clone(), any(), config(true)).await;
+            let channel = connect(address, config(true)).await;
+            let call = |name: &'static str| {
+                let mut client = GreeterClient::new(channel.clone());
+                tokio::spawn(async move { say(&mut client, name).await })
+            };
+            let first = call("hold");
+            until(|| greeter.held() == 1).await;
+            let (given_up, waiting) = (call("hold"), call("waits"));
+            tokio::task::yield_now().await;
+            given_up.abort();
+            assert!(given_up.await.unwrap_err().is_cancelled());
+            first.abort();
+            assert_eq!(within(waiting).await.unwrap().unwrap(), "waits");
+            assert_eq!((greeter.dropped(), greeter.most_held()), (1, 1));
         });
     }
 }

@@ -74,14 +74,23 @@ pub(crate) struct LandedContent {
 }
 
 impl LandedContent {
+    /// Landed content is aligned to this number of bytes.
+    pub(crate) const ALIGNMENT: usize = Landing::ALIGNMENT;
+
     /// Copies the content into ordinary memory. Each byte keeps the remainder of its address by
-    /// [`Landing::ALIGNMENT`].
+    /// [`ALIGNMENT`](Self::ALIGNMENT).
     pub(crate) fn copy_of(landed: &[u8]) -> Self {
-        let mut copy: Vec<u8> = Vec::with_capacity(landed.len() + Landing::ALIGNMENT - 1);
-        let start = landed.as_ptr().addr().wrapping_sub(copy.as_ptr().addr()) % Landing::ALIGNMENT;
+        Self { bytes: Self::joined(&[landed], landed.as_ptr().addr()), is_moved: true }
+    }
+
+    /// Copies `parts` into one segment of ordinary memory, whose start has the remainder of `address`.
+    pub(crate) fn joined(parts: &[impl AsRef<[u8]>], address: usize) -> Bytes {
+        let length = parts.iter().map(|part| part.as_ref().len()).sum::<usize>();
+        let mut copy: Vec<u8> = Vec::with_capacity(length + Self::ALIGNMENT - 1);
+        let start = address.wrapping_sub(copy.as_ptr().addr()) % Self::ALIGNMENT;
         copy.resize(start, 0);
-        copy.extend_from_slice(landed);
-        Self { bytes: Bytes::from(copy).slice(start..), is_moved: true }
+        parts.iter().for_each(|part| copy.extend_from_slice(part.as_ref()));
+        Bytes::from(copy).slice(start..)
     }
 }
 

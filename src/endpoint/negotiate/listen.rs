@@ -362,9 +362,7 @@ impl Negotiation<'_> {
             for (offer, number) in hello.offers.iter().zip(0..) {
                 match self.accept_offer(offer, &hello.identity, native, &mut devices, limit / 2).await {
                     Ok((mut established, slot)) => {
-                        // Process ids don't prove that the client is of this process, but few others have this one.
-                        let is_near = hello.identity == reach::local() && established.is_native();
-                        if is_near && self.config.allows_in_process() {
+                        if established.is_native() && self.config.allows_in_process() {
                             established.meeting = Meeting::host(established.probe());
                         }
                         return Ok(Accepted { established, offer: number, version, slot });

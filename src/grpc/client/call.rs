@@ -543,6 +543,7 @@ mod tests {
     use tonic_health::pb::health_client::HealthClient;
 
     use super::*;
+    use crate::endpoint::Listener;
     use crate::{Config, Policy, Provider, RdmaChannel, RdmaIncoming, RdmaServer};
 
     /// A hang is a failure after this time.
@@ -605,6 +606,19 @@ mod tests {
         for _ in 0..33 {
             timeout(LONG, seen.recv()).await.unwrap().unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn a_server_of_this_process_that_never_serves_costs_no_more_than_the_connect_timeout() {
+        let config = Config::default().policy(Policy::Require).in_process(true).handshake_timeout(LONG);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = Target::from_shared(format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let mut listener = Listener::new(listener, config.clone()).unwrap();
+        listener.take_native_calls(true);
+        let connect =
+            RdmaChannel::builder(target.connect_timeout(Duration::from_secs(2))).config(config).connect();
+        let (connected, _accepted) = tokio::join!(timeout(LONG / 2, connect), listener.next_negotiated());
+        connected.unwrap().unwrap_err();
     }
 
     /// Other calls go on, or wait for the server, and the task that has made the call does something else.

@@ -562,8 +562,15 @@ impl Target {
         let uri = endpoint.uri();
         let without = is_tls(uri).then_some("TLS connections keep HTTP/2");
         let (host, port) = host_and_port(uri)?;
-        let dial = dialling.dialer.dial_for_calls(host, port, without);
-        let negotiated = match endpoint.get_connect_timeout() {
+        let dial = async {
+            let negotiated = dialling.dialer.dial_for_calls(host, port, without).await?;
+            let server = match &negotiated {
+                Negotiated::Messages(messages) => Session::in_process(messages).await,
+                Negotiated::Stream(_) => None,
+            };
+            Ok((negotiated, server))
+        };
+        let (negotiated, server) = match endpoint.get_connect_timeout() {
             None => dial.await?,
             Some(limit) => timeout(limit, dial)
                 .await
@@ -579,11 +586,9 @@ impl Target {
                         })
                         .await,
                 );
-                let mut info = messages.info().clone();
-                let session = Session::client(messages, &dialling.calls);
-                if session.stay_in_process().await {
-                    info = info.in_process();
-                }
+                let info = messages.info();
+                let info = if server.is_some() { info.in_process() } else { info.clone() };
+                let session = Session::client(messages, &dialling.calls, server);
                 *lock(&dialling.last) = Some(info.clone());
                 let wakes = wake_calls(Arc::downgrade(&session), defaults.timeout.known.clone());
                 let wakes = OwnedTask(tokio::spawn(wakes).abort_handle());

@@ -369,7 +369,7 @@ impl<K> Core<K> {
 }
 
 /// Keeps the waker of the latest task that asked.
-fn keep(place: &mut Option<Waker>, waker: &Waker) {
+pub(in crate::grpc) fn keep(place: &mut Option<Waker>, waker: &Waker) {
     match place {
         Some(kept) => kept.clone_from(waker),
         None => *place = Some(waker.clone()),

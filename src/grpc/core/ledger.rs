@@ -302,7 +302,7 @@ pub(super) fn add_credit(sum: &mut i64, credit: u64) -> Result<(), CallViolation
 }
 
 /// Returns the cost of data of `length` bytes.
-pub(super) fn cost_of(length: usize) -> i64 {
+pub(in crate::grpc) fn cost_of(length: usize) -> i64 {
     length as i64 + OVERHEAD
 }
 

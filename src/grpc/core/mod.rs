@@ -55,8 +55,10 @@ use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{Limits, OfferSegment, RequestHeaders};
 
 pub(crate) use self::commands::OpenError;
+pub(super) use self::commands::keep;
+pub(super) use self::ledger::cost_of;
 pub(crate) use self::stream::Part;
-pub(super) use self::stream::{LandedBytes, Parts, StreamKey};
+pub(super) use self::stream::{LandedBytes, OVERHEAD, OutPart, Parts, StreamKey};
 
 /// The reason why a connection accepts no more calls after the last number of a stream was used.
 const USED_UP: &str = "the numbers of its streams are used up";

@@ -69,7 +69,7 @@ impl From<OutHeaders> for SentHeaders {
 
 /// A part of the body to send.
 #[derive(Debug)]
-pub(super) enum OutPart {
+pub(in crate::grpc) enum OutPart {
     Data(Bytes),
     /// One whole message, in parts.
     Message {
@@ -79,7 +79,7 @@ pub(super) enum OutPart {
 }
 
 impl OutPart {
-    pub(super) fn length(&self) -> usize {
+    pub(in crate::grpc) fn length(&self) -> usize {
         match self {
             Self::Data(data) => data.len(),
             Self::Message { parts, .. } => parts.iter().map(Bytes::len).sum(),
@@ -87,7 +87,7 @@ impl OutPart {
     }
 
     /// Moves the memory of the part to `unneeded`.
-    pub(super) fn discard(self, unneeded: &mut Vec<Bytes>) {
+    pub(in crate::grpc) fn discard(self, unneeded: &mut Vec<Bytes>) {
         match self {
             Self::Data(data) => unneeded.push(data),
             Self::Message { parts, .. } => unneeded.extend(parts),
@@ -269,7 +269,7 @@ pub(super) struct Stream {
 }
 
 /// The cost of a part of a body beside its length.
-pub(super) const OVERHEAD: i64 = 256;
+pub(in crate::grpc) const OVERHEAD: i64 = 256;
 
 impl Stream {
     /// The most copied bytes of a stream that wait for the peer to read them.

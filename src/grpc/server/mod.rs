@@ -539,15 +539,16 @@ impl<S: GrpcService> Accept for Acceptor<S> {
         }
     }
 
-    fn accept_local(self: Arc<Self>, stream: Stream, head: Arc<RequestHeaders>, call: LocalCall) {
+    fn accept_local(self: Arc<Self>, stream: Stream, head: Arc<RequestHeaders>, mut call: LocalCall) {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         let runtime = self.shared.runtime.clone();
         runtime.spawn(async move {
-            let _call = call;
-            let info = self.local_info.get_or_init(|| self.info.in_process());
-            let (service, extensions) = self.next(&lock(&self.prepared).service, info);
-            // In a box, because a future that is spawned is moved several times.
-            Box::pin(self.call(stream, Arc::unwrap_or_clone(head), service, extensions)).await;
+            if call.begin(&stream).await {
+                let info = self.local_info.get_or_init(|| self.info.in_process());
+                let (service, extensions) = self.next(&lock(&self.prepared).service, info);
+                // In a box, because a future that is spawned is moved several times.
+                Box::pin(self.call(stream, Arc::unwrap_or_clone(head), service, extensions)).await;
+            }
         });
     }
 }

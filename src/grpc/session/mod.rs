@@ -25,7 +25,7 @@ mod tests;
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
@@ -76,15 +76,19 @@ pub(crate) struct Session {
     abandoned: AbandonedRequests,
     limits: CallConfig,
     /// The server's session, if it is in this process and takes the calls of this client's.
-    server: OnceLock<Weak<Session>>,
+    server: Option<Weak<Session>>,
     /// The calls that this server's session has from a client in this process.
     local: LocalCalls,
 }
 
 impl Session {
-    /// Begins the calls of a client.
-    pub(crate) fn client(endpoint: MessageEndpoint, config: &CallConfig) -> Arc<Self> {
-        let session = Self::start(endpoint, config, Role::Client, None);
+    /// Begins the calls of a client, which stay in this process if `server` is there.
+    pub(crate) fn client(
+        endpoint: MessageEndpoint,
+        config: &CallConfig,
+        server: Option<Weak<Self>>,
+    ) -> Arc<Self> {
+        let session = Self::start(endpoint, config, Role::Client, None, server);
         let weak = Arc::downgrade(&session);
         session.abandoned.start(move || {
             let Some(session) = weak.upgrade() else { return false };
@@ -102,16 +106,14 @@ impl Session {
         config: &CallConfig,
         acceptor: Arc<dyn Accept>,
     ) -> Arc<Self> {
-        let session = Self::start(endpoint, config, Role::Server, Some(acceptor));
+        let session = Self::start(endpoint, config, Role::Server, Some(acceptor), None);
         session.endpoint.meeting().hand(Arc::new(Arc::downgrade(&session)));
         session
     }
 
-    /// Lets calls stay in this process, if the server is in it, too. Returns whether they do.
-    pub(crate) async fn stay_in_process(&self) -> bool {
-        let Some(handed) = self.endpoint.meeting().handed().await else { return false };
-        let server = handed.downcast_ref::<Weak<Self>>();
-        server.is_some_and(|server| self.server.set(server.clone()).is_ok())
+    /// Returns the server's session, if it is in this process and takes the calls of a client there.
+    pub(crate) async fn in_process(endpoint: &MessageEndpoint) -> Option<Weak<Self>> {
+        endpoint.meeting().handed().await?.downcast_ref::<Weak<Self>>().cloned()
     }
 
     fn start(
@@ -119,6 +121,7 @@ impl Session {
         config: &CallConfig,
         role: Role,
         acceptor: Option<Arc<dyn Accept>>,
+        server: Option<Weak<Self>>,
     ) -> Arc<Self> {
         let core = Core::new(role, config, endpoint.info().version() >= Some(CONNECTION_WINDOWS));
         let (is_usable, has_much_to_send) = (Arc::new(AtomicBool::new(true)), Arc::default());
@@ -129,8 +132,8 @@ impl Session {
             acceptor,
             abandoned: AbandonedRequests::default(),
             limits: config.clone(),
-            server: OnceLock::new(),
-            local: LocalCalls::default(),
+            server,
+            local: LocalCalls::new(config),
         });
         let state = SessionState {
             core,
@@ -162,8 +165,8 @@ impl Session {
     /// # Errors
     /// The connection has ended, or accepts no new calls.
     pub(crate) fn open(self: &Arc<Self>, head: impl Into<Arc<RequestHeaders>>) -> Result<Stream, OpenError> {
-        if let Some(server) = self.server.get() {
-            return self.open_local(server.upgrade(), head.into(), None, None);
+        if let Some(server) = &self.server {
+            return self.open_local(server, head.into(), None, None);
         }
         let key = self.with(|state| state.core.open(head))?;
         Ok(Stream::new(Arc::clone(self), key))
@@ -181,8 +184,8 @@ impl Session {
         body: Bytes,
         landing: Option<Landing>,
     ) -> Result<(Stream, bool), OpenError> {
-        if let Some(server) = self.server.get() {
-            return Ok((self.open_local(server.upgrade(), head, Some(body), landing)?, true));
+        if let Some(server) = &self.server {
+            return Ok((self.open_local(server, head, Some(body), landing)?, true));
         }
         let (key, is_alone) = self.endpoint.update(|SessionState { core, .. }| {
             let key = match core.open(head) {
@@ -284,20 +287,20 @@ impl Session {
         if closed.is_err() || !self.local.is_closed() {
             self.local.abort("the connection has ended");
         }
-        poll_fn(|context| self.local.poll_ended(context)).await;
+        self.local.ended().await;
         closed
     }
 
     /// Returns the number of calls that have not ended.
     pub(crate) fn active_streams(&self) -> usize {
-        let server = self.server.get().and_then(Weak::upgrade);
+        let server = self.server.as_ref().and_then(Weak::upgrade);
         let local = server.as_deref().unwrap_or(self).local.active();
         self.with(|state| state.core.active()) + local
     }
 
     /// Wakes the tasks that wait for headers and parts of bodies.
     pub(crate) fn wake_readers(&self) {
-        if let Some(server) = self.server.get().and_then(Weak::upgrade) {
+        if let Some(server) = self.server.as_ref().and_then(Weak::upgrade) {
             server.local.wake_clients();
         }
         self.with(|state| state.core.wake_readers());
@@ -533,7 +536,7 @@ impl MessageHandler for SessionState {
         self.fault.get_or_insert_with(|| fault.clone());
         self.end(&CallFault::Connection(fault.clone().into()));
         // Calls within the process end with their connection.
-        if let Some(session) = self.session.upgrade().filter(|session| session.server.get().is_some()) {
+        if let Some(session) = self.session.upgrade().filter(|session| session.server.is_some()) {
             self.core.after().runs.push(session);
         }
     }

@@ -11,7 +11,7 @@ use http::HeaderMap;
 use super::local::LocalEnd;
 use super::{Part, ResetCode, Session, SessionState};
 use crate::endpoint::{CallInFlight, Kept, LandedContent};
-use crate::grpc::core::{Core, LandedBytes, StreamKey};
+use crate::grpc::core::{Core, LandedBytes, OutPart, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
 
@@ -57,7 +57,7 @@ impl Stream {
 
     /// Returns whether the call can't be sent again, because it stays in this process and its handler has it.
     pub(crate) fn is_with_handler(&self) -> bool {
-        matches!(&self.carrier, Carrier::Local(end) if end.has_begun())
+        matches!(&self.carrier, Carrier::Local(end) if end.has_begun)
     }
 
     /// Sends what is queued.
@@ -109,7 +109,10 @@ impl Stream {
     ) {
         let key = match &self.carrier {
             Carrier::Connection(key) => *key,
-            Carrier::Local(end) => return end.send_response(head, data, trailers),
+            Carrier::Local(end) => {
+                let is_end = trailers.is_some();
+                return end.send(Some(head), data.map(OutPart::Data), trailers, is_end);
+            }
         };
         self.session.endpoint.update(|SessionState { core, .. }| {
             core.send_headers(key, head);
@@ -137,7 +140,9 @@ impl Stream {
     pub(crate) fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
         match &self.carrier {
             Carrier::Connection(key) => self.with(|core| core.send_message(*key, parts, aligned_at, end)),
-            Carrier::Local(local) => local.send_message(parts, aligned_at, end),
+            Carrier::Local(local) => {
+                local.send(None, Some(OutPart::Message { parts, aligned_at }), None, end);
+            }
         }
     }
 
@@ -162,7 +167,7 @@ impl Stream {
     pub(crate) fn send_trailers(&self, trailers: HeaderMap) {
         match &self.carrier {
             Carrier::Connection(key) => self.with(|core| core.send_trailers(*key, trailers)),
-            Carrier::Local(end) => end.send_trailers(trailers),
+            Carrier::Local(end) => end.send(None, None, Some(trailers), true),
         }
     }
 
@@ -216,20 +221,24 @@ impl Stream {
         first: &mut Option<Part>,
         trailers: &mut Option<HeaderMap>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
-        let key = match &self.carrier {
-            Carrier::Connection(key) => *key,
-            Carrier::Local(end) => return end.poll_headers(None),
-        };
-        self.and_credit(|core| {
-            let head = core.poll_headers(key, None);
-            if matches!(head, Poll::Ready(Ok(_)))
-                && let Some((data, rest)) = core.take_rest(key)
-            {
-                (*first, *trailers) = (Some(Part::Data(data)), Some(rest));
-                self.ended.store(true, Ordering::Relaxed);
+        let came = |head: &Poll<Result<HeaderMap, CallFault>>| matches!(head, Poll::Ready(Ok(_)));
+        let (head, rest) = match &self.carrier {
+            Carrier::Connection(key) => self.and_credit(|core| {
+                let head = core.poll_headers(*key, None);
+                let rest = came(&head).then(|| core.take_rest(*key));
+                (head, rest)
+            }),
+            Carrier::Local(end) => {
+                let head = end.poll_headers(None);
+                let rest = came(&head).then(|| end.take_rest());
+                (head, rest)
             }
-            head
-        })
+        };
+        if let Some((data, rest)) = rest.flatten() {
+            (*first, *trailers) = (Some(Part::Data(data)), Some(rest));
+            self.ended.store(true, Ordering::Relaxed);
+        }
+        head
     }
 
     /// Registers the task of `waker` for the headers of the response and what follows. Returns false if
@@ -252,7 +261,12 @@ impl Stream {
         }
         let key = match &self.carrier {
             Carrier::Connection(key) => *key,
-            Carrier::Local(end) => return end.poll_part(context),
+            Carrier::Local(end) => {
+                let (part, is_end) = end.poll_part(context.waker());
+                // Relaxed: only the reader uses the flag.
+                self.ended.store(is_end, Ordering::Relaxed);
+                return part;
+            }
         };
         match self.check_part(key, context) {
             // Where the CPU reads from the peer's memory, a message of moderate length has landed now.
@@ -352,7 +366,7 @@ impl Stream {
     pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<CallFault> {
         match &self.carrier {
             Carrier::Connection(key) => self.with(|core| core.poll_reset(*key, context.waker())),
-            Carrier::Local(end) => end.poll_reset(context),
+            Carrier::Local(end) => end.poll_reset(context.waker()),
         }
     }
 
@@ -390,8 +404,10 @@ impl LandingTarget for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Carrier::Connection(key) = self.carrier {
-            self.and_drive(|core| core.release(key));
+        match &self.carrier {
+            Carrier::Connection(key) => self.and_drive(|core| core.release(*key)),
+            Carrier::Local(end) if !self.ended.load(Ordering::Relaxed) => end.release(),
+            Carrier::Local(_) => {}
         }
     }
 }

@@ -71,7 +71,7 @@ impl SessionPair {
         let dial = dialer.dial_for_calls("127.0.0.1", port, None);
         let (dialled, accepted) = tokio::join!(dial, listener.next_negotiated());
         Self {
-            client: Session::client(messages(dialled.unwrap()), &client),
+            client: Session::client(messages(dialled.unwrap()), &client, None),
             server: Session::server(messages(accepted.unwrap()), &server, acceptor),
             calls: mpsc::unbounded_channel().1,
         }
