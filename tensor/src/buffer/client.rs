@@ -79,12 +79,10 @@ struct ClientShared {
 }
 
 /// The connection to an owner.
-#[derive(Clone)]
 struct Link {
-    channel: RdmaChannel,
+    /// Each call that runs has it, too.
+    channel: Arc<RdmaChannel>,
     used: Instant,
-    /// One reference for each call that runs, and one more.
-    calls: Arc<()>,
 }
 
 /// The default clients, by runtime.
@@ -268,7 +266,7 @@ impl BufferClient {
     pub async fn fetch_all(&self, buffers: &[RemoteBuffer]) -> Vec<Result<Bytes, TensorError>> {
         let mut by_owner: HashMap<_, Vec<usize>> = HashMap::new();
         for (index, buffer) in buffers.iter().enumerate() {
-            by_owner.entry((&*buffer.owner, buffer.incarnation)).or_default().push(index);
+            by_owner.entry((&*buffer.owner, buffer.generation)).or_default().push(index);
         }
         let lost = || Err(TensorError::other("the task of the fetch was lost"));
         let mut results: Vec<_> = buffers.iter().map(|_| lost()).collect();
@@ -291,13 +289,10 @@ impl BufferClient {
         let parts = parts.map(|(index, it)| Part::new(index, 0..it.length, Sink::Bytes(Vec::new())));
         let mut parts: Vec<_> = parts.collect();
         let ended = self.run(buffers, &mut parts).await;
-        let ended = ended.unwrap_or_else(|error| buffers.iter().map(|_| Some(error.clone())).collect());
         let fetched = parts.into_iter().map(Part::into_bytes).zip(buffers).zip(ended);
-        let result = |((bytes, buffer), error): ((Bytes, _), Option<TensorError>)| match error {
-            Some(error) => Err(error),
-            None => check(buffer, &bytes).map(|()| bytes),
-        };
-        fetched.map(result).collect()
+        fetched
+            .map(|((bytes, buffer), ended)| ended.and_then(|()| check(buffer, &bytes)).map(|()| bytes))
+            .collect()
     }
 
     /// As [`RemoteBuffer::write_back`].
@@ -352,33 +347,36 @@ impl BufferClient {
         buffer: &RemoteBuffer,
         mut parts: Vec<Part<'a>>,
     ) -> Result<Vec<Part<'a>>, TensorError> {
-        match self.run(std::slice::from_ref(buffer), &mut parts).await?.pop().flatten() {
-            Some(error) => Err(error),
-            None => Ok(parts),
+        self.run(std::slice::from_ref(buffer), &mut parts).await.remove(0).map(|()| parts)
+    }
+
+    /// Fetches parts of buffers of one owner, which are in the order of the buffers. Returns a result for each
+    /// buffer.
+    async fn run(&self, buffers: &[RemoteBuffer], parts: &mut [Part<'_>]) -> Vec<Result<(), TensorError>> {
+        let mut ended = vec![Ok(()); buffers.len()];
+        match self.try_run(buffers, parts, &mut ended).await {
+            Ok(()) => ended,
+            Err(error) => vec![Err(error); buffers.len()],
         }
     }
 
-    /// Fetches parts of buffers of one owner, which are in the order of the buffers. Returns the errors of
-    /// single buffers.
-    async fn run(
+    /// Fetches parts of buffers of one owner, and notes the errors of single buffers.
+    async fn try_run(
         &self,
         buffers: &[RemoteBuffer],
         parts: &mut [Part<'_>],
-    ) -> Result<Vec<Option<TensorError>>, TensorError> {
-        let Some(RemoteBuffer { owner, .. }) = buffers.first() else { return Ok(Vec::new()) };
+        ended: &mut [Result<(), TensorError>],
+    ) -> Result<(), TensorError> {
         self.check_parts(buffers, parts)?;
-        let mut ended: Vec<_> = buffers.iter().map(|_| None).collect();
-        if parts.is_empty() {
-            return Ok(ended);
-        }
-        if let Some(pool) = buffers.first().and_then(|buffer| self.pool_here(buffer)) {
-            let parts = parts.chunk_by_mut(|one, other| one.buffer == other.buffer);
-            for parts in parts {
+        let Some(first) = buffers.first().filter(|_| !parts.is_empty()) else { return Ok(()) };
+        if let Some(pool) = self.pool_here(first) {
+            for parts in parts.chunk_by_mut(|one, other| one.buffer == other.buffer) {
                 let index = parts.first().map_or(0, |part| part.buffer);
-                ended[index] = self.fetch_here(&pool, &buffers[index], parts).err();
+                ended[index] = self.fetch_here(&pool, &buffers[index], parts);
             }
-            return Ok(ended);
+            return Ok(());
         }
+        let owner = &first.owner;
         let link = self.shared.link(owner)?;
         let mut ranges: Vec<_> = buffers
             .iter()
@@ -411,8 +409,8 @@ impl BufferClient {
             }
             if let Some(fault) = fault {
                 let index = fault.buffer as usize;
-                let error = ended.get_mut(index).filter(|error| error.is_none());
-                *error.ok_or_else(|| wrong_bytes(owner))? = Some(fault.into_error(owner));
+                let result = ended.get_mut(index).filter(|result| result.is_ok());
+                *result.ok_or_else(|| wrong_bytes(owner))? = Err(fault.into_error(owner));
                 // All bytes of buffers before it have come, and no more bytes of it come.
                 while let Some(part) = next_part(parts, &mut at).filter(|part| part.buffer <= index) {
                     if part.buffer < index {
@@ -422,7 +420,7 @@ impl BufferClient {
                 }
             }
         }
-        if next_part(parts, &mut at).is_some() { Err(wrong_bytes(owner)) } else { Ok(ended) }
+        if next_part(parts, &mut at).is_some() { Err(wrong_bytes(owner)) } else { Ok(()) }
     }
 
     /// Refuses what no owner grants, and what the settings don't allow.
@@ -468,7 +466,7 @@ impl BufferClient {
 
     /// Returns the pool of a handle if it is in this process.
     fn pool_here(&self, buffer: &RemoteBuffer) -> Option<Arc<PoolShared>> {
-        if self.shared.settings.calls_itself { None } else { PoolShared::of_process(buffer.incarnation) }
+        if self.shared.settings.calls_itself { None } else { PoolShared::of_process(buffer.generation) }
     }
 
     fn caller(&self, pool: &PoolShared, owner: &str) -> Caller {
@@ -564,7 +562,7 @@ impl<'a> Part<'a> {
 
 impl ClientShared {
     /// Returns the connection to an owner, which is made if there is none.
-    fn link(&self, owner: &str) -> Result<Link, TensorError> {
+    fn link(&self, owner: &str) -> Result<Arc<RdmaChannel>, TensorError> {
         if let Some(allows) = &self.settings.owners
             && !owner.parse().is_ok_and(|uri| allows(&uri))
         {
@@ -574,7 +572,7 @@ impl ClientShared {
         let mut links = lock(&self.links);
         if let Some(link) = links.get_mut(owner) {
             link.used = Instant::now();
-            return Ok(link.clone());
+            return Ok(Arc::clone(&link.channel));
         }
         if links.len() >= MOST_OWNERS {
             let idle = links.iter().filter(|(_, link)| link.is_idle());
@@ -585,9 +583,9 @@ impl ClientShared {
             })?;
             links.remove(&oldest);
         }
-        let link = Link { channel: self.dial(owner)?, used: Instant::now(), calls: Arc::new(()) };
-        links.insert(owner.into(), link.clone());
-        Ok(link)
+        let channel = Arc::new(self.dial(owner)?);
+        links.insert(owner.into(), Link { channel: Arc::clone(&channel), used: Instant::now() });
+        Ok(channel)
     }
 
     /// Makes a channel, which connects at its first call.
@@ -614,9 +612,9 @@ impl ClientShared {
         Ok(builder.connect_lazy())
     }
 
-    fn client(&self, link: &Link) -> BuffersClient<GatherBoth<RdmaChannel>> {
+    fn client(&self, channel: &RdmaChannel) -> BuffersClient<GatherBoth<RdmaChannel>> {
         let limit = self.reply_bytes + AROUND;
-        let channel = GatherBoth::new(link.channel.clone()).max_decoding_message_size(limit);
+        let channel = GatherBoth::new(channel.clone()).max_decoding_message_size(limit);
         BuffersClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(usize::MAX)
     }
 
@@ -641,7 +639,7 @@ impl ClientShared {
 
 impl Link {
     fn is_idle(&self) -> bool {
-        Arc::strong_count(&self.calls) == 1
+        Arc::strong_count(&self.channel) == 1
     }
 }
 

@@ -28,19 +28,18 @@ impl RemoteBuffer {
     }
 
     pub(super) fn key(&self) -> BufferKey {
-        let Self { incarnation, id, generation, ref token, .. } = *self;
-        BufferKey { incarnation, id, generation, token: token.clone() }
+        let Self { generation, id, ref token, .. } = *self;
+        BufferKey { generation, id, token: token.clone() }
     }
 }
 
 impl fmt::Debug for RemoteBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { owner, incarnation, id, generation, length, token: _, dtype, shape, xxh3 } = self;
+        let Self { owner, generation, id, length, token: _, dtype, shape, xxh3 } = self;
         f.debug_struct("RemoteBuffer")
             .field("owner", owner)
-            .field("incarnation", &format_args!("{incarnation:#x}"))
+            .field("generation", &format_args!("{generation:#x}"))
             .field("id", id)
-            .field("generation", generation)
             .field("length", length)
             .field("dtype", dtype)
             .field("shape", shape)
@@ -51,7 +50,7 @@ impl fmt::Debug for RemoteBuffer {
 
 impl fmt::Debug for BufferKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BufferKey({:#x}, {}, {})", self.incarnation, self.id, self.generation)
+        write!(f, "BufferKey({:#x}, {})", self.generation, self.id)
     }
 }
 

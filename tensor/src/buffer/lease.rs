@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 use super::handle::SECRET;
 use super::proto::{Fault, FaultKind};
@@ -110,7 +111,6 @@ pub(super) struct Caller {
 /// A lease, which the owner's handle, the pool and the fetches that run share.
 pub(super) struct LeaseState {
     pub(super) id: u64,
-    pub(super) generation: u64,
     pub(super) token: [u8; SECRET],
     pub(super) length: u64,
     pub(super) deadline: Option<Instant>,
@@ -130,6 +130,8 @@ pub(super) struct Progress {
     pub(super) complete: u64,
     pub(super) writes: u64,
     pub(super) readers: Vec<ReaderStatus>,
+    /// Ends the lease when its time is over.
+    pub(super) timer: Option<AbortHandle>,
 }
 
 /// A reader of a lease, for its owner.
@@ -174,7 +176,7 @@ impl LeaseState {
             return Err(Fault::new(FaultKind::NotPermitted, "its lease is for reading only"));
         }
         let range = self.within(range)?;
-        lock(&self.state).content.as_ref().map_err(|ended| ended.fault())?;
+        self.content()?;
         let buffer = pool.allocate(self.length as usize);
         let buffer = buffer.map_err(|error| Fault::new(FaultKind::NoMemory, error.to_string()))?;
         Ok(Writing { lease: Arc::clone(self), buffer, at: range.start, range })
@@ -188,6 +190,11 @@ impl LeaseState {
         }
         // The content is in memory.
         Ok(range.start as usize..range.end as usize)
+    }
+
+    /// Returns the bytes as they are now.
+    fn content(&self) -> Result<Bytes, Fault> {
+        lock(&self.state).content.clone().map_err(Ended::fault)
     }
 
     fn check(&self, caller: &Caller) -> Result<(), Fault> {
@@ -204,15 +211,18 @@ impl LeaseState {
 
     /// Ends the lease, if it has not ended.
     pub(super) fn end(&self, ended: Ended) {
-        let content = {
+        let (content, timer) = {
             let mut state = lock(&self.state);
             if state.content.is_err() {
                 return;
             }
-            std::mem::replace(&mut state.content, Err(ended))
+            (std::mem::replace(&mut state.content, Err(ended)), state.timer.take())
         };
         if let Some(table) = self.table.upgrade() {
-            lock(&table).remove(self, ended);
+            lock(&table).end(self, ended);
+        }
+        if let Some(timer) = timer {
+            timer.abort();
         }
         drop(content);
         self.changed.notify_waiters();
@@ -233,11 +243,10 @@ impl LeaseState {
 
 impl fmt::Debug for LeaseState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, generation, length, options, .. } = self;
+        let Self { id, length, options, .. } = self;
         let ended = lock(&self.state).content.as_ref().err().copied();
         f.debug_struct("BufferLease")
             .field("id", id)
-            .field("generation", generation)
             .field("length", length)
             .field("options", options)
             .field("ended", &ended)
@@ -276,7 +285,7 @@ pub(super) struct Fetching {
 impl Fetching {
     /// Returns the bytes of `range`, unless the lease has ended.
     pub(super) fn take(&mut self, range: Range<usize>) -> Result<Bytes, Fault> {
-        lock(&self.lease.state).content.as_ref().map_err(|ended| ended.fault())?;
+        self.lease.content()?;
         self.bytes += range.len() as u64;
         Ok(self.content.slice(range))
     }
@@ -314,7 +323,7 @@ pub(super) struct Writing {
 impl Writing {
     /// Adds the next bytes, unless the lease has ended.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), Fault> {
-        lock(&self.lease.state).content.as_ref().map_err(|ended| ended.fault())?;
+        self.lease.content()?;
         if bytes.len() > self.range.end - self.at {
             return Err(Fault::new(FaultKind::OutOfRange, "more bytes than the write was to have"));
         }
@@ -329,7 +338,7 @@ impl Writing {
         if at != range.end {
             return Err(Fault::new(FaultKind::OutOfRange, "fewer bytes than the write was to have"));
         }
-        let mut before = lock(&lease.state).content.clone().map_err(Ended::fault)?;
+        let mut before = lease.content()?;
         let replaced = loop {
             // Copied without the lock. Another write may come first, and then its bytes are copied.
             buffer[..range.start].copy_from_slice(&before[..range.start]);
@@ -364,7 +373,7 @@ impl BufferLease {
 
     /// Returns the bytes as they are now, or `None` after the lease has ended.
     pub fn bytes(&self) -> Option<Bytes> {
-        lock(&self.state.state).content.as_ref().ok().cloned()
+        self.state.content().ok()
     }
 
     /// Ends the lease. Later fetches fail with [`Revoked`](crate::TensorErrorKind::Revoked), and so do those

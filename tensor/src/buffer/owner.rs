@@ -11,7 +11,6 @@ use bytes::Bytes;
 use http::Uri;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::sleep_until;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -66,19 +65,17 @@ pub struct BufferPoolStatistics {
 /// What the clones, the service and the leases of a pool share.
 pub(super) struct PoolShared {
     owner: Arc<str>,
-    pub(super) incarnation: u64,
+    pub(super) generation: u64,
     pub(super) memory: Pool,
     table: Arc<Mutex<Table>>,
     /// The secrets of readers, by name.
     admitted: Mutex<HashMap<Arc<str>, [u8; SECRET]>>,
     copied: AtomicU64,
-    /// A lease was added that ends before the others.
-    limited: Arc<Notify>,
-    /// The task that ends leases whose time is over.
-    sweeper: AbortHandle,
+    /// Ends leases whose time is over.
+    runtime: Handle,
 }
 
-/// The pools of this process, by incarnation.
+/// The pools of this process, by generation.
 static POOLS: LazyLock<Mutex<HashMap<u64, Weak<PoolShared>>>> = LazyLock::new(Mutex::default);
 
 impl BufferPool {
@@ -149,12 +146,17 @@ impl BufferPool {
         let (token, length) = (random()?, content.len() as u64);
         let deadline = options.time_limit.and_then(|limit| Instant::now().checked_add(limit));
         let none_left = options.readers == Some(0);
-        let make = |id, generation| {
-            let state =
-                Progress { content: Ok(content), running: 0, complete: 0, writes: 0, readers: Vec::new() };
+        let make = |id| {
+            let state = Progress {
+                content: Ok(content),
+                running: 0,
+                complete: 0,
+                writes: 0,
+                readers: Vec::new(),
+                timer: None,
+            };
             Arc::new(LeaseState {
                 id,
-                generation,
                 token,
                 length,
                 deadline,
@@ -164,22 +166,26 @@ impl BufferPool {
                 changed: Notify::new(),
             })
         };
-        let mut table = lock(&shared.table);
-        let state = table.insert(make).ok_or_else(|| {
+        let state = lock(&shared.table).insert(make).ok_or_else(|| {
             TensorError::new(TensorErrorKind::Busy, "the buffer pool has as many leases as it can")
         })?;
-        if deadline.is_some() && deadline == table.first_deadline() {
-            shared.limited.notify_one();
+        if let Some(deadline) = deadline {
+            let lease = Arc::downgrade(&state);
+            let ends = async move {
+                sleep_until(deadline.into()).await;
+                if let Some(lease) = lease.upgrade() {
+                    lease.end(Ended::TimeOver);
+                }
+            };
+            lock(&state.state).timer = Some(shared.runtime.spawn(ends).abort_handle());
         }
-        drop(table);
         if none_left {
             state.end(Ended::AllRead);
         }
         let handle = RemoteBuffer {
             owner: (*shared.owner).into(),
-            incarnation: shared.incarnation,
+            generation: shared.generation,
             id: state.id,
-            generation: state.generation,
             length,
             token: Bytes::copy_from_slice(&token),
             dtype: String::new(),
@@ -229,7 +235,7 @@ impl BufferPool {
     pub fn statistics(&self) -> BufferPoolStatistics {
         let (table, copied) = (lock(&self.shared.table), &self.shared.copied);
         let copied_bytes = copied.load(Ordering::Relaxed);
-        BufferPoolStatistics { leases: table.leases, bytes: table.bytes, copied_bytes }
+        BufferPoolStatistics { leases: table.count() as u64, bytes: table.bytes, copied_bytes }
     }
 }
 
@@ -252,8 +258,8 @@ impl BufferPoolBuilder {
 
     /// Makes the pool.
     ///
-    /// A task in this runtime ends leases whose time is over. When the runtime has ended, such a lease ends at
-    /// the next fetch.
+    /// Tasks in this runtime end leases whose time is over. When the runtime has ended, such a lease ends at the
+    /// next fetch.
     ///
     /// # Errors
     /// As [`BufferPool::new`].
@@ -261,19 +267,17 @@ impl BufferPoolBuilder {
         let Self { owner, limit } = self;
         check_owner(&owner)?;
         let runtime = Handle::try_current().map_err(TensorError::local)?;
-        let incarnation = u64::from_ne_bytes(random()?);
-        let limited = Arc::new(Notify::new());
-        let shared = Arc::new_cyclic(|pool| PoolShared {
+        let generation = u64::from_ne_bytes(random()?);
+        let shared = Arc::new(PoolShared {
             owner: owner.into(),
-            incarnation,
+            generation,
             memory: Pool::for_sending(limit),
             table: Arc::default(),
             admitted: Mutex::default(),
             copied: AtomicU64::new(0),
-            limited: Arc::clone(&limited),
-            sweeper: runtime.spawn(sweep(pool.clone(), limited)).abort_handle(),
+            runtime,
         });
-        lock(&POOLS).insert(incarnation, Arc::downgrade(&shared));
+        lock(&POOLS).insert(generation, Arc::downgrade(&shared));
         Ok(BufferPool { shared })
     }
 }
@@ -296,41 +300,19 @@ fn check_owner(owner: &str) -> Result<(), TensorError> {
     }
 }
 
-/// Ends leases of a pool when their time is over.
-async fn sweep(pool: Weak<PoolShared>, limited: Arc<Notify>) {
-    let mut next = None;
-    loop {
-        match next {
-            None => limited.notified().await,
-            Some(next) => tokio::select! {
-                () = sleep_until(Instant::into(next)) => {}
-                () = limited.notified() => {}
-            },
-        }
-        let Some(pool) = pool.upgrade() else { return };
-        next = loop {
-            let overdue = lock(&pool.table).overdue(Instant::now());
-            match overdue {
-                Ok(lease) => lease.end(Ended::TimeOver),
-                Err(next) => break next,
-            }
-        };
-    }
-}
-
 impl PoolShared {
     /// Returns the pool of this process that has made a handle.
-    pub(super) fn of_process(incarnation: u64) -> Option<Arc<Self>> {
-        lock(&POOLS).get(&incarnation)?.upgrade()
+    pub(super) fn of_process(generation: u64) -> Option<Arc<Self>> {
+        lock(&POOLS).get(&generation)?.upgrade()
     }
 
     /// Returns the lease of a handle, if its token is right.
     pub(super) fn find(&self, key: &BufferKey) -> Result<Arc<LeaseState>, Fault> {
-        if key.incarnation != self.incarnation {
+        if key.generation != self.generation {
             let reason = "the handle is of another process or pool that had this address before";
             return Err(Fault::new(FaultKind::Restarted, reason));
         }
-        let lease = lock(&self.table).find(key.id, key.generation)?;
+        let lease = lock(&self.table).find(key.id)?;
         match is_equal(&lease.token, &key.token) {
             true => Ok(lease),
             false => Err(Fault::new(FaultKind::NotPermitted, "the token of the handle is wrong")),
@@ -358,8 +340,7 @@ impl PoolShared {
 
 impl Drop for PoolShared {
     fn drop(&mut self) {
-        lock(&POOLS).remove(&self.incarnation);
-        self.sweeper.abort();
+        lock(&POOLS).remove(&self.generation);
         let leases: Vec<_> = lock(&self.table).all().cloned().collect();
         leases.iter().for_each(|lease| lease.end(Ended::Dropped));
     }

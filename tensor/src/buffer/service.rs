@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::iter::{Enumerate, Zip};
+use std::iter::Zip;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::pin::Pin;
@@ -113,9 +113,15 @@ impl Buffers for Owner {
         }
         let reply_bytes = if is_native { reply_bytes.clamp(STREAMED, LANDED) } else { STREAMED };
         let caller = Caller { name: self.pool.name(reader.as_ref()), address };
-        let buffers = buffers.into_iter().enumerate();
-        let pool = Arc::clone(&self.pool);
-        Ok(Response::new(Replies { pool, caller, buffers, current: None, reply_bytes, yields: false }))
+        Ok(Response::new(Replies {
+            pool: Arc::clone(&self.pool),
+            caller,
+            buffers: buffers.into_iter(),
+            begun: 0,
+            current: None,
+            reply_bytes,
+            yields: false,
+        }))
     }
 
     async fn write(&self, request: Request<Streaming<WriteRequest>>) -> Result<Response<WriteReply>, Status> {
@@ -162,7 +168,9 @@ fn no_key() -> Fault {
 struct Replies {
     pool: Arc<PoolShared>,
     caller: Caller,
-    buffers: Enumerate<IntoIter<BufferRanges>>,
+    buffers: IntoIter<BufferRanges>,
+    /// The number of buffers that were begun: at most `MOST_RANGES`.
+    begun: u32,
     current: Option<Current>,
     reply_bytes: u64,
     /// There are more replies than the one that tonic has. tonic asks for messages until it has encoded some
@@ -172,7 +180,6 @@ struct Replies {
 
 /// The buffer whose ranges are sent.
 struct Current {
-    index: u32,
     fetching: Fetching,
     ranges: Zip<IntoIter<u64>, IntoIter<u64>>,
     /// What is left of a range.
@@ -180,50 +187,34 @@ struct Current {
 }
 
 impl Replies {
-    /// Returns the next reply; `None` if all was sent.
-    fn next_reply(&mut self) -> Option<FetchReply> {
-        let (mut reply, mut room) = (FetchReply::default(), self.reply_bytes);
-        while reply.fault.is_none() {
-            let begun = match self.current.take() {
-                Some(current) => Ok(current),
-                None => match self.buffers.next() {
-                    // There are at most `MOST_RANGES`.
-                    Some((index, buffer)) => self.begin(index as u32, buffer),
-                    None => break,
-                },
-            };
-            let filled = begun.and_then(|mut current| {
-                let all = current.fill(&mut reply.contents, &mut room, self.reply_bytes)?;
-                current.fetching.is_complete = all;
-                Ok((current, all))
-            });
-            match filled {
-                Ok((_, true)) => {}
-                Ok((current, false)) => {
-                    self.current = Some(current);
-                    break;
+    /// Adds the next bytes to a reply.
+    fn fill(&mut self, contents: &mut Vec<Bytes>) -> Result<(), Fault> {
+        let mut room = self.reply_bytes;
+        loop {
+            let mut current = match self.current.take() {
+                Some(current) => current,
+                None => {
+                    let Some(BufferRanges { key, offsets, lengths }) = self.buffers.next() else {
+                        return Ok(());
+                    };
+                    self.begun += 1;
+                    let lease = self.pool.find(&key.ok_or_else(no_key)?)?;
+                    let fetching = lease.fetch(self.caller.clone())?;
+                    Current { fetching, ranges: offsets.into_iter().zip(lengths), rest: 0..0 }
                 }
-                Err(fault) => reply.fault = Some(fault),
+            };
+            if !current.fill(contents, &mut room, self.reply_bytes)? {
+                self.current = Some(current);
+                return Ok(());
             }
+            current.fetching.is_complete = true;
         }
-        (reply.fault.is_some() || !reply.contents.is_empty()).then_some(reply)
-    }
-
-    fn begin(&self, index: u32, buffer: BufferRanges) -> Result<Current, Fault> {
-        let fetch = || self.pool.find(buffer.key.as_ref().ok_or_else(no_key)?)?.fetch(self.caller.clone());
-        let fetching = fetch().map_err(|fault| Fault { buffer: index, ..fault })?;
-        let ranges = buffer.offsets.into_iter().zip(buffer.lengths);
-        Ok(Current { index, fetching, ranges, rest: 0..0 })
     }
 }
 
 impl Current {
     /// Adds the next bytes to a reply that has `room`. Returns whether these were the last ones of the buffer.
     fn fill(&mut self, contents: &mut Vec<Bytes>, room: &mut u64, most: u64) -> Result<bool, Fault> {
-        self.add(contents, room, most).map_err(|fault| Fault { buffer: self.index, ..fault })
-    }
-
-    fn add(&mut self, contents: &mut Vec<Bytes>, room: &mut u64, most: u64) -> Result<bool, Fault> {
         loop {
             while self.rest.is_empty() {
                 let Some((offset, length)) = self.ranges.next() else { return Ok(true) };
@@ -250,8 +241,12 @@ impl Stream for Replies {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let reply = self.next_reply();
+        let mut reply = FetchReply::default();
+        if let Err(fault) = self.fill(&mut reply.contents) {
+            reply.fault = Some(Fault { buffer: self.begun - 1, ..fault });
+        }
         self.yields = self.current.is_some() || self.buffers.len() > 0;
-        Poll::Ready(reply.map(Ok))
+        let is_empty = reply.contents.is_empty() && reply.fault.is_none();
+        Poll::Ready((!is_empty).then_some(Ok(reply)))
     }
 }

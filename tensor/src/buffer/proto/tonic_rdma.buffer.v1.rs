@@ -9,26 +9,24 @@ pub struct RemoteBuffer {
     pub owner: ::prost::alloc::string::String,
     /// Number of the owner's pool, drawn when it is made. A process that restarts has another one.
     #[prost(fixed64, tag = "2")]
-    pub incarnation: u64,
-    /// Number of the buffer in its pool, and how often the pool has used this number. A handle of an earlier use is refused.
+    pub generation: u64,
+    /// Number of the buffer in its pool, which the pool uses once.
     #[prost(uint64, tag = "3")]
     pub id: u64,
-    #[prost(uint64, tag = "4")]
-    pub generation: u64,
     /// Length in bytes.
-    #[prost(uint64, tag = "5")]
+    #[prost(uint64, tag = "4")]
     pub length: u64,
     /// The right to the buffer: 16 bytes that nobody can guess. Who logs them gives the right away.
-    #[prost(bytes = "bytes", tag = "6")]
+    #[prost(bytes = "bytes", tag = "5")]
     pub token: ::prost::bytes::Bytes,
     /// For a tensor, which is contiguous and row-major: numpy's name of the type of its elements, such as "float32", and its shape. Empty for
     /// other bytes.
-    #[prost(string, tag = "7")]
+    #[prost(string, tag = "6")]
     pub dtype: ::prost::alloc::string::String,
-    #[prost(uint64, repeated, tag = "8")]
+    #[prost(uint64, repeated, tag = "7")]
     pub shape: ::prost::alloc::vec::Vec<u64>,
     /// XXH3 (64 bits, seed 0) of the bytes, if the owner computed it.
-    #[prost(fixed64, optional, tag = "9")]
+    #[prost(fixed64, optional, tag = "8")]
     pub xxh3: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -46,12 +44,10 @@ pub struct FetchRequest {
 #[prost(skip_debug)]
 pub struct BufferKey {
     #[prost(fixed64, tag = "1")]
-    pub incarnation: u64,
+    pub generation: u64,
     #[prost(uint64, tag = "2")]
     pub id: u64,
-    #[prost(uint64, tag = "3")]
-    pub generation: u64,
-    #[prost(bytes = "bytes", tag = "4")]
+    #[prost(bytes = "bytes", tag = "3")]
     pub token: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
