@@ -1,7 +1,7 @@
 //! Work that was found under a lock and is carried out after the lock, and tasks that end with their owner.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::task::Waker;
@@ -104,6 +104,22 @@ impl Deferred {
         drop_all(self.unneeded.drain(..));
         drop_all(self.headers.drain(..));
     }
+}
+
+thread_local! {
+    /// The tasks that work of connections has made ready since the last poll on this thread.
+    static READY: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Notes that work of a connection has made a task ready on this thread: a call that waits. The thread stops
+/// to spin, so that the task runs.
+pub(crate) fn task_is_ready() {
+    READY.set(READY.get() + 1);
+}
+
+/// Returns how many tasks were made ready since this was asked last.
+pub(crate) fn take_ready_tasks() -> usize {
+    READY.take()
 }
 
 /// A task that ends when this is dropped.

@@ -42,6 +42,7 @@ pub use config::{
 };
 pub(crate) use connection::Role;
 pub(crate) use deferred::OwnedTask;
+pub(crate) use deferred::task_is_ready;
 pub use deferred::{Deferred, Run, SentHeaders};
 pub(crate) use error::{ConnectionFault, not_in_time};
 pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 use tokio::sync::Notify;
 
-use crate::endpoint::deferred::{Deferred, Run};
+use crate::endpoint::deferred::{Deferred, Run, take_ready_tasks};
 use crate::endpoint::info::PollCounters;
 use crate::endpoint::link::receive::SharedBuffers;
 use crate::endpoint::link::{WorkId, WorkKind};
@@ -81,7 +81,7 @@ struct Batch {
 pub struct Polled {
     /// Completions taken.
     pub completions: usize,
-    /// Tasks woken.
+    /// Tasks woken, and calls that became tasks.
     pub woken: usize,
     /// Calls of [`Run::run`], which may have woken tasks, too.
     pub ran: usize,
@@ -388,8 +388,9 @@ impl Queue {
         }
         let mut after = std::mem::take(&mut batch.after);
         drop(batch);
-        let counts = (after.wakers.len(), after.runs.len());
+        let (woken, ran) = (after.wakers.len(), after.runs.len());
         after.carry_out();
+        let woken = woken + take_ready_tasks();
         // The lists go back, so that the next poll allocates nothing. Another thread that polls has lists of
         // its own.
         if let Ok(mut batch) = self.batch.try_lock()
@@ -397,7 +398,7 @@ impl Queue {
         {
             batch.after = after;
         }
-        counts
+        (woken, ran)
     }
 
     /// Returns the participant that a completion belongs to, if it has not been removed.

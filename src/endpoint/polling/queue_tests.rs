@@ -105,3 +105,23 @@ fn a_full_queue_takes_no_participant_until_one_leaves() {
     assert!(add(&queue, fit + 1, completions + 1).is_err());
     add(&queue, fit + 1, completions).unwrap();
 }
+
+/// Makes a task ready, as a call that waits does.
+#[derive(Debug)]
+struct MakesTask;
+
+impl Run for MakesTask {
+    fn run(self: Arc<Self>) {
+        crate::endpoint::task_is_ready();
+    }
+}
+
+#[test]
+fn a_call_that_becomes_a_task_counts_as_a_woken_task() {
+    let queue = Queue::new(&*soft::open().unwrap(), None, &Arc::default()).unwrap();
+    for _ in 0..2 {
+        let mut batch = lock(&queue.batch);
+        batch.after.runs.push(Arc::new(MakesTask));
+        assert_eq!(queue.carry_out(batch), (1, 1));
+    }
+}

@@ -46,7 +46,9 @@ use self::routes::Named;
 use super::calls::CallConfig;
 use super::landed::{LandingSwitch, LandingTarget};
 use super::session::{Accept, LocalCall, RequestHeaders, Session, Stream};
-use crate::endpoint::{Config, EndpointStream, Listener, MessageEndpoint, Negotiated, RdmaConnectInfo};
+use crate::endpoint::{
+    Config, EndpointStream, Listener, MessageEndpoint, Negotiated, RdmaConnectInfo, task_is_ready,
+};
 use crate::error::RdmaError;
 use crate::transport::balance::http2_failed;
 use crate::transport::request::grpc_timeout;
@@ -566,6 +568,7 @@ impl<S: GrpcService> Acceptor<S> {
         let right = if may_run { InPlace::begin(paths.have_slow(), *alone) } else { None };
         let Some(right) = right else {
             runtime.spawn(call);
+            task_is_ready();
             return;
         };
         let is_last = drives.is_some();
@@ -577,6 +580,7 @@ impl<S: GrpcService> Acceptor<S> {
             // Before the session drives, because that may take other calls, and this one has to be polled
             // when it can go on.
             runtime.spawn(call);
+            task_is_ready();
         }
         // The client waits for the reply, and for nothing of what follows.
         if let Some(session) = drives {
