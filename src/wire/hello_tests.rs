@@ -38,7 +38,7 @@ fn messages() -> impl Strategy<Value = Message> {
             }
         });
     let decline = "[ -~]{0,256}".prop_map(|reason| Answer::Decline { reason });
-    let server = prop_oneof![accept, decline].prop_map(|answer| Message::ServerHello(answer));
+    let server = prop_oneof![accept, decline].prop_map(Message::ServerHello);
     let connected = any::<Option<u64>>().prop_map(|nonce| Confirm::Connected { nonce });
     let failed = "[ -~]{0,256}".prop_map(|reason| Confirm::Failed { reason });
     prop_oneof![client, server, prop_oneof![connected, failed].prop_map(Message::Confirm)]
