@@ -118,6 +118,6 @@ fn plans_that_the_program_sets_are_used_and_shown() {
         assert_eq!(*communicator.plans(), PlanTable::for_ranks(2));
         let text = communicator.plans().to_string();
         assert!(text.ends_with("because it is the default"), "{text}");
-        assert_eq!(communicator.statistics().operations, 0, "no operation compares the plans");
+        assert_eq!(communicator.statistics().operations, 0, "the agreement is not in the statistics");
     });
 }

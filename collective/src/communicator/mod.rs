@@ -113,6 +113,21 @@ impl Communicator {
         CommunicatorBuilder::default()
     }
 
+    /// Makes a communicator of a group that has just met.
+    async fn first(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
+        let choice = settings.plans.clone().unwrap_or_default();
+        let pool = MemoryPool::new(&group.session.device, MemoryPool::KEPT);
+        let communicator = Self::over(group, pool, settings).await?;
+        if communicator.size() > 1 {
+            communicator.shared.engine(EngineKind::Group).number_set_up();
+            plans::agree(&communicator, &choice).await?;
+            let mut engine = communicator.shared.engine(EngineKind::Group);
+            engine.restart_numbers();
+            engine.links.restart_counters();
+        }
+        Ok(communicator)
+    }
+
     async fn over(
         group: Group,
         pool: MemoryPool,
@@ -199,7 +214,8 @@ impl Communicator {
         Buffer::zeroed(&self.shared.pool, length)
     }
 
-    /// Returns what this communicator has done since it was made.
+    /// Returns what this communicator has done since it was made. What the ranks did to agree on their plans
+    /// is not in it.
     pub fn statistics(&self) -> Statistics {
         let mut sum = Statistics::default();
         for kind in EngineKind::ALL {
@@ -306,11 +322,20 @@ impl Communicator {
     /// # }
     /// ```
     pub fn all_gather<X: Operand>(&self, operand: X) -> Operation<X> {
-        let lengths = operand.lengths();
+        let shape = self.shape_of_all_gather(operand.lengths());
+        self.operation(operand, shape)
+    }
+
+    /// Gathers by this algorithm, in messages of at most this length in bytes.
+    fn all_gather_by<X: Operand>(&self, plan: (Algorithm, usize), operand: X) -> Operation<X> {
+        let shape = self.shape_of_all_gather(operand.lengths());
+        self.operation_by(plan, operand, shape)
+    }
+
+    fn shape_of_all_gather(&self, lengths: Lengths) -> Shape {
         let part = self.part(lengths.out, self.rank());
         let fits = lengths.input.is_none_or(|input| input == part.len());
-        let shape = Shape::whole(Collective::AllGather, lengths);
-        self.operation(operand, Shape { input: (part.start, part.end), fits, ..shape })
+        Shape { input: (part.start, part.end), fits, ..Shape::whole(Collective::AllGather, lengths) }
     }
 
     /// Gives all ranks the elements of rank `root`.
@@ -405,7 +430,17 @@ impl Communicator {
     #[inline]
     fn operation<X: Operand>(&self, operand: X, shape: Shape) -> Operation<X> {
         let bytes = shape.elements.saturating_mul(size_of::<X::Element>());
-        let (algorithm, chunk) = self.shared.plans.choose_for(shape.collective, self.size(), bytes);
+        let plan = self.shared.plans.choose_for(shape.collective, self.size(), bytes);
+        self.operation_by(plan, operand, shape)
+    }
+
+    #[inline]
+    fn operation_by<X: Operand>(
+        &self,
+        (algorithm, chunk): (Algorithm, usize),
+        operand: X,
+        shape: Shape,
+    ) -> Operation<X> {
         let call = Call {
             kind: Kind::Group(shape.collective),
             dtype: <X::Element as Element>::DTYPE,
@@ -620,16 +655,14 @@ impl CommunicatorBuilder {
     ///   [`PlanChoice`]s.
     /// - A rank is lost, or does not answer. The error names the rank.
     pub async fn connect(mut self) -> Result<Communicator, CollectiveError> {
-        let choice = self.plans.take().map_or_else(PlanChoice::from_env, Ok)?;
+        if self.plans.is_none() {
+            self.plans = Some(PlanChoice::from_env()?);
+        }
         let Some(launch) = self.launch.clone() else {
             return Err(setting("neither rank nor address are set; call from_env, or launch"));
         };
-        self.settings.plans = choice.compared(launch.size());
-        self.plans = Some(choice);
         let group = Group::join(launch, self.settings.clone()).await?;
-        plans::check(&group.session.members)?;
-        let pool = MemoryPool::new(&group.session.device, MemoryPool::KEPT);
-        Communicator::over(group, pool, self).await
+        Communicator::first(group, self).await
     }
 }
 

@@ -3,15 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::Communicator;
 use crate::error::{CollectiveError, setting};
-use crate::group::hash_of;
-use crate::group::proto::Member;
 use crate::plan::{Algorithm, PlanTable};
 
 /// The variable that sets the plans of communicators for which the program sets none.
 const VARIABLE: &str = "RDMA_COLLECTIVE_PLANS";
-/// The largest length of a choice that goes to the other ranks as it is, in bytes.
-const SHOWN: usize = 160;
+/// The largest length of a choice in a message, in bytes. Of a longer text, the end is not compared.
+const CHOICE: usize = 4 << 10;
 
 /// How a group chooses the plans of its operations. All ranks set the same; otherwise
 /// [`connect`](crate::CommunicatorBuilder::connect) fails, and the error names a rank that set something
@@ -102,48 +101,160 @@ impl PlanChoice {
             Self::Pinned(table) => table.clone(),
         }
     }
-
-    /// Returns the text that the ranks compare. That of the default has its table too, because another version
-    /// of this library may have another one.
-    pub(super) fn compared(&self, ranks: usize) -> String {
-        let table = self.table(ranks).pinned();
-        let text = if *self == Self::Default { format!("default: {table}") } else { table };
-        match text.get(..SHOWN) {
-            Some(begin) if begin != text => format!("{begin}…, hash {:016x}", hash_of(&text)),
-            _ => text,
-        }
-    }
 }
 
-/// Makes sure that all ranks have the same choice.
-pub(super) fn check(members: &[Member]) -> Result<(), CollectiveError> {
-    let plans: Vec<&str> = members.iter().map(|member| &*member.plans).collect();
-    match plans.iter().position(|other| *other != plans[0]) {
-        None => Ok(()),
-        Some(rank) => Err(setting(format!(
-            "rank {rank} has the plans {:?}, and rank 0 has {:?}; all ranks need the same: set them in the program or with {VARIABLE}",
-            plans[rank], plans[0],
-        ))),
+/// Returns the text that the ranks compare. That of the default has its table too, because another version
+/// of this library may have another one.
+fn compared(choice: &PlanChoice, ranks: usize) -> String {
+    let table = choice.table(ranks).pinned();
+    if *choice == PlanChoice::Default { format!("default: {table}") } else { table }
+}
+
+/// Makes sure that all ranks have the same choice. A failure of this rank alone is reported to the others.
+pub(super) async fn agree(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
+    let agreed = compare(communicator, choice).await;
+    if let Err(error) = &agreed {
+        communicator.shared.report_failure(error);
     }
+    agreed
+}
+
+async fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
+    let (rank, own) = (communicator.rank(), compared(choice, communicator.size()));
+    // A buffer and not a slice, so that the progress thread carries the operation on: this may be a thread of
+    // a runtime.
+    let mut texts = communicator.allocate::<u8>(communicator.size() * CHOICE)?;
+    let length = own.len().min(CHOICE);
+    texts[rank * CHOICE..][..length].copy_from_slice(&own.as_bytes()[..length]);
+    // The tables may differ, so this operation uses none of them.
+    let texts = communicator.all_gather_by((Algorithm::OneShot, CHOICE), texts).await?;
+    let (first, _) = texts.split_at(CHOICE);
+    let other = texts.chunks_exact(CHOICE).position(|text| text != first);
+    let Some(other) = other else { return Ok(()) };
+    let text = |rank: usize| {
+        let text = texts.chunks_exact(CHOICE).nth(rank).unwrap_or_default();
+        String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()
+    };
+    Err(setting(format!(
+        "rank {other} has the plans {:?}, and rank 0 has {:?}; all ranks need the same: set them in the program or with {VARIABLE}",
+        text(other),
+        text(0),
+    )))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{PlanChoice, check};
-    use crate::group::proto::Member;
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::sync::Barrier;
+    use std::task::{Context, Waker};
+    use std::time::Duration;
+
+    use super::{CHOICE, PlanChoice, agree, compared};
+    use crate::communicator::Communicator;
+    use crate::communicator::shared::{EngineKind, Polling};
+    use crate::error::argument;
+    use crate::group::{Group, Launch, Settings};
+    use crate::plan::Algorithm;
+
+    /// Joins the group, without the agreement on the plans. Blocks this thread.
+    fn join(rank: usize, ranks: usize, address: &str) -> (tokio::runtime::Runtime, Communicator) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let communicator = runtime.block_on(async {
+            let group = Group::join(Launch::new(rank, ranks, address), Settings::default()).await?;
+            let pool = crate::memory::MemoryPool::new(&group.session.device, crate::memory::MemoryPool::KEPT);
+            Communicator::over(group, pool, Communicator::builder()).await
+        });
+        (runtime, communicator.unwrap())
+    }
 
     #[test]
-    fn long_tables_that_differ_at_their_ends_are_told_apart() {
-        let pinned = |end: &str| {
-            let rows: String = (1..30).map(|kibibytes| format!("one-shot:..{kibibytes}KiB,")).collect();
-            PlanChoice::Pinned(format!("{rows}{end}").parse().unwrap())
+    fn a_rank_that_is_lost_before_it_has_sent_its_plans_is_named() {
+        let address = support::free_address();
+        let (address, all) = (&address, &Barrier::new(3));
+        let rank = |rank: usize| {
+            let (runtime, communicator) = join(rank, 3, address);
+            if rank == 2 {
+                drop(communicator);
+                all.wait();
+                return;
+            }
+            let error = runtime.block_on(agree(&communicator, &PlanChoice::Default)).unwrap_err();
+            all.wait();
+            assert!(error.to_string().contains("rank 2"), "rank {rank}: {error}");
         };
-        let member = |choice: PlanChoice| Member { plans: choice.compared(2), ..Member::default() };
-        let (ring, halving) = (member(pinned("ring:..")), member(pinned("halving-doubling:..")));
-        // A rank describes itself in at most 256 bytes.
-        assert!(ring.plans.len() < 200, "{}", ring.plans);
-        check(&[ring.clone(), ring.clone()]).unwrap();
-        let error = check(&[ring.clone(), ring, halving]).unwrap_err().to_string();
-        assert!(error.starts_with(r#"rank 2 has the plans "one-shot:..1KiB,"#), "{error}");
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3).map(|number| scope.spawn(move || rank(number))).collect();
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+    }
+
+    /// A rank of another version of this library may have another default.
+    #[test]
+    fn a_rank_that_does_not_say_its_default_table_is_named() {
+        let address = support::free_address();
+        let (address, all) = (&address, &Barrier::new(2));
+        let rank = |rank: usize| {
+            let (runtime, communicator) = join(rank, 2, address);
+            if rank == 0 {
+                let agreed = runtime.block_on(agree(&communicator, &PlanChoice::Default));
+                all.wait();
+                return agreed.unwrap_err().to_string();
+            }
+            let mut texts = vec![0_u8; 2 * CHOICE];
+            texts[CHOICE..][..7].copy_from_slice(b"default");
+            let gathered = communicator.all_gather_by((Algorithm::OneShot, CHOICE), &mut texts[..]).wait();
+            all.wait();
+            gathered.map(|_| String::new()).unwrap()
+        };
+        let [error, _] = std::thread::scope(|scope| {
+            [0, 1].map(|number| scope.spawn(move || rank(number))).map(|rank| rank.join().unwrap())
+        });
+        assert!(
+            error.contains(r#"rank 1 has the plans "default", and rank 0 has "default: one-shot"#),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_late_rank_ends_its_set_up_after_a_rank_that_went_on_has_failed() {
+        let address = support::free_address();
+        let (address, all, done) = (&address, &Barrier::new(2), &Barrier::new(2));
+        let rank = |rank: usize| {
+            let (runtime, communicator) = join(rank, 2, address);
+            communicator.shared.engine(EngineKind::Group).number_set_up();
+            // Both ranks send their plans. Only rank 0 takes the answer before the group fails.
+            if rank == 1 {
+                let mut texts = vec![0_u8; 2 * CHOICE];
+                let own = compared(&PlanChoice::Default, 2);
+                texts[CHOICE..][..own.len()].copy_from_slice(own.as_bytes());
+                let mut gathered = communicator.all_gather_by((Algorithm::OneShot, CHOICE), &mut texts[..]);
+                let mut context = Context::from_waker(Waker::noop());
+                assert!(Pin::new(&mut gathered).poll(&mut context).is_pending());
+                let polling = Polling::new(&communicator.shared, EngineKind::Group);
+                all.wait();
+                let reason = runtime.block_on(communicator.shared.group.failure().wait());
+                // This is what any thread does after a poll that finds nothing.
+                communicator.shared.apply_failure(reason, None, false);
+                // This thread polls but does not run for a while. The progress thread must not end the
+                // operation meanwhile.
+                std::thread::sleep(Duration::from_millis(300));
+                let ended = gathered.wait().map(drop);
+                drop(polling);
+                done.wait();
+                ended.unwrap();
+                assert!(texts.starts_with(b"default"));
+                return;
+            }
+            all.wait();
+            let agreed = runtime.block_on(agree(&communicator, &PlanChoice::Default));
+            communicator.shared.group.report(argument("a later call differs"));
+            done.wait();
+            agreed.unwrap();
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
     }
 }

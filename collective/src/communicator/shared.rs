@@ -154,13 +154,16 @@ impl SharedState {
 
     /// Ends the operations because the group has failed. If a rank is lost, operations end only once they no
     /// longer move: what the rank sent before is there, and an operation that needs no more of it ends well.
+    /// The same holds while this rank still sets up the group: another rank may have gone on, and have
+    /// reported the failure of a later operation.
     pub(super) fn apply_failure(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
-        if reason.kind() == CollectiveErrorKind::RankLost {
-            if let Some((rank, loss)) = reason.lost_rank().zip(reason.loss()) {
-                for kind in EngineKind::ALL {
-                    self.engine(kind).links.lose(rank, loss);
-                }
+        let is_lost = reason.kind() == CollectiveErrorKind::RankLost;
+        if let Some((rank, loss)) = reason.lost_rank().zip(reason.loss()) {
+            for kind in EngineKind::ALL {
+                self.engine(kind).links.lose(rank, loss);
             }
+        }
+        if is_lost || self.engine(EngineKind::Group).sets_up {
             let idle = EngineKind::ALL.into_iter().all(|kind| self.engine(kind).is_idle());
             let mut since = lock(&self.stalled_since);
             if idle || moved {

@@ -44,6 +44,10 @@ const MOST_UNDER_WAY: usize = 64;
 /// The largest number of operations that have not finished.
 const MOST_WAITING: usize = 65_536;
 
+/// The number of the first operation of the set-up. Messages have 40 bits of a number, and restore it from
+/// the one before.
+const SET_UP: u64 = 1 << 32;
+
 /// Returns registered memory of at least the given number of bytes.
 pub(crate) type Supply<M> = Box<dyn FnMut(usize) -> Result<M, CollectiveError> + Send>;
 
@@ -80,6 +84,9 @@ pub(crate) struct Engine<L: RankLinks> {
     /// Called before each step of each operation, before a step that must wait also more than once. No
     /// operation takes the short path then: it has the same messages, and no steps.
     pub(crate) watch: Option<StepWatch>,
+    /// Whether the operations are those of the set-up, by which the ranks agree on their plans. A number
+    /// alone does not say so, because later operations may reach the numbers of the set-up.
+    pub(crate) sets_up: bool,
 }
 
 /// The result of an operation, and its memory.
@@ -130,6 +137,7 @@ impl<L: RankLinks> Engine<L> {
             asks: false,
             statistics: Statistics::default(),
             watch: None,
+            sets_up: false,
         }
     }
 
@@ -405,6 +413,20 @@ impl<L: RankLinks> Engine<L> {
             // No caller has got this error.
             self.failure_returned = false;
         }
+    }
+
+    /// Counts operations from a large number on, until [`restart_numbers`](Self::restart_numbers). Another
+    /// rank may end the set-up earlier and start its operation 0. Its messages have other numbers than those
+    /// of the set-up, so this rank does not report them as calls that differ.
+    pub(crate) fn number_set_up(&mut self) {
+        (self.numbers.group, self.sets_up) = (SET_UP, true);
+    }
+
+    /// Counts operations from 0 again. All ranks do this after the same operation, when none is under way.
+    pub(crate) fn restart_numbers(&mut self) {
+        debug_assert!(self.in_flight.is_empty(), "operations are under way");
+        (self.numbers, self.sets_up) = (Numbers::new(self.ranks), false);
+        self.statistics = Statistics::default();
     }
 
     /// Returns whether no operation is under way.

@@ -16,7 +16,7 @@
 mod agreement;
 mod calls;
 mod launch;
-pub(crate) mod proto;
+mod proto;
 mod session;
 mod state;
 mod survivors;
@@ -32,7 +32,6 @@ use crate::group::session::Session;
 use crate::group::state::{Epoch, REPORTS};
 
 pub use launch::Launch;
-pub(crate) use launch::hash_of;
 pub(crate) use session::Settings;
 pub(crate) use state::{Failure, Position};
 

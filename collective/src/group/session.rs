@@ -190,7 +190,7 @@ async fn meet(
 ) -> Result<(Arc<Bootstrap<Reports>>, GroupId, Vec<bootstrap::proto::Member>), CollectiveError> {
     let (rank, size, rank_0) = (launch.rank(), launch.size(), launch.address());
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let about = Member { host: host(), cores, plans: settings.plans.clone() }.encode_to_vec().into();
+    let about = Member { host: host(), cores }.encode_to_vec().into();
     let common = HashMap::from([("the job".to_owned(), launch.job_name().to_owned())]);
     let info = MemberInfo { noun: "rank", number: rank, size, common, address: local.to_string(), about };
     let no_random = |error| setup(format!("the system gives no random numbers: {error}"));
@@ -322,8 +322,6 @@ fn host() -> String {
 pub(crate) struct Settings {
     /// How connections are made, and which RDMA device they use. Without it, the environment says so.
     pub(crate) config: Option<Config>,
-    /// The choice of plans, for the other ranks to compare.
-    pub(crate) plans: String,
     /// How long the ranks wait for one another at the start.
     pub(crate) bootstrap_timeout: Duration,
     /// How long the survivors of a failure wait for a rank that lives and does not take part in the
@@ -343,7 +341,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             config: None,
-            plans: String::new(),
             bootstrap_timeout: Duration::from_secs(60),
             agreement_timeout: Duration::from_secs(30),
             answer_timeout: Duration::from_millis(100),

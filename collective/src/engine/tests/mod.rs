@@ -209,6 +209,23 @@ fn results_are_right_whatever_the_timing() {
     });
 }
 
+/// Operations get the numbers of the set-up when a group has carried out as many, which takes hours.
+#[test]
+fn numbers_beyond_those_of_the_set_up_are_numbers_like_others() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let calls: Vec<Call> = (0..8).map(|_| call(3, &mut random)).collect();
+    let mut group = Group::new(3, &calls, &mut random);
+    for rank in &mut group.ranks {
+        rank.engine.numbers.group = super::SET_UP - 4;
+    }
+    group.finish();
+    group.check();
+    for rank in &group.ranks {
+        assert_eq!(rank.engine.numbers.group, super::SET_UP + 4);
+        assert!(!rank.engine.sets_up);
+    }
+}
+
 #[test]
 fn many_operations_under_way_keep_apart() {
     schedules(|seed| {

@@ -381,17 +381,13 @@ const PORTS: u64 = 12_000;
 /// Returns the port of a job, which is not `taken`. Two jobs of one host get the same port in one case of
 /// 12000.
 pub(super) fn port_of_job(job: &str, taken: Option<u16>) -> u16 {
-    let hash = hash_of(job);
+    // FNV-1a, because a hash of the standard library may differ between processes.
+    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
     let nth = |hash: u64| FIRST_PORT + (hash % PORTS) as u16;
     let port = nth(hash);
     if Some(port) == taken { nth(hash.wrapping_add(1)) } else { port }
-}
-
-/// Returns a hash that all processes compute alike (FNV-1a). One of the standard library may differ.
-pub(crate) fn hash_of(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 #[cfg(test)]

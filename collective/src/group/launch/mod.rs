@@ -5,7 +5,6 @@ mod launchers;
 use std::ffi::OsString;
 
 use self::launchers::Variables;
-pub(crate) use self::launchers::hash_of;
 use crate::error::{CollectiveError, setting};
 
 /// The rank of this process, the number of ranks, and the address at which they meet.

@@ -8,9 +8,6 @@ pub struct Member {
     /// The number of processor cores that the process may use.
     #[prost(uint32, tag = "2")]
     pub cores: u32,
-    /// The choice of plans, which all ranks have to share. Of a long one, the beginning and a hash.
-    #[prost(string, tag = "3")]
-    pub plans: ::prost::alloc::string::String,
 }
 /// What a rank tells those that watch it: the errors that end the operations of the group, the latest ones.
 #[derive(Clone, PartialEq, ::prost::Message)]

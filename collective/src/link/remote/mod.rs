@@ -53,6 +53,11 @@ impl RemoteLinks {
         self.common.counters
     }
 
+    /// Counts from 0 again.
+    pub(crate) fn restart_counters(&mut self) {
+        self.common.counters = LinkCounters::default();
+    }
+
     /// Runs `work` over the link to a rank. A violation ends this link. After the loss of the peer, messages
     /// that had arrived are still received.
     #[inline]
