@@ -19,7 +19,7 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -45,7 +45,7 @@ const LONGEST_HELLO: usize = 64 << 10;
 const LONGEST_REQUEST: u64 = 128 << 10;
 /// Longest message of a child, in bytes.
 const LONGEST_REPORT: u64 = 256 << 20;
-/// The largest number of callers that are greeted at once. Others wait for the accept.
+/// The largest number of callers that are greeted at once.
 const MOST_GREETED: usize = 16;
 /// The largest number of children of a caller.
 pub const MOST_CHILDREN: usize = 8;
@@ -276,13 +276,9 @@ impl Listener {
             seat: Arc::clone(&seat),
             happenings: happenings.clone(),
         };
-        let listener = Arc::new(self.listener);
-        // One of them serves the caller that has the seat.
-        for _ in 0..=MOST_GREETED {
-            let (listener, greeter) = (Arc::clone(&listener), greeter.clone());
-            let accept = move || accept_all(&listener, &greeter);
-            thread::Builder::new().name("caller".to_owned()).spawn(accept).context("can't start a thread")?;
-        }
+        let listener = self.listener;
+        let accept = move || accept_all(&listener, &greeter);
+        thread::Builder::new().name("callers".to_owned()).spawn(accept).context("can't start a thread")?;
         let mut session: Option<Session> = None;
         for happening in happened {
             match (happening, &mut session) {
@@ -337,26 +333,51 @@ fn end_by_signals(happenings: SyncSender<Happening>) -> Result<(), Failure> {
     thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop).context(failed)
 }
 
-/// Serves callers one after the other.
 fn accept_all(listener: &TcpListener, greeter: &Greeter) {
+    let greeted = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
-        match stream {
-            Ok(stream) => greeter.serve(&stream),
+        let Ok(mut stream) = stream else {
             // Without descriptors, the next attempt would fail at once too.
-            Err(_) => thread::sleep(Duration::from_millis(100)),
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        if greeted.fetch_add(1, Ordering::AcqRel) >= MOST_GREETED {
+            greeted.fetch_sub(1, Ordering::AcqRel);
+            refuse_one_of_many(&mut stream);
+            continue;
         }
+        let (greeter, count) = (greeter.clone(), Arc::clone(&greeted));
+        let serve = move || {
+            greeter.serve(stream);
+            count.fetch_sub(1, Ordering::AcqRel);
+        };
+        if thread::Builder::new().name("caller".to_owned()).spawn(serve).is_err() {
+            greeted.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Says that too many callers are greeted. The buffer of a new connection has room for that.
+fn refuse_one_of_many(stream: &mut TcpStream) {
+    let reason = format!("{MOST_GREETED} callers say at this moment what they are: call again");
+    if stream.set_nonblocking(true).is_ok()
+        && let Ok(mut line) = serde_json::to_vec(&Greeting::Refused(reason))
+    {
+        line.push(b'\n');
+        // The caller may have gone.
+        let _ = stream.write_all(&line);
     }
 }
 
 impl Greeter {
     /// Greets a caller, and receives what it tells until it is gone.
-    fn serve(&self, stream: &TcpStream) {
+    fn serve(self, stream: TcpStream) {
         let (Ok(caller), Ok(local), Ok(sender)) =
-            (stream.peer_addr(), stream.local_addr(), Sender::new(stream))
+            (stream.peer_addr(), stream.local_addr(), Sender::new(&stream))
         else {
             return;
         };
-        let admitted = self.admit(stream, caller);
+        let admitted = self.admit(&stream, caller);
         let about = match admitted {
             Ok(hello) => hello,
             Err(reason) => {
@@ -367,7 +388,7 @@ impl Greeter {
             }
         };
         let _ = report_line(format!("{caller} calls: {}", one_line(&about)));
-        let facts = self.facts.clone();
+        let facts = self.facts;
         let welcomed = sender.send(&Greeting::Welcome { facts, clock: clock() });
         if self
             .happenings
@@ -377,7 +398,7 @@ impl Greeter {
             return;
         }
         let reason = match welcomed.and_then(|()| sender.keep_alive(Said::Alive)) {
-            Ok(()) => receive(stream, LONGEST_REQUEST, |told| {
+            Ok(()) => receive(&stream, LONGEST_REQUEST, |told| {
                 drop(self.happenings.send(Happening::Told(told)));
             }),
             Err(error) => error.to_string(),
