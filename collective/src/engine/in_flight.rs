@@ -584,7 +584,9 @@ impl<M: DerefMut<Target = [u8]>> MemoryRefs<'_, M> {
     /// Returns two different memories, the first for writing. An element has one address in each memory, so no
     /// step moves elements within a memory.
     fn disjoint(&mut self, to: MemoryRole, from: MemoryRole) -> Option<(&mut [u8], &[u8])> {
-        let [to, from] = self.0.get_disjoint_mut([to as usize, from as usize]).ok()?;
+        let memories = self.0.get_disjoint_mut([to as usize, from as usize]);
+        debug_assert!(memories.is_ok(), "a step within {to:?}");
+        let [to, from] = memories.ok()?;
         Some((to.bytes_mut(), from.bytes()))
     }
 }

@@ -26,7 +26,7 @@ use crate::link::remote::wire::{MappedWire, WriteWire};
 use crate::memory::MemoryPool;
 
 /// "links", and the version of the format of messages.
-const MAGIC: u64 = 0x6c69_6e6b_7300_0002;
+const MAGIC: u64 = 0x6c69_6e6b_7300_0003;
 /// The words of a hello.
 const WORDS: usize = 5;
 /// The first and the longest time between two attempts.

@@ -51,7 +51,7 @@ async fn hostile(
     let section = 0;
     let view = if kind == VIEWS { 1 } else { 2 };
     let sizes = u64::from(layout.slots) << 32 | u64::from(layout.inline);
-    for (at, word) in [0x6c69_6e6b_7300_0002, sizes, 1, pool.number(), view].into_iter().enumerate() {
+    for (at, word) in [0x6c69_6e6b_7300_0003, sizes, 1, pool.number(), view].into_iter().enumerate() {
         outbox.store_u64(section + Layout::HELLO + 8 * at, word).unwrap();
     }
     let mut exported =
