@@ -119,7 +119,6 @@ struct Sender {
 impl Sender {
     fn new(stream: &TcpStream) -> io::Result<Arc<Self>> {
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(SILENCE))?;
         Ok(Arc::new(Self { stream: Mutex::new(stream.try_clone()?) }))
     }
 
@@ -128,7 +127,7 @@ impl Sender {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         let mut stream = lock(&self.stream);
-        let sent = stream.write_all(&line);
+        let sent = write_within(&mut stream, &line, SILENCE);
         if sent.is_err() {
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -150,6 +149,25 @@ impl Sender {
         };
         thread::Builder::new().name("alive".to_owned()).spawn(beat).map(drop)
     }
+}
+
+/// Writes all bytes within `limit`.
+fn write_within(stream: &mut TcpStream, mut bytes: &[u8], limit: Duration) -> io::Result<()> {
+    let end = Instant::now() + limit;
+    while !bytes.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Hands each message to `each` until the connection ends. Returns why it ended.
