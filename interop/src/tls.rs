@@ -1,10 +1,9 @@
 //! TLS: the official programs' flags, and tonic's configuration from them. Keys and certificates are read and
 //! checked first, so that an error names a flag and a file, in place of a failed handshake.
 
-use std::error::Error;
 use std::fmt;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -187,14 +186,22 @@ fn certificates(file: FlagFile<'_>, text: &[u8]) -> Result<Vec<CertificateDer<'s
     found.map_err(|error| wrong(file, "no certificate in PEM", &error))
 }
 
-fn wrong((flag, path): FlagFile<'_>, what: &str, error: &dyn Error) -> Failure {
+fn wrong((flag, path): FlagFile<'_>, what: &str, error: &dyn fmt::Display) -> Failure {
     Failure::run(format!("{flag}: {}: {what}: {error}", path.display()))
 }
 
-/// Reads a file. The rest of one that is too large is not read, and lacks in its content.
+/// Reads a regular file. It refuses pipes, which could block, and files that are too large.
 fn read(file: FlagFile<'_>) -> Result<Vec<u8>, Failure> {
     let mut text = Vec::new();
-    let read = File::open(file.1).and_then(|opened| opened.take(LARGEST).read_to_end(&mut text));
+    let read = std::fs::metadata(file.1).and_then(|metadata| {
+        if !metadata.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        File::open(file.1)?.take(LARGEST + 1).read_to_end(&mut text)
+    });
     read.map_err(|error| wrong(file, "can't be read", &error))?;
+    if text.len() as u64 > LARGEST {
+        return Err(wrong(file, "can't be read", &format!("larger than {LARGEST} bytes")));
+    }
     Ok(text)
 }

@@ -168,9 +168,10 @@ fn errors_name_wrong_files() {
         |label: &str, base64: &str| format!("-----BEGIN {label}-----\n{base64}\n-----END {label}-----\n");
     let anywhere = [
         (folder.path().join("nowhere.pem"), "can't be read"),
-        (folder.path().to_owned(), "can't be read"),
-        (PathBuf::from("/dev/zero"), "in PEM"),
+        (folder.path().to_owned(), "not a regular file"),
+        (PathBuf::from("/dev/zero"), "not a regular file"),
         (write("empty", b""), "in PEM: no items found"),
+        (write("large", &vec![b'x'; (1 << 20) + 1]), "larger than 1048576 bytes"),
         (write("text", b"\xff\xfe and no PEM"), "in PEM: no items found"),
         (write("der", &[0x30, 0x82, 1, 2]), "in PEM: no items found"),
     ];
