@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::ops::Range;
-use std::pin::Pin;
+use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -247,7 +247,7 @@ impl Outgoing {
                     pending == 0
                 }),
             };
-            if session.peers.left(peer) {
+            if matches!(goal, Goal::NoneUnderWay) && session.peers.left(peer) {
                 // A part that has left in good order needs nothing any more.
                 self.pending = 0;
                 return Ok(true);
@@ -412,8 +412,10 @@ impl<T: Send + 'static> Lendable<T> {
     /// The task ended without giving it back.
     fn here(&mut self, waker: Option<&Waker>) -> Result<Option<&mut T>, Lost> {
         if let Self::Away(back) = self {
+            // A run may make many steps in one poll of its task, so they take nothing of the task's budget.
+            let back = pin!(tokio::task::coop::unconstrained(back));
             let context = &mut Context::from_waker(waker.unwrap_or(Waker::noop()));
-            *self = match Pin::new(back).poll(context) {
+            *self = match back.poll(context) {
                 Poll::Ready(Ok(thing)) => Self::Here(thing),
                 Poll::Ready(Err(_)) => Self::Lost,
                 Poll::Pending => return Ok(None),
