@@ -107,7 +107,7 @@ impl Deferred {
 }
 
 thread_local! {
-    /// The tasks that work of connections has made ready since the last poll on this thread.
+    /// The tasks that the present work of connections has made ready on this thread.
     static READY: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -117,9 +117,11 @@ pub(crate) fn task_is_ready() {
     READY.set(READY.get() + 1);
 }
 
-/// Returns how many tasks were made ready since this was asked last.
-pub(crate) fn take_ready_tasks() -> usize {
-    READY.take()
+/// Carries out `work`. Returns how many tasks it has made ready, without those of polls within it.
+pub(crate) fn ready_tasks_of(work: impl FnOnce()) -> usize {
+    let before = READY.take();
+    work();
+    READY.replace(before)
 }
 
 /// A task that ends when this is dropped.

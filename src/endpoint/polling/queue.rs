@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 use tokio::sync::Notify;
 
-use crate::endpoint::deferred::{Deferred, Run, take_ready_tasks};
+use crate::endpoint::deferred::{Deferred, Run, ready_tasks_of};
 use crate::endpoint::info::PollCounters;
 use crate::endpoint::link::receive::SharedBuffers;
 use crate::endpoint::link::{WorkId, WorkKind};
@@ -389,8 +389,7 @@ impl Queue {
         let mut after = std::mem::take(&mut batch.after);
         drop(batch);
         let (woken, ran) = (after.wakers.len(), after.runs.len());
-        after.carry_out();
-        let woken = woken + take_ready_tasks();
+        let woken = woken + ready_tasks_of(|| after.carry_out());
         // The lists go back, so that the next poll allocates nothing. Another thread that polls has lists of
         // its own.
         if let Ok(mut batch) = self.batch.try_lock()
