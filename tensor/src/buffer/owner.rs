@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::Uri;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::sleep_until;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -18,7 +18,7 @@ use super::handle::SECRET;
 use super::lease::{BufferLease, Ended, LeaseOptions, LeaseState, Progress};
 use super::proto::{BufferKey, Fault, FaultKind, Reader, RemoteBuffer};
 use super::service::BufferService;
-use super::table::Table;
+use super::table::{MOST, Table};
 use crate::error::{TensorError, TensorErrorKind, check_name};
 use crate::types::Tensor;
 use tonic_rdma_verbs::memory::{Pool, RegisteredBuf};
@@ -73,6 +73,8 @@ pub(super) struct PoolShared {
     copied: AtomicU64,
     /// Ends leases whose time is over.
     runtime: Handle,
+    /// The tasks that do so, at most.
+    timers: Arc<Semaphore>,
 }
 
 /// The pools of this process, by generation.
@@ -166,12 +168,18 @@ impl BufferPool {
                 changed: Notify::new(),
             })
         };
-        let state = lock(&shared.table).insert(make).ok_or_else(|| {
-            TensorError::new(TensorErrorKind::Busy, "the buffer pool has as many leases as it can")
-        })?;
+        let too_many =
+            || TensorError::new(TensorErrorKind::Busy, "the buffer pool has as many leases as it can");
+        let state = lock(&shared.table).insert(make).ok_or_else(too_many)?;
         if let Some(deadline) = deadline {
+            // A runtime that stands still ends no task, so the tasks are bounded as well as the leases.
+            let Ok(permit) = Arc::clone(&shared.timers).try_acquire_owned() else {
+                state.end(Ended::Dropped);
+                return Err(too_many());
+            };
             let lease = Arc::downgrade(&state);
             let ends = async move {
+                let _permit = permit;
                 sleep_until(deadline.into()).await;
                 if let Some(lease) = lease.upgrade() {
                     lease.end(Ended::TimeOver);
@@ -276,6 +284,7 @@ impl BufferPoolBuilder {
             admitted: Mutex::default(),
             copied: AtomicU64::new(0),
             runtime,
+            timers: Arc::new(Semaphore::new(MOST)),
         });
         lock(&POOLS).insert(generation, Arc::downgrade(&shared));
         Ok(BufferPool { shared })

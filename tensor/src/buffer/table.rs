@@ -9,7 +9,7 @@ use super::proto::{Fault, FaultKind};
 /// The last leases that have ended, whose handles are told how.
 const KNOWN: usize = 4096;
 /// Most leases.
-const MOST: usize = 1 << 20;
+pub(super) const MOST: usize = 1 << 20;
 
 /// The leases of a pool.
 #[derive(Debug, Default)]
