@@ -1,5 +1,6 @@
 //! Calls that stay in the process: where handlers run, what each end may refuse, how servers and runtimes end.
 
+use std::error::Error as _;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -8,8 +9,12 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
 use tonic::transport::Endpoint;
+use tonic::transport::channel::Change;
 use tonic::{Code, Request, Response, Status};
-use tonic_rdma::{CallConfig, Config, RdmaChannel, RdmaIncoming, RdmaRequestExt as _, RdmaServer, Verdict};
+use tonic_rdma::{
+    CallConfig, Config, EndpointState, RdmaChannel, RdmaError, RdmaErrorKind, RdmaIncoming,
+    RdmaRequestExt as _, RdmaServer, Verdict,
+};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
@@ -151,7 +156,7 @@ fn the_end_of_a_server_under_load_loses_no_call() {
     }
 }
 
-/// The call that has begun is answered. Those that wait for room can't be sent over another connection.
+/// The call that has begun is answered. Those that wait for room are sent again, but nobody listens.
 #[test]
 fn a_server_that_shuts_down_waits_for_calls_that_have_begun() {
     for runtime in Runtime::ALL {
@@ -169,7 +174,9 @@ fn a_server_that_shuts_down_waits_for_calls_that_have_begun() {
             let waiting = [call(), call()];
             stop.send(()).unwrap();
             for waiting in waiting {
-                assert_eq!(within(waiting).await.unwrap().unwrap_err().code(), Code::Unavailable);
+                let refused = within(waiting).await.unwrap().unwrap_err();
+                let reason = refused.source().unwrap().downcast_ref::<RdmaError>().unwrap();
+                assert_eq!((refused.code(), reason.kind()), (Code::Unavailable, RdmaErrorKind::Unreachable));
             }
             assert!(!server.is_finished());
             greeter.release(1);
@@ -202,6 +209,41 @@ fn a_call_that_waits_for_room_begins_when_another_has_ended_or_is_cancelled() {
             assert_eq!((greeter.dropped(), greeter.most_held()), (1, 1));
         });
     }
+}
+
+/// It is sent to another server then. A call that has begun fails.
+#[test]
+fn a_call_that_waits_for_room_outlives_its_connection() {
+    Runtime::MultiThread.run(async {
+        let [greeter, other] = [(); 2].map(|()| ScriptedGreeter::new());
+        let limits = CallConfig::default().max_concurrent_streams(1);
+        let (elsewhere, served) =
+            (Elsewhere::new(), serve_within(limits, greeter.clone(), any(), config(true)));
+        let (first, _stop, _server) = elsewhere.run(served).await;
+        let (second, _stop, _server) = serve(other.clone(), any(), config(true)).await;
+        let builder = RdmaChannel::balance([]).config(config(true));
+        let (channel, changes) = builder.balance_channel(2);
+        let insert = async |address| {
+            let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+            changes.send(Change::Insert(address, endpoint)).await.unwrap();
+        };
+        insert(first).await;
+        let call = |name: &'static str| {
+            let mut client = GreeterClient::new(channel.clone());
+            tokio::spawn(async move { say(&mut client, name).await })
+        };
+        let begun = call("hold");
+        until(|| greeter.held() == 1).await;
+        let waiting = call("waits");
+        until(|| channel.endpoints()[0].calls == 2).await;
+        insert(second).await;
+        let is_up = |state: &EndpointState| matches!(state, EndpointState::Up(_));
+        until(|| channel.endpoints().into_iter().filter(|it| is_up(&it.state)).count() == 2).await;
+        drop(elsewhere);
+        assert_eq!(within(begun).await.unwrap().unwrap_err().code(), Code::Unavailable);
+        assert_eq!(within(waiting).await.unwrap().unwrap(), "waits");
+        assert_eq!((greeter.calls(), other.calls()), (1, 1));
+    });
 }
 
 /// A runtime of its own, on a thread of its own, that ends when this is dropped.

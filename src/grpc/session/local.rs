@@ -328,9 +328,20 @@ pub(super) struct LocalCalls {
 
 #[derive(Debug, Default)]
 struct Calls {
-    exchanges: Slab<Arc<Exchange>>,
+    /// Each with whether it may begin.
+    exchanges: Slab<(Arc<Exchange>, bool)>,
     /// Why there are no further calls.
     closed: Option<Arc<str>>,
+}
+
+impl Calls {
+    /// Returns the client's reason for the end of a call that the handler has not ended.
+    fn unanswered(&self, has_begun: bool) -> CallFault {
+        if has_begun {
+            return CallFault::PeerClosed;
+        }
+        CallFault::GoneAway(self.closed.clone().unwrap_or_else(|| "the server has ended".into()))
+    }
 }
 
 impl LocalCalls {
@@ -355,11 +366,18 @@ impl LocalCalls {
         self.permits.close();
     }
 
-    /// Ends all calls.
+    /// Ends all calls. Those that wait can be sent over another connection.
     pub(super) fn abort(&self, reason: &str) {
         self.close(reason);
-        let faults = [const { CallFault::PeerClosed }; 2];
-        self.exchanges().iter().for_each(|exchange| exchange.end(faults.clone()));
+        let mut after = Deferred::default();
+        // With the lock, so that no call begins meanwhile.
+        let calls = lock(&self.calls);
+        for (_, (exchange, has_begun)) in &calls.exchanges {
+            let faults = [calls.unanswered(*has_begun), CallFault::PeerClosed];
+            end_both(lock(&exchange.ends).each_mut(), faults, &mut after);
+        }
+        drop(calls);
+        after.carry_out();
     }
 
     /// Wakes the tasks that wait for headers and parts of responses.
@@ -368,7 +386,7 @@ impl LocalCalls {
     }
 
     fn exchanges(&self) -> Vec<Arc<Exchange>> {
-        lock(&self.calls).exchanges.iter().map(|(_, exchange)| Arc::clone(exchange)).collect()
+        lock(&self.calls).exchanges.iter().map(|(_, (exchange, _))| Arc::clone(exchange)).collect()
     }
 
     /// Waits until there is no call.
@@ -390,8 +408,6 @@ pub(crate) struct LocalCall {
     session: Arc<Session>,
     slot: usize,
     has_permit: bool,
-    /// The client's reason if the handler does not end the call.
-    fault: CallFault,
 }
 
 impl LocalCall {
@@ -400,16 +416,14 @@ impl LocalCall {
     pub(crate) async fn begin(&mut self, stream: &Stream) -> bool {
         let LocalCalls { calls, permits, .. } = &self.session.local;
         if !self.has_permit {
-            tokio::select! {
+            self.has_permit = tokio::select! {
                 biased;
-                _ = poll_fn(|context| stream.poll_reset(context)) => {}
-                permit = permits.acquire() => match permit {
-                    Ok(permit) => {
-                        permit.forget();
-                        self.has_permit = true;
-                    }
-                    Err(_) => self.fault = CallFault::GoneAway(lock(calls).closed.clone().unwrap_or_default()),
-                }
+                _ = poll_fn(|context| stream.poll_reset(context)) => false,
+                permit = permits.acquire() => permit.map(SemaphorePermit::forget).is_ok(),
+            };
+            // A call that has ended meanwhile is seen as such before its handler runs.
+            if let Some((_, has_begun)) = lock(calls).exchanges.get_mut(self.slot) {
+                *has_begun = self.has_permit;
             }
         }
         self.has_permit
@@ -419,10 +433,13 @@ impl LocalCall {
 impl Drop for LocalCall {
     fn drop(&mut self) {
         let LocalCalls { calls, permits, ended } = &self.session.local;
-        let exchange = lock(calls).exchanges.try_remove(self.slot);
-        if let Some(exchange) = exchange {
+        let mut calls = lock(calls);
+        let removed = calls.exchanges.try_remove(self.slot);
+        let fault = calls.unanswered(self.has_permit);
+        drop(calls);
+        if let Some((exchange, _)) = removed {
             // A task may still read what the client has sent.
-            exchange.end([self.fault.clone(), CallFault::ResetHere(ResetCode::Cancel)]);
+            exchange.end([fault, CallFault::ResetHere(ResetCode::Cancel)]);
         }
         if self.has_permit {
             permits.add_permits(1);
@@ -487,10 +504,10 @@ impl Session {
                 return Err(Arc::clone(reason));
             }
             let has_permit = self.local.permits.try_acquire().map(SemaphorePermit::forget).is_ok();
-            (calls.exchanges.insert(Arc::clone(exchange)), has_permit)
+            (calls.exchanges.insert((Arc::clone(exchange), has_permit)), has_permit)
         };
         let end = LocalEnd { exchange: Arc::clone(exchange), role: Role::Server, has_begun: has_permit };
-        let call = LocalCall { session: Arc::clone(self), slot, has_permit, fault: CallFault::PeerClosed };
+        let call = LocalCall { session: Arc::clone(self), slot, has_permit };
         if let Some(acceptor) = &self.acceptor {
             Arc::clone(acceptor).accept_local(Stream::local(Arc::clone(self), end), head, call);
         }

@@ -5,8 +5,8 @@
 mod accepting;
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::Code;
 
-use super::{Accept, Part, RequestHeaders, ResetCode, Session, Stream};
+use super::{Accept, LocalCall, Part, RequestHeaders, ResetCode, Session, Stream};
 use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, Provider};
 use crate::grpc::CallConfig;
 use crate::grpc::fault::CallFault;
@@ -360,6 +360,30 @@ async fn the_end_of_a_connection_ends_its_calls() {
     assert!(soon(pair.client.closed()).await.is_err());
     assert!(pair.client.open(head("/a.B/C")).is_err());
     soon(poll_fn(|context| accepted.poll_reset(context))).await;
+}
+
+/// Holds calls of this process.
+#[derive(Debug, Default)]
+struct Holds(Mutex<Vec<(Stream, LocalCall)>>);
+
+impl Accept for Holds {
+    fn accept(&self, _: Stream, _: RequestHeaders, _: bool) {}
+
+    fn accept_local(self: Arc<Self>, stream: Stream, _: Arc<RequestHeaders>, call: LocalCall) {
+        self.0.lock().unwrap().push((stream, call));
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_connection_lets_calls_that_wait_be_sent_again() {
+    let limits = CallConfig::default().max_concurrent_streams(1);
+    let pair = SessionPair::with(CallConfig::default(), limits, Arc::new(Holds::default())).await;
+    let server = Arc::downgrade(&pair.server);
+    let [begun, waiting] =
+        [(); 2].map(|()| pair.client.open_local(&server, head("/a.B/C").into(), None, None).unwrap());
+    pair.server.abort();
+    assert!(!response_head(&begun).await.unwrap_err().is_unprocessed());
+    assert!(response_head(&waiting).await.unwrap_err().is_unprocessed());
 }
 
 #[tokio::test]
