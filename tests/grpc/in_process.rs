@@ -7,10 +7,12 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::StreamExt as _;
+use tonic::codegen::BoxStream;
 use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_rdma::{
     CallConfig, Config, EndpointState, RdmaChannel, RdmaError, RdmaErrorKind, RdmaIncoming,
     RdmaRequestExt as _, RdmaServer, Verdict,
@@ -244,6 +246,46 @@ fn a_call_that_waits_for_room_outlives_its_connection() {
         assert_eq!(within(waiting).await.unwrap().unwrap(), "waits");
         assert_eq!((greeter.calls(), other.calls()), (1, 1));
     });
+}
+
+/// Answers when it has the first message. A task reads on, and passes on how the request ends.
+struct AnswersEarly(mpsc::UnboundedSender<Option<Status>>);
+
+#[tonic::async_trait]
+impl Greeter for AnswersEarly {
+    async fn chat(
+        &self,
+        request: Request<Streaming<HelloRequest>>,
+    ) -> Result<Response<BoxStream<HelloReply>>, Status> {
+        let (mut names, end) = (request.into_inner(), self.0.clone());
+        assert!(names.message().await?.is_some());
+        tokio::spawn(async move {
+            end.send(loop {
+                match names.message().await {
+                    Ok(Some(_)) => {}
+                    other => break other.err(),
+                }
+            })
+        });
+        Ok(Response::new(Box::pin(tokio_stream::empty())))
+    }
+}
+
+/// tonic takes CANCELLED of a request for its end.
+#[test]
+fn a_task_that_reads_on_after_the_answer_sees_that_the_request_was_cut_short() {
+    for (runtime, in_process) in Runtime::ALL.into_iter().zip([true, false].into_iter().cycle()) {
+        runtime.run(async {
+            let (sender, mut ends) = mpsc::unbounded_channel();
+            let (address, _stop, _server) = serve(AnswersEarly(sender), any(), config(in_process)).await;
+            let mut client = GreeterClient::new(connect(address, config(in_process)).await);
+            let names = tokio_stream::once(HelloRequest::default()).chain(tokio_stream::pending());
+            let mut replies = within(client.chat(names)).await.unwrap().into_inner();
+            assert!(within(replies.message()).await.unwrap().is_none());
+            let end = within(ends.recv()).await.unwrap();
+            assert_eq!(end.expect("the request has no end").code(), Code::Internal);
+        });
+    }
 }
 
 /// A runtime of its own, on a thread of its own, that ends when this is dropped.

@@ -302,8 +302,9 @@ impl<K> Core<K> {
             self.close(key);
             let stream = &mut self.streams[key];
             if !stream.receiving.ended {
-                // The client sends no more. A task of the handler's may still read.
-                stream.fault.get_or_insert(CallFault::ResetHere(ResetCode::Cancel));
+                // The client sends no more. A task of the handler's may still read. To tonic, the code of a
+                // reset with CANCEL would be the end of the request.
+                stream.fault.get_or_insert(CallFault::Ended);
                 self.after.wakers.extend(stream.receiving.waker.take());
             }
             // Offers of a request that nothing reads any more.

@@ -325,7 +325,8 @@ impl http_body::Body for RequestBody {
             Some(Err(fault)) => {
                 // tonic takes CANCELLED of a request for its end, so a handler would take a request that was
                 // cut short for complete. At the next poll of the call the handler is dropped. A task that
-                // the handler started with the body gets the status then.
+                // the handler started with the body gets the status then: CANCELLED if the client cancelled
+                // the call, as over HTTP/2.
                 this.failed = Some(fault.into());
                 context.waker().wake_by_ref();
                 return Poll::Pending;
