@@ -2,8 +2,8 @@
 //!
 //! Addresses and process ids don't tell: there are network namespaces, forwarded ports and proxies. But the
 //! two queue pairs of the software device prove with random nonces that they are connected to one another.
-//! A server's end whose client may be of this process puts its nonces on a list before it confirms; a
-//! client's end that finds its own nonces on the list has met it.
+//! The server's end of each native connection over that device puts them on a list before it confirms, unless
+//! calls within the process are not allowed. Only a client's end of this process can find them there.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ pub(crate) enum Meeting {
     /// The ends are in different processes, or don't look for one another.
     #[default]
     None,
-    /// The server's end, for a client that may be of this process. It is on the list until it is dropped.
+    /// The server's end. It is on the list until the client's end finds it, or until it is dropped.
     Host(Nonces, watch::Sender<Option<Handed>>),
     /// The client's end. It has found the server's, which may take this long to serve the connection.
     Guest(watch::Receiver<Option<Handed>>, Duration),
@@ -51,7 +51,7 @@ impl Meeting {
         lock(&HOSTS).remove(&(client, server)).map_or(Self::None, |host| Self::Guest(host, limit))
     }
 
-    /// Hands something to the client's end, if it may be of this process.
+    /// Hands something to the client's end, if that is of this process.
     pub(crate) fn hand(&self, handed: Handed) {
         if let Self::Host(_, sender) = self {
             sender.send_replace(Some(handed));
