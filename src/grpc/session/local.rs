@@ -519,6 +519,7 @@ impl Session {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use super::super::tests::SessionPair;
     use super::*;
 
     /// Returns both ends of a call.
@@ -576,8 +577,8 @@ mod tests {
         assert!(matches!(read(&server), Some(Err(CallFault::Ended))));
     }
 
-    #[test]
-    fn unread_parts_are_dropped_without_the_lock() {
+    #[tokio::test]
+    async fn unread_parts_are_dropped_without_the_lock() {
         /// Memory whose owner uses the call when it is dropped.
         struct Owner(Arc<Exchange>);
         impl AsRef<[u8]> for Owner {
@@ -590,15 +591,20 @@ mod tests {
                 drop(self.0.ends.try_lock().unwrap());
             }
         }
+        let pair = SessionPair::alike().await;
         let (client, server) = ends();
-        let owned = || Bytes::from_owner(Owner(Arc::clone(&client.exchange)));
+        let exchange = Arc::clone(&client.exchange);
+        let client = Stream::local(Arc::clone(&pair.client), client);
+        let server = Stream::local(Arc::clone(&pair.server), server);
+        let owned = || Bytes::from_owner(Owner(Arc::clone(&exchange)));
+        let answer = || server.send_response(HeaderMap::new(), Some(owned()), None, false);
         client.send_data(owned(), false);
-        answer(&server, Some(owned()), None);
+        answer();
         client.reset(ResetCode::Cancel);
         client.send_data(owned(), true);
-        answer(&server, Some(owned()), None);
-        server.release();
-        client.release();
+        answer();
+        drop((client, server));
+        assert_eq!(Arc::strong_count(&exchange), 1, "all parts were dropped");
     }
 
     #[test]

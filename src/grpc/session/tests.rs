@@ -42,9 +42,9 @@ impl Accept for Calls {
 }
 
 /// A client, a server, and the calls that arrive.
-struct SessionPair {
-    client: Arc<Session>,
-    server: Arc<Session>,
+pub(super) struct SessionPair {
+    pub(super) client: Arc<Session>,
+    pub(super) server: Arc<Session>,
     calls: mpsc::UnboundedReceiver<(Stream, RequestHeaders)>,
 }
 
@@ -77,7 +77,7 @@ impl SessionPair {
         }
     }
 
-    async fn alike() -> Self {
+    pub(super) async fn alike() -> Self {
         Self::new(CallConfig::default(), CallConfig::default()).await
     }
 
