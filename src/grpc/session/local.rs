@@ -6,7 +6,7 @@
 //! ```text
 //!  client: Stream ── LocalEnd ──▶ Exchange ◀── LocalEnd ── Stream of the server's call, in a task of its own
 //!                                     ▲
-//!  server's Session ── LocalCalls ────┘  so many at a time, in order
+//!  server's Session ── LocalCalls ────┘  so many at a time
 //! ```
 
 use std::future::poll_fn;
@@ -45,7 +45,8 @@ struct End {
     trailers: Option<HeaderMap>,
     /// This end sends nothing more.
     ended: bool,
-    /// The cost of parts that the other end takes now.
+    /// The cost of parts that the other end takes now. A part costs what it costs on a connection, so of small
+    /// parts both take equally many. Here a part takes less memory than that.
     credit: i64,
     /// Why nothing more can be sent, and nothing more comes than the parts that are there. Both ends have a
     /// reason, or none.
@@ -320,7 +321,8 @@ fn joined(parts: &[Bytes], aligned_at: usize) -> Bytes {
 #[derive(Debug)]
 pub(super) struct LocalCalls {
     calls: Mutex<Calls>,
-    /// A permit for each call that may begin. Calls wait for one in order.
+    /// A permit for each call that may begin. A call waits for one from the first poll of its task on, so
+    /// calls may begin in another order than they were sent in.
     permits: Semaphore,
     /// A call has ended.
     ended: Notify,

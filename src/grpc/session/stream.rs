@@ -362,7 +362,8 @@ impl Stream {
     }
 
     /// Waits until the call ends early: the peer reset it, or the connection ended. A server drops the
-    /// handler then. Stays pending if the call ends in order.
+    /// handler then. Not to be asked once the whole response is queued: a request that it cuts short has a
+    /// fault, too.
     pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<CallFault> {
         match &self.carrier {
             Carrier::Connection(key) => self.with(|core| core.poll_reset(*key, context.waker())),
