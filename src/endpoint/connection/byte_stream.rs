@@ -280,7 +280,7 @@ impl ByteStream {
     }
 
     /// Writes in one mode, to measure it: by rendezvous in chunks of the length `chunk`, or eagerly. Returns the
-    /// number of bytes taken, 0 if there is no room.
+    /// number of bytes taken, 0 if there is no room. Fails if there is no memory that the peer's READs would free.
     pub(in crate::endpoint) fn write_by(
         &mut self,
         slices: &[IoSlice<'_>],
@@ -291,14 +291,21 @@ impl ByteStream {
         let written = match (chunk, self.base.link.first_to_lend(slices, 0)) {
             (None, _) => self.send_eagerly(slices, counters)?,
             (Some(_), None) => self.offer_copies(slices, length_of(slices), counters)?,
-            (Some(_), Some((_, lease))) => match self.lend(&lease, counters)? {
-                None if self.sources.is_empty() => {
-                    return Err(ConnectionFault::local("the device makes no grant"));
-                }
-                lent => lent,
-            },
+            (Some(_), Some((_, lease))) => self.lend(&lease, counters)?,
         };
+        if written.is_none()
+            && chunk.is_some()
+            && self.sources.is_empty()
+            && self.base.protocol.rendezvous_room() > 0
+        {
+            return Err(ConnectionFault::local("no memory, or no grant, for a chunk"));
+        }
         Ok(written.unwrap_or(0))
+    }
+
+    /// Returns whether a READ waits for memory, and no bytes are here whose delivery frees some.
+    pub(in crate::endpoint) fn is_starved(&self) -> bool {
+        self.shortage.retry().is_some() && self.landings.is_empty()
     }
 
     /// Returns whether the peer has memory of writes to read.

@@ -21,7 +21,7 @@ use crate::endpoint::connection::{ByteStream, Connection, Member, Traffic as _};
 use crate::endpoint::tuner::{Calibration, Choice, DEFAULT_CHUNK, Measured, Point, Times};
 use crate::error::{RdmaError, RdmaErrorKind};
 use tonic_rdma_verbs::Context;
-use tonic_rdma_verbs::memory::Pool;
+use tonic_rdma_verbs::memory::{Budget, Pool};
 use tonic_rdma_verbs::unstable::lock;
 
 /// Sizes that are measured, in bytes: powers of two from the first to the last. Shorter writes are gathered.
@@ -94,7 +94,7 @@ pub fn calibrate(
     let runtime = runtime.map_err(|error| failed("no runtime to measure in")(error.into()))?;
     let measure = || {
         let _entered = runtime.enter();
-        let loopback = Loopback::new(context, config);
+        let loopback = Loopback::new(context, config, Loopback::MEMORY);
         let mut loopback = loopback.map_err(failed("the device can't be connected to itself"))?;
         let measured = loopback.measure(context.attributes().provider, budget);
         measured.map_err(failed("the device failed while it was measured"))
@@ -137,16 +137,23 @@ struct Loopback {
 }
 
 impl Loopback {
+    /// Most registered memory besides the receive buffers.
+    const MEMORY: u64 = 64 << 20;
     /// Longest time without an arrival. A thread that drives the device may not get a core for a second.
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// Connects the device to itself. Fails with some iWARP devices, and if there is too little memory.
-    fn new(context: &Arc<dyn Context>, config: &Config) -> Result<Self, Failure> {
-        // `write` decides by itself, so nothing is measured for these connections.
+    /// Connects the device to itself, with at most `memory` bytes of registered memory besides the receive
+    /// buffers. Fails with some iWARP devices, and if there is too little memory.
+    fn new(context: &Arc<dyn Context>, config: &Config, memory: u64) -> Result<Self, Failure> {
+        let memory = memory + 2 * u64::from(config.receive_slots) * u64::from(config.slot_size);
+        // `send` sets the mode and the length of the chunks, so nothing is measured for these connections.
         let config = config.clone().eager_threshold(EagerThreshold::Bytes(u64::MAX));
-        let config =
+        let mut config =
             config.poll_mode(PollMode::Event).completion_queues(1).shared_receive(SharedReceive::Never);
-        let prepare = || Prepared::new(Arc::clone(context), &config, false);
+        config.chunk_size = None;
+        // The application's connections have the memory of the process.
+        let budget = Budget::for_process(context.attributes().locks_memory, Some(memory));
+        let prepare = || Prepared::new(Arc::clone(context), &config, false, Some(Arc::clone(&budget)));
         let (first, second) = (prepare()?, prepare()?);
         let (at_first, at_second) = (first.end(), second.end());
         let (first, second) = (first.connect(&at_second, None)?, second.connect(&at_first, None)?);
@@ -232,6 +239,10 @@ impl Loopback {
             }
             idle += 1;
             if idle.is_multiple_of(CHECK_EVERY) {
+                // Nobody else frees memory of this budget.
+                if reader.update(|stream| (stream.is_starved(), false)) {
+                    return Err("no memory to read a chunk into".into());
+                }
                 if since.get_or_insert_with(Instant::now).elapsed() > Self::TIMEOUT {
                     return Err(format!("nothing arrived for {:?}", Self::TIMEOUT).into());
                 }
@@ -245,6 +256,7 @@ impl Loopback {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::provider::budget;
     use crate::endpoint::tuner::ThresholdSource;
 
     #[test]
@@ -256,7 +268,7 @@ mod tests {
         let _entered = runtime.enter();
         for slot_size in [1024, 17_408, 65_536] {
             let config = Config::default().receive_slots(64).slot_size(slot_size);
-            let mut loopback = Loopback::new(&context, &config).unwrap();
+            let mut loopback = Loopback::new(&context, &config, Loopback::MEMORY).unwrap();
             let lengths = [1, 1000, 17_376, 17_377, 100_000, 3 << 20];
             for (length, in_place) in lengths.into_iter().flat_map(|length| [(length, false), (length, true)])
             {
@@ -267,6 +279,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn without_memory_the_measurement_fails_at_once() {
+        let (context, runtime) = (
+            tonic_rdma_verbs::soft::open().unwrap(),
+            Builder::new_current_thread().enable_all().build().unwrap(),
+        );
+        let _entered = runtime.enter();
+        let mut failed = 0;
+        for chunks in 0..16 {
+            let sent = Loopback::new(&context, &Config::default(), chunks << 20)
+                .and_then(|mut loopback| loopback.send(LARGEST, Some(1 << 20), false));
+            if let Err(error) = sent {
+                failed += 1;
+                assert!(error.to_string().contains("memory"), "{chunks} MiB: {error}");
+            }
+        }
+        assert!((2..16).contains(&failed), "{failed} of 16");
+    }
+
+    #[test]
+    fn the_memory_is_not_of_the_process() {
+        let (context, runtime) = (
+            tonic_rdma_verbs::soft::open().unwrap(),
+            Builder::new_current_thread().enable_all().build().unwrap(),
+        );
+        let _entered = runtime.enter();
+        let loopback = Loopback::new(&context, &Config::default(), Loopback::MEMORY).unwrap();
+        let used = loopback.writer.update(|stream| (Arc::clone(stream.base().link.pool.budget()), false));
+        assert!(!Arc::ptr_eq(&used, &budget(false, &Config::default())));
     }
 
     #[test]

@@ -260,7 +260,7 @@ pub(super) async fn negotiate(
     let wanted = config.clone();
     let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
     let prepared =
-        blocking(move || Prepared::new(provider::open(&wanted, local, peer)?, &wanted, native)).await;
+        blocking(move || Prepared::new(provider::open(&wanted, local, peer)?, &wanted, native, None)).await;
     let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
     // Without a device the hello has no offer, but it identifies this side, and asks for TCP.
     let offers = prepared.iter().map(Prepared::offer).collect();

@@ -410,7 +410,7 @@ impl Negotiation<'_> {
         let config = self.config.clone();
         blocking(move || {
             let connected =
-                Prepared::new(provider::open_device(provider, &config)?, &config, native.is_some())?
+                Prepared::new(provider::open_device(provider, &config)?, &config, native.is_some(), None)?
                     .connect(&peer, native)?;
             // The slot is held until here, because this work continues if its negotiation ends.
             Ok((connected, slot))

@@ -20,12 +20,12 @@ use crate::endpoint::link::receive::{Promise, Receives, Ring, Share};
 use crate::endpoint::meeting::Meeting;
 use crate::endpoint::messages::{MessageEndpoint, Messages, Negotiated};
 use crate::endpoint::polling::{OwnQueue, Queue, Reactor};
-use crate::endpoint::provider::budget;
+use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::endpoint::tuner::Chooser;
 use crate::protocol;
 use crate::wire::hello::{Confirm, DeviceOffer, Message};
-use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::unstable::{SlabRegistrations, Versions};
 use tonic_rdma_verbs::{Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress};
 
@@ -54,11 +54,13 @@ enum ReceiveMemory {
 }
 
 impl Prepared {
-    /// Creates all that a connection over the device needs. `calls`: the client asks for native calls.
+    /// Creates all that a connection over the device needs. `calls`: the client asks for native calls. `budget`:
+    /// the limit on its memory, in place of that of the process.
     pub(super) fn new(
         context: Arc<dyn Context>,
         config: &Config,
         calls: bool,
+        budget: Option<Arc<Budget>>,
     ) -> Result<Self, RdmaUnavailable> {
         let attributes = context.attributes().clone();
         let reactor = Reactor::current(&context, config)?;
@@ -83,7 +85,8 @@ impl Prepared {
             receive_quota: ring_bytes + rendezvous.max(Chooser::memory(&Config::default())),
             ..PoolSettings::default()
         };
-        let pool = Pool::new(Arc::clone(&domain), settings, budget(attributes.locks_memory, config));
+        let budget = budget.unwrap_or_else(|| provider::budget(attributes.locks_memory, config));
+        let pool = Pool::new(Arc::clone(&domain), settings, budget);
         let memory = match shared {
             Some(shared) => ReceiveMemory::Shared(shared.promise(slots).map_err(RdmaUnavailable::because)?),
             None => ReceiveMemory::Own(pool.lease(ring_bytes as usize, Quota::Receive)?),
