@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{timeout, timeout_at};
 use tokio_stream::Stream;
 
-use super::client_slots::{ClientSlot, ClientSlots, SlotLost, Source, TooManyWaiters};
+use super::client_slots::{ClientSlot, ClientSlots, SlotLost, Source};
 use super::control_stream::ControlStream;
 use super::local_side::{Established, PeerQueuePair, Prepared, bad_address, blocking, other_version};
 use super::reach::{self, Devices, Reach};
@@ -361,12 +361,14 @@ impl Negotiation<'_> {
         let accepted = timeout_at(until.into(), async {
             for (offer, number) in hello.offers.iter().zip(0..) {
                 match self.accept_offer(offer, &hello.identity, native, &mut devices, limit / 2).await {
-                    Ok((mut established, slot)) => {
+                    Ok(Some((mut established, slot))) => {
                         if established.is_native() && self.config.allows_in_process() {
                             established.meeting = Meeting::host(established.probe());
                         }
                         return Ok(Accepted { established, offer: number, version, slot });
                     }
+                    // Another offer would wait for a slot again.
+                    Ok(None) => return Err(self.client.crowded()),
                     Err(reason) => reasons.push(reason.to_string()),
                 }
             }
@@ -376,7 +378,8 @@ impl Negotiation<'_> {
         accepted.await.unwrap_or_else(|_| Err(RdmaUnavailable::because(slow())))
     }
 
-    /// Connects to one offer. Waits for a slot for at most `limit`.
+    /// Connects to one offer. Waits for a slot for at most `limit`. `None` if the client finds no slot, or has
+    /// lost its slot among the negotiations.
     async fn accept_offer(
         self,
         offer: &DeviceOffer,
@@ -384,7 +387,7 @@ impl Negotiation<'_> {
         native: Option<Role>,
         devices: &mut Devices,
         limit: Duration,
-    ) -> Result<(Established, ClientSlot), RdmaUnavailable> {
+    ) -> Result<Option<(Established, ClientSlot)>, RdmaUnavailable> {
         let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(self.config));
         let Some(provider) = provider else {
             let reason = format!("this end does not use the provider offered, {:?}", offer.provider);
@@ -399,21 +402,21 @@ impl Negotiation<'_> {
             slot_size: offer.slot_size,
         };
         let AdmittedClient { source, slot: negotiation, preparations } = self.client;
-        let crowded = || self.client.crowded();
         // This is the client's time, and costs neither a thread nor memory.
         negotiation.waits_for(Listener::PROOF);
         let owner = devices.ask(provider, &peer.address).await;
-        negotiation.works().map_err(|SlotLost| crowded())?;
+        if let Err(SlotLost) = negotiation.works() {
+            return Ok(None);
+        }
         let source = owner?.map_or(source, |owner| source.with_owner(owner));
-        let slot = timeout(limit, preparations.take(source)).await;
-        let slot = slot.map_err(|_| crowded())?.map_err(|TooManyWaiters| crowded())?;
+        let Ok(Ok(slot)) = timeout(limit, preparations.take(source)).await else { return Ok(None) };
         let config = self.config.clone();
         blocking(move || {
             let connected =
                 Prepared::new(provider::open_device(provider, &config)?, &config, native.is_some(), None)?
                     .connect(&peer, native)?;
             // The slot is held until here, because this work continues if its negotiation ends.
-            Ok((connected, slot))
+            Ok(Some((connected, slot)))
         })
         .await
     }
@@ -604,5 +607,42 @@ mod sniff_tests {
                 "{bytes:?}: {verdicts:?}"
             );
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod crowded_tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::super::reach::tests::queue_pair;
+    use super::*;
+
+    #[tokio::test]
+    async fn without_a_slot_no_further_offer_is_tried() {
+        let (source, long) = (Source::from(IpAddr::from(Ipv4Addr::LOCALHOST)), Duration::from_secs(600));
+        // Nobody may wait for the only slot.
+        let (negotiations, preparations) = (ClientSlots::new(1, long, 0), ClientSlots::shared(1, long, 0));
+        let slot = negotiations.take(source).await.unwrap();
+        let _taken = preparations.take(source).await.unwrap();
+        let client = AdmittedClient { source, slot: &slot, preparations: &preparations };
+        let (config, pair) = (Config::default(), queue_pair());
+        let offer = DeviceOffer {
+            provider: Provider::Soft.name().into(),
+            device: "soft0".into(),
+            queue_pair: pair.local_address().as_bytes().to_vec(),
+            receive_slots: 16,
+            slot_size: 4096,
+        };
+        let hello = ClientHello {
+            identity: reach::local(),
+            newest: VERSIONS.newest as u8,
+            capabilities: 0,
+            offers: vec![offer; 3],
+        };
+        let native = &watch::channel(Some(false)).1;
+        let negotiation = Negotiation { config: &config, client, native, speaks: VERSIONS };
+        let refused = negotiation.accept(hello, long).await.unwrap_err();
+        assert_eq!(refused.to_string(), client.crowded().to_string());
     }
 }
