@@ -276,7 +276,7 @@ pub(super) async fn wait_and_call(
         connections += 1;
         let connection = {
             let begun = deadline.begun();
-            within(&mut deadline, endpoints.members.table().connection(begun)).await??
+            within(&mut deadline, endpoints.members.connection(begun)).await??
         };
         match &*connection {
             Connection::Native(_) => {
@@ -569,7 +569,7 @@ mod tests {
         });
         tokio::spawn(RdmaServer::new().add_service(noted).serve_with_incoming(incoming));
         let channel = RdmaChannel::builder(target).config(config).connect().await.unwrap();
-        let connection = channel.endpoints.members.table().connection(Instant::now()).await.unwrap();
+        let connection = channel.endpoints.members.connection(Instant::now()).await.unwrap();
         (channel, connection, seen)
     }
 
@@ -597,7 +597,7 @@ mod tests {
         while let Some(answer) = timeout(LONG, calls.join_next()).await.unwrap() {
             answer.unwrap().unwrap();
         }
-        let second = channel.endpoints.members.table().connection(Instant::now()).await.unwrap();
+        let second = channel.endpoints.members.connection(Instant::now()).await.unwrap();
         assert!(!Arc::ptr_eq(&first, &second));
         assert!(session(&second).is_usable() && !session(&first).is_usable());
         // The call that has a number goes on.

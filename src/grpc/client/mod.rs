@@ -717,7 +717,7 @@ impl Endpoints {
             return Err(RdmaError::new(RdmaErrorKind::InvalidEndpoint, reason));
         }
         let connecting = Self::new(endpoints, balances, dialer, calls);
-        let connected = connecting.members.table().connection(Instant::now()).await;
+        let connected = connecting.members.connection(Instant::now()).await;
         connected.map_err(if balances { no_endpoint_up } else { not_connected })?;
         Ok(connecting)
     }

@@ -6,8 +6,10 @@ use std::future::poll_fn;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use tokio::sync::mpsc;
+use tonic::Status;
 use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
 
@@ -50,14 +52,30 @@ impl<C: Connection> Members<C> {
         Self { changing: Some((apply, OwnedTask(applying))), ..self }
     }
 
-    /// Returns the table, with all changes that were sent so far. Each call asks for it first, so that earlier
-    /// changes hold for the call.
+    /// Returns the table, with all changes that were sent so far. Each call asks for it at each try, so that
+    /// earlier changes hold for the call.
     pub(crate) fn table(&self) -> &Arc<Table<C>> {
         if let Some((apply, _)) = &self.changing {
             // Without a context this is always ready.
             let _ = apply(None);
         }
         &self.table
+    }
+
+    /// Waits for a connection for a call that began at `begun`, as long as an endpoint is being dialled.
+    ///
+    /// # Errors
+    /// No endpoint is up.
+    pub(crate) async fn connection(&self, begun: Instant) -> Result<Arc<C>, Status> {
+        let mut changes = self.table.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if let Some(connection) = self.table().pick(begun)? {
+                return Ok(connection);
+            }
+            // This fails only if the sender is gone, which the table holds.
+            let _ = changes.changed().await;
+        }
     }
 }
 

@@ -223,7 +223,7 @@ pub(crate) fn http2_failed(error: tonic::transport::Error) -> RdmaError {
 /// Waits for a connection with room for a call, as long as an endpoint is being dialled.
 async fn reserve(members: Arc<Members<EndpointConnection>>) -> Result<Reservation, RdmaError> {
     loop {
-        let connection = members.table().connection(Instant::now()).await.map_err(no_endpoint_up)?;
+        let connection = members.connection(Instant::now()).await.map_err(no_endpoint_up)?;
         if let Some(reservation) = Reservation::of(&connection).await.map_err(http2_failed)? {
             return Ok(reservation);
         }

@@ -81,7 +81,7 @@ pub(crate) trait Connection: fmt::Debug + Send + Sync + 'static {
 pub(crate) struct Table<C> {
     entries: Mutex<Entries<C>>,
     /// Announces each change of the entries.
-    changes: watch::Sender<()>,
+    pub(super) changes: watch::Sender<()>,
     /// An endpoint is dialled when a call needs it. Otherwise it is dialled as soon as it is in the table,
     /// and again when it is down.
     on_demand: bool,
@@ -156,22 +156,6 @@ impl<C: Connection> Table<C> {
             self.changes.send_replace(());
         }
         pick
-    }
-
-    /// Waits for a connection, as long as an endpoint is being dialled.
-    ///
-    /// # Errors
-    /// No endpoint is up.
-    pub(crate) async fn connection(&self, begun: Instant) -> Result<Arc<C>, Status> {
-        let mut changes = self.changes.subscribe();
-        loop {
-            changes.mark_unchanged();
-            if let Some(connection) = self.pick(begun)? {
-                return Ok(connection);
-            }
-            // This fails only if the sender is gone, which `self` holds.
-            let _ = changes.changed().await;
-        }
     }
 
     /// Returns the state of each endpoint, in the order in which they were added.
@@ -495,9 +479,15 @@ impl Backoff {
 #[allow(clippy::panic, reason = "tests")]
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
+    use std::pin::pin;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-    use std::time::Duration;
+    use std::task::{Context, Waker};
 
+    use tokio::sync::mpsc;
+    use tonic::transport::Endpoint;
+    use tonic::transport::channel::Change;
+
+    use super::super::members::Members;
     use super::*;
 
     #[derive(Debug)]
@@ -617,6 +607,23 @@ mod tests {
         assert_eq!(failure(&table, begun), format!("{}: {}", uri(), DialError::Closed));
         table.up(one, &connection(0));
         assert_eq!(table.status().len(), 1, "a task that ends late brings no endpoint back");
+    }
+
+    #[tokio::test]
+    async fn a_waiting_call_finds_the_endpoints_that_were_added_meanwhile() {
+        let (table, (sender, changes)) = (Table::<Fake>::new(false), mpsc::channel(1));
+        let runtime = Handle::current();
+        let keep = move |table: &_, endpoint: Endpoint| {
+            KeptEndpoint::new(table, &runtime, endpoint.uri().clone(), std::future::pending)
+        };
+        let members = Members::new(Arc::clone(&table), Vec::new()).changing(changes, keep);
+        let (one, mut context) = (table.add(uri()), Context::from_waker(Waker::noop()));
+        let mut call = pin!(members.connection(Instant::now()));
+        assert!(call.as_mut().poll(&mut context).is_pending());
+        // The task that applies changes has no turn before the call.
+        sender.try_send(Change::Insert(2, Endpoint::from_static("http://ps1:50051"))).unwrap();
+        table.down(one, DialError::Closed);
+        assert!(call.as_mut().poll(&mut context).is_pending(), "the other endpoint is being dialled");
     }
 
     #[test]
