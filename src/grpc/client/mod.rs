@@ -23,6 +23,7 @@ use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -717,8 +718,11 @@ impl Endpoints {
             return Err(RdmaError::new(RdmaErrorKind::InvalidEndpoint, reason));
         }
         let connecting = Self::new(endpoints, balances, dialer, calls);
+        let is_connecting = &connecting.members.table().is_connecting;
+        is_connecting.store(!balances, Ordering::Relaxed);
         let connected = connecting.members.connection(Instant::now()).await;
         connected.map_err(if balances { no_endpoint_up } else { not_connected })?;
+        is_connecting.store(false, Ordering::Relaxed);
         Ok(connecting)
     }
 

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fmt, mem};
@@ -85,6 +86,8 @@ pub(crate) struct Table<C> {
     /// An endpoint is dialled when a call needs it. Otherwise it is dialled as soon as it is in the table,
     /// and again when it is down.
     on_demand: bool,
+    /// The channel's maker gets the error of a dial that fails, so the log has no line of it.
+    pub(crate) is_connecting: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -118,7 +121,8 @@ impl<C: Connection> Table<C> {
     /// Makes a table without endpoints. With `on_demand`, endpoints are dialled when a call needs them.
     pub(crate) fn new(on_demand: bool) -> Arc<Self> {
         let entries = Entries { by_id: BTreeMap::new(), up: Vec::new(), next: 0 };
-        Arc::new(Self { entries: Mutex::new(entries), changes: watch::Sender::new(()), on_demand })
+        let (changes, is_connecting) = (watch::Sender::new(()), AtomicBool::new(false));
+        Arc::new(Self { entries: Mutex::new(entries), changes, on_demand, is_connecting })
     }
 
     /// Returns the connection of the only endpoint of the table, if there is one. It may accept no further
@@ -417,7 +421,9 @@ where
                 backoff.failed();
                 let reason = error.reason();
                 table.down(id, error);
-                if let Some(suppressed) = down.admit(Instant::now()) {
+                if !table.is_connecting.load(Ordering::Relaxed)
+                    && let Some(suppressed) = down.admit(Instant::now())
+                {
                     tracing::warn!(%uri, reason, retry_in = ?backoff.remaining(), suppressed, "endpoint is down");
                 }
             }
@@ -480,7 +486,7 @@ impl Backoff {
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
     use std::pin::pin;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::task::{Context, Waker};
 
     use tokio::sync::mpsc;

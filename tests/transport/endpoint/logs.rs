@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::{Dialer, EagerThreshold, Policy};
+use tonic_rdma::{Dialer, EagerThreshold, Policy, RdmaChannel, RdmaErrorKind};
 use tonic_rdma_proto::transfer::PutRequest;
+use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
 
 use super::tonic_over_rdma::{connect, serve};
@@ -68,6 +69,26 @@ pub(crate) fn logging(log: &Log, test: impl FnOnce()) {
 fn assert_no_warning(name: &str, log: &str) {
     let bad = log.lines().any(|line| line.contains(" WARN ") || line.contains("ERROR "));
     assert!(!bad, "{name}:\n{log}");
+}
+
+/// The maker of a channel gets the error of its dial, which the log does not repeat.
+#[test]
+fn a_dial_that_fails_is_reported_once() {
+    const NOBODY: &str = "http://127.0.0.1:1";
+    let log = logged(|| {
+        Runtime::CurrentThread.run(async {
+            let error = RdmaChannel::connect(NOBODY).await.unwrap_err();
+            assert_eq!(error.kind(), RdmaErrorKind::Unreachable, "{error}");
+        });
+    });
+    assert_no_warning("connect", &log);
+    let log = logged(|| {
+        Runtime::CurrentThread.run(async {
+            let channel = RdmaChannel::connect_lazy(NOBODY).unwrap();
+            TransferClient::new(channel).put(PutRequest::default()).await.unwrap_err();
+        });
+    });
+    assert_eq!(log.matches("endpoint is down").count(), 1, "{log}");
 }
 
 /// A server process and a client process log no warning on any thread, whether the client returns or exits.
