@@ -69,8 +69,8 @@ tokio::task_local! {
     static OF_THE_CALLER: ();
 }
 
-/// Says what the handler sees: the caller's task-local, the thread that polls the caller at this moment, and the
-/// connection.
+/// Says what the handler sees: the caller's task-local, and the connection. Has the thread that polls the
+/// caller.
 #[derive(Clone, Debug, Default)]
 struct Looks(Arc<Mutex<Option<ThreadId>>>);
 
@@ -79,7 +79,7 @@ impl Greeter for Looks {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let info = request.connection().unwrap();
         let sees = OF_THE_CALLER.try_with(|()| ()).is_ok();
-        assert_ne!(*self.0.lock().unwrap(), Some(thread::current().id()), "this is the caller's poll");
+        assert_ne!(*self.0.lock().unwrap(), Some(thread::current().id()), "the caller is in its poll");
         let message = format!("{sees} {} {}", info.is_in_process(), info.is_native());
         Ok(Response::new(HelloReply { message }))
     }
@@ -94,7 +94,7 @@ fn a_handler_never_runs_inside_of_the_callers_poll() {
             let channel = connect(address, config(true)).await;
             assert!(is_in_process(&channel));
             let mut client = GreeterClient::new(channel);
-            // With several workers, a handler may run beside the poll, on another thread.
+            // A handler inside of a poll would find its own thread.
             let call = OF_THE_CALLER.scope((), async {
                 let mut call = pin!(say(&mut client, ""));
                 poll_fn(|context| {
@@ -308,7 +308,9 @@ impl Elsewhere {
 
 impl Drop for Elsewhere {
     fn drop(&mut self) {
-        self.0.take().unwrap().shutdown_background();
+        let runtime = self.0.take().unwrap();
+        // In a thread of its own, because a task may not wait for the end of a runtime.
+        thread::spawn(|| drop(runtime)).join().unwrap();
     }
 }
 
