@@ -342,7 +342,7 @@ impl Calls {
         if has_begun {
             return CallFault::PeerClosed;
         }
-        CallFault::GoneAway(self.closed.clone().unwrap_or_else(|| "the server has ended".into()))
+        CallFault::GoneAway(self.closed.clone().unwrap_or_default())
     }
 }
 
@@ -410,6 +410,8 @@ pub(crate) struct LocalCall {
     session: Arc<Session>,
     slot: usize,
     has_permit: bool,
+    /// It is known whether the call begins.
+    is_settled: bool,
 }
 
 impl LocalCall {
@@ -428,6 +430,7 @@ impl LocalCall {
                 *has_begun = self.has_permit;
             }
         }
+        self.is_settled = true;
         self.has_permit
     }
 }
@@ -435,6 +438,10 @@ impl LocalCall {
 impl Drop for LocalCall {
     fn drop(&mut self) {
         let LocalCalls { calls, permits, ended } = &self.session.local;
+        if !self.is_settled {
+            // The server's runtime drops its tasks.
+            self.session.local.close("the server has ended");
+        }
         let mut calls = lock(calls);
         let removed = calls.exchanges.try_remove(self.slot);
         let fault = calls.unanswered(self.has_permit);
@@ -509,7 +516,7 @@ impl Session {
             (calls.exchanges.insert((Arc::clone(exchange), has_permit)), has_permit)
         };
         let end = LocalEnd { exchange: Arc::clone(exchange), role: Role::Server, has_begun: has_permit };
-        let call = LocalCall { session: Arc::clone(self), slot, has_permit };
+        let call = LocalCall { session: Arc::clone(self), slot, has_permit, is_settled: false };
         if let Some(acceptor) = &self.acceptor {
             Arc::clone(acceptor).accept_local(Stream::local(Arc::clone(self), end), head, call);
         }

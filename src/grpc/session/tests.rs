@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::Code;
 
-use super::{Accept, LocalCall, Part, RequestHeaders, ResetCode, Session, Stream};
+use super::{Accept, LocalCall, OpenError, Part, RequestHeaders, ResetCode, Session, Stream};
 use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, Provider};
 use crate::grpc::CallConfig;
 use crate::grpc::fault::CallFault;
@@ -384,6 +384,16 @@ async fn the_end_of_a_connection_lets_calls_that_wait_be_sent_again() {
     pair.server.abort();
     assert!(!response_head(&begun).await.unwrap_err().is_unprocessed());
     assert!(response_head(&waiting).await.unwrap_err().is_unprocessed());
+}
+
+/// The end of the server's runtime drops the tasks of calls.
+#[tokio::test]
+async fn a_server_whose_calls_are_dropped_before_they_begin_takes_no_more_of_this_process() {
+    let pair = SessionPair::alike().await;
+    let server = Arc::downgrade(&pair.server);
+    let open = || pair.client.open_local(&server, head("/a.B/C").into(), None, None);
+    assert!(open().is_ok());
+    assert!(matches!(open(), Err(OpenError::GoingAway(_))));
 }
 
 #[tokio::test]
