@@ -239,7 +239,7 @@ impl Loopback {
             }
             idle += 1;
             if idle.is_multiple_of(CHECK_EVERY) {
-                // Nobody else frees memory of this budget.
+                // No other thread frees memory of this budget.
                 if reader.update(|stream| (stream.is_starved(), false)) {
                     return Err("no memory to read a chunk into".into());
                 }
@@ -259,12 +259,15 @@ mod tests {
     use crate::endpoint::provider::budget;
     use crate::endpoint::tuner::ThresholdSource;
 
+    /// Returns the software device, and a runtime for its connections.
+    fn device() -> (Arc<dyn Context>, tokio::runtime::Runtime) {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        (tonic_rdma_verbs::soft::open().unwrap(), runtime)
+    }
+
     #[test]
     fn both_modes_carry_every_byte() {
-        let (context, runtime) = (
-            tonic_rdma_verbs::soft::open().unwrap(),
-            Builder::new_current_thread().enable_all().build().unwrap(),
-        );
+        let (context, runtime) = device();
         let _entered = runtime.enter();
         for slot_size in [1024, 17_408, 65_536] {
             let config = Config::default().receive_slots(64).slot_size(slot_size);
@@ -283,10 +286,7 @@ mod tests {
 
     #[test]
     fn without_memory_the_measurement_fails_at_once() {
-        let (context, runtime) = (
-            tonic_rdma_verbs::soft::open().unwrap(),
-            Builder::new_current_thread().enable_all().build().unwrap(),
-        );
+        let (context, runtime) = device();
         let _entered = runtime.enter();
         let mut failed = 0;
         for chunks in 0..16 {
@@ -302,10 +302,7 @@ mod tests {
 
     #[test]
     fn the_memory_is_not_of_the_process() {
-        let (context, runtime) = (
-            tonic_rdma_verbs::soft::open().unwrap(),
-            Builder::new_current_thread().enable_all().build().unwrap(),
-        );
+        let (context, runtime) = device();
         let _entered = runtime.enter();
         let loopback = Loopback::new(&context, &Config::default(), Loopback::MEMORY).unwrap();
         let used = loopback.writer.update(|stream| (Arc::clone(stream.base().link.pool.budget()), false));

@@ -621,7 +621,7 @@ mod crowded_tests {
     #[tokio::test]
     async fn without_a_slot_no_further_offer_is_tried() {
         let (source, long) = (Source::from(IpAddr::from(Ipv4Addr::LOCALHOST)), Duration::from_secs(600));
-        // Nobody may wait for the only slot.
+        // No connection may wait for the only slot.
         let (negotiations, preparations) = (ClientSlots::new(1, long, 0), ClientSlots::shared(1, long, 0));
         let slot = negotiations.take(source).await.unwrap();
         let _taken = preparations.take(source).await.unwrap();

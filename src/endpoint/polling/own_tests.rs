@@ -67,8 +67,8 @@ impl Task {
         }
     }
 
-    /// Writes a message, and flushes it. This may have to wait for credits that have come, if the runtime has not
-    /// noticed the event of their arrival yet.
+    /// Writes a message, and flushes it. The flush may be pending although credits have come: the poll task may take
+    /// them after the flush has found none, and then wakes this task.
     fn sends(self: &Arc<Self>, stream: &mut EndpointStream) {
         until(|| self.writes(stream, &MESSAGE).inspect(|&count| assert_eq!(count, LENGTH)).is_some());
         let waker = Waker::from(Arc::clone(self));

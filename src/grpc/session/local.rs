@@ -199,7 +199,7 @@ impl LocalEnd {
             own.ended = is_end;
             own.trailers = trailers;
             if is_end && self.role == Role::Server {
-                // Nobody needs the rest of the request.
+                // The rest of the request is not needed.
                 end_both([own, other], [const { CallFault::Ended }; 2], after);
             } else {
                 after.wakers.extend(other.reader.take());
@@ -453,7 +453,7 @@ impl Drop for LocalCall {
         if self.has_permit {
             permits.add_permits(1);
         }
-        // Nobody waits before.
+        // A task waits for the end only after it has closed the semaphore.
         if permits.is_closed() {
             ended.notify_waiters();
         }
