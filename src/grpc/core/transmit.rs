@@ -4,7 +4,6 @@ use super::ledger::headers_cost;
 use super::output::{Message, TurnEnd};
 use super::stream::{OutHeaders, Queue, Stream, StreamKey};
 use super::{Core, Role, USED_UP};
-use crate::endpoint::SentHeaders;
 use crate::endpoint::Wire;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::headers::fields_length;
@@ -175,15 +174,10 @@ impl<K> Core<K> {
         if !self.streams.get(key).is_some_and(Stream::can_send) {
             return TurnEnd::Over;
         }
-        if self.streams[key].sending.headers.is_some() {
-            if !self.ledger.headers.has_credit() {
-                return TurnEnd::Paused(Queue::PausedHeaders);
-            }
-            // Headers that did not fit at all keep the stream's slot in the queue. Headers that were begun
-            // end the turn.
-            if !self.begin(key) {
-                return TurnEnd::Full;
-            }
+        if self.streams[key].sending.headers.is_some()
+            && let Some(turn) = self.send_headers_of(key, Kind::Headers)
+        {
+            return turn;
         }
         loop {
             let stream = &mut self.streams[key];
@@ -193,10 +187,7 @@ impl<K> Core<K> {
             }
             if sending.parts.is_empty() {
                 if sending.trailers.is_some() {
-                    if !self.ledger.headers.has_credit() {
-                        return TurnEnd::Paused(Queue::PausedHeaders);
-                    }
-                    return if self.send_trailers_of(key) { TurnEnd::Over } else { TurnEnd::Full };
+                    return self.send_headers_of(key, Kind::Trailers).unwrap_or(TurnEnd::Over);
                 }
                 if sending.end {
                     if !self.output.end(stream.id) {
@@ -228,15 +219,23 @@ impl<K> Core<K> {
         }
     }
 
-    /// Sends the headers of a stream. Returns false if they did not fit into the message.
-    fn begin(&mut self, key: StreamKey) -> bool {
-        let Some(peer) = self.peer else { return false };
-        if self.output.message.payload_left() < Message::LEAST_HEADERS {
-            return false;
+    /// Sends the headers of a stream, or its trailers, which are next. Returns how the turn ends, unless it
+    /// goes on. Headers that did not fit at all keep the stream's slot in the queue. Headers that were begun
+    /// end the turn.
+    fn send_headers_of(&mut self, key: StreamKey, kind: Kind) -> Option<TurnEnd> {
+        if !self.ledger.headers.has_credit() {
+            return Some(TurnEnd::Paused(Queue::PausedHeaders));
         }
+        let Some(peer) = self.peer.filter(|_| self.output.message.payload_left() >= Message::LEAST_HEADERS)
+        else {
+            return Some(TurnEnd::Full);
+        };
         let stream = &mut self.streams[key];
         let before = self.ledger.sent_by(stream);
-        let Some(head) = stream.sending.headers.take() else { return true };
+        let head = match kind {
+            Kind::Trailers => stream.sending.trailers.take().map(OutHeaders::Response),
+            _ => stream.sending.headers.take(),
+        }?;
         self.ledger.resend(before, self.ledger.sent_by(stream));
         let (length, fields) = match &head {
             OutHeaders::Request(head) => (head.counted_length(), &head.headers),
@@ -244,13 +243,17 @@ impl<K> Core<K> {
         };
         let limit = peer.header_bytes as usize;
         if length > limit {
-            self.refuse_headers(key, length, limit);
-            return true;
+            // The peer has seen nothing of a request, but expects the rest of a response.
+            if self.role == Role::Server {
+                self.control.reset(stream.id, ResetCode::ResourceExhausted);
+            }
+            self.fail(key, CallFault::HeadersTooLarge { length, limit });
+            return None;
         }
         self.ledger.headers.spend(headers_cost(length, fields));
         let is_end = stream.sending.is_end_next();
-        let flags = if is_end { END } else { 0 };
-        let header = FrameHeader { flags, ..FrameHeader::new(Kind::Headers, stream.id, 0) };
+        let flags = if is_end && kind == Kind::Headers { END } else { 0 };
+        let header = FrameHeader { flags, ..FrameHeader::new(kind, stream.id, 0) };
         let is_whole = self.headers.write(&mut self.output.message, header, |encoder, out| match &head {
             OutHeaders::Request(head) => encoder.request(head, out),
             OutHeaders::Response(headers) => encoder.fields(headers, out),
@@ -259,40 +262,7 @@ impl<K> Core<K> {
         if is_end {
             self.sent_end(key);
         }
-        is_whole
-    }
-
-    /// Ends a call whose headers or trailers are too long for the peer.
-    fn refuse_headers(&mut self, key: StreamKey, length: usize, limit: usize) {
-        let fault = CallFault::HeadersTooLarge { length, limit };
-        // The peer has seen nothing of a request, but expects the rest of a response.
-        if self.role == Role::Server {
-            self.control.reset(self.streams[key].id, ResetCode::ResourceExhausted);
-        }
-        self.fail(key, fault);
-    }
-
-    /// Sends the trailers of a stream. Returns false if they did not fit into the message.
-    fn send_trailers_of(&mut self, key: StreamKey) -> bool {
-        if self.output.message.payload_left() < Message::LEAST_HEADERS {
-            return false;
-        }
-        let stream = &mut self.streams[key];
-        let Some(trailers) = stream.sending.trailers.take() else { return true };
-        let limit = self.peer.map_or(0, |peer| peer.header_bytes as usize);
-        let length = fields_length(&trailers);
-        if length > limit {
-            self.refuse_headers(key, length, limit);
-            return true;
-        }
-        self.ledger.headers.spend(headers_cost(length, &trailers));
-        let header = FrameHeader::new(Kind::Trailers, stream.id, 0);
-        let is_whole = self
-            .headers
-            .write(&mut self.output.message, header, |encoder, out| encoder.fields(&trailers, out));
-        self.after.headers.push(SentHeaders::Fields(trailers));
-        self.sent_end(key);
-        is_whole
+        (!is_whole).then_some(TurnEnd::Full)
     }
 
     /// Notes that the end of this side's half was sent. That of a server closes the call.
