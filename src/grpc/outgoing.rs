@@ -8,31 +8,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::landed::{AlignedField, PREFIX};
-use super::session::Stream;
-
-/// What messages go to: a stream.
-pub(super) trait Sink {
-    /// Queues bytes of the body.
-    fn data(&self, data: Bytes, end: bool);
-    /// Queues one whole message in parts. Its byte `aligned_at` should be aligned at the peer.
-    fn message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool);
-    /// Returns the part of each message that should be aligned.
-    fn aligned(&self) -> AlignedField;
-}
-
-impl Sink for Stream {
-    fn data(&self, data: Bytes, end: bool) {
-        self.send_data(data, end);
-    }
-
-    fn message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
-        self.send_message(parts, aligned_at, end);
-    }
-
-    fn aligned(&self) -> AlignedField {
-        self.aligned_field()
-    }
-}
+use super::session::Sink;
 
 /// The messages of one body.
 #[derive(Debug, Default)]
@@ -68,14 +44,14 @@ impl Outgoing {
                 break;
             }
             if small > 0 {
-                sink.data(data.split_to(small), false);
+                sink.send_data(data.split_to(small), false);
             }
             // `small` has seen the prefix.
             self.missing = length_of(&data).unwrap_or(data.len());
         }
         if !data.is_empty() {
             self.flush(sink, false);
-            sink.data(data, end);
+            sink.send_data(data, end);
         } else if end {
             self.flush(sink, true);
         }
@@ -86,7 +62,7 @@ impl Outgoing {
     pub(super) fn flush(&mut self, sink: &impl Sink, end: bool) {
         let count = self.parts.len();
         for (index, part) in self.parts.drain(..).enumerate() {
-            sink.data(part, end && index + 1 == count);
+            sink.send_data(part, end && index + 1 == count);
         }
         // This message can't be sent as a whole any more. If its rest never comes, what follows can't be told
         // from it, either.
@@ -126,10 +102,10 @@ impl Outgoing {
         if let [only] = &*parts
             && only.len() > Self::COPIED
         {
-            sink.data(only.clone(), end);
+            sink.send_data(only.clone(), end);
         } else {
-            let aligned_at = aligned_offset(sink.aligned(), &parts);
-            sink.message(parts, aligned_at, end);
+            let aligned_at = aligned_offset(sink.aligned_field(), &parts);
+            sink.send_message(parts, aligned_at, end);
         }
     }
 }
@@ -204,18 +180,18 @@ mod tests {
     }
 
     impl Sink for Log {
-        fn data(&self, data: Bytes, end: bool) {
+        fn send_data(&self, data: Bytes, end: bool) {
             self.bytes.borrow_mut().extend_from_slice(&data);
             self.queued.borrow_mut().push(Queued::Data(data.len(), end));
         }
 
-        fn message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
+        fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
             self.bytes.borrow_mut().extend(parts.iter().flatten());
             let lengths = parts.iter().map(Bytes::len).collect();
             self.queued.borrow_mut().push(Queued::Message(lengths, aligned_at, end));
         }
 
-        fn aligned(&self) -> AlignedField {
+        fn aligned_field(&self) -> AlignedField {
             self.aligned
         }
     }

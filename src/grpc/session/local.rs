@@ -528,6 +528,7 @@ impl Session {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use super::super::Sink as _;
     use super::super::tests::SessionPair;
     use super::*;
 

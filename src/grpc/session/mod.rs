@@ -44,7 +44,7 @@ use crate::protocol::AbortCode;
 use crate::wire::hello::CONNECTION_WINDOWS;
 
 pub(crate) use self::local::LocalCall;
-pub(crate) use self::stream::Stream;
+pub(crate) use self::stream::{Sink, Stream};
 pub(crate) use crate::grpc::core::{OpenError, Part};
 pub(crate) use crate::grpc::frame::{RequestHeaders, ResetCode};
 

@@ -126,26 +126,6 @@ impl Stream {
         });
     }
 
-    /// Queues bytes of the body. With `end` the body ends here, as [`end`](Self::end) says.
-    pub(crate) fn send_data(&self, data: Bytes, end: bool) {
-        match &self.carrier {
-            Carrier::Connection(key) => self.with(|core| core.send_data(*key, data, end)),
-            Carrier::Local(local) => local.send_data(data, end),
-        }
-    }
-
-    /// Queues one whole gRPC message with its prefix, in parts. Parts in registered memory go from where they
-    /// lie; small ones are copied. A peer that [takes landed messages](Self::deliver_landed) gets it in one
-    /// segment of memory, in which the byte `aligned_at` of the message is at a multiple of 64 bytes.
-    pub(crate) fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
-        match &self.carrier {
-            Carrier::Connection(key) => self.with(|core| core.send_message(*key, parts, aligned_at, end)),
-            Carrier::Local(local) => {
-                local.send(None, Some(OutPart::Message { parts, aligned_at }), None, end);
-            }
-        }
-    }
-
     /// Applies what the wrapper of a client, or the layer of a server, asks for.
     pub(crate) fn land(&self, landing: Landing) {
         self.align(landing);
@@ -156,11 +136,6 @@ impl Stream {
     pub(super) fn align(&self, landing: Landing) {
         // Relaxed: the flag guards no other memory.
         self.aligns_last.store(landing.aligned == AlignedField::Last, Ordering::Relaxed);
-    }
-
-    /// Returns the field at which messages of this side are to be aligned.
-    pub(crate) fn aligned_field(&self) -> AlignedField {
-        if self.aligns_last.load(Ordering::Relaxed) { AlignedField::Last } else { AlignedField::Longest }
     }
 
     /// Queues the trailers. They end the call (servers).
@@ -384,6 +359,42 @@ impl Stream {
 
     fn with<T>(&self, act: impl FnOnce(&mut Core<Kept>) -> T) -> T {
         self.session.with(|state| act(&mut state.core))
+    }
+}
+
+/// What the messages of a body go to: a stream.
+pub(crate) trait Sink {
+    /// Queues bytes of the body. With `end` the body ends here, as [`end`](Stream::end) says.
+    fn send_data(&self, data: Bytes, end: bool);
+
+    /// Queues one whole gRPC message with its prefix, in parts. Parts in registered memory go from where they
+    /// lie; small ones are copied. A peer that [takes landed messages](Stream::deliver_landed) gets it in one
+    /// segment of memory, in which the byte `aligned_at` of the message is at a multiple of 64 bytes.
+    fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool);
+
+    /// Returns the field at which messages of this side are to be aligned.
+    fn aligned_field(&self) -> AlignedField;
+}
+
+impl Sink for Stream {
+    fn send_data(&self, data: Bytes, end: bool) {
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.send_data(*key, data, end)),
+            Carrier::Local(local) => local.send_data(data, end),
+        }
+    }
+
+    fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
+        match &self.carrier {
+            Carrier::Connection(key) => self.with(|core| core.send_message(*key, parts, aligned_at, end)),
+            Carrier::Local(local) => {
+                local.send(None, Some(OutPart::Message { parts, aligned_at }), None, end);
+            }
+        }
+    }
+
+    fn aligned_field(&self) -> AlignedField {
+        if self.aligns_last.load(Ordering::Relaxed) { AlignedField::Last } else { AlignedField::Longest }
     }
 }
 

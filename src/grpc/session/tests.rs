@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::Code;
 
-use super::{Accept, LocalCall, OpenError, Part, RequestHeaders, ResetCode, Session, Stream};
+use super::{Accept, LocalCall, OpenError, Part, RequestHeaders, ResetCode, Session, Sink as _, Stream};
 use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, Provider};
 use crate::grpc::CallConfig;
 use crate::grpc::fault::CallFault;
