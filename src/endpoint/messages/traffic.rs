@@ -392,11 +392,11 @@ pub(crate) trait Wire {
     /// value is the length of the longest message, or 0.
     fn room(&self) -> usize;
 
-    /// Sends one message, the concatenation of `slices`: at least 1 byte, at most [`room`](Self::room) bytes.
-    /// The bytes are copied before this function returns.
+    /// Sends one message, the concatenation of at most 15 `slices`: at least 1 byte, at most
+    /// [`room`](Self::room) bytes. The bytes are copied before this function returns.
     ///
     /// # Errors
-    /// The message is too long or empty, or the device refuses it.
+    /// The message is too long or empty or has too many slices, or the device refuses it.
     fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), Self::Fault>;
 
     /// Lets the peer read `bytes` from where they lie, if that is in memory of a pool for sending
@@ -430,28 +430,12 @@ pub(crate) trait Wire {
 }
 
 impl Sender<'_> {
-    /// Most slices of one message that cost no copy.
-    const SLICES: usize = Link::SLICES - 1;
-
     /// Counts that the handler has messages that have to wait for room.
     pub(crate) fn note_stall(&mut self) {
         match self.protocol.blocked_on() {
             Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
             _ => self.counters.send_stalls.add(1),
         }
-    }
-
-    fn post(&mut self, length: usize, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
-        let header = self.protocol.send_eager(length).map_err(ConnectionFault::local)?;
-        let mut message = [IoSlice::new(&[]); Link::SLICES];
-        message[0] = IoSlice::new(&header);
-        message[1..=slices.len()].copy_from_slice(slices);
-        let in_place = self.link.post_message(&message[..=slices.len()])?.min(length);
-        self.counters.eager_sent.add(1);
-        self.counters.eager_sent_bytes.add(length as u64);
-        self.counters.work_requests.add(1);
-        self.counters.copies_avoided_bytes.add(in_place as u64);
-        Ok(())
     }
 }
 
@@ -465,15 +449,19 @@ impl Wire for Sender<'_> {
 
     fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
-        if length == 0 {
-            return Err(ConnectionFault::local("a message without bytes"));
+        if length == 0 || slices.len() >= Link::SLICES {
+            return Err(ConnectionFault::local("a message without bytes, or in too many slices"));
         }
-        if slices.len() > Self::SLICES {
-            let mut whole = Vec::with_capacity(length);
-            slices.iter().for_each(|slice| whole.extend_from_slice(slice));
-            return self.post(length, &[IoSlice::new(&whole)]);
-        }
-        self.post(length, slices)
+        let header = self.protocol.send_eager(length).map_err(ConnectionFault::local)?;
+        let mut message = [IoSlice::new(&[]); Link::SLICES];
+        message[0] = IoSlice::new(&header);
+        message[1..=slices.len()].copy_from_slice(slices);
+        let in_place = self.link.post_message(&message[..=slices.len()])?.min(length);
+        self.counters.eager_sent.add(1);
+        self.counters.eager_sent_bytes.add(length as u64);
+        self.counters.work_requests.add(1);
+        self.counters.copies_avoided_bytes.add(in_place as u64);
+        Ok(())
     }
 
     fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
