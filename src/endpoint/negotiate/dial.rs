@@ -111,13 +111,7 @@ impl Dialer {
     pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, RdmaError> {
         match self.connect(host, port, false).await? {
             Negotiated::Stream(stream) => Ok(stream),
-            // The negotiation refuses a capability that this side did not ask for.
-            Negotiated::Messages(endpoint) => {
-                let error = NegotiationError::OutOfTurn("native calls, which were not asked for");
-                drop(endpoint);
-                let reason = failed(&error);
-                Err(rdma_required(&format!("{host}:{port}"), &reason))
-            }
+            Negotiated::Messages(_) => unreachable!("a capability that was not asked for is refused"),
         }
     }
 

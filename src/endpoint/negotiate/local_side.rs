@@ -16,7 +16,7 @@ use crate::endpoint::error::{ConnectionFault, RdmaUnavailable};
 use crate::endpoint::info::{RdmaConnectInfo, Telemetry};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::link::Link;
-use crate::endpoint::link::receive::{Promise, Receives, Ring, Share};
+use crate::endpoint::link::receive::{Receives, Ring, Share};
 use crate::endpoint::meeting::Meeting;
 use crate::endpoint::messages::{MessageEndpoint, Messages, Negotiated};
 use crate::endpoint::polling::{OwnQueue, Queue, Reactor};
@@ -25,7 +25,7 @@ use crate::endpoint::stream::EndpointStream;
 use crate::endpoint::tuner::Chooser;
 use crate::protocol;
 use crate::wire::hello::{Confirm, DeviceOffer, Message};
-use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::unstable::{SlabRegistrations, Versions};
 use tonic_rdma_verbs::{Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress};
 
@@ -40,17 +40,10 @@ pub(super) struct Prepared {
     domain: Arc<dyn ProtectionDomain>,
     queue_pair: Arc<dyn QueuePair>,
     pool: Pool,
-    memory: ReceiveMemory,
+    receives: Receives,
     /// Receive buffers at the start.
     slots: u32,
     config: Config,
-}
-
-/// Memory for receive buffers.
-#[derive(Debug)]
-enum ReceiveMemory {
-    Own(Block),
-    Shared(Promise),
 }
 
 impl Prepared {
@@ -87,22 +80,26 @@ impl Prepared {
         };
         let budget = budget.unwrap_or_else(|| provider::budget(attributes.locks_memory, config));
         let pool = Pool::new(Arc::clone(&domain), settings, budget);
-        let memory = match shared {
-            Some(shared) => ReceiveMemory::Shared(shared.promise(slots).map_err(RdmaUnavailable::because)?),
-            None => ReceiveMemory::Own(pool.lease(ring_bytes as usize, Quota::Receive)?),
-        };
         let capacity = capacity(slots);
         let completions = queue.completion_queue();
-        let queue_pair = match shared {
+        let (queue_pair, receives) = match shared {
             Some(shared) => {
-                domain.create_sharing_queue_pair(completions, completions, shared.queue(), &capacity)
+                let promise = shared.promise(slots).map_err(RdmaUnavailable::because)?;
+                let receives = shared.queue();
+                let queue_pair =
+                    domain.create_sharing_queue_pair(completions, completions, receives, &capacity)?;
+                let share = Share::new(promise, queue_pair.number(), config.receive_slots);
+                (queue_pair, Receives::Shared(share))
             }
-            None => domain.create_queue_pair(completions, completions, &capacity),
+            None => {
+                let block = pool.lease(ring_bytes as usize, Quota::Receive)?;
+                let ring = Ring::new(block, slots, config.slot_size as usize)?;
+                (domain.create_queue_pair(completions, completions, &capacity)?, Receives::Own(ring))
+            }
         };
-        let queue_pair = queue_pair?;
         queue_pair.to_init(Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let config = config.clone();
-        Ok(Self { context, reactor, own, queue, domain, queue_pair, pool, memory, slots, config })
+        Ok(Self { context, reactor, own, queue, domain, queue_pair, pool, receives, slots, config })
     }
 
     /// Returns the offer for the hello.
@@ -155,17 +152,7 @@ impl Prepared {
         let registrations = SlabRegistrations::new(Arc::clone(&self.domain), Arc::clone(self.pool.budget()));
         let changed = self.own.as_ref().map(|own| Arc::clone(own.supervisor())).unwrap_or_default();
         let base = |key| -> Result<_, ConnectionFault> {
-            let receives = match self.memory {
-                ReceiveMemory::Own(block) => {
-                    let ring = Ring::new(block, self.slots, self.config.slot_size as usize);
-                    Receives::Own(ring.map_err(ConnectionFault::local)?)
-                }
-                ReceiveMemory::Shared(promise) => {
-                    let most = self.config.receive_slots;
-                    Receives::Shared(Share::new(promise, self.queue_pair.number(), most))
-                }
-            };
-            let link = Link::new(self.queue_pair, key, self.pool, registrations, receives)?;
+            let link = Link::new(self.queue_pair, key, self.pool, registrations, self.receives)?;
             Ok(LinkConnection::new(link, protocol, self.config.ping_timeout, changed))
         };
         let completions = send_queue + reads + receives;
