@@ -407,12 +407,7 @@ async fn accept(
     streams: mpsc::Sender<EndpointStream>,
     signal: Option<impl Future<Output = ()>>,
 ) {
-    let mut signal = pin!(async {
-        match signal {
-            Some(signal) => signal.await,
-            None => pending().await,
-        }
-    });
+    let mut signal = pin!(or_pending(signal));
     loop {
         let next = tokio::select! {
             () = &mut signal => return,
@@ -684,16 +679,18 @@ async fn watch_over<S>(
 
 /// Waits for the server's shutdown. Stays pending without graceful shutdown.
 async fn stopped(stop: Option<&mut watch::Receiver<()>>) {
-    match stop {
-        // An error means that the server's future was dropped, which is a shutdown, too.
-        Some(stop) => drop(stop.changed().await),
-        None => pending().await,
-    }
+    // An error means that the server's future was dropped, which is a shutdown, too.
+    drop(or_pending(stop.map(|stop| stop.changed())).await);
 }
 
 async fn after(time: Option<Duration>) {
-    match time {
-        Some(time) => tokio::time::sleep(time).await,
+    or_pending(time.map(tokio::time::sleep)).await;
+}
+
+/// Waits for the end of `future`. Stays pending without one.
+async fn or_pending<F: Future>(future: Option<F>) -> F::Output {
+    match future {
+        Some(future) => future.await,
         None => pending().await,
     }
 }

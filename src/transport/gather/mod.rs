@@ -241,7 +241,7 @@ impl<S> Layer<S> for GatherResponses {
     type Service = MapResponse<S, fn(Response<Body>) -> Response<Body>>;
 
     fn layer(&self, service: S) -> Self::Service {
-        MapResponse::new(service, gather_response)
+        MapResponse::new(service, gather_response::<false>)
     }
 }
 
@@ -254,21 +254,13 @@ fn gather_request(mut request: Request<Body>) -> Request<Body> {
     request.map(|body| Body::new(GatherBody::new(body, native)))
 }
 
-fn gather_response(response: Response<Body>) -> Response<Body> {
-    gather_response_of(response, false)
-}
-
-fn gather_native_response(response: Response<Body>) -> Response<Body> {
-    gather_response_of(response, true)
-}
-
 /// Gathers the response of a call, which may be a native one.
-fn gather_response_of(response: Response<Body>, is_native: bool) -> Response<Body> {
+fn gather_response<const NATIVE: bool>(response: Response<Body>) -> Response<Body> {
     if is_compressed(response.headers()) {
         return response;
     }
     let native = NativeFlag::default();
-    if is_native {
+    if NATIVE {
         native.set();
     }
     response.map(|body| Body::new(GatherBody::new(body, native)))
@@ -424,10 +416,10 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let mut gather: fn(Response<Body>) -> Response<Body> = gather_response;
+        let mut gather: fn(Response<Body>) -> Response<Body> = gather_response::<false>;
         if let Some(switch) = request.extensions().get::<LandingSwitch>() {
             switch.set(self.landing);
-            gather = gather_native_response;
+            gather = gather_response::<true>;
         }
         MapResponse::new(&mut self.service, gather).call(request)
     }
