@@ -11,11 +11,10 @@
 //! The order of the gradients in the first step of rank 0 is the order on all ranks. In back-propagation, the
 //! last layer comes first. Other ranks, and later steps, may have another order: a bucket starts when all of
 //! its gradients are there, and buckets start in one order on all ranks, because operations must. This module
-//! moves no bytes itself and has no threads: a [`FusionGroup`](steps::FusionGroup) does, in use a
-//! communicator.
+//! moves no bytes itself and has no threads: the communicator does.
 //!
 //! ```text
-//!   mod      the public face               steps    a step over any group
+//!   mod      the public face               steps    a step
 //!   layout   where gradients lie           overlap  times of operations, and what was hidden
 //! ```
 
@@ -34,7 +33,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-use self::steps::{CommunicatorGroup, Steps};
+use self::steps::Steps;
 use crate::communicator::Communicator;
 use crate::error::{CollectiveError, CollectiveErrorKind, argument};
 use crate::reduce::{Kernel, Number, Reduction};
@@ -80,7 +79,7 @@ const BUCKET: usize = 4 << 20;
 /// # }
 /// ```
 pub struct Fusion<T: Number> {
-    steps: Steps<T, CommunicatorGroup>,
+    steps: Steps<T>,
 }
 
 /// The settings of a [`Fusion`].
@@ -158,7 +157,7 @@ impl<T: Number> FusionBuilder<'_, T> {
     /// [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): elements of this type have no mean.
     pub fn build(self) -> Result<Fusion<T>, CollectiveError> {
         Kernel::of(T::DTYPE, Reduction::Mean)?;
-        Ok(Fusion { steps: Steps::new(CommunicatorGroup(self.communicator.clone()), self.bucket_bytes) })
+        Ok(Fusion { steps: Steps::new(self.communicator.clone(), self.bucket_bytes) })
     }
 }
 

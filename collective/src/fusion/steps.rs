@@ -1,10 +1,7 @@
-//! The steps of a fusion, over any [`FusionGroup`]: gradients come in, buckets start, means come back. In
-//! use, the group is a communicator.
+//! The steps of a fusion: gradients come in, buckets start, means come back.
 
-use std::future::{Future, poll_fn};
-use std::ops::DerefMut;
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use prost::Message;
@@ -17,32 +14,14 @@ use crate::error::{CollectiveError, CollectiveErrorKind, argument};
 use crate::memory::Buffer;
 use crate::reduce::{Number, Reduction};
 
-/// The operations that fusion runs over: of a communicator, and of a simulation in tests.
-pub(super) trait FusionGroup<T: Number>: Send + Sync {
-    /// Memory that is reduced without a copy.
-    type Memory: DerefMut<Target = [T]> + Send;
-    type Flight: Future<Output = Result<Self::Memory, CollectiveError>> + Send + Unpin;
+/// The longest list of gradients that a rank takes from rank 0, in bytes.
+const LONGEST: u64 = 64 << 20;
 
-    fn rank(&self) -> usize;
-
-    /// Returns memory of zeros.
-    fn allocate(&self, elements: usize) -> Result<Self::Memory, CollectiveError>;
-
-    /// Starts the mean of all ranks, in place.
-    fn mean(&self, memory: Self::Memory) -> Self::Flight;
-
-    /// Returns rank 0's bytes, on all ranks.
-    fn share(&self, bytes: Vec<u8>) -> impl Future<Output = Result<Vec<u8>, CollectiveError>> + Send;
-
-    /// Returns the number of each rank, on all ranks.
-    fn gather(&self, number: u64) -> impl Future<Output = Result<Vec<u64>, CollectiveError>> + Send;
-}
-
-pub(super) struct Steps<T: Number, G: FusionGroup<T>> {
-    group: G,
+pub(super) struct Steps<T: Number> {
+    communicator: Communicator,
     /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
     pub(super) bucket_bytes: usize,
-    buckets: Buckets<T, G>,
+    buckets: Buckets<T>,
     /// Whether the ranks have agreed on the buckets. Until then, no bucket starts.
     agreed: bool,
     /// The order of the gradients of the first step.
@@ -54,28 +33,28 @@ pub(super) struct Steps<T: Number, G: FusionGroup<T>> {
     pub(super) latest: Overlap,
 }
 
-struct Buckets<T: Number, G: FusionGroup<T>> {
+struct Buckets<T: Number> {
     layout: Layout,
-    content: Vec<Bucket<T, G>>,
+    content: Vec<Bucket<T>>,
     given: Given,
     /// Start and end of each bucket's operation in this step, in the order in which this rank learnt of the
     /// ends.
     times: Vec<(Instant, Instant)>,
 }
 
-enum Bucket<T: Number, G: FusionGroup<T>> {
+enum Bucket<T: Number> {
     /// One gradient of the first step.
     First(Vec<T>),
-    Idle(G::Memory),
-    UnderWay(Timed<G::Flight>),
+    Idle(Buffer<T>),
+    UnderWay(Box<Timed<Operation<Buffer<T>>>>),
     /// The operation failed.
     Failed,
 }
 
-impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
-    pub(super) fn new(group: G, bucket_bytes: usize) -> Self {
+impl<T: Number> Steps<T> {
+    pub(super) fn new(communicator: Communicator, bucket_bytes: usize) -> Self {
         Self {
-            group,
+            communicator,
             bucket_bytes,
             buckets: Buckets::empty(),
             agreed: false,
@@ -121,7 +100,7 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
     /// Takes a gradient as given, and starts the buckets that are full and next.
     pub(super) fn ready(&mut self, index: usize) -> Result<(), CollectiveError> {
         if self.agreed {
-            return self.buckets.give(index, &self.group, &mut self.committed);
+            return self.buckets.give(index, &self.communicator, &mut self.committed);
         }
         let Buckets { given, layout, .. } = &mut self.buckets;
         if given.check(layout, index).is_ok() {
@@ -170,47 +149,72 @@ impl<T: Number, G: FusionGroup<T>> Steps<T, G> {
 
     /// Agrees with the other ranks on the gradients and their order, and starts the first step's buckets.
     async fn agree(&mut self) -> Result<(), CollectiveError> {
-        let bytes = match self.group.rank() {
+        let bytes = match self.communicator.rank() {
             0 => self.buckets.layout.list(&self.order, self.bucket_bytes as u64).encode_to_vec(),
             _ => Vec::new(),
         };
-        let list = List::decode(&self.group.share(bytes).await?[..]);
+        let list = List::decode(&*self.share(bytes).await?);
         let problem = match &list {
             Ok(list) => self.buckets.layout.compare(list),
             Err(_) => Some(Problem::Unreadable),
         };
-        let problems = self.group.gather(problem.as_ref().map_or(0, Problem::code)).await?;
+        let problems = self.gather(problem.as_ref().map_or(0, Problem::code)).await?;
         let list = list.unwrap_or_default();
         if let Some((rank, code)) = problems.into_iter().enumerate().find(|&(_, code)| code != 0) {
             // Every rank knows of the problem, so all may begin the first step again.
             self.committed = false;
-            let problem = if rank == self.group.rank() { problem } else { None };
+            let problem = if rank == self.communicator.rank() { problem } else { None };
             let problem = problem.unwrap_or_else(|| Problem::from_code(code));
             let problem = problem.describe(rank, &list);
             let reason = format!("{problem}; all ranks must give the same gradients in the first step");
             return Err(CollectiveError::new(CollectiveErrorKind::Mismatch, Some(rank), reason));
         }
         self.bucket_bytes = usize::try_from(list.bucket_bytes).unwrap_or(usize::MAX);
-        let mut agreed = Buckets::new(&list, self.bucket_bytes, &self.group)?;
+        let mut agreed = Buckets::new(&list, self.bucket_bytes, &self.communicator)?;
         for (index, entry) in list.entries.iter().enumerate() {
             let first = self.buckets.layout.index(&entry.name).and_then(|index| self.buckets.elements(index));
             let (Some(first), Some(elements)) = (first, agreed.elements_mut(index)) else { continue };
             elements.copy_from_slice(first);
-            agreed.give(index, &self.group, &mut self.committed)?;
+            agreed.give(index, &self.communicator, &mut self.committed)?;
         }
         (self.buckets, self.agreed) = (agreed, true);
         Ok(())
     }
+
+    /// Returns rank 0's bytes, on all ranks.
+    async fn share(&self, bytes: Vec<u8>) -> Result<Buffer<u8>, CollectiveError> {
+        let mut length = self.communicator.allocate::<u64>(1)?;
+        length[0] = bytes.len() as u64;
+        let length = self.communicator.broadcast(length, 0).await?[0];
+        if length > LONGEST {
+            return Err(argument(format!(
+                "rank 0 shares {length} bytes about the gradients; {LONGEST} is the most"
+            )));
+        }
+        let mut shared = self.communicator.allocate::<u8>(length as usize)?;
+        if shared.len() == bytes.len() {
+            shared.copy_from_slice(&bytes);
+        }
+        Ok(self.communicator.broadcast(shared, 0).await?)
+    }
+
+    /// Returns the number of each rank, on all ranks.
+    async fn gather(&self, number: u64) -> Result<Vec<u64>, CollectiveError> {
+        let mut numbers = self.communicator.allocate::<u64>(self.communicator.size())?;
+        numbers[self.communicator.rank()] = number;
+        Ok(self.communicator.all_gather(numbers).await?.to_vec())
+    }
 }
 
-impl<T: Number, G: FusionGroup<T>> Buckets<T, G> {
+impl<T: Number> Buckets<T> {
     fn empty() -> Self {
         Self { layout: Layout::default(), content: Vec::new(), given: Given::default(), times: Vec::new() }
     }
 
-    fn new(list: &List, bytes: usize, group: &G) -> Result<Self, CollectiveError> {
+    fn new(list: &List, bytes: usize, communicator: &Communicator) -> Result<Self, CollectiveError> {
         let layout = Layout::new(list, bytes / size_of::<T>());
-        let content = layout.buckets.iter().map(|&elements| Ok(Bucket::Idle(group.allocate(elements)?)));
+        let content =
+            layout.buckets.iter().map(|&elements| Ok(Bucket::Idle(communicator.allocate(elements)?)));
         let content = content.collect::<Result<_, CollectiveError>>()?;
         let given = Given::new(&layout);
         Ok(Self { layout, content, given, times: Vec::new() })
@@ -225,10 +229,15 @@ impl<T: Number, G: FusionGroup<T>> Buckets<T, G> {
 
     /// Takes a gradient as given, and starts the buckets that are full and next. Notes in `committed` if it
     /// starts one.
-    fn give(&mut self, index: usize, group: &G, committed: &mut bool) -> Result<(), CollectiveError> {
+    fn give(
+        &mut self,
+        index: usize,
+        communicator: &Communicator,
+        committed: &mut bool,
+    ) -> Result<(), CollectiveError> {
         for bucket in self.given.give(&self.layout, index) {
             *committed = true;
-            self.start(bucket, group)?;
+            self.start(bucket, communicator)?;
         }
         Ok(())
     }
@@ -240,11 +249,14 @@ impl<T: Number, G: FusionGroup<T>> Buckets<T, G> {
         Ok((index, elements))
     }
 
-    fn start(&mut self, bucket: usize, group: &G) -> Result<(), CollectiveError> {
+    fn start(&mut self, bucket: usize, communicator: &Communicator) -> Result<(), CollectiveError> {
         let started = Instant::now();
         let state = std::mem::replace(&mut self.content[bucket], Bucket::Failed);
         self.content[bucket] = match state {
-            Bucket::Idle(memory) => Bucket::UnderWay(Timed::new(group.mean(memory), started)),
+            Bucket::Idle(memory) => {
+                let mean = communicator.all_reduce(memory, Reduction::Mean).start();
+                Bucket::UnderWay(Box::new(Timed::new(mean, started)))
+            }
             other => other,
         };
         // The first poll leaves a waker with the operation, so that the time of its end is known.
@@ -261,7 +273,7 @@ impl<T: Number, G: FusionGroup<T>> Buckets<T, G> {
         self.times.push(times);
         let (state, result) = match result {
             Ok(memory) => (Bucket::Idle(memory), Ok(())),
-            Err(error) => (Bucket::Failed, Err(error)),
+            Err(failed) => (Bucket::Failed, Err(failed.into())),
         };
         self.content[bucket] = state;
         Poll::Ready(result)
@@ -310,61 +322,5 @@ impl<T: Number, G: FusionGroup<T>> Buckets<T, G> {
             Bucket::Idle(memory) => memory.get_mut(gradient.range.clone()),
             Bucket::UnderWay(_) | Bucket::Failed => None,
         }
-    }
-}
-
-/// The longest list of gradients that a rank takes from rank 0, in bytes.
-const LONGEST: u64 = 64 << 20;
-
-#[derive(Debug)]
-pub(super) struct CommunicatorGroup(pub(super) Communicator);
-
-/// A mean under way.
-pub(super) struct MeanOperation<T: Number>(Operation<Buffer<T>>);
-
-impl<T: Number> Future for MeanOperation<T> {
-    type Output = Result<Buffer<T>, CollectiveError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map_err(CollectiveError::from)
-    }
-}
-
-impl<T: Number> FusionGroup<T> for CommunicatorGroup {
-    type Memory = Buffer<T>;
-    type Flight = MeanOperation<T>;
-
-    fn rank(&self) -> usize {
-        self.0.rank()
-    }
-
-    fn allocate(&self, elements: usize) -> Result<Buffer<T>, CollectiveError> {
-        self.0.allocate(elements)
-    }
-
-    fn mean(&self, memory: Buffer<T>) -> Self::Flight {
-        MeanOperation(self.0.all_reduce(memory, Reduction::Mean).start())
-    }
-
-    async fn share(&self, bytes: Vec<u8>) -> Result<Vec<u8>, CollectiveError> {
-        let mut length = self.0.allocate::<u64>(1)?;
-        length[0] = bytes.len() as u64;
-        let length = self.0.broadcast(length, 0).await?[0];
-        if length > LONGEST {
-            return Err(argument(format!(
-                "rank 0 shares {length} bytes about the gradients; {LONGEST} is the most"
-            )));
-        }
-        let mut shared = self.0.allocate::<u8>(length as usize)?;
-        if shared.len() == bytes.len() {
-            shared.copy_from_slice(&bytes);
-        }
-        Ok(self.0.broadcast(shared, 0).await?.to_vec())
-    }
-
-    async fn gather(&self, number: u64) -> Result<Vec<u64>, CollectiveError> {
-        let mut numbers = self.0.allocate::<u64>(self.0.size())?;
-        numbers[self.0.rank()] = number;
-        Ok(self.0.all_gather(numbers).await?.to_vec())
     }
 }

@@ -1,7 +1,4 @@
-//! Tests of fusion over a simulated group: the ranks are threads of this process.
+//! Tests of the layout of buckets, and of the times of operations.
 
-mod failures;
 mod layout;
-mod simulation;
-mod steps;
 mod times;
