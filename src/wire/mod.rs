@@ -163,31 +163,25 @@ impl Header {
     /// # Errors
     /// The bytes are not a header of this version. The protocol checks the counts, not this function.
     pub fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, HeaderError> {
-        let Some(kind) = MessageKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[0]) else {
-            return Err(HeaderError::UnknownKind(bytes[0]));
-        };
-        if bytes[1] & !Self::END_OF_MESSAGE != 0 {
-            return Err(HeaderError::UnknownFlags(bytes[1]));
+        let mut rest = &bytes[..];
+        let (number, flags, reserved) = (rest.get_u8(), rest.get_u8(), rest.get_u16_le());
+        let kind = MessageKind::ALL.into_iter().find(|kind| *kind as u8 == number);
+        let kind = kind.ok_or(HeaderError::UnknownKind(number))?;
+        if flags & !Self::END_OF_MESSAGE != 0 {
+            return Err(HeaderError::UnknownFlags(flags));
         }
-        let reserved = u16::from_le_bytes([bytes[2], bytes[3]]);
         if reserved != 0 {
             return Err(HeaderError::Reserved(reserved));
         }
         Ok(Self {
             kind,
-            end_of_message: bytes[1] != 0,
-            body_length: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
-            sequence: long(bytes, 8),
-            granted: long(bytes, 16),
-            reads_done: long(bytes, 24),
+            end_of_message: flags != 0,
+            body_length: rest.get_u32_le(),
+            sequence: rest.get_u64_le(),
+            granted: rest.get_u64_le(),
+            reads_done: rest.get_u64_le(),
         })
     }
-}
-
-fn long(bytes: &[u8; Header::LENGTH], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
 }
 
 #[cfg(test)]

@@ -137,15 +137,8 @@ pub(super) fn check(ours: &HostIdentity, theirs: &HostIdentity, reach: Reach) ->
 
 fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-    let mut id = [0; 16];
-    if digits.len() != 32 {
-        return None;
-    }
-    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(id)
+    let id = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;
+    Some(id.to_be_bytes())
 }
 
 #[cfg(test)]
