@@ -173,7 +173,7 @@ impl NativeCall {
                 self.active = None;
                 return Err(status.into());
             }
-            Progress::Finished | Progress::Ended => match sent.into_body() {
+            Progress::Finished => match sent.into_body() {
                 Some(body) => request.body = body,
                 None => self.request = None,
             },
@@ -487,18 +487,15 @@ impl ResponseBody {
         if self.call.ended {
             return Poll::Ready(None);
         }
-        match self.call.poll_part(&self.deadline, context) {
-            Poll::Ready(Some(Ok(part))) => Poll::Ready(Some(Ok(part))),
-            Poll::Ready(Some(Err(fault))) => Poll::Ready(Some(Err(self.call.status(fault)))),
-            Poll::Ready(None) => {
-                self.call.has_ended();
-                Poll::Ready(None)
-            }
+        let polled = self.call.poll_part(&self.deadline, context);
+        match polled {
+            Poll::Ready(None) => self.call.has_ended(),
             Poll::Pending if self.deadline.poll_passed(context).is_ready() => {
-                Poll::Ready(Some(Err(self.call.is_late())))
+                return Poll::Ready(Some(Err(self.call.is_late())));
             }
-            Poll::Pending => Poll::Pending,
+            _ => {}
         }
+        polled.map_err(|fault| self.call.status(fault))
     }
 }
 

@@ -151,12 +151,6 @@ impl RequestBody {
         }
         Poll::Ready(None)
     }
-
-    fn is_at_end(&self) -> bool {
-        self.frames.is_empty()
-            && self.failed.is_none()
-            && self.rest.as_ref().is_none_or(http_body::Body::is_end_stream)
-    }
 }
 
 impl http_body::Body for RequestBody {
@@ -167,11 +161,13 @@ impl http_body::Body for RequestBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        self.poll_next(context).map(|next| next.map(|next| next.map(Frame::data)))
+        self.poll_next(context).map_ok(Frame::data)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.is_at_end()
+        self.frames.is_empty()
+            && self.failed.is_none()
+            && self.rest.as_ref().is_none_or(http_body::Body::is_end_stream)
     }
 }
 
@@ -205,12 +201,10 @@ impl SentFrames {
 /// How far a body was sent.
 #[derive(Debug)]
 pub(super) enum Progress {
-    /// The whole body is queued.
+    /// The whole body is queued, or the call takes no more of it.
     Finished,
     /// The body, or the stream, is not ready. The context's task is woken when it is.
     Waits,
-    /// The call takes no more of the body.
-    Ended,
     /// The body failed.
     Failed(Status),
 }
@@ -228,7 +222,7 @@ pub(super) fn advance(
     for _ in 0..FRAMES {
         match stream.poll_send_ready(context) {
             Poll::Pending => return Progress::Waits,
-            Poll::Ready(Err(_)) => return Progress::Ended,
+            Poll::Ready(Err(_)) => return Progress::Finished,
             Poll::Ready(Ok(())) => {}
         }
         match body.poll_next(context) {
@@ -246,7 +240,7 @@ pub(super) fn advance(
                 if let Some(sent) = &mut sent {
                     sent.note(&data);
                 }
-                let end = body.is_at_end();
+                let end = body.is_end_stream();
                 outgoing.send(stream, data, end);
                 if end {
                     return Progress::Finished;
