@@ -32,8 +32,10 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use std::time::Instant;
 
-use self::steps::Steps;
+use self::layout::Given;
+use self::steps::Buckets;
 use crate::communicator::Communicator;
 use crate::error::{CollectiveError, CollectiveErrorKind, argument};
 use crate::reduce::{Kernel, Number, Reduction};
@@ -79,7 +81,19 @@ const BUCKET: usize = 4 << 20;
 /// # }
 /// ```
 pub struct Fusion<T: Number> {
-    steps: Steps<T>,
+    communicator: Communicator,
+    /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
+    bucket_bytes: usize,
+    buckets: Buckets<T>,
+    /// Whether the ranks have agreed on the buckets. Until then, no bucket starts.
+    agreed: bool,
+    /// The order of the gradients of the first step.
+    order: Vec<usize>,
+    begun: Instant,
+    /// Whether this step has started an operation.
+    committed: bool,
+    total: Overlap,
+    latest: Overlap,
 }
 
 /// The settings of a [`Fusion`].
@@ -127,18 +141,25 @@ impl<T: Number> Fusion<T> {
     /// [`Revoked`](CollectiveErrorKind::Revoked): an earlier step started a bucket and was not driven to its
     /// end.
     pub fn step(&mut self) -> Result<Step<'_, T>, CollectiveError> {
-        self.steps.begin()?;
+        if self.committed {
+            return Err(unfinished());
+        }
+        match self.agreed {
+            true => self.buckets.given = Given::new(&self.buckets.layout),
+            false => (self.buckets, self.order) = (Buckets::empty(), Vec::new()),
+        }
+        self.begun = Instant::now();
         Ok(Step { fusion: self })
     }
 
     /// Returns the size of a bucket in bytes: that of rank 0, once the first step has ended.
     pub fn bucket_bytes(&self) -> usize {
-        self.steps.bucket_bytes
+        self.bucket_bytes
     }
 
     /// Returns how much of the communication of all steps so far was hidden, the first step included.
     pub fn overlap(&self) -> Overlap {
-        self.steps.total
+        self.total
     }
 }
 
@@ -157,13 +178,23 @@ impl<T: Number> FusionBuilder<'_, T> {
     /// [`InvalidArgument`](CollectiveErrorKind::InvalidArgument): elements of this type have no mean.
     pub fn build(self) -> Result<Fusion<T>, CollectiveError> {
         Kernel::of(T::DTYPE, Reduction::Mean)?;
-        Ok(Fusion { steps: Steps::new(self.communicator.clone(), self.bucket_bytes) })
+        Ok(Fusion {
+            communicator: self.communicator.clone(),
+            bucket_bytes: self.bucket_bytes,
+            buckets: Buckets::empty(),
+            agreed: false,
+            order: Vec::new(),
+            begun: Instant::now(),
+            committed: false,
+            total: Overlap::default(),
+            latest: Overlap::default(),
+        })
     }
 }
 
 impl<T: Number> fmt::Debug for Fusion<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fusion").field("bucket_bytes", &self.bucket_bytes()).finish_non_exhaustive()
+        f.debug_struct("Fusion").field("bucket_bytes", &self.bucket_bytes).finish_non_exhaustive()
     }
 }
 
@@ -185,9 +216,9 @@ impl<'f, T: Number> Step<'f, T> {
     ///   name or of this length, or this step has it already.
     /// - A bucket could not start.
     pub fn put(&mut self, name: &str, gradient: &[T]) -> Result<(), CollectiveError> {
-        let (index, slot) = self.fusion.steps.slot(name, gradient.len())?;
+        let (index, slot) = self.fusion.slot(name, gradient.len())?;
         slot.copy_from_slice(gradient);
-        self.fusion.steps.ready(index)
+        self.fusion.ready(index)
     }
 
     /// Returns the memory of a gradient of `length` elements, to be computed there, so that there is no copy.
@@ -196,7 +227,7 @@ impl<'f, T: Number> Step<'f, T> {
     /// # Errors
     /// As [`put`](Self::put).
     pub fn slot(&mut self, name: &str, length: usize) -> Result<Slot<'_, T>, CollectiveError> {
-        let (index, _) = self.fusion.steps.slot(name, length)?;
+        let (index, _) = self.fusion.slot(name, length)?;
         Ok(Slot { fusion: &mut *self.fusion, index })
     }
 
@@ -223,7 +254,7 @@ impl<T: Number> Slot<'_, T> {
     /// # Errors
     /// A bucket could not start.
     pub fn ready(self) -> Result<(), CollectiveError> {
-        self.fusion.steps.ready(self.index)
+        self.fusion.ready(self.index)
     }
 }
 
@@ -231,13 +262,13 @@ impl<T: Number> Deref for Slot<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        self.fusion.steps.elements(self.index)
+        self.fusion.buckets.elements(self.index).unwrap_or_default()
     }
 }
 
 impl<T: Number> DerefMut for Slot<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        self.fusion.steps.elements_mut(self.index)
+        self.fusion.buckets.elements_mut(self.index).unwrap_or_default()
     }
 }
 
@@ -261,7 +292,7 @@ impl<'f, T: Number> Finish<'f, T> {
     ///   ranks. All ranks get this error, and may begin the first step again.
     /// - An operation failed.
     pub fn wait(self) -> Result<Means<'f, T>, CollectiveError> {
-        block_on(self.fusion.steps.finish())?;
+        block_on(self.fusion.finish())?;
         Ok(Means { fusion: self.fusion })
     }
 }
@@ -272,7 +303,7 @@ impl<'f, T: Number> IntoFuture for Finish<'f, T> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            self.fusion.steps.finish().await?;
+            self.fusion.finish().await?;
             Ok(Means { fusion: self.fusion })
         })
     }
@@ -287,17 +318,20 @@ pub struct Means<'f, T: Number> {
 impl<'f, T: Number> Means<'f, T> {
     /// Returns the mean of a gradient, or `None` if there is no gradient of this name.
     pub fn get(&self, name: &str) -> Option<&'f [T]> {
-        self.fusion.steps.mean(name)
+        self.fusion.buckets.elements(self.fusion.buckets.layout.index(name)?)
     }
 
     /// Returns all names and means, in the order of the buckets.
     pub fn iter(&self) -> impl Iterator<Item = (&'f str, &'f [T])> + use<'f, T> {
-        self.fusion.steps.means()
+        let Buckets { layout, .. } = &self.fusion.buckets;
+        let gradients = layout.gradients.iter().enumerate();
+        gradients
+            .filter_map(|(index, gradient)| Some((&*gradient.name, self.fusion.buckets.elements(index)?)))
     }
 
     /// Returns how much of this step's communication was hidden.
     pub fn overlap(&self) -> Overlap {
-        self.fusion.steps.latest
+        self.fusion.latest
     }
 }
 

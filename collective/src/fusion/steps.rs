@@ -8,7 +8,7 @@ use prost::Message;
 
 use super::layout::{Given, Layout, List, Problem};
 use super::overlap::{Overlap, Timed, covered};
-use super::unfinished;
+use super::{Fusion, unfinished};
 use crate::communicator::{Communicator, Operation};
 use crate::error::{CollectiveError, CollectiveErrorKind, argument};
 use crate::memory::Buffer;
@@ -17,26 +17,10 @@ use crate::reduce::{Number, Reduction};
 /// The longest list of gradients that a rank takes from rank 0, in bytes.
 const LONGEST: u64 = 64 << 20;
 
-pub(super) struct Steps<T: Number> {
-    communicator: Communicator,
-    /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
-    pub(super) bucket_bytes: usize,
-    buckets: Buckets<T>,
-    /// Whether the ranks have agreed on the buckets. Until then, no bucket starts.
-    agreed: bool,
-    /// The order of the gradients of the first step.
-    order: Vec<usize>,
-    begun: Instant,
-    /// Whether this step has started an operation.
-    committed: bool,
-    pub(super) total: Overlap,
-    pub(super) latest: Overlap,
-}
-
-struct Buckets<T: Number> {
-    layout: Layout,
+pub(super) struct Buckets<T: Number> {
+    pub(super) layout: Layout,
     content: Vec<Bucket<T>>,
-    given: Given,
+    pub(super) given: Given,
     /// Start and end of each bucket's operation in this step, in the order in which this rank learnt of the
     /// ends.
     times: Vec<(Instant, Instant)>,
@@ -51,50 +35,13 @@ enum Bucket<T: Number> {
     Failed,
 }
 
-impl<T: Number> Steps<T> {
-    pub(super) fn new(communicator: Communicator, bucket_bytes: usize) -> Self {
-        Self {
-            communicator,
-            bucket_bytes,
-            buckets: Buckets::empty(),
-            agreed: false,
-            order: Vec::new(),
-            begun: Instant::now(),
-            committed: false,
-            total: Overlap::default(),
-            latest: Overlap::default(),
-        }
-    }
-
-    /// Begins a step. A step that started no operation is forgotten.
-    pub(super) fn begin(&mut self) -> Result<(), CollectiveError> {
-        if self.committed {
-            return Err(unfinished());
-        }
-        match self.agreed {
-            true => self.buckets.given = Given::new(&self.buckets.layout),
-            false => (self.buckets, self.order) = (Buckets::empty(), Vec::new()),
-        }
-        self.begun = Instant::now();
-        Ok(())
-    }
-
+impl<T: Number> Fusion<T> {
     /// Returns the memory for a gradient, to be filled before [`ready`](Self::ready).
     pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), CollectiveError> {
         if !self.agreed && self.buckets.layout.index(name).is_none() {
             self.buckets.add(name, length);
         }
         self.buckets.slot(name, length)
-    }
-
-    /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
-    pub(super) fn elements(&self, index: usize) -> &[T] {
-        self.buckets.elements(index).unwrap_or_default()
-    }
-
-    /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
-    pub(super) fn elements_mut(&mut self, index: usize) -> &mut [T] {
-        self.buckets.elements_mut(index).unwrap_or_default()
     }
 
     /// Takes a gradient as given, and starts the buckets that are full and next.
@@ -135,16 +82,6 @@ impl<T: Number> Steps<T> {
         self.total += step;
         self.committed = false;
         Ok(())
-    }
-
-    pub(super) fn mean(&self, name: &str) -> Option<&[T]> {
-        self.buckets.elements(self.buckets.layout.index(name)?)
-    }
-
-    /// Returns all means with their names, in the order of the buckets.
-    pub(super) fn means(&self) -> impl Iterator<Item = (&str, &[T])> {
-        let gradients = self.buckets.layout.gradients.iter().enumerate();
-        gradients.filter_map(|(index, gradient)| Some((&*gradient.name, self.buckets.elements(index)?)))
     }
 
     /// Agrees with the other ranks on the gradients and their order, and starts the first step's buckets.
@@ -207,7 +144,7 @@ impl<T: Number> Steps<T> {
 }
 
 impl<T: Number> Buckets<T> {
-    fn empty() -> Self {
+    pub(super) fn empty() -> Self {
         Self { layout: Layout::default(), content: Vec::new(), given: Given::default(), times: Vec::new() }
     }
 
@@ -306,7 +243,7 @@ impl<T: Number> Buckets<T> {
     }
 
     /// Returns the elements of a gradient, unless an operation has its bucket.
-    fn elements(&self, index: usize) -> Option<&[T]> {
+    pub(super) fn elements(&self, index: usize) -> Option<&[T]> {
         let gradient = self.layout.gradients.get(index)?;
         match &self.content[gradient.bucket] {
             Bucket::First(values) => Some(values),
@@ -315,7 +252,7 @@ impl<T: Number> Buckets<T> {
         }
     }
 
-    fn elements_mut(&mut self, index: usize) -> Option<&mut [T]> {
+    pub(super) fn elements_mut(&mut self, index: usize) -> Option<&mut [T]> {
         let gradient = self.layout.gradients.get(index)?;
         match &mut self.content[gradient.bucket] {
             Bucket::First(values) => Some(values),
