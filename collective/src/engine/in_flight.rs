@@ -88,13 +88,7 @@ struct Cursor {
 impl<M> Planned<M> {
     pub(super) fn new(program: Arc<Program>) -> Self {
         let locals = (0..program.steps.len() as u32)
-            .filter(|&step| {
-                program.waits[step as usize] == 0
-                    && matches!(
-                        program.steps[step as usize],
-                        Work::Local { .. } | Work::Stage { .. } | Work::Finish { .. }
-                    )
-            })
+            .filter(|&step| program.waits[step as usize] == 0 && program.steps[step as usize].is_local())
             .collect();
         Self {
             waits: program.waits.clone(),
@@ -113,9 +107,7 @@ impl<M> Planned<M> {
         for &next in &self.program.then[step as usize] {
             let waits = &mut self.waits[next as usize];
             *waits -= 1;
-            if *waits == 0
-                && !matches!(self.program.steps[next as usize], Work::Send { .. } | Work::Receive { .. })
-            {
+            if *waits == 0 && self.program.steps[next as usize].is_local() {
                 self.locals.push_back(next);
             }
         }
@@ -174,7 +166,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
         self.neglected = false;
         match &mut self.execution {
             Execution::Planned(planned) => {
-                let mut moved = planned.taken(context.links)?;
+                let moved = planned.taken(context.links)?;
                 if absent || !planned.begun {
                     planned.mark(context.busy);
                     self.neglected = absent && planned.has_work(context.links);
@@ -199,8 +191,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
                 let result = run.steps(context);
                 planned.staging = staging;
                 planned.scratch = scratch;
-                moved |= result?;
-                Ok(moved)
+                Ok(moved | result?)
             }
             Execution::Short(short) => {
                 if absent {
@@ -242,16 +233,11 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
     }
 
     pub(super) fn at(&self) -> OperationStep {
-        match &self.execution {
-            Execution::Planned(planned) => OperationStep {
-                operation: self.number,
-                step: planned.first_open(),
-                steps: planned.program.steps.len() as u32,
-            },
-            Execution::Short(short) => {
-                OperationStep { operation: self.number, step: short.step(), steps: short.steps() }
-            }
-        }
+        let (step, steps) = match &self.execution {
+            Execution::Planned(planned) => (planned.first_open(), planned.program.steps.len() as u32),
+            Execution::Short(short) => (short.step(), short.steps()),
+        };
+        OperationStep { operation: self.number, step, steps }
     }
 
     pub(super) fn waits_for(&self) -> Option<usize> {
@@ -442,7 +428,6 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
                 }
                 outs
             }
-            Work::Stage { copies } => copies,
             Work::Finish { copies, ranges, outs } => {
                 for copy in copies {
                     self.memories.copy(copy);

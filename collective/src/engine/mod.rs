@@ -187,7 +187,8 @@ impl<L: RankLinks> Engine<L> {
             }
         };
         self.numbers.group += 1;
-        let id = self.push(request, number, packed, Some(kernel), Execution::Short(short));
+        let id =
+            self.push(request, number, packed, Some(kernel), CallerMemory::Borrowed, Execution::Short(short));
         if let Some(fault) = fault {
             self.fail_at(self.in_flight.len() - 1, fault);
         }
@@ -223,6 +224,7 @@ impl<L: RankLinks> Engine<L> {
         number: u64,
         packed: u64,
         kernel: Option<Kernel>,
+        memory: CallerMemory<L::Memory>,
         execution: Execution<L::Memory>,
     ) -> OperationId {
         let id = OperationId(self.ids);
@@ -234,7 +236,7 @@ impl<L: RankLinks> Engine<L> {
             call: request.call,
             packed,
             kernel,
-            memory: CallerMemory::Borrowed,
+            memory,
             execution,
             limit: request.limit,
             started: None,
@@ -263,11 +265,7 @@ impl<L: RankLinks> Engine<L> {
         }
         let number = self.numbers.next(request.call.kind);
         let packed = request.call.pack();
-        let id = self.push(request, number, packed, kernel, Execution::Planned(Planned::new(program)));
-        if let Some(operation) = self.in_flight.back_mut() {
-            operation.memory = memory;
-        }
-        Ok(id)
+        Ok(self.push(request, number, packed, kernel, memory, Execution::Planned(Planned::new(program))))
     }
 
     /// Sets the deadline of an operation. It counts from the start.
@@ -309,18 +307,18 @@ impl<L: RankLinks> Engine<L> {
         let mut of_group = 0;
         while at < self.in_flight.len() && of_group < MOST_UNDER_WAY {
             let operation = &mut self.in_flight[at];
-            match operation.call.kind {
+            let is_busy = match operation.call.kind {
                 // Messages between two ranks wait for earlier ones on the same link only.
-                Kind::Send { to } if self.busy.sends[to] => {
-                    at += 1;
-                    continue;
+                Kind::Send { to } => self.busy.sends[to],
+                Kind::Receive { from } => self.busy.receives[from],
+                Kind::Group(_) => {
+                    of_group += 1;
+                    false
                 }
-                Kind::Receive { from } if self.busy.receives[from] => {
-                    at += 1;
-                    continue;
-                }
-                Kind::Send { .. } | Kind::Receive { .. } => {}
-                Kind::Group(_) => of_group += 1,
+            };
+            if is_busy {
+                at += 1;
+                continue;
             }
             if let Err(error) = begin(operation, &mut self.supply) {
                 self.fail_at(at, Fault::Error(error));
@@ -539,7 +537,7 @@ impl<L: RankLinks> Engine<L> {
         // If no operation waits for a rank, the late one waits for its own future to be polled.
         let Some(first) = self.in_flight.iter().find(|operation| operation.waits_for().is_some()) else {
             if let Some(at) = late {
-                self.fail_at(at, Fault::Error(self.own_fault(at)));
+                self.fail_late(at, self.rank);
             }
             return;
         };
@@ -558,18 +556,15 @@ impl<L: RankLinks> Engine<L> {
                 self.late.get_or_insert(Late { id: operation.id, rank, reported: false });
                 return;
             }
-            let error = match waits_for {
-                Some(rank) => CollectiveError::deadline(rank, operation.at(), operation.limit),
-                None => self.own_fault(at),
-            };
-            self.fail_at(at, Fault::Error(error));
+            self.fail_late(at, waits_for.unwrap_or(self.rank));
         }
     }
 
-    /// Makes the error of an operation that waits for no rank: its own future was not polled.
-    fn own_fault(&self, at: usize) -> CollectiveError {
+    /// Fails an operation whose deadline has passed. `culprit` is this rank if its own future was not polled.
+    fn fail_late(&mut self, at: usize, culprit: usize) {
         let operation = &self.in_flight[at];
-        CollectiveError::deadline(self.rank, operation.at(), operation.limit)
+        let error = CollectiveError::deadline(culprit, operation.at(), operation.limit);
+        self.fail_at(at, Fault::Error(error));
     }
 
     /// Returns the operation whose deadline has passed, and the rank that it waits for. Each comes once.
@@ -583,9 +578,7 @@ impl<L: RankLinks> Engine<L> {
     pub(crate) fn expire(&mut self, id: OperationId, culprit: usize) {
         self.late = None;
         if let Some(at) = self.in_flight.iter().position(|operation| operation.id == id) {
-            let operation = &self.in_flight[at];
-            let error = CollectiveError::deadline(culprit, operation.at(), operation.limit);
-            self.fail_at(at, Fault::Error(error));
+            self.fail_late(at, culprit);
         }
     }
 

@@ -20,7 +20,7 @@
 
 use std::ops::Range;
 
-use crate::plan::{Action, Area, Plan, Span};
+use crate::plan::{Action, Area, Plan, Span, writes};
 
 /// Which of the memories of an operation is meant, in the order of `MemoryRefs`. No step writes to `Input`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,13 +73,10 @@ pub(super) enum Work {
         parts: Vec<Part>,
         outs: Vec<Copy>,
     },
+    /// Without parts, this copies elements that a send needs in Staging.
     Local {
         parts: Vec<Part>,
         outs: Vec<Copy>,
-    },
-    /// Copies elements that a send needs in Staging.
-    Stage {
-        copies: Vec<Copy>,
     },
     /// Finishes the elements at their ranges. Copies come first.
     Finish {
@@ -87,6 +84,12 @@ pub(super) enum Work {
         ranges: Vec<(Address, usize)>,
         outs: Vec<Copy>,
     },
+}
+
+impl Work {
+    pub(super) fn is_local(&self) -> bool {
+        !matches!(self, Self::Send { .. } | Self::Receive { .. })
+    }
 }
 
 /// The steps between this rank and one other, in order.
@@ -160,7 +163,8 @@ pub(super) fn compile(plan: &Plan, shape: &MemoryShape) -> Program {
         then[count + staging].push(index as u32);
         waits[index] += 1;
     }
-    steps.extend(compiler.stagings.into_iter().map(|staging| Work::Stage { copies: staging.copies }));
+    let copies = compiler.stagings.into_iter().map(|staging| staging.copies);
+    steps.extend(copies.map(|outs| Work::Local { parts: Vec::new(), outs }));
     Program {
         peers: peers(plan),
         outs,
@@ -359,16 +363,8 @@ impl<'a> Compiler<'a> {
     /// Returns the copies of elements that this step wrote to Staging for the last time, and that the result
     /// needs.
     fn outs_after(&mut self, range: &Range<usize>) -> Vec<Copy> {
-        let writes_again = |action: &Action| {
-            let (Action::Receive { into: span, .. }
-            | Action::Local { into: span, .. }
-            | Action::Finish { span }) = action
-            else {
-                return false;
-            };
-            overlaps(span, range)
-        };
-        if self.plan.steps[self.index + 1..].iter().any(|step| writes_again(&step.action)) {
+        let mut later = self.plan.steps[self.index + 1..].iter().filter_map(|step| writes(&step.action));
+        if later.any(|span| overlaps(span, range)) {
             return Vec::new();
         }
         self.outs(range)

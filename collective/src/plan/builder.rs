@@ -204,7 +204,7 @@ pub(super) fn reads(action: &Action) -> [Option<&Span>; 2] {
 }
 
 /// Returns the elements that a step writes.
-pub(super) fn writes(action: &Action) -> Option<&Span> {
+pub(crate) fn writes(action: &Action) -> Option<&Span> {
     match action {
         Action::Send { .. } => None,
         Action::Receive { into, .. } | Action::Local { into, .. } => Some(into),

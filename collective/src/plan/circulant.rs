@@ -62,8 +62,7 @@ fn chunks(builder: &Builder, parts: Range<usize>) -> impl Iterator<Item = Range<
     let start = |part: usize| builder.part(part).start;
     let ranges = match (first, end) {
         _ if parts.is_empty() => [0..0, 0..0],
-        _ if first >= ranks => [start(first)..builder.part(end - 1).end, 0..0],
-        _ if end > ranks => [start(first)..builder.elements, 0..builder.part(end - 1).end],
+        _ if first < ranks && end > ranks => [start(first)..builder.elements, 0..builder.part(end - 1).end],
         _ => [start(first)..builder.part(end - 1).end, 0..0],
     };
     let [one, other] = ranges.map(|range| builder.chunks(range));

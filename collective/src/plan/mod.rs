@@ -34,6 +34,7 @@ use self::builder::Builder;
 pub use self::step::Algorithm;
 pub use self::table::{PlanRange, PlanTable};
 
+pub(crate) use self::builder::writes;
 pub(crate) use self::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
 
 impl Plan {
