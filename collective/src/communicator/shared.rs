@@ -110,7 +110,7 @@ impl SharedState {
             (engine.progress(now, lent), engine.failure().is_some())
         };
         // An operation may have failed in its start.
-        if now.is_some() || moved || failed || self.group.failure().happened() {
+        if now.is_some() || moved || failed || self.group.failure().reason().is_some() {
             self.attend(kind, now, moved);
         }
         moved

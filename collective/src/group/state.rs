@@ -2,7 +2,7 @@
 //! communicator share it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 
@@ -236,21 +236,14 @@ impl Position {
 /// load.
 #[derive(Debug, Default)]
 pub(crate) struct Failure {
-    happened: AtomicBool,
     reason: OnceLock<CollectiveError>,
     wakers: Mutex<Vec<Waker>>,
 }
 
 impl Failure {
-    /// Returns whether the group has failed.
-    pub(crate) fn happened(&self) -> bool {
-        // SYNC POINT: pairs with the store in `set`, so that `reason` is there.
-        self.happened.load(Ordering::Acquire)
-    }
-
     /// Returns the first failure.
     pub(crate) fn reason(&self) -> Option<&CollectiveError> {
-        if self.happened() { self.reason.get() } else { None }
+        self.reason.get()
     }
 
     /// Sets the failure, if there was none, and wakes all waiters. Returns whether this was the first.
@@ -258,7 +251,6 @@ impl Failure {
         if self.reason.set(reason).is_err() {
             return false;
         }
-        self.happened.store(true, Ordering::Release);
         let wakers = std::mem::take(&mut *lock(&self.wakers));
         wake_all(wakers);
         true
@@ -267,7 +259,7 @@ impl Failure {
     /// Wakes `waker` when the group fails, or at once if it has failed.
     pub(crate) fn wake(&self, waker: &Waker) {
         let mut wakers = lock(&self.wakers);
-        if self.happened() {
+        if self.reason().is_some() {
             drop(wakers);
             waker.wake_by_ref();
         } else if !wakers.iter().any(|known| known.will_wake(waker)) {

@@ -47,7 +47,7 @@ impl<T: Pod> Buffer<T> {
             ))
         })?;
         let mut memory = pool.take(bytes)?;
-        if memory.is_used()
+        if memory.used
             && let Some(dirty) = memory.get_mut(..bytes)
         {
             dirty.fill(0);
@@ -211,11 +211,6 @@ impl Memory {
         self.pool.number
     }
 
-    /// Returns whether the memory was used before. New memory holds zeros.
-    pub(crate) fn is_used(&self) -> bool {
-        self.used
-    }
-
     /// Notes that a peer may still read this memory when it is dropped, such as after an operation that
     /// failed. Dropping it then takes the rights of all peers away, and the pool does not use it again.
     pub(crate) fn retire(&mut self) {
@@ -289,7 +284,7 @@ mod tests {
         let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
         let pool = MemoryPool::new(&device, 64 << 10);
         let mut memory = pool.take(30_000).unwrap();
-        assert!(!memory.is_used());
+        assert!(!memory.used);
         memory.fill(7);
         let (number, bytes) = (memory.number(), memory.len());
         assert_eq!(state(&pool), (0, 1));

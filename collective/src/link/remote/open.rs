@@ -156,23 +156,15 @@ impl LinkSetup {
         theirs: usize,
     ) -> Result<Hello, CollectiveError> {
         let mut pause = FIRST_PAUSE;
-        let mut landing = Some(self.pool.device().allocate(WORDS * 8)?);
+        let mut landing = self.pool.device().allocate(WORDS * 8)?;
         let mut bytes = [0; WORDS * 8];
         loop {
-            match (view, landing.take()) {
-                (Some(view), kept) => {
-                    view.copy_out(theirs + Layout::HELLO, &mut bytes).map_err(broken)?;
-                    landing = kept;
-                }
-                (None, Some(region)) => {
-                    let read = channel.read(remote).at((theirs + Layout::HELLO) as u64);
-                    let region = read.into(region, ..bytes.len()).await.map_err(TensorError::from)?;
-                    if let Some(read) = region.get(..WORDS * 8) {
-                        bytes.copy_from_slice(read);
-                    }
-                    landing = Some(region);
-                }
-                (None, None) => return Err(broken("the memory for a hello is gone")),
+            if let Some(view) = view {
+                view.copy_out(theirs + Layout::HELLO, &mut bytes).map_err(broken)?;
+            } else {
+                let read = channel.read(remote).at((theirs + Layout::HELLO) as u64);
+                landing = read.into(landing, ..bytes.len()).await.map_err(TensorError::from)?;
+                bytes.copy_from_slice(&landing[..WORDS * 8]);
             }
             let hello =
                 Hello { words: bytemuck::pod_read_unaligned::<[u64; WORDS]>(&bytes).map(u64::from_le) };

@@ -198,11 +198,8 @@ impl WriteWire {
         self.take_notice(slots)?;
         let mut bytes = [0; 16];
         self.copy_out(Layout::TAKEN, &mut bytes)?;
-        let (mut count, mut inverted) = ([0; 8], [0; 8]);
-        count.copy_from_slice(&bytes[..8]);
-        inverted.copy_from_slice(&bytes[8..]);
-        let count = u64::from_le_bytes(count);
-        let whole = count == !u64::from_le_bytes(inverted) || bytes == [0; 16];
+        let [count, inverted] = bytemuck::pod_read_unaligned::<[u64; 2]>(&bytes).map(u64::from_le);
+        let whole = count == !inverted || bytes == [0; 16];
         Ok(whole.then_some(count))
     }
 
