@@ -150,26 +150,18 @@ impl<T: FlightService> Service<Request<Body>> for BatchMethods<T> {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (service, limit) = (Arc::clone(&self.service), self.limit);
         Box::pin(async move {
+            let service = &*service;
             Ok(match Method::of(&request) {
                 Some(Method::Get) => {
-                    let get = service_fn(|ticket| {
-                        let service = Arc::clone(&service);
-                        async move { service.do_get(ticket).await }
-                    });
+                    let get = service_fn(|ticket| service.do_get(ticket));
                     grpc::<GatherCodec<FlightData, Ticket>>(limit).server_streaming(get, request).await
                 }
                 Some(Method::Put) => {
-                    let put = service_fn(|messages| {
-                        let service = Arc::clone(&service);
-                        async move { service.do_put(messages).await }
-                    });
+                    let put = service_fn(|messages| service.do_put(messages));
                     grpc::<GatherCodec<PutResult, FlightData>>(limit).streaming(put, request).await
                 }
                 Some(Method::Exchange) => {
-                    let exchange = service_fn(|messages| {
-                        let service = Arc::clone(&service);
-                        async move { service.do_exchange(messages).await }
-                    });
+                    let exchange = service_fn(|messages| service.do_exchange(messages));
                     grpc::<GatherCodec<FlightData, FlightData>>(limit).streaming(exchange, request).await
                 }
                 None => Status::unimplemented("not a method with record batches").into_http(),
