@@ -18,7 +18,7 @@ pub(crate) mod words;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 use std::time::Instant;
@@ -66,7 +66,6 @@ pub(crate) struct Link {
     /// these, and the peer is not older than version 4.
     pub(crate) announces_named: bool,
     fault: OnceLock<TensorError>,
-    failed: AtomicBool,
     /// Becomes true when the link has ended.
     ended: watch::Sender<bool>,
     pub(crate) region_cache: Arc<RegionCache>,
@@ -230,7 +229,7 @@ impl Link {
 
     /// Returns why the link has ended, if it has.
     pub(crate) fn fault(&self) -> Option<&TensorError> {
-        self.failed.load(Ordering::Acquire).then(|| self.fault.get()).flatten()
+        self.fault.get()
     }
 
     /// Returns an error if the link has ended.
@@ -311,7 +310,6 @@ impl Link {
             error
         });
         if first {
-            self.failed.store(true, Ordering::Release);
             match fault.kind() {
                 TensorErrorKind::Protocol => {
                     tonic_rdma_verbs::unstable::throttled!(warn, peer = &*self.peer, %fault, "a tensor link has ended");
@@ -836,7 +834,6 @@ impl Prepared {
             named_ports: peer.named_queue_pairs(),
             announces_named,
             fault: OnceLock::new(),
-            failed: AtomicBool::new(false),
             ended: watch::Sender::new(false),
             region_cache: self.region_cache,
             kept: Mutex::default(),
@@ -853,7 +850,6 @@ impl Prepared {
 
     /// Returns how the sides of this link learn of arrivals.
     fn agree(&self, peer: &PeerParameters) -> Result<Notification, TensorError> {
-        let wanted = self.settings.notification;
         let found = if self.places_in_order() && peer.places_in_order {
             Notification::Word
         } else if self.immediate() && peer.immediate {
@@ -861,23 +857,18 @@ impl Prepared {
         } else {
             Notification::Message
         };
-        match wanted {
-            Some(Notification::Word) if found != Notification::Word => Err(TensorError::new(
-                TensorErrorKind::InvalidSetting,
-                format!(
-                    "notification by word was demanded, but {} or the peer's device does not place in order",
-                    self.device()
-                ),
-            )),
-            Some(Notification::Immediate) if found != Notification::Immediate => Err(TensorError::new(
-                TensorErrorKind::InvalidSetting,
-                format!(
-                    "notification by immediate data was demanded, but {} or the peer's device has none",
-                    self.device()
-                ),
-            )),
-            _ => Ok(found),
-        }
+        let (name, lacks) = match self.settings.notification {
+            Some(Notification::Word) if found != Notification::Word => ("word", "does not place in order"),
+            Some(Notification::Immediate) if found != Notification::Immediate => {
+                ("immediate data", "has none")
+            }
+            _ => return Ok(found),
+        };
+        let text = format!(
+            "notification by {name} was demanded, but {} or the peer's device {lacks}",
+            self.device()
+        );
+        Err(TensorError::new(TensorErrorKind::InvalidSetting, text))
     }
 }
 

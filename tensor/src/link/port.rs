@@ -470,9 +470,7 @@ fn whole(length: usize, local: LocalMemory, kind: TransferKind, start: RemoteSeg
 /// Reports to the owner of a transfer that the transfer did not begin.
 fn refuse(transfer: Transfer<Token>, error: TensorError) -> TensorError {
     let FinishedTransfer { token, local, .. } = transfer.refuse();
-    let mut wakers = Vec::new();
-    token.deliver(Outcome { local, result: Err(error.clone()) }, &mut wakers);
-    wake_all(wakers);
+    token.finish(Outcome { local, result: Err(error.clone()) });
     error
 }
 
@@ -664,10 +662,10 @@ impl Token {
         Self { bell: Some(DeferredBell { link, pair: Arc::clone(pair), epoch, port }), ..self }
     }
 
-    /// Ends a transfer that needs no device.
-    pub(crate) fn finish(self, local: LocalMemory) {
+    /// Ends a transfer that the device does not carry out.
+    pub(crate) fn finish(self, outcome: Outcome) {
         let mut wakers = Vec::new();
-        self.deliver(Outcome { local, result: Ok(()) }, &mut wakers);
+        self.deliver(outcome, &mut wakers);
         wake_all(wakers);
     }
 

@@ -9,7 +9,7 @@ use bytes::{Buf, BufMut};
 use tokio::task::consume_budget;
 
 use crate::error::TensorError;
-use crate::link::port::{OutcomeCell, Token};
+use crate::link::port::{Outcome, OutcomeCell, Token};
 use crate::memory::{Payload, RegionCache, freeze};
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::{AttachedSender, Receiver};
@@ -401,11 +401,10 @@ impl DynamicReceiver {
         }
         let region = self.region_cache.take(length)?;
         let outcome = Arc::new(OutcomeCell::default());
-        let token = Token::future(&outcome);
+        let (token, local) = (Token::future(&outcome), LocalMemory::Region(region));
         if length == 0 {
-            token.finish(LocalMemory::Region(region));
+            token.finish(Outcome { local, result: Ok(()) });
         } else {
-            let local = LocalMemory::Region(region);
             let transfer = Transfer::of_range(local, 0, length, TransferKind::Read, place, token);
             if let Err(error) = by.link.port(by.port).submit(transfer) {
                 // If the port is full, the next attempt finds room.
