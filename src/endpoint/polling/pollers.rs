@@ -8,7 +8,7 @@
 
 use std::cell::Cell;
 use std::future::{Future as _, poll_fn};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -208,17 +208,19 @@ pub(super) struct Waiter {
 }
 
 /// Registers the queues' event descriptors with the current runtime.
-#[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
 pub(super) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> {
-    queues
-        .iter()
-        .map(|queue| {
-            let failed = |error| VerbsError::os("watching a completion queue", error);
-            let descriptor = queue.completions.event_fd().try_clone_to_owned().map_err(failed)?;
-            let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
-            Ok(Waiter { descriptor, queue: Arc::downgrade(queue) })
-        })
-        .collect()
+    let waiter = |queue: &Arc<Queue>| {
+        let descriptor = readable(queue.completions.event_fd(), "watching a completion queue")?;
+        Ok(Waiter { descriptor, queue: Arc::downgrade(queue) })
+    };
+    queues.iter().map(waiter).collect()
+}
+
+#[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
+fn readable(descriptor: BorrowedFd<'_>, watching: &'static str) -> Result<AsyncFd<OwnedFd>, VerbsError> {
+    let failed = |error| VerbsError::os(watching, error);
+    let descriptor = descriptor.try_clone_to_owned().map_err(failed)?;
+    AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)
 }
 
 /// Runs until the reactor is gone.
@@ -314,7 +316,6 @@ fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
 
 /// Starts a task that takes the device's events and ends the connections of `queues` that an event concerns.
 /// Returns `None` for a device without events.
-#[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
 pub(super) fn watch_device(
     context: &Arc<dyn Device>,
     queues: &[Arc<Queue>],
@@ -322,9 +323,7 @@ pub(super) fn watch_device(
     runtime: &Handle,
 ) -> Result<Option<OwnedTask>, VerbsError> {
     let Some(descriptor) = context.async_event_fd() else { return Ok(None) };
-    let failed = |error| VerbsError::os("watching a device for events", error);
-    let descriptor = descriptor.try_clone_to_owned().map_err(failed)?;
-    let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
+    let descriptor = readable(descriptor, "watching a device for events")?;
     let queues = queues.iter().map(Arc::downgrade).collect();
     let task = runtime.spawn(take_device_events(descriptor, Arc::clone(context), queues, Arc::clone(own)));
     Ok(Some(OwnedTask(task.abort_handle())))
