@@ -21,7 +21,7 @@ use crate::grpc::fault::CallFault;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, ResetCode, Stream};
 use crate::transport::balance::connection::Reservation;
-use crate::transport::gather::landed::{Landing, NativeFlag, Presenter};
+use crate::transport::gather::landed::{Landing, LandingTarget as _, NativeFlag, Presenter};
 use tonic_rdma_verbs::unstable::lock;
 
 /// A call without HTTP/2.

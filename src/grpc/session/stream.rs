@@ -126,12 +126,6 @@ impl Stream {
         });
     }
 
-    /// Applies what the wrapper of a client, or the layer of a server, asks for.
-    pub(crate) fn land(&self, landing: Landing) {
-        self.align(landing);
-        self.deliver_landed(landing.limit);
-    }
-
     /// Sets the field at which messages of this side are aligned.
     pub(super) fn align(&self, landing: Landing) {
         // Relaxed: the flag guards no other memory.
@@ -409,8 +403,9 @@ impl Drop for KeepsTaken<'_> {
 }
 
 impl LandingTarget for Stream {
-    fn deliver_landed(&self, landing: Landing) {
-        self.land(landing);
+    fn land(&self, landing: Landing) {
+        self.align(landing);
+        self.deliver_landed(landing.limit);
     }
 }
 

@@ -70,7 +70,7 @@ impl Default for Landing {
 pub(crate) trait LandingTarget: Debug + Send + Sync {
     /// Delivers messages of at most [`Landing::limit`] bytes, without their prefix, in the memory that they
     /// land in, and aligns messages of this side at [`Landing::aligned`].
-    fn deliver_landed(&self, landing: Landing);
+    fn land(&self, landing: Landing);
 }
 
 /// By this, a server's layer asks for landed messages. The server puts it into the extensions of each native
@@ -85,7 +85,7 @@ impl LandingSwitch {
     /// Asks for landed messages, if the stream still exists.
     pub(super) fn set(&self, landing: Landing) {
         if let Some(target) = self.0.upgrade() {
-            target.deliver_landed(landing);
+            target.land(landing);
         }
     }
 }
@@ -273,7 +273,7 @@ mod tests {
         #[derive(Debug, Default)]
         struct Target(AtomicU64);
         impl LandingTarget for Target {
-            fn deliver_landed(&self, landing: Landing) {
+            fn land(&self, landing: Landing) {
                 self.0.store(landing.limit as u64, Ordering::SeqCst);
             }
         }
