@@ -104,15 +104,10 @@ impl RankLink {
     #[cold]
     pub(super) fn note(&mut self, fault: LinkFault) -> LinkFault {
         match &fault {
-            LinkFault::Lost(reason) => self.close(Arc::clone(reason)),
+            LinkFault::Lost(reason) => _ = self.closed.get_or_insert(Arc::clone(reason)),
             LinkFault::Violation(_) => self.fault = Some(fault.clone()),
         }
         fault
-    }
-
-    /// Notes that the channel has closed.
-    pub(super) fn close(&mut self, reason: Arc<str>) {
-        self.closed.get_or_insert(reason);
     }
 
     /// Writes nothing more to the peer.
@@ -283,7 +278,7 @@ impl RankLink {
     fn unless_lost(&mut self, result: Result<(), LinkFault>) -> Result<(), LinkFault> {
         match result {
             Err(LinkFault::Lost(error)) => {
-                self.close(error);
+                self.closed.get_or_insert(error);
                 Ok(())
             }
             result => result,
