@@ -61,10 +61,6 @@ pub(crate) struct ServerTlsOptions {
 #[derive(Clone)]
 pub(crate) struct ClientTls(pub(crate) ClientTlsConfig);
 
-/// Configuration of a server, whose files are valid.
-#[derive(Clone)]
-pub(crate) struct ServerTls(pub(crate) ServerTlsConfig);
-
 impl ClientTlsOptions {
     /// Reads the files, and returns the configuration, or `None` without TLS.
     ///
@@ -105,7 +101,7 @@ impl ServerTlsOptions {
     ///
     /// # Errors
     /// The errors of [`ClientTlsOptions::load`].
-    pub(crate) fn load(&self) -> Result<Option<ServerTls>, Failure> {
+    pub(crate) fn load(&self) -> Result<Option<ServerTlsConfig>, Failure> {
         let files = [
             ("--cert_file", &self.cert_file),
             ("--key_file", &self.key_file),
@@ -122,7 +118,7 @@ impl ServerTlsOptions {
         if let Some(path) = &self.client_ca_file {
             config = config.client_ca_root(authorities("--client_ca_file", path)?);
         }
-        Ok(Some(ServerTls(config)))
+        Ok(Some(config))
     }
 }
 
@@ -138,12 +134,6 @@ fn refuse_files(files: &[(&str, &Option<PathBuf>)]) -> Result<(), Failure> {
 impl fmt::Debug for ClientTls {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("ClientTls").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for ServerTls {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("ServerTls").finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,7 @@ use tonic::body::Body;
 use tonic::codegen::StdError;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Endpoint, Server};
+use tonic::transport::{Endpoint, Server, ServerTlsConfig};
 use tonic_rdma::{Config, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer, Verdict};
 use tonic_rdma_commands::{Context as _, Failure};
 use tower::layer::layer_fn;
@@ -21,7 +21,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt as _};
 
 use crate::deadline::status_of;
-use crate::tls::{ClientTls, ServerTls};
+use crate::tls::ClientTls;
 
 /// A transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -73,13 +73,13 @@ impl Listener {
     /// Serves until `ended`.
     pub(crate) async fn serve(
         self,
-        tls: Option<ServerTls>,
+        tls: Option<ServerTlsConfig>,
         routes: Routes,
         ended: impl Future<Output = ()>,
     ) -> Result<(), Failure> {
         let mut server = Server::builder();
         if let Some(tls) = tls {
-            server = server.tls_config(tls.0).context("--use_tls")?;
+            server = server.tls_config(tls).context("--use_tls")?;
         }
         let served = match self {
             Self::Rdma(incoming) => {

@@ -10,11 +10,11 @@ mod tls;
 mod wrong_servers;
 
 use tonic::service::Routes;
+use tonic::transport::ServerTlsConfig;
 
 use crate::client::tests::run_case;
 use crate::client::{CaseError, find};
 use crate::server::routes;
-use crate::tls::ServerTls;
 use crate::transport::{Listener, Target, Transport};
 
 /// Starts a server in this process, which runs until the runtime ends.
@@ -22,7 +22,7 @@ async fn serve(transport: Transport, routes: Routes) -> u16 {
     serve_with(transport, None, routes).await
 }
 
-async fn serve_with(transport: Transport, tls: Option<ServerTls>, routes: Routes) -> u16 {
+async fn serve_with(transport: Transport, tls: Option<ServerTlsConfig>, routes: Routes) -> u16 {
     let listener = Listener::bind(transport, "127.0.0.1", 0).await.unwrap();
     let port = listener.port();
     tokio::spawn(listener.serve(tls, routes, std::future::pending()));

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
 use tempfile::TempDir;
+use tonic::transport::ServerTlsConfig;
 
 use super::certificates::{Certificates, SERVER};
 use super::{failure, serve_with, target};
 use crate::client::all;
 use crate::server::routes;
-use crate::tls::{ClientTls, ServerTls};
+use crate::tls::ClientTls;
 use crate::transport::Target;
 use crate::transport::Transport::{self, Rdma, Tcp};
 use crate::{Cli, Command};
@@ -26,7 +27,7 @@ fn client(flags: &[String]) -> Result<Option<ClientTls>, Failure> {
 }
 
 /// Parses flags of the server, and returns its TLS configuration.
-fn server(flags: &[String]) -> Result<Option<ServerTls>, Failure> {
+fn server(flags: &[String]) -> Result<Option<ServerTlsConfig>, Failure> {
     let line = ["interop", "server"].into_iter().chain(flags.iter().map(String::as_str));
     match Cli::try_parse_from(line).map_err(|error| Failure::run(error.to_string()))?.command {
         Command::Server(options) => options.tls.load(),
