@@ -165,6 +165,13 @@ impl AttachedPeer {
     fn count(&self) -> u64 {
         self.link.upgrade().map_or(0, |link| link.load_count(self.pair.number))
     }
+
+    /// Removes the pair from its link.
+    fn remove(&self) {
+        if let Some(link) = self.link.upgrade() {
+            link.remove_pair(&self.pair);
+        }
+    }
 }
 
 impl Export {
@@ -191,11 +198,7 @@ impl Export {
             (lock(&self.memory).take(), std::mem::take(&mut *attached))
         };
         drop(memory);
-        for it in attached.pairs {
-            if let Some(link) = it.link.upgrade() {
-                link.remove_pair(&it.pair);
-            }
-        }
+        attached.pairs.iter().for_each(AttachedPeer::remove);
         drop(attached.rights);
     }
 
@@ -317,11 +320,7 @@ impl Export {
         self.keep_notices(&gone);
         // Outside the lock, because the link may end here.
         drop(attached);
-        for it in gone {
-            if let Some(link) = it.link.upgrade() {
-                link.remove_pair(&it.pair);
-            }
-        }
+        gone.iter().for_each(AttachedPeer::remove);
     }
 
     /// Keeps the notices of pairs that are removed. The caller holds the lock of `attached`.
