@@ -212,20 +212,16 @@ impl Connection<ByteStream> {
     ) -> Poll<io::Result<usize>> {
         let mut state = lock(&self.state);
         state.base.check_writable()?;
-        match state.write(slices, &self.counters) {
-            Ok(Some(written)) => {
-                if has_unsent() {
-                    sent_slices(slices, written);
-                }
-                state.has_sent = true;
-                Poll::Ready(Ok(written))
-            }
-            Ok(None) => {
-                state.writer = Some(context.waker().clone());
-                Poll::Pending
-            }
-            Err(fault) => Poll::Ready(Err(self.fail_with(&mut state, fault))),
+        let written = state.write(slices, &self.counters);
+        let Some(written) = written.map_err(|fault| self.fail_with(&mut state, fault))? else {
+            state.writer = Some(context.waker().clone());
+            return Poll::Pending;
+        };
+        if has_unsent() {
+            sent_slices(slices, written);
         }
+        state.has_sent = true;
+        Poll::Ready(Ok(written))
     }
 
     /// Sends the writes that were gathered. Returns whether the task has sent something, and has read nothing
@@ -237,14 +233,12 @@ impl Connection<ByteStream> {
         }
         state.base.check_sending()?;
         state.flush_wanted = true;
-        match state.flush_staging(&self.counters) {
-            Ok(true) => Poll::Ready(Ok(state.take_waits())),
-            Ok(false) => {
-                state.writer = Some(context.waker().clone());
-                Poll::Pending
-            }
-            Err(fault) => Poll::Ready(Err(self.fail_with(&mut state, fault))),
+        let flushed = state.flush_staging(&self.counters);
+        if !flushed.map_err(|fault| self.fail_with(&mut state, fault))? {
+            state.writer = Some(context.waker().clone());
+            return Poll::Pending;
         }
+        Poll::Ready(Ok(state.take_waits()))
     }
 
     /// Closes the writing direction once all bytes written before were sent.

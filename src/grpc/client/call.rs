@@ -86,13 +86,7 @@ impl NativeCall {
             let answered = ready!(poll_headers(call, &mut self.deadline, again, context));
             return Poll::Ready(self.end(answered));
         }
-        let has_sender = match self.send(context) {
-            Ok(has_sender) => has_sender,
-            Err(end) => {
-                self.request = None;
-                return Poll::Ready(Err(end));
-            }
-        };
+        let has_sender = self.send(context).inspect_err(|_| self.request = None)?;
         if !(has_sender && self.waits(context)) {
             // Calls that are made together go out before this one checks for its response.
             context.waker().wake_by_ref();

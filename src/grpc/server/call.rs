@@ -102,14 +102,11 @@ impl<S: GrpcService> Call<S> {
         let later = session.drives_later();
         let stepped = catch_unwind(AssertUnwindSafe(|| self.step(context)));
         drop(later);
-        match stepped {
-            Ok(polled) => polled,
-            Err(_) => {
-                tracing::debug!("a handler of a native call panicked");
-                self.fail(&Status::unknown("the handler of the call panicked"));
-                Poll::Ready(())
-            }
-        }
+        stepped.unwrap_or_else(|_| {
+            tracing::debug!("a handler of a native call panicked");
+            self.fail(&Status::unknown("the handler of the call panicked"));
+            Poll::Ready(())
+        })
     }
 
     fn step(&mut self, context: &mut Context<'_>) -> Poll<()> {

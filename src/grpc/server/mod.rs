@@ -390,13 +390,10 @@ async fn serve(
     // Native connections have the receivers, and drop them when they have ended.
     let _ = stopping.send(());
     let drained = async { tokio::join!(tonic, stopping.closed()).0 };
-    match tokio::time::timeout(grace, drained).await {
-        Ok(ended) => ended,
-        Err(_) => {
-            tracing::debug!(?grace, "the server ends although connections are left");
-            Ok(())
-        }
-    }
+    tokio::time::timeout(grace, drained).await.unwrap_or_else(|_| {
+        tracing::debug!(?grace, "the server ends although connections are left");
+        Ok(())
+    })
 }
 
 /// Gives connections to `take` until `signal` is ready, and what it returns to `streams`. Then the port is
