@@ -77,10 +77,8 @@ pub(crate) fn run(options: &ProbeOptions) -> Result<(), Failure> {
         .map_err(|error| Failure::usage(format!("{:?} is no HOST:PORT", options.server)).because(error))?;
     let runtime = Builder::new_current_thread().enable_all().build().context("can't start a runtime")?;
     let probed = runtime.block_on(async {
-        match tokio::time::timeout(options.timeout, probe(&url, endpoint, config)).await {
-            Ok(report) => report,
-            Err(_) => Err(Failure::run(format!("{url}: no answer within {:?}", options.timeout))),
-        }
+        let report = tokio::time::timeout(options.timeout, probe(&url, endpoint, config)).await;
+        report.unwrap_or_else(|_| Err(Failure::run(format!("{url}: no answer within {:?}", options.timeout))))
     });
     let report = probed?;
     let text = match options.json {

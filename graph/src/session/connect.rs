@@ -229,17 +229,12 @@ async fn join(context: &Context, peer: Part) -> Result<(Key, MemberStateStream),
     let channel = endpoint(peer, address)?.connect_lazy();
     let joining = state.bootstrap.join(channel.clone(), peer.0, false, context.until);
     let joined = unless_peer_fails(state, async { Ok(joining.await) }).await?;
-    let key = match joined {
-        Ok(joined) => joined.key,
-        Err(reason) => return Err(not_joined(context, peer, reason)),
-    };
-    match state.bootstrap.watch(channel, &key, context.until).await {
-        Ok(stream) => Ok((key, stream)),
-        Err(status) => {
-            let source = with_causes(status.message(), &status).into();
-            Err(Problem::PeerLost { peer: peer.0, source }.into())
-        }
-    }
+    let key = joined.map_err(|reason| not_joined(context, peer, reason))?.key;
+    let stream = state.bootstrap.watch(channel, &key, context.until).await.map_err(|status| {
+        let source = with_causes(status.message(), &status).into();
+        Problem::PeerLost { peer: peer.0, source }
+    })?;
+    Ok((key, stream))
 }
 
 /// Follows the state of a part until the part has left, has failed or is lost.

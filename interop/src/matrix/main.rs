@@ -116,13 +116,10 @@ fn combinations(plan: &Plan, report: &mut Report) -> Vec<(Peer, Direction)> {
 /// Runs all cases of one peer in one direction.
 fn run_one(plan: &Plan, peer: Peer, direction: Direction) -> RunResult {
     let started = Instant::now();
-    let results = match combination::run(plan, peer, direction) {
-        Ok(results) => results,
-        Err(error) => {
-            let reason = error.with_causes();
-            let cases = plan.cases(peer, direction).into_iter();
-            cases.map(|case| (case, Outcome::Failed(reason.clone()))).collect()
-        }
-    };
+    let results = combination::run(plan, peer, direction).unwrap_or_else(|error| {
+        let reason = error.with_causes();
+        let cases = plan.cases(peer, direction).into_iter();
+        cases.map(|case| (case, Outcome::Failed(reason.clone()))).collect()
+    });
     RunResult { peer, direction, results, seconds: started.elapsed().as_secs_f64() }
 }

@@ -67,10 +67,8 @@ impl RemoteLinks {
         work: impl FnOnce(&mut RankLink, &mut LinkContext) -> Result<T, LinkFault>,
     ) -> Result<T, LinkError> {
         let Some(Some(peer)) = self.peers.get_mut(rank) else { return Err(no_link(rank)) };
-        match peer.check().and_then(|()| work(peer, &mut self.common)) {
-            Ok(result) => Ok(result),
-            Err(fault) => Err(LinkError { rank, cause: peer.note(fault) }),
-        }
+        let worked = peer.check().and_then(|()| work(peer, &mut self.common));
+        worked.map_err(|fault| LinkError { rank, cause: peer.note(fault) })
     }
 
     /// Ends these links after a failure: nothing more is written to peers, because they may withdraw their

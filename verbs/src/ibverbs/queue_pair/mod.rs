@@ -175,13 +175,9 @@ fn enter(core: &Arc<Core>, sends: &Arc<Queue>, receives: &Arc<Queue>) -> Result<
         return Ok((slot, slot));
     }
     let slot = sends.enter(core, Role { sends: true, receives: false })?;
-    match receives.enter(core, Role { sends: false, receives: true }) {
-        Ok(other) => Ok((slot, other)),
-        Err(error) => {
-            sends.leave(slot, core.number);
-            Err(error)
-        }
-    }
+    let other = receives.enter(core, Role { sends: false, receives: true });
+    let other = other.inspect_err(|_| sends.leave(slot, core.number))?;
+    Ok((slot, other))
 }
 
 impl crate::sealed::Sealed for VerbsPair {}

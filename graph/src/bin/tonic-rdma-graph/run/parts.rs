@@ -111,10 +111,8 @@ impl Parts {
     /// Sends an order to a part. If the stream has ended, an event says so.
     pub(crate) async fn send(&mut self, part: usize, order: &Order, content: Bytes) -> Result<(), Failure> {
         let order = proto::Order { json: text(order)?, content };
-        match timeout(self.limit, self.orders[part].send(order)).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(self.late(&[part], "took an order")),
-        }
+        let sent = timeout(self.limit, self.orders[part].send(order)).await;
+        sent.map(drop).map_err(|_| self.late(&[part], "took an order"))
     }
 
     /// Sends an order to all parts.
