@@ -111,7 +111,11 @@ impl Dialer {
     pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, RdmaError> {
         match self.connect(host, port, false).await? {
             Negotiated::Stream(stream) => Ok(stream),
-            Negotiated::Messages(_) => unreachable!("a capability that was not asked for is refused"),
+            // The negotiation refuses a capability that this side did not ask for.
+            Negotiated::Messages(_) => {
+                let reason = failed(&NegotiationError::OutOfTurn("native calls, which were not asked for"));
+                Err(rdma_required(&format!("{host}:{port}"), &reason))
+            }
         }
     }
 
