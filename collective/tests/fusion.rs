@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails should say so on the spot")]
 
 use std::future::IntoFuture as _;
-use std::sync::Barrier;
+use std::sync::{Mutex, mpsc};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
@@ -334,22 +334,47 @@ fn a_step_that_started_nothing_may_be_dropped_and_another_must_end() {
 
 #[test]
 fn a_step_whose_end_is_dropped_while_it_waits_did_not_end() {
-    let dropped = Barrier::new(2);
+    let (sender, receiver) = mpsc::channel::<()>();
+    let (sender, receiver) = (Mutex::new(Some(sender)), Mutex::new(receiver));
     ranks(2, |communicator| {
         let mut fusion = Fusion::<f32>::builder(communicator).bucket_bytes(1).build().unwrap();
         step_with(&mut fusion, &[("a", 2), ("b", 3)]).unwrap();
         if communicator.rank() == 1 {
-            dropped.wait();
+            // Also if rank 0 has failed.
+            let _ = receiver.lock().unwrap().recv();
             return step_with(&mut fusion, &[("a", 2), ("b", 3)]).unwrap();
         }
+        let _dropped = sender.lock().unwrap().take();
         let mut step = fusion.step().unwrap();
         step.put("a", &[1.0; 2]).unwrap();
         step.put("b", &[1.0; 3]).unwrap();
         let mut finish = step.finish().into_future();
         assert!(finish.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drop(finish);
-        dropped.wait();
         assert!(is_unfinished(&fusion.step().unwrap_err()));
+    });
+}
+
+#[test]
+fn the_error_of_an_operation_is_the_error_of_the_step() {
+    let (sender, receiver) = mpsc::channel::<()>();
+    let (sender, receiver) = (Mutex::new(Some(sender)), Mutex::new(receiver));
+    ranks_that_may_leave(2, |communicator| {
+        let mut fusion = Fusion::<f32>::builder(&communicator).bucket_bytes(1).build().unwrap();
+        step_with(&mut fusion, &[("a", 2), ("b", 3)]).unwrap();
+        if communicator.rank() == 1 {
+            // Leaves when both operations of rank 0 wait for it.
+            let _ = receiver.lock().unwrap().recv();
+            return;
+        }
+        let started = sender.lock().unwrap().take();
+        let mut step = fusion.step().unwrap();
+        step.put("a", &[1.0; 2]).unwrap();
+        step.put("b", &[1.0; 3]).unwrap();
+        drop(started);
+        let error = step.finish().wait().unwrap_err();
+        assert_eq!(error.rank(), Some(1), "{error}");
+        assert!(!is_unfinished(&error), "{error}");
     });
 }
 

@@ -85,9 +85,9 @@ impl Prepared {
         let (queue_pair, receives) = match shared {
             Some(shared) => {
                 let promise = shared.promise(slots).map_err(RdmaUnavailable::because)?;
-                let receives = shared.queue();
+                let shared_queue = shared.queue();
                 let queue_pair =
-                    domain.create_sharing_queue_pair(completions, completions, receives, &capacity)?;
+                    domain.create_sharing_queue_pair(completions, completions, shared_queue, &capacity)?;
                 let share = Share::new(promise, queue_pair.number(), config.receive_slots);
                 (queue_pair, Receives::Shared(share))
             }

@@ -137,7 +137,8 @@ pub(super) fn check(ours: &HostIdentity, theirs: &HostIdentity, reach: Reach) ->
 
 fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let id = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;
+    let digits = text.trim().replace('-', "");
+    let id = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
     Some(id.to_be_bytes())
 }
 

@@ -21,13 +21,16 @@ pub(super) struct Message {
     room: usize,
 }
 
+const _: () = assert!(2 * Message::MOST_LONG < 15);
+
 impl Message {
     /// The shortest payload that is not copied, in bytes. Up to this length the copy costs less than a slice
     /// of its own.
     const LONG: usize = 2048;
     /// The least room for headers that are begun. A shorter rest of a message is left empty.
     pub(super) const LEAST_HEADERS: usize = 64;
-    /// Most long payloads.
+    /// Most long payloads. Each has a slice, and so have the bytes before it and after the last one. A
+    /// [`Wire`](crate::endpoint::Wire) takes 15.
     const MOST_LONG: usize = 6;
 
     /// Begins a message of at most `room` bytes.
