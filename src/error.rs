@@ -46,6 +46,8 @@ struct Inner {
     reason: Box<str>,
     setting: Option<BadSetting>,
     source: Cause,
+    /// There was no connection for the call.
+    unsent: bool,
 }
 
 /// The source of an error.
@@ -151,8 +153,21 @@ impl RdmaError {
         Self::make(kind, reason.into(), None, Cause::Is(source.into()))
     }
 
+    /// Makes the error of a call that found no connection.
+    pub(crate) fn of_unsent(kind: RdmaErrorKind, reason: String, source: Option<BoxError>) -> Self {
+        let source = source.map_or(Cause::None, Cause::Is);
+        Self(Arc::new(Inner { kind, reason: reason.into(), setting: None, source, unsent: true }))
+    }
+
     fn make(kind: RdmaErrorKind, reason: Box<str>, setting: Option<BadSetting>, source: Cause) -> Self {
-        Self(Arc::new(Inner { kind, reason, setting, source }))
+        Self(Arc::new(Inner { kind, reason, setting, source, unsent: false }))
+    }
+
+    /// Returns whether no server has begun with the call that this error ended, so that it may be sent again:
+    /// the channel had no connection for it, or the server said so ([`RdmaErrorKind::NotProcessed`]).
+    #[must_use]
+    pub fn may_resend(&self) -> bool {
+        self.0.unsent || self.0.kind == RdmaErrorKind::NotProcessed
     }
 
     /// Returns the kind of failure.

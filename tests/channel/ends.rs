@@ -56,6 +56,9 @@ fn a_bad_endpoint_is_named() {
         let lazy = RdmaChannel::builder(port.endpoint()).calls(calls).connect_lazy();
         let status = say(&mut GreeterClient::new(lazy), "hello").await.unwrap_err();
         assert!(status.message().contains("max_concurrent_streams"), "{status}");
+        let lazy = RdmaChannel::connect_lazy(port.endpoint()).unwrap();
+        let status = say(&mut GreeterClient::new(lazy), "hello").await.unwrap_err();
+        assert!(rdma_error(&status).unwrap().may_resend(), "{status:?}");
     });
 }
 
@@ -188,6 +191,7 @@ fn a_killed_server_fails_its_calls_and_comes_back() {
             assert!(codes.contains(&next.code()), "{next:?}");
             if kind == Kind::Native {
                 assert_eq!([status.code(), next.code()], [Code::Unavailable; 2], "{status:?}, {next:?}");
+                assert!(!rdma_error(&status).unwrap().may_resend(), "{status:?}");
             }
             let _back = start().await;
             assert_eq!(say(&mut client, "back").await.unwrap(), "back");

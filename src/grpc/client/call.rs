@@ -17,6 +17,7 @@ use super::deadline::{Deadline, is_timeout};
 use super::request::{PendingRequest, Progress, Pump, SentFrames, advance};
 use super::{Connection, Endpoints};
 use crate::endpoint::CallInFlight;
+use crate::error::{RdmaError, RdmaErrorKind};
 use crate::grpc::fault::CallFault;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, ResetCode, Stream};
@@ -308,9 +309,11 @@ pub(super) async fn wait_and_call(
                     return Ok(response.map(|body| LimitedBody::limit(body, deadline)));
                 }
                 if connections >= CONNECTIONS {
-                    return Err(Status::unavailable(
-                        "each of several connections ended as soon as it was made",
-                    ));
+                    let reason = "each of several connections ended as soon as it was made";
+                    let error = RdmaError::of_unsent(RdmaErrorKind::Closed, reason.to_owned(), None);
+                    let mut status = Status::unavailable(reason);
+                    status.set_source(Arc::new(error));
+                    return Err(status);
                 }
             }
         }

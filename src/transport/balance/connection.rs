@@ -272,9 +272,6 @@ pub(super) fn unavailable(count: usize, last: Option<(&Uri, &Arc<DialError>)>) -
         _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {reason}"),
     };
     let mut status = Status::unavailable(message);
-    status.set_source(Arc::new(match &**error {
-        DialError::Connect(error) => error.clone(),
-        other => RdmaError::because(other.kind(), reason, Arc::clone(error)),
-    }));
+    status.set_source(Arc::new(RdmaError::of_unsent(error.kind(), reason, Some(Arc::clone(error).into()))));
     status
 }
