@@ -1,0 +1,1 @@
+"""grpc.aio's API over this package's transport."""
