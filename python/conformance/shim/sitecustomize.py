@@ -1,0 +1,13 @@
+"""Puts tonic_rdma's channels and servers in the place of grpc's, in each Python process that has this folder in PYTHONPATH, so that
+grpcio's tests, and the processes that they start, use tonic_rdma. It runs before all other imports."""
+
+import grpc
+import grpc.aio
+
+import tonic_rdma
+import tonic_rdma.aio
+
+for name in ("insecure_channel", "secure_channel", "server", "ssl_server_credentials"):
+    setattr(grpc, name, getattr(tonic_rdma, name))
+for name in ("insecure_channel", "secure_channel", "server"):
+    setattr(grpc.aio, name, getattr(tonic_rdma.aio, name))
