@@ -7,7 +7,7 @@
 - `tls`: certificates. Each test has a limit of 60 s; `@pytest.mark.timeout(n)` sets another.
 """
 
-import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))  # the package, where it isn't installed
+# The package of this folder, where none is installed.
+SOURCES = [] if importlib.util.find_spec("tonic_rdma") else [str(HERE.parent)]
+sys.path[:0] = SOURCES
 
 _generated = tempfile.TemporaryDirectory(prefix="tonic-rdma-protos-")
 
@@ -31,7 +33,7 @@ def _generate():
     arguments = ["protoc", f"-I{protos}", f"--python_out={out}", f"--grpc_python_out={out}"]
     if protoc.main(arguments + [str(path) for path in sorted(protos.glob("*.proto"))]):
         raise RuntimeError("protoc failed")
-    folders = [out, str(protos), str(HERE.parent)]
+    folders = [out, str(protos), *SOURCES]
     sys.path[:0] = folders[:2]
     os.environ["PYTHONPATH"] = os.pathsep.join(folders + [p for p in [os.environ.get("PYTHONPATH")] if p])
 
