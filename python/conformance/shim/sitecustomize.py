@@ -1,5 +1,6 @@
-"""Puts tonic_rdma's channels and servers in the place of grpc's, in each Python process that has this folder in PYTHONPATH, so that
-grpcio's tests, and the processes that they start, use tonic_rdma. It runs before all other imports."""
+"""Puts tonic_rdma's channels and servers in the place of grpc's. It runs first in each Python process that has this
+folder in PYTHONPATH, so also in the processes that tests start.
+"""
 
 import grpc
 import grpc.aio
