@@ -164,17 +164,23 @@ class Authorize:
         timeout: float | None,
     ) -> Metadata:
         """Metadata for the call. Waits up to `timeout` seconds for each plugin. grpc.RpcError if one fails."""
-        plugins = self.plugins
-        if credentials is not None:
-            plugins += _plugins(credentials._credentials)  # type: ignore[attr-defined]
         if not self._tls:
             raise inactive(grpc.StatusCode.UNAUTHENTICATED, _INSECURE)
-        service, _, method = path.rpartition("/")
-        url = f"https://{self._authority.removesuffix(':443')}{service}"
         pairs = list(metadata or ())
+        plugins, url, method = self.questions(path, credentials)
         for plugin in plugins:
             pairs += _ask(plugin, url, method, timeout)
         return tuple(pairs)
+
+    def questions(
+        self, path: str, credentials: grpc.CallCredentials | None
+    ) -> tuple[tuple[Plugin, ...], str, str]:
+        """Whom to ask about a call, and what: plugins, service URL, method."""
+        plugins = self.plugins
+        if credentials is not None:
+            plugins += _plugins(credentials._credentials)  # type: ignore[attr-defined]
+        service, _, method = path.rpartition("/")
+        return plugins, f"https://{self._authority.removesuffix(':443')}{service}", method
 
 
 def _ask(plugin: Plugin, url: str, method: str, timeout: float | None) -> Metadata:
@@ -190,6 +196,9 @@ def _ask(plugin: Plugin, url: str, method: str, timeout: float | None) -> Metada
         raise inactive(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
     metadata, error = answer[0]
     if error is not None:
-        details = "Getting metadata from plugin failed with error: " + error.decode(errors="replace")
-        raise inactive(grpc.StatusCode.UNAVAILABLE, details)
+        raise inactive(grpc.StatusCode.UNAVAILABLE, plugin_failed(error))
     return tuple(metadata or ())
+
+
+def plugin_failed(error: bytes) -> str:
+    return "Getting metadata from plugin failed with error: " + error.decode(errors="replace")
