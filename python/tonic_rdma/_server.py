@@ -1,0 +1,208 @@
+"""grpc.Server over the native part."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
+from contextvars import Context
+from time import monotonic
+from typing import Any, TypeAlias
+
+import grpc
+
+from . import _handlers
+from ._handlers import GenericHandler, Handler, HandlerCallDetails
+from ._native import ServerCall
+
+Interceptor: TypeAlias = "grpc.ServerInterceptor[Any, Any]"  # at run time the class takes no parameters
+
+_LOGGER = logging.getLogger(__name__)
+
+# A thread of the pool that has served a call takes the next one itself, so that steady calls need no hand-over between
+# threads. It gives itself back to the pool when no call comes for IDLE, or after TURN, so that other jobs can run.
+IDLE = 0.003  # seconds
+TURN = 0.05  # seconds
+
+
+class _Service:
+    """What the threads of a server hold. It does not hold the `Server`, so one that is dropped stops."""
+
+    def __init__(
+        self,
+        pool: futures.Executor,
+        handlers: Iterable[GenericHandler] | None,
+        interceptors: Sequence[Interceptor] | None,
+        options: _handlers.Options,
+        maximum_concurrent_rpcs: int | None,
+        compression: grpc.Compression | None,
+    ) -> None:
+        self.native = _handlers.native_server(options, maximum_concurrent_rpcs)
+        self.registered: dict[str, Handler] = {}
+        self.generic = list(_handlers.generic_handlers(handlers))
+        self.stopped = threading.Event()
+        self.dispatcher: threading.Thread | None = None
+        self._pool = pool
+        self._interceptors = tuple(interceptors or ())
+        self._compression = int(compression or 0)
+        self._waiting: deque[ServerCall] = deque()  # calls for which no thread of the pool waited
+
+    def start(self) -> None:
+        self.native.start()
+        self.dispatcher = threading.Thread(target=self._dispatch, name="tonic-rdma-server", daemon=True)
+        self.dispatcher.start()
+        _running.add(self)
+
+    def _dispatch(self) -> None:
+        """Takes the calls for which no thread of the pool waits, and submits a job for each."""
+        while (call := self.native.next_call()) is not None:
+            self._waiting.append(call)
+            try:
+                self._pool.submit(self._work)
+            except RuntimeError as error:  # the pool, or the interpreter, has shut down
+                # Threads that still run take from the left, and perhaps took this call.
+                try:
+                    refused = self._waiting.pop()
+                except IndexError:
+                    continue
+                refused.finish(None, _handlers.UNAVAILABLE, f"the server's thread pool takes no call: {error}", None)
+        self.native.wait_stopped()
+        _running.discard(self)
+        self.stopped.set()
+
+    def _work(self) -> None:
+        """A job of the pool. There is one for each call in `_waiting`, or a thread that worked on has taken that call."""
+        waiting, next_call = self._waiting, self.native.next_call
+        call: ServerCall | None
+        try:
+            call = waiting.popleft()
+        except IndexError:
+            return
+        end = monotonic() + TURN
+        while call is not None:
+            Context().run(self._serve, call)
+            if monotonic() > end:
+                return
+            try:
+                call = waiting.popleft()
+            except IndexError:
+                call = next_call(IDLE)
+
+    def _serve(self, call: ServerCall) -> None:
+        handler: Handler | None
+        try:
+            if self._interceptors:
+                handler = self._intercepted(0, HandlerCallDetails(call.method, call.metadata))
+            else:
+                handler = self.registered.get(call.method)
+                if handler is None:
+                    handler = self._find(HandlerCallDetails(call.method, call.metadata))
+            if handler is None:
+                call.finish(None, _handlers.UNIMPLEMENTED, "Method not found!", None)
+                return
+            if self._compression:
+                call.set_compression(self._compression)
+        except BaseException:
+            _LOGGER.exception("Exception servicing handler of %s", call.method)
+            call.finish(None, _handlers.UNKNOWN, "Error in service handler!", None)
+            return
+        _handlers.serve(call, handler)
+
+    def _find(self, details: grpc.HandlerCallDetails) -> Handler | None:
+        return _handlers.find(self.registered, self.generic, details)
+
+    def _intercepted(self, index: int, details: grpc.HandlerCallDetails) -> Handler | None:
+        """The handler that the interceptors from `index` on, and then the handlers, give."""
+        if index == len(self._interceptors):
+            return self._find(details)
+        return self._interceptors[index].intercept_service(
+            lambda details: self._intercepted(index + 1, details), details
+        )
+
+
+_running: set[_Service] = set()
+
+
+@atexit.register
+def _end() -> None:
+    # A daemon thread must be out of native code before the interpreter ends, or the process aborts.
+    for service in list(_running):
+        service.native.stop(None)
+    for service in list(_running):
+        if service.dispatcher is not None:
+            service.dispatcher.join(5)
+
+
+class Server(grpc.Server):
+    """A server whose handlers run in a pool of threads. `tonic_rdma.server` makes it."""
+
+    def __init__(self, service: _Service) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[GenericHandler]) -> None:
+        self._service.generic.extend(_handlers.generic_handlers(generic_rpc_handlers))
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
+        """The methods of a service by name. After start() this has no effect, as in grpcio."""
+        if self._service.dispatcher is not None:
+            _LOGGER.warning("Cannot register method handlers once server has started")
+        else:
+            self._service.registered.update(_handlers.methods(service_name, method_handlers))
+
+    def add_insecure_port(self, address: str) -> int:
+        return _handlers.bind(self._service.native, address, None)
+
+    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
+        """Listens with TLS. The credentials come from `tonic_rdma.ssl_server_credentials`."""
+        return _handlers.bind(self._service.native, address, server_credentials)
+
+    def start(self) -> None:
+        with self._lock:
+            if self._service.dispatcher is not None or self._service.stopped.is_set():
+                raise ValueError("Cannot start already-started server!")
+            self._service.start()
+
+    def stop(self, grace: float | None = None) -> threading.Event:
+        """Takes no more calls, and cancels those in flight after `grace` seconds, or at once and then waits (None).
+
+        The event is set when no call is left. A handler whose call was cancelled may still run.
+        """
+        with self._lock:
+            self._service.native.stop(grace)
+            if self._service.dispatcher is None:
+                self._service.stopped.set()
+        if grace is None:
+            self._service.stopped.wait()
+        return self._service.stopped
+
+    def wait_for_termination(self, timeout: float | None = None) -> bool:
+        """Waits until the server has stopped. True: the timeout came first."""
+        return not self._service.stopped.wait(timeout)
+
+    def __del__(self) -> None:
+        service = getattr(self, "_service", None)
+        if service is not None:
+            service.native.stop(_handlers.WITHOUT_END)
+
+
+def server(
+    thread_pool: futures.Executor | None = None,
+    handlers: Iterable[GenericHandler] | None = None,
+    interceptors: Sequence[Interceptor] | None = None,
+    options: _handlers.Options = None,
+    maximum_concurrent_rpcs: int | None = None,
+    compression: grpc.Compression | None = None,
+    xds: bool = False,
+) -> Server:
+    """A server whose handlers run in `thread_pool`, by default one of its own. Arguments as those of `grpc.server`.
+
+    More than `maximum_concurrent_rpcs` calls at once get RESOURCE_EXHAUSTED. There is no xDS: ValueError.
+    """
+    if xds:
+        raise ValueError("tonic_rdma has no xDS")
+    pool = futures.ThreadPoolExecutor(thread_name_prefix="tonic-rdma-handler") if thread_pool is None else thread_pool
+    return Server(_Service(pool, handlers, interceptors, options, maximum_concurrent_rpcs, compression))
