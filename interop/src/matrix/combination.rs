@@ -69,7 +69,11 @@ pub(crate) fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outco
 /// The client made no call, or sent no name.
 pub(crate) fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
     let (mut server, port) = our_server(plan, None, "tcp")?;
-    let called = process::finish("the client", peer.client(&plan.paths, port, SINGLE_CALL), CASE)?;
+    let called = process::finish(
+        "the client",
+        peer.client(&plan.paths, port, SINGLE_CALL, Direction::TonicTcp),
+        CASE,
+    )?;
     let log = server.log();
     let name = log.lines().find_map(|line| line.strip_prefix("called by "));
     match name {
@@ -85,10 +89,13 @@ impl<'a> Combination<'a> {
         let tls = certificates.map(|certificates| Tls::new(&plan.paths, certificates, peer));
         let (server, mut port) = match direction.without_tls() {
             Direction::TonicTcp | Direction::Bridges => our_server(plan, tls.as_ref(), "tcp")?,
+            Direction::Ours | Direction::OursNative if peer == Peer::PythonRdma => {
+                stock_server(plan, tls.as_ref(), peer)?
+            }
             Direction::Direct | Direction::Bridge | Direction::Ours => {
                 our_server(plan, tls.as_ref(), "rdma")?
             }
-            Direction::OursNative => our_server(plan, tls.as_ref(), "native")?,
+            Direction::DirectNative | Direction::OursNative => our_server(plan, tls.as_ref(), "native")?,
             _ => stock_server(plan, tls.as_ref(), peer)?,
         };
         let mut bridges = Vec::new();
@@ -156,7 +163,11 @@ impl<'a> Combination<'a> {
 
     fn client(&self, cases: &str, fault: Option<ClientFault>) -> Command {
         let mut command = match self.direction.role() {
-            Role::Client => self.peer.client(&self.plan.paths, self.port, cases),
+            Role::Client => {
+                let mut client = self.peer.client(&self.plan.paths, self.port, cases, self.direction);
+                client.envs(self.plan.rdma()); // for our package for Python
+                client
+            }
             Role::Server => self.our_client(cases),
         };
         if let Some(tls) = &self.tls {
@@ -216,6 +227,7 @@ fn stock_server(plan: &Plan, tls: Option<&Tls>, peer: Peer) -> Result<(RunningPr
     let name = format!("{peer}'s server");
     let port = if peer.command_line() == CommandLine::Official { process::free_port()? } else { 0 };
     let mut command = peer.server(&plan.paths, port);
+    command.envs(plan.rdma()); // for our package for Python
     command.args(tls.map(|tls| tls.server(peer.command_line())).unwrap_or_default());
     match peer.command_line() {
         CommandLine::Ours => listening(RunningProgram::start(&name, command)?),

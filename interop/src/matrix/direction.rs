@@ -12,6 +12,8 @@ pub(crate) enum Direction {
     TcpTonic,
     /// Stock client, plain TCP, the one port of our server.
     Direct,
+    /// The same, with native calls. Only our package for Python has such a client.
+    DirectNative,
     /// Stock client, bridge, RDMA, our server.
     Bridge,
     /// Stock client, bridge, RDMA, bridge, tonic's own transport.
@@ -20,9 +22,9 @@ pub(crate) enum Direction {
     FromBridge,
     /// Our client, which asks for RDMA and falls back to TCP, stock server.
     Fallback,
-    /// Our client, RDMA, our server.
+    /// Our client, RDMA, a server of ours: in Rust, or by our package for Python.
     Ours,
-    /// Our channel, native calls, our server.
+    /// Our channel, native calls, a server of ours.
     OursNative,
     /// Like `tonic-tcp`, with TLS. In all directions TLS reaches from client to server, so a bridge can't
     /// read the calls.
@@ -54,7 +56,7 @@ impl Direction {
     /// Returns the role of the peer.
     pub(crate) fn role(self) -> Role {
         match self.without_tls() {
-            Self::TonicTcp | Self::Direct | Self::Bridge | Self::Bridges => Role::Client,
+            Self::TonicTcp | Self::Direct | Self::DirectNative | Self::Bridge | Self::Bridges => Role::Client,
             _ => Role::Server,
         }
     }

@@ -8,13 +8,15 @@ use tonic_rdma_commands::{Failure, Named as _};
 
 use crate::direction::{Direction, Role};
 
-/// A gRPC library of another project.
+/// A gRPC library of another project, or our package for Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Peer {
     /// tonic with its own transport.
     Tonic,
     /// grpcio, on C-core.
     Python,
+    /// Our package for Python, in the programs of the peer `python`.
+    PythonRdma,
     /// grpc-js, on the HTTP/2 of Node.
     Node,
     /// The official client and server of Debian's ruby-grpc, unchanged.
@@ -67,10 +69,24 @@ impl Peer {
         if matches!(self, Self::Ruby | Self::CppOfficial) { CommandLine::Official } else { CommandLine::Ours }
     }
 
-    /// Returns whether the peer takes part in `direction`. Only tonic is in the directions of our own client
-    /// and server.
+    /// Returns whether the peer takes part in `direction`. Servers of ours are in Rust, as tonic's, or in
+    /// Python. A server in Python has RDMA, so nothing falls back.
     pub(crate) fn takes_part_in(self, direction: Direction) -> bool {
-        !matches!(direction.without_tls(), Direction::Ours | Direction::OursNative) || self == Self::Tonic
+        match direction.without_tls() {
+            Direction::Ours | Direction::OursNative => matches!(self, Self::Tonic | Self::PythonRdma),
+            Direction::DirectNative => self == Self::PythonRdma,
+            Direction::Fallback => self != Self::PythonRdma,
+            _ => true,
+        }
+    }
+
+    /// Returns what carries the calls of the peer's client, if the client can check it.
+    fn carrier(self, direction: Direction) -> Option<&'static str> {
+        (self == Self::PythonRdma).then(|| match direction.without_tls() {
+            Direction::Direct => "rdma",
+            Direction::DirectNative => "native",
+            _ => "tcp",
+        })
     }
 
     /// Returns the reason why the peer can't run, or `None` if it can.
@@ -89,6 +105,7 @@ impl Peer {
         match self {
             Self::Tonic => None,
             Self::Python => Some(paths.stock.join("python/bin/python")),
+            Self::PythonRdma => Some(paths.stock.join("python-rdma/tonic_rdma/_native.abi3.so")),
             Self::Node => Some(paths.stock.join("node/node_modules/@grpc/grpc-js")),
             Self::Ruby => Some(paths.stock.join("ruby/official/client.rb")),
             Self::Go => Some(paths.stock.join("go/peer")),
@@ -158,8 +175,9 @@ impl Peer {
         folder.canonicalize().unwrap_or(folder)
     }
 
-    pub(crate) fn client(self, paths: &Paths, port: u16, cases: &str) -> Command {
+    pub(crate) fn client(self, paths: &Paths, port: u16, cases: &str, direction: Direction) -> Command {
         let mut command = self.program(paths, Role::Client);
+        command.args(self.carrier(direction).map(|it| format!("--require={it}")));
         command
             .arg("--server_host=127.0.0.1")
             .arg(format!("--server_port={port}"))
@@ -189,9 +207,13 @@ impl Peer {
                 command = Command::new(&paths.interop);
                 command.args([&role, "--transport=tcp"]);
             }
-            Self::Python => {
+            Self::Python | Self::PythonRdma => {
                 command = Command::new(paths.stock.join("python/bin/python"));
                 command.arg("interop/stock/python").arg(role).env("PYTHONDONTWRITEBYTECODE", "1");
+                if self == Self::PythonRdma {
+                    command.arg("--implementation=tonic_rdma");
+                    command.env("PYTHONPATH", paths.stock.join("python-rdma"));
+                }
             }
             Self::Node => {
                 command = Command::new("node");

@@ -17,7 +17,7 @@ use crate::{process, tls};
 #[derive(Debug, Parser)]
 #[command(name = "interop-matrix", version)]
 pub(crate) struct Options {
-    /// Peers, of: tonic, python, node, ruby, go, cpp-official [default: all]
+    /// Peers, of: tonic, python, python-rdma, node, ruby, go, cpp-official [default: all]
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     pub(crate) peers: Vec<Peer>,
     /// Directions [default: all]; their controls run as well

@@ -46,9 +46,11 @@ const TWICE: &str = "C-core 1.51's server may send a call's trailers a second ti
 const NO_ENCODING: &str =
     "the library's server refuses an encoding it doesn't know with INTERNAL; gRPC has UNIMPLEMENTED for that";
 
-const KNOWN: [KnownFailure; 16] = [
+const KNOWN: [KnownFailure; 18] = [
     server(Peer::Python, "client_compressed_unary", &[NOT_REFUSED], UNSEEN),
     server(Peer::Python, "client_compressed_streaming", &[NOT_REFUSED], UNSEEN),
+    server(Peer::PythonRdma, "client_compressed_unary", &[NOT_REFUSED], UNSEEN),
+    server(Peer::PythonRdma, "client_compressed_streaming", &[NOT_REFUSED], UNSEEN),
     server(Peer::Python, "checked_zstd", &[BAD_ENCODING], NO_ENCODING),
     server(Peer::Node, "checked_gzip", &[PLAIN_OF_OURS], UNCOMPRESSED),
     server(Peer::Node, "client_compressed_unary", &[NOT_REFUSED], UNSEEN),

@@ -1,12 +1,16 @@
-"""A gRPC peer on grpcio (C-core), with the flags of gRPC's official interop programs (see interop/README.md).
+"""A gRPC peer on grpcio (C-core) or on tonic_rdma, with the flags of gRPC's official interop programs (see interop/README.md).
 
 python interop/stock/python server --port=PORT
 python interop/stock/python client --server_host=HOST --server_port=PORT --test_case=NAME[,NAME...]
 python interop/stock/python client --list
+
+--implementation=tonic_rdma lets this project's package make the channels or the server; --require=tcp|rdma|native fails a case whose
+connection is another.
 """
 
 import argparse
 import concurrent.futures
+import importlib
 import sys
 
 import cases
@@ -30,14 +34,22 @@ def main():
     client.add_argument("--list", action="store_true", help="the cases, one a line")
     for flag, default in [("iterations", 100), ("num_threads", 4), ("max_failures", 0)]:
         client.add_argument(f"--soak_{flag}", type=int, default=default)
+    client.add_argument("--require", choices=["tcp", "rdma", "native"])
     tls.add_flags(client, "client")
+    for program in (server, client):
+        program.add_argument("--implementation", type=implementation, default="grpcio")
     arguments = parser.parse_args()
     if arguments.program == "server":
-        service.serve(arguments.host, arguments.port, tls.server(arguments))
+        service.serve(arguments, tls.server(arguments))
     elif arguments.list:
         print("\n".join(cases.TABLE))
     else:
         sys.exit(run(arguments))
+
+
+def implementation(name):
+    """The module with `insecure_channel`, `server` and so on."""
+    return importlib.import_module({"grpcio": "grpc", "tonic_rdma": "tonic_rdma"}[name])
 
 
 def run(arguments):

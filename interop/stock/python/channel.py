@@ -1,10 +1,13 @@
 """Connects, and compares results with the expected ones, for all cases."""
 
+import contextlib
+
 import grpc
 
 from service import LIMIT
 
 
+@contextlib.contextmanager
 def connect(arguments):
     # Each case has its own connection. By default C-core shares a connection between channels with the same
     # options.
@@ -13,8 +16,14 @@ def connect(arguments):
         options += [("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)]
     address = f"{arguments.server_host}:{arguments.server_port}"
     if arguments.credentials:
-        return grpc.secure_channel(address, arguments.credentials, options=options)
-    return grpc.insecure_channel(address, options=options)
+        opened = arguments.implementation.secure_channel(address, arguments.credentials, options=options)
+    else:
+        opened = arguments.implementation.insecure_channel(address, options=options)
+    with opened as channel:
+        if arguments.require:
+            grpc.channel_ready_future(channel).result(20)
+            expect("connection", "native" if channel.connection.native else channel.verdict, arguments.require, channel.reason)
+        yield channel
 
 
 def expect(what, got, wanted, seen=None):

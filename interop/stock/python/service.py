@@ -1,4 +1,4 @@
-"""gRPC's test service and the checked calls, served by grpcio."""
+"""gRPC's test service and the checked calls."""
 
 import time
 from concurrent import futures
@@ -13,12 +13,13 @@ LIMIT = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_
 ECHO_INITIAL, ECHO_TRAILING = "x-grpc-test-echo-initial", "x-grpc-test-echo-trailing-bin"
 
 
-def serve(host, port, credentials):
-    # In grpcio each call in flight occupies a thread.
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=32), options=[*LIMIT, ("grpc.so_reuseport", 0)])
+def serve(arguments, credentials):
+    # Each call in flight occupies a thread.
+    options = [*LIMIT, ("grpc.so_reuseport", 0)]
+    server = arguments.implementation.server(futures.ThreadPoolExecutor(max_workers=32), options=options)
     services = [protos.handlers(protos.TEST, TestService()), protos.handlers(protos.CHECKED, Checked())]
     server.add_generic_rpc_handlers(services)
-    address = f"{host}:{port}"
+    address = f"{arguments.host}:{arguments.port}"
     bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     server.start()
     print(bound, flush=True)

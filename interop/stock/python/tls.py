@@ -48,7 +48,8 @@ def server(arguments):
     check_files(arguments, "client_ca_file", "cert_file", "key_file")
     pair = (content(arguments, "key_file"), content(arguments, "cert_file"))
     authority = content(arguments, "client_ca_file")
-    return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
+    credentials = arguments.implementation.ssl_server_credentials
+    return credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
 
 
 def check_files(arguments, authority, certificate, key):
