@@ -113,7 +113,13 @@ class EndedCall(grpc.Call, Future):
 
 
 class InactiveRpcError(EndedCall, grpc.RpcError):  # type: ignore[misc]
-    """A call that failed: `grpc.RpcError`, `grpc.Call` and `grpc.Future` in one."""
+    """A call that failed: `grpc.RpcError`, `grpc.Call` and `grpc.Future` in one, and an iterator that raises."""
+
+    def __iter__(self) -> "InactiveRpcError":
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise self
 
     def result(self, timeout: float | None = None) -> NoReturn:
         raise self

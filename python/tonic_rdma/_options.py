@@ -1,6 +1,8 @@
 """Targets, channel arguments and credentials of grpcio, as the native part takes them."""
 
+import os
 import re
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -122,7 +124,7 @@ def _address(text: str, default_port: str | None, target: str) -> str:
 
 def _channel_credentials(
     credentials: grpc.ChannelCredentials | None,
-) -> tuple[tuple[bytes | None, bytes | None, bytes | None] | None, tuple[Plugin, ...]]:
+) -> tuple[tuple[bytes, bytes | None, bytes | None] | None, tuple[Plugin, ...]]:
     if credentials is None:
         return None, ()
     if not isinstance(credentials, grpc.ChannelCredentials):
@@ -134,10 +136,19 @@ def _channel_credentials(
         inner = inner._channel_credentials
     kind = type(inner).__name__
     if kind == "SSLChannelCredentials":
-        return (inner._pem_root_certificates, inner._private_key, inner._certificate_chain), plugins
+        roots = inner._pem_root_certificates
+        return (_system_roots() if roots is None else roots, inner._private_key, inner._certificate_chain), plugins
     if kind == "InsecureChannelCredentials":
         return None, plugins
     raise ValueError(f"{kind} are not carried: use grpc.ssl_channel_credentials")
+
+
+def _system_roots() -> bytes:
+    path = os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH") or ssl.get_default_verify_paths().cafile
+    if path is None:
+        raise ValueError("this system has no file of root certificates: give them to grpc.ssl_channel_credentials")
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _plugins(credentials: Any) -> tuple[Plugin, ...]:
