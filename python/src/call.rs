@@ -1,0 +1,481 @@
+//! Calls at the client that go on by themselves: of futures, streams and event loops.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request};
+use http_body::Frame;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyTuple};
+use tokio::runtime::Runtime;
+use tokio::sync::{SetOnce, mpsc};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::{Code, Status};
+
+use crate::channel::{Shared, Start};
+use crate::completions::{Callback, Completions, Value};
+use crate::connection;
+use crate::framing::{Encoding, Frames, Message};
+use crate::metadata;
+use crate::outcome::End;
+use crate::runtime::{after, duration, is_forked, sleep_until, wait};
+
+/// How a call ended.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    end: Arc<End>,
+    #[pyo3(get)]
+    response: Option<Py<PyBytes>>,
+}
+
+impl Outcome {
+    pub(crate) fn new(py: Python<'_>, end: Arc<End>) -> PyResult<Py<Self>> {
+        let response = end.response.as_ref().map(|response| response.to_python(py)).transpose()?;
+        Py::new(py, Self { end, response: response.map(Bound::unbind) })
+    }
+}
+
+#[pymethods]
+impl Outcome {
+    #[getter]
+    fn code(&self) -> i32 {
+        self.end.code
+    }
+
+    #[getter]
+    fn details(&self) -> &str {
+        &self.end.details
+    }
+
+    #[getter]
+    fn initial_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        metadata::to_python(py, &self.end.initial)
+    }
+
+    #[getter]
+    fn trailing_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        metadata::to_python(py, &self.end.trailing)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Outcome {:?}: {}>", Code::from_i32(self.end.code), self.end.details)
+    }
+}
+
+/// The end of a call whose channel was closed.
+pub(crate) fn closed() -> End {
+    End::of_status(&Status::cancelled("Channel closed!"), HeaderMap::new())
+}
+
+/// The end of a call that is late.
+pub(crate) fn late() -> End {
+    End::of_status(&Status::deadline_exceeded("Deadline Exceeded"), HeaderMap::new())
+}
+
+/// The end of a call that failed before its trailers.
+fn failed(status: &Status, initial: HeaderMap) -> End {
+    match status.code() {
+        Code::DeadlineExceeded => End { initial, ..late() },
+        _ => End::of_status(status, initial),
+    }
+}
+
+/// Makes a call with one response.
+pub(crate) async fn unary(shared: &Shared, request: Request<Body>, wait_for_ready: bool) -> End {
+    let (head, mut messages) = match shared.begin(request, wait_for_ready).await {
+        Ok(begun) => begun,
+        Err(status) => return failed(&status, HeaderMap::new()),
+    };
+    let mut initial = head.headers;
+    let received = async {
+        let first = messages.next().await?;
+        let second = if first.is_some() { messages.next().await? } else { None };
+        Ok((first, second.is_some()))
+    };
+    match received.await {
+        Err(status) => failed(&status, initial),
+        Ok((first, more)) => {
+            let trailing = messages.trailers.take().unwrap_or_else(|| trailers_only(&mut initial));
+            let end = End::of_trailers(head.status, initial, trailing);
+            match first {
+                _ if end.code != Code::Ok as i32 => end,
+                Some(_) if more => end.wrong_count("Too many responses for a call with one response."),
+                None => end.wrong_count("Missing a response of a call with one response."),
+                response => End { response, ..end },
+            }
+        }
+    }
+}
+
+/// Returns the headers of a response that has no trailers: they are its trailers (gRPC over HTTP/2,
+/// "Trailers-Only"), if they have the status.
+fn trailers_only(headers: &mut HeaderMap) -> HeaderMap {
+    if headers.contains_key("grpc-status") { std::mem::take(headers) } else { HeaderMap::new() }
+}
+
+/// The sender of the requests of one call.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    sender: mpsc::Sender<Frames>,
+    encoding: Option<Encoding>,
+    limit: usize,
+}
+
+/// Makes the body of a request whose messages come one by one.
+pub(crate) fn requests(encoding: Option<Encoding>, limit: usize) -> (Requests, Body) {
+    let (sender, receiver) = mpsc::channel(1);
+    (Requests { sender, encoding, limit }, Body::new(StreamBody { receiver, frames: Frames::default() }))
+}
+
+/// A body whose messages come one by one.
+#[derive(Debug)]
+struct StreamBody {
+    receiver: mpsc::Receiver<Frames>,
+    frames: Frames,
+}
+
+impl http_body::Body for StreamBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            if let Some(data) = self.frames.next() {
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            match ready!(self.receiver.poll_recv(context)) {
+                Some(frames) => self.frames = frames,
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+/// What a call's task and its handles share.
+#[derive(Debug)]
+struct State {
+    shared: Arc<Shared>,
+    requests: Mutex<Option<Requests>>,
+    responses: tokio::sync::Mutex<mpsc::Receiver<Message>>,
+    initial: SetOnce<HeaderMap>,
+    end: SetOnce<Arc<End>>,
+    cancelled: CancellationToken,
+    /// What is to be run at the end.
+    callbacks: Mutex<Vec<Callback>>,
+}
+
+impl State {
+    /// Carries the call out.
+    async fn run(&self, start: Start, responses: mpsc::Sender<Message>, unary_response: bool) -> End {
+        let Start { request, wait_for_ready, deadline } = start;
+        let exchange = async {
+            match unary_response {
+                true => unary(&self.shared, request, wait_for_ready).await,
+                false => self.stream(request, wait_for_ready, responses).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            end = exchange => end,
+            // `cancel` has noted the end.
+            () = self.cancelled.cancelled() => closed(),
+            // The library does not see a call that waits to be READY, or whose responses are not taken.
+            () = sleep_until(deadline) => End { initial: self.initial.get().cloned().unwrap_or_default(), ..late() },
+            () = self.shared.closed.cancelled() => self.ended_early(&Status::cancelled("Channel closed!")),
+        }
+    }
+
+    fn ended_early(&self, status: &Status) -> End {
+        End::of_status(status, self.initial.get().cloned().unwrap_or_default())
+    }
+
+    async fn stream(&self, request: Request<Body>, wait_for_ready: bool, responses: mpsc::Sender<Message>) -> End {
+        let (head, mut messages) = match self.shared.begin(request, wait_for_ready).await {
+            Ok(begun) => begun,
+            Err(status) => return failed(&status, HeaderMap::new()),
+        };
+        let mut initial = head.headers;
+        if !initial.contains_key("grpc-status") {
+            let _ = self.initial.set(initial.clone());
+        }
+        loop {
+            match messages.next().await {
+                Ok(Some(message)) => {
+                    // Nobody takes it: the handle was dropped, which cancels the call.
+                    let _ = responses.send(message).await;
+                }
+                Ok(None) => {
+                    let trailing = messages.trailers.take().unwrap_or_else(|| trailers_only(&mut initial));
+                    return End::of_trailers(head.status, initial, trailing);
+                }
+                Err(status) => return failed(&status, initial),
+            }
+        }
+    }
+
+    async fn send(&self, frames: Frames) -> bool {
+        let Some(sender) = lock(&self.requests).as_ref().map(|requests| requests.sender.clone()) else { return false };
+        tokio::select! {
+            biased;
+            _ = self.end.wait() => false,
+            sent = sender.send(frames) => sent.is_ok(),
+        }
+    }
+
+    async fn receive(&self) -> Option<Message> {
+        tokio::select! {
+            biased;
+            () = self.cancelled.cancelled() => None,
+            received = async { self.responses.lock().await.recv().await } => received,
+        }
+    }
+
+    /// Waits for the headers of the response, or for the end of the call.
+    async fn initial(&self) -> HeaderMap {
+        tokio::select! {
+            biased;
+            initial = self.initial.wait() => initial.clone(),
+            end = self.end.wait() => end.initial.clone(),
+        }
+    }
+
+    /// Notes the end, unless there was one.
+    fn finish(&self, end: End) {
+        let end = Arc::new(end);
+        if self.end.set(Arc::clone(&end)).is_err() {
+            return;
+        }
+        lock(&self.requests).take();
+        let callbacks = std::mem::take(&mut *lock(&self.callbacks));
+        callbacks.into_iter().for_each(|callback| callback.complete(Value::End(Arc::clone(&end))));
+    }
+
+    /// Runs `callback` at the end.
+    fn at_end(&self, callback: Callback) {
+        let mut callbacks = lock(&self.callbacks);
+        match self.end.get() {
+            // Under the lock: `finish` sets the end first, and takes the callbacks then.
+            Some(end) => {
+                drop(callbacks);
+                callback.complete(Value::End(Arc::clone(end)));
+            }
+            None => callbacks.push(callback),
+        }
+    }
+
+    /// Ends the call. Returns whether it was under way.
+    fn cancel(&self, status: &Status) -> bool {
+        if self.end.get().is_some() {
+            return false;
+        }
+        self.finish(self.ended_early(status));
+        self.cancelled.cancel();
+        true
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A call under way. Dropping it cancels the call.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+#[derive(Debug)]
+pub(crate) struct Call {
+    state: Option<Arc<State>>,
+    /// The end of a call that never began.
+    failed: Option<Arc<End>>,
+}
+
+impl Call {
+    /// A call that could not begin.
+    pub(crate) fn failed(status: &Status) -> Self {
+        Self { state: None, failed: Some(Arc::new(End::of_status(status, HeaderMap::new()))) }
+    }
+
+    /// Begins a call on the runtime.
+    pub(crate) fn spawn(
+        runtime: &Runtime,
+        shared: Arc<Shared>,
+        start: Start,
+        requests: Option<Requests>,
+        unary_response: bool,
+    ) -> PyResult<Self> {
+        let (responses, receiver) = mpsc::channel(1);
+        let state = Arc::new(State {
+            shared,
+            requests: Mutex::new(requests),
+            responses: tokio::sync::Mutex::new(receiver),
+            initial: SetOnce::new(),
+            end: SetOnce::new(),
+            cancelled: CancellationToken::new(),
+            callbacks: Mutex::default(),
+        });
+        let task = Arc::clone(&state);
+        runtime.spawn(async move {
+            let end = task.run(start, responses, unary_response).await;
+            task.finish(end);
+        });
+        Ok(Self { state: Some(state), failed: None })
+    }
+
+    /// Makes the frames of a request. A message that is too large ends the call.
+    fn frames(&self, message: PyBackedBytes) -> Option<Frames> {
+        let state = self.state.as_ref()?;
+        let made = {
+            let requests = lock(&state.requests);
+            let requests = requests.as_ref()?;
+            Frames::new(message, requests.encoding, requests.limit)
+        };
+        made.map_err(|status| state.cancel(&status)).ok()
+    }
+}
+
+#[pymethods]
+impl Call {
+    fn send(&self, py: Python<'_>, message: PyBackedBytes) -> PyResult<bool> {
+        match (self.frames(message), &self.state) {
+            (Some(frames), Some(state)) => wait(py, state.send(frames)),
+            _ => Ok(false),
+        }
+    }
+
+    fn send_then(&self, completions: &Completions, callback: Py<PyAny>, message: PyBackedBytes) -> PyResult<()> {
+        let callback = Callback::new(completions, callback);
+        match (self.frames(message), &self.state) {
+            (Some(frames), Some(state)) => {
+                let state = Arc::clone(state);
+                callback.complete_with(async move { Value::Bool(state.send(frames).await) })
+            }
+            _ => {
+                callback.complete(Value::Bool(false));
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends without a wait. Returns whether it was sent; `None` if there is no room.
+    fn send_now(&self, message: PyBackedBytes) -> Option<bool> {
+        let state = self.state.as_ref()?;
+        let sender = lock(&state.requests).as_ref().map(|requests| requests.sender.clone());
+        // Without room the message is not taken apart: a retry has to do it anyway.
+        let Some(Ok(room)) = sender.as_ref().map(mpsc::Sender::try_reserve) else {
+            return if sender.is_none_or(|sender| sender.is_closed()) { Some(false) } else { None };
+        };
+        let Some(frames) = self.frames(message) else { return Some(false) };
+        room.send(frames);
+        Some(true)
+    }
+
+    /// Returns the next message if it is there.
+    fn receive_now<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let Some(state) = self.state.as_ref().filter(|state| !state.cancelled.is_cancelled()) else { return Ok(None) };
+        let received = state.responses.try_lock().ok().and_then(|mut responses| responses.try_recv().ok());
+        received.map(|message| message.to_python(py)).transpose()
+    }
+
+    /// Ends the requests.
+    fn close_send(&self) {
+        if let Some(state) = &self.state {
+            lock(&state.requests).take();
+        }
+    }
+
+    fn receive<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let Some(state) = &self.state else { return Ok(None) };
+        wait(py, state.receive())?.map(|message| message.to_python(py)).transpose()
+    }
+
+    fn receive_then(&self, completions: &Completions, callback: Py<PyAny>) -> PyResult<()> {
+        let callback = Callback::new(completions, callback);
+        match &self.state {
+            Some(state) => {
+                let state = Arc::clone(state);
+                callback.complete_with(async move { Value::Message(state.receive().await) })
+            }
+            None => {
+                callback.complete(Value::Message(None));
+                Ok(())
+            }
+        }
+    }
+
+    fn initial_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        match &self.state {
+            Some(state) => metadata::to_python(py, &wait(py, state.initial())?),
+            None => Ok(PyTuple::empty(py)),
+        }
+    }
+
+    fn initial_metadata_then(&self, completions: &Completions, callback: Py<PyAny>) -> PyResult<()> {
+        let callback = Callback::new(completions, callback);
+        match &self.state {
+            Some(state) => {
+                let state = Arc::clone(state);
+                callback.complete_with(async move { Value::Metadata(state.initial().await) })
+            }
+            None => {
+                callback.complete(Value::Metadata(HeaderMap::new()));
+                Ok(())
+            }
+        }
+    }
+
+    #[pyo3(signature = (timeout = None))]
+    fn outcome(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<Outcome>>> {
+        let Some(state) = &self.state else { return self.outcome_now(py) };
+        if state.end.get().is_none() {
+            let deadline = after(duration(timeout)?);
+            wait(py, async {
+                tokio::select! {
+                    biased;
+                    _ = state.end.wait() => {}
+                    () = sleep_until(deadline) => {}
+                }
+            })?;
+        }
+        self.outcome_now(py)
+    }
+
+    fn outcome_then(&self, completions: &Completions, callback: Py<PyAny>) {
+        let callback = Callback::new(completions, callback);
+        match (&self.state, &self.failed) {
+            (Some(state), _) => state.at_end(callback),
+            (None, Some(end)) => callback.complete(Value::End(Arc::clone(end))),
+            (None, None) => {}
+        }
+    }
+
+    fn outcome_now(&self, py: Python<'_>) -> PyResult<Option<Py<Outcome>>> {
+        let end = self.failed.as_ref().or_else(|| self.state.as_ref()?.end.get());
+        end.map(|end| Outcome::new(py, Arc::clone(end))).transpose()
+    }
+
+    #[pyo3(signature = (code = 1, details = "Cancelled"))]
+    fn cancel(&self, code: i32, details: &str) -> bool {
+        self.state.as_ref().is_some_and(|state| state.cancel(&Status::new(Code::from_i32(code), details)))
+    }
+
+    fn peer(&self) -> Option<String> {
+        let info = self.state.as_ref()?.shared.info()?;
+        Some(connection::peer(info.peer_addr()))
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if let Some(state) = self.state.take() {
+            if is_forked() {
+                // Threads of the parent may hold its locks.
+                std::mem::forget(state);
+            } else {
+                state.cancel(&Status::cancelled("the call was dropped"));
+            }
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Channels, their methods, and calls with one request and one response that a thread waits for.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::header::{CONTENT_TYPE, TE};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status};
+use tonic_rdma::{EndpointState, RdmaChannel, RdmaConnectInfo};
+use tower_service::Service;
+
+use crate::call::{self, Call, Outcome};
+use crate::completions::{Callback, Completions, Value};
+use crate::connection::Connection;
+use crate::framing::{Encoding, Frames, Messages, WholeBody};
+use crate::metadata;
+use crate::outcome::End;
+use crate::runtime::{after, duration, runtime, sleep_until, wait};
+
+/// How often a wait for a state looks at it.
+const STATES: Duration = Duration::from_millis(5);
+
+/// The states of a channel, by gRPC's numbers.
+const IDLE: i32 = 0;
+const CONNECTING: i32 = 1;
+const READY: i32 = 2;
+const TRANSIENT_FAILURE: i32 = 3;
+const SHUTDOWN: i32 = 4;
+
+/// What the calls of a channel share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    endpoints: Vec<Endpoint>,
+    /// Made when the first call needs it, because it connects.
+    channel: OnceLock<RdmaChannel>,
+    pub(crate) closed: CancellationToken,
+    tls: bool,
+    max_send: usize,
+    max_receive: usize,
+}
+
+impl Shared {
+    fn channel(&self) -> RdmaChannel {
+        // Within the runtime, because a channel connects in the background.
+        self.channel.get_or_init(|| RdmaChannel::balance(self.endpoints.iter().cloned()).connect_lazy()).clone()
+    }
+
+    fn state(&self) -> i32 {
+        if self.closed.is_cancelled() {
+            return SHUTDOWN;
+        }
+        let Some(channel) = self.channel.get() else { return IDLE };
+        let states = channel.endpoints().into_iter().map(|endpoint| match endpoint.state {
+            EndpointState::Up(_) => READY,
+            EndpointState::Connecting => CONNECTING,
+            _ => TRANSIENT_FAILURE,
+        });
+        // The best of all endpoints counts: READY, then CONNECTING.
+        states.min_by_key(|state| [READY, CONNECTING, TRANSIENT_FAILURE].iter().position(|known| known == state)).unwrap_or(IDLE)
+    }
+
+    async fn state_other_than(&self, last: i32) -> i32 {
+        loop {
+            let state = self.state();
+            if state != last {
+                return state;
+            }
+            tokio::select! {
+                () = self.closed.cancelled() => {}
+                () = tokio::time::sleep(STATES) => {}
+            }
+        }
+    }
+
+    /// Sends a request. With `wait_for_ready`, waits for a connection first. Returns the response's headers and
+    /// messages.
+    pub(crate) async fn begin(
+        &self,
+        request: Request<Body>,
+        wait_for_ready: bool,
+    ) -> Result<(http::response::Parts, Messages), Status> {
+        let mut channel = self.channel();
+        if wait_for_ready {
+            let mut state = self.state();
+            while state != READY && state != SHUTDOWN {
+                state = self.state_other_than(state).await;
+            }
+        }
+        let (head, body) = channel.call(request).await?.into_parts();
+        let messages = Messages::new(&head.headers, body, self.max_receive)?;
+        Ok((head, messages))
+    }
+
+    /// Makes a call with one request and one response.
+    async fn unary(&self, start: Start) -> End {
+        tokio::select! {
+            biased;
+            end = call::unary(self, start.request, start.wait_for_ready) => end,
+            // The library ends a call that is late; it does not see a call that waits to be READY.
+            () = sleep_until(start.deadline.filter(|_| start.wait_for_ready)) => call::late(),
+            () = self.closed.cancelled() => call::closed(),
+        }
+    }
+}
+
+/// A channel. It connects when the first call, or `state(True)`, needs it.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+#[derive(Debug)]
+pub(crate) struct Channel {
+    shared: Arc<Shared>,
+}
+
+#[pymethods]
+impl Channel {
+    #[new]
+    #[pyo3(signature = (
+        addresses, *, tls = None, authority = None, user_agent = None, max_send = -1, max_receive = 4 << 20, keepalive = None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn new(
+        addresses: Vec<String>,
+        tls: Option<(Option<PyBackedBytes>, Option<PyBackedBytes>, Option<PyBackedBytes>)>,
+        authority: Option<&str>,
+        user_agent: Option<&str>,
+        max_send: i64,
+        max_receive: i64,
+        keepalive: Option<(f64, f64)>,
+    ) -> PyResult<Self> {
+        let wrong = |error: &dyn std::fmt::Display| PyValueError::new_err(error.to_string());
+        if addresses.is_empty() {
+            return Err(wrong(&"a channel needs an address"));
+        }
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let agent = match user_agent {
+            Some(agent) => format!("{agent} {AGENT}"),
+            None => AGENT.to_owned(),
+        };
+        let mut endpoints = Vec::with_capacity(addresses.len());
+        for address in &addresses {
+            let uri = format!("{scheme}://{address}");
+            let wrong = |error: &dyn std::fmt::Display| PyValueError::new_err(format!("the address {address:?} can't be used: {error}"));
+            let mut endpoint = Endpoint::from_shared(uri).map_err(|error| wrong(&error))?;
+            endpoint = endpoint.user_agent(&agent).map_err(|error| wrong(&error))?;
+            if let Some(authority) = authority {
+                let origin = format!("{scheme}://{authority}").parse::<Uri>().map_err(|error| wrong(&error))?;
+                endpoint = endpoint.origin(origin);
+            }
+            if let Some((interval, timeout)) = keepalive {
+                let (interval, timeout) = (duration(Some(interval))?, duration(Some(timeout))?);
+                endpoint = endpoint.keep_alive_while_idle(false);
+                if let (Some(interval), Some(timeout)) = (interval, timeout) {
+                    endpoint = endpoint.http2_keep_alive_interval(interval).keep_alive_timeout(timeout);
+                }
+            }
+            if let Some((roots, key, chain)) = &tls {
+                let roots = roots.as_ref().ok_or_else(|| wrong(&"TLS needs the root certificates"))?;
+                let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(roots));
+                if let (Some(key), Some(chain)) = (key, chain) {
+                    config = config.identity(Identity::from_pem(chain, key));
+                }
+                if let Some(authority) = authority {
+                    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+                    config = config.domain_name(host);
+                }
+                endpoint = endpoint.tls_config(config).map_err(|error| wrong(&causes(&error)))?;
+            }
+            endpoints.push(endpoint);
+        }
+        let shared = Shared {
+            endpoints,
+            channel: OnceLock::new(),
+            closed: CancellationToken::new(),
+            tls: tls.is_some(),
+            max_send: limit(max_send),
+            max_receive: limit(max_receive),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    fn method(&self, path: &str) -> PyResult<Method> {
+        let invalid = |error: &dyn std::fmt::Display| PyValueError::new_err(format!("the method {path:?} can't be called: {error}"));
+        let path: PathAndQuery = path.parse().map_err(|error| invalid(&error))?;
+        let mut parts = http::uri::Parts::default();
+        parts.path_and_query = Some(path.clone());
+        let uri = Uri::from_parts(parts).map_err(|error| invalid(&error))?;
+        Ok(Method { shared: Arc::clone(&self.shared), uri, last: Mutex::default() })
+    }
+
+    fn state(&self, connect: bool) -> PyResult<i32> {
+        if connect && !self.shared.closed.is_cancelled() {
+            let _inside = runtime()?.enter();
+            self.shared.channel();
+        }
+        Ok(self.shared.state())
+    }
+
+    #[pyo3(signature = (last, timeout = None))]
+    fn wait_for_state_change(&self, py: Python<'_>, last: i32, timeout: Option<f64>) -> PyResult<i32> {
+        let deadline = after(duration(timeout)?);
+        wait(py, async {
+            tokio::select! {
+                state = self.shared.state_other_than(last) => state,
+                () = sleep_until(deadline) => last,
+            }
+        })
+    }
+
+    fn wait_for_state_change_then(&self, completions: &Completions, callback: Py<PyAny>, last: i32) -> PyResult<Waiting> {
+        let (shared, waiting) = (Arc::clone(&self.shared), CancellationToken::new());
+        let (cancelled, callback) = (waiting.clone(), Callback::new(completions, callback));
+        runtime()?.spawn(async move {
+            tokio::select! {
+                state = shared.state_other_than(last) => callback.complete(Value::State(state)),
+                () = cancelled.cancelled() => {}
+            }
+        });
+        Ok(Waiting { token: waiting })
+    }
+
+    fn connection(&self) -> Option<Connection> {
+        let info = self.shared.channel.get().and_then(RdmaChannel::last_connection)?;
+        Some(Connection::new(&info, self.shared.tls))
+    }
+
+    /// Ends the calls in flight. Later calls fail.
+    fn close(&self) {
+        self.shared.closed.cancel();
+    }
+}
+
+/// A wait that goes on until it is cancelled.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    token: CancellationToken,
+}
+
+#[pymethods]
+impl Waiting {
+    fn cancel(&self) {
+        self.token.cancel();
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.token.cancel();
+    }
+}
+
+/// What clients call themselves.
+const AGENT: &str = concat!("tonic-rdma-python/", env!("CARGO_PKG_VERSION"));
+
+/// Returns a limit of bytes; a negative number is no limit.
+pub(crate) fn limit(bytes: i64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Returns an error with its sources.
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+/// One method of one channel.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+#[derive(Debug)]
+pub(crate) struct Method {
+    shared: Arc<Shared>,
+    uri: Uri,
+    /// The time-out of the last call, as a header. Most calls of a method have the same.
+    last: Mutex<Option<(Duration, HeaderValue)>>,
+}
+
+/// A call that can begin.
+pub(crate) struct Start {
+    pub(crate) request: Request<Body>,
+    pub(crate) wait_for_ready: bool,
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl Method {
+    fn start(
+        &self,
+        body: Body,
+        timeout: Option<f64>,
+        metadata: Option<&Bound<'_, PyAny>>,
+        wait_for_ready: bool,
+        encoding: Option<Encoding>,
+    ) -> PyResult<Start> {
+        if self.shared.closed.is_cancelled() {
+            return Err(PyValueError::new_err("Cannot invoke RPC on closed channel!"));
+        }
+        let timeout = duration(timeout)?;
+        let mut headers = HeaderMap::with_capacity(8);
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(ACCEPT_ENCODING, Encoding::ACCEPTED);
+        if let Some(encoding) = encoding {
+            headers.insert(ENCODING, encoding.name());
+        }
+        if let Some(timeout) = timeout {
+            headers.insert(TIMEOUT, self.timeout(timeout));
+        }
+        metadata::add(&mut headers, metadata)?;
+        let mut request = Request::new(body);
+        *request.method_mut() = http::Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.version_mut() = Version::HTTP_2;
+        *request.headers_mut() = headers;
+        Ok(Start { request, wait_for_ready, deadline: after(timeout) })
+    }
+
+    fn timeout(&self, timeout: Duration) -> HeaderValue {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((known, header)) if *known == timeout => header.clone(),
+            _ => {
+                let header = timeout_header(timeout);
+                *last = Some((timeout, header.clone()));
+                header
+            }
+        }
+    }
+
+    /// Makes the body of a call with one request.
+    fn body(&self, request: PyBackedBytes, encoding: Option<Encoding>) -> Result<Body, Status> {
+        Ok(Body::new(WholeBody { frames: Frames::new(request, encoding, self.shared.max_send)?, trailers: None }))
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "those of the call")]
+    fn wait_unary(
+        &self,
+        py: Python<'_>,
+        request: PyBackedBytes,
+        timeout: Option<f64>,
+        metadata: Option<&Bound<'_, PyAny>>,
+        wait_for_ready: bool,
+        compression: i32,
+    ) -> PyResult<End> {
+        let encoding = Encoding::of_number(compression);
+        let body = match self.body(request, encoding) {
+            Ok(body) => body,
+            Err(status) => return Ok(End::of_status(&status, HeaderMap::new())),
+        };
+        let start = self.start(body, timeout, metadata, wait_for_ready, encoding)?;
+        wait(py, self.shared.unary(start))
+    }
+}
+
+const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+
+/// Returns a time as the header has it: at most eight digits and a unit (gRPC over HTTP/2, "Requests").
+fn timeout_header(timeout: Duration) -> HeaderValue {
+    const MOST: u128 = 99_999_999;
+    let (nanoseconds, seconds) = (timeout.as_nanos(), u128::from(timeout.as_secs()));
+    let units = [(nanoseconds, 'n'), (nanoseconds / 1_000, 'u'), (nanoseconds / 1_000_000, 'm'), (seconds, 'S'), (seconds / 60, 'M')];
+    let fits = units.into_iter().find(|(value, _)| *value <= MOST);
+    let (value, unit) = fits.unwrap_or(((seconds / 3600).min(MOST), 'H'));
+    HeaderValue::try_from(format!("{value}{unit}")).unwrap_or_else(|_| HeaderValue::from_static("99999999H"))
+}
+
+#[pymethods]
+impl Method {
+    /// Makes a call with one request and one response, and waits for its end. Returns the response if the call
+    /// succeeded.
+    fn unary(
+        &self,
+        py: Python<'_>,
+        request: PyBackedBytes,
+        timeout: Option<f64>,
+        metadata: Option<&Bound<'_, PyAny>>,
+        wait_for_ready: bool,
+        compression: i32,
+    ) -> PyResult<Py<PyAny>> {
+        let end = self.wait_unary(py, request, timeout, metadata, wait_for_ready, compression)?;
+        match &end.response {
+            Some(response) if end.code == Code::Ok as i32 => Ok(response.to_python(py)?.into_any().unbind()),
+            _ => Ok(Outcome::new(py, Arc::new(end))?.into_any()),
+        }
+    }
+
+    /// As `unary`. Returns the outcome, also of a call that succeeded.
+    fn unary_with_call(
+        &self,
+        py: Python<'_>,
+        request: PyBackedBytes,
+        timeout: Option<f64>,
+        metadata: Option<&Bound<'_, PyAny>>,
+        wait_for_ready: bool,
+        compression: i32,
+    ) -> PyResult<Py<Outcome>> {
+        let end = self.wait_unary(py, request, timeout, metadata, wait_for_ready, compression)?;
+        Outcome::new(py, Arc::new(end))
+    }
+
+    /// Begins a call, which goes on by itself. Without `request`, the requests come by `Call.send`.
+    #[pyo3(name = "start")]
+    #[allow(clippy::too_many_arguments, reason = "those of the call")]
+    fn begin(
+        &self,
+        request: Option<PyBackedBytes>,
+        unary_response: bool,
+        timeout: Option<f64>,
+        metadata: Option<&Bound<'_, PyAny>>,
+        wait_for_ready: bool,
+        compression: i32,
+    ) -> PyResult<Call> {
+        let encoding = Encoding::of_number(compression);
+        let (body, requests) = match request {
+            Some(request) => match self.body(request, encoding) {
+                Ok(body) => (body, None),
+                Err(status) => return Ok(Call::failed(&status)),
+            },
+            None => {
+                let (requests, body) = call::requests(encoding, self.shared.max_send);
+                (body, Some(requests))
+            }
+        };
+        let start = self.start(body, timeout, metadata, wait_for_ready, encoding)?;
+        Call::spawn(runtime()?, Arc::clone(&self.shared), start, requests, unary_response)
+    }
+}
+
+impl Shared {
+    /// What carries the calls now.
+    pub(crate) fn info(&self) -> Option<RdmaConnectInfo> {
+        self.channel.get().and_then(RdmaChannel::last_connection)
+    }
+}
+
+/// The error of something that is used after its end.
+pub(crate) fn ended(what: &str) -> PyErr {
+    PyRuntimeError::new_err(what.to_owned())
+}

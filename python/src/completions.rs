@@ -1,0 +1,183 @@
+//! Results on their way from the runtime to the thread of Python that takes them.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::HeaderMap;
+use pyo3::prelude::*;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::{read, write};
+
+use crate::call::Outcome;
+use crate::framing::Message;
+use crate::metadata;
+use crate::outcome::End;
+use crate::server_call::ServerCall;
+
+/// What a callback gets. It becomes an object of Python on the thread of the callback, because threads of the
+/// runtime never take the interpreter's lock.
+#[derive(Debug)]
+pub(crate) enum Value {
+    Bool(bool),
+    State(i32),
+    Message(Option<Message>),
+    Metadata(HeaderMap),
+    End(Arc<End>),
+    Call(ServerCall),
+    Object(Py<PyAny>),
+}
+
+impl Value {
+    fn into_python(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(match self {
+            Self::Bool(value) => value.into_pyobject(py)?.to_owned().into_any().unbind(),
+            Self::State(state) => state.into_pyobject(py)?.into_any().unbind(),
+            Self::Message(None) => py.None(),
+            Self::Message(Some(message)) => message.to_python(py)?.into_any().unbind(),
+            Self::Metadata(headers) => metadata::to_python(py, &headers)?.into_any().unbind(),
+            Self::End(end) => Outcome::new(py, end)?.into_any(),
+            Self::Call(call) => Py::new(py, call)?.into_any(),
+            Self::Object(object) => object,
+        })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    results: Vec<(Arc<Py<PyAny>>, Value)>,
+    closed: bool,
+}
+
+/// The queue that threads of the runtime write to.
+#[derive(Debug)]
+pub(crate) struct Results {
+    queue: Mutex<Queue>,
+    /// Readable while the queue has results, or is closed.
+    event: OwnedFd,
+}
+
+impl Results {
+    pub(crate) fn push(&self, callback: Arc<Py<PyAny>>, value: Value) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.closed {
+            drop(queue);
+            // These may be the last references: no lock is held when they are dropped.
+            drop((callback, value));
+            return;
+        }
+        let first = queue.results.is_empty();
+        queue.results.push((callback, value));
+        drop(queue);
+        if first {
+            self.signal();
+        }
+    }
+
+    fn signal(&self) {
+        // The counter can't overflow: it is set to 0 before results are taken.
+        let _ = write(&self.event, &1u64.to_ne_bytes());
+    }
+}
+
+/// Results that wait for the thread that takes them.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+#[derive(Clone, Debug)]
+pub(crate) struct Completions {
+    results: Arc<Results>,
+}
+
+impl Completions {
+    pub(crate) fn results(&self) -> Arc<Results> {
+        Arc::clone(&self.results)
+    }
+}
+
+#[pymethods]
+impl Completions {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
+        Ok(Self { results: Arc::new(Results { queue: Mutex::default(), event }) })
+    }
+
+    fn fileno(&self) -> i32 {
+        self.results.event.as_raw_fd()
+    }
+
+    /// Runs the callbacks of all results that are there. Returns how many.
+    fn run_ready(&self, py: Python<'_>) -> usize {
+        let _ = read(&self.results.event, &mut [0; 8]);
+        let results = {
+            let mut queue = self.results.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut queue.results)
+        };
+        let count = results.len();
+        for (callback, value) in results {
+            let ran = value.into_python(py).and_then(|value| callback.call1(py, (value,)));
+            if let Err(error) = ran {
+                error.write_unraisable(py, Some(callback.bind(py)));
+            }
+        }
+        count
+    }
+
+    /// Waits for results and runs their callbacks, until `close`.
+    fn run_until_closed(&self, py: Python<'_>) -> PyResult<()> {
+        loop {
+            let waited = py.detach(|| poll(&mut [PollFd::new(&self.results.event, PollFlags::IN)], None));
+            match waited {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(std::io::Error::from(error).into()),
+            }
+            self.run_ready(py);
+            py.check_signals()?;
+            let queue = self.results.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            if queue.closed && queue.results.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn push(&self, callback: Py<PyAny>, value: Py<PyAny>) {
+        self.results.push(Arc::new(callback), Value::Object(value));
+    }
+
+    /// Closes the queue, and drops what is in it.
+    fn discard(&self) {
+        self.close();
+        let results = std::mem::take(&mut self.results.queue.lock().unwrap_or_else(PoisonError::into_inner).results);
+        drop(results);
+    }
+
+    /// Takes no more results. Those that are there can still be taken.
+    fn close(&self) {
+        self.results.queue.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.results.signal();
+    }
+}
+
+/// A callback with the queue that it is to be run from.
+#[derive(Debug)]
+pub(crate) struct Callback {
+    results: Arc<Results>,
+    callback: Py<PyAny>,
+}
+
+impl Callback {
+    pub(crate) fn new(completions: &Completions, callback: Py<PyAny>) -> Self {
+        Self { results: completions.results(), callback }
+    }
+
+    pub(crate) fn complete(self, value: Value) {
+        self.results.push(Arc::new(self.callback), value);
+    }
+
+    /// Completes with the result of `future`, on the runtime.
+    pub(crate) fn complete_with(
+        self,
+        future: impl Future<Output = Value> + Send + 'static,
+    ) -> PyResult<()> {
+        crate::runtime::runtime()?.spawn(async move { self.complete(future.await) });
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! The one runtime of the process, and waits of Python's threads.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use tokio::runtime::{Builder, Runtime};
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+/// This process is a child of one that had the runtime. The child has none of its threads.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// How often a wait sees to signals, such as the one of Ctrl-C.
+const SIGNALS: Duration = Duration::from_millis(100);
+
+/// Notes that this process is the child of a fork.
+#[pyfunction]
+pub(crate) fn after_fork_in_child() {
+    if RUNTIME.get().is_some() {
+        FORKED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether the threads of the runtime stayed behind in the parent of this process.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// Returns the runtime.
+///
+/// # Errors
+/// This process is a fork of one that had a runtime, or the system gives no threads.
+pub(crate) fn runtime() -> PyResult<&'static Runtime> {
+    if is_forked() {
+        return Err(PyRuntimeError::new_err(
+            "tonic_rdma was used before this process was forked, and a fork has none of its threads: make channels and servers \
+             after the fork, or start processes by the method \"spawn\"",
+        ));
+    }
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
+    }
+    let made = Builder::new_multi_thread().thread_name("tonic-rdma").enable_all().build()?;
+    Ok(RUNTIME.get_or_init(|| made))
+}
+
+/// Wakes a thread of Python.
+struct Parked(Thread);
+
+impl Wake for Parked {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+thread_local! {
+    static WAKER: Waker = Arc::new(Parked(std::thread::current())).into();
+}
+
+/// Polls `future` on this thread until it is ready, without the interpreter's lock.
+///
+/// # Errors
+/// KeyboardInterrupt, or what another signal's handler raised, and the errors of [`runtime`].
+pub(crate) fn wait<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
+where
+    F: Future<Output: Send> + Send,
+{
+    let runtime = runtime()?;
+    let waker = WAKER.with(Waker::clone);
+    let mut future = pin!(future);
+    loop {
+        let polled = py.detach(|| {
+            let _inside = runtime.enter();
+            let mut context = Context::from_waker(&waker);
+            let mut until = None;
+            loop {
+                if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                    return Some(output);
+                }
+                let now = Instant::now();
+                let left = until.get_or_insert(now + SIGNALS).saturating_duration_since(now);
+                if left.is_zero() {
+                    return None;
+                }
+                std::thread::park_timeout(left);
+            }
+        });
+        match polled {
+            Some(output) => return Ok(output),
+            None => py.check_signals()?,
+        }
+    }
+}
+
+/// Returns the time that an argument of `seconds` stands for; `None` for no limit.
+///
+/// # Errors
+/// It is not a number.
+pub(crate) fn duration(seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    match seconds {
+        Some(seconds) if seconds.is_nan() => {
+            Err(pyo3::exceptions::PyValueError::new_err("a time is not a number"))
+        }
+        // What is too long for the clock is no limit.
+        Some(seconds) => Ok(Duration::try_from_secs_f64(seconds.max(0.0)).ok()),
+        None => Ok(None),
+    }
+}
+
+/// Returns the moment `timeout` from now; `None` for no limit.
+pub(crate) fn after(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// Waits until `deadline`, or forever.
+pub(crate) async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+        None => std::future::pending().await,
+    }
+}

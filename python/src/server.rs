@@ -1,0 +1,392 @@
+//! Servers: their ports, and the calls that wait for a thread of Python.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use http::{Request, Response};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::SetOnce;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::transport::{Certificate, Identity, Server as Http2, ServerTlsConfig};
+use tonic::{Code, Status};
+use tonic_rdma::{CallConfig, RdmaIncoming, RdmaRoutes, RdmaServer};
+use tower::layer::layer_fn;
+use tower_service::Service;
+
+use crate::channel::{causes, limit};
+use crate::completions::{Callback, Completions, Results, Value};
+use crate::runtime::{after, duration, runtime, sleep_until, wait};
+use crate::server_call::{self, ServerCall};
+
+/// Calls that wait for threads.
+#[derive(Debug, Default)]
+struct Arrivals {
+    calls: VecDeque<ServerCall>,
+    /// Threads that wait. The latest one gets the next call, because its memory is still in the cache.
+    waiting: Vec<oneshot::Sender<ServerCall>>,
+    /// An event loop gets all calls.
+    receiver: Option<(Arc<Results>, Arc<Py<PyAny>>)>,
+    stopped: bool,
+}
+
+/// What the calls of a server share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    arrivals: Mutex<Arrivals>,
+    in_flight: AtomicUsize,
+    max_concurrent: usize,
+    pub(crate) max_send: usize,
+    pub(crate) max_receive: usize,
+    /// No further calls are taken.
+    stopping: CancellationToken,
+    /// The calls in flight end.
+    pub(crate) cancelled: CancellationToken,
+    stopped: SetOnce<()>,
+    /// Why it could not go on.
+    failed: OnceLock<String>,
+}
+
+impl Shared {
+    fn arrivals(&self) -> MutexGuard<'_, Arrivals> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a call in, unless there are too many.
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<Slot, Status> {
+        if self.stopping.is_cancelled() {
+            return Err(Status::unavailable("the server is shutting down"));
+        }
+        let slot = Slot(Arc::clone(self));
+        if self.in_flight.fetch_add(1, Ordering::Relaxed) >= self.max_concurrent {
+            return Err(Status::resource_exhausted("Concurrent RPC limit exceeded!"));
+        }
+        Ok(slot)
+    }
+
+    /// Gives `call` to who waits for one.
+    pub(crate) fn arrive(&self, mut call: ServerCall) {
+        let mut arrivals = self.arrivals();
+        if let Some((results, callback)) = arrivals.receiver.clone() {
+            drop(arrivals);
+            results.push(callback, Value::Call(call));
+            return;
+        }
+        if arrivals.stopped {
+            drop(arrivals);
+            return;
+        }
+        while let Some(thread) = arrivals.waiting.pop() {
+            match thread.send(call) {
+                Ok(()) => return,
+                // The thread has stopped waiting.
+                Err(back) => call = back,
+            }
+        }
+        arrivals.calls.push_back(call);
+    }
+
+    /// Returns the next call; `None` at `deadline`, and once the server has stopped.
+    async fn next(&self, deadline: Option<Instant>) -> Option<ServerCall> {
+        let mut call = {
+            let mut arrivals = self.arrivals();
+            if let Some(call) = arrivals.calls.pop_front() {
+                return Some(call);
+            }
+            if arrivals.stopped {
+                return None;
+            }
+            let (sender, call) = oneshot::channel();
+            arrivals.waiting.push(sender);
+            call
+        };
+        tokio::select! {
+            biased;
+            call = &mut call => call.ok(),
+            () = sleep_until(deadline) => {
+                // A call that came at the same moment is this thread's.
+                call.close();
+                let call = call.try_recv().ok();
+                self.arrivals().waiting.retain(|thread| !thread.is_closed());
+                call
+            }
+        }
+    }
+}
+
+/// The place of a call among those in flight.
+#[derive(Debug)]
+pub(crate) struct Slot(pub(crate) Arc<Shared>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The service of all methods.
+#[derive(Clone, Debug)]
+struct Dispatch(Arc<Shared>);
+
+impl Service<Request<Body>> for Dispatch {
+    type Response = Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = server_call::Responding;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> server_call::Responding {
+        server_call::Responding::new(&self.0, request)
+    }
+}
+
+/// A port that the server listens on.
+#[derive(Debug)]
+struct Port {
+    listener: TcpListener,
+    tls: Option<ServerTlsConfig>,
+}
+
+/// A server of bytes. Handlers are Python's.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+#[derive(Debug)]
+pub(crate) struct Server {
+    shared: Arc<Shared>,
+    ports: Mutex<Vec<Port>>,
+    /// Interval and time-out of HTTP/2's pings.
+    keepalive: Option<(Duration, Duration)>,
+    reuse_port: bool,
+}
+
+/// The longest time between the end of the last call and the end of the connections.
+const LINGER: Duration = Duration::from_secs(1);
+
+impl Server {
+    fn ports(&self) -> MutexGuard<'_, Vec<Port>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn listen(&self, address: &str) -> std::io::Result<TcpListener> {
+        let mut last = None;
+        for address in tokio::net::lookup_host(address).await? {
+            match self.listen_on(address) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| std::io::Error::other("the name has no address")))
+    }
+
+    fn listen_on(&self, address: SocketAddr) -> std::io::Result<TcpListener> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.set_reuseport(self.reuse_port)?;
+        socket.bind(address)?;
+        socket.listen(1024)
+    }
+
+    /// Serves the connections of one port, until the server stops.
+    fn serve(&self, port: Port) -> Result<impl Future<Output = ()> + Send + 'static, String> {
+        let incoming = RdmaIncoming::builder().listen(port.listener).map_err(|error| error.to_string())?;
+        let mut http2 = Http2::builder();
+        if let Some((interval, timeout)) = self.keepalive {
+            http2 = http2.http2_keepalive_interval(Some(interval)).http2_keepalive_timeout(Some(timeout));
+        }
+        if let Some(tls) = port.tls {
+            http2 = http2.tls_config(tls).map_err(|error| causes(&error))?;
+        }
+        let dispatch = Dispatch(Arc::clone(&self.shared));
+        // The calls in flight have their own limit of time, which `stop` gets.
+        let server = RdmaServer::new()
+            .http2(http2)
+            .calls(CallConfig::default().shutdown_grace(Duration::from_secs(24 * 3600)))
+            .layer(layer_fn(move |_: RdmaRoutes| dispatch.clone()));
+        let shared = Arc::clone(&self.shared);
+        Ok(async move {
+            let serving = server.serve_with_incoming_shutdown(incoming, shared.stopping.cancelled());
+            let given_up = async {
+                shared.cancelled.cancelled().await;
+                tokio::time::sleep(LINGER).await;
+            };
+            tokio::select! {
+                served = serving => if let Err(error) = served {
+                    let _ = shared.failed.set(causes(&error));
+                    shared.stopping.cancel();
+                },
+                () = given_up => {}
+            }
+        })
+    }
+}
+
+#[pymethods]
+impl Server {
+    #[new]
+    #[pyo3(signature = (*, max_send = -1, max_receive = 4 << 20, max_concurrent = None, keepalive = None, reuse_port = false))]
+    fn new(
+        max_send: i64,
+        max_receive: i64,
+        max_concurrent: Option<usize>,
+        keepalive: Option<(f64, f64)>,
+        reuse_port: bool,
+    ) -> PyResult<Self> {
+        let keepalive = match keepalive {
+            Some((interval, timeout)) => duration(Some(interval))?.zip(duration(Some(timeout))?),
+            None => None,
+        };
+        let shared = Shared {
+            arrivals: Mutex::default(),
+            in_flight: AtomicUsize::new(0),
+            max_concurrent: max_concurrent.unwrap_or(usize::MAX),
+            max_send: limit(max_send),
+            max_receive: limit(max_receive),
+            stopping: CancellationToken::new(),
+            cancelled: CancellationToken::new(),
+            stopped: SetOnce::new(),
+            failed: OnceLock::new(),
+        };
+        Ok(Self { shared: Arc::new(shared), ports: Mutex::default(), keepalive, reuse_port })
+    }
+
+    /// Listens on `address`. Returns the port. Connections wait until `start`.
+    #[pyo3(signature = (address, tls = None))]
+    fn bind(
+        &self,
+        py: Python<'_>,
+        address: &str,
+        tls: Option<(PyBackedBytes, PyBackedBytes, Option<PyBackedBytes>, bool)>,
+    ) -> PyResult<u16> {
+        let failed = |error: &dyn std::fmt::Display| PyRuntimeError::new_err(format!("Failed to bind to address {address}: {error}"));
+        let tls = tls.map(|(key, chain, roots, required)| {
+            let config = ServerTlsConfig::new().identity(Identity::from_pem(chain, key));
+            match roots {
+                Some(roots) => config.client_ca_root(Certificate::from_pem(roots)).client_auth_optional(!required),
+                None => config,
+            }
+        });
+        if let Some(tls) = &tls {
+            // What is wrong with the certificate shows here, not when the server starts.
+            Http2::builder().tls_config(tls.clone()).map_err(|error| PyValueError::new_err(causes(&error)))?;
+        }
+        let listener = wait(py, self.listen(address))?.map_err(|error| failed(&error))?;
+        let port = listener.local_addr().map_err(|error| failed(&error))?.port();
+        self.ports().push(Port { listener, tls });
+        Ok(port)
+    }
+
+    /// Serves the ports.
+    fn start(&self) -> PyResult<()> {
+        let runtime = runtime()?;
+        let _inside = runtime.enter();
+        let ports = std::mem::take(&mut *self.ports());
+        let mut serving = Vec::with_capacity(ports.len());
+        for port in ports {
+            serving.push(runtime.spawn(self.serve(port).map_err(PyRuntimeError::new_err)?));
+        }
+        let shared = Arc::clone(&self.shared);
+        runtime.spawn(async move {
+            shared.stopping.cancelled().await;
+            for port in serving {
+                let _ = port.await;
+            }
+            let calls = {
+                let mut arrivals = shared.arrivals();
+                arrivals.stopped = true;
+                (std::mem::take(&mut arrivals.waiting), std::mem::take(&mut arrivals.calls), arrivals.receiver.take())
+            };
+            drop(calls);
+            let _ = shared.stopped.set(());
+        });
+        Ok(())
+    }
+
+    /// Returns the next call; `None` after `timeout`, and once the server has stopped.
+    #[pyo3(signature = (timeout = None))]
+    fn next_call(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<ServerCall>> {
+        let deadline = after(duration(timeout)?);
+        let call = wait(py, self.shared.next(deadline))?;
+        match self.shared.failed.get() {
+            Some(why) if call.is_none() => Err(PyRuntimeError::new_err(format!("the server failed: {why}"))),
+            _ => Ok(call),
+        }
+    }
+
+    /// Gives all calls to `callback`.
+    fn calls_to(&self, completions: &Completions, callback: Py<PyAny>) {
+        let receiver = (completions.results(), Arc::new(callback));
+        let calls = {
+            let mut arrivals = self.shared.arrivals();
+            arrivals.receiver = Some(receiver.clone());
+            std::mem::take(&mut arrivals.calls)
+        };
+        calls.into_iter().for_each(|call| receiver.0.push(Arc::clone(&receiver.1), Value::Call(call)));
+    }
+
+    /// Takes no further calls. Cancels those in flight after `grace`.
+    fn stop(&self, grace: Option<f64>) -> PyResult<()> {
+        let deadline = match grace {
+            Some(_) => after(duration(grace)?),
+            None => Some(Instant::now()),
+        };
+        let runtime = runtime()?;
+        self.shared.stopping.cancel();
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            self.shared.cancelled.cancel();
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.shared);
+        runtime.spawn(async move {
+            tokio::select! {
+                () = sleep_until(deadline) => {}
+                () = async { while shared.in_flight.load(Ordering::Acquire) > 0 { tokio::time::sleep(Duration::from_millis(5)).await } } => {}
+            }
+            shared.cancelled.cancel();
+        });
+        Ok(())
+    }
+
+    #[pyo3(signature = (timeout = None))]
+    fn wait_stopped(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let deadline = after(duration(timeout)?);
+        wait(py, async {
+            tokio::select! {
+                biased;
+                _ = self.shared.stopped.wait() => true,
+                () = sleep_until(deadline) => false,
+            }
+        })
+    }
+
+    fn wait_stopped_then(&self, completions: &Completions, callback: Py<PyAny>) -> PyResult<()> {
+        let shared = Arc::clone(&self.shared);
+        Callback::new(completions, callback).complete_with(async move {
+            shared.stopped.wait().await;
+            Value::Bool(true)
+        })
+    }
+}
+
+impl Drop for Server {
+    /// A server that is dropped ends as by `stop(None)`.
+    fn drop(&mut self) {
+        if !crate::runtime::is_forked() {
+            self.shared.stopping.cancel();
+            self.shared.cancelled.cancel();
+        }
+    }
+}
+
+/// The status of a call that the server's end cancelled.
+pub(crate) fn shut_down() -> Status {
+    Status::new(Code::Unavailable, "the server was stopped")
+}

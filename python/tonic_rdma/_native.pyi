@@ -1,0 +1,165 @@
+"""The part of this package that is written in Rust. It knows bytes, not messages; the modules beside it are grpc's API over it.
+
+Nothing here is public. Rules that hold everywhere:
+- Functions that can wait release the interpreter's lock while they wait, and raise KeyboardInterrupt on Ctrl-C.
+- A function `X_then(completions, callback, ...)` does what `X(...)` does without waiting: `callback(result)` runs when
+  `completions` is drained (by an event loop or by a thread). A callback runs once. An exception goes to sys.unraisablehook.
+- Metadata comes out as a tuple of pairs (key, value), value `bytes` for keys that end in `-bin`, else `str`. It goes in as
+  a sequence of such pairs (`grpc.aio.Metadata` too), or None. Wrong metadata is a ValueError or TypeError that names the key.
+- `code` is the number of a gRPC status code. `compression` is 0 none, 1 deflate, 2 gzip (grpc.Compression's numbers).
+- Times are seconds as float.
+- After a fork of a process that has used this package, each use raises RuntimeError.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, final
+
+from tonic_rdma._metadatum import Metadatum
+
+Metadata: TypeAlias = tuple[Metadatum, ...]
+MetadataIn: TypeAlias = Iterable[tuple[str, str | bytes]] | None
+
+__version__: str
+
+def after_fork_in_child() -> None: ...  # registered with os.register_at_fork by __init__.py
+def capabilities() -> list[tuple[str, bool, str]]: ...  # (what, present, why): devices, peers level, TLS, ...
+
+@final
+class Completions:
+    """Results that wait for the thread that takes them."""
+    def __new__(cls) -> Completions: ...
+    def fileno(self) -> int: ...  # readable while results wait: for loop.add_reader
+    def run_ready(self) -> int: ...  # runs the callbacks of all results that are there; returns how many
+    def run_until_closed(self) -> None: ...  # waits for results and runs their callbacks, until close()
+    def push(self, callback: Callable[[Any], object], value: object) -> None: ...  # from any thread
+    def close(self) -> None: ...  # takes no more results
+    def discard(self) -> None: ...  # closes, and drops the results that are there: their callbacks do not run
+
+@final
+class Outcome:
+    """How a call ended."""
+    code: int
+    details: str
+    initial_metadata: Metadata
+    trailing_metadata: Metadata
+    response: bytes | None  # of calls with one response
+
+@final
+class Connection:
+    """What carries a channel's calls, or a call at a server."""
+    verdict: str  # "rdma" or "tcp"
+    reason: str
+    native: bool
+    in_process: bool
+    device: str | None
+    provider: str | None
+    tls: bool
+    peer: str  # such as "ipv4:127.0.0.1:50051"
+    local: str
+
+@final
+class Channel:
+    """It connects when the first call or `state(True)` needs it, redials by back-off, and balances over several addresses."""
+    def __new__(
+        cls,
+        addresses: Sequence[str],  # "host:port"; more than one are balanced
+        *,
+        tls: tuple[bytes | None, bytes | None, bytes | None] | None = None,  # PEM: roots (needed), key, chain
+        authority: str | None = None,  # grpc.ssl_target_name_override, grpc.default_authority
+        user_agent: str | None = None,  # goes in front of ours
+        max_send: int = -1,  # bytes; -1: no limit
+        max_receive: int = 4 << 20,
+        keepalive: tuple[float, float] | None = None,  # HTTP/2 alone: interval, timeout
+    ) -> Channel: ...
+    def method(self, path: str) -> Method: ...
+    def state(self, connect: bool) -> int: ...  # 0 idle, 1 connecting, 2 ready, 3 transient failure, 4 shutdown
+    def wait_for_state_change(self, last: int, timeout: float | None) -> int: ...  # the state now (== last after the timeout)
+    def wait_for_state_change_then(self, completions: Completions, callback: Callable[[int], object], last: int) -> Waiting: ...
+    def connection(self) -> Connection | None: ...
+    def close(self) -> None: ...  # calls in flight end with CANCELLED, "Channel closed!"
+
+@final
+class Waiting:
+    """A wait that goes on until it is cancelled, or dropped. Then its callback does not run."""
+    def cancel(self) -> None: ...
+
+@final
+class Method:
+    """One method of one channel."""
+    def unary(
+        self, request: bytes, timeout: float | None, metadata: MetadataIn, wait_for_ready: bool, compression: int
+    ) -> bytes | Outcome: ...  # waits; the response's bytes if the code is 0, otherwise the outcome
+    def unary_with_call(
+        self, request: bytes, timeout: float | None, metadata: MetadataIn, wait_for_ready: bool, compression: int
+    ) -> Outcome: ...  # waits
+    def start(
+        self,
+        request: bytes | None,  # the one request, or None: they come by send()
+        unary_response: bool,
+        timeout: float | None,
+        metadata: MetadataIn,
+        wait_for_ready: bool,
+        compression: int,
+    ) -> Call: ...  # does not wait
+
+@final
+class Call:
+    """A call under way at the client. It goes on by itself; dropping it cancels it."""
+    def send(self, message: bytes) -> bool: ...  # waits for room; False: the call is over
+    def send_then(self, completions: Completions, callback: Callable[[bool], object], message: bytes) -> None: ...
+    def send_now(self, message: bytes) -> bool | None: ...  # None: no room
+    def receive_now(self) -> bytes | None: ...  # None: not there yet, or no more
+    def close_send(self) -> None: ...
+    def receive(self) -> bytes | None: ...  # None: no more messages; see outcome()
+    def receive_then(self, completions: Completions, callback: Callable[[bytes | None], object]) -> None: ...
+    def initial_metadata(self) -> Metadata: ...  # waits; () if the call ended without
+    def initial_metadata_then(self, completions: Completions, callback: Callable[[Metadata], object]) -> None: ...
+    def outcome(self, timeout: float | None = None) -> Outcome | None: ...  # waits; None after the timeout
+    def outcome_then(self, completions: Completions, callback: Callable[[Outcome], object]) -> None: ...
+    def outcome_now(self) -> Outcome | None: ...  # None: under way
+    def cancel(self, code: int = 1, details: str = ...) -> bool: ...  # False: was over
+    def peer(self) -> str | None: ...
+
+@final
+class Server:
+    def __new__(
+        cls,
+        *,
+        max_send: int = -1,
+        max_receive: int = 4 << 20,
+        max_concurrent: int | None = None,  # calls; more get RESOURCE_EXHAUSTED
+        keepalive: tuple[float, float] | None = None,
+        reuse_port: bool = False,  # SO_REUSEPORT
+    ) -> Server: ...
+    def bind(self, address: str, tls: tuple[bytes, bytes, bytes | None, bool] | None = None) -> int: ...
+    # "host:port", port 0: any; tls: PEM key, chain, client roots, client certificate required. The port; RuntimeError if it can't.
+    def start(self) -> None: ...
+    def next_call(self, timeout: float | None = None) -> ServerCall | None: ...  # waits; None: after the timeout, or stopped
+    def calls_to(self, completions: Completions, callback: Callable[[ServerCall], object]) -> None: ...  # instead of next_call
+    def stop(self, grace: float | None) -> None: ...  # does not wait: no new calls; those in flight are cancelled after `grace`
+    def wait_stopped(self, timeout: float | None = None) -> bool: ...
+    def wait_stopped_then(self, completions: Completions, callback: Callable[[bool], object]) -> None: ...
+
+@final
+class ServerCall:
+    method: str  # "/package.Service/Method"
+    host: str
+    metadata: Metadata
+    peer: str
+    connection: Connection | None
+    identities: tuple[bytes, ...]  # the peer's certificates, PEM, leaf first
+    def time_remaining(self) -> float | None: ...
+    def is_active(self) -> bool: ...
+    def receive(self) -> bytes | None: ...  # waits; None: no more, or the call is over (is_active)
+    def receive_then(self, completions: Completions, callback: Callable[[bytes | None], object]) -> None: ...
+    def receive_now(self) -> bytes | None: ...  # None: not there yet, or no more
+    def set_compression(self, compression: int) -> None: ...  # before the first message
+    def disable_next_compression(self) -> None: ...
+    def send_initial_metadata(self, metadata: MetadataIn) -> bool: ...  # False: the call is over
+    def send(self, message: bytes) -> bool: ...  # waits for room
+    def send_then(self, completions: Completions, callback: Callable[[bool], object], message: bytes) -> None: ...
+    def send_now(self, message: bytes) -> bool | None: ...  # None: no room
+    def finish(self, message: bytes | None, code: int, details: str, trailing: MetadataIn) -> bool: ...
+    def cancel(self) -> None: ...
+    def done_then(self, completions: Completions, callback: Callable[[bool], object]) -> None: ...  # True: was cancelled
+    def cancelled_then(self, completions: Completions, callback: Callable[[bool], object]) -> None: ...  # only if cancelled before finish()
