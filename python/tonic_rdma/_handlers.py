@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
 
 from . import _native
 from ._certificates import auth_properties
-from ._native import MetadataIn, ServerCall
 from ._options import common_arguments, parse_target
+
+if TYPE_CHECKING:
+    from ._native import MetadataIn, ServerCall
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 
 from .. import _handlers
 from .._handlers import GenericHandler, Handler, HandlerCallDetails
-from .._native import MetadataIn, ServerCall
 from . import _loop
+
+if TYPE_CHECKING:
+    from .._native import MetadataIn, ServerCall
 
 Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"  # at run time the class takes no parameters
 
