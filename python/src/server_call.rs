@@ -309,7 +309,7 @@ impl http_body::Body for Reply {
                 self.state.end(false);
                 return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
             }
-            if !self.state.is_active() {
+            if self.state.done.get().is_some() {
                 return Poll::Ready(None);
             }
             match ready!(self.poll_step(context)) {

@@ -1,4 +1,8 @@
-"""gRPC over RDMA for Python: the channels and servers of grpcio's API, over the transport of tonic-rdma."""
+"""gRPC over RDMA for Python: channels and servers of grpcio's API, over the transport of tonic-rdma.
+
+Generated stubs, servicers, interceptors and credentials stay as they are. Only the line that makes the channel or the
+server changes: `tonic_rdma.insecure_channel("localhost:50051")` for `grpc.insecure_channel("localhost:50051")`.
+"""
 
 import os
 
@@ -7,4 +11,11 @@ from tonic_rdma import _native
 # A child of fork has none of the threads that the native part started.
 os.register_at_fork(after_in_child=_native.after_fork_in_child)
 
+from tonic_rdma import aio
+from tonic_rdma._channel import insecure_channel, secure_channel
+from tonic_rdma._handlers import ssl_server_credentials
+from tonic_rdma._server import server
+
 __version__ = _native.__version__
+
+__all__ = ["__version__", "aio", "insecure_channel", "secure_channel", "server", "ssl_server_credentials"]
