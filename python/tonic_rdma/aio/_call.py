@@ -275,13 +275,15 @@ class _StreamResponse(Call):
 
     async def _receive(self) -> bytes | None:
         """The next message. At the end None if the status is OK, otherwise AioRpcError."""
-        future: asyncio.Future[bytes | None] = self._loop.create_future()
-        self._native.receive_then(self._completions, partial(resolve, future))
-        try:
-            message = await future
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
+        message = self._native.receive_now()
+        if message is None:
+            future: asyncio.Future[bytes | None] = self._loop.create_future()
+            self._native.receive_then(self._completions, partial(resolve, future))
+            try:
+                message = await future
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
         if message is None or self._cancelled:
             self._raise_for(await self._end())
         return message
@@ -322,13 +324,16 @@ class _StreamRequest(Call):
         except grpc.aio.AioRpcError:
             self._native.cancel(_INTERNAL, SERIALIZING)
             raise
-        future: asyncio.Future[bool] = self._loop.create_future()
-        self._native.send_then(self._completions, partial(resolve, future), message)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
+        sent = self._native.send_now(message)
+        if sent is None:
+            future: asyncio.Future[bool] = self._loop.create_future()
+            self._native.send_then(self._completions, partial(resolve, future), message)
+            try:
+                return await future
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        return sent
 
     def cancel(self) -> bool:
         cancelled = super().cancel()

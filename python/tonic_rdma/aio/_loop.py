@@ -24,7 +24,7 @@ def _make(loop: asyncio.AbstractEventLoop) -> Completions:
         for other, of_other in list(_of_loop.items()):
             if other.is_closed():
                 del _of_loop[other]
-                of_other.close()
+                of_other.discard()
         made = _of_loop[loop] = Completions()
     # The loop keeps for its life the context that it is given here: an empty one, not that of the first caller.
     contextvars.Context().run(loop.add_reader, made.fileno(), made.run_ready)
