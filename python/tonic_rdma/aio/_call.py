@@ -32,6 +32,7 @@ DESERIALIZING = "Exception deserializing response!"
 _INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 _READY = grpc.ChannelConnectivity.READY.value[0]
 _ABSENT: Any = object()
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs lacks it
 
 
 def make_error(
@@ -271,7 +272,7 @@ class _StreamResponse(Call):
         else:
             self._iterated = False
         message = await self._receive()
-        return grpc.aio.EOF if message is None else self._deserialize(message)
+        return EOF if message is None else self._deserialize(message)
 
     async def _receive(self) -> bytes | None:
         """The next message. At the end None if the status is OK, otherwise AioRpcError."""

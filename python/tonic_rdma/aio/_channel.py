@@ -56,7 +56,8 @@ class _MultiCallable:
             raise grpc.aio.UsageError(_CLOSED)
         if not isinstance(metadata, grpc.aio.Metadata):
             metadata = grpc.aio.Metadata(*metadata or ())
-        details = grpc.aio.ClientCallDetails(self._path.encode(), timeout, metadata, credentials, wait_for_ready)
+        method: Any = self._path.encode()  # grpc-stubs says str
+        details = grpc.aio.ClientCallDetails(method, timeout, metadata, credentials, wait_for_ready)
         start = partial(self._begin_later, compression)
         call = self._intercepted(channel._here()[0], start, self._intercept, self._interceptors, details, request)
         channel._dropped.add(call)
@@ -123,7 +124,8 @@ class _StreamRequest(_MultiCallable):
         return self._invoke(request_iterator, timeout, metadata, credentials, wait_for_ready, compression)
 
 
-class UnaryUnaryMultiCallable(_UnaryRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
+# grpc-stubs lets these two have positional arguments, grpcio does not.
+class UnaryUnaryMultiCallable(_UnaryRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):  # type: ignore[misc]
     __slots__ = ()
     _response_streams = False
     _call = _call.UnaryUnaryCall
@@ -132,7 +134,7 @@ class UnaryUnaryMultiCallable(_UnaryRequest, grpc.aio.UnaryUnaryMultiCallable[An
     _intercepted = _interceptors.InterceptedUnaryUnaryCall
 
 
-class UnaryStreamMultiCallable(_UnaryRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
+class UnaryStreamMultiCallable(_UnaryRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):  # type: ignore[misc]
     __slots__ = ()
     _response_streams = True
     _call = _call.UnaryStreamCall

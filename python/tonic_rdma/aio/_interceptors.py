@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ._call import CANCELLED, FINISHED, HALF_CLOSED, MIXED, DoneCallback, Requests
+from ._call import CANCELLED, EOF, FINISHED, HALF_CLOSED, MIXED, DoneCallback, Requests
 
 Start = Callable[[grpc.aio.ClientCallDetails, Any], Awaitable[grpc.aio.Call]]
 
@@ -154,7 +154,7 @@ class _StreamResponse(InterceptedCall):
         return self._responses
 
     async def read(self) -> Any:
-        return await anext(aiter(self), grpc.aio.EOF)
+        return await anext(aiter(self), EOF)
 
 
 class _StreamRequest(InterceptedCall):
@@ -302,4 +302,4 @@ class _Responses(_Answer, grpc.aio.UnaryStreamCall[Any, Any]):
         return aiter(self._answer)
 
     async def read(self) -> Any:
-        return await anext(aiter(self), grpc.aio.EOF)
+        return await anext(aiter(self), EOF)
