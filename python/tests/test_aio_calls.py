@@ -216,8 +216,9 @@ class TestUnaryUnary:
 
         async with aio.insecure_channel(echo_address) as channel:
             for arguments, what in [((fail, None), "serializing request"), ((None, fail), "deserializing response")]:
+                unary = channel.unary_unary("/tonic_rdma.test.Echo/Unary", *arguments)
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await channel.unary_unary("/tonic_rdma.test.Echo/Unary", *arguments)(b"")
+                    await unary(b"")
                 assert caught.value.code() is grpc.StatusCode.INTERNAL and what in caught.value.details()
                 assert isinstance(caught.value.__cause__, KeyError)
             call = channel.unary_stream("/tonic_rdma.test.Echo/ServerStream", None, fail)(

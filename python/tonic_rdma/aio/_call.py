@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from .._errors import Metadata, debug_error_string, represent, status_of
+from .._errors import Metadata, Status, debug_error_string, represent, status_of
 from .._native import Call as NativeCall
 from .._native import Channel as NativeChannel
 from .._native import Completions, Outcome
@@ -35,11 +35,14 @@ _ABSENT: Any = object()
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs lacks it
 
 
-def make_error(
-    code: grpc.StatusCode, details: str, initial: Metadata = (), trailing: Metadata = ()
-) -> grpc.aio.AioRpcError:
-    metadata = grpc.aio.Metadata
-    return grpc.aio.AioRpcError(code, metadata(*initial), metadata(*trailing), details, f"{code.name}:{details}")
+def make_error(status: Status) -> grpc.aio.AioRpcError:
+    initial, trailing = grpc.aio.Metadata(*status.initial_metadata), grpc.aio.Metadata(*status.trailing_metadata)
+    return grpc.aio.AioRpcError(status.code, initial, trailing, status.details, debug_error_string(status))
+
+
+def local(code: grpc.StatusCode, details: str) -> Status:
+    """The status of a call that this side ended."""
+    return Status(code, details, (), ())
 
 
 def serialize(request: Any, serializer: Serializer) -> bytes:
@@ -50,7 +53,7 @@ def serialize(request: Any, serializer: Serializer) -> bytes:
         return serializer(request)
     except Exception as error:
         _LOGGER.exception(SERIALIZING)
-        raise make_error(grpc.StatusCode.INTERNAL, SERIALIZING) from error
+        raise make_error(local(grpc.StatusCode.INTERNAL, SERIALIZING)) from error
 
 
 def resolve(future: asyncio.Future[Any], value: Any = None) -> None:
@@ -65,8 +68,8 @@ class Call(grpc.aio.Call):
     """
 
     __slots__ = (
-        "_native", "_channel", "_loop", "_completions", "_active", "_deserializer", "_deadline", "_outcome", "_cancelled",
-        "_watched", "_waiters", "_callbacks",
+        "_native", "_channel", "_loop", "_completions", "_active", "_deserializer", "_deadline", "_outcome", "_failed",
+        "_cancelled", "_watched", "_waiters", "_callbacks",
         # of the classes below: two bases with slots of their own could not be combined
         "_future", "_response", "_iterated", "_serializer", "_half_closed", "_sender",
     )  # fmt: skip
@@ -89,6 +92,7 @@ class Call(grpc.aio.Call):
         self._deserializer = deserializer
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._outcome: Outcome | None = None
+        self._failed: Status | None = None  # a response could not be deserialized
         self._cancelled = False
         self._watched = False
         self._waiters: list[asyncio.Future[None]] | None = None
@@ -116,14 +120,17 @@ class Call(grpc.aio.Call):
             self._outcome = self._native.outcome_now()
         return self._outcome
 
-    async def _end(self) -> Outcome:
+    def _status(self, outcome: Outcome) -> Status:
+        return self._failed or status_of(outcome)
+
+    async def _end(self) -> Status:
         outcome = self._outcome_now()
         if outcome is None:
             self._watch()
             await self._waiter()
             outcome = self._outcome
             assert outcome is not None
-        return outcome
+        return self._status(outcome)
 
     def _waiter(self) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()
@@ -133,11 +140,11 @@ class Call(grpc.aio.Call):
             self._waiters.append(future)
         return future
 
-    def _raise_for(self, outcome: Outcome) -> None:
+    def _raise_for(self, status: Status) -> None:
         if self._cancelled:
             raise asyncio.CancelledError
-        if outcome.code:
-            raise make_error(*status_of(outcome))
+        if status.code is not grpc.StatusCode.OK:
+            raise make_error(status)
 
     def _deserialize(self, message: bytes) -> Any:
         if self._deserializer is None:
@@ -147,7 +154,8 @@ class Call(grpc.aio.Call):
         except Exception as error:
             _LOGGER.exception(DESERIALIZING)
             self._native.cancel(_INTERNAL, DESERIALIZING)
-            raise make_error(grpc.StatusCode.INTERNAL, DESERIALIZING) from error
+            self._failed = local(grpc.StatusCode.INTERNAL, DESERIALIZING)
+            raise make_error(self._failed) from error
 
     def cancel(self) -> bool:
         if self._outcome is not None or not self._native.cancel(1, CANCELLED):
@@ -184,13 +192,13 @@ class Call(grpc.aio.Call):
         return grpc.aio.Metadata(*(await self._end()).trailing_metadata)
 
     async def code(self) -> grpc.StatusCode:
-        return status_of(await self._end()).code
+        return (await self._end()).code
 
     async def details(self) -> str:
-        return status_of(await self._end()).details
+        return (await self._end()).details
 
     async def debug_error_string(self) -> str:
-        return debug_error_string(status_of(await self._end()))
+        return debug_error_string(await self._end())
 
     async def wait_for_connection(self) -> None:
         # The server may send no initial metadata before it has read a message, so the channel's state tells.
@@ -204,11 +212,11 @@ class Call(grpc.aio.Call):
             waiting = self._channel.wait_for_state_change_then(self._completions, changed, state)
             await future
             del waiting  # without it the wait ends
-        self._raise_for(outcome)
+        self._raise_for(self._status(outcome))
 
     def __repr__(self) -> str:
         outcome = self._outcome_now()
-        return represent(type(self).__name__, None if outcome is None else status_of(outcome))
+        return represent(type(self).__name__, None if outcome is None else self._status(outcome))
 
 
 class _UnaryResponse(Call):
@@ -239,8 +247,8 @@ class _UnaryResponse(Call):
             outcome = self._outcome
             assert outcome is not None
         if self._response is _ABSENT:
-            if outcome.code or self._cancelled:
-                self._raise_for(outcome)
+            if outcome.code or self._cancelled or self._failed is not None:
+                self._raise_for(self._status(outcome))
             assert outcome.response is not None
             self._response = self._deserialize(outcome.response)
         return self._response

@@ -219,9 +219,11 @@ class Channel(grpc.aio.Channel):
             try:
                 metadata, code, details = await asyncio.wait_for(_ask(plugin, url, method), timeout)
             except asyncio.TimeoutError as error:
-                raise _call.make_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from error
+                status = _call.local(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+                raise _call.make_error(status) from error
             if code:
-                raise _call.make_error(grpc.StatusCode.UNAVAILABLE, plugin_failed(details or b""))
+                status = _call.local(grpc.StatusCode.UNAVAILABLE, plugin_failed(details or b""))
+                raise _call.make_error(status)
             pairs += metadata or ()
         return pairs
 
