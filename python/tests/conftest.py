@@ -1,8 +1,8 @@
 """What all tests share.
 
 - `echo_pb2`, `echo_pb2_grpc` and `echo_service` can be imported in tests (they are generated at the start).
-- `implementation`: grpcio or tonic_rdma, the module that the test shall use. `TEST_IMPLEMENTATIONS=grpcio` runs the
-  tests on grpcio, so what a test says of both can be checked there. Default: tonic_rdma; `grpcio,tonic_rdma`: both.
+- `implementation`: grpcio or tonic_rdma, the module that the test shall use. `TEST_IMPLEMENTATIONS=grpcio` runs
+  the tests on grpcio, so what they say of both can be checked. Default: tonic_rdma; `grpcio,tonic_rdma`: both.
 - `echo_address`: an Echo server by grpcio, by tonic_rdma in this process, and by tonic_rdma in another process.
 - `tls`: certificates. Each test has a limit of 60 s; `@pytest.mark.timeout(n)` sets another.
 """
@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# The package of this folder, where none is installed.
-SOURCES = [] if importlib.util.find_spec("tonic_rdma") else [str(HERE.parent)]
+# The package of this folder, where none is installed. Only this process has the working directory on its path.
+_found = importlib.util.find_spec("tonic_rdma")
+_installed = _found is not None and not Path(_found.origin or "").is_relative_to(HERE.parent)
+SOURCES = [] if _installed else [str(HERE.parent)]
 sys.path[:0] = SOURCES
 
 _generated = tempfile.TemporaryDirectory(prefix="tonic-rdma-protos-")
@@ -120,7 +122,7 @@ def echo_address(request):
 
 @pytest.fixture
 def server_process(request):
-    """A function that starts an Echo server in another process: `server_process("grpcio")`. See ServerProcess."""
+    """A function that starts an Echo server in another process, such as `server_process("grpcio")`."""
     started = []
 
     def start(name, address="127.0.0.1:0"):
@@ -151,12 +153,13 @@ def tls(tmp_path_factory):
         "[ca]\nbasicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign\nsubjectKeyIdentifier=hash\n"
         "[server]\nbasicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth\n"
         "subjectAltName=DNS:localhost,DNS:named.example,IP:127.0.0.1,IP:::1\n"
-        "[client]\nbasicConstraints=critical,CA:FALSE\nextendedKeyUsage=clientAuth\nsubjectAltName=DNS:client.example\n"
+        "[client]\nbasicConstraints=critical,CA:FALSE\nextendedKeyUsage=clientAuth\n"
+        "subjectAltName=DNS:client.example\n"
     )
 
     def make(name, *more):
-        command = ["openssl", "req", "-x509", "-config", "openssl.cnf", "-extensions", name, "-days", "30", "-sha256"]
-        command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        command = ["openssl", "req", "-x509", "-config", "openssl.cnf", "-extensions", name, "-days", "30"]
+        command += ["-sha256", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
         command += ["-subj", f"/CN=tonic-rdma {name}", "-keyout", f"{name}.key", "-out", f"{name}.pem", *more]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
 

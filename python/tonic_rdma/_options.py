@@ -34,9 +34,15 @@ def channel_arguments(
     options: Sequence[tuple[str, Any]] | None,
     compression: grpc.Compression | None,
 ) -> Arguments:
-    """ValueError or TypeError for what grpcio refuses, and for targets and credentials that are not carried."""
+    """ValueError or TypeError for what grpcio refuses, and for targets and credentials that are not carried.
+
+    Calls of a channel with a target that names no address end with UNAVAILABLE, as with grpcio.
+    """
     arguments = _dictionary(options)
-    addresses = parse_target(target)
+    try:
+        addresses, unusable = parse_target(target), None
+    except InvalidTarget as error:
+        addresses, unusable = [], str(error)
     tls, plugins = _channel_credentials(credentials)
     default = arguments.get("grpc.default_compression_algorithm", 0) if compression is None else compression
     authority = arguments.get("grpc.ssl_target_name_override") if tls else None
@@ -48,7 +54,9 @@ def channel_arguments(
         "user_agent": _text(arguments.get("grpc.primary_user_agent")),
         **common_arguments(arguments),
     }
-    authorize = Authorize(plugins, _text(authority) or addresses[0], tls is not None)
+    if unusable is not None:
+        native["unusable"] = unusable
+    authorize = Authorize(plugins, _text(authority) or "".join(addresses[:1]), tls is not None)
     return Arguments(addresses, native, int(default), authorize)
 
 
@@ -88,6 +96,10 @@ def _text(value: Any) -> str | None:
     return value.decode() if isinstance(value, bytes) else value if isinstance(value, str) else None
 
 
+class InvalidTarget(ValueError):
+    """A target that names no address. grpcio makes channels to it, whose calls fail."""
+
+
 def parse_target(target: str) -> list[str]:
     """The addresses, "host:port", that a target names. grpcio's resolvers `dns`, `ipv4` and `ipv6` are here."""
     if isinstance(target, bytes):
@@ -102,7 +114,7 @@ def parse_target(target: str) -> list[str]:
             # Either dns:host:port or dns://server/host:port, whose server is not asked.
             target_name = re.sub(r"^//[^/]*/", "", rest)
         elif "://" in target:
-            raise ValueError(f"the target {target!r} has an unknown scheme: use 'host:port'")
+            raise InvalidTarget(f"the target {target!r} has an unknown scheme: use 'host:port'")
         else:
             target_name = target
         addresses = [_address(target_name, _DEFAULT_PORT, target)]
@@ -115,7 +127,7 @@ def _address(text: str, default_port: str | None, target: str) -> str:
     match = re.fullmatch(r"(\[[^\[\]]+\]|[^:\[\]/]+)(?::(\d+))?", text.replace("%25", "%"))
     port = match and (match[2] or default_port)
     if match is None or port is None or int(port) > 65535:
-        raise ValueError(f"the target {target!r} is not valid: use 'host:port'")
+        raise InvalidTarget(f"the target {target!r} is not valid: use 'host:port'")
     return f"{match[1]}:{port}"
 
 

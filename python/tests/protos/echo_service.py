@@ -1,6 +1,6 @@
 """The service of echo.proto: for threads, for asyncio, and as a process of its own.
 
-Request metadata `initial-*` comes back as initial metadata, `trailing-*` as trailing metadata, under the same key.
+Request metadata `initial-*` comes back as initial metadata, and `trailing-*` as trailing metadata.
 """
 
 import asyncio
