@@ -72,6 +72,10 @@ class TestState:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call.wait_for_connection()
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            for _ in range(5):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Bidi().write(Request())
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Unary(Request(), wait_for_ready=True, timeout=0.2)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

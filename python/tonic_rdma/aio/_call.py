@@ -71,7 +71,7 @@ class Call(grpc.aio.Call):
         "_native", "_channel", "_loop", "_completions", "_active", "_deserializer", "_deadline", "_outcome", "_failed",
         "_cancelled", "_watched", "_waiters", "_callbacks",
         # of the classes below: two bases with slots of their own could not be combined
-        "_future", "_response", "_iterated", "_serializer", "_half_closed", "_sender",
+        "_future", "_response", "_iterated", "_serializer", "_half_closed", "_sender", "_connected",
     )  # fmt: skip
 
     def __init__(
@@ -304,6 +304,7 @@ class _StreamRequest(Call):
     def _init_requests(self, requests: Requests | None, serializer: Serializer) -> None:
         self._serializer = serializer
         self._half_closed = False
+        self._connected = False  # or it is known that it can't connect
         self._sender = None if requests is None else self._loop.create_task(self._send_all(requests))
 
     async def _send_all(self, requests: Requests) -> None:
@@ -350,9 +351,16 @@ class _StreamRequest(Call):
             self._sender.cancel()
         return cancelled
 
+    async def wait_for_connection(self) -> None:
+        self._connected = True
+        await super().wait_for_connection()
+
     async def write(self, request: Any) -> None:
         if self._sender is not None:
             raise grpc.aio.UsageError(MIXED)
+        if not self._connected and not self._cancelled and self._channel.state(False) != _READY:
+            await self.wait_for_connection()
+        self._connected = True
         if self.done():
             raise asyncio.InvalidStateError(FINISHED)
         if self._half_closed:
