@@ -22,6 +22,7 @@ Options = Sequence[tuple[str, Any]] | None
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 GenericHandler: TypeAlias = "grpc.GenericRpcHandler[Any, Any]"
 
+CANCELLED = 1
 UNKNOWN = 2
 UNIMPLEMENTED = 12
 INTERNAL = 13
@@ -37,7 +38,7 @@ class _Details(NamedTuple):
     invocation_metadata: _native.Metadata
 
 
-class HandlerCallDetails(_Details, grpc.HandlerCallDetails):
+class HandlerCallDetails(_Details, grpc.HandlerCallDetails):  # type: ignore[misc]
     """What interceptors and generic handlers know of a call."""
 
 
@@ -329,7 +330,9 @@ def serve(call: ServerCall, handler: Handler) -> None:
         argument = _Requests(context, handler.request_deserializer)
         behavior = handler.stream_stream if handler.response_streaming else handler.stream_unary
     else:
-        message = call.receive()
+        message = call.receive_now()
+        if message is None:
+            message = call.receive()
         if message is None:
             if call.is_active():
                 call.finish(None, UNIMPLEMENTED, f'"{call.method}" requires exactly one request message.', None)

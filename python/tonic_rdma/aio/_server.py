@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextvars import Context, copy_context
@@ -44,7 +45,7 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
     _message: tuple[bytes | None] | None = None
     _receiving = False
     _waiter: asyncio.Future[None] | None = None
-    _task: asyncio.Task[None]
+    _task: asyncio.Task[None] | None = None  # None until the handler has taken its first step
 
     def __init__(self, call: ServerCall, service: _Service) -> None:
         self._call = call
@@ -144,13 +145,14 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
         """The client, its deadline, or the server's end has cancelled the call."""
         if not self._cancelled:
             self._cancelled = True
+            assert self._task is not None
             self._task.cancel()
 
     def _raise_if_ended(self) -> None:
         if self._aborted is not None:
             raise self._aborted
         if not self._call.is_active():
-            if self._task.done():
+            if self._task is not None and self._task.done():
                 raise grpc.aio.UsageError("RPC already finished.")
             self._raise_over()
 
@@ -195,7 +197,7 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
             return
         if isinstance(error, asyncio.CancelledError):
             _LOGGER.debug("RPC cancelled for servicer method [%s]", call.method)
-            call.cancel()
+            call.finish(None, _handlers.CANCELLED, "The handler was cancelled.", None)
             return
         name = type(error).__name__
         _LOGGER.error("Unexpected [%s] raised by servicer method [%s]", name, call.method, exc_info=error)
@@ -252,6 +254,7 @@ class _Service:
 
     loop: asyncio.AbstractEventLoop
     completions: Any
+    _task: Callable[[Any], asyncio.Task[None]]  # makes a task of a coroutine
 
     def __init__(
         self,
@@ -280,6 +283,10 @@ class _Service:
         self.completions = _loop.completions(self.loop)
         if not self._interceptors:
             self.async_handlers = {path: handler for path, handler in self.registered.items() if _is_async(handler)}
+        # From 3.12 on, a task can take its first step at once, which for most handlers is the only one.
+        eager: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
+        own = self.loop.get_task_factory() is None
+        self._task = partial(asyncio.Task, loop=self.loop, **eager) if own else self.loop.create_task
         self.native.start()
         self.native.calls_to(self.completions, self._arrived)
 
@@ -288,8 +295,9 @@ class _Service:
         context = ServicerContext(call, self)
         handler = self.async_handlers.get(call.method)
         coroutine = self._serve(context) if handler is None else self._run(context, handler)
-        context._task = Context().run(self.loop.create_task, coroutine)
-        call.cancelled_then(self.completions, context._cancel)
+        context._task = task = Context().run(self._task, coroutine)
+        if not task.done():
+            call.cancelled_then(self.completions, context._cancel)
 
     async def _run(self, context: ServicerContext, handler: Handler) -> None:
         """Serves a call by an asynchronous handler."""
