@@ -1,8 +1,10 @@
 //! Calls at the client that go on by themselves: of futures, streams and event loops.
 
+use std::error::Error as _;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request};
@@ -16,10 +18,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
-use crate::channel::{Shared, Start};
+use crate::channel::{Shared, Start, causes};
 use crate::completions::{Callback, Completions, Value};
 use crate::connection;
-use crate::framing::{Encoding, Frames, Message};
+use crate::framing::{Encoding, Frames, Message, WholeBody};
 use crate::metadata;
 use crate::outcome::End;
 use crate::runtime::{after, duration, is_forked, sleep_until, wait};
@@ -79,14 +81,16 @@ pub(crate) fn late() -> End {
 
 /// The end of a call that failed before its trailers.
 fn failed(status: &Status, initial: HeaderMap) -> End {
-    match status.code() {
-        Code::DeadlineExceeded => End { initial, ..late() },
+    match (status.code(), status.source()) {
+        (Code::DeadlineExceeded, _) => End { initial, ..late() },
+        // tonic has UNKNOWN for a connection that has ended. gRPC's clients have UNAVAILABLE.
+        (Code::Unknown, Some(source)) => End::of_status(&Status::unavailable(causes(source)), initial),
         _ => End::of_status(status, initial),
     }
 }
 
 /// Makes a call with one response.
-pub(crate) async fn unary(shared: &Shared, request: Request<Body>, wait_for_ready: bool) -> End {
+pub(crate) async fn unary(shared: &Shared, request: Request<Source>, wait_for_ready: bool) -> End {
     let (head, mut messages) = match shared.begin(request, wait_for_ready).await {
         Ok(begun) => begun,
         Err(status) => return failed(&status, HeaderMap::new()),
@@ -118,39 +122,74 @@ fn trailers_only(headers: &mut HeaderMap) -> HeaderMap {
     if headers.contains_key("grpc-status") { std::mem::take(headers) } else { HeaderMap::new() }
 }
 
+/// Where the requests of a call come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Whole(Frames),
+    Stream(Arc<Mutex<Stream>>),
+}
+
+impl Source {
+    /// Makes the body of the request; `None` if a body has sent a part of it before.
+    pub(crate) fn body(&self) -> Option<Body> {
+        match self {
+            Self::Whole(frames) => Some(Body::new(WholeBody { frames: frames.clone(), trailers: None })),
+            Self::Stream(stream) if lock(stream).begun => None,
+            Self::Stream(stream) => Some(Body::new(StreamBody(Arc::clone(stream)))),
+        }
+    }
+}
+
 /// The sender of the requests of one call.
 #[derive(Debug)]
 pub(crate) struct Requests {
     sender: mpsc::Sender<Frames>,
+    ended: Arc<AtomicBool>,
     encoding: Option<Encoding>,
     limit: usize,
 }
 
-/// Makes the body of a request whose messages come one by one.
-pub(crate) fn requests(encoding: Option<Encoding>, limit: usize) -> (Requests, Body) {
+/// Makes the source of requests that come one by one.
+pub(crate) fn requests(encoding: Option<Encoding>, limit: usize) -> (Requests, Source) {
     let (sender, receiver) = mpsc::channel(1);
-    (Requests { sender, encoding, limit }, Body::new(StreamBody { receiver, frames: Frames::default() }))
+    let ended = Arc::<AtomicBool>::default();
+    let stream = Stream { receiver, ended: Arc::clone(&ended), frames: Frames::default(), begun: false };
+    (Requests { sender, ended, encoding, limit }, Source::Stream(Arc::new(Mutex::new(stream))))
 }
 
-/// A body whose messages come one by one.
+/// Requests that come one by one.
 #[derive(Debug)]
-struct StreamBody {
+pub(crate) struct Stream {
     receiver: mpsc::Receiver<Frames>,
+    /// The application has ended the requests. Otherwise they are cut short by the end of the call.
+    ended: Arc<AtomicBool>,
     frames: Frames,
+    begun: bool,
 }
+
+/// A body of requests that come one by one.
+#[derive(Debug)]
+struct StreamBody(Arc<Mutex<Stream>>);
 
 impl http_body::Body for StreamBody {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let stream = &mut *lock(&self.0);
         loop {
-            if let Some(data) = self.frames.next() {
+            if let Some(data) = stream.frames.next() {
+                stream.begun = true;
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
-            match ready!(self.receiver.poll_recv(context)) {
-                Some(frames) => self.frames = frames,
-                None => return Poll::Ready(None),
+            match ready!(stream.receiver.poll_recv(context)) {
+                Some(frames) => stream.frames = frames,
+                None if stream.ended.load(Ordering::Acquire) => return Poll::Ready(None),
+                // The server must not take what it has for all requests.
+                None => return Poll::Ready(Some(Err(Status::cancelled("the call has ended")))),
             }
         }
     }
@@ -194,7 +233,12 @@ impl State {
         End::of_status(status, self.initial.get().cloned().unwrap_or_default())
     }
 
-    async fn stream(&self, request: Request<Body>, wait_for_ready: bool, responses: mpsc::Sender<Message>) -> End {
+    async fn stream(
+        &self,
+        request: Request<Source>,
+        wait_for_ready: bool,
+        responses: mpsc::Sender<Message>,
+    ) -> End {
         let (head, mut messages) = match self.shared.begin(request, wait_for_ready).await {
             Ok(begun) => begun,
             Err(status) => return failed(&status, HeaderMap::new()),
@@ -219,7 +263,9 @@ impl State {
     }
 
     async fn send(&self, frames: Frames) -> bool {
-        let Some(sender) = lock(&self.requests).as_ref().map(|requests| requests.sender.clone()) else { return false };
+        let Some(sender) = lock(&self.requests).as_ref().map(|requests| requests.sender.clone()) else {
+            return false;
+        };
         tokio::select! {
             biased;
             _ = self.end.wait() => false,
@@ -300,6 +346,7 @@ impl Call {
 
     /// Begins a call on the runtime.
     pub(crate) fn spawn(
+        py: Python<'_>,
         runtime: &Runtime,
         shared: Arc<Shared>,
         start: Start,
@@ -317,10 +364,18 @@ impl Call {
             callbacks: Mutex::default(),
         });
         let task = Arc::clone(&state);
-        runtime.spawn(async move {
+        let mut carried_out = Box::pin(async move {
             let end = task.run(start, responses, unary_response).await;
             task.finish(end);
         });
+        // The request goes out here, without a wait for a thread of the runtime.
+        let done = py.detach(|| {
+            let _inside = runtime.enter();
+            carried_out.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        });
+        if !done {
+            runtime.spawn(carried_out);
+        }
         Ok(Self { state: Some(state), failed: None })
     }
 
@@ -345,7 +400,12 @@ impl Call {
         }
     }
 
-    fn send_then(&self, completions: &Completions, callback: Py<PyAny>, message: PyBackedBytes) -> PyResult<()> {
+    fn send_then(
+        &self,
+        completions: &Completions,
+        callback: Py<PyAny>,
+        message: PyBackedBytes,
+    ) -> PyResult<()> {
         let callback = Callback::new(completions, callback);
         match (self.frames(message), &self.state) {
             (Some(frames), Some(state)) => {
@@ -374,15 +434,17 @@ impl Call {
 
     /// Returns the next message if it is there.
     fn receive_now<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let Some(state) = self.state.as_ref().filter(|state| !state.cancelled.is_cancelled()) else { return Ok(None) };
+        let Some(state) = self.state.as_ref().filter(|state| !state.cancelled.is_cancelled()) else {
+            return Ok(None);
+        };
         let received = state.responses.try_lock().ok().and_then(|mut responses| responses.try_recv().ok());
         received.map(|message| message.to_python(py)).transpose()
     }
 
     /// Ends the requests.
     fn close_send(&self) {
-        if let Some(state) = &self.state {
-            lock(&state.requests).take();
+        if let Some(requests) = self.state.as_ref().and_then(|state| lock(&state.requests).take()) {
+            requests.ended.store(true, Ordering::Release);
         }
     }
 
@@ -472,6 +534,10 @@ impl Drop for Call {
         if let Some(state) = self.state.take() {
             if is_forked() {
                 // Threads of the parent may hold its locks.
+                #[allow(
+                    clippy::disallowed_methods,
+                    reason = "a fork can't free what its parent's threads have"
+                )]
                 std::mem::forget(state);
             } else {
                 state.cancel(&Status::cancelled("the call was dropped"));

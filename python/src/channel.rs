@@ -1,11 +1,17 @@
 //! Channels, their methods, and calls with one request and one response that a thread waits for.
 
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::header::{CONTENT_TYPE, TE};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
+use http_body::Frame;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -13,13 +19,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
-use tonic_rdma::{EndpointState, RdmaChannel, RdmaConnectInfo};
+use tonic_rdma::{EndpointState, RdmaChannel, RdmaConnectInfo, RdmaError, RdmaErrorKind};
 use tower_service::Service;
 
-use crate::call::{self, Call, Outcome};
+use crate::call::{self, Call, Outcome, Source};
 use crate::completions::{Callback, Completions, Value};
 use crate::connection::Connection;
-use crate::framing::{Encoding, Frames, Messages, WholeBody};
+use crate::framing::{Encoding, Frames, Messages};
 use crate::metadata;
 use crate::outcome::End;
 use crate::runtime::{after, duration, runtime, sleep_until, wait};
@@ -37,7 +43,10 @@ const SHUTDOWN: i32 = 4;
 /// What the calls of a channel share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    endpoints: Vec<Endpoint>,
+    /// Or why the target can't be one. Calls fail then, as those to a name that is not known.
+    endpoints: Result<Vec<Endpoint>, String>,
+    /// A call, or the application, has asked for a connection.
+    asked: AtomicBool,
     /// Made when the first call needs it, because it connects.
     channel: OnceLock<RdmaChannel>,
     pub(crate) closed: CancellationToken,
@@ -47,14 +56,22 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn channel(&self) -> RdmaChannel {
+    fn channel(&self) -> Result<RdmaChannel, Status> {
+        self.asked.store(true, Ordering::Relaxed);
+        let endpoints = self.endpoints.as_ref().map_err(|why| Status::unavailable(why.as_str()))?;
         // Within the runtime, because a channel connects in the background.
-        self.channel.get_or_init(|| RdmaChannel::balance(self.endpoints.iter().cloned()).connect_lazy()).clone()
+        Ok(self
+            .channel
+            .get_or_init(|| RdmaChannel::balance(endpoints.iter().cloned()).connect_lazy())
+            .clone())
     }
 
     fn state(&self) -> i32 {
         if self.closed.is_cancelled() {
             return SHUTDOWN;
+        }
+        if self.endpoints.is_err() && self.asked.load(Ordering::Relaxed) {
+            return TRANSIENT_FAILURE;
         }
         let Some(channel) = self.channel.get() else { return IDLE };
         let states = channel.endpoints().into_iter().map(|endpoint| match endpoint.state {
@@ -63,7 +80,11 @@ impl Shared {
             _ => TRANSIENT_FAILURE,
         });
         // The best of all endpoints counts: READY, then CONNECTING.
-        states.min_by_key(|state| [READY, CONNECTING, TRANSIENT_FAILURE].iter().position(|known| known == state)).unwrap_or(IDLE)
+        states
+            .min_by_key(|state| {
+                [READY, CONNECTING, TRANSIENT_FAILURE].iter().position(|known| known == state)
+            })
+            .unwrap_or(IDLE)
     }
 
     async fn state_other_than(&self, last: i32) -> i32 {
@@ -79,23 +100,39 @@ impl Shared {
         }
     }
 
-    /// Sends a request. With `wait_for_ready`, waits for a connection first. Returns the response's headers and
-    /// messages.
+    /// Sends a request. With `wait_for_ready`, waits for a connection first, and for the next one if the server
+    /// has not begun with the call. Returns the response's headers and messages.
     pub(crate) async fn begin(
         &self,
-        request: Request<Body>,
+        request: Request<Source>,
         wait_for_ready: bool,
     ) -> Result<(http::response::Parts, Messages), Status> {
-        let mut channel = self.channel();
-        if wait_for_ready {
-            let mut state = self.state();
-            while state != READY && state != SHUTDOWN {
-                state = self.state_other_than(state).await;
+        loop {
+            let channel = self.channel();
+            if wait_for_ready {
+                let mut state = self.state();
+                while state != READY && state != SHUTDOWN {
+                    state = self.state_other_than(state).await;
+                }
+            }
+            let body = request
+                .body()
+                .body()
+                .ok_or_else(|| Status::unavailable("the server has not begun with the call"))?;
+            let begun = Arc::<AtomicBool>::default();
+            let body = if wait_for_ready { WatchedBody::watch(body, &begun) } else { body };
+            match channel?.call(request.clone().map(|_| body)).await {
+                Ok(response) => {
+                    let (head, body) = response.into_parts();
+                    let messages = Messages::new(&head.headers, body, self.max_receive)?;
+                    return Ok((head, messages));
+                }
+                Err(status) if wait_for_ready && (!begun.load(Ordering::Acquire) || was_refused(&status)) => {
+                    tokio::time::sleep(STATES).await;
+                }
+                Err(status) => return Err(status),
             }
         }
-        let (head, body) = channel.call(request).await?.into_parts();
-        let messages = Messages::new(&head.headers, body, self.max_receive)?;
-        Ok((head, messages))
     }
 
     /// Makes a call with one request and one response.
@@ -110,6 +147,59 @@ impl Shared {
     }
 }
 
+/// PEM of the roots, of the key, and of the certificates.
+type Tls = (Option<PyBackedBytes>, Option<PyBackedBytes>, Option<PyBackedBytes>);
+
+/// What the endpoints of a channel have in common.
+struct Settings<'a> {
+    tls: Option<&'a Tls>,
+    authority: Option<&'a str>,
+    agent: &'a str,
+    keepalive: Option<(f64, f64)>,
+}
+
+impl Settings<'_> {
+    /// Returns the endpoint of `address`, or why there can't be one.
+    ///
+    /// # Errors
+    /// A setting can't be used.
+    fn endpoint(&self, address: &str) -> PyResult<Result<Endpoint, String>> {
+        let wrong = |error: &dyn std::fmt::Display| {
+            PyValueError::new_err(format!("the channel to {address:?}: {error}"))
+        };
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let mut endpoint = match Endpoint::from_shared(format!("{scheme}://{address}")) {
+            Ok(endpoint) => endpoint,
+            Err(error) => {
+                return Ok(Err(format!("the name {address:?} can't be resolved: {}", causes(&error))));
+            }
+        };
+        endpoint = endpoint.user_agent(self.agent).map_err(|error| wrong(&error))?;
+        if let Some(authority) = self.authority {
+            let origin = format!("{scheme}://{authority}").parse::<Uri>().map_err(|error| wrong(&error))?;
+            endpoint = endpoint.origin(origin);
+        }
+        if let Some((interval, timeout)) = self.keepalive
+            && let (Some(interval), Some(timeout)) = (duration(Some(interval))?, duration(Some(timeout))?)
+        {
+            endpoint = endpoint.http2_keep_alive_interval(interval).keep_alive_timeout(timeout);
+        }
+        if let Some((roots, key, chain)) = self.tls {
+            let roots = roots.as_ref().ok_or_else(|| wrong(&"TLS needs the root certificates"))?;
+            let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(roots));
+            if let (Some(key), Some(chain)) = (key, chain) {
+                config = config.identity(Identity::from_pem(chain, key));
+            }
+            if let Some(authority) = self.authority {
+                let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+                config = config.domain_name(host);
+            }
+            endpoint = endpoint.tls_config(config).map_err(|error| wrong(&causes(&error)))?;
+        }
+        Ok(Ok(endpoint))
+    }
+}
+
 /// A channel. It connects when the first call, or `state(True)`, needs it.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 #[derive(Debug)]
@@ -121,60 +211,37 @@ pub(crate) struct Channel {
 impl Channel {
     #[new]
     #[pyo3(signature = (
-        addresses, *, tls = None, authority = None, user_agent = None, max_send = -1, max_receive = 4 << 20, keepalive = None
+        addresses, *, tls = None, authority = None, user_agent = None, max_send = -1, max_receive = 4 << 20, keepalive = None, unusable = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn new(
         addresses: Vec<String>,
-        tls: Option<(Option<PyBackedBytes>, Option<PyBackedBytes>, Option<PyBackedBytes>)>,
+        tls: Option<Tls>,
         authority: Option<&str>,
         user_agent: Option<&str>,
         max_send: i64,
         max_receive: i64,
         keepalive: Option<(f64, f64)>,
+        unusable: Option<String>,
     ) -> PyResult<Self> {
-        let wrong = |error: &dyn std::fmt::Display| PyValueError::new_err(error.to_string());
-        if addresses.is_empty() {
-            return Err(wrong(&"a channel needs an address"));
+        if addresses.is_empty() && unusable.is_none() {
+            return Err(PyValueError::new_err("a channel needs an address"));
         }
-        let scheme = if tls.is_some() { "https" } else { "http" };
         let agent = match user_agent {
             Some(agent) => format!("{agent} {AGENT}"),
             None => AGENT.to_owned(),
         };
-        let mut endpoints = Vec::with_capacity(addresses.len());
-        for address in &addresses {
-            let uri = format!("{scheme}://{address}");
-            let wrong = |error: &dyn std::fmt::Display| PyValueError::new_err(format!("the address {address:?} can't be used: {error}"));
-            let mut endpoint = Endpoint::from_shared(uri).map_err(|error| wrong(&error))?;
-            endpoint = endpoint.user_agent(&agent).map_err(|error| wrong(&error))?;
-            if let Some(authority) = authority {
-                let origin = format!("{scheme}://{authority}").parse::<Uri>().map_err(|error| wrong(&error))?;
-                endpoint = endpoint.origin(origin);
-            }
-            if let Some((interval, timeout)) = keepalive {
-                let (interval, timeout) = (duration(Some(interval))?, duration(Some(timeout))?);
-                endpoint = endpoint.keep_alive_while_idle(false);
-                if let (Some(interval), Some(timeout)) = (interval, timeout) {
-                    endpoint = endpoint.http2_keep_alive_interval(interval).keep_alive_timeout(timeout);
-                }
-            }
-            if let Some((roots, key, chain)) = &tls {
-                let roots = roots.as_ref().ok_or_else(|| wrong(&"TLS needs the root certificates"))?;
-                let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(roots));
-                if let (Some(key), Some(chain)) = (key, chain) {
-                    config = config.identity(Identity::from_pem(chain, key));
-                }
-                if let Some(authority) = authority {
-                    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
-                    config = config.domain_name(host);
-                }
-                endpoint = endpoint.tls_config(config).map_err(|error| wrong(&causes(&error)))?;
-            }
-            endpoints.push(endpoint);
-        }
+        let settings = Settings { tls: tls.as_ref(), authority, agent: &agent, keepalive };
+        let endpoints = match unusable {
+            Some(why) => Err(why),
+            None => addresses
+                .iter()
+                .map(|address| settings.endpoint(address))
+                .collect::<PyResult<Result<Vec<_>, _>>>()?,
+        };
         let shared = Shared {
             endpoints,
+            asked: AtomicBool::new(false),
             channel: OnceLock::new(),
             closed: CancellationToken::new(),
             tls: tls.is_some(),
@@ -185,20 +252,27 @@ impl Channel {
     }
 
     fn method(&self, path: &str) -> PyResult<Method> {
-        let invalid = |error: &dyn std::fmt::Display| PyValueError::new_err(format!("the method {path:?} can't be called: {error}"));
-        let path: PathAndQuery = path.parse().map_err(|error| invalid(&error))?;
+        let invalid = |error: &dyn std::fmt::Display| {
+            PyValueError::new_err(format!("the method {path:?} can't be called: {error}"))
+        };
+        // A name without a slash is a method that no server has.
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        let path: PathAndQuery = format!("{slash}{path}").parse().map_err(|error| invalid(&error))?;
         let mut parts = http::uri::Parts::default();
-        parts.path_and_query = Some(path.clone());
+        parts.path_and_query = Some(path);
         let uri = Uri::from_parts(parts).map_err(|error| invalid(&error))?;
         Ok(Method { shared: Arc::clone(&self.shared), uri, last: Mutex::default() })
     }
 
+    /// Returns the state. Begins to connect then, if asked to.
     fn state(&self, connect: bool) -> PyResult<i32> {
-        if connect && !self.shared.closed.is_cancelled() {
+        let state = self.shared.state();
+        if connect && state == IDLE {
             let _inside = runtime()?.enter();
-            self.shared.channel();
+            // A name that can't be resolved shows in the state.
+            let _ = self.shared.channel();
         }
-        Ok(self.shared.state())
+        Ok(state)
     }
 
     #[pyo3(signature = (last, timeout = None))]
@@ -212,7 +286,12 @@ impl Channel {
         })
     }
 
-    fn wait_for_state_change_then(&self, completions: &Completions, callback: Py<PyAny>, last: i32) -> PyResult<Waiting> {
+    fn wait_for_state_change_then(
+        &self,
+        completions: &Completions,
+        callback: Py<PyAny>,
+        last: i32,
+    ) -> PyResult<Waiting> {
         let (shared, waiting) = (Arc::clone(&self.shared), CancellationToken::new());
         let (cancelled, callback) = (waiting.clone(), Callback::new(completions, callback));
         runtime()?.spawn(async move {
@@ -255,6 +334,42 @@ impl Drop for Waiting {
     }
 }
 
+/// Returns whether the server says of a call that failed with `status` that it has not begun with it.
+fn was_refused(status: &Status) -> bool {
+    let error = status.source().and_then(|source| source.downcast_ref::<RdmaError>());
+    error.is_some_and(|error| error.kind() == RdmaErrorKind::NotProcessed)
+}
+
+/// A body that notes when it is polled, because only then its call is sent.
+#[derive(Debug)]
+struct WatchedBody {
+    body: Body,
+    begun: Arc<AtomicBool>,
+}
+
+impl WatchedBody {
+    fn watch(body: Body, begun: &Arc<AtomicBool>) -> Body {
+        Body::new(Self { body, begun: Arc::clone(begun) })
+    }
+}
+
+impl http_body::Body for WatchedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.begun.store(true, Ordering::Release);
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}
+
 /// What clients call themselves.
 const AGENT: &str = concat!("tonic-rdma-python/", env!("CARGO_PKG_VERSION"));
 
@@ -289,7 +404,7 @@ pub(crate) struct Method {
 
 /// A call that can begin.
 pub(crate) struct Start {
-    pub(crate) request: Request<Body>,
+    pub(crate) request: Request<Source>,
     pub(crate) wait_for_ready: bool,
     pub(crate) deadline: Option<Instant>,
 }
@@ -297,7 +412,7 @@ pub(crate) struct Start {
 impl Method {
     fn start(
         &self,
-        body: Body,
+        source: Source,
         timeout: Option<f64>,
         metadata: Option<&Bound<'_, PyAny>>,
         wait_for_ready: bool,
@@ -318,7 +433,7 @@ impl Method {
             headers.insert(TIMEOUT, self.timeout(timeout));
         }
         metadata::add(&mut headers, metadata)?;
-        let mut request = Request::new(body);
+        let mut request = Request::new(source);
         *request.method_mut() = http::Method::POST;
         *request.uri_mut() = self.uri.clone();
         *request.version_mut() = Version::HTTP_2;
@@ -338,11 +453,6 @@ impl Method {
         }
     }
 
-    /// Makes the body of a call with one request.
-    fn body(&self, request: PyBackedBytes, encoding: Option<Encoding>) -> Result<Body, Status> {
-        Ok(Body::new(WholeBody { frames: Frames::new(request, encoding, self.shared.max_send)?, trailers: None }))
-    }
-
     #[allow(clippy::too_many_arguments, reason = "those of the call")]
     fn wait_unary(
         &self,
@@ -354,11 +464,11 @@ impl Method {
         compression: i32,
     ) -> PyResult<End> {
         let encoding = Encoding::of_number(compression);
-        let body = match self.body(request, encoding) {
-            Ok(body) => body,
+        let source = match Frames::new(request, encoding, self.shared.max_send) {
+            Ok(frames) => Source::Whole(frames),
             Err(status) => return Ok(End::of_status(&status, HeaderMap::new())),
         };
-        let start = self.start(body, timeout, metadata, wait_for_ready, encoding)?;
+        let start = self.start(source, timeout, metadata, wait_for_ready, encoding)?;
         wait(py, self.shared.unary(start))
     }
 }
@@ -371,7 +481,13 @@ const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encodin
 fn timeout_header(timeout: Duration) -> HeaderValue {
     const MOST: u128 = 99_999_999;
     let (nanoseconds, seconds) = (timeout.as_nanos(), u128::from(timeout.as_secs()));
-    let units = [(nanoseconds, 'n'), (nanoseconds / 1_000, 'u'), (nanoseconds / 1_000_000, 'm'), (seconds, 'S'), (seconds / 60, 'M')];
+    let units = [
+        (nanoseconds, 'n'),
+        (nanoseconds / 1_000, 'u'),
+        (nanoseconds / 1_000_000, 'm'),
+        (seconds, 'S'),
+        (seconds / 60, 'M'),
+    ];
     let fits = units.into_iter().find(|(value, _)| *value <= MOST);
     let (value, unit) = fits.unwrap_or(((seconds / 3600).min(MOST), 'H'));
     HeaderValue::try_from(format!("{value}{unit}")).unwrap_or_else(|_| HeaderValue::from_static("99999999H"))
@@ -416,6 +532,7 @@ impl Method {
     #[allow(clippy::too_many_arguments, reason = "those of the call")]
     fn begin(
         &self,
+        py: Python<'_>,
         request: Option<PyBackedBytes>,
         unary_response: bool,
         timeout: Option<f64>,
@@ -424,18 +541,18 @@ impl Method {
         compression: i32,
     ) -> PyResult<Call> {
         let encoding = Encoding::of_number(compression);
-        let (body, requests) = match request {
-            Some(request) => match self.body(request, encoding) {
-                Ok(body) => (body, None),
+        let (source, requests) = match request {
+            Some(request) => match Frames::new(request, encoding, self.shared.max_send) {
+                Ok(frames) => (Source::Whole(frames), None),
                 Err(status) => return Ok(Call::failed(&status)),
             },
             None => {
-                let (requests, body) = call::requests(encoding, self.shared.max_send);
-                (body, Some(requests))
+                let (requests, source) = call::requests(encoding, self.shared.max_send);
+                (source, Some(requests))
             }
         };
-        let start = self.start(body, timeout, metadata, wait_for_ready, encoding)?;
-        Call::spawn(runtime()?, Arc::clone(&self.shared), start, requests, unary_response)
+        let start = self.start(source, timeout, metadata, wait_for_ready, encoding)?;
+        Call::spawn(py, runtime()?, Arc::clone(&self.shared), start, requests, unary_response)
     }
 }
 

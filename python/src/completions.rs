@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http::HeaderMap;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{read, write};
@@ -96,7 +97,8 @@ impl Completions {
 impl Completions {
     #[new]
     fn new() -> PyResult<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
+        let event =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
         Ok(Self { results: Arc::new(Results { queue: Mutex::default(), event }) })
     }
 
@@ -105,20 +107,23 @@ impl Completions {
     }
 
     /// Runs the callbacks of all results that are there. Returns how many.
-    fn run_ready(&self, py: Python<'_>) -> usize {
+    fn run_ready(&self, py: Python<'_>) -> PyResult<usize> {
         let _ = read(&self.results.event, &mut [0; 8]);
         let results = {
             let mut queue = self.results.queue.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut queue.results)
         };
         let count = results.len();
+        let mut interrupted = None;
         for (callback, value) in results {
-            let ran = value.into_python(py).and_then(|value| callback.call1(py, (value,)));
-            if let Err(error) = ran {
-                error.write_unraisable(py, Some(callback.bind(py)));
+            match value.into_python(py).and_then(|value| callback.call1(py, (value,))) {
+                Ok(_) => {}
+                // Ctrl-C ends the program, not a callback of a call.
+                Err(error) if !error.is_instance_of::<PyException>(py) => interrupted = Some(error),
+                Err(error) => error.write_unraisable(py, Some(callback.bind(py))),
             }
         }
-        count
+        interrupted.map_or(Ok(count), Err)
     }
 
     /// Waits for results and runs their callbacks, until `close`.
@@ -129,7 +134,7 @@ impl Completions {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(std::io::Error::from(error).into()),
             }
-            self.run_ready(py);
+            self.run_ready(py)?;
             py.check_signals()?;
             let queue = self.results.queue.lock().unwrap_or_else(PoisonError::into_inner);
             if queue.closed && queue.results.is_empty() {
@@ -145,7 +150,8 @@ impl Completions {
     /// Closes the queue, and drops what is in it.
     fn discard(&self) {
         self.close();
-        let results = std::mem::take(&mut self.results.queue.lock().unwrap_or_else(PoisonError::into_inner).results);
+        let results =
+            std::mem::take(&mut self.results.queue.lock().unwrap_or_else(PoisonError::into_inner).results);
         drop(results);
     }
 
@@ -173,10 +179,7 @@ impl Callback {
     }
 
     /// Completes with the result of `future`, on the runtime.
-    pub(crate) fn complete_with(
-        self,
-        future: impl Future<Output = Value> + Send + 'static,
-    ) -> PyResult<()> {
+    pub(crate) fn complete_with(self, future: impl Future<Output = Value> + Send + 'static) -> PyResult<()> {
         crate::runtime::runtime()?.spawn(async move { self.complete(future.await) });
         Ok(())
     }

@@ -49,7 +49,9 @@ impl Encoding {
             Some(b"gzip") => Ok(Some(Self::Gzip)),
             Some(other) => {
                 let other = String::from_utf8_lossy(other);
-                Err(Status::unimplemented(format!("messages are compressed by {other}, which this end can't read")))
+                Err(Status::unimplemented(format!(
+                    "messages are compressed by {other}, which this end can't read"
+                )))
             }
         }
     }
@@ -118,7 +120,7 @@ impl Message {
 }
 
 /// The frames of one message: the message, or its prefix and the message itself.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Frames {
     first: Option<Bytes>,
     second: Option<Bytes>,
@@ -129,15 +131,25 @@ impl Frames {
     ///
     /// # Errors
     /// The message has more than `limit` bytes, or more than a prefix can state.
-    pub(crate) fn new(message: PyBackedBytes, encoding: Option<Encoding>, limit: usize) -> Result<Self, Status> {
+    pub(crate) fn new(
+        message: PyBackedBytes,
+        encoding: Option<Encoding>,
+        limit: usize,
+    ) -> Result<Self, Status> {
         let length = message.len();
         if length > limit || u32::try_from(length).is_err() {
             let limit = limit.min(u32::MAX as usize);
-            return Err(Status::resource_exhausted(format!("Sent message larger than max ({length} vs. {limit})")));
+            return Err(Status::resource_exhausted(format!(
+                "Sent message larger than max ({length} vs. {limit})"
+            )));
         }
         if let Some(encoding) = encoding {
-            let compressed = encoding.compress(&message).map_err(|error| Status::internal(error.to_string()))?;
-            return Ok(Self { first: Some(prefix(true, compressed.len(), 0)), second: Some(compressed.into()) });
+            let compressed =
+                encoding.compress(&message).map_err(|error| Status::internal(error.to_string()))?;
+            return Ok(Self {
+                first: Some(prefix(true, compressed.len(), 0)),
+                second: Some(compressed.into()),
+            });
         }
         if length < LARGE {
             let mut whole = BytesMut::from(prefix(false, length, length));
@@ -175,7 +187,10 @@ impl http_body::Body for WholeBody {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let next = self.frames.next().map(Frame::data);
         Poll::Ready(next.or_else(|| self.trailers.take().map(Frame::trailers)).map(Ok))
     }
@@ -254,7 +269,9 @@ impl Messages {
         match (flag, self.encoding) {
             (0, _) => Ok(Some(message)),
             (1, Some(encoding)) => encoding.decompress(&message, self.limit).map(Some),
-            _ => Err(Status::internal(format!("a message has the flag {flag}, and the call has no compression"))),
+            _ => Err(Status::internal(format!(
+                "a message has the flag {flag}, and the call has no compression"
+            ))),
         }
     }
 

@@ -26,8 +26,14 @@ fn capabilities() -> Vec<(String, bool, String)> {
     let mut found = vec![
         ("TLS".to_owned(), true, "ring".to_owned()),
         match cfg!(feature = "ibverbs") {
-            true => ("InfiniBand, RoCE and iWARP".to_owned(), true, "built with the feature ibverbs".to_owned()),
-            false => ("InfiniBand, RoCE and iWARP".to_owned(), false, "built without the feature ibverbs".to_owned()),
+            true => {
+                ("InfiniBand, RoCE and iWARP".to_owned(), true, "built with the feature ibverbs".to_owned())
+            }
+            false => (
+                "InfiniBand, RoCE and iWARP".to_owned(),
+                false,
+                "built without the feature ibverbs".to_owned(),
+            ),
         },
     ];
     let settings = match tonic_rdma::Config::from_env() {

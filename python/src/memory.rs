@@ -11,7 +11,11 @@ use pyo3::types::PyBytes;
 /// # Errors
 /// There is no memory for it.
 #[allow(unsafe_code, reason = "PyBytes::new_with would fill the memory with zeros first")]
-pub(crate) fn bytes_of<'py>(py: Python<'py>, chunks: &[Bytes], length: usize) -> PyResult<Bound<'py, PyBytes>> {
+pub(crate) fn bytes_of<'py>(
+    py: Python<'py>,
+    chunks: &[Bytes],
+    length: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
     assert_eq!(chunks.iter().map(Bytes::len).sum::<usize>(), length, "the chunks fill the object");
     // SAFETY: a null pointer asks for an object whose content is not initialised. The object is new, so
     // nothing else has it until this function returns it: Python permits its owner to write its content until

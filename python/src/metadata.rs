@@ -29,12 +29,15 @@ pub(crate) fn add(headers: &mut HeaderMap, metadata: Option<&Bound<'_, PyAny>>) 
     let Some(metadata) = metadata else { return Ok(()) };
     for pair in metadata.try_iter()? {
         let pair = pair?;
-        let wrong = || PyTypeError::new_err(format!("metadata was invalid: {pair} is no pair of a key and a value"));
+        let wrong =
+            || PyTypeError::new_err(format!("metadata was invalid: {pair} is no pair of a key and a value"));
         // A subclass of tuple is a pair, too.
         let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = pair.extract().map_err(|_| wrong())?;
         let key: PyBackedStr = key.extract().map_err(|_| wrong())?;
-        let mistyped = |why: &str| PyTypeError::new_err(format!("metadata was invalid: the key {:?} {why}", &*key));
-        let invalid = |why: &str| PyValueError::new_err(format!("metadata was invalid: the key {:?} {why}", &*key));
+        let mistyped =
+            |why: &str| PyTypeError::new_err(format!("metadata was invalid: the key {:?} {why}", &*key));
+        let invalid =
+            |why: &str| PyValueError::new_err(format!("metadata was invalid: the key {:?} {why}", &*key));
         if OWN.contains(&&*key) {
             return Err(invalid("is the transport's own"));
         }
@@ -43,16 +46,21 @@ pub(crate) fn add(headers: &mut HeaderMap, metadata: Option<&Bound<'_, PyAny>>) 
         }
         let name = HeaderName::from_bytes(key.as_bytes()).map_err(|_| invalid("is no name of a header"))?;
         let value = if key.ends_with("-bin") {
-            let bytes: PyBackedBytes = value.extract().map_err(|_| mistyped("ends in -bin, and its value is not of type bytes"))?;
+            let bytes: PyBackedBytes =
+                value.extract().map_err(|_| mistyped("ends in -bin, and its value is not of type bytes"))?;
             HeaderValue::from_bytes(BinaryMetadataValue::from_bytes(&bytes).as_encoded_bytes())
         } else if let Ok(text) = value.cast::<PyString>() {
             HeaderValue::from_bytes(text.extract::<PyBackedStr>()?.as_bytes())
         } else {
-            let bytes: PyBackedBytes = value.extract().map_err(|_| mistyped("has a value that is neither str nor bytes"))?;
+            let bytes: PyBackedBytes =
+                value.extract().map_err(|_| mistyped("has a value that is neither str nor bytes"))?;
             HeaderValue::from_bytes(&bytes)
         };
         let value = value.ok().filter(|value| key.ends_with("-bin") || value.to_str().is_ok());
-        headers.append(name, value.ok_or_else(|| invalid("has a value with characters that are not visible ASCII"))?);
+        headers.append(
+            name,
+            value.ok_or_else(|| invalid("has a value with characters that are not visible ASCII"))?,
+        );
     }
     Ok(())
 }
@@ -69,9 +77,10 @@ pub(crate) fn to_python<'py>(py: Python<'py>, headers: &HeaderMap) -> PyResult<B
     let mut pairs = Vec::new();
     for entry in map.iter() {
         let (key, value) = match &entry {
-            KeyAndValueRef::Ascii(key, value) => {
-                (key.as_str(), PyString::new(py, &String::from_utf8_lossy(value.as_encoded_bytes())).into_any())
-            }
+            KeyAndValueRef::Ascii(key, value) => (
+                key.as_str(),
+                PyString::new(py, &String::from_utf8_lossy(value.as_encoded_bytes())).into_any(),
+            ),
             KeyAndValueRef::Binary(key, value) => match value.to_bytes() {
                 Ok(bytes) => (key.as_str(), PyBytes::new(py, &bytes).into_any()),
                 Err(_) => continue,

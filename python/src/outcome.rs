@@ -31,7 +31,13 @@ impl End {
     /// The end of a call whose response has ended with `trailers`.
     pub(crate) fn of_trailers(http: StatusCode, initial: HeaderMap, trailing: HeaderMap) -> Self {
         let status = Status::from_header_map(&trailing).unwrap_or_else(|| without_status(http));
-        Self { code: status.code() as i32, details: status.message().to_owned(), initial, trailing, response: None }
+        Self {
+            code: status.code() as i32,
+            details: status.message().to_owned(),
+            initial,
+            trailing,
+            response: None,
+        }
     }
 
     /// The end of a call with one response that has none, or more than one.

@@ -266,17 +266,23 @@ impl Server {
         address: &str,
         tls: Option<(PyBackedBytes, PyBackedBytes, Option<PyBackedBytes>, bool)>,
     ) -> PyResult<u16> {
-        let failed = |error: &dyn std::fmt::Display| PyRuntimeError::new_err(format!("Failed to bind to address {address}: {error}"));
+        let failed = |error: &dyn std::fmt::Display| {
+            PyRuntimeError::new_err(format!("Failed to bind to address {address}: {error}"))
+        };
         let tls = tls.map(|(key, chain, roots, required)| {
             let config = ServerTlsConfig::new().identity(Identity::from_pem(chain, key));
             match roots {
-                Some(roots) => config.client_ca_root(Certificate::from_pem(roots)).client_auth_optional(!required),
+                Some(roots) => {
+                    config.client_ca_root(Certificate::from_pem(roots)).client_auth_optional(!required)
+                }
                 None => config,
             }
         });
         if let Some(tls) = &tls {
             // What is wrong with the certificate shows here, not when the server starts.
-            Http2::builder().tls_config(tls.clone()).map_err(|error| PyValueError::new_err(causes(&error)))?;
+            Http2::builder()
+                .tls_config(tls.clone())
+                .map_err(|error| PyValueError::new_err(causes(&error)))?;
         }
         let listener = wait(py, self.listen(address))?.map_err(|error| failed(&error))?;
         let port = listener.local_addr().map_err(|error| failed(&error))?.port();
@@ -302,7 +308,11 @@ impl Server {
             let calls = {
                 let mut arrivals = shared.arrivals();
                 arrivals.stopped = true;
-                (std::mem::take(&mut arrivals.waiting), std::mem::take(&mut arrivals.calls), arrivals.receiver.take())
+                (
+                    std::mem::take(&mut arrivals.waiting),
+                    std::mem::take(&mut arrivals.calls),
+                    arrivals.receiver.take(),
+                )
             };
             drop(calls);
             let _ = shared.stopped.set(());

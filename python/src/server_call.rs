@@ -7,8 +7,8 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response};
 use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Frame;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -88,7 +88,8 @@ impl State {
     fn finish(&self, frames: Frames, trailers: HeaderMap) -> bool {
         let steps = lock(&self.steps).take();
         // What waits for a cancellation waits no more.
-        let unneeded: Vec<_> = lock(&self.callbacks).extract_if(.., |callback| callback.if_cancelled).collect();
+        let unneeded: Vec<_> =
+            lock(&self.callbacks).extract_if(.., |callback| callback.if_cancelled).collect();
         drop(unneeded);
         steps.is_some_and(|steps| steps.send(Step::Finish(frames, trailers)).is_ok())
     }
@@ -195,7 +196,8 @@ impl Responding {
             callbacks: Mutex::default(),
         });
         let handle = ServerCall { state: Some(Arc::clone(&state)) };
-        let reply = Reply { state, steps, slot: Some(slot), watch: None, frames: Frames::default(), trailers: None };
+        let reply =
+            Reply { state, steps, slot: Some(slot), watch: None, frames: Frames::default(), trailers: None };
         shared.arrive(handle);
         Self { refused: None, reply: Some(reply) }
     }
@@ -223,7 +225,10 @@ impl Future for Responding {
             }
             Step::Finish(frames, trailers) => {
                 reply.state.end(false);
-                (reply.state.headers(HeaderMap::new()), Body::new(WholeBody { frames, trailers: Some(trailers) }))
+                (
+                    reply.state.headers(HeaderMap::new()),
+                    Body::new(WholeBody { frames, trailers: Some(trailers) }),
+                )
             }
         };
         let mut response = Response::new(body);
@@ -260,9 +265,16 @@ struct Reply {
 
 impl Reply {
     fn poll_step(&mut self, context: &mut Context<'_>) -> Poll<Step> {
+        if self.state.cancelled.is_cancelled() {
+            self.state.end(true);
+            return Poll::Ready(Step::Finish(Frames::default(), trailers_of(&cancelled())));
+        }
         if let Poll::Ready(step) = self.steps.poll_recv(context) {
             return Poll::Ready(step.unwrap_or_else(|| {
-                Step::Finish(Frames::default(), trailers_of(&Status::unknown("the handler ended without a status")))
+                Step::Finish(
+                    Frames::default(),
+                    trailers_of(&Status::unknown("the handler ended without a status")),
+                )
             }));
         }
         let status = ready!(self.poll_watch(context));
@@ -284,10 +296,12 @@ impl Reply {
             return Poll::Ready(shut_down());
         }
         if watch.cancelled.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Status::cancelled("the handler cancelled the call"));
+            return Poll::Ready(cancelled());
         }
         match &mut watch.deadline {
-            Some(deadline) => deadline.as_mut().poll(context).map(|()| Status::deadline_exceeded("Deadline Exceeded")),
+            Some(deadline) => {
+                deadline.as_mut().poll(context).map(|()| Status::deadline_exceeded("Deadline Exceeded"))
+            }
             None => Poll::Pending,
         }
     }
@@ -297,7 +311,10 @@ impl http_body::Body for Reply {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         loop {
             if let Some(data) = self.frames.next() {
                 if self.frames.is_empty() && self.trailers.is_none() {
@@ -327,6 +344,10 @@ impl Drop for Reply {
         self.state.end(true);
         self.slot.take();
     }
+}
+
+fn cancelled() -> Status {
+    Status::cancelled("the handler cancelled the call")
 }
 
 /// Returns the time that a client gives its call.
@@ -404,7 +425,10 @@ impl ServerCall {
     fn identities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let certificates = self.state()?.head.extensions.peer_certificates();
         let certificates = certificates.iter().flat_map(|all| all.iter());
-        PyTuple::new(py, certificates.map(|certificate| PyBytes::new(py, &pem(certificate))).collect::<Vec<_>>())
+        PyTuple::new(
+            py,
+            certificates.map(|certificate| PyBytes::new(py, &pem(certificate))).collect::<Vec<_>>(),
+        )
     }
 
     fn time_remaining(&self) -> PyResult<Option<f64>> {
@@ -441,7 +465,8 @@ impl ServerCall {
 
     fn receive_then(&self, completions: &Completions, callback: Py<PyAny>) -> PyResult<()> {
         let state = Arc::clone(self.state()?);
-        Callback::new(completions, callback).complete_with(async move { Value::Message(state.receive().await) })
+        Callback::new(completions, callback)
+            .complete_with(async move { Value::Message(state.receive().await) })
     }
 
     /// Compresses the messages of the response, if the client can read that. To be called before the first
@@ -449,7 +474,8 @@ impl ServerCall {
     fn set_compression(&self, compression: i32) -> PyResult<()> {
         let state = self.state()?;
         let encoding = Encoding::of_number(compression).filter(|encoding| {
-            let accepted = state.head.headers.get("grpc-accept-encoding").and_then(|value| value.to_str().ok());
+            let accepted =
+                state.head.headers.get("grpc-accept-encoding").and_then(|value| value.to_str().ok());
             let name = encoding.name();
             accepted.is_some_and(|accepted| accepted.split(',').any(|accepted| accepted.trim() == name))
         });
@@ -477,7 +503,12 @@ impl ServerCall {
         }
     }
 
-    fn send_then(&self, completions: &Completions, callback: Py<PyAny>, message: PyBackedBytes) -> PyResult<()> {
+    fn send_then(
+        &self,
+        completions: &Completions,
+        callback: Py<PyAny>,
+        message: PyBackedBytes,
+    ) -> PyResult<()> {
         let state = Arc::clone(self.state()?);
         let callback = Callback::new(completions, callback);
         match self.frames(&state, message) {
@@ -526,7 +557,10 @@ impl ServerCall {
     }
 
     fn cancel(&self) -> PyResult<()> {
-        self.state()?.cancelled.cancel();
+        let state = self.state()?;
+        if state.is_active() {
+            state.cancelled.cancel();
+        }
         Ok(())
     }
 
@@ -548,6 +582,10 @@ impl Drop for ServerCall {
     fn drop(&mut self) {
         if let Some(state) = self.state.take() {
             if is_forked() {
+                #[allow(
+                    clippy::disallowed_methods,
+                    reason = "a fork can't free what its parent's threads have"
+                )]
                 std::mem::forget(state);
             } else {
                 // The response ends with UNKNOWN if the call was not finished.

@@ -70,6 +70,7 @@ class Channel:
         max_send: int = -1,  # bytes; -1: no limit
         max_receive: int = 4 << 20,
         keepalive: tuple[float, float] | None = None,  # HTTP/2 alone: interval, timeout
+        unusable: str | None = None,  # why the target is none: calls end with UNAVAILABLE and this text
     ) -> Channel: ...
     def method(self, path: str) -> Method: ...
     def state(self, connect: bool) -> int: ...  # 0 idle, 1 connecting, 2 ready, 3 transient failure, 4 shutdown
