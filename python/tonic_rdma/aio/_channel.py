@@ -79,7 +79,11 @@ class _MultiCallable:
         channel = self._channel
         if channel._closed:
             raise grpc.aio.UsageError(_CLOSED)
-        message = None if self._request_streams else _call.serialize(request, self._serializer)
+        message = None
+        if not self._request_streams:
+            message = _call.serialize(request, self._serializer)
+            if message is None:  # which the native part takes for a stream
+                raise TypeError("a request must be bytes, not None")
         loop, results = channel._here()
         native = method.start(
             message, not self._response_streams, timeout, metadata, bool(wait_for_ready), compression
@@ -360,4 +364,6 @@ def secure_channel(
     interceptors: Sequence[grpc.aio.ClientInterceptor] | None = None,
 ) -> Channel:
     """A channel with TLS, as `grpc.aio.secure_channel` makes one."""
+    if credentials is None:
+        raise TypeError("a secure channel needs credentials")
     return Channel(target, options, credentials, compression, interceptors)
