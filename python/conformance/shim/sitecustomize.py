@@ -2,13 +2,21 @@
 folder in PYTHONPATH, so also in the processes that tests start.
 """
 
-import grpc
-import grpc.aio
+import os
+import traceback
 
-import tonic_rdma
-import tonic_rdma.aio
+try:
+    import grpc
+    import grpc.aio
 
-for name in ("insecure_channel", "secure_channel", "server", "ssl_server_credentials"):
-    setattr(grpc, name, getattr(tonic_rdma, name))
-for name in ("insecure_channel", "secure_channel", "server"):
-    setattr(grpc.aio, name, getattr(tonic_rdma.aio, name))
+    import tonic_rdma
+    import tonic_rdma.aio
+
+    for name in ("insecure_channel", "secure_channel", "server", "ssl_server_credentials"):
+        setattr(grpc, name, getattr(tonic_rdma, name))
+    for name in ("insecure_channel", "secure_channel", "server"):
+        setattr(grpc.aio, name, getattr(tonic_rdma.aio, name))
+except BaseException:
+    # Python would go on, with grpcio.
+    traceback.print_exc()
+    os._exit(1)
