@@ -1,6 +1,7 @@
 """The server for threads, called by grpcio's client (HTTP/2) and by ours (natively)."""
 
 import contextvars
+import signal
 import subprocess
 import sys
 import threading
@@ -773,12 +774,10 @@ def test_generated_code(implementation, connect):
     server.stop(None)
 
 
-ENDS = """
-import sys, threading, grpc, {module} as module
+PROCESS = """
+import os, signal, sys, threading, grpc, {module} as module
 from concurrent import futures
-began = threading.Event()
 def behavior(request, context):
-    began.set()
     context.add_callback(lambda: None)
     return request
 server = module.server(futures.ThreadPoolExecutor(2))
@@ -786,12 +785,43 @@ handlers = {{"m": grpc.unary_unary_rpc_method_handler(behavior)}}
 server.add_registered_method_handlers("s", handlers)
 port = server.add_insecure_port("127.0.0.1:0")
 server.start()
-channel = grpc.insecure_channel(f"127.0.0.1:{{port}}")
-print(channel.unary_unary("/s/m")(b"x", timeout=30))
+channel = module.insecure_channel(f"127.0.0.1:{{port}}")
+print(channel.unary_unary("/s/m")(b"x", timeout=30), flush=True)
 """
 
 
+def run(implementation, *more):
+    """What a process does that has a server and has called it, and then runs `more`."""
+    script = PROCESS.format(module=implementation.__name__) + "\n".join(more)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=50, text=True)
+
+
 def test_a_process_that_ends_without_stop(implementation):
-    script = ENDS.format(module=implementation.__name__)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=50, text=True)
+    done = run(implementation)
     assert (done.returncode, done.stdout) == (0, "b'x'\n"), done.stderr
+
+
+def test_ctrl_c_in_a_process_that_waits(implementation):
+    done = run(
+        implementation,
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()",
+        "server.wait_for_termination()",
+    )
+    assert done.returncode == -signal.SIGINT and "KeyboardInterrupt" in done.stderr, done.stderr
+
+
+def test_a_fork_of_a_process_with_a_server(implementation):
+    if implementation is grpc:
+        pytest.skip("its forks are its own")
+    done = run(
+        implementation,
+        "if os.fork() == 0:",
+        "    try:",
+        "        module.server().add_insecure_port('127.0.0.1:0')",
+        "    except RuntimeError as error:",
+        "        print('forked' in str(error))",
+        "    sys.exit()",
+        "os.wait()",
+        "print(channel.unary_unary('/s/m')(b'y', timeout=30))",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'x'\nTrue\nb'y'\n", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,6 +125,7 @@ class _Service:
 
 
 _running: set[_Service] = set()
+os.register_at_fork(after_in_child=_running.clear)
 
 
 @atexit.register
@@ -186,7 +188,7 @@ class Server(grpc.Server):
     def __del__(self) -> None:
         service = getattr(self, "_service", None)
         if service is not None:
-            service.native.stop(_handlers.WITHOUT_END)
+            _handlers.drop(service.native)
 
 
 def server(

@@ -448,7 +448,7 @@ class Server(grpc.aio.Server):
     def __del__(self) -> None:
         service = getattr(self, "_service", None)
         if service is not None:
-            service.native.stop(_handlers.WITHOUT_END)
+            _handlers.drop(service.native)
 
 
 def server(
