@@ -235,6 +235,15 @@ def test_a_handler_that_does_not_block(serve, connect):
     assert call(once(serve, connect, behavior, "unary_stream"), "unary_stream", b"") == [b"1", b"2"]
 
 
+def test_a_handler_with_its_own_pool(serve, connect):
+    def behavior(request, context):
+        return threading.current_thread().name.encode()
+
+    with futures.ThreadPoolExecutor(1, thread_name_prefix="own") as pool:
+        behavior.experimental_thread_pool = pool
+        assert call(once(serve, connect, behavior), "unary_unary", b"")[0].startswith(b"own")
+
+
 def test_metadata(serve, connect):
     seen = {}
 

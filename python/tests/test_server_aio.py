@@ -201,6 +201,13 @@ async def yield_and_abort(request, context):
     await context.abort(Code.ABORTED, "on purpose")
 
 
+async def wrong_trailing(request, context):
+    for wrong in (3, {}, {"key": "value"}, [{"key": "value"}]):
+        with pytest.raises(TypeError):
+            context.set_trailing_metadata(wrong)
+    await context.abort(Code.ABORTED, "unused", {"key": "value"})
+
+
 async def initial_twice(request, context):
     await context.send_initial_metadata(())
     await context.send_initial_metadata(())
@@ -232,6 +239,7 @@ WRONG = "Unexpected <class 'ValueError'>: wrong"
         ("unary_stream", uppers, {"response_serializer": refuse}, Code.UNKNOWN, WRONG),
         ("unary_unary", upper, {"request_deserializer": refuse}, Code.UNKNOWN, WRONG),
         ("stream_unary", joined, {"request_deserializer": refuse}, Code.UNKNOWN, WRONG),
+        ("unary_unary", wrong_trailing, {}, Code.UNKNOWN, None),
         ("unary_unary", initial_twice, {}, Code.UNKNOWN, None),
         ("unary_unary", compression_too_late, {}, Code.UNKNOWN, None),
     ],
@@ -337,7 +345,11 @@ def test_no_deadline(serve, connect):
     async def behavior(request, context):
         return repr(context.time_remaining()).encode()
 
-    assert once(serve, connect, behavior).unary_unary(PATH + "unary_unary")(b"") == b"None"
+    def in_thread(request, context):
+        return repr(context.time_remaining()).encode()
+
+    for one in (behavior, in_thread):
+        assert once(serve, connect, one).unary_unary(PATH + "unary_unary")(b"") == b"None"
 
 
 @pytest.mark.parametrize("end", ["cancel", "deadline", "close"])

@@ -182,6 +182,7 @@ class ServicerContext(Peer, grpc.ServicerContext):
     _aborted = False
     _metadata_sent = False
     _over: grpc.RpcError | None = None  # what a handler was told when its call was over
+    _no_deadline: Any = _NO_DEADLINE
 
     def __init__(self, call: ServerCall) -> None:
         self._call = call
@@ -189,10 +190,10 @@ class ServicerContext(Peer, grpc.ServicerContext):
     def is_active(self) -> bool:
         return self._call.is_active()
 
-    def time_remaining(self) -> float:
-        """Seconds until the deadline; without one, more than any."""
+    def time_remaining(self) -> Any:
+        """Seconds until the deadline; without one, more than any (None on a server for asyncio)."""
         remaining = self._call.time_remaining()
-        return _NO_DEADLINE if remaining is None else remaining
+        return self._no_deadline if remaining is None else remaining
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -327,14 +328,19 @@ class _Requests(Iterator[Any]):
     next = __next__
 
 
-def serve(call: ServerCall, handler: Handler) -> None:
+def behavior_of(handler: Handler) -> Any:
+    """The function that the user wrote."""
+    if handler.request_streaming:
+        return handler.stream_stream if handler.response_streaming else handler.stream_unary
+    return handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+
+def serve(context: ServicerContext, handler: Handler, behavior: Any) -> None:
     """Serves a call in this thread, from its first request to its status."""
-    context = ServicerContext(call)
+    call = context._call
     argument: Any
-    behavior: Any
     if handler.request_streaming:
         argument = _Requests(context, handler.request_deserializer)
-        behavior = handler.stream_stream if handler.response_streaming else handler.stream_unary
     else:
         message = call.receive_now()
         if message is None:
@@ -346,7 +352,6 @@ def serve(call: ServerCall, handler: Handler) -> None:
         argument = context._deserialized(message, handler.request_deserializer)
         if argument is None:
             return
-        behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
     if handler.response_streaming and getattr(behavior, "experimental_non_blocking", False):
         _serve_by_function(context, behavior, argument, handler.response_serializer)
         return

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
-from contextvars import Context
+from contextvars import Context, copy_context
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -106,11 +106,17 @@ class _Service:
                 return
             if self._compression:
                 call.set_compression(self._compression)
+            behavior = _handlers.behavior_of(handler)
+            context = _handlers.ServicerContext(call)
+            own_pool = getattr(behavior, "experimental_thread_pool", None)  # as in grpcio
+            if own_pool is not None:
+                own_pool.submit(copy_context().run, _handlers.serve, context, handler, behavior)
+                return
         except BaseException:
             _LOGGER.exception("Exception servicing handler of %s", call.method)
             call.finish(None, _handlers.UNKNOWN, "Error in service handler!", None)
             return
-        _handlers.serve(call, handler)
+        _handlers.serve(context, handler, behavior)
 
     def _find(self, details: grpc.HandlerCallDetails) -> Handler | None:
         return _handlers.find(self.registered, self.generic, details)

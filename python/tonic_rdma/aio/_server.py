@@ -90,9 +90,9 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
             raise ValueError("abort() needs a code other than OK")
         if not isinstance(details, str):
             raise TypeError(f"details must be a str, not {type(details).__name__}")
+        self._trailing = _checked(trailing_metadata or ()) or self._trailing
         self._code = code
         self._details = details or self._details
-        self._trailing = trailing_metadata or self._trailing
         self._aborted = grpc.aio.AbortError("Locally aborted.")
         _handlers.finish(self._call, None, number(code) or _handlers.UNKNOWN, self._details, self._trailing)
         raise self._aborted
@@ -101,7 +101,7 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
         await self.abort(status.code, status.details, status.trailing_metadata)
 
     def set_trailing_metadata(self, trailing_metadata: MetadataIn) -> None:
-        self._trailing = tuple(trailing_metadata or ())
+        self._trailing = _checked(trailing_metadata)
 
     def trailing_metadata(self) -> Any:
         return self._trailing
@@ -130,7 +130,7 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
         return self._call.time_remaining()
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """`callback(context)` runs when the handler has ended."""
+        """`callback(context)` runs when the handler has ended. After one that raises, no more are run."""
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
@@ -207,11 +207,11 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
             raise error
 
     def _ended(self) -> None:
-        for callback in self._callbacks or ():
-            try:
+        try:
+            for callback in self._callbacks or ():
                 callback(self)
-            except Exception:
-                _LOGGER.exception("Error in callback for method [%s]", self._call.method)
+        except Exception:
+            _LOGGER.exception("Error in callback for method [%s]", self._call.method)
 
 
 class _Requests(AsyncIterator[Any]):
@@ -227,6 +227,17 @@ class _Requests(AsyncIterator[Any]):
         return request
 
 
+def _checked(trailing_metadata: Any) -> tuple[Any, ...]:
+    """The pairs of trailing metadata. TypeError for what is none."""
+    if not isinstance(trailing_metadata, Iterable) or isinstance(trailing_metadata, dict):
+        raise TypeError(f"trailing metadata are pairs of a key and a value, not {trailing_metadata!r}")
+    pairs = tuple(trailing_metadata)
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"trailing metadata are pairs of a key and a value, but one is {pair!r}")
+    return pairs
+
+
 def _set_result(future: asyncio.Future[Any], value: object) -> None:
     if not future.done():  # it may have been cancelled
         future.set_result(value)
@@ -239,14 +250,15 @@ def number(code: object) -> int:
     return _handlers.number(code)
 
 
-def _is_async(handler: Handler) -> bool:
-    """Whether a method is a coroutine function or an asynchronous generator. Other ones run in a thread."""
-    behavior = (
-        (handler.stream_stream if handler.request_streaming else handler.unary_stream)
-        if handler.response_streaming
-        else (handler.stream_unary if handler.request_streaming else handler.unary_unary)
-    )
+def _is_async(behavior: Any) -> bool:
+    """Whether it is a coroutine function or an asynchronous generator. Other functions run in a thread."""
     return inspect.iscoroutinefunction(behavior) or inspect.isasyncgenfunction(behavior)
+
+
+class _ThreadContext(_handlers.ServicerContext):
+    """For functions that run in a thread."""
+
+    _no_deadline = None
 
 
 class _Service:
@@ -282,7 +294,8 @@ class _Service:
         self.loop = asyncio.get_running_loop()
         self.completions = _loop.completions(self.loop)
         if not self._interceptors:
-            self.async_handlers = {path: handler for path, handler in self.registered.items() if _is_async(handler)}
+            known = self.registered.items()
+            self.async_handlers = {path: one for path, one in known if _is_async(_handlers.behavior_of(one))}
         # From 3.12 on, a task can take its first step at once, which for most handlers is the only one.
         eager: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
         own = self.loop.get_task_factory() is None
@@ -316,13 +329,14 @@ class _Service:
             handler = await self._intercepted(0, HandlerCallDetails(call.method, call.metadata))
             if handler is None:
                 call.finish(None, _handlers.UNIMPLEMENTED, "Method not found!", None)
-            elif _is_async(handler):
+            elif _is_async(behavior := _handlers.behavior_of(handler)):
                 await self._run_handler(context, handler)
             else:
                 if self._compression:
                     call.set_compression(self._compression)
                 # The thread serves the call to its end; this task has no more to do.
-                self.loop.run_in_executor(self._pool, copy_context().run, _handlers.serve, call, handler)
+                serve = partial(_handlers.serve, _ThreadContext(call), handler, behavior)
+                self.loop.run_in_executor(self._pool, copy_context().run, serve)
         except BaseException as error:
             context._raised(error)
         finally:
@@ -333,12 +347,11 @@ class _Service:
         call = context._call
         if self._compression:
             call.set_compression(self._compression)
+        behavior = _handlers.behavior_of(handler)
         argument: Any
-        behavior: Any
         if handler.request_streaming:
             context._deserializer = handler.request_deserializer
             argument = _Requests(context)
-            behavior = handler.stream_stream if handler.response_streaming else handler.stream_unary
         else:
             argument = call.receive_now()
             if argument is None:
@@ -349,7 +362,6 @@ class _Service:
                     return
             if handler.request_deserializer is not None:
                 argument = handler.request_deserializer(argument)
-            behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
         serializer = handler.response_serializer
         if handler.response_streaming:
             context._serializer = serializer
