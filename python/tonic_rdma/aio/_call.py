@@ -29,7 +29,6 @@ HALF_CLOSED = 'RPC is half closed after calling "done_writing".'
 MIXED = "The iterator and read/write APIs may not be mixed on a single RPC."
 SERIALIZING = "Exception serializing request!"
 DESERIALIZING = "Exception deserializing response!"
-_INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 _READY = grpc.ChannelConnectivity.READY.value[0]
 _ABSENT: Any = object()
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs lacks it
@@ -92,7 +91,7 @@ class Call(grpc.aio.Call):
         self._deserializer = deserializer
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._outcome: Outcome | None = None
-        self._failed: Status | None = None  # a response could not be deserialized
+        self._failed: Status | None = None  # by this side, where the outcome says something else
         self._cancelled = False
         self._watched = False
         self._waiters: list[asyncio.Future[None]] | None = None
@@ -153,19 +152,26 @@ class Call(grpc.aio.Call):
             return self._deserializer(message)
         except Exception as error:
             _LOGGER.exception(DESERIALIZING)
-            self._native.cancel(_INTERNAL, DESERIALIZING)
-            self._failed = local(grpc.StatusCode.INTERNAL, DESERIALIZING)
-            raise make_error(self._failed) from error
+            raise make_error(self._fail(DESERIALIZING)) from error
+
+    def _fail(self, details: str) -> Status:
+        """Ends the call with INTERNAL, even if the server has ended it otherwise."""
+        self._failed = local(grpc.StatusCode.INTERNAL, details)
+        self._native.cancel(grpc.StatusCode.INTERNAL.value[0], details)
+        return self._failed
 
     def cancel(self) -> bool:
-        if self._outcome is not None or not self._native.cancel(1, CANCELLED):
+        if self._outcome is not None or self._failed is not None or self._cancelled:
             return False
         self._cancelled = True
+        if not self._native.cancel(1, CANCELLED):
+            # It has ended, but the application does not know yet.
+            self._failed = local(grpc.StatusCode.CANCELLED, CANCELLED)
         return True
 
     def cancelled(self) -> bool:
         outcome = self._outcome_now()
-        return outcome is not None and outcome.code == 1
+        return self._cancelled or (outcome is not None and outcome.code == 1)
 
     def done(self) -> bool:
         return self._outcome_now() is not None
@@ -332,7 +338,7 @@ class _StreamRequest(Call):
         try:
             message = serialize(request, self._serializer)
         except grpc.aio.AioRpcError:
-            self._native.cancel(_INTERNAL, SERIALIZING)
+            self._fail(SERIALIZING)
             raise
         sent = self._native.send_now(message)
         if sent is None:

@@ -208,12 +208,17 @@ class _StreamRequest(InterceptedCall):
     async def write(self, request: Any) -> None:
         if self._writes is None:
             raise grpc.aio.UsageError(MIXED)
-        if self.done():
-            raise asyncio.InvalidStateError(FINISHED)
+        self._check_open()
         if self._half_closed:
             raise asyncio.InvalidStateError(HALF_CLOSED)
         await self._put(request)
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self.done():
+            error = None if self._task.cancelled() else self._task.exception()
+            if error is not None and not isinstance(error, grpc.aio.AioRpcError):
+                raise error  # an interceptor's
             raise asyncio.InvalidStateError(FINISHED)
 
     async def done_writing(self) -> None:
