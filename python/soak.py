@@ -30,8 +30,11 @@ import grpc
 PHASES = 20
 PHASE_LIMIT = 1800  # seconds; then all stacks are printed, and the process ends
 CALL_LIMIT = 120.0
-GROWTH = 16 << 20  # bytes; a leak of 20 bytes a call shows in a million calls
 WARM = PHASES // 4  # phases after which nothing may grow
+GROWTH = 16 << 20  # bytes; a leak of 20 bytes a call shows in a million calls
+SETTLES = 10  # seconds; devices free what was idle for 8
+# The C library gives freed memory back at once, and has few arenas, so that resident memory says what is in use.
+MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 OK, CANCELLED, DEADLINE = grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
 NO_LIMIT = [("grpc.max_receive_message_length", -1)]
 SERVICE = "tonic_rdma.soak.Soak"
@@ -48,6 +51,8 @@ def main() -> int:
     parser.add_argument("--implementation", choices=("tonic_rdma", "grpc"), default="tonic_rdma")
     parser.add_argument("--serve", choices=("sync", "aio"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if not MALLOC.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)
     module = importlib.import_module(options.implementation)
     importlib.import_module(options.implementation + ".aio")
     logging.disable()  # of the handlers that raise
@@ -62,32 +67,51 @@ def main() -> int:
 def soak(module: Any, options: argparse.Namespace) -> int:
     servers = [start_server(module, kind, options) for kind in ("sync", "aio")]
     watched = {"client": os.getpid()} | {f"{kind} server": pid for kind, _, pid, _ in servers if pid}
-    rng = random.Random(options.seed)
-    samples: list[dict[str, tuple[int, int]]] = []
     codes: collections.Counter[str] = collections.Counter()
-    for phase in range(PHASES):
-        faulthandler.dump_traceback_later(PHASE_LIMIT, exit=True)
-        calls = options.calls * (phase + 1) // PHASES - options.calls * phase // PHASES
-        run_phase(module, rng, [address for _, address, _, _ in servers], calls, codes)
-        gc.collect()
-        samples.append({name: usage(pid) for name, pid in watched.items()})
-        used = ", ".join(
-            f"{name} {rss >> 20} MiB, {fds} descriptors" for name, (rss, fds) in samples[-1].items()
-        )
-        print(f"after {sum(codes.values())} calls: {used}", flush=True)
-    faulthandler.cancel_dump_traceback_later()
-    for *_, stop in servers:
-        stop()
+    try:
+        faults = phases(module, options, [address for _, address, _, _ in servers], watched, codes)
+    finally:
+        for *_, stop in servers:
+            stop()
     print(", ".join(f"{code} {n}" for code, n in sorted(codes.items())))
-    faults = [f"{name} grew" for name in watched if grew([sample[name] for sample in samples])]
-    print("not flat: " + ", ".join(faults) if faults else "flat: nothing grew after the first quarter")
+    print(f"not flat: {', '.join(faults)} grew" if faults else "flat: nothing grew after the first quarter")
     return 1 if faults else 0
 
 
-def grew(samples: list[tuple[int, int]]) -> bool:
-    early, late = samples[WARM : 2 * WARM], samples[-WARM:]
-    rss, fds = (min(each[index] for each in late) - max(each[index] for each in early) for index in (0, 1))
-    return rss > GROWTH or fds > 0
+def phases(module: Any, options: Any, addresses: list[str], watched: dict[str, int], codes: Any) -> list[str]:
+    """Makes all calls, and returns the processes that grew."""
+    rng = random.Random(options.seed)
+    for phase in range(PHASES):
+        faulthandler.dump_traceback_later(PHASE_LIMIT, exit=True)
+        calls = options.calls * (phase + 1) // PHASES - options.calls * phase // PHASES
+        run_phase(module, rng, addresses, calls, codes)
+        print(f"after {sum(codes.values())} calls: {text_of(used_by(watched))}", flush=True)
+        if phase + 1 == WARM:
+            time.sleep(SETTLES)
+            early = used_by(watched)
+            print(f"{SETTLES} s later: {text_of(early)}", flush=True)
+    end = time.monotonic() + 3 * SETTLES
+    while (faults := grown(early, late := used_by(watched))) and time.monotonic() < end:
+        time.sleep(1)
+    print(f"in the end: {text_of(late)}")
+    faulthandler.cancel_dump_traceback_later()
+    return faults
+
+
+Used = dict[str, tuple[int, int]]
+
+
+def grown(early: Used, late: Used) -> list[str]:
+    return [name for name in early if late[name][0] > early[name][0] + GROWTH or late[name][1] > early[name][1]]
+
+
+def text_of(used: Used) -> str:
+    return ", ".join(f"{name} {rss / 1048576:.1f} MiB, {fds} descriptors" for name, (rss, fds) in used.items())
+
+
+def used_by(watched: dict[str, int]) -> Used:
+    gc.collect()
+    return {name: usage(pid) for name, pid in watched.items()}
 
 
 def usage(pid: int) -> tuple[int, int]:
