@@ -172,6 +172,10 @@ class Peer:
         self._call.disable_next_compression()
 
 
+class _CallOver(grpc.RpcError):
+    """What a handler is told when its call has ended."""
+
+
 class ServicerContext(Peer, grpc.ServicerContext):
     """What a handler that runs in a thread knows and says of its call."""
 
@@ -181,7 +185,6 @@ class ServicerContext(Peer, grpc.ServicerContext):
     _trailing: MetadataIn = None
     _aborted = False
     _metadata_sent = False
-    _over: grpc.RpcError | None = None  # what a handler was told when its call was over
     _no_deadline: Any = _NO_DEADLINE
 
     def __init__(self, call: ServerCall) -> None:
@@ -219,7 +222,7 @@ class ServicerContext(Peer, grpc.ServicerContext):
         if self._metadata_sent:
             raise ValueError("Initial metadata no longer allowed!")
         if not self._call.send_initial_metadata(initial_metadata):
-            self._raise_over()
+            raise _CallOver("the call is over")
         self._metadata_sent = True
 
     def set_trailing_metadata(self, trailing_metadata: MetadataIn) -> None:
@@ -254,10 +257,6 @@ class ServicerContext(Peer, grpc.ServicerContext):
 
     def details(self) -> bytes | None:
         return self._details.encode() if isinstance(self._details, str) else self._details
-
-    def _raise_over(self) -> NoReturn:
-        self._over = grpc.RpcError("the call is over")
-        raise self._over
 
     def _finish(self, message: bytes | None, code: int, details: str) -> None:
         """Ends the call. What the handler has set goes before `code` and `details`."""
@@ -295,7 +294,7 @@ class ServicerContext(Peer, grpc.ServicerContext):
         """Ends the call after an exception of its handler."""
         if self._aborted:
             self._finish(None, UNKNOWN, "RPC Aborted")
-        elif error is not self._over:
+        elif not isinstance(error, _CallOver) or self._call.is_active():
             try:
                 details = f"{what}: {error}"
             except Exception:
@@ -319,10 +318,10 @@ class _Requests(Iterator[Any]):
         if message is None:
             if context._call.is_active():
                 raise StopIteration
-            context._raise_over()
+            raise _CallOver("the call is over")
         request = context._deserialized(message, self._deserializer)
         if request is None:
-            context._raise_over()
+            raise _CallOver("a request could not be deserialized")
         return request
 
     next = __next__

@@ -194,6 +194,7 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
         """Ends the call after an exception of the handler, of an interceptor or of a (de)serializer."""
         call = self._call
         if error is self._aborted:
+            error.__traceback__ = None  # its frames hold this context: a cycle
             return
         if isinstance(error, asyncio.CancelledError):
             _LOGGER.debug("RPC cancelled for servicer method [%s]", call.method)
