@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import gc
 import importlib
+import time
 import weakref
 
 import echo_pb2
@@ -99,6 +100,15 @@ class TestUnaryUnary:
         assert await call.code() is grpc.StatusCode.CANCELLED
         assert await call.details() == "Locally cancelled by application!"
         assert tuple(await call.initial_metadata()) == () == tuple(await call.trailing_metadata())
+
+    async def test_cancel_before_the_loop_sees_the_end(self, stub):
+        calls = [stub.Unary(Request()), stub.ClientStream([]), stub.ServerStream(Request(replies=1))]
+        time.sleep(0.2)
+        for call in calls:
+            assert call.cancel() and call.cancelled()
+            with pytest.raises(asyncio.CancelledError):
+                await (call.read() if isinstance(call, grpc.aio.UnaryStreamCall) else call)
+            assert await call.code() is grpc.StatusCode.CANCELLED
 
     async def test_cancelled_task(self, stub):
         before = await stub.Count(echo_pb2.Nothing())

@@ -311,7 +311,9 @@ class _StreamRequest(Call):
         self._serializer = serializer
         self._half_closed = False
         self._connected = False  # or it is known that it can't connect
-        self._sender = None if requests is None else self._loop.create_task(self._send_all(requests))
+        self._sender: asyncio.Task[None] | None = None
+        if requests is not None:
+            self._sender = self._loop.create_task(self._send_all(requests))
 
     async def _send_all(self, requests: Requests) -> None:
         try:
