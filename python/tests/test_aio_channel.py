@@ -80,8 +80,7 @@ class TestState:
                 await stub.Unary(Request(), wait_for_ready=True, timeout=0.2)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
-    async def test_wait_for_ready(self, aio, nowhere, server_process):
-        # SO_REUSEPORT isn't set where `nowhere` is held, so the address is free only after the test has closed it.
+    async def test_wait_for_ready(self, aio, server_process):
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
@@ -160,7 +159,9 @@ class TestClose:
             await call
 
     async def test_a_call_outlives_its_channel_object(self, aio, echo_address):
-        call = echo_pb2_grpc.EchoStub(aio.insecure_channel(echo_address)).Unary(Request(payload=b"x", delay=0.1))
+        call = echo_pb2_grpc.EchoStub(aio.insecure_channel(echo_address)).Unary(
+            Request(payload=b"x", delay=0.1)
+        )
         gc.collect()
         assert (await call).payload == b"x"
 
@@ -199,7 +200,9 @@ class TestCredentials:
         options = [("grpc.ssl_target_name_override", "named.example")]
         async with aio.secure_channel(f"127.0.0.1:{secure}", credentials, options) as channel:
             assert (await echo_pb2_grpc.EchoStub(channel).Unary(Request(payload=b"x"))).payload == b"x"
-        async with aio.secure_channel(f"localhost:{secure}", grpc.ssl_channel_credentials(tls.client)) as channel:
+        async with aio.secure_channel(
+            f"localhost:{secure}", grpc.ssl_channel_credentials(tls.client)
+        ) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await echo_pb2_grpc.EchoStub(channel).Unary(Request())
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -209,7 +212,8 @@ class TestCredentials:
             yield Request()
 
         def sent(reply):
-            return [(pair.key, pair.value) for pair in reply.metadata if pair.key in ("one", "two", "authorization", "k")]
+            keys = ("one", "two", "authorization", "k")
+            return [(pair.key, pair.value) for pair in reply.metadata if pair.key in keys]
 
         one, of_one = plugin(lambda callback: callback((("one", "1"),), None))
         # A plugin may answer later, from another thread.
@@ -328,13 +332,14 @@ class TestLoops:
 
     def test_the_interpreter_ends_with_calls_in_flight(self, aio, echo_address):
         script = f"""
-import asyncio, importlib, echo_pb2, echo_pb2_grpc
+import asyncio, importlib, echo_pb2_grpc
+from echo_pb2 import Request
 aio = importlib.import_module({aio.__name__!r})
 async def main():
     channel = aio.insecure_channel({echo_address!r})
     stub = echo_pb2_grpc.EchoStub(channel)
-    await stub.Unary(echo_pb2.Request())
-    calls = stub.Unary(echo_pb2.Request(delay=30)), stub.Bidi(), stub.ServerStream(echo_pb2.Request(replies=9, delay=9))
+    await stub.Unary(Request())
+    calls = stub.Unary(Request(delay=30)), stub.Bidi(), stub.ServerStream(Request(replies=9, delay=9))
     await asyncio.sleep(0.05)
     print("end")
     return channel, calls

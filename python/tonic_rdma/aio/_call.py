@@ -31,11 +31,12 @@ SERIALIZING = "Exception serializing request!"
 DESERIALIZING = "Exception deserializing response!"
 _READY = grpc.ChannelConnectivity.READY.value[0]
 _ABSENT: Any = object()
-EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs lacks it
+EOF: Any = grpc.aio.EOF
 
 
 def make_error(status: Status) -> grpc.aio.AioRpcError:
-    initial, trailing = grpc.aio.Metadata(*status.initial_metadata), grpc.aio.Metadata(*status.trailing_metadata)
+    initial = grpc.aio.Metadata(*status.initial_metadata)
+    trailing = grpc.aio.Metadata(*status.trailing_metadata)
     return grpc.aio.AioRpcError(status.code, initial, trailing, status.details, debug_error_string(status))
 
 
@@ -45,7 +46,7 @@ def local(code: grpc.StatusCode, details: str) -> Status:
 
 
 def serialize(request: Any, serializer: Serializer) -> Any:
-    """The request's bytes: the native part checks that they are. AioRpcError (INTERNAL) if the serializer raises."""
+    """The request's bytes; the native part checks that they are. AioRpcError if the serializer raises."""
     if serializer is None:
         return request
     try:
@@ -67,8 +68,8 @@ class Call(grpc.aio.Call):
     """
 
     __slots__ = (
-        "_native", "_channel", "_loop", "_completions", "_active", "_deserializer", "_deadline", "_outcome", "_failed",
-        "_cancelled", "_watched", "_waiters", "_callbacks",
+        "_native", "_channel", "_loop", "_completions", "_active", "_deserializer", "_deadline",
+        "_outcome", "_failed", "_cancelled", "_watched", "_waiters", "_callbacks",
         # of the classes below: two bases with slots of their own could not be combined
         "_future", "_response", "_iterated", "_serializer", "_half_closed", "_sender", "_connected",
     )  # fmt: skip
@@ -177,7 +178,7 @@ class Call(grpc.aio.Call):
         return self._outcome_now() is not None
 
     def add_done_callback(self, callback: DoneCallback) -> None:
-        """`callback(call)` runs at the call's end, in the context of the caller of this; at once if it has ended."""
+        """`callback(call)` runs at the call's end, in the caller's context; at once if the call has ended."""
         if self.done():
             callback(self)
             return

@@ -34,7 +34,9 @@ class _MultiCallable:
     _intercept: str  # the method of `_interceptor`
     _intercepted: type[Any]
 
-    def __init__(self, channel: "Channel", path: str, serializer: Serializer, deserializer: Deserializer) -> None:
+    def __init__(
+        self, channel: "Channel", path: str, serializer: Serializer, deserializer: Deserializer
+    ) -> None:
         self._channel = channel
         self._path = path
         self._method = channel._native.method(path)
@@ -56,10 +58,12 @@ class _MultiCallable:
             raise grpc.aio.UsageError(_CLOSED)
         if not isinstance(metadata, grpc.aio.Metadata):
             metadata = grpc.aio.Metadata(*metadata or ())
-        method: Any = self._path.encode()  # grpc-stubs says str
+        method: Any = self._path.encode()  # as grpcio has it; its types say str
         details = grpc.aio.ClientCallDetails(method, timeout, metadata, credentials, wait_for_ready)
         start = partial(self._begin_later, compression)
-        call = self._intercepted(channel._here()[0], start, self._intercept, self._interceptors, details, request)
+        call = self._intercepted(
+            channel._here()[0], start, self._intercept, self._interceptors, details, request
+        )
         channel._dropped.add(call)
         return call
 
@@ -74,7 +78,13 @@ class _MultiCallable:
         return self._begin(method, request, details.timeout, metadata, details.wait_for_ready, compression)
 
     def _begin(
-        self, method: NativeMethod, request: Any, timeout: Any, metadata: Any, wait_for_ready: Any, compression: int
+        self,
+        method: NativeMethod,
+        request: Any,
+        timeout: Any,
+        metadata: Any,
+        wait_for_ready: Any,
+        compression: int,
     ) -> Any:
         channel = self._channel
         if channel._closed:
@@ -128,8 +138,7 @@ class _StreamRequest(_MultiCallable):
         return self._invoke(request_iterator, timeout, metadata, credentials, wait_for_ready, compression)
 
 
-# grpc-stubs lets these two have positional arguments, grpcio does not.
-class UnaryUnaryMultiCallable(_UnaryRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):  # type: ignore[misc]
+class UnaryUnaryMultiCallable(_UnaryRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     __slots__ = ()
     _response_streams = False
     _call = _call.UnaryUnaryCall
@@ -138,7 +147,7 @@ class UnaryUnaryMultiCallable(_UnaryRequest, grpc.aio.UnaryUnaryMultiCallable[An
     _intercepted = _interceptors.InterceptedUnaryUnaryCall
 
 
-class UnaryStreamMultiCallable(_UnaryRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):  # type: ignore[misc]
+class UnaryStreamMultiCallable(_UnaryRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
     __slots__ = ()
     _response_streams = True
     _call = _call.UnaryStreamCall

@@ -1,4 +1,4 @@
-"""Calls that begin in a task: their interceptors run first, and their call credentials are asked for metadata."""
+"""Calls that begin in a task: interceptors run first, and call credentials are asked for metadata."""
 
 import asyncio
 import contextvars
@@ -19,12 +19,13 @@ _END: Any = object()  # of the requests that are written
 class InterceptedCall(grpc.aio.Call):
     """It stands for the call that the first interceptor returns.
 
-    `start(details, request)` begins the real call, `intercept` is the name of the interceptors' method, and `request` is
-    the request or the iterator of them.
+    `start(details, request)` begins the real call, `intercept` is the name of the interceptors' method, and
+    `request` is the request or the iterator of them.
     """
 
     __slots__ = (
-        "_loop", "_start", "_intercept", "_task", "_inner", "_callbacks", "_responses", "_writes", "_half_closed", "_over",
+        "_loop", "_start", "_intercept", "_task", "_inner", "_callbacks", "_responses",
+        "_writes", "_half_closed", "_over",
     )  # fmt: skip
 
     def __init__(
@@ -246,7 +247,7 @@ class InterceptedStreamStreamCall(_StreamRequest, _StreamResponse, grpc.aio.Stre
 
 
 class _Answer(grpc.aio.Call):
-    """What stands for a call where an interceptor returned something else. `call` is the real one, if there is one."""
+    """What stands for a call where an interceptor returned something else. `call` is the real one, or None."""
 
     __slots__ = ("_call", "_answer")
 

@@ -19,8 +19,8 @@ def completions(loop: asyncio.AbstractEventLoop) -> Completions:
 
 def _make(loop: asyncio.AbstractEventLoop) -> Completions:
     with _lock:
-        # A loop does not tell when it is closed, so the next loop clears up. Otherwise a result that a closed loop never
-        # took would keep its call alive, the call its loop, and the loop its Completions.
+        # A loop does not tell when it is closed, so the next loop clears up. Otherwise a result that a closed
+        # loop never took would keep its call alive, the call its loop, and the loop its Completions.
         for other, of_other in list(_of_loop.items()):
             if other.is_closed():
                 del _of_loop[other]
