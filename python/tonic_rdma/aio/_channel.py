@@ -217,7 +217,7 @@ class Channel(grpc.aio.Channel):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             # A call before its loop runs.
-            loop = asyncio.get_event_loop() if bound is None else bound[0]
+            loop = asyncio.get_event_loop() if bound is None or bound[0].is_closed() else bound[0]
         if bound is None or bound[0] is not loop:
             bound = self._bound = (loop, completions(loop))
         return bound

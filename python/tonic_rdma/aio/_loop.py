@@ -25,7 +25,8 @@ def _make(loop: asyncio.AbstractEventLoop) -> Completions:
             if other.is_closed():
                 del _of_loop[other]
                 of_other.discard()
-        made = _of_loop[loop] = Completions()
-    # The loop keeps for its life the context that it is given here: an empty one, not that of the first caller.
-    contextvars.Context().run(loop.add_reader, made.fileno(), made.run_ready)
+        made = Completions()
+        # The loop keeps the context that it is given here for its life: an empty one, not the first caller's.
+        contextvars.Context().run(loop.add_reader, made.fileno(), made.run_ready)
+        _of_loop[loop] = made
     return made
