@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 use tokio::runtime::Runtime;
-use tokio::sync::{SetOnce, mpsc};
+use tokio::sync::{SetOnce, TryAcquireError, mpsc};
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::{Code, Status};
@@ -24,6 +24,7 @@ use crate::connection;
 use crate::framing::{Encoding, Frames, Message, WholeBody};
 use crate::metadata;
 use crate::outcome::End;
+use crate::room::Room;
 use crate::runtime::{after, duration, is_forked, sleep_until, wait};
 
 /// How a call ended.
@@ -130,12 +131,22 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Makes the body of the request; `None` if a body has sent a part of it before.
+    /// Makes the body of a request; `None` if a part of what a body before it has sent is not there any more.
     pub(crate) fn body(&self) -> Option<Body> {
         match self {
             Self::Whole(frames) => Some(Body::new(WholeBody { frames: frames.clone(), trailers: None })),
-            Self::Stream(stream) if lock(stream).begun => None,
-            Self::Stream(stream) => Some(Body::new(StreamBody(Arc::clone(stream)))),
+            Self::Stream(stream) => {
+                let repeatable = !matches!(lock(stream).sent, Sent::Lost);
+                let body = StreamBody { stream: Arc::clone(stream), next: 0, frames: Frames::default() };
+                repeatable.then(|| Body::new(body))
+            }
+        }
+    }
+
+    /// Notes that the server has begun with the call: no further body will be asked for.
+    pub(crate) fn has_begun(&self) {
+        if let Self::Stream(stream) = self {
+            lock(stream).sent = Sent::Lost;
         }
     }
 }
@@ -143,50 +154,94 @@ impl Source {
 /// The sender of the requests of one call.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    sender: mpsc::Sender<Frames>,
+    sender: mpsc::UnboundedSender<Frames>,
+    room: Room,
     ended: Arc<AtomicBool>,
     encoding: Option<Encoding>,
     limit: usize,
 }
 
-/// Makes the source of requests that come one by one.
-pub(crate) fn requests(encoding: Option<Encoding>, limit: usize) -> (Requests, Source) {
-    let (sender, receiver) = mpsc::channel(1);
+/// Makes the source of requests that come one by one. `keep`: those that were sent are kept until the server
+/// has begun with the call, so that they can be sent again.
+pub(crate) fn requests(encoding: Option<Encoding>, limit: usize, keep: bool) -> (Requests, Source) {
+    let (sender, receiver) = mpsc::unbounded_channel();
     let ended = Arc::<AtomicBool>::default();
-    let stream = Stream { receiver, ended: Arc::clone(&ended), frames: Frames::default(), begun: false };
-    (Requests { sender, ended, encoding, limit }, Source::Stream(Arc::new(Mutex::new(stream))))
+    let sent = if keep { Sent::Kept(Vec::new(), 0) } else { Sent::Nothing };
+    let stream = Stream { receiver, ended: Arc::clone(&ended), sent };
+    let requests = Requests { sender, room: Room::new(), ended, encoding, limit };
+    (requests, Source::Stream(Arc::new(Mutex::new(stream))))
+}
+
+/// The requests that bodies have sent.
+#[derive(Debug)]
+enum Sent {
+    /// None so far, and none will be kept.
+    Nothing,
+    /// All of them, with their bytes.
+    Kept(Vec<Frames>, usize),
+    Lost,
+}
+
+impl Sent {
+    /// The most bytes that are kept.
+    const MOST: usize = 256 << 10;
+
+    fn note(&mut self, frames: &Frames) {
+        match self {
+            Self::Kept(kept, bytes) if *bytes + frames.length() <= Self::MOST => {
+                *bytes += frames.length();
+                kept.push(frames.clone());
+            }
+            _ => *self = Self::Lost,
+        }
+    }
 }
 
 /// Requests that come one by one.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    receiver: mpsc::Receiver<Frames>,
+    receiver: mpsc::UnboundedReceiver<Frames>,
     /// The application has ended the requests. Otherwise they are cut short by the end of the call.
     ended: Arc<AtomicBool>,
-    frames: Frames,
-    begun: bool,
+    sent: Sent,
 }
 
 /// A body of requests that come one by one.
 #[derive(Debug)]
-struct StreamBody(Arc<Mutex<Stream>>);
+struct StreamBody {
+    stream: Arc<Mutex<Stream>>,
+    /// How many of the requests that were kept this body has taken.
+    next: usize,
+    frames: Frames,
+}
 
 impl http_body::Body for StreamBody {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let stream = &mut *lock(&self.0);
+        let Self { stream, next, frames } = &mut *self;
         loop {
-            if let Some(data) = stream.frames.next() {
-                stream.begun = true;
+            if let Some(data) = frames.next() {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
+            let stream = &mut *lock(stream);
+            if let Sent::Kept(kept, _) = &stream.sent
+                && let Some(again) = kept.get(*next)
+            {
+                *frames = again.clone();
+                *next += 1;
+                continue;
+            }
             match ready!(stream.receiver.poll_recv(context)) {
-                Some(frames) => stream.frames = frames,
+                Some(received) => {
+                    stream.sent.note(&received);
+                    *next += 1;
+                    *frames = received;
+                }
                 None if stream.ended.load(Ordering::Acquire) => return Poll::Ready(None),
                 // The server must not take what it has for all requests.
                 None => return Poll::Ready(Some(Err(Status::cancelled("the call has ended")))),
@@ -263,14 +318,15 @@ impl State {
     }
 
     async fn send(&self, frames: Frames) -> bool {
-        let Some(sender) = lock(&self.requests).as_ref().map(|requests| requests.sender.clone()) else {
+        let Some(room) = lock(&self.requests).as_ref().map(|requests| requests.room.clone()) else {
             return false;
         };
-        tokio::select! {
-            biased;
-            _ = self.end.wait() => false,
-            sent = sender.send(frames) => sent.is_ok(),
-        }
+        let room = room.take(frames.length()).await;
+        room.is_some_and(|room| self.queue(frames.within(room)))
+    }
+
+    fn queue(&self, frames: Frames) -> bool {
+        lock(&self.requests).as_ref().is_some_and(|requests| requests.sender.send(frames).is_ok())
     }
 
     async fn receive(&self) -> Option<Message> {
@@ -296,7 +352,9 @@ impl State {
         if self.end.set(Arc::clone(&end)).is_err() {
             return;
         }
-        lock(&self.requests).take();
+        if let Some(requests) = lock(&self.requests).take() {
+            requests.room.close();
+        }
         let callbacks = std::mem::take(&mut *lock(&self.callbacks));
         callbacks.into_iter().for_each(|callback| callback.complete(Value::End(Arc::clone(&end))));
     }
@@ -421,15 +479,16 @@ impl Call {
 
     /// Sends without a wait. Returns whether it was sent; `None` if there is no room.
     fn send_now(&self, message: PyBackedBytes) -> Option<bool> {
-        let state = self.state.as_ref()?;
-        let sender = lock(&state.requests).as_ref().map(|requests| requests.sender.clone());
-        // Without room the message is not taken apart: a retry has to do it anyway.
-        let Some(Ok(room)) = sender.as_ref().map(mpsc::Sender::try_reserve) else {
-            return if sender.is_none_or(|sender| sender.is_closed()) { Some(false) } else { None };
-        };
-        let Some(frames) = self.frames(message) else { return Some(false) };
-        room.send(frames);
-        Some(true)
+        let Some(state) = &self.state else { return Some(false) };
+        let room = lock(&state.requests).as_ref().map(|requests| requests.room.take_now(message.len()));
+        match room {
+            Some(Ok(room)) => {
+                let frames = self.frames(message);
+                Some(frames.is_some_and(|frames| state.queue(frames.within(room))))
+            }
+            Some(Err(TryAcquireError::NoPermits)) => None,
+            Some(Err(TryAcquireError::Closed)) | None => Some(false),
+        }
     }
 
     /// Returns the next message if it is there.

@@ -123,6 +123,7 @@ impl Shared {
             let body = if wait_for_ready { WatchedBody::watch(body, &begun) } else { body };
             match channel?.call(request.clone().map(|_| body)).await {
                 Ok(response) => {
+                    request.body().has_begun();
                     let (head, body) = response.into_parts();
                     let messages = Messages::new(&head.headers, body, self.max_receive)?;
                     return Ok((head, messages));
@@ -547,7 +548,7 @@ impl Method {
                 Err(status) => return Ok(Call::failed(&status)),
             },
             None => {
-                let (requests, source) = call::requests(encoding, self.shared.max_send);
+                let (requests, source) = call::requests(encoding, self.shared.max_send, wait_for_ready);
                 (source, Some(requests))
             }
         };

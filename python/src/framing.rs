@@ -14,6 +14,7 @@ use http_body::{Body as _, Frame};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -120,10 +121,20 @@ impl Message {
 }
 
 /// The frames of one message: the message, or its prefix and the message itself.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Frames {
     first: Option<Bytes>,
     second: Option<Bytes>,
+    /// The room that the message takes until it is sent.
+    #[allow(dead_code, reason = "dropping it gives the room back")]
+    room: Option<OwnedSemaphorePermit>,
+}
+
+impl Clone for Frames {
+    /// Returns frames of the same bytes, which take no room.
+    fn clone(&self) -> Self {
+        Self { first: self.first.clone(), second: self.second.clone(), room: None }
+    }
 }
 
 impl Frames {
@@ -149,14 +160,28 @@ impl Frames {
             return Ok(Self {
                 first: Some(prefix(true, compressed.len(), 0)),
                 second: Some(compressed.into()),
+                room: None,
             });
         }
         if length < LARGE {
             let mut whole = BytesMut::from(prefix(false, length, length));
             whole.put_slice(&message);
-            return Ok(Self { first: Some(whole.freeze()), second: None });
+            return Ok(Self { first: Some(whole.freeze()), second: None, room: None });
         }
-        Ok(Self { first: Some(prefix(false, length, 0)), second: Some(Bytes::from_owner(message)) })
+        Ok(Self {
+            first: Some(prefix(false, length, 0)),
+            second: Some(Bytes::from_owner(message)),
+            room: None,
+        })
+    }
+
+    /// Returns the frames in `room`.
+    pub(crate) fn within(self, room: OwnedSemaphorePermit) -> Self {
+        Self { room: Some(room), ..self }
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        [&self.first, &self.second].into_iter().flatten().map(Bytes::len).sum()
     }
 
     pub(crate) fn next(&mut self) -> Option<Bytes> {
@@ -209,6 +234,9 @@ pub(crate) struct Messages {
     there: usize,
     encoding: Option<Encoding>,
     limit: usize,
+    /// The first message, or what came instead, until it is taken.
+    first: Option<Result<Option<Message>, Status>>,
+    begun: bool,
     /// What came after the last message.
     pub(crate) trailers: Option<HeaderMap>,
 }
@@ -218,7 +246,16 @@ impl Messages {
     /// The headers name an encoding that is not known.
     pub(crate) fn new(headers: &HeaderMap, body: Body, limit: usize) -> Result<Self, Status> {
         let encoding = Encoding::of_headers(headers)?;
-        Ok(Self { body, chunks: VecDeque::new(), there: 0, encoding, limit, trailers: None })
+        Ok(Self {
+            body,
+            chunks: VecDeque::new(),
+            there: 0,
+            encoding,
+            limit,
+            first: None,
+            begun: false,
+            trailers: None,
+        })
     }
 
     /// Returns the next message; `None` after the last one.
@@ -229,7 +266,25 @@ impl Messages {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
+    /// Reads the first message, and keeps it.
+    pub(crate) fn read_ahead(&mut self, context: &mut Context<'_>) {
+        if !self.begun
+            && let Poll::Ready(first) = self.poll_next(context)
+        {
+            self.first = Some(first);
+        }
+    }
+
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message>, Status>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(first);
+        }
+        let next = std::task::ready!(self.poll_body(context));
+        self.begun = true;
+        Poll::Ready(next)
+    }
+
+    fn poll_body(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message>, Status>> {
         loop {
             if let Some(message) = self.take()? {
                 return Poll::Ready(Ok(Some(message)));

@@ -14,6 +14,7 @@ mod framing;
 mod memory;
 mod metadata;
 mod outcome;
+mod room;
 mod runtime;
 mod server;
 mod server_call;

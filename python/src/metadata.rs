@@ -33,12 +33,15 @@ pub(crate) fn add(headers: &mut HeaderMap, metadata: Option<&Bound<'_, PyAny>>) 
             || PyTypeError::new_err(format!("metadata was invalid: {pair} is no pair of a key and a value"));
         // A subclass of tuple is a pair, too.
         let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = pair.extract().map_err(|_| wrong())?;
-        let key: PyBackedStr = key.extract().map_err(|_| wrong())?;
+        let key = match key.cast::<PyBytes>() {
+            Ok(key) => String::from_utf8_lossy(key.as_bytes()).into_owned(),
+            Err(_) => key.extract().map_err(|_| wrong())?,
+        };
         let mistyped =
-            |why: &str| PyTypeError::new_err(format!("metadata was invalid: the key {:?} {why}", &*key));
+            |why: &str| PyTypeError::new_err(format!("metadata was invalid: the key {key:?} {why}"));
         let invalid =
-            |why: &str| PyValueError::new_err(format!("metadata was invalid: the key {:?} {why}", &*key));
-        if OWN.contains(&&*key) {
+            |why: &str| PyValueError::new_err(format!("metadata was invalid: the key {key:?} {why}"));
+        if OWN.contains(&key.as_str()) {
             return Err(invalid("is the transport's own"));
         }
         if key.bytes().any(|byte| byte.is_ascii_uppercase()) {

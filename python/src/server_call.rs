@@ -13,7 +13,7 @@ use http_body::Frame;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
-use tokio::sync::{Semaphore, SetOnce, mpsc};
+use tokio::sync::{SetOnce, TryAcquireError, mpsc};
 use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::body::Body;
@@ -24,11 +24,9 @@ use crate::completions::{Callback, Completions, Value};
 use crate::connection::{self, Connection};
 use crate::framing::{Encoding, Frames, Message, Messages, WholeBody};
 use crate::metadata;
+use crate::room::Room;
 use crate::runtime::{is_forked, wait};
 use crate::server::{Shared, Slot, shut_down};
-
-/// Messages of a response that may wait to be sent.
-const WAITING: usize = 2;
 
 /// What a handler has its call do.
 #[derive(Debug)]
@@ -45,7 +43,7 @@ struct State {
     requests: tokio::sync::Mutex<Messages>,
     steps: Mutex<Option<mpsc::UnboundedSender<Step>>>,
     /// Room for messages of the response.
-    room: Semaphore,
+    room: Room,
     encoding: Mutex<(Option<Encoding>, bool)>,
     limit: usize,
     deadline: Option<Instant>,
@@ -76,6 +74,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl State {
+    /// Reads the first message as soon as it arrives, also while the call waits for a thread: over HTTP/2 its
+    /// bytes would take the window of all calls of the connection.
+    fn read_ahead(&self, context: &mut Context<'_>) {
+        // What holds the lock reads itself.
+        if let Ok(mut requests) = self.requests.try_lock() {
+            requests.read_ahead(context);
+        }
+    }
+
     fn is_active(&self) -> bool {
         self.done.get().is_none() && lock(&self.steps).is_some()
     }
@@ -116,9 +123,8 @@ impl State {
     }
 
     async fn send(&self, frames: Frames) -> bool {
-        let Ok(room) = self.room.acquire().await else { return false };
-        room.forget();
-        self.step(Step::Message(frames))
+        let room = self.room.take(frames.length()).await;
+        room.is_some_and(|room| self.step(Step::Message(frames.within(room))))
     }
 
     async fn receive(&self) -> Option<Message> {
@@ -187,7 +193,7 @@ impl Responding {
             head,
             requests: tokio::sync::Mutex::new(messages),
             steps: Mutex::new(Some(sender)),
-            room: Semaphore::new(WAITING),
+            room: Room::new(),
             encoding: Mutex::default(),
             limit: shared.max_send,
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
@@ -265,6 +271,7 @@ struct Reply {
 
 impl Reply {
     fn poll_step(&mut self, context: &mut Context<'_>) -> Poll<Step> {
+        self.state.read_ahead(context);
         if self.state.cancelled.is_cancelled() {
             self.state.end(true);
             return Poll::Ready(Step::Finish(Frames::default(), trailers_of(&cancelled())));
@@ -317,9 +324,6 @@ impl http_body::Body for Reply {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         loop {
             if let Some(data) = self.frames.next() {
-                if self.frames.is_empty() && self.trailers.is_none() {
-                    self.state.room.add_permits(1);
-                }
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
             if let Some(trailers) = self.trailers.take() {
@@ -523,14 +527,13 @@ impl ServerCall {
     /// Sends without a wait. Returns whether it was sent; `None` if there is no room.
     fn send_now(&self, message: PyBackedBytes) -> PyResult<Option<bool>> {
         let state = self.state()?;
-        let room = match state.room.try_acquire() {
+        let room = match state.room.take_now(message.len()) {
             Ok(room) => room,
-            Err(tokio::sync::TryAcquireError::NoPermits) => return Ok(None),
-            Err(tokio::sync::TryAcquireError::Closed) => return Ok(Some(false)),
+            Err(TryAcquireError::NoPermits) => return Ok(None),
+            Err(TryAcquireError::Closed) => return Ok(Some(false)),
         };
         let Some(frames) = self.frames(state, message) else { return Ok(Some(false)) };
-        room.forget();
-        Ok(Some(state.step(Step::Message(frames))))
+        Ok(Some(state.step(Step::Message(frames.within(room)))))
     }
 
     /// Ends the call, after `message` if there is one. Returns whether the call was under way.
