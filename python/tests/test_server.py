@@ -200,9 +200,27 @@ def exit_thread(request, context):
         ("unary_stream", yield_and_abort, {}, Code.ABORTED, "on purpose"),
         ("unary_unary", lambda *_: None, {}, Code.INTERNAL, "Failed to serialize response!"),
         ("unary_unary", upper, {"response_serializer": refuse}, Code.INTERNAL, "Failed to serialize response!"),
-        ("unary_stream", uppers, {"response_serializer": refuse}, Code.INTERNAL, "Failed to serialize response!"),
-        ("unary_unary", upper, {"request_deserializer": refuse}, Code.INTERNAL, "Exception deserializing request!"),
-        ("stream_unary", joined, {"request_deserializer": refuse}, Code.INTERNAL, "Exception deserializing request!"),
+        (
+            "unary_stream",
+            uppers,
+            {"response_serializer": refuse},
+            Code.INTERNAL,
+            "Failed to serialize response!",
+        ),
+        (
+            "unary_unary",
+            upper,
+            {"request_deserializer": refuse},
+            Code.INTERNAL,
+            "Exception deserializing request!",
+        ),
+        (
+            "stream_unary",
+            joined,
+            {"request_deserializer": refuse},
+            Code.INTERNAL,
+            "Exception deserializing request!",
+        ),
     ],
 )
 def test_errors_of_handlers(serve, connect, kind, behavior, more, code, details):
@@ -268,7 +286,9 @@ def test_metadata(serve, connect):
 
 
 def test_wrong_trailing_metadata(serve, connect):
-    channel = once(serve, connect, lambda request, context: context.set_trailing_metadata([("UPPER", "x")]) or request)
+    channel = once(
+        serve, connect, lambda request, context: context.set_trailing_metadata([("UPPER", "x")]) or request
+    )
     error = failure(channel, "unary_unary", b"")
     assert error.code() == Code.INTERNAL
     assert error.details().startswith("Invalid metadata")
@@ -306,7 +326,9 @@ def test_what_a_context_says_of_its_call(implementation, serve, connect):
 
     def behavior(request, context):
         seen.update(remaining=context.time_remaining(), peer=context.peer(), active=context.is_active())
-        seen.update(identities=context.peer_identities(), key=context.peer_identity_key(), auth=context.auth_context())
+        seen.update(
+            identities=context.peer_identities(), key=context.peer_identity_key(), auth=context.auth_context()
+        )
         assert isinstance(context, grpc.ServicerContext)
         return request
 
@@ -383,7 +405,9 @@ def test_responses_of_a_cancelled_call(serve, connect):
         finally:
             closed.set()
 
-    responses = once(serve, connect, behavior, "unary_stream").unary_stream(PATH + "unary_stream")(b"", timeout=30)
+    responses = once(serve, connect, behavior, "unary_stream").unary_stream(PATH + "unary_stream")(
+        b"", timeout=30
+    )
     next(responses)
     responses.cancel()
     assert closed.wait(30)
@@ -649,6 +673,22 @@ def test_addresses(implementation):
     server.stop(None)
 
 
+def test_servers_that_share_a_port(implementation, connect):
+    servers, port = [], 0
+    for _ in range(2):
+        server = implementation.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 1)])
+        server.add_registered_method_handlers("test.Service", ALL)
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+        servers.append(server)
+    assert call(connect(port), "unary_unary", b"a") == [b"A"]
+    other = implementation.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+    with pytest.raises(RuntimeError):
+        other.add_insecure_port(f"127.0.0.1:{port}")
+    for server in servers:
+        server.stop(None)
+
+
 def test_wrong_arguments(implementation):
     pool = futures.ThreadPoolExecutor(1)
     with pytest.raises(AttributeError, match="service"):
@@ -669,7 +709,7 @@ def test_handlers_of_grpcio_types(implementation):
 
 @pytest.fixture
 def secure(implementation, tls):
-    """A function that starts a server with TLS and gives its port: the method answers with the client's identity."""
+    """A function that starts a server with TLS and gives its port. It answers with the client's identity."""
     made = []
 
     def start(*more):
@@ -698,7 +738,9 @@ def secure(implementation, tls):
         server.stop(None)
 
 
-@pytest.mark.parametrize("name", [name for name in ("grpcio", "tonic_rdma") if name in conftest.NAMES + ["grpcio"]])
+@pytest.mark.parametrize(
+    "name", [name for name in ("grpcio", "tonic_rdma") if name in conftest.NAMES + ["grpcio"]]
+)
 def test_tls(secure, tls, name):
     module, why = conftest.available(name)
     if module is None or not hasattr(module, "secure_channel"):
@@ -744,7 +786,8 @@ def test_compression(serve, connect, by):
 def test_messages_too_large(serve, connect):
     options = (("grpc.max_receive_message_length", 1000), ("grpc.max_send_message_length", 2000))
     _, port = serve(
-        {"unary_unary": handler("unary_unary", lambda request, context: bytes(int(request[:5])))}, options=options
+        {"unary_unary": handler("unary_unary", lambda request, context: bytes(int(request[:5])))},
+        options=options,
     )
     channel = connect(port)
     assert call(channel, "unary_unary", b"02000") == [bytes(2000)]

@@ -57,7 +57,9 @@ def serve(implementation, loop):
         async def inner():
             server = implementation.aio.server(**more)
             if generic:
-                server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+                server.add_generic_rpc_handlers(
+                    (grpc.method_handlers_generic_handler("test.Service", handlers),)
+                )
             else:
                 server.add_registered_method_handlers("test.Service", handlers)
             port = server.add_insecure_port("127.0.0.1:0")
@@ -256,7 +258,9 @@ def test_errors_of_handlers(serve, connect, kind, behavior, more, code, details)
 def test_errors_of_handlers_in_threads(serve, connect):
     error = failure(once(serve, connect, refuse), "unary_unary", b"a")
     assert error.code() == Code.UNKNOWN and error.details().endswith(": wrong")
-    error = failure(once(serve, connect, lambda _, context: context.abort(Code.ABORTED, "no")), "unary_unary", b"a")
+    error = failure(
+        once(serve, connect, lambda _, context: context.abort(Code.ABORTED, "no")), "unary_unary", b"a"
+    )
     assert (error.code(), error.details()) == (Code.ABORTED, "no")
 
 
@@ -313,7 +317,9 @@ def test_what_a_context_says(serve, connect):
 
     async def behavior(request, context):
         seen.update(remaining=context.time_remaining(), peer=context.peer(), done=context.done())
-        seen.update(identities=context.peer_identities(), key=context.peer_identity_key(), auth=context.auth_context())
+        seen.update(
+            identities=context.peer_identities(), key=context.peer_identity_key(), auth=context.auth_context()
+        )
         seen["status"] = context.code(), context.details(), context.trailing_metadata(), context.cancelled()
         context.set_code(Code.OK)
         context.set_details("fine")
@@ -335,7 +341,9 @@ def test_done_callbacks(serve, connect):
     done = futures.Future()
 
     async def behavior(request, context):
-        context.add_done_callback(lambda given: done.set_result((given is context, given.done(), given.cancelled())))
+        context.add_done_callback(
+            lambda given: done.set_result((given is context, given.done(), given.cancelled()))
+        )
         return request
 
     assert call(once(serve, connect, behavior), "unary_unary", b"") == [b""]
@@ -403,7 +411,9 @@ def test_a_generator_is_closed_after_a_cancellation(serve, connect):
         finally:
             closed.set()
 
-    responses = once(serve, connect, behavior, "unary_stream").unary_stream(PATH + "unary_stream")(b"", timeout=30)
+    responses = once(serve, connect, behavior, "unary_stream").unary_stream(PATH + "unary_stream")(
+        b"", timeout=30
+    )
     next(responses)
     responses.cancel()
     assert closed.wait(30)
@@ -451,7 +461,9 @@ def test_interceptors_and_variables(serve, connect, kind):
         variable.set("of a call before")
         return seen.encode()
 
-    more = {} if kind.endswith("without interceptors") else {"interceptors": [Interceptor(n, log) for n in "12"]}
+    more = (
+        {} if kind.endswith("without interceptors") else {"interceptors": [Interceptor(n, log) for n in "12"]}
+    )
     _, port = serve({"unary_unary": handler("unary_unary", behavior)}, **more)
     channel = connect(port)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What a peer's certificate says of it, for `ServicerContext.auth_context`. TLS has checked the certificate before."""
+"""What a peer's certificate, which TLS has checked, says of it: for `ServicerContext.auth_context`."""
 
 import base64
 import ipaddress

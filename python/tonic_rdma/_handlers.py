@@ -1,4 +1,4 @@
-"""What the servers share: how a call is served in a thread, credentials, and arguments for the native server."""
+"""What the servers share: a call that is served in a thread, credentials, arguments for the native server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 Options = Sequence[tuple[str, Any]] | None
-# At run time these classes of grpcio take no parameters.
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-GenericHandler: TypeAlias = "grpc.GenericRpcHandler[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # at run time the class takes no parameters
 
 CANCELLED = 1
 UNKNOWN = 2
@@ -54,10 +52,10 @@ def ssl_server_credentials(
     root_certificates: bytes | None = None,
     require_client_auth: bool = False,
 ) -> ServerCredentials:
-    """Credentials for `add_secure_port`: one pair of key and certificate chain, and the roots for clients' certificates.
+    """Credentials for `add_secure_port`, in PEM: one pair of key and chain, and roots for clients' certificates.
 
-    All in PEM. Without `root_certificates` no certificate is asked of clients; with them and `require_client_auth`, a
-    client without one is refused. Raises ValueError for none or several pairs, and for a client certificate that is
+    Without `root_certificates` no certificate is asked of clients. With them and `require_client_auth`, a client
+    without one is refused. Raises ValueError for none or several pairs, and for a client certificate that is
     required without roots.
     """
     if len(private_key_certificate_chain_pairs) != 1:
@@ -70,11 +68,13 @@ def ssl_server_credentials(
 
 def native_server(options: Options, maximum_concurrent_rpcs: int | None) -> _native.Server:
     """The native server that channel arguments and the bound for concurrent calls describe."""
-    return _native.Server(max_concurrent=maximum_concurrent_rpcs, **common_arguments(options))
+    arguments = common_arguments(options)
+    reuse_port = any(key == "grpc.so_reuseport" and value for key, value in options or ())
+    return _native.Server(max_concurrent=maximum_concurrent_rpcs, reuse_port=reuse_port, **arguments)
 
 
 def bind(server: _native.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
-    """Listens on `address`, such as `localhost:0`, and returns the port. RuntimeError says why that can't be."""
+    """Listens on `address`, such as `localhost:0`. Returns the port. RuntimeError says why that can't be."""
     if credentials is not None and not isinstance(credentials, ServerCredentials):
         raise TypeError(
             "add_secure_port needs credentials from tonic_rdma.ssl_server_credentials: "
@@ -98,7 +98,7 @@ def methods(service_name: str, method_handlers: Mapping[str, Handler]) -> dict[s
     return {f"/{service_name}/{name}": handler for name, handler in method_handlers.items()}
 
 
-def generic_handlers(handlers: Iterable[GenericHandler] | None) -> tuple[GenericHandler, ...]:
+def generic_handlers(handlers: Iterable[grpc.GenericRpcHandler] | None) -> tuple[grpc.GenericRpcHandler, ...]:
     """`handlers`, each of which has a method `service`. AttributeError names one that hasn't."""
     given = tuple(handlers or ())
     for handler in given:
@@ -108,7 +108,9 @@ def generic_handlers(handlers: Iterable[GenericHandler] | None) -> tuple[Generic
 
 
 def find(
-    registered: Mapping[str, Handler], generic: Iterable[GenericHandler], details: grpc.HandlerCallDetails
+    registered: Mapping[str, Handler],
+    generic: Iterable[grpc.GenericRpcHandler],
+    details: grpc.HandlerCallDetails,
 ) -> Handler | None:
     """The handler of the method that `details` names. A registered one goes before generic ones."""
     found = registered.get(details.method)
@@ -135,7 +137,7 @@ def finish(call: ServerCall, message: bytes | None, code: int, details: str, tra
 
 
 class Peer:
-    """The parts of a context that tell of the client and its call. They are the same for threads and for asyncio."""
+    """What a context tells of the client and its call: the same for threads and for asyncio."""
 
     _call: ServerCall
 
@@ -146,7 +148,7 @@ class Peer:
         return self._call.peer
 
     def peer_identity_key(self) -> str | None:
-        """`x509_subject_alternative_name`, or `x509_common_name` if there are no such names; None: no certificate."""
+        """`x509_subject_alternative_name`, or without such names `x509_common_name`; None: no certificate."""
         properties = self.auth_context()
         keys = ("x509_subject_alternative_name", "x509_common_name")
         return next((key for key in keys if key in properties), None)
@@ -158,7 +160,7 @@ class Peer:
         return identities
 
     def auth_context(self) -> Mapping[str, Any]:
-        """The properties of the connection's protection, and of the client's certificate if it showed one: lists of bytes."""
+        """The properties, lists of bytes, of the connection's protection and of the client's certificate."""
         call = self._call
         connection = call.connection
         secured = connection is not None and connection.tls
@@ -198,8 +200,11 @@ class ServicerContext(Peer, grpc.ServicerContext):
         remaining = self._call.time_remaining()
         return self._no_deadline if remaining is None else remaining
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
+        """Ends the call with CANCELLED. False: it had ended."""
+        active = self._call.is_active()
         self._call.cancel()
+        return active
 
     def add_callback(self, callback: Callable[[], object]) -> bool:
         from ._callbacks import completions
@@ -261,7 +266,9 @@ class ServicerContext(Peer, grpc.ServicerContext):
     def _finish(self, message: bytes | None, code: int, details: str) -> None:
         """Ends the call. What the handler has set goes before `code` and `details`."""
         if self._details is not None:
-            details = self._details.decode("utf-8", "replace") if isinstance(self._details, bytes) else self._details
+            details = (
+                self._details.decode("utf-8", "replace") if isinstance(self._details, bytes) else self._details
+            )
         if self._code is not None:
             code = number(self._code) or code
         finish(self._call, message, code, details, self._trailing)
@@ -369,7 +376,9 @@ def serve(context: ServicerContext, handler: Handler, behavior: Any) -> None:
         context._finish(None, 0, "")
 
 
-def _send_all(context: ServicerContext, responses: Iterable[Any], serializer: Callable[[Any], bytes] | None) -> None:
+def _send_all(
+    context: ServicerContext, responses: Iterable[Any], serializer: Callable[[Any], bytes] | None
+) -> None:
     send = context._call.send
     try:
         for response in responses:
@@ -388,7 +397,7 @@ def _send_all(context: ServicerContext, responses: Iterable[Any], serializer: Ca
 def _serve_by_function(
     context: ServicerContext, behavior: Any, argument: Any, serializer: Callable[[Any], bytes] | None
 ) -> None:
-    """A handler with the attribute `experimental_non_blocking` gives its responses to a function, and None at the end."""
+    """Serves by a handler that gives its responses to a function, and None at the end."""
 
     def send(response: Any) -> None:
         if response is None:
@@ -402,4 +411,3 @@ def _serve_by_function(
         behavior(argument, context, send)
     except BaseException as error:
         context._raised(error, "Exception calling application")
-

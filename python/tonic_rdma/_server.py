@@ -11,20 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
 from contextvars import Context, copy_context
 from time import monotonic
-from typing import Any, TypeAlias
 
 import grpc
 
 from . import _handlers
-from ._handlers import GenericHandler, Handler, HandlerCallDetails
+from ._handlers import Handler, HandlerCallDetails
 from ._native import ServerCall
-
-Interceptor: TypeAlias = "grpc.ServerInterceptor[Any, Any]"  # at run time the class takes no parameters
 
 _LOGGER = logging.getLogger(__name__)
 
-# A thread of the pool that has served a call takes the next one itself, so that steady calls need no hand-over between
-# threads. It gives itself back to the pool when no call comes for IDLE, or after TURN, so that other jobs can run.
+# A thread of the pool that has served a call takes the next one itself, so steady calls need no hand-over. It
+# gives itself back to the pool when no call comes for IDLE, or after TURN: other jobs can run then.
 IDLE = 0.003  # seconds
 TURN = 0.05  # seconds
 
@@ -35,8 +32,8 @@ class _Service:
     def __init__(
         self,
         pool: futures.Executor,
-        handlers: Iterable[GenericHandler] | None,
-        interceptors: Sequence[Interceptor] | None,
+        handlers: Iterable[grpc.GenericRpcHandler] | None,
+        interceptors: Sequence[grpc.ServerInterceptor] | None,
         options: _handlers.Options,
         maximum_concurrent_rpcs: int | None,
         compression: grpc.Compression | None,
@@ -69,13 +66,14 @@ class _Service:
                     refused = self._waiting.pop()
                 except IndexError:
                     continue
-                refused.finish(None, _handlers.UNAVAILABLE, f"the server's thread pool takes no call: {error}", None)
+                details = f"the server's thread pool takes no call: {error}"
+                refused.finish(None, _handlers.UNAVAILABLE, details, None)
         self.native.wait_stopped()
         _running.discard(self)
         self.stopped.set()
 
     def _work(self) -> None:
-        """A job of the pool. There is one for each call in `_waiting`, or a thread that worked on has taken that call."""
+        """A job of the pool. There is one for each call put into `_waiting`, which another may have taken."""
         waiting, next_call = self._waiting, self.native.next_call
         call: ServerCall | None
         try:
@@ -151,7 +149,7 @@ class Server(grpc.Server):
         self._service = service
         self._lock = threading.Lock()
 
-    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[GenericHandler]) -> None:
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         self._service.generic.extend(_handlers.generic_handlers(generic_rpc_handlers))
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
@@ -175,7 +173,7 @@ class Server(grpc.Server):
             self._service.start()
 
     def stop(self, grace: float | None = None) -> threading.Event:
-        """Takes no more calls, and cancels those in flight after `grace` seconds, or at once and then waits (None).
+        """Takes no more calls, and cancels those in flight after `grace` seconds. None: at once, and waits.
 
         The event is set when no call is left. A handler whose call was cancelled may still run.
         """
@@ -199,18 +197,19 @@ class Server(grpc.Server):
 
 def server(
     thread_pool: futures.Executor | None = None,
-    handlers: Iterable[GenericHandler] | None = None,
-    interceptors: Sequence[Interceptor] | None = None,
+    handlers: Iterable[grpc.GenericRpcHandler] | None = None,
+    interceptors: Sequence[grpc.ServerInterceptor] | None = None,
     options: _handlers.Options = None,
     maximum_concurrent_rpcs: int | None = None,
     compression: grpc.Compression | None = None,
     xds: bool = False,
 ) -> Server:
-    """A server whose handlers run in `thread_pool`, by default one of its own. Arguments as those of `grpc.server`.
+    """A server whose handlers run in `thread_pool`, by default one of its own. Arguments: see `grpc.server`.
 
     More than `maximum_concurrent_rpcs` calls at once get RESOURCE_EXHAUSTED. There is no xDS: ValueError.
     """
     if xds:
         raise ValueError("tonic_rdma has no xDS")
-    pool = futures.ThreadPoolExecutor(thread_name_prefix="tonic-rdma-handler") if thread_pool is None else thread_pool
-    return Server(_Service(pool, handlers, interceptors, options, maximum_concurrent_rpcs, compression))
+    if thread_pool is None:
+        thread_pool = futures.ThreadPoolExecutor(thread_name_prefix="tonic-rdma-handler")
+    return Server(_Service(thread_pool, handlers, interceptors, options, maximum_concurrent_rpcs, compression))

@@ -10,20 +10,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from .. import _handlers
-from .._handlers import GenericHandler, Handler, HandlerCallDetails
+from .._handlers import Handler, HandlerCallDetails
 from . import _loop
 
 if TYPE_CHECKING:
     from .._native import MetadataIn, ServerCall
-
-Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"  # at run time the class takes no parameters
-
-EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -41,7 +37,7 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
     _callbacks: list[Callable[[Any], object]] | None = None
     _deserializer: Callable[[bytes], Any] | None = None
     _serializer: Callable[[Any], bytes] | None = None
-    # `_message` keeps one request that has arrived, in a tuple, until it is read: a read that is cancelled loses none.
+    # One request that has arrived, in a tuple, until it is read: a read that is cancelled loses none.
     _message: tuple[bytes | None] | None = None
     _receiving = False
     _waiter: asyncio.Future[None] | None = None
@@ -56,7 +52,7 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
         self._raise_if_ended()
         message = await self._receive()
         if message is None:
-            return EOF
+            return grpc.aio.EOF
         return message if self._deserializer is None else self._deserializer(message)
 
     async def write(self, message: Any) -> None:
@@ -82,8 +78,10 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: MetadataIn = ()
     ) -> NoReturn:
-        """Ends the call with `code`, and the handler with grpc.aio.AbortError. What was set before stands in for what
-        is not given here."""
+        """Ends the call with `code`, and the handler with grpc.aio.AbortError.
+
+        What was set before stands in for what is not given here.
+        """
         if self._aborted is not None:
             raise grpc.aio.UsageError("Abort already called!")
         if code == grpc.StatusCode.OK:
@@ -223,7 +221,7 @@ class _Requests(AsyncIterator[Any]):
 
     async def __anext__(self) -> Any:
         request = await self._context.read()
-        if request is EOF:
+        if request is grpc.aio.EOF:
             raise StopAsyncIteration
         return request
 
@@ -272,8 +270,8 @@ class _Service:
     def __init__(
         self,
         pool: futures.Executor | None,
-        handlers: Iterable[GenericHandler] | None,
-        interceptors: Sequence[Interceptor] | None,
+        handlers: Iterable[grpc.GenericRpcHandler] | None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] | None,
         options: _handlers.Options,
         maximum_concurrent_rpcs: int | None,
         compression: grpc.Compression | None,
@@ -410,7 +408,7 @@ class Server(grpc.aio.Server):
     def __init__(self, service: _Service) -> None:
         self._service = service
 
-    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[GenericHandler]) -> None:
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         self._service.generic.extend(_handlers.generic_handlers(generic_rpc_handlers))
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
@@ -435,7 +433,7 @@ class Server(grpc.aio.Server):
             self._service.start()
 
     async def stop(self, grace: float | None = None) -> None:
-        """Takes no more calls, waits up to `grace` seconds for those in flight, and then cancels them (None: at once).
+        """Takes no more calls, waits up to `grace` seconds (None: 0) for those in flight, and cancels the rest.
 
         A handler whose call was cancelled may still run.
         """
@@ -466,13 +464,13 @@ class Server(grpc.aio.Server):
 
 def server(
     migration_thread_pool: futures.Executor | None = None,
-    handlers: Iterable[GenericHandler] | None = None,
-    interceptors: Sequence[Interceptor] | None = None,
+    handlers: Iterable[grpc.GenericRpcHandler] | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] | None = None,
     options: _handlers.Options = None,
     maximum_concurrent_rpcs: int | None = None,
     compression: grpc.Compression | None = None,
 ) -> Server:
-    """A server whose handlers run on the event loop that starts it. Arguments as those of `grpc.aio.server`.
+    """A server whose handlers run on the event loop that starts it. Arguments: see `grpc.aio.server`.
 
     Handlers that are not asynchronous run in `migration_thread_pool`, by default the loop's. More than
     `maximum_concurrent_rpcs` calls at once get RESOURCE_EXHAUSTED.
