@@ -51,13 +51,24 @@ class _Service:
     def start(self) -> None:
         self.native.start()
         self.dispatcher = threading.Thread(target=self._dispatch, name="tonic-rdma-server", daemon=True)
-        self.dispatcher.start()
         _running.add(self)
+        self.dispatcher.start()
 
     def _dispatch(self) -> None:
+        try:
+            self._take_calls()
+            self.native.wait_stopped()
+        except RuntimeError:
+            _LOGGER.exception("The server can't go on.")
+        finally:
+            _running.discard(self)
+            self.stopped.set()
+
+    def _take_calls(self) -> None:
         """Takes the calls for which no thread of the pool waits, and submits a job for each."""
         while (call := self.native.next_call()) is not None:
             self._waiting.append(call)
+            del call  # the next one may be long in coming
             try:
                 self._pool.submit(self._work)
             except RuntimeError as error:  # the pool, or the interpreter, has shut down
@@ -68,9 +79,6 @@ class _Service:
                     continue
                 details = f"the server's thread pool takes no call: {error}"
                 refused.finish(None, _handlers.UNAVAILABLE, details, None)
-        self.native.wait_stopped()
-        _running.discard(self)
-        self.stopped.set()
 
     def _work(self) -> None:
         """A job of the pool. There is one for each call put into `_waiting`, which another may have taken."""

@@ -429,8 +429,8 @@ class Server(grpc.aio.Server):
         if self._state == "stopped":
             raise grpc.aio.UsageError("Server not in ready state")
         if self._state == "new":
-            self._state = "started"
             self._service.start()
+            self._state = "started"
 
     async def stop(self, grace: float | None = None) -> None:
         """Takes no more calls, waits up to `grace` seconds (None: 0) for those in flight, and cancels the rest.
