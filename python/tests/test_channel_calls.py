@@ -389,11 +389,11 @@ def test_a_dropped_call_is_cancelled(stub):
         go_on.wait()
 
     for begin in (lambda: stub.ServerStream(Request(replies=10**6)), lambda: stub.Bidi(waits())):
-        before = stub.Count(echo_pb2.Nothing()).cancelled
+        before = stub.Count(echo_pb2.Nothing()).ended
         call = begin()
         next(call)
         del call
-        wait_until(lambda: stub.Count(echo_pb2.Nothing()).cancelled > before)
+        wait_until(lambda: stub.Count(echo_pb2.Nothing()).ended > before)
     go_on.set()
 
 

@@ -150,7 +150,7 @@ class Call(grpc.RpcError, grpc.Call, Future):
         return True
 
     def cancelled(self) -> bool:
-        return self._cancelled and self.done()
+        return self._cancelled and self.done() and self._ended()[0].code is grpc.StatusCode.CANCELLED
 
     def result(self, timeout: float | None = None) -> Any:
         status, response = self._ended(timeout)

@@ -7,8 +7,18 @@ from typing import Any
 import grpc
 
 from . import _native
-from ._call import DESERIALIZING, LOGGER, SERIALIZING, Call, Deserializer, ResponseIterator
-from ._call import Serializer, deserialized, send_all, serialized
+from ._call import (
+    DESERIALIZING,
+    LOGGER,
+    SERIALIZING,
+    Call,
+    Deserializer,
+    ResponseIterator,
+    Serializer,
+    deserialized,
+    send_all,
+    serialized,
+)
 from ._callbacks import completions
 from ._errors import EndedCall, InactiveRpcError, Metadata, inactive, status_of
 from ._options import Authorize, channel_arguments
@@ -313,7 +323,7 @@ class Channel(grpc.Channel):
 
     @property
     def verdict(self) -> str | None:
-        """"rdma" or "tcp", or None before there is a connection."""
+        """Either "rdma" or "tcp", or None before there is a connection."""
         connection = self._native.connection()
         return None if connection is None else connection.verdict
 

@@ -113,7 +113,7 @@ class EndedCall(grpc.Call, Future):
 
 
 class InactiveRpcError(EndedCall, grpc.RpcError):  # type: ignore[misc]
-    """A call that failed: `grpc.RpcError`, `grpc.Call` and `grpc.Future` in one, and an iterator that raises."""
+    """A call that failed: a `grpc.RpcError`, `grpc.Call` and `grpc.Future`, and an iterator that raises."""
 
     def __iter__(self) -> "InactiveRpcError":
         return self

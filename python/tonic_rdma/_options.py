@@ -79,8 +79,8 @@ def _dictionary(options: Sequence[tuple[str, Any]] | None) -> dict[str, Any]:
     for pair in options or ():
         try:
             key, value = pair
-        except (TypeError, ValueError):
-            raise TypeError(f"a channel argument is a pair of a name and a value, not {pair!r}") from None
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"a channel argument is a pair of a name and a value, not {pair!r}") from None
         if not isinstance(key, (str, bytes)):
             raise TypeError(f"the name of a channel argument is a str, not {type(key).__name__}")
         arguments[key if isinstance(key, str) else key.decode()] = value
@@ -148,8 +148,8 @@ def _channel_credentials(
         inner = inner._channel_credentials
     kind = type(inner).__name__
     if kind == "SSLChannelCredentials":
-        roots = inner._pem_root_certificates
-        return (_system_roots() if roots is None else roots, inner._private_key, inner._certificate_chain), plugins
+        roots = inner._pem_root_certificates or _system_roots()
+        return (roots, inner._private_key, inner._certificate_chain), plugins
     if kind == "InsecureChannelCredentials":
         return None, plugins
     raise ValueError(f"{kind} are not carried: use grpc.ssl_channel_credentials")
@@ -158,7 +158,7 @@ def _channel_credentials(
 def _system_roots() -> bytes:
     path = os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH") or ssl.get_default_verify_paths().cafile
     if path is None:
-        raise ValueError("this system has no file of root certificates: give them to grpc.ssl_channel_credentials")
+        raise ValueError("this system has no file of root certificates: pass root_certificates")
     with open(path, "rb") as file:
         return file.read()
 

@@ -9,11 +9,10 @@ import sys
 import threading
 from concurrent import futures
 
-import grpc
-
 # conftest.py generates these and puts their folder on sys.path, and on PYTHONPATH for other processes.
 import echo_pb2
 import echo_pb2_grpc
+import grpc
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
