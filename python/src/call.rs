@@ -1,6 +1,6 @@
 //! Calls at the client that go on by themselves: of futures, streams and event loops.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -84,10 +84,21 @@ pub(crate) fn late() -> End {
 fn failed(status: &Status, initial: HeaderMap) -> End {
     match (status.code(), status.source()) {
         (Code::DeadlineExceeded, _) => End { initial, ..late() },
-        // tonic has UNKNOWN for a connection that has ended. gRPC's clients have UNAVAILABLE.
+        // tonic has UNKNOWN, or hyper's CANCELLED, for a connection that has ended. gRPC's clients have UNAVAILABLE.
         (Code::Unknown, Some(source)) => End::of_status(&Status::unavailable(causes(source)), initial),
+        (Code::Cancelled, Some(source)) if is_of_hyper(source) => {
+            End::of_status(&Status::unavailable(causes(source)), initial)
+        }
         _ => End::of_status(status, initial),
     }
+}
+
+/// Returns whether hyper has dropped the call with its connection.
+fn is_of_hyper(source: &(dyn Error + 'static)) -> bool {
+    let mut errors = std::iter::successors(Some(source), |error| error.source());
+    errors.any(|error| {
+        error.downcast_ref::<hyper::Error>().is_some_and(|error| error.is_canceled() || error.is_closed())
+    })
 }
 
 /// Makes a call with one response.

@@ -185,7 +185,11 @@ impl Frames {
     }
 
     pub(crate) fn next(&mut self) -> Option<Bytes> {
-        self.first.take().or_else(|| self.second.take())
+        let next = self.first.take().or_else(|| self.second.take());
+        if self.is_empty() {
+            self.room = None;
+        }
+        next
     }
 
     pub(crate) fn is_empty(&self) -> bool {

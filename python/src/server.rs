@@ -171,6 +171,9 @@ pub(crate) struct Server {
 /// The longest time between the end of the last call and the end of the connections.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// Bytes of requests over HTTP/2 that a connection may have unread.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+
 impl Server {
     fn ports(&self) -> MutexGuard<'_, Vec<Port>> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
@@ -198,7 +201,8 @@ impl Server {
     /// Serves the connections of one port, until the server stops.
     fn serve(&self, port: Port) -> Result<impl Future<Output = ()> + Send + 'static, String> {
         let incoming = RdmaIncoming::builder().listen(port.listener).map_err(|error| error.to_string())?;
-        let mut http2 = Http2::builder();
+        // Calls that wait for a thread don't read their requests. They may leave no room for those that do.
+        let mut http2 = Http2::builder().initial_connection_window_size(CONNECTION_WINDOW);
         if let Some((interval, timeout)) = self.keepalive {
             http2 = http2.http2_keepalive_interval(Some(interval)).http2_keepalive_timeout(Some(timeout));
         }
