@@ -95,10 +95,9 @@ fn failed(status: &Status, initial: HeaderMap) -> End {
 
 /// Returns whether hyper has dropped the call with its connection.
 fn is_of_hyper(source: &(dyn Error + 'static)) -> bool {
-    let mut errors = std::iter::successors(Some(source), |error| error.source());
-    errors.any(|error| {
-        error.downcast_ref::<hyper::Error>().is_some_and(|error| error.is_canceled() || error.is_closed())
-    })
+    let of_hyper =
+        source.downcast_ref::<hyper::Error>().is_some_and(|error| error.is_canceled() || error.is_closed());
+    of_hyper || source.source().is_some_and(is_of_hyper)
 }
 
 /// Makes a call with one response.
