@@ -845,7 +845,9 @@ print(channel.unary_unary("/s/m")(b"x", timeout=30), flush=True)
 def run(implementation, *more):
     """What a process does that has a server and has called it, and then runs `more`."""
     script = PROCESS.format(module=implementation.__name__) + "\n".join(more)
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=50, text=True)
+    # Newer Pythons warn of any fork beside threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script]
+    return subprocess.run(command, capture_output=True, timeout=50, text=True)
 
 
 def test_a_process_that_ends_without_stop(implementation):
