@@ -75,4 +75,4 @@ def test_compare_needs_something_to_measure():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("where", [[], ["--in-process"]])
 def test_many_calls_leave_nothing(where):
-    assert "flat: nothing grew" in run(sys.executable, FOLDER / "soak.py", "--calls", 4000, "--seed", 1, *where)
+    assert "flat: nothing grew" in run(sys.executable, FOLDER / "tests" / "soak.py", "--calls", 4000, "--seed", 1, *where)

@@ -1,7 +1,7 @@
 """Many calls of all kinds, with cancellations and deadlines, while threads come and go and the garbage collector runs
 at random moments. Prints how much memory and how many descriptors each process has, and whether these stay flat.
 
-    python soak.py [--calls 1000000] [--seed N] [--in-process] [--implementation tonic_rdma|grpc]
+    python tests/soak.py [--calls 1000000] [--seed N] [--in-process] [--implementation tonic_rdma|grpc]
 
 Ends with status 0 if all calls ended as they must and nothing grew.
 """
