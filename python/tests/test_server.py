@@ -142,6 +142,15 @@ def refuse(*_):
     raise ValueError("wrong")
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def raise_unprintable(request, context):
+    raise Unprintable
+
+
 def set_and_raise(request, context):
     context.set_code(Code.NOT_FOUND)
     refuse()
@@ -190,6 +199,13 @@ def exit_thread(request, context):
     [
         ("unary_unary", refuse, {}, Code.UNKNOWN, "Exception calling application: wrong"),
         ("unary_stream", refuse, {}, Code.UNKNOWN, "Exception calling application: wrong"),
+        (
+            "unary_unary",
+            raise_unprintable,
+            {},
+            Code.UNKNOWN,
+            "Calling application raised unprintable Exception!",
+        ),
         ("unary_unary", set_and_raise, {}, Code.NOT_FOUND, "Exception calling application: wrong"),
         ("unary_unary", set_and_return_none, {}, Code.NOT_FOUND, "nothing there"),
         ("unary_unary", set_odd_code, {}, Code.UNKNOWN, ""),

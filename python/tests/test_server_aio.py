@@ -14,7 +14,19 @@ from concurrent import futures
 
 import grpc
 import pytest
-from test_server import ALL, KINDS, PATH, Code, Status, call, connect, failure, handler, pairs  # noqa: F401
+from test_server import (
+    ALL,
+    KINDS,
+    PATH,
+    Code,
+    Status,
+    call,
+    connect,
+    failure,
+    handler,
+    pairs,
+    raise_unprintable,
+)  # noqa: F401
 
 
 class Loop:
@@ -274,7 +286,11 @@ def test_what_no_handler_should_do(implementation, serve, connect):
     async def cancelled(request, context):
         raise asyncio.CancelledError
 
-    assert failure(once(serve, connect, abort_ok), "unary_unary", b"").code() == Code.UNKNOWN
+    async def unprintable(request, context):
+        raise_unprintable(request, context)
+
+    for behavior in (abort_ok, unprintable):
+        assert failure(once(serve, connect, behavior), "unary_unary", b"").code() == Code.UNKNOWN
     assert failure(once(serve, connect, cancelled), "unary_unary", b"").code() == Code.CANCELLED
 
 

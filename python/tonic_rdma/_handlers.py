@@ -127,6 +127,14 @@ def number(code: object) -> int:
     return code.value[0] if isinstance(code, grpc.StatusCode) else UNKNOWN
 
 
+def described(what: str, error: BaseException) -> str:
+    """`what`, and the error's text if it has one."""
+    try:
+        return f"{what}: {error}"
+    except Exception:
+        return "Calling application raised unprintable Exception!"
+
+
 def finish(call: ServerCall, message: bytes | None, code: int, details: str, trailing: MetadataIn) -> None:
     """Ends the call. Trailing metadata that can't be sent makes it INTERNAL."""
     try:
@@ -302,10 +310,7 @@ class ServicerContext(Peer, grpc.ServicerContext):
         if self._aborted:
             self._finish(None, UNKNOWN, "RPC Aborted")
         elif not isinstance(error, _CallOver) or self._call.is_active():
-            try:
-                details = f"{what}: {error}"
-            except Exception:
-                details = "Calling application raised unprintable Exception!"
+            details = described(what, error)
             _LOGGER.error(details, exc_info=error)
             self._finish(None, UNKNOWN, details)
 

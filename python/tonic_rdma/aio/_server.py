@@ -201,7 +201,8 @@ class ServicerContext(_handlers.Peer, grpc.aio.ServicerContext):  # type: ignore
         name = type(error).__name__
         _LOGGER.error("Unexpected [%s] raised by servicer method [%s]", name, call.method, exc_info=error)
         code = _handlers.UNKNOWN if self._code is None else number(self._code) or _handlers.UNKNOWN
-        _handlers.finish(call, None, code, f"Unexpected {type(error)}: {error}", self._trailing)
+        details = _handlers.described(f"Unexpected {type(error)}", error)
+        _handlers.finish(call, None, code, details, self._trailing)
         if not isinstance(error, Exception):
             raise error
 
