@@ -142,12 +142,17 @@ pub(crate) enum Source {
 
 impl Source {
     /// Makes the body of a request; `None` if a part of what a body before it has sent is not there any more.
-    pub(crate) fn body(&self) -> Option<Body> {
+    /// The body sets `begun` when it is polled, because only then its call is sent.
+    pub(crate) fn body(&self, begun: &Arc<AtomicBool>) -> Option<Body> {
+        let begun = Some(Arc::clone(begun));
         match self {
-            Self::Whole(frames) => Some(Body::new(WholeBody { frames: frames.clone(), trailers: None })),
+            Self::Whole(frames) => {
+                Some(Body::new(WholeBody { frames: frames.clone(), trailers: None, begun }))
+            }
             Self::Stream(stream) => {
                 let repeatable = !matches!(lock(stream).sent, Sent::Lost);
-                let body = StreamBody { stream: Arc::clone(stream), next: 0, frames: Frames::default() };
+                let body =
+                    StreamBody { stream: Arc::clone(stream), next: 0, frames: Frames::default(), begun };
                 repeatable.then(|| Body::new(body))
             }
         }
@@ -223,6 +228,7 @@ struct StreamBody {
     /// How many of the requests that were kept this body has taken.
     next: usize,
     frames: Frames,
+    begun: Option<Arc<AtomicBool>>,
 }
 
 impl http_body::Body for StreamBody {
@@ -233,7 +239,10 @@ impl http_body::Body for StreamBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Self { stream, next, frames } = &mut *self;
+        let Self { stream, next, frames, begun } = &mut *self;
+        if let Some(begun) = begun.take() {
+            begun.store(true, Ordering::Release);
+        }
         loop {
             if let Some(data) = frames.next() {
                 return Poll::Ready(Some(Ok(Frame::data(data))));

@@ -1,22 +1,17 @@
 //! Channels, their methods, and calls with one request and one response that a thread waits for.
 
 use std::error::Error;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use http::header::{CONTENT_TYPE, TE};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
-use http_body::Frame;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use tokio_util::sync::CancellationToken;
-use tonic::body::Body;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 use tonic_rdma::{EndpointState, RdmaChannel, RdmaConnectInfo, RdmaError, RdmaErrorKind};
@@ -33,12 +28,24 @@ use crate::runtime::{after, duration, runtime, sleep_until, wait};
 /// How often a wait for a state looks at it.
 const STATES: Duration = Duration::from_millis(5);
 
+/// The shortest time between two dials that calls have asked for.
+const DIALS: Duration = Duration::from_millis(100);
+/// The time between two dials of a call that waits for a server.
+const WAITING_DIALS: Duration = Duration::from_secs(1);
+
 /// The states of a channel, by gRPC's numbers.
 const IDLE: i32 = 0;
 const CONNECTING: i32 = 1;
 const READY: i32 = 2;
 const TRANSIENT_FAILURE: i32 = 3;
 const SHUTDOWN: i32 = 4;
+
+/// A channel of the library, which stays connected, and dials again by a back-off of up to 10 s.
+#[derive(Debug)]
+struct Connecting {
+    channel: RdmaChannel,
+    since: Instant,
+}
 
 /// What the calls of a channel share.
 #[derive(Debug)]
@@ -48,7 +55,7 @@ pub(crate) struct Shared {
     /// A call, or the application, has asked for a connection.
     asked: AtomicBool,
     /// Made when the first call needs it, because it connects.
-    channel: OnceLock<RdmaChannel>,
+    connecting: Mutex<Option<Connecting>>,
     pub(crate) closed: CancellationToken,
     tls: bool,
     max_send: usize,
@@ -56,14 +63,30 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    fn connecting(&self) -> MutexGuard<'_, Option<Connecting>> {
+        self.connecting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the channel, which connects now if it is new. Call this within the runtime.
     fn channel(&self) -> Result<RdmaChannel, Status> {
         self.asked.store(true, Ordering::Relaxed);
         let endpoints = self.endpoints.as_ref().map_err(|why| Status::unavailable(why.as_str()))?;
-        // Within the runtime, because a channel connects in the background.
-        Ok(self
-            .channel
-            .get_or_init(|| RdmaChannel::balance(endpoints.iter().cloned()).connect_lazy())
-            .clone())
+        let mut connecting = self.connecting();
+        let made = connecting.get_or_insert_with(|| Connecting {
+            channel: RdmaChannel::balance(endpoints.iter().cloned()).connect_lazy(),
+            since: Instant::now(),
+        });
+        Ok(made.channel.clone())
+    }
+
+    /// Has the next call dial at once, if all endpoints are down and the channel has dialled for longer than
+    /// `least` before `now`: what a call found may be the failure of a dial that is seconds old. Returns whether
+    /// it will.
+    fn dials_again(&self, now: Instant, least: Duration) -> bool {
+        let is_down = self.state() == TRANSIENT_FAILURE;
+        let old =
+            self.connecting().take_if(|made| is_down && now.saturating_duration_since(made.since) > least);
+        old.is_some()
     }
 
     fn state(&self) -> i32 {
@@ -73,7 +96,7 @@ impl Shared {
         if self.endpoints.is_err() && self.asked.load(Ordering::Relaxed) {
             return TRANSIENT_FAILURE;
         }
-        let Some(channel) = self.channel.get() else { return IDLE };
+        let Some(channel) = self.connecting().as_ref().map(|made| made.channel.clone()) else { return IDLE };
         let states = channel.endpoints().into_iter().map(|endpoint| match endpoint.state {
             EndpointState::Up(_) => READY,
             EndpointState::Connecting => CONNECTING,
@@ -100,27 +123,25 @@ impl Shared {
         }
     }
 
-    /// Sends a request. With `wait_for_ready`, waits for a connection first, and for the next one if the server
-    /// has not begun with the call. Returns the response's headers and messages.
+    /// Sends a request. If all endpoints are down, dials first. With `wait_for_ready`, goes on until an endpoint
+    /// has begun with the call. Returns the response's headers and messages.
     pub(crate) async fn begin(
         &self,
         request: Request<Source>,
         wait_for_ready: bool,
     ) -> Result<(http::response::Parts, Messages), Status> {
+        let now = Instant::now();
         loop {
-            let channel = self.channel();
-            if wait_for_ready {
-                let mut state = self.state();
-                while state != READY && state != SHUTDOWN {
-                    state = self.state_other_than(state).await;
+            let mut channel = self.channel();
+            while wait_for_ready && self.state() != READY && !self.closed.is_cancelled() {
+                tokio::time::sleep(STATES).await;
+                if self.dials_again(Instant::now(), WAITING_DIALS) {
+                    channel = self.channel();
                 }
             }
-            let body = request
-                .body()
-                .body()
-                .ok_or_else(|| Status::unavailable("the server has not begun with the call"))?;
             let begun = Arc::<AtomicBool>::default();
-            let body = if wait_for_ready { WatchedBody::watch(body, &begun) } else { body };
+            let body = request.body().body(&begun);
+            let body = body.ok_or_else(|| Status::unavailable("the server has not begun with the call"))?;
             match channel?.call(request.clone().map(|_| body)).await {
                 Ok(response) => {
                     request.body().has_begun();
@@ -128,9 +149,10 @@ impl Shared {
                     let messages = Messages::new(&head.headers, body, self.max_receive)?;
                     return Ok((head, messages));
                 }
-                Err(status) if wait_for_ready && (!begun.load(Ordering::Acquire) || was_refused(&status)) => {
-                    tokio::time::sleep(STATES).await;
-                }
+                Err(status) if begun.load(Ordering::Acquire) && !was_refused(&status) => return Err(status),
+                Err(_) if wait_for_ready => tokio::time::sleep(STATES).await,
+                // At most once: a channel that this call has made is not older than the call.
+                Err(_) if self.dials_again(now, DIALS) => {}
                 Err(status) => return Err(status),
             }
         }
@@ -243,7 +265,7 @@ impl Channel {
         let shared = Shared {
             endpoints,
             asked: AtomicBool::new(false),
-            channel: OnceLock::new(),
+            connecting: Mutex::default(),
             closed: CancellationToken::new(),
             tls: tls.is_some(),
             max_send: limit(max_send),
@@ -305,8 +327,7 @@ impl Channel {
     }
 
     fn connection(&self) -> Option<Connection> {
-        let info = self.shared.channel.get().and_then(RdmaChannel::last_connection)?;
-        Some(Connection::new(&info, self.shared.tls))
+        Some(Connection::new(&self.shared.info()?, self.shared.tls))
     }
 
     /// Ends the calls in flight. Later calls fail.
@@ -339,36 +360,6 @@ impl Drop for Waiting {
 fn was_refused(status: &Status) -> bool {
     let error = status.source().and_then(|source| source.downcast_ref::<RdmaError>());
     error.is_some_and(|error| error.kind() == RdmaErrorKind::NotProcessed)
-}
-
-/// A body that notes when it is polled, because only then its call is sent.
-#[derive(Debug)]
-struct WatchedBody {
-    body: Body,
-    begun: Arc<AtomicBool>,
-}
-
-impl WatchedBody {
-    fn watch(body: Body, begun: &Arc<AtomicBool>) -> Body {
-        Body::new(Self { body, begun: Arc::clone(begun) })
-    }
-}
-
-impl http_body::Body for WatchedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        self.begun.store(true, Ordering::Release);
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
 }
 
 /// What clients call themselves.
@@ -560,7 +551,7 @@ impl Method {
 impl Shared {
     /// What carries the calls now.
     pub(crate) fn info(&self) -> Option<RdmaConnectInfo> {
-        self.channel.get().and_then(RdmaChannel::last_connection)
+        self.connecting().as_ref()?.channel.last_connection()
     }
 }
 

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -210,6 +212,8 @@ fn prefix(compressed: bool, length: usize, more: usize) -> Bytes {
 pub(crate) struct WholeBody {
     pub(crate) frames: Frames,
     pub(crate) trailers: Option<HeaderMap>,
+    /// Set when the body is polled.
+    pub(crate) begun: Option<Arc<AtomicBool>>,
 }
 
 impl http_body::Body for WholeBody {
@@ -220,6 +224,9 @@ impl http_body::Body for WholeBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Some(begun) = self.begun.take() {
+            begun.store(true, Ordering::Release);
+        }
         let next = self.frames.next().map(Frame::data);
         Poll::Ready(next.or_else(|| self.trailers.take().map(Frame::trailers)).map(Ok))
     }

@@ -233,7 +233,7 @@ impl Future for Responding {
                 reply.state.end(false);
                 (
                     reply.state.headers(HeaderMap::new()),
-                    Body::new(WholeBody { frames, trailers: Some(trailers) }),
+                    Body::new(WholeBody { frames, trailers: Some(trailers), begun: None }),
                 )
             }
         };
