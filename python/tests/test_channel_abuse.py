@@ -36,7 +36,12 @@ def program(implementation, address, body):
         stub.Unary(Request())
     """
     source = textwrap.dedent(start) + textwrap.dedent(body)
-    return subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", source], capture_output=True, text=True, timeout=50)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
 
 
 CTRL_C = """
