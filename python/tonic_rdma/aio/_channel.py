@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -138,6 +138,15 @@ class _StreamRequest(_MultiCallable):
         return self._invoke(request_iterator, timeout, metadata, credentials, wait_for_ready, compression)
 
 
+# Older versions of grpcio give these classes no parameters at run time.
+if TYPE_CHECKING:
+    _StreamUnary = grpc.aio.StreamUnaryMultiCallable[Any, Any]
+    _StreamStream = grpc.aio.StreamStreamMultiCallable[Any, Any]
+else:
+    _StreamUnary = grpc.aio.StreamUnaryMultiCallable
+    _StreamStream = grpc.aio.StreamStreamMultiCallable
+
+
 class UnaryUnaryMultiCallable(_UnaryRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     __slots__ = ()
     _response_streams = False
@@ -156,7 +165,7 @@ class UnaryStreamMultiCallable(_UnaryRequest, grpc.aio.UnaryStreamMultiCallable[
     _intercepted = _interceptors.InterceptedUnaryStreamCall
 
 
-class StreamUnaryMultiCallable(_StreamRequest, grpc.aio.StreamUnaryMultiCallable[Any, Any]):
+class StreamUnaryMultiCallable(_StreamRequest, _StreamUnary):
     __slots__ = ()
     _response_streams = False
     _call = _call.StreamUnaryCall
@@ -165,7 +174,7 @@ class StreamUnaryMultiCallable(_StreamRequest, grpc.aio.StreamUnaryMultiCallable
     _intercepted = _interceptors.InterceptedStreamUnaryCall
 
 
-class StreamStreamMultiCallable(_StreamRequest, grpc.aio.StreamStreamMultiCallable[Any, Any]):
+class StreamStreamMultiCallable(_StreamRequest, _StreamStream):
     __slots__ = ()
     _response_streams = True
     _call = _call.StreamStreamCall
