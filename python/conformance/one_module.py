@@ -1,7 +1,7 @@
 """Runs the tests of one module, and appends a line of JSON to a file when a test starts and when it ends.
 
-one_module.py MODULE RESULTS LIMIT_S [DONE...]: without the tests DONE. A test that takes longer than LIMIT_S ends
-the process, with the stacks of all threads on stderr.
+one_module.py MODULE RESULTS LIMIT_S [DONE...]: without the tests DONE. A test that takes longer than LIMIT_S
+ends the process, with the stacks of all threads on stderr.
 """
 
 import faulthandler
