@@ -43,6 +43,12 @@ impl Outcome {
     }
 }
 
+impl Value for Arc<End> {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(Outcome::new(py, *self)?.into_any())
+    }
+}
+
 #[pymethods]
 impl Outcome {
     #[getter]
@@ -101,12 +107,18 @@ fn is_of_hyper(source: &(dyn Error + 'static)) -> bool {
 }
 
 /// Makes a call with one response.
-pub(crate) async fn unary(shared: &Shared, request: Request<Source>, wait_for_ready: bool) -> End {
+pub(crate) async fn unary(
+    shared: &Shared,
+    request: Request<Source>,
+    wait_for_ready: bool,
+    begun: impl FnOnce(&HeaderMap),
+) -> End {
     let (head, mut messages) = match shared.begin(request, wait_for_ready).await {
         Ok(begun) => begun,
         Err(status) => return failed(&status, HeaderMap::new()),
     };
     let mut initial = head.headers;
+    begun(&initial);
     let received = async {
         let first = messages.next().await?;
         let second = if first.is_some() { messages.next().await? } else { None };
@@ -133,6 +145,19 @@ fn trailers_only(headers: &mut HeaderMap) -> HeaderMap {
     if headers.contains_key("grpc-status") { std::mem::take(headers) } else { HeaderMap::new() }
 }
 
+/// Makes the frames of a message. Compresses it without the interpreter's lock.
+pub(crate) fn frames(
+    py: Python<'_>,
+    message: PyBackedBytes,
+    encoding: Option<Encoding>,
+    limit: usize,
+) -> Result<Frames, Status> {
+    match encoding {
+        Some(_) => py.detach(|| Frames::new(message, encoding, limit)),
+        None => Frames::new(message, None, limit),
+    }
+}
+
 /// Where the requests of a call come from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
@@ -149,11 +174,14 @@ impl Source {
             Self::Whole(frames) => {
                 Some(Body::new(WholeBody { frames: frames.clone(), trailers: None, begun }))
             }
-            Self::Stream(stream) => {
-                let repeatable = !matches!(lock(stream).sent, Sent::Lost);
-                let body =
-                    StreamBody { stream: Arc::clone(stream), next: 0, frames: Frames::default(), begun };
-                repeatable.then(|| Body::new(body))
+            Self::Stream(shared) => {
+                let mut stream = lock(shared);
+                if matches!(stream.sent, Sent::Lost) {
+                    return None;
+                }
+                stream.bodies += 1;
+                let (stream, number) = (Arc::clone(shared), stream.bodies);
+                Some(Body::new(StreamBody { stream, number, next: 0, frames: Frames::default(), begun }))
             }
         }
     }
@@ -171,6 +199,10 @@ impl Source {
 pub(crate) struct Requests {
     sender: mpsc::UnboundedSender<Frames>,
     room: Room,
+    /// Requests that wait for room.
+    waiting: usize,
+    /// The application has sent its last request. The stream ends when none waits.
+    closing: bool,
     ended: Arc<AtomicBool>,
     encoding: Option<Encoding>,
     limit: usize,
@@ -182,8 +214,8 @@ pub(crate) fn requests(encoding: Option<Encoding>, limit: usize, keep: bool) -> 
     let (sender, receiver) = mpsc::unbounded_channel();
     let ended = Arc::<AtomicBool>::default();
     let sent = if keep { Sent::Kept(Vec::new(), 0) } else { Sent::Nothing };
-    let stream = Stream { receiver, ended: Arc::clone(&ended), sent };
-    let requests = Requests { sender, room: Room::new(), ended, encoding, limit };
+    let stream = Stream { receiver, ended: Arc::clone(&ended), sent, bodies: 0 };
+    let requests = Requests { sender, room: Room::new(), waiting: 0, closing: false, ended, encoding, limit };
     (requests, Source::Stream(Arc::new(Mutex::new(stream))))
 }
 
@@ -219,12 +251,15 @@ pub(crate) struct Stream {
     /// The application has ended the requests. Otherwise they are cut short by the end of the call.
     ended: Arc<AtomicBool>,
     sent: Sent,
+    /// How many bodies were made. Only the last one may take requests.
+    bodies: usize,
 }
 
 /// A body of requests that come one by one.
 #[derive(Debug)]
 struct StreamBody {
     stream: Arc<Mutex<Stream>>,
+    number: usize,
     /// How many of the requests that were kept this body has taken.
     next: usize,
     frames: Frames,
@@ -239,7 +274,7 @@ impl http_body::Body for StreamBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Self { stream, next, frames, begun } = &mut *self;
+        let Self { stream, number, next, frames, begun } = &mut *self;
         if let Some(begun) = begun.take() {
             begun.store(true, Ordering::Release);
         }
@@ -248,6 +283,9 @@ impl http_body::Body for StreamBody {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
             let stream = &mut *lock(stream);
+            if *number != stream.bodies {
+                return Poll::Ready(Some(Err(Status::cancelled("the call was sent again"))));
+            }
             if let Sent::Kept(kept, _) = &stream.sent
                 && let Some(again) = kept.get(*next)
             {
@@ -288,7 +326,7 @@ impl State {
         let Start { request, wait_for_ready, deadline } = start;
         let exchange = async {
             match unary_response {
-                true => unary(&self.shared, request, wait_for_ready).await,
+                true => unary(&self.shared, request, wait_for_ready, |headers| self.begun(headers)).await,
                 false => self.stream(request, wait_for_ready, responses).await,
             }
         };
@@ -318,9 +356,7 @@ impl State {
             Err(status) => return failed(&status, HeaderMap::new()),
         };
         let mut initial = head.headers;
-        if !initial.contains_key("grpc-status") {
-            let _ = self.initial.set(initial.clone());
-        }
+        self.begun(&initial);
         loop {
             match messages.next().await {
                 Ok(Some(message)) => {
@@ -337,11 +373,29 @@ impl State {
     }
 
     async fn send(&self, frames: Frames) -> bool {
-        let Some(room) = lock(&self.requests).as_ref().map(|requests| requests.room.clone()) else {
-            return false;
-        };
-        let room = room.take(frames.length()).await;
+        let Some(sending) = Sending::begin(self) else { return false };
+        let room = sending.room.take(frames.length()).await;
         room.is_some_and(|room| self.queue(frames.within(room)))
+    }
+
+    /// Ends the requests, after those that wait for room.
+    fn close_send(&self) {
+        let mut requests = lock(&self.requests);
+        if let Some(open) = requests.as_mut() {
+            open.closing = true;
+            if open.waiting == 0 {
+                open.ended.store(true, Ordering::Release);
+                // Dropping the sender wakes the body.
+                *requests = None;
+            }
+        }
+    }
+
+    /// Notes the headers of the response, unless they are all that it has.
+    fn begun(&self, headers: &HeaderMap) {
+        if !headers.contains_key("grpc-status") {
+            let _ = self.initial.set(headers.clone());
+        }
     }
 
     fn queue(&self, frames: Frames) -> bool {
@@ -365,17 +419,18 @@ impl State {
         }
     }
 
-    /// Notes the end, unless there was one.
-    fn finish(&self, end: End) {
+    /// Notes the end. Returns whether there was none before.
+    fn finish(&self, end: End) -> bool {
         let end = Arc::new(end);
         if self.end.set(Arc::clone(&end)).is_err() {
-            return;
+            return false;
         }
         if let Some(requests) = lock(&self.requests).take() {
             requests.room.close();
         }
         let callbacks = std::mem::take(&mut *lock(&self.callbacks));
-        callbacks.into_iter().for_each(|callback| callback.complete(Value::End(Arc::clone(&end))));
+        callbacks.into_iter().for_each(|callback| callback.complete(Arc::clone(&end)));
+        true
     }
 
     /// Runs `callback` at the end.
@@ -385,7 +440,7 @@ impl State {
             // Under the lock: `finish` sets the end first, and takes the callbacks then.
             Some(end) => {
                 drop(callbacks);
-                callback.complete(Value::End(Arc::clone(end)));
+                callback.complete(Arc::clone(end));
             }
             None => callbacks.push(callback),
         }
@@ -393,17 +448,55 @@ impl State {
 
     /// Ends the call. Returns whether it was under way.
     fn cancel(&self, status: &Status) -> bool {
-        if self.end.get().is_some() {
-            return false;
+        let was_under_way = self.finish(self.ended_early(status));
+        if was_under_way {
+            self.cancelled.cancel();
         }
-        self.finish(self.ended_early(status));
-        self.cancelled.cancel();
-        true
+        was_under_way
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends a call whose task is dropped, or panics.
+struct Unfinished<'a>(&'a State);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if self.0.end.get().is_none() {
+            self.0.finish(self.0.ended_early(&Status::internal("the task of the call has ended")));
+        }
+    }
+}
+
+/// A request that waits for room.
+struct Sending<'a> {
+    state: &'a State,
+    room: Room,
+}
+
+impl<'a> Sending<'a> {
+    /// Returns `None` if the call takes no further requests.
+    fn begin(state: &'a State) -> Option<Self> {
+        let mut requests = lock(&state.requests);
+        let open = requests.as_mut().filter(|open| !open.closing)?;
+        open.waiting += 1;
+        Some(Self { state, room: open.room.clone() })
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        let closing = lock(&self.state.requests).as_mut().is_some_and(|open| {
+            open.waiting -= 1;
+            open.closing
+        });
+        if closing {
+            self.state.close_send();
+        }
+    }
 }
 
 /// A call under way. Dropping it cancels the call.
@@ -442,8 +535,9 @@ impl Call {
         });
         let task = Arc::clone(&state);
         let mut carried_out = Box::pin(async move {
+            let unfinished = Unfinished(&task);
             let end = task.run(start, responses, unary_response).await;
-            task.finish(end);
+            unfinished.0.finish(end);
         });
         // The request goes out here, without a wait for a thread of the runtime.
         let done = py.detach(|| {
@@ -457,13 +551,11 @@ impl Call {
     }
 
     /// Makes the frames of a request. A message that is too large ends the call.
-    fn frames(&self, message: PyBackedBytes) -> Option<Frames> {
+    fn frames(&self, py: Python<'_>, message: PyBackedBytes) -> Option<Frames> {
         let state = self.state.as_ref()?;
-        let made = {
-            let requests = lock(&state.requests);
-            let requests = requests.as_ref()?;
-            Frames::new(message, requests.encoding, requests.limit)
-        };
+        let settings = lock(&state.requests).as_ref().map(|open| (open.encoding, open.limit));
+        let (encoding, limit) = settings?;
+        let made = frames(py, message, encoding, limit);
         made.map_err(|status| state.cancel(&status)).ok()
     }
 }
@@ -471,7 +563,7 @@ impl Call {
 #[pymethods]
 impl Call {
     fn send(&self, py: Python<'_>, message: PyBackedBytes) -> PyResult<bool> {
-        match (self.frames(message), &self.state) {
+        match (self.frames(py, message), &self.state) {
             (Some(frames), Some(state)) => wait(py, state.send(frames)),
             _ => Ok(false),
         }
@@ -479,30 +571,34 @@ impl Call {
 
     fn send_then(
         &self,
+        py: Python<'_>,
         completions: &Completions,
         callback: Py<PyAny>,
         message: PyBackedBytes,
     ) -> PyResult<()> {
         let callback = Callback::new(completions, callback);
-        match (self.frames(message), &self.state) {
+        match (self.frames(py, message), &self.state) {
             (Some(frames), Some(state)) => {
                 let state = Arc::clone(state);
-                callback.complete_with(async move { Value::Bool(state.send(frames).await) })
+                callback.complete_with(async move { state.send(frames).await })
             }
             _ => {
-                callback.complete(Value::Bool(false));
+                callback.complete(false);
                 Ok(())
             }
         }
     }
 
     /// Sends without a wait. Returns whether it was sent; `None` if there is no room.
-    fn send_now(&self, message: PyBackedBytes) -> Option<bool> {
+    fn send_now(&self, py: Python<'_>, message: PyBackedBytes) -> Option<bool> {
         let Some(state) = &self.state else { return Some(false) };
-        let room = lock(&state.requests).as_ref().map(|requests| requests.room.take_now(message.len()));
+        let room = {
+            let requests = lock(&state.requests);
+            requests.as_ref().filter(|open| !open.closing).map(|open| open.room.take_now(message.len()))
+        };
         match room {
             Some(Ok(room)) => {
-                let frames = self.frames(message);
+                let frames = self.frames(py, message);
                 Some(frames.is_some_and(|frames| state.queue(frames.within(room))))
             }
             Some(Err(TryAcquireError::NoPermits)) => None,
@@ -521,8 +617,8 @@ impl Call {
 
     /// Ends the requests.
     fn close_send(&self) {
-        if let Some(requests) = self.state.as_ref().and_then(|state| lock(&state.requests).take()) {
-            requests.ended.store(true, Ordering::Release);
+        if let Some(state) = &self.state {
+            state.close_send();
         }
     }
 
@@ -536,10 +632,10 @@ impl Call {
         match &self.state {
             Some(state) => {
                 let state = Arc::clone(state);
-                callback.complete_with(async move { Value::Message(state.receive().await) })
+                callback.complete_with(async move { state.receive().await })
             }
             None => {
-                callback.complete(Value::Message(None));
+                callback.complete(None::<Message>);
                 Ok(())
             }
         }
@@ -557,10 +653,10 @@ impl Call {
         match &self.state {
             Some(state) => {
                 let state = Arc::clone(state);
-                callback.complete_with(async move { Value::Metadata(state.initial().await) })
+                callback.complete_with(async move { state.initial().await })
             }
             None => {
-                callback.complete(Value::Metadata(HeaderMap::new()));
+                callback.complete(HeaderMap::new());
                 Ok(())
             }
         }
@@ -586,7 +682,7 @@ impl Call {
         let callback = Callback::new(completions, callback);
         match (&self.state, &self.failed) {
             (Some(state), _) => state.at_end(callback),
-            (None, Some(end)) => callback.complete(Value::End(Arc::clone(end))),
+            (None, Some(end)) => callback.complete(Arc::clone(end)),
             (None, None) => {}
         }
     }

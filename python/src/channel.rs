@@ -20,7 +20,7 @@ use tower_service::Service;
 use crate::call::{self, Call, Outcome, Source};
 use crate::completions::{Callback, Completions, Value};
 use crate::connection::Connection;
-use crate::framing::{Encoding, Frames, Messages};
+use crate::framing::{Encoding, Messages};
 use crate::metadata;
 use crate::outcome::End;
 use crate::runtime::{after, duration, runtime, sleep_until, wait};
@@ -72,6 +72,9 @@ impl Shared {
         self.asked.store(true, Ordering::Relaxed);
         let endpoints = self.endpoints.as_ref().map_err(|why| Status::unavailable(why.as_str()))?;
         let mut connecting = self.connecting();
+        if self.closed.is_cancelled() {
+            return Err(Status::cancelled("Channel closed!"));
+        }
         let made = connecting.get_or_insert_with(|| Connecting {
             channel: RdmaChannel::balance(endpoints.iter().cloned()).connect_lazy(),
             since: Instant::now(),
@@ -146,7 +149,7 @@ impl Shared {
                 Ok(response) => {
                     request.body().has_begun();
                     let (head, body) = response.into_parts();
-                    let messages = Messages::new(&head.headers, body, self.max_receive)?;
+                    let messages = Messages::new(&head.headers, body, self.max_receive, false)?;
                     return Ok((head, messages));
                 }
                 Err(status) if begun.load(Ordering::Acquire) && !was_refused(&status) => return Err(status),
@@ -162,7 +165,7 @@ impl Shared {
     async fn unary(&self, start: Start) -> End {
         tokio::select! {
             biased;
-            end = call::unary(self, start.request, start.wait_for_ready) => end,
+            end = call::unary(self, start.request, start.wait_for_ready, |_| {}) => end,
             // The library ends a call that is late; it does not see a call that waits to be READY.
             () = sleep_until(start.deadline.filter(|_| start.wait_for_ready)) => call::late(),
             () = self.closed.cancelled() => call::closed(),
@@ -315,15 +318,9 @@ impl Channel {
         callback: Py<PyAny>,
         last: i32,
     ) -> PyResult<Waiting> {
-        let (shared, waiting) = (Arc::clone(&self.shared), CancellationToken::new());
-        let (cancelled, callback) = (waiting.clone(), Callback::new(completions, callback));
-        runtime()?.spawn(async move {
-            tokio::select! {
-                state = shared.state_other_than(last) => callback.complete(Value::State(state)),
-                () = cancelled.cancelled() => {}
-            }
-        });
-        Ok(Waiting { token: waiting })
+        let shared = Arc::clone(&self.shared);
+        let changed = async move { shared.state_other_than(last).await };
+        Waiting::begin(Callback::new(completions, callback), changed)
     }
 
     fn connection(&self) -> Option<Connection> {
@@ -333,6 +330,9 @@ impl Channel {
     /// Ends the calls in flight. Later calls fail.
     fn close(&self) {
         self.shared.closed.cancel();
+        // The connections end with the last call.
+        let channel = self.shared.connecting().take();
+        drop(channel);
     }
 }
 
@@ -341,6 +341,24 @@ impl Channel {
 #[derive(Debug)]
 pub(crate) struct Waiting {
     token: CancellationToken,
+}
+
+impl Waiting {
+    /// Completes `callback` with the result of `future`, unless the wait is cancelled before.
+    pub(crate) fn begin(
+        callback: Callback,
+        future: impl Future<Output: Value + 'static> + Send + 'static,
+    ) -> PyResult<Self> {
+        let token = CancellationToken::new();
+        let cancelled = token.clone();
+        runtime()?.spawn(async move {
+            tokio::select! {
+                value = future => callback.complete(value),
+                () = cancelled.cancelled() => {}
+            }
+        });
+        Ok(Self { token })
+    }
 }
 
 #[pymethods]
@@ -456,7 +474,7 @@ impl Method {
         compression: i32,
     ) -> PyResult<End> {
         let encoding = Encoding::of_number(compression);
-        let source = match Frames::new(request, encoding, self.shared.max_send) {
+        let source = match call::frames(py, request, encoding, self.shared.max_send) {
             Ok(frames) => Source::Whole(frames),
             Err(status) => return Ok(End::of_status(&status, HeaderMap::new())),
         };
@@ -534,7 +552,7 @@ impl Method {
     ) -> PyResult<Call> {
         let encoding = Encoding::of_number(compression);
         let (source, requests) = match request {
-            Some(request) => match Frames::new(request, encoding, self.shared.max_send) {
+            Some(request) => match call::frames(py, request, encoding, self.shared.max_send) {
                 Ok(frames) => (Source::Whole(frames), None),
                 Err(status) => return Ok(Call::failed(&status)),
             },

@@ -1,5 +1,6 @@
 //! Results on their way from the runtime to the thread of Python that takes them.
 
+use std::fmt::Debug;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,43 +10,54 @@ use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{read, write};
 
-use crate::call::Outcome;
 use crate::framing::Message;
 use crate::metadata;
-use crate::outcome::End;
-use crate::server_call::ServerCall;
 
 /// What a callback gets. It becomes an object of Python on the thread of the callback, because threads of the
 /// runtime never take the interpreter's lock.
-#[derive(Debug)]
-pub(crate) enum Value {
-    Bool(bool),
-    State(i32),
-    Message(Option<Message>),
-    Metadata(HeaderMap),
-    End(Arc<End>),
-    Call(ServerCall),
-    Object(Py<PyAny>),
+pub(crate) trait Value: Debug + Send {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>>;
 }
 
-impl Value {
-    fn into_python(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Ok(match self {
-            Self::Bool(value) => value.into_pyobject(py)?.to_owned().into_any().unbind(),
-            Self::State(state) => state.into_pyobject(py)?.into_any().unbind(),
-            Self::Message(None) => py.None(),
-            Self::Message(Some(message)) => message.to_python(py)?.into_any().unbind(),
-            Self::Metadata(headers) => metadata::to_python(py, &headers)?.into_any().unbind(),
-            Self::End(end) => Outcome::new(py, end)?.into_any(),
-            Self::Call(call) => Py::new(py, call)?.into_any(),
-            Self::Object(object) => object,
+impl Value for bool {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(self.into_pyobject(py)?.to_owned().into_any().unbind())
+    }
+}
+
+impl Value for i32 {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(self.into_pyobject(py)?.into_any().unbind())
+    }
+}
+
+impl Value for Py<PyAny> {
+    fn into_python(self: Box<Self>, _: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(*self)
+    }
+}
+
+impl Value for Option<Message> {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(match *self {
+            Some(message) => message.to_python(py)?.into_any().unbind(),
+            None => py.None(),
         })
     }
 }
 
+impl Value for HeaderMap {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(metadata::to_python(py, &self)?.into_any().unbind())
+    }
+}
+
+/// A callback and what it gets.
+type Completed = (Arc<Py<PyAny>>, Box<dyn Value>);
+
 #[derive(Debug, Default)]
 struct Queue {
-    results: Vec<(Arc<Py<PyAny>>, Value)>,
+    results: Vec<Completed>,
     closed: bool,
 }
 
@@ -58,7 +70,7 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    pub(crate) fn push(&self, callback: Arc<Py<PyAny>>, value: Value) {
+    pub(crate) fn push(&self, callback: Arc<Py<PyAny>>, value: Box<dyn Value>) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.closed {
             drop(queue);
@@ -134,7 +146,10 @@ impl Completions {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(std::io::Error::from(error).into()),
             }
-            self.run_ready(py)?;
+            // A callback that ends its program, as it thinks, ends no thread that other callbacks need.
+            if let Err(error) = self.run_ready(py) {
+                error.write_unraisable(py, None);
+            }
             py.check_signals()?;
             let queue = self.results.queue.lock().unwrap_or_else(PoisonError::into_inner);
             if queue.closed && queue.results.is_empty() {
@@ -144,7 +159,7 @@ impl Completions {
     }
 
     fn push(&self, callback: Py<PyAny>, value: Py<PyAny>) {
-        self.results.push(Arc::new(callback), Value::Object(value));
+        self.results.push(Arc::new(callback), Box::new(value));
     }
 
     /// Closes the queue, and drops what is in it.
@@ -174,12 +189,15 @@ impl Callback {
         Self { results: completions.results(), callback }
     }
 
-    pub(crate) fn complete(self, value: Value) {
-        self.results.push(Arc::new(self.callback), value);
+    pub(crate) fn complete(self, value: impl Value + 'static) {
+        self.results.push(Arc::new(self.callback), Box::new(value));
     }
 
     /// Completes with the result of `future`, on the runtime.
-    pub(crate) fn complete_with(self, future: impl Future<Output = Value> + Send + 'static) -> PyResult<()> {
+    pub(crate) fn complete_with(
+        self,
+        future: impl Future<Output: Value + 'static> + Send + 'static,
+    ) -> PyResult<()> {
         crate::runtime::runtime()?.spawn(async move { self.complete(future.await) });
         Ok(())
     }

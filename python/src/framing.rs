@@ -85,7 +85,7 @@ impl Encoding {
         let mut whole = Vec::with_capacity(message.length);
         message.chunks.iter().for_each(|chunk| whole.extend_from_slice(chunk));
         let mut output = Vec::new();
-        let most = limit as u64 + 1;
+        let most = (limit as u64).saturating_add(1);
         let read = match self {
             Self::Deflate => ZlibDecoder::new(&*whole).take(most).read_to_end(&mut output),
             Self::Gzip => GzDecoder::new(&*whole).take(most).read_to_end(&mut output),
@@ -159,6 +159,9 @@ impl Frames {
         if let Some(encoding) = encoding {
             let compressed =
                 encoding.compress(&message).map_err(|error| Status::internal(error.to_string()))?;
+            if u32::try_from(compressed.len()).is_err() {
+                return Err(Status::resource_exhausted("the compressed message has 4 GiB or more"));
+            }
             return Ok(Self {
                 first: Some(prefix(true, compressed.len(), 0)),
                 second: Some(compressed.into()),
@@ -245,6 +248,8 @@ pub(crate) struct Messages {
     there: usize,
     encoding: Option<Encoding>,
     limit: usize,
+    /// These are requests, which have no trailers to show that they are complete.
+    of_request: bool,
     /// The first message, or what came instead, until it is taken.
     first: Option<Result<Option<Message>, Status>>,
     begun: bool,
@@ -255,7 +260,12 @@ pub(crate) struct Messages {
 impl Messages {
     /// # Errors
     /// The headers name an encoding that is not known.
-    pub(crate) fn new(headers: &HeaderMap, body: Body, limit: usize) -> Result<Self, Status> {
+    pub(crate) fn new(
+        headers: &HeaderMap,
+        body: Body,
+        limit: usize,
+        of_request: bool,
+    ) -> Result<Self, Status> {
         let encoding = Encoding::of_headers(headers)?;
         Ok(Self {
             body,
@@ -263,6 +273,7 @@ impl Messages {
             there: 0,
             encoding,
             limit,
+            of_request,
             first: None,
             begun: false,
             trailers: None,
@@ -275,6 +286,12 @@ impl Messages {
     /// The connection or the peer ended the call, or a message can't be read.
     pub(crate) async fn next(&mut self) -> Result<Option<Message>, Status> {
         std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// Drops what has arrived and was not taken.
+    pub(crate) fn clear(&mut self) {
+        (self.first, self.there) = (None, 0);
+        self.chunks.clear();
     }
 
     /// Reads the first message, and keeps it.
@@ -302,6 +319,10 @@ impl Messages {
             }
             let Some(frame) = std::task::ready!(Pin::new(&mut self.body).poll_frame(context)) else {
                 return Poll::Ready(match self.there {
+                    // hyper has a reset without an error for the end of a body.
+                    0 if self.of_request && !self.body.is_end_stream() => {
+                        Err(Status::cancelled("the client ended the call before its requests"))
+                    }
                     0 => Ok(None),
                     _ => Err(Status::internal("the peer ended the call within a message")),
                 });

@@ -60,10 +60,8 @@ pub(crate) fn add(headers: &mut HeaderMap, metadata: Option<&Bound<'_, PyAny>>) 
             HeaderValue::from_bytes(&bytes)
         };
         let value = value.ok().filter(|value| key.ends_with("-bin") || value.to_str().is_ok());
-        headers.append(
-            name,
-            value.ok_or_else(|| invalid("has a value with characters that are not visible ASCII"))?,
-        );
+        let value = value.ok_or_else(|| invalid("has a value with characters that are not visible ASCII"))?;
+        headers.try_append(name, value).map_err(|_| invalid("is one too many"))?;
     }
     Ok(())
 }

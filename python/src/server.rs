@@ -22,9 +22,9 @@ use tonic_rdma::{CallConfig, RdmaIncoming, RdmaRoutes, RdmaServer};
 use tower::layer::layer_fn;
 use tower_service::Service;
 
-use crate::channel::{causes, limit};
-use crate::completions::{Callback, Completions, Results, Value};
-use crate::runtime::{after, duration, runtime, sleep_until, wait};
+use crate::channel::{Waiting, causes, limit};
+use crate::completions::{Callback, Completions, Results};
+use crate::runtime::{after, duration, is_forked, runtime, sleep_until, wait};
 use crate::server_call::{self, ServerCall};
 
 /// Calls that wait for threads.
@@ -42,7 +42,10 @@ struct Arrivals {
 #[derive(Debug)]
 pub(crate) struct Shared {
     arrivals: Mutex<Arrivals>,
+    /// Calls whose response has not ended.
     in_flight: AtomicUsize,
+    /// Calls that clients wait for, or that Python has.
+    held: AtomicUsize,
     max_concurrent: usize,
     pub(crate) max_send: usize,
     pub(crate) max_receive: usize,
@@ -61,15 +64,16 @@ impl Shared {
     }
 
     /// Takes a call in, unless there are too many.
-    pub(crate) fn enter(self: &Arc<Self>) -> Result<Slot, Status> {
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<(InFlight, Arc<Slot>), Status> {
         if self.stopping.is_cancelled() {
             return Err(Status::unavailable("the server is shutting down"));
         }
         let slot = Slot(Arc::clone(self));
-        if self.in_flight.fetch_add(1, Ordering::Relaxed) >= self.max_concurrent {
+        if self.held.fetch_add(1, Ordering::Relaxed) >= self.max_concurrent {
             return Err(Status::resource_exhausted("Concurrent RPC limit exceeded!"));
         }
-        Ok(slot)
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        Ok((InFlight(Arc::clone(self)), Arc::new(slot)))
     }
 
     /// Gives `call` to who waits for one.
@@ -77,7 +81,7 @@ impl Shared {
         let mut arrivals = self.arrivals();
         if let Some((results, callback)) = arrivals.receiver.clone() {
             drop(arrivals);
-            results.push(callback, Value::Call(call));
+            results.push(callback, Box::new(call));
             return;
         }
         if arrivals.stopped {
@@ -122,11 +126,21 @@ impl Shared {
     }
 }
 
-/// The place of a call among those in flight.
+/// What a call takes of `max_concurrent`, until its response has ended and Python has dropped it.
 #[derive(Debug)]
-pub(crate) struct Slot(pub(crate) Arc<Shared>);
+pub(crate) struct Slot(Arc<Shared>);
 
 impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A call whose response has not ended. The end of the server waits for it.
+#[derive(Debug)]
+pub(crate) struct InFlight(pub(crate) Arc<Shared>);
+
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::Release);
     }
@@ -162,7 +176,8 @@ struct Port {
 #[derive(Debug)]
 pub(crate) struct Server {
     shared: Arc<Shared>,
-    ports: Mutex<Vec<Port>>,
+    /// `None` once it has started or stopped.
+    ports: Mutex<Option<Vec<Port>>>,
     /// Interval and time-out of HTTP/2's pings.
     keepalive: Option<(Duration, Duration)>,
     reuse_port: bool,
@@ -175,7 +190,7 @@ const LINGER: Duration = Duration::from_secs(1);
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
 impl Server {
-    fn ports(&self) -> MutexGuard<'_, Vec<Port>> {
+    fn ports(&self) -> MutexGuard<'_, Option<Vec<Port>>> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -251,6 +266,7 @@ impl Server {
         let shared = Shared {
             arrivals: Mutex::default(),
             in_flight: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
             max_concurrent: max_concurrent.unwrap_or(usize::MAX),
             max_send: limit(max_send),
             max_receive: limit(max_receive),
@@ -259,7 +275,7 @@ impl Server {
             stopped: SetOnce::new(),
             failed: OnceLock::new(),
         };
-        Ok(Self { shared: Arc::new(shared), ports: Mutex::default(), keepalive, reuse_port })
+        Ok(Self { shared: Arc::new(shared), ports: Mutex::new(Some(Vec::new())), keepalive, reuse_port })
     }
 
     /// Listens on `address`. Returns the port. Connections wait until `start`.
@@ -290,7 +306,10 @@ impl Server {
         }
         let listener = wait(py, self.listen(address))?.map_err(|error| failed(&error))?;
         let port = listener.local_addr().map_err(|error| failed(&error))?.port();
-        self.ports().push(Port { listener, tls });
+        match self.ports().as_mut() {
+            Some(ports) => ports.push(Port { listener, tls }),
+            None => return Err(failed(&"the server has started")),
+        }
         Ok(port)
     }
 
@@ -298,11 +317,11 @@ impl Server {
     fn start(&self) -> PyResult<()> {
         let runtime = runtime()?;
         let _inside = runtime.enter();
-        let ports = std::mem::take(&mut *self.ports());
-        let mut serving = Vec::with_capacity(ports.len());
-        for port in ports {
-            serving.push(runtime.spawn(self.serve(port).map_err(PyRuntimeError::new_err)?));
-        }
+        let ports = self.ports().take().unwrap_or_default();
+        let serving: Result<Vec<_>, _> = ports.into_iter().map(|port| self.serve(port)).collect();
+        // All ports, or none.
+        let serving = serving.map_err(PyRuntimeError::new_err)?;
+        let serving: Vec<_> = serving.into_iter().map(|serving| runtime.spawn(serving)).collect();
         let shared = Arc::clone(&self.shared);
         runtime.spawn(async move {
             shared.stopping.cancelled().await;
@@ -343,7 +362,7 @@ impl Server {
             arrivals.receiver = Some(receiver.clone());
             std::mem::take(&mut arrivals.calls)
         };
-        calls.into_iter().for_each(|call| receiver.0.push(Arc::clone(&receiver.1), Value::Call(call)));
+        calls.into_iter().for_each(|call| receiver.0.push(Arc::clone(&receiver.1), Box::new(call)));
     }
 
     /// Takes no further calls. Cancels those in flight after `grace`.
@@ -354,6 +373,8 @@ impl Server {
         };
         let runtime = runtime()?;
         self.shared.stopping.cancel();
+        let never_served = self.ports().take();
+        drop(never_served);
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             self.shared.cancelled.cancel();
             return Ok(());
@@ -381,19 +402,24 @@ impl Server {
         })
     }
 
-    fn wait_stopped_then(&self, completions: &Completions, callback: Py<PyAny>) -> PyResult<()> {
+    fn wait_stopped_then(&self, completions: &Completions, callback: Py<PyAny>) -> PyResult<Waiting> {
         let shared = Arc::clone(&self.shared);
-        Callback::new(completions, callback).complete_with(async move {
+        let stopped = async move {
             shared.stopped.wait().await;
-            Value::Bool(true)
-        })
+            true
+        };
+        Waiting::begin(Callback::new(completions, callback), stopped)
     }
 }
 
 impl Drop for Server {
     /// A server that is dropped ends as by `stop(None)`.
     fn drop(&mut self) {
-        if !crate::runtime::is_forked() {
+        if is_forked() {
+            // The parent's runtime has them. Closing them here would take them from it.
+            #[allow(clippy::disallowed_methods, reason = "a fork can't free what its parent's threads have")]
+            std::mem::forget(self.ports().take());
+        } else {
             self.shared.stopping.cancel();
             self.shared.cancelled.cancel();
         }

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -20,13 +21,14 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tonic_rdma::{RdmaConnectInfo, RdmaRequestExt as _};
 
+use crate::call::frames;
 use crate::completions::{Callback, Completions, Value};
 use crate::connection::{self, Connection};
 use crate::framing::{Encoding, Frames, Message, Messages, WholeBody};
 use crate::metadata;
 use crate::room::Room;
 use crate::runtime::{is_forked, wait};
-use crate::server::{Shared, Slot, shut_down};
+use crate::server::{InFlight, Shared, Slot, shut_down};
 
 /// What a handler has its call do.
 #[derive(Debug)]
@@ -48,6 +50,8 @@ struct State {
     limit: usize,
     deadline: Option<Instant>,
     cancelled: CancellationToken,
+    /// The headers of the response are queued, so its compression is settled.
+    answered: AtomicBool,
     /// Whether the call ended before it was finished.
     done: SetOnce<bool>,
     callbacks: Mutex<Vec<AtEnd>>,
@@ -64,7 +68,7 @@ struct AtEnd {
 impl AtEnd {
     fn run(self, cancelled: bool) {
         if cancelled || !self.if_cancelled {
-            self.callback.complete(Value::Bool(cancelled));
+            self.callback.complete(cancelled);
         }
     }
 }
@@ -88,6 +92,7 @@ impl State {
     }
 
     fn step(&self, step: Step) -> bool {
+        self.answered.store(true, Ordering::Relaxed);
         lock(&self.steps).as_ref().is_some_and(|steps| steps.send(step).is_ok())
     }
 
@@ -118,6 +123,9 @@ impl State {
         }
         lock(&self.steps).take();
         self.room.close();
+        if let Ok(mut requests) = self.requests.try_lock() {
+            requests.clear();
+        }
         let callbacks = std::mem::take(&mut *lock(&self.callbacks));
         callbacks.into_iter().for_each(|callback| callback.run(cancelled));
     }
@@ -143,12 +151,12 @@ impl State {
         }
     }
 
-    fn frames(&self, message: PyBackedBytes) -> Result<Frames, Status> {
+    fn frames(&self, py: Python<'_>, message: PyBackedBytes) -> Result<Frames, Status> {
         let encoding = {
             let mut encoding = lock(&self.encoding);
             if std::mem::take(&mut encoding.1) { None } else { encoding.0 }
         };
-        Frames::new(message, encoding, self.limit)
+        frames(py, message, encoding, self.limit)
     }
 
     /// The headers of the response.
@@ -181,9 +189,9 @@ pub(crate) struct Responding {
 impl Responding {
     pub(crate) fn new(shared: &Arc<Shared>, request: Request<Body>) -> Self {
         let (head, body) = request.into_parts();
-        let messages = Messages::new(&head.headers, body, shared.max_receive);
+        let messages = Messages::new(&head.headers, body, shared.max_receive, true);
         let entered = shared.enter().and_then(|slot| Ok((slot, messages?)));
-        let (slot, messages) = match entered {
+        let ((in_flight, slot), messages) = match entered {
             Ok(entered) => entered,
             Err(status) => return Self { refused: Some(status), reply: None },
         };
@@ -198,12 +206,20 @@ impl Responding {
             limit: shared.max_send,
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             cancelled: CancellationToken::new(),
+            answered: AtomicBool::new(false),
             done: SetOnce::new(),
             callbacks: Mutex::default(),
         });
-        let handle = ServerCall { state: Some(Arc::clone(&state)) };
-        let reply =
-            Reply { state, steps, slot: Some(slot), watch: None, frames: Frames::default(), trailers: None };
+        let handle = ServerCall { state: Some(Arc::clone(&state)), _slot: Arc::clone(&slot) };
+        let reply = Reply {
+            state,
+            steps,
+            in_flight: Some(in_flight),
+            _slot: slot,
+            watch: None,
+            frames: Frames::default(),
+            trailers: None,
+        };
         shared.arrive(handle);
         Self { refused: None, reply: Some(reply) }
     }
@@ -262,7 +278,8 @@ impl std::fmt::Debug for Watch {
 struct Reply {
     state: Arc<State>,
     steps: mpsc::UnboundedReceiver<Step>,
-    slot: Option<Slot>,
+    in_flight: Option<InFlight>,
+    _slot: Arc<Slot>,
     /// Made when the call waits.
     watch: Option<Watch>,
     frames: Frames,
@@ -290,9 +307,10 @@ impl Reply {
     }
 
     fn poll_watch(&mut self, context: &mut Context<'_>) -> Poll<Status> {
-        let (state, slot) = (&self.state, &self.slot);
+        let (state, in_flight) = (&self.state, &self.in_flight);
         let watch = self.watch.get_or_insert_with(|| {
-            let server = slot.as_ref().map_or_else(CancellationToken::new, |slot| slot.0.cancelled.clone());
+            let server =
+                in_flight.as_ref().map_or_else(CancellationToken::new, |call| call.0.cancelled.clone());
             Watch {
                 stopped: Box::pin(server.cancelled_owned()),
                 cancelled: Box::pin(state.cancelled.clone().cancelled_owned()),
@@ -346,7 +364,7 @@ impl http_body::Body for Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         self.state.end(true);
-        self.slot.take();
+        self.in_flight.take();
     }
 }
 
@@ -376,6 +394,13 @@ fn tonic_timeout(headers: &HeaderMap) -> Option<Duration> {
 pub(crate) struct ServerCall {
     /// There until it is dropped.
     state: Option<Arc<State>>,
+    _slot: Arc<Slot>,
+}
+
+impl Value for ServerCall {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(Py::new(py, *self)?.into_any())
+    }
 }
 
 impl ServerCall {
@@ -388,8 +413,8 @@ impl ServerCall {
     }
 
     /// Makes the frames of a response. A message that is too large ends the call.
-    fn frames(&self, state: &State, message: PyBackedBytes) -> Option<Frames> {
-        let made = state.frames(message);
+    fn frames(&self, py: Python<'_>, state: &State, message: PyBackedBytes) -> Option<Frames> {
+        let made = state.frames(py, message);
         made.map_err(|status| state.finish(Frames::default(), trailers_of(&status))).ok()
     }
 }
@@ -414,8 +439,8 @@ impl ServerCall {
     }
 
     #[getter]
-    fn peer(&self) -> Option<String> {
-        Some(connection::peer(self.info()?.peer_addr()))
+    fn peer(&self) -> String {
+        self.info().map(|info| connection::peer(info.peer_addr())).unwrap_or_default()
     }
 
     #[getter]
@@ -451,12 +476,15 @@ impl ServerCall {
     /// Returns the next message if it is there.
     fn receive_now<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let state = self.state()?;
-        let _inside = crate::runtime::runtime()?.enter();
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        let polled = match state.requests.try_lock() {
-            Ok(mut requests) if state.is_active() => requests.poll_next(&mut context),
-            _ => Poll::Pending,
-        };
+        let runtime = crate::runtime::runtime()?;
+        let polled = py.detach(|| {
+            let _inside = runtime.enter();
+            let mut context = Context::from_waker(std::task::Waker::noop());
+            match state.requests.try_lock() {
+                Ok(mut requests) if state.is_active() => requests.poll_next(&mut context),
+                _ => Poll::Pending,
+            }
+        });
         match polled {
             Poll::Ready(Ok(message)) => message.map(|message| message.to_python(py)).transpose(),
             Poll::Ready(Err(status)) => {
@@ -469,11 +497,10 @@ impl ServerCall {
 
     fn receive_then(&self, completions: &Completions, callback: Py<PyAny>) -> PyResult<()> {
         let state = Arc::clone(self.state()?);
-        Callback::new(completions, callback)
-            .complete_with(async move { Value::Message(state.receive().await) })
+        Callback::new(completions, callback).complete_with(async move { state.receive().await })
     }
 
-    /// Compresses the messages of the response, if the client can read that. To be called before the first
+    /// Compresses the messages of the response, if the client can read that. Has no effect after the first
     /// message.
     fn set_compression(&self, compression: i32) -> PyResult<()> {
         let state = self.state()?;
@@ -483,7 +510,9 @@ impl ServerCall {
             let name = encoding.name();
             accepted.is_some_and(|accepted| accepted.split(',').any(|accepted| accepted.trim() == name))
         });
-        lock(&state.encoding).0 = encoding;
+        if !state.answered.load(Ordering::Relaxed) {
+            lock(&state.encoding).0 = encoding;
+        }
         Ok(())
     }
 
@@ -501,7 +530,7 @@ impl ServerCall {
 
     fn send(&self, py: Python<'_>, message: PyBackedBytes) -> PyResult<bool> {
         let state = self.state()?;
-        match self.frames(state, message) {
+        match self.frames(py, state, message) {
             Some(frames) => wait(py, state.send(frames)),
             None => Ok(false),
         }
@@ -509,30 +538,31 @@ impl ServerCall {
 
     fn send_then(
         &self,
+        py: Python<'_>,
         completions: &Completions,
         callback: Py<PyAny>,
         message: PyBackedBytes,
     ) -> PyResult<()> {
         let state = Arc::clone(self.state()?);
         let callback = Callback::new(completions, callback);
-        match self.frames(&state, message) {
-            Some(frames) => callback.complete_with(async move { Value::Bool(state.send(frames).await) }),
+        match self.frames(py, &state, message) {
+            Some(frames) => callback.complete_with(async move { state.send(frames).await }),
             None => {
-                callback.complete(Value::Bool(false));
+                callback.complete(false);
                 Ok(())
             }
         }
     }
 
     /// Sends without a wait. Returns whether it was sent; `None` if there is no room.
-    fn send_now(&self, message: PyBackedBytes) -> PyResult<Option<bool>> {
+    fn send_now(&self, py: Python<'_>, message: PyBackedBytes) -> PyResult<Option<bool>> {
         let state = self.state()?;
         let room = match state.room.take_now(message.len()) {
             Ok(room) => room,
             Err(TryAcquireError::NoPermits) => return Ok(None),
             Err(TryAcquireError::Closed) => return Ok(Some(false)),
         };
-        let Some(frames) = self.frames(state, message) else { return Ok(Some(false)) };
+        let Some(frames) = self.frames(py, state, message) else { return Ok(Some(false)) };
         Ok(Some(state.step(Step::Message(frames.within(room)))))
     }
 
@@ -540,6 +570,7 @@ impl ServerCall {
     #[pyo3(signature = (message, code, details, trailing = None))]
     fn finish(
         &self,
+        py: Python<'_>,
         message: Option<PyBackedBytes>,
         code: i32,
         details: &str,
@@ -549,7 +580,7 @@ impl ServerCall {
         let mut status = Status::new(Code::from_i32(code), details);
         let mut frames = Frames::default();
         if let Some(message) = message {
-            match state.frames(message) {
+            match state.frames(py, message) {
                 Ok(made) => frames = made,
                 Err(wrong) => status = wrong,
             }

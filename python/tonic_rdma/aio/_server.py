@@ -454,8 +454,11 @@ class Server(grpc.aio.Server):
     async def _stopped(self) -> None:
         loop = asyncio.get_running_loop()
         stopped: asyncio.Future[bool] = loop.create_future()
-        self._service.native.wait_stopped_then(_loop.completions(loop), partial(_set_result, stopped))
-        await stopped
+        waiting = self._service.native.wait_stopped_then(_loop.completions(loop), partial(_set_result, stopped))
+        try:
+            await stopped
+        finally:
+            waiting.cancel()
 
     def __del__(self) -> None:
         service = getattr(self, "_service", None)
