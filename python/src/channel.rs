@@ -14,7 +14,7 @@ use pyo3::pybacked::PyBackedBytes;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
-use tonic_rdma::{EndpointState, RdmaChannel, RdmaConnectInfo, RdmaError, RdmaErrorKind};
+use tonic_rdma::{EndpointState, RdmaChannel, RdmaConnectInfo, RdmaError};
 use tower_service::Service;
 
 use crate::call::{self, Call, Outcome, Source};
@@ -152,7 +152,7 @@ impl Shared {
                     let messages = Messages::new(&head.headers, body, self.max_receive, false)?;
                     return Ok((head, messages));
                 }
-                Err(status) if begun.load(Ordering::Acquire) && !was_refused(&status) => return Err(status),
+                Err(status) if begun.load(Ordering::Acquire) && !has_not_begun(&status) => return Err(status),
                 Err(_) if wait_for_ready => tokio::time::sleep(STATES).await,
                 // At most once: a channel that this call has made is not older than the call.
                 Err(_) if self.dials_again(now, DIALS) => {}
@@ -374,10 +374,10 @@ impl Drop for Waiting {
     }
 }
 
-/// Returns whether the server says of a call that failed with `status` that it has not begun with it.
-fn was_refused(status: &Status) -> bool {
+/// Returns whether no server has begun with a call that failed with `status`.
+fn has_not_begun(status: &Status) -> bool {
     let error = status.source().and_then(|source| source.downcast_ref::<RdmaError>());
-    error.is_some_and(|error| error.kind() == RdmaErrorKind::NotProcessed)
+    error.is_some_and(RdmaError::may_resend)
 }
 
 /// What clients call themselves.

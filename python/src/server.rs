@@ -44,7 +44,7 @@ pub(crate) struct Shared {
     arrivals: Mutex<Arrivals>,
     /// Calls whose response has not ended.
     in_flight: AtomicUsize,
-    /// Calls that clients wait for, or that Python has.
+    /// Calls whose handler has not finished.
     held: AtomicUsize,
     max_concurrent: usize,
     pub(crate) max_send: usize,
@@ -64,7 +64,7 @@ impl Shared {
     }
 
     /// Takes a call in, unless there are too many.
-    pub(crate) fn enter(self: &Arc<Self>) -> Result<(InFlight, Arc<Slot>), Status> {
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<(InFlight, Slot), Status> {
         if self.stopping.is_cancelled() {
             return Err(Status::unavailable("the server is shutting down"));
         }
@@ -73,7 +73,7 @@ impl Shared {
             return Err(Status::resource_exhausted("Concurrent RPC limit exceeded!"));
         }
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        Ok((InFlight(Arc::clone(self)), Arc::new(slot)))
+        Ok((InFlight(Arc::clone(self)), slot))
     }
 
     /// Gives `call` to who waits for one.
@@ -126,7 +126,7 @@ impl Shared {
     }
 }
 
-/// What a call takes of `max_concurrent`, until its response has ended and Python has dropped it.
+/// What a call takes of `max_concurrent`, until its handler has finished.
 #[derive(Debug)]
 pub(crate) struct Slot(Arc<Shared>);
 

@@ -50,6 +50,8 @@ struct State {
     limit: usize,
     deadline: Option<Instant>,
     cancelled: CancellationToken,
+    /// Until the handler has finished, also if the client has given the call up.
+    slot: Mutex<Option<Slot>>,
     /// The headers of the response are queued, so its compression is settled.
     answered: AtomicBool,
     /// Whether the call ended before it was finished.
@@ -98,6 +100,8 @@ impl State {
 
     /// Queues the last step. Returns whether the call was under way.
     fn finish(&self, frames: Frames, trailers: HeaderMap) -> bool {
+        // Before the client knows, because it may call again at once.
+        lock(&self.slot).take();
         let steps = lock(&self.steps).take();
         // What waits for a cancellation waits no more.
         let unneeded: Vec<_> =
@@ -206,16 +210,16 @@ impl Responding {
             limit: shared.max_send,
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             cancelled: CancellationToken::new(),
+            slot: Mutex::new(Some(slot)),
             answered: AtomicBool::new(false),
             done: SetOnce::new(),
             callbacks: Mutex::default(),
         });
-        let handle = ServerCall { state: Some(Arc::clone(&state)), _slot: Arc::clone(&slot) };
+        let handle = ServerCall { state: Some(Arc::clone(&state)) };
         let reply = Reply {
             state,
             steps,
             in_flight: Some(in_flight),
-            _slot: slot,
             watch: None,
             frames: Frames::default(),
             trailers: None,
@@ -279,7 +283,6 @@ struct Reply {
     state: Arc<State>,
     steps: mpsc::UnboundedReceiver<Step>,
     in_flight: Option<InFlight>,
-    _slot: Arc<Slot>,
     /// Made when the call waits.
     watch: Option<Watch>,
     frames: Frames,
@@ -394,7 +397,6 @@ fn tonic_timeout(headers: &HeaderMap) -> Option<Duration> {
 pub(crate) struct ServerCall {
     /// There until it is dropped.
     state: Option<Arc<State>>,
-    _slot: Arc<Slot>,
 }
 
 impl Value for ServerCall {
@@ -623,6 +625,7 @@ impl Drop for ServerCall {
                 std::mem::forget(state);
             } else {
                 // The response ends with UNKNOWN if the call was not finished.
+                lock(&state.slot).take();
                 lock(&state.steps).take();
             }
         }
