@@ -152,7 +152,9 @@ impl Shared {
                     let messages = Messages::new(&head.headers, body, self.max_receive, false)?;
                     return Ok((head, messages));
                 }
-                Err(status) if begun.load(Ordering::Acquire) && !has_not_begun(&status) => return Err(status),
+                Err(status) if begun.load(Ordering::Acquire) && !has_not_begun(&status) => {
+                    return Err(status);
+                }
                 Err(_) if wait_for_ready => tokio::time::sleep(STATES).await,
                 // At most once: a channel that this call has made is not older than the call.
                 Err(_) if self.dials_again(now, DIALS) => {}
