@@ -16,8 +16,9 @@ from concurrent import futures
 
 import grpc
 import pytest
-import tonic_rdma
 from test_process import run
+
+import tonic_rdma
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT = 40  # seconds
@@ -85,9 +86,7 @@ def gate():
 
 
 @pytest.mark.parametrize("compression", [Gzip, grpc.Compression.Deflate])
-@pytest.mark.parametrize(
-    "client, server", [(tonic_rdma, tonic_rdma), (grpc, tonic_rdma), (tonic_rdma, grpc)]
-)
+@pytest.mark.parametrize("client, server", [(tonic_rdma, tonic_rdma), (grpc, tonic_rdma), (tonic_rdma, grpc)])
 def test_compressed_messages_are_whole_without_a_limit(serve, connect, client, server, compression):
     def repeated(request, context):
         context.set_compression(compression)
@@ -299,20 +298,28 @@ def test_set_compression_has_no_effect_once_the_response_has_begun(serve, connec
     assert "grpc-encoding" not in dict(responses.initial_metadata())
 
 
-def test_a_callback_that_exits_stops_no_later_callback(serve, connect, monkeypatch):
-    address = serve("unary_unary", lambda request, context: request)
+def test_a_callback_that_exits_stops_no_later_callback(serve, connect, gate, monkeypatch):
+    def hold(request, context):
+        gate.wait(LIMIT)
+        return request
+
+    # Callbacks of calls under way run in the thread of all callbacks.
+    address = serve("unary_unary", hold)
     raised, ran = queue.Queue(), threading.Event()
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: raised.put(unraisable.exc_type))
     connect(address).unary_unary(PATH).future(b"", timeout=LIMIT).add_done_callback(lambda _: sys.exit(1))
+    gate.set()
     assert raised.get(timeout=LIMIT) is SystemExit
+    gate.clear()
     connect(address).unary_unary(PATH).future(b"", timeout=LIMIT).add_done_callback(lambda _: ran.set())
+    gate.set()
     assert ran.wait(LIMIT)
 
 
 @pytest.mark.parametrize("end", ["del server; gc.collect(); os._exit(0)", "sys.exit(0)"])
 def test_a_fork_that_drops_a_bound_server_leaves_the_parents_alone(end):
     setup = "import gc, os, sys, grpc, tonic_rdma"
-    assert run(f"""
+    output = run(f"""
         echo = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
         server = tonic_rdma.server(handlers=[grpc.method_handlers_generic_handler("s", {{"m": echo}})])
         port = server.add_insecure_port("127.0.0.1:0")
@@ -325,7 +332,8 @@ def test_a_fork_that_drops_a_bound_server_leaves_the_parents_alone(end):
         print(status, channel.unary_unary("/s/m")(b"x", timeout={LIMIT}))
         channel.close()
         server.stop(None)
-    """, setup) == "0 b'x'\n"
+    """, setup)
+    assert output == "0 b'x'\n"
 
 
 @pytest.mark.asyncio
