@@ -13,7 +13,7 @@ use crate::args::Cli;
 use crate::compare::modes::mode::Mode;
 
 /// Programs that are not of this repository, and that pages may tell their readers to start.
-const PROGRAMS: [&str; 4] = ["apt", "docker", "install", "useradd"];
+const PROGRAMS: [&str; 6] = ["apt", "docker", "install", "pip", "python", "useradd"];
 /// Programs that start another program, which is the last word without a dash. `PROGRAM` is the reader's own.
 const LAUNCHERS: [&str; 3] = ["mpirun", "torchrun", "srun"];
 /// Packages with a command of their own, and their folders.
@@ -57,7 +57,12 @@ fn commands_and_options_in_sentences_are_accepted() {
                 ),
                 Some(option) if option.starts_with("--") => {
                     let name = option.split('=').next().unwrap();
-                    if !known.contains(name) && !of_package(name) && !OPTIONS_OF_OTHERS.contains(&name) {
+                    let of_python = fault_of_python(&[name]).is_none();
+                    if !known.contains(name)
+                        && !of_package(name)
+                        && !of_python
+                        && !OPTIONS_OF_OTHERS.contains(&name)
+                    {
                         faults.push(format!("{page}: no command has the option {name}"));
                     }
                 }
@@ -99,6 +104,8 @@ fn wrong_command_lines_are_found() {
         "srun -n 4 PROGRAM",
         "examples/run-all",
         "apt install gcc",
+        "pip install ./python",
+        "python -m tonic_rdma compare --sizes 16MiB",
     ] {
         assert_eq!(fault(line), None, "{line}");
     }
@@ -120,6 +127,7 @@ fn wrong_command_lines_are_found() {
         "tonic-rdma-graph MODEL.onnx --fast",
         "mpirun -n 4 target/release/tonic-rdma-none",
         "examples/run-none",
+        "python -m tonic_rdma compare --fast",
         "curl https://example.com/",
     ] {
         assert!(fault(line).is_some(), "{line}");
@@ -139,6 +147,7 @@ fn fault(line: &str) -> Option<String> {
         Some(&"tonic-rdma") => refusal(words).map(|(_, text)| text),
         Some(&"cargo") => fault_of_cargo(&words[1..]),
         Some(&"PROGRAM") => None,
+        Some(&"python") if words[1..].starts_with(&["-m", "tonic_rdma"]) => fault_of_python(&words[3..]),
         Some(launcher) if LAUNCHERS.contains(launcher) => fault_of_launched(words),
         Some(program) if folder_of(program).is_some() => fault_of_options(folder_of(program)?, &words[1..]),
         Some(program) if program.contains('/') => {
@@ -173,6 +182,15 @@ fn fault_of_options(folder: &str, words: &[&str]) -> Option<String> {
     let known = |option: &str| options.contains(&format!("{}:", option.replace('-', "_")));
     let unknown = words.iter().filter_map(|word| word.strip_prefix("--")).find(|option| !known(option));
     unknown.map(|option| format!("the command in {folder} has no option --{option}"))
+}
+
+/// Returns an option that no command of the Python package has.
+fn fault_of_python(words: &[&str]) -> Option<String> {
+    let commands = ["_compare.py", "_doctor.py"].map(|file| root().join("python/tonic_rdma").join(file));
+    let source: String = commands.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let mut options = words.iter().filter(|word| word.starts_with("--"));
+    let unknown = options.find(|option| !source.contains(&format!("\"{option}\"")));
+    unknown.map(|option| format!("no command of the Python package has the option {option}"))
 }
 
 /// Returns the error of `tonic-rdma` for the command line `words`, or `None` if it is accepted.
