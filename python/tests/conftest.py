@@ -9,6 +9,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,9 @@ def _generate():
 
 
 _generate()
+
+# A job in the background of a shell, such as one of CI, ignores Ctrl-C, and so would the programs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NAMES = os.environ.get("TEST_IMPLEMENTATIONS", "tonic_rdma").split(",")
 
