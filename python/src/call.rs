@@ -360,7 +360,7 @@ impl State {
         loop {
             match messages.next().await {
                 Ok(Some(message)) => {
-                    // Nobody takes it: the handle was dropped, which cancels the call.
+                    // A handle that was dropped takes none, and has cancelled the call.
                     let _ = responses.send(message).await;
                 }
                 Ok(None) => {
