@@ -255,7 +255,9 @@ class _Watch:
 
     def __init__(self, channel: _native.Channel) -> None:
         self._channel = channel
-        self._lock = threading.Lock()
+        # A subscriber that ends unsubscribes. That may be while this thread has the lock, because objects are
+        # collected at any time.
+        self._lock = threading.RLock()
         self._subscribers: list[tuple[Callable[[grpc.ChannelConnectivity], Any], list[int]]] = []  # states told
         self._waits = False
         self._wait: object = None  # dropping it ends the wait
@@ -268,18 +270,21 @@ class _Watch:
         completions().push(self._changed if first else self._tell, state)
 
     def remove(self, callback: Callable[[grpc.ChannelConnectivity], Any]) -> None:
+        gone = None  # dropped without the lock
         with self._lock:
             for index, (subscriber, _) in enumerate(self._subscribers):
                 if subscriber == callback:
-                    del self._subscribers[index]
+                    gone = self._subscribers.pop(index)
                     break
             if not self._subscribers:
                 self._waits, self._wait = False, None
+        del gone
 
     def clear(self) -> None:
         with self._lock:
-            self._subscribers.clear()
+            gone, self._subscribers = self._subscribers, []
             self._waits, self._wait = False, None
+        del gone
 
     def _tell(self, state: int) -> None:
         with self._lock:
