@@ -25,7 +25,7 @@ use crate::framing::{Encoding, Frames, Message, WholeBody};
 use crate::metadata;
 use crate::outcome::End;
 use crate::room::Room;
-use crate::runtime::{after, duration, is_forked, sleep_until, wait};
+use crate::runtime::{after, duration, sleep_until, unless_forked, wait};
 
 /// How a call ended.
 #[pyclass(frozen, module = "tonic_rdma._native")]
@@ -705,17 +705,8 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        if let Some(state) = self.state.take() {
-            if is_forked() {
-                // Threads of the parent may hold its locks.
-                #[allow(
-                    clippy::disallowed_methods,
-                    reason = "a fork can't free what its parent's threads have"
-                )]
-                std::mem::forget(state);
-            } else {
-                state.cancel(&Status::cancelled("the call was dropped"));
-            }
+        if let Some(state) = self.state.take().and_then(unless_forked) {
+            state.cancel(&Status::cancelled("the call was dropped"));
         }
     }
 }

@@ -27,9 +27,15 @@ pub(crate) fn after_fork_in_child() {
     }
 }
 
-/// Returns whether the threads of the runtime stayed behind in the parent of this process.
-pub(crate) fn is_forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
+/// Returns `value`, which is about to be dropped; `None` in a fork of a process that had a runtime. What its
+/// parent's threads have can't be freed there: they may hold its locks, and its descriptors are the parent's.
+pub(crate) fn unless_forked<T>(value: T) -> Option<T> {
+    if FORKED.load(Ordering::Relaxed) {
+        #[allow(clippy::disallowed_methods, reason = "the process that owns it is the parent")]
+        std::mem::forget(value);
+        return None;
+    }
+    Some(value)
 }
 
 /// Returns the runtime.
@@ -37,7 +43,7 @@ pub(crate) fn is_forked() -> bool {
 /// # Errors
 /// This process is a fork of one that had a runtime, or the system gives no threads.
 pub(crate) fn runtime() -> PyResult<&'static Runtime> {
-    if is_forked() {
+    if FORKED.load(Ordering::Relaxed) {
         return Err(PyRuntimeError::new_err(
             "tonic_rdma was used before this process was forked, and a fork has none of its threads: make channels and servers \
              after the fork, or start processes by the method \"spawn\"",

@@ -24,7 +24,7 @@ use tower_service::Service;
 
 use crate::channel::{Waiting, causes, limit};
 use crate::completions::{Callback, Completions, Results};
-use crate::runtime::{after, duration, is_forked, runtime, sleep_until, wait};
+use crate::runtime::{after, duration, runtime, sleep_until, unless_forked, wait};
 use crate::server_call::{self, ServerCall};
 
 /// Calls that wait for threads.
@@ -415,11 +415,8 @@ impl Server {
 impl Drop for Server {
     /// A server that is dropped ends as by `stop(None)`.
     fn drop(&mut self) {
-        if is_forked() {
-            // The parent's runtime has them. Closing them here would take them from it.
-            #[allow(clippy::disallowed_methods, reason = "a fork can't free what its parent's threads have")]
-            std::mem::forget(self.ports().take());
-        } else {
+        let ports = self.ports().take();
+        if unless_forked(ports).is_some() {
             self.shared.stopping.cancel();
             self.shared.cancelled.cancel();
         }

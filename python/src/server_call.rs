@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -19,6 +19,7 @@ use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::body::Body;
 use tonic::{Code, Status};
+use tonic_rdma::unstable::grpc_timeout;
 use tonic_rdma::{RdmaConnectInfo, RdmaRequestExt as _};
 
 use crate::call::frames;
@@ -27,7 +28,7 @@ use crate::connection::{self, Connection};
 use crate::framing::{Encoding, Frames, Message, Messages, WholeBody};
 use crate::metadata;
 use crate::room::Room;
-use crate::runtime::{is_forked, wait};
+use crate::runtime::{unless_forked, wait};
 use crate::server::{InFlight, Shared, Slot, shut_down};
 
 /// What a handler has its call do.
@@ -200,7 +201,7 @@ impl Responding {
             Err(status) => return Self { refused: Some(status), reply: None },
         };
         let (sender, steps) = mpsc::unbounded_channel();
-        let timeout = tonic_timeout(&head.headers);
+        let timeout = grpc_timeout(&head.headers);
         let state = Arc::new(State {
             head,
             requests: tokio::sync::Mutex::new(messages),
@@ -373,22 +374,6 @@ impl Drop for Reply {
 
 fn cancelled() -> Status {
     Status::cancelled("the handler cancelled the call")
-}
-
-/// Returns the time that a client gives its call.
-fn tonic_timeout(headers: &HeaderMap) -> Option<Duration> {
-    let value = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
-    let count: u64 = digits.parse().ok()?;
-    match unit {
-        "H" => Some(Duration::from_secs(count.checked_mul(3600)?)),
-        "M" => Some(Duration::from_secs(count.checked_mul(60)?)),
-        "S" => Some(Duration::from_secs(count)),
-        "m" => Some(Duration::from_millis(count)),
-        "u" => Some(Duration::from_micros(count)),
-        "n" => Some(Duration::from_nanos(count)),
-        _ => None,
-    }
 }
 
 /// The handle of a call. Dropping it before `finish` ends the call with UNKNOWN.
@@ -616,18 +601,10 @@ impl ServerCall {
 
 impl Drop for ServerCall {
     fn drop(&mut self) {
-        if let Some(state) = self.state.take() {
-            if is_forked() {
-                #[allow(
-                    clippy::disallowed_methods,
-                    reason = "a fork can't free what its parent's threads have"
-                )]
-                std::mem::forget(state);
-            } else {
-                // The response ends with UNKNOWN if the call was not finished.
-                lock(&state.slot).take();
-                lock(&state.steps).take();
-            }
+        if let Some(state) = self.state.take().and_then(unless_forked) {
+            // The response ends with UNKNOWN if the call was not finished.
+            lock(&state.slot).take();
+            lock(&state.steps).take();
         }
     }
 }
