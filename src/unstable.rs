@@ -8,6 +8,7 @@ pub use crate::endpoint::{
     waits, warn_of_unknown_variables,
 };
 
+pub use crate::grpc::status_of_http;
 pub use crate::transport::request::grpc_timeout;
 
 pub use tonic_rdma_verbs::unstable::{chain, lock, units, wake_all, with_causes};

@@ -2,6 +2,7 @@
 
 use http::{HeaderMap, StatusCode};
 use tonic::{Code, Status};
+use tonic_rdma::unstable::status_of_http;
 
 use crate::framing::Message;
 
@@ -46,19 +47,10 @@ impl End {
     }
 }
 
-/// Returns the status of a response that has none (gRPC over HTTP/2, "HTTP2 Transport Mapping").
+/// Returns the status of a response that has none.
 fn without_status(http: StatusCode) -> Status {
-    let code = match http {
-        StatusCode::OK => return Status::unknown("the response ended without a status"),
-        StatusCode::BAD_REQUEST => Code::Internal,
-        StatusCode::UNAUTHORIZED => Code::Unauthenticated,
-        StatusCode::FORBIDDEN => Code::PermissionDenied,
-        StatusCode::NOT_FOUND => Code::Unimplemented,
-        StatusCode::TOO_MANY_REQUESTS
-        | StatusCode::BAD_GATEWAY
-        | StatusCode::SERVICE_UNAVAILABLE
-        | StatusCode::GATEWAY_TIMEOUT => Code::Unavailable,
-        _ => Code::Unknown,
-    };
-    Status::new(code, format!("the peer answered with the HTTP status {http}"))
+    match http {
+        StatusCode::OK => Status::unknown("the response ended without a status"),
+        http => status_of_http(http),
+    }
 }

@@ -23,4 +23,4 @@ mod session;
 pub(crate) use crate::transport::gather::landed;
 pub use calls::CallConfig;
 pub use client::{RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
-pub use server::{GrpcService, RdmaRoutes, RdmaServer};
+pub use server::{GrpcService, RdmaRoutes, RdmaServer, status_of_http};

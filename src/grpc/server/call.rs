@@ -138,7 +138,7 @@ impl<S: GrpcService> Call<S> {
         let body = Body::new(body);
         if parts.status != StatusCode::OK && !parts.headers.contains_key(STATUS) {
             let mut trailers = parts.headers;
-            trailers.extend(trailers_of(&of_http(parts.status)));
+            trailers.extend(trailers_of(&status_of_http(parts.status)));
             self.finish(trailers);
         } else if body.is_end_stream() {
             self.finish(parts.headers);
@@ -358,7 +358,7 @@ pub(super) fn trailers_of(status: &Status) -> HeaderMap {
 /// Returns the status for a response with this status of HTTP and without a status of gRPC. A native response
 /// has no status of HTTP, so the server does what a client does over HTTP/2
 /// (grpc/doc/http-grpc-status-mapping.md).
-pub(super) fn of_http(status: StatusCode) -> Status {
+pub fn status_of_http(status: StatusCode) -> Status {
     let code = match status {
         StatusCode::BAD_REQUEST => Code::Internal,
         StatusCode::UNAUTHORIZED => Code::Unauthenticated,
@@ -381,10 +381,10 @@ mod status_tests {
 
     #[test]
     fn a_status_of_http_becomes_one_of_grpc() {
-        assert_eq!(of_http(StatusCode::NOT_FOUND).code(), Code::Unimplemented);
-        assert_eq!(of_http(StatusCode::SERVICE_UNAVAILABLE).code(), Code::Unavailable);
-        assert_eq!(of_http(StatusCode::IM_A_TEAPOT).code(), Code::Unknown);
-        let trailers = trailers_of(&of_http(StatusCode::UNAUTHORIZED));
+        assert_eq!(status_of_http(StatusCode::NOT_FOUND).code(), Code::Unimplemented);
+        assert_eq!(status_of_http(StatusCode::SERVICE_UNAVAILABLE).code(), Code::Unavailable);
+        assert_eq!(status_of_http(StatusCode::IM_A_TEAPOT).code(), Code::Unknown);
+        let trailers = trailers_of(&status_of_http(StatusCode::UNAUTHORIZED));
         assert_eq!(Status::from_header_map(&trailers).unwrap().code(), Code::Unauthenticated);
     }
 }

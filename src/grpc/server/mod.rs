@@ -55,6 +55,7 @@ use crate::transport::request::grpc_timeout;
 use crate::transport::{RdmaIncoming, RemoteAddresses};
 use tonic_rdma_verbs::unstable::{lock, run_foreign};
 
+pub use self::call::status_of_http;
 pub use self::routes::{GrpcService, RdmaRoutes};
 
 /// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA,
