@@ -62,7 +62,9 @@ pub(crate) mod machinery {
         TransferKind, TransferLimits,
     };
     pub use super::pool::find_sendable;
-    pub use super::region::{Grant, LentRegion, RegionLoan, RegionPool, RemoteRange, Revocation};
+    pub use super::region::{
+        Grant, LentRegion, RegionLoan, RegionMapping, RegionPool, RemoteRange, Revocation,
+    };
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};
     pub use super::sites::handle::{find_traced, has_unsent, sent_slices};
 }

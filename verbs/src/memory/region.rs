@@ -176,6 +176,56 @@ impl fmt::Debug for MemRegion {
     }
 }
 
+/// Keeps the memory of a region mapped, and out of other regions, whatever becomes of the region: it may be with
+/// an operation, be shared with peers, or be gone. It gives no access to the bytes.
+#[derive(Clone)]
+pub struct RegionMapping {
+    slab: Arc<Slab>,
+    range: Range<usize>,
+    /// The pool has the extent back only when this is dropped, too.
+    _extent: Option<Arc<HeldExtent>>,
+}
+
+impl RegionMapping {
+    /// Keeps the memory of `region`.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::Budget;
+    /// use tonic_rdma_verbs::unstable::{RegionMapping, RegionPool};
+    ///
+    /// let pool = RegionPool::new(Budget::new(64 << 20));
+    /// let region = pool.take(4096)?;
+    /// let mapping = RegionMapping::of(&region);
+    /// drop(region);
+    /// assert_ne!(pool.take(4096)?.as_ptr(), mapping.as_ptr());
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
+    /// ```
+    pub fn of(region: &MemRegion) -> Self {
+        Self { slab: Arc::clone(&region.slab), range: region.range(), _extent: region.extent.clone() }
+    }
+
+    /// Returns the address of the first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.slab.memory().as_ptr().as_ptr().wrapping_add(self.range.start)
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Returns whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+}
+
+impl fmt::Debug for RegionMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RegionMapping({:p}, {} bytes)", self.as_ptr(), self.len())
+    }
+}
+
 /// Memory of many regions, in slabs that are mapped, and registered with each domain, once. Thread-safe.
 ///
 /// A region of up to 8 MiB is cut from a slab that it shares with others, and costs no descriptor, mapping or

@@ -3,7 +3,7 @@
 use super::*;
 use crate::memory::MemRegion;
 use crate::memory::in_flight::{CopyRange, CopyRanges, LocalMemory, Transfer, TransferKind};
-use crate::memory::region::{RegionPool, RemoteRange};
+use crate::memory::region::{RegionMapping, RegionPool, RemoteRange};
 use crate::memory::registrations::LocalRegistrations;
 use crate::{RemoteSegment, VerbsErrorKind};
 
@@ -160,4 +160,28 @@ fn a_small_budget_is_used_to_the_end() {
     for length in [usize::MAX, isize::MAX as usize] {
         assert!(pool.take(length).is_err() && pool.take_zeroed(length).is_err());
     }
+}
+
+/// A region, its parts and its mapping: the last of them gives the memory back.
+#[test]
+fn memory_is_not_leased_again_while_a_mapping_keeps_it() {
+    let (pool, budget) = regions();
+    let mut region = pool.take(4096).unwrap();
+    region.fill(7);
+    let mapping = RegionMapping::of(&region);
+    assert_eq!((mapping.as_ptr(), mapping.len()), (region.as_ptr(), 4096));
+    let back = RegionMapping::of(&region.split_off(4000));
+    assert_eq!((back.as_ptr(), back.len()), (region.as_ptr().wrapping_add(4000), 96));
+    drop((region, mapping));
+    assert_ne!(pool.take(4096).unwrap().as_ptr(), back.as_ptr().wrapping_sub(4000), "a part is kept");
+    let address = back.as_ptr().wrapping_sub(4000);
+    drop(back);
+    assert_eq!(pool.take(4096).unwrap().as_ptr(), address, "it came back");
+
+    let long = pool.take_zeroed(RegionPool::LONGEST_SHARED + 1).unwrap();
+    let (before, mapping) = (budget.used(), RegionMapping::of(&long));
+    drop(long);
+    assert_eq!(budget.used(), before, "the mapping keeps a mapping of its own");
+    drop(mapping);
+    assert!(budget.used() < before);
 }
