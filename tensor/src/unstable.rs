@@ -9,6 +9,8 @@ use std::sync::Weak;
 use crate::device::RdmaDevice;
 use crate::device::state::Group;
 use crate::error::TensorError;
+use crate::slots::static_slot::StaticSender;
+use crate::types::Tensor;
 use tonic_rdma_verbs::unstable::lock;
 
 /// Lets only the ranks of a group open links to `device` from now on: peers that know the group's `name`.
@@ -20,6 +22,15 @@ pub fn admit_only_ranks(device: &RdmaDevice, name: Option<[u8; 16]>) {
 /// Returns the part of the error's reason that the peer said, or how the link to it was lost.
 pub fn detail(error: &TensorError) -> &str {
     error.detail()
+}
+
+/// Sends a tensor as [`StaticSender::send`] does, and waits until the device needs the memory of the tensor no
+/// more: for programs that write to this memory again, in languages that don't take the tensor for constant.
+///
+/// # Errors
+/// Those of [`StaticSender::send`].
+pub async fn send_to_end(sender: &mut StaticSender, tensor: &Tensor) -> Result<(), TensorError> {
+    sender.send_to_end(tensor).await
 }
 
 /// A thread polls slots and takes completions itself, until it drops this. Meanwhile, a tensor that arrives,

@@ -383,6 +383,11 @@ impl BufferLease {
         self.state.end(Ended::Revoked);
     }
 
+    /// Ends the lease as dropping it does, for an owner that shares it with tasks that wait for it.
+    pub fn close(&self) {
+        self.state.end(Ended::Dropped);
+    }
+
     /// Leaves the lease to its time limit or its count of readers.
     ///
     /// # Errors

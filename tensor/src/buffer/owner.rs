@@ -239,6 +239,11 @@ impl BufferPool {
         lock(&self.shared.admitted).remove(name);
     }
 
+    /// Ends all leases, as dropping the pool does, also while fetches or a server's [service](Self::service) keep it.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+
     /// Returns what the pool has shared.
     pub fn statistics(&self) -> BufferPoolStatistics {
         let (table, copied) = (lock(&self.shared.table), &self.shared.copied);
@@ -315,6 +320,11 @@ impl PoolShared {
         lock(&POOLS).get(&generation)?.upgrade()
     }
 
+    fn close(&self) {
+        let leases: Vec<_> = lock(&self.table).all().cloned().collect();
+        leases.iter().for_each(|lease| lease.end(Ended::Dropped));
+    }
+
     /// Returns the lease of a handle, if its token is right.
     pub(super) fn find(&self, key: &BufferKey) -> Result<Arc<LeaseState>, Fault> {
         if key.generation != self.generation {
@@ -350,8 +360,7 @@ impl PoolShared {
 impl Drop for PoolShared {
     fn drop(&mut self) {
         lock(&POOLS).remove(&self.generation);
-        let leases: Vec<_> = lock(&self.table).all().cloned().collect();
-        leases.iter().for_each(|lease| lease.end(Ended::Dropped));
+        self.close();
     }
 }
 

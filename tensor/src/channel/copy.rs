@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::ops::{Bound, RangeBounds};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use crate::error::{TensorError, TransferError};
 use crate::link::Link;
@@ -440,18 +440,33 @@ impl Future for Memcpy {
     type Output = Result<MemRegion, TransferError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(result) = self.try_take() {
-            return Poll::Ready(result);
-        }
-        // A long copy continues with each poll of the queue.
-        if let MemcpyState::Running { outcome, link, port } = &self.progress
-            && (link.spin(*port, || outcome.is_over()) || outcome.poll_over(context).is_ready())
-            && let Some(result) = self.try_take()
-        {
-            return Poll::Ready(result);
-        }
-        Poll::Pending
+        let result = match &mut self.progress {
+            MemcpyState::Ended(result) => result.take(),
+            MemcpyState::Running { outcome, link, port } => {
+                ready!(poll_outcome(outcome, link, *port, context)).and_then(result_of)
+            }
+        };
+        result.map_or(Poll::Pending, Poll::Ready)
     }
+}
+
+/// Is ready with the outcome of a transfer over `port` of `link` when the transfer has ended, unless another
+/// thread has taken the outcome since.
+pub(crate) fn poll_outcome(
+    outcome: &OutcomeCell,
+    link: &Link,
+    port: u32,
+    context: &Context<'_>,
+) -> Poll<Option<Outcome>> {
+    if let Some(found) = outcome.take() {
+        return Poll::Ready(Some(found));
+    }
+    link.poll(port);
+    // A long copy continues with each poll of the queue.
+    if link.spin(port, || outcome.is_over()) {
+        return Poll::Ready(outcome.take());
+    }
+    outcome.poll_over(context).map(|()| outcome.take())
 }
 
 fn result_of(outcome: Outcome) -> Option<Result<MemRegion, TransferError>> {

@@ -1,11 +1,12 @@
 //! Static slots, for tensors of a known shape: the sender writes each tensor into the receiver's memory.
 
+use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::channel::copy::Memcpy;
+use crate::channel::copy::{Memcpy, poll_outcome};
 use crate::error::{TensorError, TransferError};
-use crate::link::port::Token;
+use crate::link::port::{OutcomeCell, Token};
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::Receiver;
 use crate::types::{Tensor, TensorSpec};
@@ -196,7 +197,20 @@ impl StaticSender {
     pub async fn send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.check_spec(tensor)?;
         self.sender.ready().await?;
-        self.send_tensor(tensor)
+        self.send_tensor(tensor, Token::unobserved()).map(drop)
+    }
+
+    /// Sends a tensor as [`send`](Self::send) does, and waits until the device needs its memory no more.
+    pub(crate) async fn send_to_end(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
+        self.check_spec(tensor)?;
+        self.sender.ready().await?;
+        let outcome = Arc::new(OutcomeCell::default());
+        if !self.send_tensor(tensor, Token::future(&outcome))? {
+            return Ok(());
+        }
+        let Sender { link, port, .. } = &self.sender;
+        let ended = poll_fn(|context| poll_outcome(&outcome, link, *port, context)).await;
+        ended.map_or(Ok(()), |outcome| outcome.result)
     }
 
     /// Begins to send a tensor as [`send`](Self::send) does, and returns at once.
@@ -206,24 +220,25 @@ impl StaticSender {
     pub fn try_send(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
         self.check_spec(tensor)?;
         self.sender.check_ready()?;
-        self.send_tensor(tensor)
+        self.send_tensor(tensor, Token::unobserved()).map(drop)
     }
 
-    /// Begins to send a tensor of the right type and shape. A buffer must be free.
-    fn send_tensor(&mut self, tensor: &Tensor) -> Result<(), TensorError> {
+    /// Begins to send a tensor of the right type and shape. A buffer must be free. Returns whether the device
+    /// sends it from its memory. Then `token` gets the outcome.
+    fn send_tensor(&mut self, tensor: &Tensor, token: Token) -> Result<bool, TensorError> {
         if !self.sender.is_small()
             && let Some((lease, range)) = tensor.registered()
             && self.sender.registers(&lease)
         {
-            self.sender.send(LocalMemory::Lease(lease), range.start as u64, Token::unobserved())?;
+            self.sender.send(LocalMemory::Lease(lease), range.start as u64, token)?;
             self.sent.in_place.add(range.len());
-            return Ok(());
+            return Ok(true);
         }
-        if let Ok(bytes) = tensor.bytes() {
-            return self.send_copied(bytes);
+        match tensor.bytes() {
+            Ok(bytes) => self.send_copied(bytes)?,
+            Err(_) => self.send_copied(tensor.to_contiguous()?.bytes()?)?,
         }
-        let contiguous = tensor.to_contiguous()?;
-        self.send_copied(contiguous.bytes()?)
+        Ok(false)
     }
 
     /// Copies `bytes` to registered memory and sends them from there, once a buffer is free. A transport that

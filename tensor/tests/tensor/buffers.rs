@@ -298,6 +298,20 @@ fn a_lease_ends_by_its_time_its_readers_and_its_owner() {
         assert_eq!(readers[0].address.is_none(), path == Path::Process);
         drop(lease);
         assert_eq!(kind(reader.fetch(&handle).await), TensorErrorKind::Revoked, "it stays revoked");
+
+        let (lease, handle) = pool.share(vec![5; 9000]).unwrap();
+        let waits = async { tokio::join!(lease.ended(), async { lease.close() }) };
+        waits.await;
+        assert_eq!(kind(reader.fetch(&handle).await), TensorErrorKind::Gone);
+
+        let (left, of_left) = pool.share_with(vec![6; 9000], LeaseOptions::new().readers(9)).unwrap();
+        left.detach().unwrap();
+        let (lease, handle) = pool.share(vec![7; 9000]).unwrap();
+        pool.close();
+        for handle in [handle, of_left] {
+            assert_eq!(kind(reader.fetch(&handle).await), TensorErrorKind::Gone, "the service is there");
+        }
+        assert!(lease.bytes().is_none() && pool.statistics().leases == 0);
     });
 }
 
