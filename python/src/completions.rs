@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{read, write};
 
+use crate::error::Failure;
 use crate::framing::Message;
 use crate::metadata;
 
@@ -17,6 +18,20 @@ use crate::metadata;
 /// runtime never take the interpreter's lock.
 pub(crate) trait Value: Debug + Send {
     fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>>;
+}
+
+impl<T: Value, E: Failure> Value for Result<T, E> {
+    /// The callback gets the value, or an instance of an exception.
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let value = self.map_err(Failure::into_exception).and_then(|value| Box::new(value).into_python(py));
+        Ok(value.unwrap_or_else(|error| error.into_value(py).into_any()))
+    }
+}
+
+impl Value for () {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(py.None())
+    }
 }
 
 impl Value for bool {

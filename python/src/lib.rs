@@ -6,18 +6,24 @@
 
 #![deny(unsafe_code)]
 
+mod array;
 mod call;
 mod channel;
 mod completions;
 mod connection;
+mod error;
 mod framing;
 mod memory;
 mod metadata;
 mod outcome;
+mod regions;
 mod room;
 mod runtime;
 mod server;
 mod server_call;
+mod slots;
+mod tensors;
+mod waits;
 
 use pyo3::prelude::*;
 
@@ -50,7 +56,21 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(runtime::after_fork_in_child, module)?)?;
     module.add_function(wrap_pyfunction!(capabilities, module)?)?;
+    module.add_function(wrap_pyfunction!(array::empty, module)?)?;
+    module.add_function(wrap_pyfunction!(array::zeros, module)?)?;
+    module.add_function(wrap_pyfunction!(array::asarray, module)?)?;
+    module.add_function(wrap_pyfunction!(array::memory_statistics, module)?)?;
+    module.add_class::<array::Array>()?;
     module.add_class::<completions::Completions>()?;
+    module.add_class::<waits::Pending>()?;
+    module.add_class::<tensors::Device>()?;
+    module.add_class::<tensors::TensorChannel>()?;
+    module.add_class::<slots::StaticReceiver>()?;
+    module.add_class::<slots::DynamicReceiver>()?;
+    module.add_class::<slots::StaticSender>()?;
+    module.add_class::<slots::DynamicSender>()?;
+    module.add_class::<regions::RemoteRegion>()?;
+    module.add_class::<regions::ExportedRegion>()?;
     module.add_class::<call::Outcome>()?;
     module.add_class::<connection::Connection>()?;
     module.add_class::<channel::Channel>()?;
