@@ -1,0 +1,334 @@
+//! Slots: static ones for tensors of one shape, dynamic ones for tensors of any.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use tokio_util::sync::CancellationToken;
+use tonic_rdma_tensor as tensor;
+use tonic_rdma_tensor::unstable::send_to_end;
+use tonic_rdma_tensor::{Arrived, Dtype, SentCounts, Shape, Tensor, TensorSpec};
+
+use crate::array::{Array, allocate, count_copied};
+use crate::completions::Value;
+use crate::error::to_py;
+use crate::memory::Elements;
+use crate::regions::DeviceRegion;
+use crate::waits::{Exclusive, Made, Pending};
+
+/// Returns the tensor that `object` is: an array, or a list or an array of numpy of strings.
+///
+/// # Errors
+/// It is neither.
+pub(crate) fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() {
+        return strings_of(object, &[object.len()? as u64]);
+    }
+    let kind = object.getattr("dtype").and_then(|dtype| dtype.getattr("kind"));
+    if kind.is_ok_and(|kind| kind.extract::<String>().is_ok_and(|kind| "OSU".contains(&kind))) {
+        let shape: Vec<u64> = object.getattr("shape")?.extract()?;
+        return strings_of(&object.call_method0("ravel")?.call_method0("tolist")?, &shape);
+    }
+    Elements::of(object)?.into_tensor()
+}
+
+fn strings_of(strings: &Bound<'_, PyAny>, shape: &[u64]) -> PyResult<Tensor> {
+    let string = |item: PyResult<Bound<'_, PyAny>>| {
+        let item = item?;
+        match (item.cast::<PyBytes>(), item.cast::<PyString>()) {
+            (Ok(bytes), _) => Ok(bytes.as_bytes().to_vec()),
+            (_, Ok(text)) => Ok(text.to_cow()?.into_owned().into_bytes()),
+            _ => Err(PyTypeError::new_err(format!(
+                "takes an array, or a list of bytes or str: an item is a {}",
+                item.get_type().name()?
+            ))),
+        }
+    };
+    let strings: Vec<Vec<u8>> = strings.try_iter()?.map(string).collect::<PyResult<_>>()?;
+    Tensor::from_strings(Shape::new(shape).map_err(to_py)?, strings).map_err(to_py)
+}
+
+/// A tensor that has arrived: an `Array`, or nested lists of `bytes`.
+#[derive(Debug)]
+pub(crate) struct Received(pub(crate) Tensor);
+
+impl Value for Received {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        if self.0.dtype() != Dtype::String {
+            return Ok(Py::new(py, Array::of_tensor(&self.0)?)?.into_any());
+        }
+        let mut level: Vec<Py<PyAny>> = Vec::new();
+        for string in self.0.strings().map_err(to_py)? {
+            level.push(PyBytes::new(py, string).into_any().unbind());
+        }
+        for &length in self.0.shape().dims().iter().skip(1).rev() {
+            let lists = level
+                .chunks(length.max(1) as usize)
+                .map(|part| Ok(PyList::new(py, part)?.into_any().unbind()));
+            level = lists.collect::<PyResult<_>>()?;
+        }
+        match self.0.shape().rank() {
+            0 => level.pop().ok_or_else(|| PyValueError::new_err("a tensor without its element")),
+            _ => Ok(PyList::new(py, level)?.into_any().unbind()),
+        }
+    }
+}
+
+/// The receiving side of a static slot.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+pub(crate) struct StaticReceiver {
+    slot: Exclusive<tensor::StaticReceiver>,
+    spec: TensorSpec,
+}
+
+const RECEIVER: &str = "receiver";
+const ARRIVAL: &str = "the arrival of a tensor";
+
+impl StaticReceiver {
+    pub(crate) fn new(slot: tensor::StaticReceiver, closed: &CancellationToken) -> Self {
+        let spec = *slot.spec();
+        Self { slot: Exclusive::new(RECEIVER, slot, closed), spec }
+    }
+}
+
+/// Copies a tensor out of its buffer.
+fn copy_out(arrived: &Arrived<'_>, bytes: &mut [u8]) -> PyResult<()> {
+    arrived.copy_to(bytes).map_err(to_py)?;
+    count_copied(bytes.len());
+    Ok(())
+}
+
+/// Returns a new array with the content of a tensor that has arrived, if one has.
+fn take(slot: &mut tensor::StaticReceiver) -> PyResult<Option<Array>> {
+    let spec = *slot.spec();
+    // The memory first: without it the tensor stays in the slot.
+    let mut copy = allocate(spec.bytes().unwrap_or(0) as usize)?;
+    let Some(arrived) = slot.try_recv().map_err(to_py)? else { return Ok(None) };
+    copy_out(&arrived, &mut copy)?;
+    Array::of_pool(spec, copy).map(Some)
+}
+
+/// Copies a tensor that has arrived to `target`. Returns whether one has.
+fn take_into(slot: &mut tensor::StaticReceiver, target: &mut Elements) -> PyResult<bool> {
+    let Some(arrived) = slot.try_recv().map_err(to_py)? else { return Ok(false) };
+    copy_out(&arrived, target.writable()?)?;
+    Ok(true)
+}
+
+impl StaticReceiver {
+    /// Returns the elements of `array`, which a tensor of this slot can be copied to.
+    fn target(&self, array: &Bound<'_, PyAny>) -> PyResult<Elements> {
+        let mut elements = Elements::of(array)?;
+        if *elements.spec() != self.spec {
+            let found = elements.spec();
+            return Err(PyValueError::new_err(format!("array: takes {}, not {found}", self.spec)));
+        }
+        elements.writable()?;
+        Ok(elements)
+    }
+}
+
+#[pymethods]
+impl StaticReceiver {
+    fn recv(&self, timeout: Option<f64>) -> PyResult<Pending> {
+        self.slot.pending(timeout, ARRIVAL, |slot| {
+            Box::pin(async move {
+                loop {
+                    slot.arrived().await.map_err(to_py)?;
+                    if let Some(array) = take(slot)? {
+                        return Ok(Made(array));
+                    }
+                }
+            })
+        })
+    }
+
+    fn recv_into(&self, array: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Pending> {
+        let mut target = self.target(array)?;
+        self.slot.pending(timeout, ARRIVAL, |slot| {
+            Box::pin(async move {
+                loop {
+                    slot.arrived().await.map_err(to_py)?;
+                    if take_into(slot, &mut target)? {
+                        return Ok(());
+                    }
+                }
+            })
+        })
+    }
+
+    fn arrived(&self, timeout: Option<f64>) -> PyResult<Pending> {
+        self.slot
+            .pending(timeout, ARRIVAL, |slot| Box::pin(async move { slot.arrived().await.map_err(to_py) }))
+    }
+
+    fn try_recv(&self, py: Python<'_>) -> PyResult<Option<Array>> {
+        Ok(self.slot.now(py, take)?.flatten())
+    }
+
+    fn try_recv_into(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let mut target = self.target(array)?;
+        Ok(self.slot.now(py, |slot| take_into(slot, &mut target))?.unwrap_or(false))
+    }
+
+    fn close(&self) -> PyResult<()> {
+        self.slot.close()
+    }
+}
+
+/// The receiving side of a dynamic slot.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+pub(crate) struct DynamicReceiver {
+    slot: Exclusive<tensor::DynamicReceiver>,
+}
+
+impl DynamicReceiver {
+    pub(crate) fn new(slot: tensor::DynamicReceiver, closed: &CancellationToken) -> Self {
+        Self { slot: Exclusive::new(RECEIVER, slot, closed) }
+    }
+}
+
+#[pymethods]
+impl DynamicReceiver {
+    fn recv(&self, timeout: Option<f64>) -> PyResult<Pending> {
+        self.slot.pending(timeout, ARRIVAL, |slot| {
+            Box::pin(async move { slot.recv().await.map(Received).map_err(to_py) })
+        })
+    }
+
+    fn arrived(&self, timeout: Option<f64>) -> PyResult<Pending> {
+        self.slot
+            .pending(timeout, ARRIVAL, |slot| Box::pin(async move { slot.arrived().await.map_err(to_py) }))
+    }
+
+    fn try_recv(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let tensor = self.slot.now(py, |slot| slot.try_recv().map_err(to_py))?.flatten();
+        tensor.map(|tensor| Box::new(Received(tensor)).into_python(py)).transpose()
+    }
+
+    fn close(&self) -> PyResult<()> {
+        self.slot.close()
+    }
+}
+
+/// What a sender has sent. Any thread may look, also during an operation.
+#[derive(Clone, Default)]
+struct Sent(Arc<Mutex<SentCounts>>);
+
+impl Sent {
+    fn note(&self, sent: SentCounts) {
+        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), sent);
+        count_copied(sent.copied.bytes.saturating_sub(before.copied.bytes) as usize);
+    }
+
+    /// Returns pairs (tensors, bytes): sent in place, with a copy, and inline.
+    fn counts(&self) -> [(u64, u64); 3] {
+        let sent = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        [sent.in_place, sent.copied, sent.inline].map(|of| (of.tensors, of.bytes))
+    }
+}
+
+const SENDER: &str = "sender";
+const SENT: &str = "the end of a send";
+const READ: &str = "the read of all tensors by the receiver";
+
+/// The sending side of a static slot.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+pub(crate) struct StaticSender {
+    slot: Exclusive<tensor::StaticSender>,
+    spec: TensorSpec,
+    sent: Sent,
+}
+
+impl StaticSender {
+    pub(crate) fn new(slot: tensor::StaticSender, closed: &CancellationToken) -> Self {
+        let spec = *slot.spec();
+        Self { slot: Exclusive::new(SENDER, slot, closed), spec, sent: Sent::default() }
+    }
+}
+
+#[pymethods]
+impl StaticSender {
+    fn send(&self, array: &Bound<'_, PyAny>, wait: bool, timeout: Option<f64>) -> PyResult<Pending> {
+        let elements = Elements::of(array)?;
+        if *elements.spec() != self.spec {
+            let found = elements.spec();
+            return Err(PyValueError::new_err(format!("array: takes {}, not {found}", self.spec)));
+        }
+        let region = elements.is_contiguous().then(|| DeviceRegion::find(elements.bytes())).flatten();
+        let region = region.filter(|(_, at)| *at == 0);
+        let tensor = elements.into_tensor()?;
+        let sent = self.sent.clone();
+        self.slot.pending(timeout, SENT, move |slot| {
+            Box::pin(async move {
+                if let Some((region, _)) = region {
+                    slot.ready().await.map_err(to_py)?;
+                    if let Some(taken) = region.take().await {
+                        let sending = taken.operate(|region| slot.try_send_region(region));
+                        sent.note(slot.sent());
+                        return if wait { sending.await.map_err(to_py) } else { Ok(()) };
+                    }
+                }
+                let result = if wait { send_to_end(slot, &tensor).await } else { slot.send(&tensor).await };
+                sent.note(slot.sent());
+                result.map_err(to_py)
+            })
+        })
+    }
+
+    fn flush(&self, timeout: Option<f64>) -> PyResult<Pending> {
+        self.slot.pending(timeout, READ, |slot| Box::pin(async move { slot.flush().await.map_err(to_py) }))
+    }
+
+    fn sent(&self) -> [(u64, u64); 3] {
+        self.sent.counts()
+    }
+
+    fn close(&self) -> PyResult<()> {
+        self.slot.close()
+    }
+}
+
+/// The sending side of a dynamic slot.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+pub(crate) struct DynamicSender {
+    slot: Exclusive<tensor::DynamicSender>,
+    sent: Sent,
+}
+
+impl DynamicSender {
+    pub(crate) fn new(slot: tensor::DynamicSender, closed: &CancellationToken) -> Self {
+        Self { slot: Exclusive::new(SENDER, slot, closed), sent: Sent::default() }
+    }
+}
+
+#[pymethods]
+impl DynamicSender {
+    fn send(&self, array: &Bound<'_, PyAny>, wait: bool, timeout: Option<f64>) -> PyResult<Pending> {
+        let (tensor, sent) = (tensor_of(array)?, self.sent.clone());
+        self.slot.pending(timeout, SENT, move |slot| {
+            Box::pin(async move {
+                let before = slot.sent().in_place.tensors;
+                slot.send(&tensor).await.map_err(to_py)?;
+                sent.note(slot.sent());
+                match wait && slot.sent().in_place.tensors > before {
+                    true => slot.flush().await.map_err(to_py),
+                    false => Ok(()),
+                }
+            })
+        })
+    }
+
+    fn flush(&self, timeout: Option<f64>) -> PyResult<Pending> {
+        self.slot.pending(timeout, READ, |slot| Box::pin(async move { slot.flush().await.map_err(to_py) }))
+    }
+
+    fn sent(&self) -> [(u64, u64); 3] {
+        self.sent.counts()
+    }
+
+    fn close(&self) -> PyResult<()> {
+        self.slot.close()
+    }
+}

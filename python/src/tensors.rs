@@ -1,0 +1,292 @@
+//! Devices, and channels to devices of other processes: tensors without a call for each.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tokio_util::sync::CancellationToken;
+use tonic_rdma_tensor as tensor;
+use tonic_rdma_tensor::{NamedOffer, NamedReply, RdmaDevice, Rights, TensorSpec};
+
+use crate::array::{Array, spec};
+use crate::completions::Value;
+use crate::error::to_py;
+use crate::regions::{DeviceRegion, Direction, ExportedRegion, RegionCopy, RemoteRegion};
+use crate::runtime::{duration, runtime, wait};
+use crate::slots::{DynamicReceiver, DynamicSender, Received, StaticReceiver, StaticSender, tensor_of};
+use crate::waits::{Made, Pending, closed, drop_inside, unless_closed};
+
+/// A device, until it is closed. What was made by it keeps it.
+struct Opened {
+    device: Mutex<Option<RdmaDevice>>,
+    closed: CancellationToken,
+}
+
+const DEVICE: &str = "device";
+const CHANNEL: &str = "channel";
+
+impl Opened {
+    /// Returns the device.
+    ///
+    /// # Errors
+    /// It is closed, or this process is a fork.
+    fn device(&self) -> PyResult<RdmaDevice> {
+        runtime()?;
+        let device = self.device.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        device.ok_or_else(|| closed(DEVICE))
+    }
+
+    fn close(&self) {
+        self.closed.cancel();
+        drop_inside(self.device.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// This process, as its peers see it.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+pub(crate) struct Device {
+    opened: Arc<Opened>,
+    #[pyo3(get)]
+    endpoint: String,
+}
+
+#[pymethods]
+impl Device {
+    #[new]
+    #[pyo3(signature = (address, *, queue_pairs, answer_timeout, named_tensor_timeout, max_tensor_bytes, checksums))]
+    fn new(
+        py: Python<'_>,
+        address: String,
+        queue_pairs: Option<u32>,
+        answer_timeout: f64,
+        named_tensor_timeout: f64,
+        max_tensor_bytes: u64,
+        checksums: bool,
+    ) -> PyResult<Self> {
+        let limit = |name: &str, seconds: f64| {
+            let limit = duration(Some(seconds))?.filter(|limit| *limit <= Duration::from_secs(1 << 30));
+            limit.ok_or_else(|| PyValueError::new_err(format!("{name}: takes less than 2**30 seconds")))
+        };
+        let mut builder = RdmaDevice::builder()
+            .answer_timeout(limit("answer_timeout", answer_timeout)?)
+            .named_tensor_timeout(limit("named_tensor_timeout", named_tensor_timeout)?)
+            .max_tensor_bytes(max_tensor_bytes)
+            .checksums(checksums);
+        if let Some(queue_pairs) = queue_pairs {
+            builder = builder.queue_pairs_per_peer(queue_pairs);
+        }
+        let device = wait(py, builder.bind(address))?.map_err(to_py)?;
+        let endpoint = device.endpoint();
+        let opened = Opened { device: Mutex::new(Some(device)), closed: CancellationToken::new() };
+        Ok(Self { opened: Arc::new(opened), endpoint })
+    }
+
+    fn empty(&self, py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: &Bound<'_, PyAny>) -> PyResult<Array> {
+        let (device, spec) = (self.opened.device()?, spec(shape, dtype)?);
+        let bytes = usize::try_from(spec.bytes().unwrap_or(0)).unwrap_or(usize::MAX);
+        let region = DeviceRegion::new(py.detach(|| device.allocate(bytes)).map_err(to_py)?);
+        Array::of_mapping(spec, region.mapping().clone(), region)
+    }
+
+    fn static_receiver(
+        &self,
+        name: &str,
+        shape: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+        depth: u32,
+    ) -> PyResult<StaticReceiver> {
+        let slot = self.opened.device()?.static_receiver(name, &spec(shape, dtype)?, depth).map_err(to_py)?;
+        Ok(StaticReceiver::new(slot, &self.opened.closed))
+    }
+
+    fn dynamic_receiver(&self, name: &str, depth: u32) -> PyResult<DynamicReceiver> {
+        let slot = self.opened.device()?.dynamic_receiver(name, depth).map_err(to_py)?;
+        Ok(DynamicReceiver::new(slot, &self.opened.closed))
+    }
+
+    fn export(
+        &self,
+        name: &str,
+        array: &Bound<'_, PyAny>,
+        read: bool,
+        write: bool,
+    ) -> PyResult<ExportedRegion> {
+        let device = self.opened.device()?;
+        ExportedRegion::new(&device, &self.opened.closed, name, array, Rights { read, write })
+    }
+
+    /// Offers a tensor by its name; None for a dead one.
+    fn put(&self, name: &str, step: u64, array: Option<&Bound<'_, PyAny>>, readers: u32) -> PyResult<()> {
+        let device = self.opened.device()?;
+        let offer = array.map_or(Ok(NamedOffer::Dead), |array| tensor_of(array).map(NamedOffer::Tensor));
+        device.put(name, step, offer?, readers).map_err(to_py)
+    }
+
+    fn withdraw(&self, name: &str, step: u64) -> PyResult<Option<u32>> {
+        Ok(self.opened.device()?.withdraw(name, step))
+    }
+
+    /// Returns the number of offers, of their bytes, and of the requests that wait for an offer.
+    fn offers(&self) -> PyResult<(usize, u64, usize)> {
+        let counts = self.opened.device()?.offer_counts();
+        Ok((counts.offers, counts.bytes, counts.requests))
+    }
+
+    fn channel(&self, endpoint: String, queue_pair: u32, timeout: Option<f64>) -> PyResult<Pending> {
+        let (device, opened) = (self.opened.device()?, Arc::clone(&self.opened));
+        let made = async move {
+            let channel = device.channel(&endpoint, queue_pair).await.map_err(to_py)?;
+            let closed = opened.closed.child_token();
+            Ok(Made(TensorChannel { channel: Mutex::new(Some(channel)), opened, closed }))
+        };
+        Pending::new(timeout, "a link to the peer", unless_closed(DEVICE, &self.opened.closed, made))
+    }
+
+    fn close(&self) {
+        self.opened.close();
+    }
+}
+
+/// A channel to the device of a peer.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+pub(crate) struct TensorChannel {
+    channel: Mutex<Option<tensor::Channel>>,
+    opened: Arc<Opened>,
+    closed: CancellationToken,
+}
+
+impl TensorChannel {
+    fn open(&self) -> PyResult<tensor::Channel> {
+        runtime()?;
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        channel.ok_or_else(|| closed(CHANNEL))
+    }
+
+    fn pending<V: Value + 'static>(
+        &self,
+        timeout: Option<f64>,
+        what: &'static str,
+        operation: impl Future<Output = PyResult<V>> + Send + 'static,
+    ) -> PyResult<Pending> {
+        Pending::new(timeout, what, unless_closed(CHANNEL, &self.closed, operation))
+    }
+
+    fn copy(
+        &self,
+        region: &RemoteRegion,
+        array: &Bound<'_, PyAny>,
+        offset: u64,
+        blocks: Option<&Bound<'_, PyAny>>,
+        direction: Direction,
+        timeout: Option<f64>,
+    ) -> PyResult<Pending> {
+        let through = (self.open()?, self.opened.device()?);
+        let copy = RegionCopy::new(through, region, array, offset, blocks, direction)?;
+        let what = if direction == Direction::Read { "the end of a read" } else { "the end of a write" };
+        self.pending(timeout, what, copy.run())
+    }
+}
+
+const ATTACHED: &str = "the answer of the peer";
+
+#[pymethods]
+impl TensorChannel {
+    #[getter]
+    fn endpoint(&self) -> PyResult<String> {
+        Ok(self.open()?.endpoint().to_owned())
+    }
+
+    /// Returns the name of the RDMA device.
+    #[getter]
+    fn device(&self) -> PyResult<String> {
+        Ok(self.open()?.device().1.to_owned())
+    }
+
+    #[getter]
+    fn is_open(&self) -> bool {
+        self.open().is_ok_and(|channel| channel.is_open())
+    }
+
+    fn static_sender(
+        &self,
+        name: String,
+        shape: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Pending> {
+        let (channel, spec, closed): (_, TensorSpec, _) =
+            (self.open()?, spec(shape, dtype)?, self.closed.clone());
+        self.pending(timeout, ATTACHED, async move {
+            let slot = channel.static_sender(&name, &spec).await.map_err(to_py)?;
+            Ok(Made(StaticSender::new(slot, &closed)))
+        })
+    }
+
+    fn dynamic_sender(&self, name: String, timeout: Option<f64>) -> PyResult<Pending> {
+        let (channel, closed) = (self.open()?, self.closed.clone());
+        self.pending(timeout, ATTACHED, async move {
+            let slot = channel.dynamic_sender(&name).await.map_err(to_py)?;
+            Ok(Made(DynamicSender::new(slot, &closed)))
+        })
+    }
+
+    /// The operation's value is the tensor; None if it is dead.
+    fn request(&self, name: String, step: u64, timeout: Option<f64>) -> PyResult<Pending> {
+        let channel = self.open()?;
+        self.pending(timeout, "the tensor of a request", async move {
+            match channel.request(&name, step).await.map_err(to_py)? {
+                NamedReply::Tensor(tensor) => Ok(Some(Received(tensor))),
+                NamedReply::Dead => Ok(None),
+            }
+        })
+    }
+
+    fn region(&self, name: String, timeout: Option<f64>) -> PyResult<Pending> {
+        let channel = self.open()?;
+        self.pending(timeout, ATTACHED, async move {
+            Ok(Made(RemoteRegion::new(channel.region(&name).await.map_err(to_py)?)))
+        })
+    }
+
+    fn write(
+        &self,
+        region: &RemoteRegion,
+        array: &Bound<'_, PyAny>,
+        offset: u64,
+        blocks: Option<&Bound<'_, PyAny>>,
+        notify: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Pending> {
+        self.copy(region, array, offset, blocks, Direction::Write { notify }, timeout)
+    }
+
+    fn read(
+        &self,
+        region: &RemoteRegion,
+        array: &Bound<'_, PyAny>,
+        offset: u64,
+        blocks: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Pending> {
+        self.copy(region, array, offset, blocks, Direction::Read, timeout)
+    }
+
+    /// Ends the operations under way.
+    fn close(&self) {
+        self.closed.cancel();
+        drop_inside(self.channel.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+impl Drop for TensorChannel {
+    fn drop(&mut self) {
+        drop_inside(self.channel.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}

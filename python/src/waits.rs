@@ -1,0 +1,212 @@
+//! Operations that Python waits for: on its own thread, or in an event loop.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::PyClass;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::channel::Waiting;
+use crate::completions::{Callback, Completions, Value};
+use crate::runtime::{duration, runtime, unless_forked, wait};
+
+mod classes {
+    use pyo3::import_exception;
+
+    import_exception!(tonic_rdma._failures, TensorError);
+    import_exception!(tonic_rdma._failures, TensorTimeout);
+}
+
+fn timed_out(what: &str, seconds: f64) -> PyErr {
+    classes::TensorTimeout::new_err((format!("{what} did not happen within {seconds} s"), "timeout"))
+}
+
+/// Returns the error of an operation on what was closed.
+pub(crate) fn closed(kind: &str) -> PyErr {
+    classes::TensorError::new_err((format!("the {kind} was closed here"), "closed"))
+}
+
+impl Value for Box<dyn Value> {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        (*self).into_python(py)
+    }
+}
+
+impl<T: Value> Value for Option<T> {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.map_or_else(|| Ok(py.None()), |value| Box::new(value).into_python(py))
+    }
+}
+
+/// A result that becomes an object of this class.
+pub(crate) struct Made<T>(pub(crate) T);
+
+impl<T> std::fmt::Debug for Made<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Made").finish_non_exhaustive()
+    }
+}
+
+impl<T: PyClass + Into<PyClassInitializer<T>> + Send> Value for Made<T> {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(Py::new(py, self.0)?.into_any())
+    }
+}
+
+type Operation = Pin<Box<dyn Future<Output = PyResult<Box<dyn Value>>> + Send>>;
+
+/// An operation that has not begun. It begins with the wait for it.
+#[pyclass(frozen, module = "tonic_rdma._native")]
+pub(crate) struct Pending {
+    operation: Mutex<Option<Operation>>,
+}
+
+impl Pending {
+    /// Makes an operation that fails after `timeout` seconds with an error that says `what` did not happen.
+    ///
+    /// # Errors
+    /// The timeout is not a number.
+    pub(crate) fn new<T: Value + 'static>(
+        timeout: Option<f64>,
+        what: &'static str,
+        operation: impl Future<Output = PyResult<T>> + Send + 'static,
+    ) -> PyResult<Self> {
+        let limit = duration(timeout)?;
+        let operation = async move {
+            let ended = match limit {
+                Some(limit) => tokio::time::timeout(limit, operation)
+                    .await
+                    .unwrap_or_else(|_| Err(timed_out(what, timeout.unwrap_or_default()))),
+                None => operation.await,
+            };
+            ended.map(|value| Box::new(value) as Box<dyn Value>)
+        };
+        Ok(Self { operation: Mutex::new(Some(Box::pin(operation))) })
+    }
+
+    fn take(&self) -> PyResult<Operation> {
+        let operation = self.operation.lock().unwrap_or_else(PoisonError::into_inner).take();
+        operation.ok_or_else(|| PyRuntimeError::new_err("the operation has begun already"))
+    }
+}
+
+#[pymethods]
+impl Pending {
+    /// Carries the operation out, on this thread.
+    fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        wait(py, self.take()?)??.into_python(py)
+    }
+
+    /// Begins the operation. The callback gets its value, or an exception.
+    fn start(&self, completions: &Completions, callback: Py<PyAny>) -> PyResult<Waiting> {
+        Waiting::begin(Callback::new(completions, callback), self.take()?)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        drop_inside(self.operation.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// Drops a value whose end may need the runtime.
+pub(crate) fn drop_inside<T>(value: T) {
+    if let Some(value) = unless_forked(value) {
+        let _inside = runtime().map(tokio::runtime::Runtime::enter);
+        drop(value);
+    }
+}
+
+/// What one operation at a time uses, until it is closed.
+pub(crate) struct Exclusive<T: Send + 'static> {
+    /// What it is, for errors.
+    kind: &'static str,
+    inner: Arc<AsyncMutex<Option<T>>>,
+    closed: CancellationToken,
+}
+
+impl<T: Send + 'static> Exclusive<T> {
+    /// Makes something that is also closed when `closed` is.
+    pub(crate) fn new(kind: &'static str, value: T, closed: &CancellationToken) -> Self {
+        Self { kind, inner: Arc::new(AsyncMutex::new(Some(value))), closed: closed.child_token() }
+    }
+
+    /// Makes an operation. It waits for the operations before it.
+    pub(crate) fn pending<V: Value + 'static>(
+        &self,
+        timeout: Option<f64>,
+        what: &'static str,
+        operation: impl for<'a> FnOnce(&'a mut T) -> Pin<Box<dyn Future<Output = PyResult<V>> + Send + 'a>>
+        + Send
+        + 'static,
+    ) -> PyResult<Pending> {
+        let (kind, inner) = (self.kind, Arc::clone(&self.inner));
+        let operation = async move {
+            let mut inner = inner.lock().await;
+            operation(inner.as_mut().ok_or_else(|| closed(kind))?).await
+        };
+        Pending::new(timeout, what, unless_closed(kind, &self.closed, operation))
+    }
+
+    /// Returns what `look` finds without waiting; `None` if an operation is under way.
+    pub(crate) fn now<R: Send>(
+        &self,
+        py: Python<'_>,
+        look: impl FnOnce(&mut T) -> PyResult<R> + Send,
+    ) -> PyResult<Option<R>> {
+        let runtime = runtime()?;
+        py.detach(|| {
+            let _inside = runtime.enter();
+            if self.closed.is_cancelled() {
+                return Err(closed(self.kind));
+            }
+            let Ok(mut inner) = self.inner.try_lock() else { return Ok(None) };
+            Ok(Some(look(inner.as_mut().ok_or_else(|| closed(self.kind))?)?))
+        })
+    }
+
+    /// Ends the operations under way, and lets the value go.
+    pub(crate) fn close(&self) -> PyResult<()> {
+        let runtime = runtime()?;
+        let _inside = runtime.enter();
+        self.closed.cancel();
+        match self.inner.try_lock() {
+            Ok(mut inner) => drop(inner.take()),
+            Err(_) => {
+                let inner = Arc::clone(&self.inner);
+                runtime.spawn(async move { drop(inner.lock().await.take()) });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Send + 'static> Drop for Exclusive<T> {
+    fn drop(&mut self) {
+        let none = Arc::new(AsyncMutex::new(None));
+        drop_inside(std::mem::replace(&mut self.inner, none));
+    }
+}
+
+/// Returns the result of `operation`, or an error if `token` is cancelled first.
+pub(crate) fn unless_closed<V, F: Future<Output = PyResult<V>> + Send>(
+    kind: &'static str,
+    token: &CancellationToken,
+    operation: F,
+) -> impl Future<Output = PyResult<V>> + Send + use<V, F> {
+    let token = token.clone();
+    async move {
+        if token.is_cancelled() {
+            return Err(closed(kind));
+        }
+        tokio::select! {
+            biased;
+            ended = operation => ended,
+            () = token.cancelled() => Err(closed(kind)),
+        }
+    }
+}
