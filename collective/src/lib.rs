@@ -75,7 +75,7 @@
 //!
 //! A [`Reduction`] is a sum, mean, minimum or maximum, over `f32`, `f64`, `f16`, `bf16` and integers
 //! ([`Number`]). Any number of elements will do, and [`part`](Communicator::part) says which of them part r
-//! has. Operands ([`Operand`]) are buffers, in place or out of place, and slices.
+//! has. Operands ([`Operand`]) are buffers, [`Owned`] memory and slices, in place or out of place.
 //!
 //! ```
 //! # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
@@ -143,10 +143,10 @@
 //! # }
 //! ```
 //!
-//! Operations on buffers go on without being awaited: a thread of the communicator carries them on.
-//! Operations on slices go on only while they are awaited, so drive them to their end. `.await` blocks no
-//! thread. [`wait`](Operation::wait) blocks its thread and polls; it has the lowest latency, and is not for a
-//! thread of an async runtime.
+//! Operations on buffers and [`Owned`] memory go on without being awaited: a thread of the communicator
+//! carries them on. Operations on slices go on only while they are awaited, so drive them to their end.
+//! `.await` blocks no thread. [`wait`](Operation::wait) blocks its thread and polls; it has the lowest
+//! latency, and is not for a thread of an async runtime.
 //!
 //! # Many small tensors
 //!
@@ -200,8 +200,8 @@
 //!
 //! - On one host, processes of one user read one another's memory, and a message is some stores and loads.
 //!   Elsewhere a message is an inline WRITE, and the elements of long ones are read by RDMA READ.
-//! - Buffers are not copied. Of a slice, the elements that other ranks read are copied to registered memory
-//!   once.
+//! - Buffers are not copied. Of a slice or owned memory, the elements that other ranks read are copied to
+//!   registered memory once.
 //! - A communicator has a channel to each other rank, one thread that carries on operations, and one for
 //!   gRPC. Both sleep while nothing is under way. Registered memory of dropped buffers is used again.
 //! - A rank that waits spins for at most 100 µs, then yields its core, then naps for at most 1 ms. Where ranks
@@ -245,7 +245,7 @@ pub mod unstable {
 }
 
 pub use crate::communicator::{
-    Communicator, CommunicatorBuilder, Failed, Operand, Operation, PlanChoice, Statistics,
+    Communicator, CommunicatorBuilder, Failed, Operand, Operation, Owned, PlanChoice, Statistics,
 };
 pub use crate::error::{CollectiveError, CollectiveErrorKind};
 pub use crate::fusion::{Finish, Fusion, FusionBuilder, Means, Overlap, Slot, Step};

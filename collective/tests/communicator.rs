@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use support::free_address;
 use tonic_rdma::Config;
 use tonic_rdma_collective::{
-    Algorithm, CollectiveError, CollectiveErrorKind, Communicator, Launch, Number, PlanChoice, Reduction,
+    Algorithm, CollectiveError, CollectiveErrorKind, Communicator, Launch, Number, Owned, PlanChoice,
+    Reduction,
 };
 
 /// Long enough for a busy machine; only a hang takes so long.
@@ -79,6 +80,12 @@ fn all_forms<T: Number + From<i8> + PartialEq + std::fmt::Debug>(communicator: &
     let mut slice = own.clone();
     communicator.all_reduce(&mut slice[..], Reduction::Sum).wait().unwrap();
     assert_eq!(slice, sum, "{count} elements of a slice");
+
+    let Owned(vector) = communicator.all_reduce(Owned(own.clone()), Reduction::Sum).wait().unwrap();
+    assert_eq!(vector, sum, "{count} elements of a vector");
+    let pair = (Owned(own.clone().into_boxed_slice()), Owned(vec![T::from(0); count]));
+    let (Owned(input), Owned(output)) = communicator.all_reduce(pair, Reduction::Sum).start().wait().unwrap();
+    assert_eq!((&input[..], output), (&own[..], sum.clone()), "{count} elements of two memories");
 
     let mut output = own.clone();
     communicator.all_reduce((&own[..], &mut output[..]), Reduction::Max).wait().unwrap();

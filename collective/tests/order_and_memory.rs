@@ -1,12 +1,15 @@
 //! Operations in unusual orders, and memory of other communicators.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use std::sync::Barrier;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use support::free_address;
 use tonic_rdma_collective::{
-    Algorithm, CollectiveError, CollectiveErrorKind, Communicator, Launch, PlanChoice, Reduction,
+    Algorithm, CollectiveError, CollectiveErrorKind, Communicator, Launch, Owned, PlanChoice, Reduction,
 };
 
 /// Long enough for a busy machine; only a hang takes so long.
@@ -222,4 +225,160 @@ fn a_rank_that_does_not_poll_its_operation_on_a_slice_names_itself() {
             }
         }
     });
+}
+
+/// Says when it is dropped, and with what.
+#[derive(Debug)]
+struct Told(Vec<f32>, Sender<f32>);
+
+impl Deref for Told {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.0
+    }
+}
+
+impl DerefMut for Told {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.0
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.1.send(*self.0.last().unwrap());
+    }
+}
+
+#[test]
+fn operations_on_owned_memory_go_on_when_they_are_dropped() {
+    // The first is of the short path; the others have one message, and many.
+    for count in [4, 10_000, 300_000] {
+        let all = Barrier::new(2);
+        groups(2, &[ring(64 << 10), PlanChoice::Default], |communicators, _| {
+            for communicator in &communicators {
+                let (say, dropped) = channel();
+                let memory = Owned(Told(vec![1.0; count], say));
+                if communicator.rank() == 0 {
+                    drop(communicator.all_reduce(memory, Reduction::Sum).start());
+                    // Nothing polls here until the operation has ended.
+                    assert_eq!(dropped.recv_timeout(LIMIT).unwrap(), 2.0);
+                } else {
+                    let Owned(sums) = communicator.all_reduce(memory, Reduction::Sum).wait().unwrap();
+                    assert!(sums.iter().all(|sum| *sum == 2.0));
+                }
+                all.wait();
+            }
+        });
+    }
+}
+
+#[test]
+fn operations_on_owned_memory_end_before_they_are_awaited() {
+    let all = Barrier::new(2);
+    group(2, |communicator, runtime| {
+        let under_way: Vec<_> = [3, 100_000, 0, 1000]
+            .map(|count| communicator.all_reduce(Owned(vec![1.5_f64; count]), Reduction::Sum).start())
+            .into();
+        if communicator.rank() == 1 {
+            for operation in under_way {
+                operation.wait().unwrap();
+            }
+            all.wait();
+        } else {
+            // The other rank has ended all of them, so this one's thread has, too.
+            all.wait();
+            runtime.block_on(async {
+                for operation in under_way.into_iter().rev() {
+                    assert!(operation.await.unwrap().0.iter().all(|sum| *sum == 3.0));
+                }
+            });
+        }
+        communicator.barrier().wait().unwrap();
+    });
+}
+
+#[test]
+fn a_failure_gives_owned_memory_back() {
+    let all = Barrier::new(2);
+    groups(2, &[ring(64 << 10)], |communicators, _| {
+        let communicator = &communicators[0];
+        if communicator.rank() == 0 {
+            for count in [4, 300_000] {
+                let (say, dropped) = channel();
+                let memory = (Owned(vec![1.0; count]), Owned(Told(vec![0.0; count], say.clone())));
+                let limit = Duration::from_millis(200);
+                let left =
+                    communicator.all_reduce(Owned(Told(vec![0.0; count], say)), Reduction::Sum).start();
+                let operation = communicator.all_reduce(memory, Reduction::Sum).deadline(limit);
+                drop(left);
+                let (error, memory) = operation.start().wait().unwrap_err().into_parts();
+                let (Owned(input), Owned(output)) = memory.unwrap();
+                assert_eq!((input, output.len()), (vec![1.0; count], count));
+                match count {
+                    4 => assert_eq!(
+                        (error.kind(), error.rank()),
+                        (CollectiveErrorKind::Deadline, Some(1)),
+                        "{error}"
+                    ),
+                    _ => assert_eq!(error.kind(), CollectiveErrorKind::Revoked, "{error}"),
+                }
+                drop(output);
+                // That of the dropped operation, which has failed too, and the one that came back.
+                assert_eq!([LIMIT; 2].map(|limit| dropped.recv_timeout(limit)), [Ok(0.0); 2]);
+            }
+        }
+        all.wait();
+    });
+}
+
+/// Loses an element, or panics, once it is told to.
+#[derive(Debug)]
+struct Fickle {
+    elements: Vec<f32>,
+    told: Arc<AtomicBool>,
+    panics: bool,
+}
+
+impl Deref for Fickle {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.elements
+    }
+}
+
+impl DerefMut for Fickle {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        let told = self.told.load(Ordering::SeqCst);
+        assert!(!(told && self.panics), "as the test asked");
+        &mut self.elements[usize::from(told)..]
+    }
+}
+
+#[test]
+fn owned_memory_that_changes_its_length_or_panics_fails_the_operation() {
+    for panics in [false, true] {
+        let all = Barrier::new(2);
+        groups(2, &[ring(64 << 10)], |communicators, _| {
+            let (communicator, elements) = (&communicators[0], vec![1.0_f32; 100_000]);
+            let rank = communicator.rank();
+            let error: CollectiveError = if rank == 0 {
+                let told = Arc::new(AtomicBool::new(false));
+                let memory = Owned(Fickle { elements, told: Arc::clone(&told), panics });
+                let operation = communicator.all_reduce(memory, Reduction::Sum).start();
+                told.store(true, Ordering::SeqCst);
+                all.wait();
+                operation.wait().unwrap_err().into()
+            } else {
+                all.wait();
+                let pair = (Owned(Arc::<[f32]>::from(&elements[..])), Owned(elements));
+                communicator.all_reduce(pair, Reduction::Sum).wait().unwrap_err().into()
+            };
+            all.wait();
+            let kinds = [CollectiveErrorKind::InvalidArgument, CollectiveErrorKind::Reported];
+            assert_eq!(error.kind(), kinds[rank], "{error}");
+        });
+    }
 }

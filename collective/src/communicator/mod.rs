@@ -25,7 +25,7 @@ use crate::reduce::{Kernel, Number, Reduction};
 use tonic_rdma::Config;
 use tonic_rdma_tensor::Element;
 
-pub use self::operation::{Failed, Operand, Operation};
+pub use self::operation::{Failed, Operand, Operation, Owned};
 pub use self::plans::PlanChoice;
 
 /// A group of ranks that carry out operations together.
@@ -74,8 +74,8 @@ pub struct Statistics {
     pub referenced_bytes: u64,
     /// Bytes that this rank read.
     pub read_bytes: u64,
-    /// Bytes of elements that this rank copied: none for buffers, each byte about once for slices. Elements
-    /// that travel with messages are not in this count.
+    /// Bytes of elements that this rank copied: none for buffers, each byte about once for slices and
+    /// owned memory. Elements that travel with messages are not in this count.
     pub copied_bytes: u64,
 }
 

@@ -1,14 +1,17 @@
-//! An operation as its caller sees it, and its memory: buffers and slices.
+//! An operation as its caller sees it, and its memory: buffers, memory of the caller's own, and slices.
 
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::shared::{Backoff, EngineKind, Polling, SharedState};
-use crate::engine::{CallerMemory, LentSlices, OperationId, Request, ShortResult};
+use crate::engine::{CallerMemory, ForeignMemory, LentSlices, OperationId, Request, ShortResult};
 use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
@@ -16,9 +19,9 @@ use crate::reduce::Number;
 /// An operation. It starts with the first poll, with [`start`](Self::start), or with [`wait`](Self::wait);
 /// its place in the order of operations is that of its start.
 ///
-/// Dropping an operation that has started does not end it. One on buffers goes on. One on slices can't,
-/// because its elements go back to their owner, so dropping it ends the group: all ranks get an error that
-/// says so.
+/// Dropping an operation that has started does not end it. One on buffers or on [`Owned`] memory goes on. One
+/// on slices can't, because its elements go back to their owner, so dropping it ends the group: all ranks get
+/// an error that says so.
 #[must_use = "an operation starts when it is awaited, or with `start` or `wait`"]
 pub struct Operation<X: Operand> {
     shared: Arc<SharedState>,
@@ -193,7 +196,7 @@ impl<X: Operand> Operation<X> {
                 Some(ShortResult::Done) => return self.operand.take().map(Ok),
                 Some(ShortResult::UnderWay(id)) => {
                     let operand = self.operand.take()?;
-                    match operand.into_memory() {
+                    match operand.into_memory(self.lengths) {
                         Ok(memory) => engine.adopt(id, memory),
                         Err(borrowed) => self.operand = Some(borrowed),
                     }
@@ -203,7 +206,7 @@ impl<X: Operand> Operation<X> {
                 None => {}
             }
         }
-        let memory = self.operand.take()?.into_memory().unwrap_or_else(|borrowed| {
+        let memory = self.operand.take()?.into_memory(self.lengths).unwrap_or_else(|borrowed| {
             self.operand = Some(borrowed);
             CallerMemory::Borrowed
         });
@@ -249,8 +252,8 @@ impl<X: Operand> Operation<X> {
     }
 
     fn give_back(&mut self, memory: CallerMemory<Memory>) {
-        if let CallerMemory::Owned { input, out } = memory {
-            self.operand = X::from_memory(input, out, self.lengths);
+        if !matches!(memory, CallerMemory::Borrowed) {
+            self.operand = X::from_memory(memory, self.lengths);
         }
     }
 }
@@ -297,12 +300,13 @@ impl<X: Operand + Unpin> Future for Operation<X> {
 impl<X: Operand> Drop for Operation<X> {
     fn drop(&mut self) {
         let Phase::UnderWay(id) = self.state else { return };
-        let failure = {
+        let (failure, ended) = {
             let mut engine = self.shared.engine(self.kind);
             let before = engine.failure().is_some();
-            engine.forget(id);
-            engine.failure().filter(|_| !before).cloned()
+            let ended = engine.forget(id);
+            (engine.failure().filter(|_| !before).cloned(), ended)
         };
+        drop(ended);
         if let Some(failure) = failure {
             self.shared.report_failure(&failure);
         }
@@ -322,13 +326,15 @@ impl<X: Operand> fmt::Debug for Operation<X> {
 /// |---|---|---|
 /// | [`Buffer<T>`] | the same buffer | none |
 /// | `(Buffer<T>, Buffer<T>)` | the second buffer; the first stays as it is | none |
+/// | [`Owned<M>`](Owned), such as `Owned(vec)` | the same memory | one |
+/// | `(Owned<M>, Owned<N>)` | the second memory; the first stays as it is | one |
 /// | `&mut [T]` | the same slice | one |
 /// | `(&[T], &mut [T])` | the second slice | one |
 /// | `&[T]` | none: only [`send`](crate::Communicator::send) takes it | one |
 ///
 /// A buffer of another communicator is copied as a slice is.
 ///
-/// An operation on buffers goes on also while nothing awaits it. An operation on slices needs its future to
+/// An operation on buffers or owned memory goes on also while nothing awaits it. An operation on slices needs its future to
 /// be polled, or [`wait`](crate::Operation::wait): drive it to its end, because other ranks wait for it.
 pub trait Operand: sealed::Operand {}
 
@@ -364,12 +370,12 @@ pub(crate) mod sealed {
         fn lend(&mut self) -> LentSlices<'_>;
 
         /// Returns the memory of an owned operand, or the operand itself if it is borrowed.
-        fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
+        fn into_memory(self, _: Lengths) -> Result<CallerMemory<Memory>, Self> {
             Err(self)
         }
 
         /// Puts an owned operand together again; `None` if its memory did not come back.
-        fn from_memory(_: Option<Memory>, _: Option<Memory>, _: Lengths) -> Option<Self> {
+        fn from_memory(_: CallerMemory<Memory>, _: Lengths) -> Option<Self> {
             None
         }
     }
@@ -392,11 +398,12 @@ impl<T: Number> sealed::Operand for Buffer<T> {
         LentSlices { input: None, out: bytemuck::cast_slice_mut(&mut self[..]) }
     }
 
-    fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
+    fn into_memory(self, _: Lengths) -> Result<CallerMemory<Memory>, Self> {
         Ok(CallerMemory::Owned { input: None, out: Some(self.memory) })
     }
 
-    fn from_memory(_: Option<Memory>, out: Option<Memory>, lengths: Lengths) -> Option<Self> {
+    fn from_memory(memory: CallerMemory<Memory>, lengths: Lengths) -> Option<Self> {
+        let CallerMemory::Owned { out, .. } = memory else { return None };
         Some(Self::of(out?, lengths.out))
     }
 }
@@ -421,12 +428,150 @@ impl<T: Number> sealed::Operand for (Buffer<T>, Buffer<T>) {
         }
     }
 
-    fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
+    fn into_memory(self, _: Lengths) -> Result<CallerMemory<Memory>, Self> {
         Ok(CallerMemory::Owned { input: Some(self.0.memory), out: Some(self.1.memory) })
     }
 
-    fn from_memory(input: Option<Memory>, out: Option<Memory>, lengths: Lengths) -> Option<Self> {
+    fn from_memory(memory: CallerMemory<Memory>, lengths: Lengths) -> Option<Self> {
+        let CallerMemory::Owned { input, out } = memory else { return None };
         Some((Buffer::of(input?, lengths.input?), Buffer::of(out?, lengths.out)))
+    }
+}
+
+/// Elements in memory of the caller's own: `Owned(memory)` with a `Vec<T>`, a `Box<[T]>`, a mapped file, an
+/// array of another language, or whatever else is a `&mut [T]`.
+///
+/// The memory moves into the operation, which goes on in the background after
+/// [`start`](crate::Operation::start), as with a [`Buffer`]. It comes back with the result, or with the error.
+/// It is not registered, so its elements are copied once, as those of a slice are.
+///
+/// ```
+/// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Owned, Reduction};
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), CollectiveError> {
+/// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+/// # let address = &*format!("127.0.0.1:{port}");
+/// # let rank = async |rank| {
+/// # let communicator = Communicator::connect(Launch::new(rank, 2, address)).await?;
+/// let operation = communicator.all_reduce(Owned(vec![0.5_f32; 1000]), Reduction::Sum).start();
+/// // Compute something else, while the operation is under way.
+/// let Owned(sums) = operation.await?;
+/// assert_eq!(sums, [1.0; 1000]);
+///
+/// // Out of place. The input may be memory that can only be read.
+/// let gradients: std::sync::Arc<[f32]> = vec![1.0; 1000].into();
+/// let pair = (Owned(gradients), Owned(sums));
+/// let (Owned(gradients), Owned(sums)) = communicator.all_reduce(pair, Reduction::Sum).await?;
+/// assert_eq!((gradients[999], sums[999]), (1.0, 2.0));
+/// # communicator.barrier().await?;
+/// # Ok::<_, CollectiveError>(())
+/// # };
+/// # tokio::try_join!(rank(0), rank(1))?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The operation asks for the slice again and again, from any thread. An operation whose memory has another
+/// length then fails, and so does the group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Owned<M>(pub M);
+
+// An operation never pins the memory.
+impl<M> Unpin for Owned<M> {}
+
+/// An operand that the engine has until the operation ends.
+struct Foreign<X> {
+    operand: X,
+    lengths: Lengths,
+}
+
+impl<X: sealed::Operand + Send + 'static> ForeignMemory for Foreign<X> {
+    fn lend(&mut self) -> Option<LentSlices<'_>> {
+        // A panic of the memory's owner must not end the thread that carries on all operations.
+        let operand = AssertUnwindSafe(&mut self.operand);
+        let lend = move || {
+            let operand = operand;
+            operand.0.lend()
+        };
+        let lent = catch_unwind(lend).ok()?;
+        let bytes = |elements: usize| elements.checked_mul(size_of::<X::Element>());
+        let fits = bytes(self.lengths.out) == Some(lent.out.len())
+            && self.lengths.input.and_then(bytes) == lent.input.map(<[u8]>::len);
+        fits.then_some(lent)
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+impl<X: sealed::Operand + Send + 'static> Foreign<X> {
+    fn memory(operand: X, lengths: Lengths) -> CallerMemory<Memory> {
+        CallerMemory::Foreign(Box::new(Self { operand, lengths }))
+    }
+
+    fn operand(memory: CallerMemory<Memory>) -> Option<X> {
+        let CallerMemory::Foreign(memory) = memory else { return None };
+        memory.into_any().downcast().ok().map(|foreign: Box<Self>| foreign.operand)
+    }
+}
+
+#[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
+impl<T: Number, M: DerefMut<Target = [T]> + Send + 'static> sealed::Operand for Owned<M> {
+    type Element = T;
+    type Kept = Self;
+
+    fn keep(self) -> Option<Self> {
+        Some(self)
+    }
+
+    fn lengths(&self) -> Lengths {
+        Lengths { input: None, out: self.0.len() }
+    }
+
+    fn lend(&mut self) -> LentSlices<'_> {
+        LentSlices { input: None, out: bytemuck::cast_slice_mut(&mut self.0) }
+    }
+
+    fn into_memory(self, lengths: Lengths) -> Result<CallerMemory<Memory>, Self> {
+        Ok(Foreign::memory(self, lengths))
+    }
+
+    fn from_memory(memory: CallerMemory<Memory>, _: Lengths) -> Option<Self> {
+        Foreign::operand(memory)
+    }
+}
+
+#[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
+impl<T: Number, M, N> sealed::Operand for (Owned<M>, Owned<N>)
+where
+    M: Deref<Target = [T]> + Send + 'static,
+    N: DerefMut<Target = [T]> + Send + 'static,
+{
+    type Element = T;
+    type Kept = Self;
+
+    fn keep(self) -> Option<Self> {
+        Some(self)
+    }
+
+    fn lengths(&self) -> Lengths {
+        Lengths { input: Some(self.0.0.len()), out: self.1.0.len() }
+    }
+
+    fn lend(&mut self) -> LentSlices<'_> {
+        LentSlices {
+            input: Some(bytemuck::cast_slice(&self.0.0)),
+            out: bytemuck::cast_slice_mut(&mut self.1.0),
+        }
+    }
+
+    fn into_memory(self, lengths: Lengths) -> Result<CallerMemory<Memory>, Self> {
+        Ok(Foreign::memory(self, lengths))
+    }
+
+    fn from_memory(memory: CallerMemory<Memory>, _: Lengths) -> Option<Self> {
+        Foreign::operand(memory)
     }
 }
 
@@ -487,11 +632,11 @@ impl sealed::Operand for () {
         LentSlices { input: None, out: &mut [] }
     }
 
-    fn into_memory(self) -> Result<CallerMemory<Memory>, Self> {
+    fn into_memory(self, _: Lengths) -> Result<CallerMemory<Memory>, Self> {
         Ok(CallerMemory::Owned { input: None, out: None })
     }
 
-    fn from_memory(_: Option<Memory>, _: Option<Memory>, _: Lengths) -> Option<Self> {
+    fn from_memory(_: CallerMemory<Memory>, _: Lengths) -> Option<Self> {
         Some(())
     }
 }

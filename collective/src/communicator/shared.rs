@@ -105,10 +105,11 @@ impl SharedState {
         now: Option<Instant>,
         lent: Option<(OperationId, LentSlices<'_>)>,
     ) -> bool {
-        let (moved, failed) = {
+        let (moved, failed, unwanted) = {
             let mut engine = self.engine(kind);
-            (engine.progress(now, lent), engine.failure().is_some())
+            (engine.progress(now, lent), engine.failure().is_some(), engine.take_unwanted())
         };
+        drop(unwanted);
         // An operation may have failed in its start.
         if now.is_some() || moved || failed || self.group.failure().reason().is_some() {
             self.attend(kind, now, moved);
@@ -306,6 +307,11 @@ fn run_progress_thread(shared: &Weak<SharedState>) {
             shared.apply_failure(reason, None, false);
         }
         if !shared.has_work() {
+            // Operations that a failure has ended leave memory too.
+            for kind in EngineKind::ALL {
+                let unwanted = shared.engine(kind).take_unwanted();
+                drop(unwanted);
+            }
             // The sleep is no wait for another rank.
             backoff.moved();
             shared.sleep();

@@ -1,6 +1,8 @@
 //! One operation in flight: its memories, and what it shares with others in a round of polls.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::fmt;
 use std::ops::DerefMut;
 use std::sync::Arc;
 use std::task::Waker;
@@ -22,6 +24,8 @@ pub(crate) struct OperationId(pub(super) u64);
 pub(crate) enum CallerMemory<M> {
     /// Registered memory, which the engine has until the end. Without `input`, the operation is in place.
     Owned { input: Option<M>, out: Option<M> },
+    /// Memory that peers can't read, which the engine has until the end.
+    Foreign(Box<dyn ForeignMemory>),
     /// Slices, which the caller lends to each call of [`progress`](super::Engine::progress).
     Borrowed,
 }
@@ -31,6 +35,21 @@ pub(crate) enum CallerMemory<M> {
 pub(crate) struct LentSlices<'a> {
     pub(crate) input: Option<&'a [u8]>,
     pub(crate) out: &'a mut [u8],
+}
+
+/// An operand whose memory peers can't read.
+pub(crate) trait ForeignMemory: Send {
+    /// Returns its bytes, or `None` if it has not the length that it had first.
+    fn lend(&mut self) -> Option<LentSlices<'_>>;
+
+    /// Returns the operand, so that its owner gets it back.
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
+}
+
+impl fmt::Debug for dyn ForeignMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ForeignMemory")
+    }
 }
 
 #[derive(Debug)]
@@ -162,7 +181,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
         let tag = Tag { operation: self.number, step: 0, call: self.packed };
         let borrowed = matches!(self.memory, CallerMemory::Borrowed);
         let absent = borrowed && lent.is_none();
-        let (input, out) = input_and_out(&mut self.memory, lent);
+        let (input, out) = input_and_out(&mut self.memory, lent)?;
         self.neglected = false;
         match &mut self.execution {
             Execution::Planned(planned) => {
@@ -209,8 +228,8 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
     }
 
     /// Copies the elements that no step has written to Out. Called once, after the last step.
-    pub(super) fn end(&mut self, lent: Option<LentSlices<'_>>) {
-        let (input, out) = input_and_out(&mut self.memory, lent);
+    pub(super) fn end(&mut self, lent: Option<LentSlices<'_>>) -> Result<(), Fault> {
+        let (input, out) = input_and_out(&mut self.memory, lent)?;
         if let Execution::Planned(planned) = &mut self.execution {
             let staging = MemoryRef::of(&mut planned.staging);
             let mut memories = MemoryRefs([input, out, staging, MemoryRef::Empty]);
@@ -218,6 +237,7 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
                 memories.copy(copy);
             }
         }
+        Ok(())
     }
 
     /// Returns whether the end needs the caller's memory.
@@ -252,14 +272,19 @@ impl<M: DerefMut<Target = [u8]>> InFlightOperation<M> {
 fn input_and_out<'a, M>(
     memory: &'a mut CallerMemory<M>,
     lent: Option<LentSlices<'a>>,
-) -> (MemoryRef<'a, M>, MemoryRef<'a, M>) {
-    match (memory, lent) {
-        (CallerMemory::Owned { input, out }, _) => (MemoryRef::of(input), MemoryRef::of(out)),
-        (CallerMemory::Borrowed, Some(lent)) => {
-            (lent.input.map_or(MemoryRef::Empty, MemoryRef::ReadOnly), MemoryRef::Slice(lent.out))
+) -> Result<(MemoryRef<'a, M>, MemoryRef<'a, M>), Fault> {
+    let lent = match memory {
+        CallerMemory::Owned { input, out } => return Ok((MemoryRef::of(input), MemoryRef::of(out))),
+        CallerMemory::Foreign(memory) => {
+            let changed = || argument("the memory of an operation has another length than at its start");
+            Some(memory.lend().ok_or_else(|| Fault::Error(changed()))?)
         }
-        (CallerMemory::Borrowed, None) => (MemoryRef::Empty, MemoryRef::Empty),
-    }
+        CallerMemory::Borrowed => lent,
+    };
+    Ok(match lent {
+        Some(lent) => (lent.input.map_or(MemoryRef::Empty, MemoryRef::ReadOnly), MemoryRef::Slice(lent.out)),
+        None => (MemoryRef::Empty, MemoryRef::Empty),
+    })
 }
 
 impl<M> Planned<M> {

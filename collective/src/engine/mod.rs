@@ -37,7 +37,7 @@ use crate::reduce::Kernel;
 use tonic_rdma::unstable::wake_all;
 
 pub(crate) use self::call::{Call, Kind};
-pub(crate) use self::in_flight::{CallerMemory, LentSlices, OperationId};
+pub(crate) use self::in_flight::{CallerMemory, ForeignMemory, LentSlices, OperationId};
 
 /// The largest number of operations of the group that use the links at once. Later ones wait.
 const MOST_UNDER_WAY: usize = 64;
@@ -64,6 +64,9 @@ pub(crate) struct Engine<L: RankLinks> {
     finished: Vec<(OperationId, Ended<L::Memory>)>,
     /// Memory that peers may still read from after a failure.
     kept: Vec<L::Memory>,
+    /// Memory of operations that nobody takes. It may be the caller's own, so it is dropped outside the
+    /// engine's lock.
+    unwanted: Vec<CallerMemory<L::Memory>>,
     numbers: Numbers,
     ids: u64,
     failure: Option<CollectiveError>,
@@ -126,6 +129,7 @@ impl<L: RankLinks> Engine<L> {
             in_flight: VecDeque::new(),
             finished: Vec::new(),
             kept: Vec::new(),
+            unwanted: Vec::new(),
             numbers: Numbers::new(ranks),
             ids: 0,
             failure: None,
@@ -326,7 +330,7 @@ impl<L: RankLinks> Engine<L> {
             }
             let mine = lent.as_ref().is_some_and(|(id, _)| *id == operation.id);
             let mut slices = if mine { lent.take().map(|(_, lent)| lent) } else { None };
-            let has_memory = mine || matches!(operation.memory, CallerMemory::Owned { .. });
+            let has_memory = mine || !matches!(operation.memory, CallerMemory::Borrowed);
             let mut context = Context {
                 links: &mut self.links,
                 busy: &mut self.busy,
@@ -342,7 +346,10 @@ impl<L: RankLinks> Engine<L> {
                 }
             }
             if operation.is_done() && (has_memory || !operation.ends_with_memory()) {
-                operation.end(slices);
+                if let Err(fault) = operation.end(slices) {
+                    self.fail_at(at, fault);
+                    return true;
+                }
                 self.finish(at, Ok(()));
                 moved = true;
                 continue;
@@ -368,7 +375,9 @@ impl<L: RankLinks> Engine<L> {
 
     fn deliver(&mut self, operation: InFlightOperation<L::Memory>, result: Result<(), CollectiveError>) {
         wake_all(operation.waker);
-        if !operation.detached {
+        if operation.detached {
+            self.unwanted.push(operation.memory);
+        } else {
             self.finished.push((operation.id, (result, operation.memory)));
         }
     }
@@ -395,10 +404,11 @@ impl<L: RankLinks> Engine<L> {
     }
 
     /// Lets an operation go on without anybody who takes its result. One whose memory is lent can't go on: it
-    /// ends the group.
-    pub(crate) fn forget(&mut self, id: OperationId) {
-        self.finished.retain(|(finished, _)| *finished != id);
-        let Some(at) = self.in_flight.iter().position(|operation| operation.id == id) else { return };
+    /// ends the group. Returns what an operation that has ended leaves.
+    pub(crate) fn forget(&mut self, id: OperationId) -> Option<Ended<L::Memory>> {
+        let Some(at) = self.in_flight.iter().position(|operation| operation.id == id) else {
+            return self.take(id);
+        };
         let operation = &mut self.in_flight[at];
         operation.detached = true;
         if matches!(operation.memory, CallerMemory::Borrowed) {
@@ -411,6 +421,7 @@ impl<L: RankLinks> Engine<L> {
             // No caller has got this error.
             self.failure_returned = false;
         }
+        None
     }
 
     /// Counts operations from a large number on, until [`restart_numbers`](Self::restart_numbers). Another
@@ -430,6 +441,11 @@ impl<L: RankLinks> Engine<L> {
     /// Returns whether no operation is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
+    }
+
+    /// Takes the memory of operations that nobody takes.
+    pub(crate) fn take_unwanted(&mut self) -> Vec<CallerMemory<L::Memory>> {
+        std::mem::take(&mut self.unwanted)
     }
 
     /// Takes the memory that peers may still read from after a failure.

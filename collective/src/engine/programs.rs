@@ -72,7 +72,7 @@ impl<L: RankLinks> Engine<L> {
                 CallerMemory::Owned { input, out } => {
                     input.iter().chain(out).all(|memory| self.links.offers(memory))
                 }
-                CallerMemory::Borrowed => false,
+                CallerMemory::Foreign(_) | CallerMemory::Borrowed => false,
             },
             inline,
         };
