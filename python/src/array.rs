@@ -29,7 +29,11 @@ pub(crate) static DTYPES: LazyLock<String> = LazyLock::new(|| {
     fixed.map(Dtype::name).collect::<Vec<_>>().join(", ")
 });
 
-/// Elements, row-major. Views by numpy, torch and others share the memory, and keep it.
+/// Elements in one piece, row-major. numpy, torch, jax and others view them without a copy, by the buffer protocol and
+/// by DLPack. The memory stays as long as the array or any view of it.
+///
+/// `empty`, `zeros` and `asarray` make arrays in registered memory. What arrives from another process is an array too,
+/// which is read-only.
 #[pyclass(frozen, weakref, module = "tonic_rdma")]
 #[derive(Debug)]
 pub(crate) struct Array {
@@ -84,31 +88,37 @@ impl Array {
 
 #[pymethods]
 impl Array {
+    /// The lengths of the dimensions.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.shape)
     }
 
+    /// numpy's name of the type of the elements, such as "float32"; also "bfloat16", "float8_e4m3fn" and "float8_e5m2".
     #[getter]
     fn dtype(&self) -> &'static str {
         self.elements.spec().dtype().name()
     }
 
+    /// The bytes of all elements.
     #[getter]
     fn nbytes(&self) -> usize {
         self.elements.length()
     }
 
+    /// The number of dimensions.
     #[getter]
     fn ndim(&self) -> usize {
         self.shape.len()
     }
 
+    /// Whether views can't write.
     #[getter]
     fn readonly(&self) -> bool {
         !self.elements.is_writable()
     }
 
+    /// Whether devices read the memory in place.
     #[getter]
     fn registered(&self) -> bool {
         self.registered
@@ -121,7 +131,7 @@ impl Array {
         }
     }
 
-    /// An array without elements is still one.
+    /// Of an array, not of its elements.
     fn __bool__(&self) -> bool {
         true
     }
@@ -132,12 +142,14 @@ impl Array {
         format!("<tonic_rdma.Array {}, {place}{written}>", self.elements.spec())
     }
 
+    /// Returns a copy of the elements.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = self.elements.clone().into_tensor()?.to_bytes().map_err(to_py)?;
         let length = bytes.len();
         bytes_of(py, &[bytes], length)
     }
 
+    /// Returns the array for numpy, in the same memory. bfloat16 and float8 need the package ml_dtypes.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let (py, dtype) = (slf.py(), slf.get().dtype());
         let numpy = py.import("numpy")?;
@@ -185,7 +197,11 @@ impl Array {
         }
         let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
         if copy == Some(true) {
-            return copied(py, self.elements.clone())?.elements.to_capsule(py, is_versioned, true);
+            return copied(py, &self.elements.clone().into_tensor()?)?.elements.to_capsule(
+                py,
+                is_versioned,
+                true,
+            );
         }
         if !is_versioned && !self.elements.is_writable() {
             return Err(PyBufferError::new_err(
@@ -273,14 +289,13 @@ pub(crate) fn trim() {
     }
 }
 
-/// Copies elements to registered memory, and counts it.
-fn copied(py: Python<'_>, elements: Elements) -> PyResult<Array> {
-    let (spec, length) = (*elements.spec(), elements.length());
+/// Copies a tensor to registered memory, and counts it.
+fn copied(py: Python<'_>, tensor: &Tensor) -> PyResult<Array> {
+    let length = tensor.spec().bytes().unwrap_or(0) as usize;
     let mut buffer = allocate(length)?;
-    let tensor = elements.into_tensor()?;
     released_if(py, length, || tensor.copy_to(&mut buffer)).map_err(to_py)?;
     count_copied(length);
-    Array::of_pool(spec, buffer)
+    Array::of_pool(*tensor.spec(), buffer)
 }
 
 /// Runs work on so many bytes, without the interpreter's lock if they are many.
@@ -311,10 +326,9 @@ pub(crate) fn asarray(object: &Bound<'_, PyAny>) -> PyResult<Py<Array>> {
     {
         return Ok(array.clone().unbind());
     }
-    let elements = Elements::of(object)?;
-    let array = match elements.registered() {
-        Some(elements) => Array::new(elements, true),
-        None => copied(py, elements)?,
+    let array = match Elements::of(object)?.registered()? {
+        Ok(elements) => Array::new(elements, true),
+        Err(tensor) => copied(py, &tensor)?,
     };
     Py::new(py, array)
 }

@@ -338,7 +338,9 @@ impl Elements {
         writable: bool,
         owner: Owner,
     ) -> PyResult<Self> {
-        let dims = shape.iter().map(|&length| u64::try_from(length)).collect::<Result<Vec<_>, _>>()?;
+        let dims = shape.iter().map(|&length| u64::try_from(length)).collect::<Result<Vec<_>, _>>();
+        let dims =
+            dims.map_err(|_| PyValueError::new_err(format!("the shape {shape:?} has a length below 0")))?;
         let spec = TensorSpec::new(dtype, Shape::new(&dims).map_err(to_py)?).map_err(to_py)?;
         let row_major = row_major(&spec);
         if steps.is_empty() || dims.contains(&0) {
@@ -441,10 +443,18 @@ impl Elements {
         Tensor::from_strided(spec, strides, bytes).map_err(to_py)
     }
 
-    /// Returns the same elements as an array's, if they lie in one piece in memory of a pool for sending.
-    pub(crate) fn registered(&self) -> Option<Self> {
-        let lease = find_sendable(self.is_contiguous().then(|| self.bytes())?)?;
-        Self::of_tensor(&Tensor::from_lease(self.spec, lease).ok()?, self.first, self.writable).ok()
+    /// Returns the same elements without their object, if they lie in one piece in registered memory, and otherwise
+    /// the tensor of them.
+    ///
+    /// # Errors
+    /// As [`into_tensor`](Self::into_tensor).
+    pub(crate) fn registered(self) -> PyResult<Result<Self, Tensor>> {
+        let (first, writable) = (self.first, self.writable);
+        let tensor = self.into_tensor()?;
+        match tensor.registered() {
+            Some(_) => Ok(Ok(Self::of_tensor(&tensor, first, writable)?)),
+            None => Ok(Err(tensor)),
+        }
     }
 
     /// Passes the elements on as a capsule of DLPack, which keeps them without the interpreter. The elements come
@@ -579,7 +589,8 @@ impl Array {
         view.len = elements.length() as isize;
         view.itemsize = elements.spec.dtype().size().unwrap_or(1) as isize;
         view.readonly = c_int::from(!elements.writable);
-        view.ndim = shape.len() as c_int;
+        // Without a shape they are bytes one after the other, as memoryview has it.
+        view.ndim = if flags & ffi::PyBUF_ND == 0 { 1 } else { shape.len() as c_int };
         // Nothing writes to the strings and numbers of a buffer.
         let named = format.filter(|_| flags & ffi::PyBUF_FORMAT != 0);
         view.format = named.map_or(std::ptr::null_mut(), |format| format.as_ptr().cast_mut());

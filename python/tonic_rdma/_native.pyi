@@ -12,7 +12,7 @@ Nothing here is public. Rules that hold everywhere:
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, SupportsIndex, TypeAlias, final
 
 from tonic_rdma._metadatum import Metadatum
 
@@ -164,3 +164,188 @@ class ServerCall:
     def cancel(self) -> None: ...
     def done_then(self, completions: Completions, callback: Callable[[bool], object]) -> None: ...  # True: was cancelled
     def cancelled_then(self, completions: Completions, callback: Callable[[bool], object]) -> None: ...  # only if cancelled before finish()
+
+@final
+class Array:
+    """Elements in one piece, row-major. numpy, torch, jax and others view them without a copy, by the buffer protocol and
+    by DLPack. The memory stays as long as the array or any view of it.
+
+    `empty`, `zeros` and `asarray` make arrays in registered memory. What arrives from another process is an array too,
+    which is read-only.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str  # numpy's name, such as "float32"; also "bfloat16", "float8_e4m3fn" and "float8_e5m2"
+    nbytes: int
+    ndim: int
+    readonly: bool
+    registered: bool  # devices read the memory in place
+    def numpy(self) -> Any: ...  # in the same memory; bfloat16 and float8 need the package ml_dtypes
+    def tobytes(self) -> bytes: ...
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...  # True
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...  # BufferError: read-only and max_version < (1, 0), unless copy
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any) -> Array: ...
+def zeros(shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any) -> Array: ...
+def asarray(object: Any) -> Array: ...
+def memory_statistics() -> tuple[int, int, int, int]: ...  # arrays, bytes, bytes reserved, bytes copied
+
+@final
+class Pending:
+    """An operation that has not begun. Its timeout counts from its beginning."""
+    def wait(self) -> Any: ...  # carries it out on this thread; its value
+    def start(self, completions: Completions, callback: Callable[[Any], object]) -> Waiting: ...  # the callback gets the value, or an exception
+
+@final
+class BufferPool:
+    """Its own port, or that of `server`. Without references, or closed, it ends its leases."""
+    def __new__(cls, address: str | None, server: Server | None, limit: int) -> BufferPool: ...
+    uri: str
+    def share(
+        self,
+        object: Any,
+        readers: int | None,
+        time_limit: float | None,
+        writable: bool,
+        checksum: bool,
+        only_for: list[str] | None,
+    ) -> tuple[RemoteBuffer, BufferLease]: ...
+    def admit(self, name: str) -> bytes: ...  # the secret
+    def dismiss(self, name: str) -> None: ...
+    def statistics(self) -> tuple[int, int, int]: ...  # leases, their bytes, bytes that share() copied
+    def close(self) -> None: ...  # waits until the pool's own port is free
+
+@final
+class BufferLease:
+    """Dropped, it ends, unless it has a time limit or a count of readers."""
+    def revoke(self) -> None: ...
+    def close(self) -> None: ...
+    def readers(self) -> list[tuple[str | None, str | None, int, int, int]]: ...  # name, address, fetches: running, complete, bytes
+    def writes(self) -> int: ...
+    def ended(self, timeout: float | None) -> Pending: ...  # None
+    def written(self, known: int, timeout: float | None) -> Pending: ...  # how often
+
+@final
+class RemoteBuffer:
+    def __new__(cls, data: bytes) -> RemoteBuffer: ...
+    def data(self) -> bytes: ...
+    owner: str
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+@final
+class BufferClient:
+    def __new__(
+        cls,
+        timeout: float | None,
+        max_fetch_bytes: int | None,
+        landing_budget: int | None,
+        secrets: list[Any],  # (owner, name, secret)
+        tls: tuple[bytes, bytes | None, bytes | None] | None,  # PEM: roots, key, chain
+        calls_itself: bool,
+    ) -> BufferClient: ...
+    @staticmethod
+    def of_process() -> BufferClient: ...
+    def fetch(self, buffer: RemoteBuffer, timeout: float | None) -> Pending: ...  # Array
+    def fetch_into(self, buffer: RemoteBuffer, object: Any, offset: int, timeout: float | None) -> Pending: ...
+    def fetch_blocks(self, buffer: RemoteBuffer, ranges: list[tuple[int, int]], timeout: float | None) -> Pending: ...
+    def fetch_all(self, buffers: list[RemoteBuffer], timeout: float | None) -> Pending: ...  # an Array or exception for each
+    def write_back(self, buffer: RemoteBuffer, offset: int, object: Any, timeout: float | None) -> Pending: ...
+    def owners(self) -> list[tuple[str, Connection | None, int, int]]: ...  # URI, connection, bytes: landed, copied after that
+
+_Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+_Counts: TypeAlias = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # (tensors, bytes): in place, copied, inline
+
+@final
+class Device:
+    def __new__(
+        cls,
+        address: str,
+        *,
+        queue_pairs: int | None,
+        answer_timeout: float,
+        named_tensor_timeout: float,
+        max_tensor_bytes: int,
+        checksums: bool,
+    ) -> Device: ...
+    endpoint: str
+    def empty(self, shape: _Shape, dtype: Any) -> Array: ...
+    def static_receiver(self, name: str, shape: _Shape, dtype: Any, depth: int) -> StaticReceiver: ...
+    def dynamic_receiver(self, name: str, depth: int) -> DynamicReceiver: ...
+    def export(self, name: str, array: Array, read: bool, write: bool) -> ExportedRegion: ...
+    def put(self, name: str, step: int, array: Any, readers: int) -> None: ...
+    def withdraw(self, name: str, step: int) -> int | None: ...
+    def offers(self) -> tuple[int, int, int]: ...
+    def channel(self, endpoint: str, queue_pair: int, timeout: float | None) -> Pending: ...  # of TensorChannel
+    def close(self) -> None: ...
+
+@final
+class TensorChannel:
+    endpoint: str
+    device: str
+    is_open: bool
+    def static_sender(self, name: str, shape: _Shape, dtype: Any, timeout: float | None) -> Pending: ...  # of StaticSender
+    def dynamic_sender(self, name: str, timeout: float | None) -> Pending: ...  # of DynamicSender
+    def request(self, name: str, step: int, timeout: float | None) -> Pending: ...  # of Array, lists of bytes, or None
+    def region(self, name: str, timeout: float | None) -> Pending: ...  # of RemoteRegion
+    def write(
+        self, region: RemoteRegion, array: Any, offset: int, blocks: Any, notify: bool, timeout: float | None
+    ) -> Pending: ...
+    def read(self, region: RemoteRegion, array: Any, offset: int, blocks: Any, timeout: float | None) -> Pending: ...
+    def close(self) -> None: ...
+
+@final
+class RemoteRegion:
+    name: str
+    nbytes: int
+    readable: bool
+    writable: bool
+    def close(self) -> None: ...
+
+@final
+class ExportedRegion:
+    def notice(self, timeout: float | None) -> Pending: ...
+    def try_notice(self) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class StaticReceiver:
+    def recv(self, timeout: float | None) -> Pending: ...  # of Array
+    def recv_into(self, array: Any, timeout: float | None) -> Pending: ...
+    def arrived(self, timeout: float | None) -> Pending: ...  # takes nothing
+    def try_recv(self) -> Array | None: ...
+    def try_recv_into(self, array: Any) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class DynamicReceiver:
+    def recv(self, timeout: float | None) -> Pending: ...  # of Array, or lists of bytes
+    def arrived(self, timeout: float | None) -> Pending: ...  # takes nothing
+    def try_recv(self) -> Any: ...
+    def close(self) -> None: ...
+
+@final
+class StaticSender:
+    def send(self, array: Any, wait: bool, timeout: float | None) -> Pending: ...
+    def flush(self, timeout: float | None) -> Pending: ...
+    def sent(self) -> _Counts: ...
+    def close(self) -> None: ...
+
+@final
+class DynamicSender:
+    def send(self, array: Any, wait: bool, timeout: float | None) -> Pending: ...
+    def flush(self, timeout: float | None) -> Pending: ...
+    def sent(self) -> _Counts: ...
+    def close(self) -> None: ...
