@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod array;
+mod buffers;
 mod call;
 mod channel;
 mod completions;
@@ -61,6 +62,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(array::asarray, module)?)?;
     module.add_function(wrap_pyfunction!(array::memory_statistics, module)?)?;
     module.add_class::<array::Array>()?;
+    module.add_class::<buffers::BufferPool>()?;
+    module.add_class::<buffers::BufferLease>()?;
+    module.add_class::<buffers::RemoteBuffer>()?;
+    module.add_class::<buffers::BufferClient>()?;
     module.add_class::<completions::Completions>()?;
     module.add_class::<waits::Pending>()?;
     module.add_class::<tensors::Device>()?;

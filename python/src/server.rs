@@ -14,11 +14,16 @@ use pyo3::pybacked::PyBackedBytes;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::SetOnce;
 use tokio::sync::oneshot;
+use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
+use tonic::codegen::BoxFuture;
+use tonic::server::NamedService as _;
 use tonic::transport::{Certificate, Identity, Server as Http2, ServerTlsConfig};
 use tonic::{Code, Status};
 use tonic_rdma::{CallConfig, RdmaIncoming, RdmaRoutes, RdmaServer};
+use tonic_rdma_tensor::buffer::BufferService;
+use tower::ServiceExt as _;
 use tower::layer::layer_fn;
 use tower_service::Service;
 
@@ -56,11 +61,20 @@ pub(crate) struct Shared {
     stopped: SetOnce<()>,
     /// Why it could not go on.
     failed: OnceLock<String>,
+    /// Has the calls for buffers.
+    buffers: OnceLock<BufferService>,
 }
 
 impl Shared {
     fn arrivals(&self) -> MutexGuard<'_, Arrivals> {
         self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the service of the pool, if it has the method at `path`.
+    fn buffers(&self, path: &str) -> Option<BufferService> {
+        let buffers = self.buffers.get()?;
+        let method = path.strip_prefix('/')?.strip_prefix(BufferService::NAME)?;
+        method.starts_with('/').then(|| buffers.clone())
     }
 
     /// Takes a call in, unless there are too many.
@@ -153,14 +167,17 @@ struct Dispatch(Arc<Shared>);
 impl Service<Request<Body>> for Dispatch {
     type Response = Response<Body>;
     type Error = std::convert::Infallible;
-    type Future = server_call::Responding;
+    type Future = Either<server_call::Responding, BoxFuture<Self::Response, Self::Error>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> server_call::Responding {
-        server_call::Responding::new(&self.0, request)
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        match self.0.buffers(request.uri().path()) {
+            Some(buffers) => Either::Right(Box::pin(buffers.oneshot(request))),
+            None => Either::Left(server_call::Responding::new(&self.0, request)),
+        }
     }
 }
 
@@ -211,6 +228,27 @@ impl Server {
         socket.set_reuseport(self.reuse_port)?;
         socket.bind(address)?;
         socket.listen(1024)
+    }
+
+    /// Returns the URI of the first port, with the host of `address` and its port unless that is 0.
+    pub(crate) fn uri(&self, address: Option<&str>) -> PyResult<String> {
+        let ports = self.ports();
+        let none = |reason: &str| PyValueError::new_err(format!("server: {reason}"));
+        let ports = ports.as_ref().ok_or_else(|| none("it has started: make its pool before"))?;
+        let port = ports.first().ok_or_else(|| none("it has no port: call add_insecure_port before"))?;
+        let local = port.listener.local_addr()?;
+        let scheme = if port.tls.is_some() { "https" } else { "http" };
+        Ok(match address {
+            Some(address) => format!("{scheme}://{}", with_port(address, local.port())),
+            None if local.ip().is_unspecified() => format!("{scheme}://127.0.0.1:{}", local.port()),
+            None => format!("{scheme}://{local}"),
+        })
+    }
+
+    /// Gives the calls for buffers to `service`.
+    pub(crate) fn serve_buffers(&self, service: BufferService) -> PyResult<()> {
+        let taken = |_| PyValueError::new_err("server: it has the service of another pool");
+        self.shared.buffers.set(service).map_err(taken)
     }
 
     /// Serves the connections of one port, until the server stops.
@@ -274,6 +312,7 @@ impl Server {
             cancelled: CancellationToken::new(),
             stopped: SetOnce::new(),
             failed: OnceLock::new(),
+            buffers: OnceLock::new(),
         };
         Ok(Self { shared: Arc::new(shared), ports: Mutex::new(Some(Vec::new())), keepalive, reuse_port })
     }
@@ -420,6 +459,14 @@ impl Drop for Server {
             self.shared.stopping.cancel();
             self.shared.cancelled.cancel();
         }
+    }
+}
+
+/// Returns `address`, with `port` in place of port 0.
+pub(crate) fn with_port(address: &str, port: u16) -> String {
+    match address.rsplit_once(':') {
+        Some((host, "0")) => format!("{host}:{port}"),
+        _ => address.to_owned(),
     }
 }
 
