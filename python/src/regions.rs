@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use tokio::sync::Notify;
@@ -197,7 +197,12 @@ fn blocks_of(blocks: Option<&Bound<'_, PyAny>>, available: usize) -> PyResult<Ve
         };
         rows.map_err(wrong)?.into_iter().map(block).collect()
     } else {
-        let table = Elements::of(blocks)?;
+        let table = Elements::of(blocks).map_err(|error| {
+            let takes = "blocks: takes a list of tuples (local, remote, length), or an array of int64 of shape (n, 3)";
+            let wrong = PyTypeError::new_err(takes);
+            wrong.set_cause(blocks.py(), Some(error));
+            wrong
+        })?;
         let spec = *table.spec();
         if !matches!((spec.dtype(), spec.shape().dims()), (Dtype::I64 | Dtype::U64, [_, 3])) {
             return Err(PyValueError::new_err(format!(

@@ -49,6 +49,14 @@ impl Drop for Opened {
     }
 }
 
+/// Returns an argument as a number of its type.
+///
+/// # Errors
+/// ValueError: it is out of range.
+fn number<T: TryFrom<i128>>(name: &str, value: i128) -> PyResult<T> {
+    T::try_from(value).map_err(|_| PyValueError::new_err(format!("{name}: {value} is out of range")))
+}
+
 /// This process, as its peers see it.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 pub(crate) struct Device {
@@ -64,10 +72,10 @@ impl Device {
     fn new(
         py: Python<'_>,
         address: String,
-        queue_pairs: Option<u32>,
+        queue_pairs: Option<i128>,
         answer_timeout: f64,
         named_tensor_timeout: f64,
-        max_tensor_bytes: u64,
+        max_tensor_bytes: i128,
         checksums: bool,
     ) -> PyResult<Self> {
         let limit = |name: &str, seconds: f64| {
@@ -77,10 +85,10 @@ impl Device {
         let mut builder = RdmaDevice::builder()
             .answer_timeout(limit("answer_timeout", answer_timeout)?)
             .named_tensor_timeout(limit("named_tensor_timeout", named_tensor_timeout)?)
-            .max_tensor_bytes(max_tensor_bytes)
+            .max_tensor_bytes(number("max_tensor_bytes", max_tensor_bytes)?)
             .checksums(checksums);
         if let Some(queue_pairs) = queue_pairs {
-            builder = builder.queue_pairs_per_peer(queue_pairs);
+            builder = builder.queue_pairs_per_peer(number("queue_pairs", queue_pairs)?);
         }
         let device = wait(py, builder.bind(address))?.map_err(to_py)?;
         let endpoint = device.endpoint();
@@ -100,14 +108,15 @@ impl Device {
         name: &str,
         shape: &Bound<'_, PyAny>,
         dtype: &Bound<'_, PyAny>,
-        depth: u32,
+        depth: i128,
     ) -> PyResult<StaticReceiver> {
-        let slot = self.opened.device()?.static_receiver(name, &spec(shape, dtype)?, depth).map_err(to_py)?;
+        let (spec, depth) = (spec(shape, dtype)?, number("depth", depth)?);
+        let slot = self.opened.device()?.static_receiver(name, &spec, depth).map_err(to_py)?;
         Ok(StaticReceiver::new(slot, &self.opened.closed))
     }
 
-    fn dynamic_receiver(&self, name: &str, depth: u32) -> PyResult<DynamicReceiver> {
-        let slot = self.opened.device()?.dynamic_receiver(name, depth).map_err(to_py)?;
+    fn dynamic_receiver(&self, name: &str, depth: i128) -> PyResult<DynamicReceiver> {
+        let slot = self.opened.device()?.dynamic_receiver(name, number("depth", depth)?).map_err(to_py)?;
         Ok(DynamicReceiver::new(slot, &self.opened.closed))
     }
 
@@ -123,14 +132,15 @@ impl Device {
     }
 
     /// Offers a tensor by its name; None for a dead one.
-    fn put(&self, name: &str, step: u64, array: Option<&Bound<'_, PyAny>>, readers: u32) -> PyResult<()> {
+    fn put(&self, name: &str, step: i128, array: Option<&Bound<'_, PyAny>>, readers: i128) -> PyResult<()> {
         let device = self.opened.device()?;
         let offer = array.map_or(Ok(NamedOffer::Dead), |array| tensor_of(array).map(NamedOffer::Tensor));
+        let (step, readers) = (number("step", step)?, number("readers", readers)?);
         device.put(name, step, offer?, readers).map_err(to_py)
     }
 
-    fn withdraw(&self, name: &str, step: u64) -> PyResult<Option<u32>> {
-        Ok(self.opened.device()?.withdraw(name, step))
+    fn withdraw(&self, name: &str, step: i128) -> PyResult<Option<u32>> {
+        Ok(self.opened.device()?.withdraw(name, number("step", step)?))
     }
 
     /// Returns the number of offers, of their bytes, and of the requests that wait for an offer.
@@ -139,8 +149,9 @@ impl Device {
         Ok((counts.offers, counts.bytes, counts.requests))
     }
 
-    fn channel(&self, endpoint: String, queue_pair: u32, timeout: Option<f64>) -> PyResult<Pending> {
+    fn channel(&self, endpoint: String, queue_pair: i128, timeout: Option<f64>) -> PyResult<Pending> {
         let (device, opened) = (self.opened.device()?, Arc::clone(&self.opened));
+        let queue_pair = number("queue_pair", queue_pair)?;
         let made = async move {
             let channel = device.channel(&endpoint, queue_pair).await.map_err(to_py)?;
             let closed = opened.closed.child_token();
@@ -182,13 +193,13 @@ impl TensorChannel {
         &self,
         region: &RemoteRegion,
         array: &Bound<'_, PyAny>,
-        offset: u64,
+        offset: i128,
         blocks: Option<&Bound<'_, PyAny>>,
         direction: Direction,
         timeout: Option<f64>,
     ) -> PyResult<Pending> {
         let through = (self.open()?, self.opened.device()?);
-        let copy = RegionCopy::new(through, region, array, offset, blocks, direction)?;
+        let copy = RegionCopy::new(through, region, array, number("offset", offset)?, blocks, direction)?;
         let what = if direction == Direction::Read { "the end of a read" } else { "the end of a write" };
         self.pending(timeout, what, copy.run())
     }
@@ -238,8 +249,8 @@ impl TensorChannel {
     }
 
     /// The operation's value is the tensor; None if it is dead.
-    fn request(&self, name: String, step: u64, timeout: Option<f64>) -> PyResult<Pending> {
-        let channel = self.open()?;
+    fn request(&self, name: String, step: i128, timeout: Option<f64>) -> PyResult<Pending> {
+        let (channel, step) = (self.open()?, number("step", step)?);
         self.pending(timeout, "the tensor of a request", async move {
             match channel.request(&name, step).await.map_err(to_py)? {
                 NamedReply::Tensor(tensor) => Ok(Some(Received(tensor))),
@@ -259,7 +270,7 @@ impl TensorChannel {
         &self,
         region: &RemoteRegion,
         array: &Bound<'_, PyAny>,
-        offset: u64,
+        offset: i128,
         blocks: Option<&Bound<'_, PyAny>>,
         notify: bool,
         timeout: Option<f64>,
@@ -271,7 +282,7 @@ impl TensorChannel {
         &self,
         region: &RemoteRegion,
         array: &Bound<'_, PyAny>,
-        offset: u64,
+        offset: i128,
         blocks: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Pending> {

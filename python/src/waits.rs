@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::PyClass;
 use pyo3::exceptions::PyRuntimeError;
@@ -21,8 +22,9 @@ mod classes {
     import_exception!(tonic_rdma._failures, TensorTimeout);
 }
 
-fn timed_out(what: &str, seconds: f64) -> PyErr {
-    classes::TensorTimeout::new_err((format!("{what} did not happen within {seconds} s"), "timeout"))
+fn timed_out(what: &str, limit: Duration) -> PyErr {
+    let limit = Duration::from_millis(limit.as_micros().div_ceil(1000) as u64);
+    classes::TensorTimeout::new_err((format!("{what} did not happen within {limit:?}"), "timeout"))
 }
 
 /// Returns the error of an operation on what was closed.
@@ -80,7 +82,7 @@ impl Pending {
             let ended = match limit {
                 Some(limit) => tokio::time::timeout(limit, operation)
                     .await
-                    .unwrap_or_else(|_| Err(timed_out(what, timeout.unwrap_or_default()))),
+                    .unwrap_or_else(|_| Err(timed_out(what, limit))),
                 None => operation.await,
             };
             ended.map(|value| Box::new(value) as Box<dyn Value>)

@@ -1,0 +1,89 @@
+"""A process with a device, for tests of tensors. It runs the code that a test gives it."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+PRELUDE = """
+import asyncio, gc, sys, threading, time
+import numpy
+import tonic_rdma
+from tonic_rdma.tensors import Device
+
+def say(*words):
+    print(*words, flush=True)
+
+def heard():
+    return sys.stdin.readline().strip()
+
+def pattern(step, shape, dtype="float32"):
+    count = int(numpy.prod(shape))
+    return ((numpy.arange(count) + 7 * step) % 97).astype(dtype).reshape(shape)
+
+def wait_until(found):
+    while not found():
+        time.sleep(0.005)
+
+device = Device()
+theirs = sys.argv[1]
+channel = device.channel(theirs) if theirs else None
+"""
+exec(PRELUDE.split("device = Device()")[0], globals())
+
+
+class Peer:
+    """Runs `code` after the prelude. With `endpoint` it has a `channel` to the device there. It says its endpoint first."""
+
+    def __init__(self, code, endpoint=""):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"{PRELUDE}\nsay(device.endpoint)\n{code}", endpoint],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._rest = b""
+        self.endpoint = self.hear()
+
+    def hear(self, limit=20):
+        """The next line that it says."""
+        deadline = time.monotonic() + limit
+        while b"\n" not in self._rest:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0, left))
+            assert ready, f"it said nothing within {limit} s"
+            more = os.read(self.process.stdout.fileno(), 65536)
+            assert more, f"it ended with {self.process.wait(10)}"
+            self._rest += more
+        line, self._rest = self._rest.split(b"\n", 1)
+        return line.decode()
+
+    def say(self, line):
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(20)
+
+    def stop(self):
+        os.kill(self.process.pid, signal.SIGSTOP)
+        while open(f"/proc/{self.process.pid}/stat").read().rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.001)
+
+    def go_on(self):
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def end(self):
+        """Waits for its own end, which must be a success."""
+        assert self.process.wait(20) == 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
