@@ -315,7 +315,9 @@ fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
         }
         let limit = Duration::from_millis(300);
         // An operation that has started takes a deadline too.
-        let failed = communicator.barrier().start().deadline(limit).wait().unwrap_err();
+        let mut operation = communicator.barrier().start().deadline(limit);
+        assert!(operation.wait_timeout(Duration::ZERO).is_none());
+        let failed = operation.wait().unwrap_err();
         let error = failed.error();
         assert_eq!((error.kind(), error.rank()), (CollectiveErrorKind::Deadline, Some(1)), "{error}");
         say_done.send(()).unwrap();

@@ -131,8 +131,11 @@ impl<X: Operand> Operation<X> {
     /// ```
     pub fn start(mut self) -> Self {
         self.outcome = self.begin(|| false);
-        if matches!(self.state, Phase::UnderWay(_)) {
-            // The progress thread carries it out: a caller that starts an operation has other work.
+        if let Phase::UnderWay(id) = self.state
+            && !self.shared.engine(self.kind).has_sent(id)
+        {
+            // The progress thread carries it out: a caller that starts an operation has other work. It is not woken
+            // for an operation that no other rank waits for any more, because most callers soon wait for its end.
             self.shared.wake_thread();
         }
         self
@@ -156,20 +159,52 @@ impl<X: Operand> Operation<X> {
     /// See [`CollectiveError`].
     #[inline]
     pub fn wait(mut self) -> Result<X, Failed<X::Kept>> {
+        loop {
+            if let Some(outcome) = self.wait_until(None) {
+                return outcome;
+            }
+        }
+    }
+
+    /// Waits as [`wait`](Self::wait) does, for about `limit`. Returns `None` if the operation is then still
+    /// under way: it goes on, and can be waited for again.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let communicator = Communicator::connect(Launch::new(0, 1, "127.0.0.1:0")).await?;
+    /// let mut operation = communicator.barrier();
+    /// while operation.wait_timeout(Duration::from_millis(100)).transpose()?.is_none() {
+    ///     println!("not all ranks have come yet");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn wait_timeout(&mut self, limit: Duration) -> Option<Result<X, Failed<X::Kept>>> {
+        self.wait_until(Instant::now().checked_add(limit))
+    }
+
+    #[inline]
+    fn wait_until(&mut self, until: Option<Instant>) -> Option<Outcome<X>> {
         let shared = Arc::clone(&self.shared);
         let mut backoff = Backoff::new(&shared.paces[1], shared.crowded);
         if let Some(outcome) = self.begin(|| backoff.spins()) {
             backoff.moved();
-            return outcome;
+            return Some(outcome);
         }
         let polling = Polling::new(&shared, self.kind);
         let mut now = None;
         loop {
             if let Some(outcome) = self.poll_once(now, &mut backoff) {
                 drop(polling);
-                return outcome;
+                return Some(outcome);
             }
             now = backoff.wait();
+            if now.zip(until).is_some_and(|(now, until)| now >= until) {
+                return None;
+            }
         }
     }
 

@@ -403,6 +403,13 @@ impl<L: RankLinks> Engine<L> {
         }
     }
 
+    /// Returns whether an operation is under way on the short path, and all messages of this rank have left.
+    pub(crate) fn has_sent(&self, id: OperationId) -> bool {
+        self.in_flight.iter().rev().any(|operation| {
+            operation.id == id && matches!(&operation.execution, Execution::Short(short) if short.has_sent())
+        })
+    }
+
     /// Lets an operation go on without anybody who takes its result. One whose memory is lent can't go on: it
     /// ends the group. Returns what an operation that has ended leaves.
     pub(crate) fn forget(&mut self, id: OperationId) -> Option<Ended<L::Memory>> {

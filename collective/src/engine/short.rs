@@ -28,7 +28,12 @@ impl ShortOperation {
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.next == self.ranks && self.sent + 1 >= self.ranks
+        self.next == self.ranks && self.has_sent()
+    }
+
+    /// Returns whether all messages of this rank have left.
+    pub(super) fn has_sent(&self) -> bool {
+        self.sent + 1 >= self.ranks
     }
 
     /// Sends and receives as far as the links allow. The elements are in `input`, or in `out` if there is no
