@@ -41,12 +41,12 @@ class Reader(NamedTuple):
     address: str | None  # such as "ipv4:10.0.0.7:40312"; None: the owner's process
     running: int  # fetches
     complete: int  # fetches whose last bytes were handed to the transport
-    nbytes: int  # handed to the transport
+    bytes: int  # handed to the transport
 
 
 class PoolStatistics(NamedTuple):
     leases: int  # that have not ended
-    nbytes: int  # of these leases
+    bytes: int  # of these leases
     copied_bytes: int  # that `share` had to copy, because they did not lie in registered memory
 
 
