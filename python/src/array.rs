@@ -18,8 +18,10 @@ use crate::runtime::runtime;
 static POOL: OnceLock<Pool> = OnceLock::new();
 /// Bytes that arrays and operations had to copy, because they did not lie in registered memory.
 static COPIED: AtomicU64 = AtomicU64::new(0);
-/// Memory that the pool keeps for the next arrays, if the arrays that there are have less.
+/// Bytes that no array uses, which the pool keeps for the next ones.
 const SPARE: u64 = 256 << 20;
+/// Bytes that no array uses, but that could not be given back, because some of their slab are in use.
+static BETWEEN: AtomicU64 = AtomicU64::new(0);
 /// Copies of fewer bytes take less time than to release the interpreter's lock.
 const LARGE: usize = 64 << 10;
 
@@ -279,13 +281,18 @@ pub(crate) fn count_copied(bytes: usize) {
     COPIED.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// Gives memory back to the system, if the pool has much that no array uses.
+/// Gives memory back to the system, if there is much that no array uses.
 pub(crate) fn trim() {
     let Some(pool) = POOL.get() else { return };
-    let statistics = pool.statistics();
-    let spare = statistics.registered.saturating_sub(statistics.leased_send);
-    if spare > SPARE.max(statistics.leased_send) {
+    let spare = || {
+        let statistics = pool.statistics();
+        statistics.registered.saturating_sub(statistics.leased_send)
+    };
+    let found = spare();
+    let between = BETWEEN.fetch_min(found, Ordering::Relaxed);
+    if found > between.saturating_add(SPARE) {
         pool.trim();
+        BETWEEN.store(spare(), Ordering::Relaxed);
     }
 }
 

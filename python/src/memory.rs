@@ -566,8 +566,8 @@ impl Array {
         let (elements, shape) = (slf.get().elements(), slf.get().shape_numbers());
         let refuse = |why: &str| Err(PyBufferError::new_err(format!("the {} {why}", elements.spec)));
         let format = format_of(elements.spec.dtype());
-        // SAFETY: the caller's structure. An error leaves no object in it.
-        let view = unsafe { &mut *view };
+        // SAFETY: it is null or the caller's structure. An error leaves no object in it.
+        let Some(view) = (unsafe { view.as_mut() }) else { return refuse("has no place for a buffer") };
         view.obj = std::ptr::null_mut();
         if flags & ffi::PyBUF_WRITABLE != 0 && !elements.writable {
             return refuse("is read-only");
