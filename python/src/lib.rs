@@ -10,6 +10,7 @@ mod array;
 mod buffers;
 mod call;
 mod channel;
+mod communicator;
 mod completions;
 mod connection;
 mod error;
@@ -79,6 +80,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<call::Outcome>()?;
     module.add_class::<connection::Connection>()?;
     module.add_class::<channel::Channel>()?;
+    module.add_class::<communicator::Communicator>()?;
+    module.add_class::<communicator::Operation>()?;
     module.add_class::<channel::Method>()?;
     module.add_class::<channel::Waiting>()?;
     module.add_class::<call::Call>()?;

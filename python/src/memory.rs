@@ -101,6 +101,8 @@ pub(crate) struct Elements {
     spec: TensorSpec,
     /// Bytes from element to element along each dimension; as row-major ones where nobody goes.
     steps: Vec<isize>,
+    /// Whether the steps are row-major.
+    contiguous: bool,
     first: *mut u8,
     writable: bool,
     owner: Owner,
@@ -346,13 +348,14 @@ impl Elements {
         if steps.is_empty() || dims.contains(&0) {
             steps.clone_from(&row_major);
         }
-        for ((step, length), usual) in steps.iter_mut().zip(dims).zip(row_major) {
+        for ((step, length), &usual) in steps.iter_mut().zip(dims).zip(&row_major) {
             *step = if length == 1 { usual } else { *step };
         }
+        let contiguous = steps == row_major;
         let first = if spec.bytes() == Some(0) { NonNull::<u128>::dangling().as_ptr().cast() } else { first };
         match first.is_null() {
             true => Err(PyBufferError::new_err(format!("{spec} at address 0"))),
-            false => Ok(Self { spec, steps, first, writable, owner }),
+            false => Ok(Self { spec, steps, contiguous, first, writable, owner }),
         }
     }
 
@@ -367,7 +370,7 @@ impl Elements {
 
     /// Returns whether the elements lie one after the other, row-major.
     pub(crate) fn is_contiguous(&self) -> bool {
-        self.steps == row_major(&self.spec)
+        self.contiguous
     }
 
     pub(crate) fn is_writable(&self) -> bool {

@@ -17,7 +17,7 @@ static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// How often a wait sees to signals, such as the one of Ctrl-C.
-const SIGNALS: Duration = Duration::from_millis(100);
+pub(crate) const SIGNALS: Duration = Duration::from_millis(100);
 
 /// Notes that this process is the child of a fork.
 #[pyfunction]
