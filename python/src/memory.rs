@@ -122,11 +122,11 @@ enum Owner {
     Object {
         _kept: Arc<Py<PyAny>>,
     },
-    Tensor(Kept),
+    Tensor(Arc<Kept>),
 }
 
 /// A tensor, which a fork of the process does not free.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Kept(Option<Tensor>);
 
 impl Drop for Kept {
@@ -327,7 +327,7 @@ impl Elements {
 
     fn of_tensor(tensor: &Tensor, first: *mut u8, writable: bool) -> PyResult<Self> {
         let shape: Vec<_> = tensor.shape().dims().iter().map(|&length| length as isize).collect();
-        let owner = Owner::Tensor(Kept(Some(tensor.clone())));
+        let owner = Owner::Tensor(Arc::new(Kept(Some(tensor.clone()))));
         Self::new(tensor.dtype(), &shape, Vec::new(), first, writable, owner)
     }
 
@@ -422,7 +422,9 @@ impl Elements {
     /// # Errors
     /// MemoryError: there is no memory for a copy.
     pub(crate) fn into_tensor(self) -> PyResult<Tensor> {
-        if let Owner::Tensor(Kept(Some(tensor))) = &self.owner {
+        if let Owner::Tensor(kept) = &self.owner
+            && let Some(tensor) = &kept.0
+        {
             return Ok(tensor.clone());
         }
         let (spec, size) = (self.spec, self.spec.dtype().size().unwrap_or(1) as isize);

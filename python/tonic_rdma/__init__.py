@@ -12,7 +12,7 @@ from tonic_rdma import _native
 os.register_at_fork(after_in_child=_native.after_fork_in_child)
 
 from tonic_rdma import aio
-from tonic_rdma._arrays import Array, MemoryStatistics, asarray, empty, memory_statistics, zeros
+from tonic_rdma._arrays import MemoryStatistics, asarray, empty, memory_statistics, zeros
 from tonic_rdma._buffers import (
     BufferClient,
     BufferPool,
@@ -34,6 +34,7 @@ from tonic_rdma._failures import (
     TensorTimeout,
 )
 from tonic_rdma._handlers import ssl_server_credentials
+from tonic_rdma._native import Array
 from tonic_rdma._server import server
 
 __version__ = _native.__version__
