@@ -10,7 +10,6 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 use tonic_rdma_tensor as tensor;
 use tonic_rdma_tensor::{
     BlockCopy, Channel, Dtype, MemRegion, Memcpy, RdmaDevice, Rights, SharedRegion, TensorError,
@@ -21,7 +20,7 @@ use tonic_rdma_verbs::unstable::RegionMapping;
 use crate::array::count_copied;
 use crate::error::to_py;
 use crate::memory::Elements;
-use crate::waits::{Pending, closed, drop_inside, unless_closed};
+use crate::waits::{Life, Pending, closed, drop_inside};
 
 /// The memory of an array that a device made. The array and its views stay valid wherever the region is.
 #[derive(Debug)]
@@ -360,7 +359,7 @@ impl Drop for RemoteRegion {
 #[pyclass(frozen, module = "tonic_rdma._native")]
 pub(crate) struct ExportedRegion {
     region: Mutex<Option<Arc<tensor::ExportedRegion>>>,
-    closed: CancellationToken,
+    life: Life,
 }
 
 const EXPORTED: &str = "exported region";
@@ -372,7 +371,7 @@ impl ExportedRegion {
     /// `array` is no whole array of a device, an operation has its memory, or the name can't be used.
     pub(crate) fn new(
         device: &RdmaDevice,
-        closed: &CancellationToken,
+        life: Life,
         name: &str,
         array: &Bound<'_, PyAny>,
         rights: Rights,
@@ -387,7 +386,7 @@ impl ExportedRegion {
             return Err(PyValueError::new_err("array: an operation uses it; export it when that has ended"));
         };
         let exported = device.export_shared(name, memory, rights).map_err(to_py)?;
-        Ok(Self { region: Mutex::new(Some(Arc::new(exported))), closed: closed.child_token() })
+        Ok(Self { region: Mutex::new(Some(Arc::new(exported))), life })
     }
 
     fn open(&self) -> PyResult<Arc<tensor::ExportedRegion>> {
@@ -400,7 +399,7 @@ impl ExportedRegion {
     fn notice(&self, timeout: Option<f64>) -> PyResult<Pending> {
         let region = self.open()?;
         let notice = async move { region.notice().await.map_err(to_py) };
-        Pending::new(timeout, "a notice of a peer", unless_closed(EXPORTED, &self.closed, notice))
+        Pending::new(timeout, "a notice of a peer", self.life.limit(EXPORTED, notice))
     }
 
     fn try_notice(&self) -> PyResult<bool> {
@@ -412,7 +411,7 @@ impl ExportedRegion {
 
     /// Ends the offer, and the rights of the peers.
     fn close(&self) {
-        self.closed.cancel();
+        self.life.end();
         drop_inside(lock(&self.region).take());
     }
 }

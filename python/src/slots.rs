@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
-use tokio_util::sync::CancellationToken;
 use tonic_rdma_tensor as tensor;
 use tonic_rdma_tensor::unstable::send_to_end;
 use tonic_rdma_tensor::{Arrived, Dtype, SentCounts, Shape, Tensor, TensorSpec};
@@ -15,7 +14,7 @@ use crate::completions::Value;
 use crate::error::to_py;
 use crate::memory::Elements;
 use crate::regions::DeviceRegion;
-use crate::waits::{Exclusive, Made, Pending};
+use crate::waits::{Exclusive, Life, Made, Pending};
 
 /// Returns the tensor that `object` is: an array, or a list or an array of numpy of strings.
 ///
@@ -86,9 +85,9 @@ const RECEIVER: &str = "receiver";
 const ARRIVAL: &str = "the arrival of a tensor";
 
 impl StaticReceiver {
-    pub(crate) fn new(slot: tensor::StaticReceiver, closed: &CancellationToken) -> Self {
+    pub(crate) fn new(slot: tensor::StaticReceiver, life: Life) -> Self {
         let spec = *slot.spec();
-        Self { slot: Exclusive::new(RECEIVER, slot, closed), spec }
+        Self { slot: Exclusive::new(RECEIVER, slot, life), spec }
     }
 }
 
@@ -184,8 +183,8 @@ pub(crate) struct DynamicReceiver {
 }
 
 impl DynamicReceiver {
-    pub(crate) fn new(slot: tensor::DynamicReceiver, closed: &CancellationToken) -> Self {
-        Self { slot: Exclusive::new(RECEIVER, slot, closed) }
+    pub(crate) fn new(slot: tensor::DynamicReceiver, life: Life) -> Self {
+        Self { slot: Exclusive::new(RECEIVER, slot, life) }
     }
 }
 
@@ -242,9 +241,9 @@ pub(crate) struct StaticSender {
 }
 
 impl StaticSender {
-    pub(crate) fn new(slot: tensor::StaticSender, closed: &CancellationToken) -> Self {
+    pub(crate) fn new(slot: tensor::StaticSender, life: Life) -> Self {
         let spec = *slot.spec();
-        Self { slot: Exclusive::new(SENDER, slot, closed), spec, sent: Sent::default() }
+        Self { slot: Exclusive::new(SENDER, slot, life), spec, sent: Sent::default() }
     }
 }
 
@@ -298,8 +297,8 @@ pub(crate) struct DynamicSender {
 }
 
 impl DynamicSender {
-    pub(crate) fn new(slot: tensor::DynamicSender, closed: &CancellationToken) -> Self {
-        Self { slot: Exclusive::new(SENDER, slot, closed), sent: Sent::default() }
+    pub(crate) fn new(slot: tensor::DynamicSender, life: Life) -> Self {
+        Self { slot: Exclusive::new(SENDER, slot, life), sent: Sent::default() }
     }
 }
 

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio_util::sync::CancellationToken;
 use tonic_rdma_tensor as tensor;
-use tonic_rdma_tensor::{NamedOffer, NamedReply, RdmaDevice, Rights, TensorSpec};
+use tonic_rdma_tensor::{NamedOffer, NamedReply, RdmaDevice, Rights};
 
 use crate::array::{Array, spec};
 use crate::completions::Value;
@@ -15,7 +15,7 @@ use crate::error::to_py;
 use crate::regions::{DeviceRegion, Direction, ExportedRegion, RegionCopy, RemoteRegion};
 use crate::runtime::{duration, runtime, wait};
 use crate::slots::{DynamicReceiver, DynamicSender, Received, StaticReceiver, StaticSender, tensor_of};
-use crate::waits::{Made, Pending, closed, drop_inside, unless_closed};
+use crate::waits::{Life, Made, Pending, closed, drop_inside};
 
 /// A device, until it is closed. What was made by it keeps it.
 struct Opened {
@@ -41,6 +41,11 @@ impl Opened {
         self.closed.cancel();
         drop_inside(self.device.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
+}
+
+/// Begins the life of something that keeps the device.
+fn life(opened: &Arc<Opened>) -> Life {
+    Life::new(Arc::clone(opened) as _, &opened.closed)
 }
 
 impl Drop for Opened {
@@ -112,12 +117,12 @@ impl Device {
     ) -> PyResult<StaticReceiver> {
         let (spec, depth) = (spec(shape, dtype)?, number("depth", depth)?);
         let slot = self.opened.device()?.static_receiver(name, &spec, depth).map_err(to_py)?;
-        Ok(StaticReceiver::new(slot, &self.opened.closed))
+        Ok(StaticReceiver::new(slot, life(&self.opened)))
     }
 
     fn dynamic_receiver(&self, name: &str, depth: i128) -> PyResult<DynamicReceiver> {
         let slot = self.opened.device()?.dynamic_receiver(name, number("depth", depth)?).map_err(to_py)?;
-        Ok(DynamicReceiver::new(slot, &self.opened.closed))
+        Ok(DynamicReceiver::new(slot, life(&self.opened)))
     }
 
     fn export(
@@ -128,7 +133,7 @@ impl Device {
         write: bool,
     ) -> PyResult<ExportedRegion> {
         let device = self.opened.device()?;
-        ExportedRegion::new(&device, &self.opened.closed, name, array, Rights { read, write })
+        ExportedRegion::new(&device, life(&self.opened), name, array, Rights { read, write })
     }
 
     /// Offers a tensor by its name; None for a dead one.
@@ -154,10 +159,10 @@ impl Device {
         let queue_pair = number("queue_pair", queue_pair)?;
         let made = async move {
             let channel = device.channel(&endpoint, queue_pair).await.map_err(to_py)?;
-            let closed = opened.closed.child_token();
-            Ok(Made(TensorChannel { channel: Mutex::new(Some(channel)), opened, closed }))
+            let life = life(&opened);
+            Ok(Made(TensorChannel { channel: Mutex::new(Some(channel)), opened, life }))
         };
-        Pending::new(timeout, "a link to the peer", unless_closed(DEVICE, &self.opened.closed, made))
+        Pending::new(timeout, "a link to the peer", life(&self.opened).limit(DEVICE, made))
     }
 
     fn close(&self) {
@@ -170,7 +175,7 @@ impl Device {
 pub(crate) struct TensorChannel {
     channel: Mutex<Option<tensor::Channel>>,
     opened: Arc<Opened>,
-    closed: CancellationToken,
+    life: Life,
 }
 
 impl TensorChannel {
@@ -186,7 +191,7 @@ impl TensorChannel {
         what: &'static str,
         operation: impl Future<Output = PyResult<V>> + Send + 'static,
     ) -> PyResult<Pending> {
-        Pending::new(timeout, what, unless_closed(CHANNEL, &self.closed, operation))
+        Pending::new(timeout, what, self.life.limit(CHANNEL, operation))
     }
 
     fn copy(
@@ -232,19 +237,18 @@ impl TensorChannel {
         dtype: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<Pending> {
-        let (channel, spec, closed): (_, TensorSpec, _) =
-            (self.open()?, spec(shape, dtype)?, self.closed.clone());
+        let (channel, spec, life) = (self.open()?, spec(shape, dtype)?, self.life.part());
         self.pending(timeout, ATTACHED, async move {
             let slot = channel.static_sender(&name, &spec).await.map_err(to_py)?;
-            Ok(Made(StaticSender::new(slot, &closed)))
+            Ok(Made(StaticSender::new(slot, life)))
         })
     }
 
     fn dynamic_sender(&self, name: String, timeout: Option<f64>) -> PyResult<Pending> {
-        let (channel, closed) = (self.open()?, self.closed.clone());
+        let (channel, life) = (self.open()?, self.life.part());
         self.pending(timeout, ATTACHED, async move {
             let slot = channel.dynamic_sender(&name).await.map_err(to_py)?;
-            Ok(Made(DynamicSender::new(slot, &closed)))
+            Ok(Made(DynamicSender::new(slot, life)))
         })
     }
 
@@ -291,7 +295,7 @@ impl TensorChannel {
 
     /// Ends the operations under way.
     fn close(&self) {
-        self.closed.cancel();
+        self.life.end();
         drop_inside(self.channel.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -1,5 +1,6 @@
 //! Operations that Python waits for: on its own thread, or in an event loop.
 
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -123,18 +124,59 @@ pub(crate) fn drop_inside<T>(value: T) {
     }
 }
 
+/// The time until something is closed. It keeps its owner.
+#[derive(Clone)]
+pub(crate) struct Life {
+    closed: CancellationToken,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl Life {
+    /// Begins the life of something of `owner`, which ends with `closed`.
+    pub(crate) fn new(owner: Arc<dyn Any + Send + Sync>, closed: &CancellationToken) -> Self {
+        Self { closed: closed.child_token(), _owner: owner }
+    }
+
+    /// Begins a life that ends with this one.
+    pub(crate) fn part(&self) -> Self {
+        Self { closed: self.closed.child_token(), _owner: Arc::clone(&self._owner) }
+    }
+
+    pub(crate) fn end(&self) {
+        self.closed.cancel();
+    }
+
+    /// Returns the result of `operation`, or an error if the life of this `kind` ends first.
+    pub(crate) fn limit<V, F: Future<Output = PyResult<V>> + Send>(
+        &self,
+        kind: &'static str,
+        operation: F,
+    ) -> impl Future<Output = PyResult<V>> + Send + use<V, F> {
+        let token = self.closed.clone();
+        async move {
+            if token.is_cancelled() {
+                return Err(closed(kind));
+            }
+            tokio::select! {
+                biased;
+                ended = operation => ended,
+                () = token.cancelled() => Err(closed(kind)),
+            }
+        }
+    }
+}
+
 /// What one operation at a time uses, until it is closed.
 pub(crate) struct Exclusive<T: Send + 'static> {
     /// What it is, for errors.
     kind: &'static str,
     inner: Arc<AsyncMutex<Option<T>>>,
-    closed: CancellationToken,
+    life: Life,
 }
 
 impl<T: Send + 'static> Exclusive<T> {
-    /// Makes something that is also closed when `closed` is.
-    pub(crate) fn new(kind: &'static str, value: T, closed: &CancellationToken) -> Self {
-        Self { kind, inner: Arc::new(AsyncMutex::new(Some(value))), closed: closed.child_token() }
+    pub(crate) fn new(kind: &'static str, value: T, life: Life) -> Self {
+        Self { kind, inner: Arc::new(AsyncMutex::new(Some(value))), life }
     }
 
     /// Makes an operation. It waits for the operations before it.
@@ -151,7 +193,7 @@ impl<T: Send + 'static> Exclusive<T> {
             let mut inner = inner.lock().await;
             operation(inner.as_mut().ok_or_else(|| closed(kind))?).await
         };
-        Pending::new(timeout, what, unless_closed(kind, &self.closed, operation))
+        Pending::new(timeout, what, self.life.limit(kind, operation))
     }
 
     /// Returns what `look` finds without waiting; `None` if an operation is under way.
@@ -163,7 +205,7 @@ impl<T: Send + 'static> Exclusive<T> {
         let runtime = runtime()?;
         py.detach(|| {
             let _inside = runtime.enter();
-            if self.closed.is_cancelled() {
+            if self.life.closed.is_cancelled() {
                 return Err(closed(self.kind));
             }
             let Ok(mut inner) = self.inner.try_lock() else { return Ok(None) };
@@ -175,7 +217,7 @@ impl<T: Send + 'static> Exclusive<T> {
     pub(crate) fn close(&self) -> PyResult<()> {
         let runtime = runtime()?;
         let _inside = runtime.enter();
-        self.closed.cancel();
+        self.life.end();
         match self.inner.try_lock() {
             Ok(mut inner) => drop(inner.take()),
             Err(_) => {
@@ -191,24 +233,5 @@ impl<T: Send + 'static> Drop for Exclusive<T> {
     fn drop(&mut self) {
         let none = Arc::new(AsyncMutex::new(None));
         drop_inside(std::mem::replace(&mut self.inner, none));
-    }
-}
-
-/// Returns the result of `operation`, or an error if `token` is cancelled first.
-pub(crate) fn unless_closed<V, F: Future<Output = PyResult<V>> + Send>(
-    kind: &'static str,
-    token: &CancellationToken,
-    operation: F,
-) -> impl Future<Output = PyResult<V>> + Send + use<V, F> {
-    let token = token.clone();
-    async move {
-        if token.is_cancelled() {
-            return Err(closed(kind));
-        }
-        tokio::select! {
-            biased;
-            ended = operation => ended,
-            () = token.cancelled() => Err(closed(kind)),
-        }
     }
 }
