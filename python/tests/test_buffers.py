@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import pathlib
 import pickle
 import random
 import signal
@@ -17,6 +18,7 @@ from concurrent import futures
 
 import grpc
 import pytest
+
 import tonic_rdma
 import tonic_rdma.aio
 from tonic_rdma import BufferClient, BufferPool, RemoteBuffer, share
@@ -90,6 +92,14 @@ class Peer:
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+    def stand_still(self):
+        os.kill(self.process.pid, signal.SIGSTOP)
+        threads = pathlib.Path(f"/proc/{self.process.pid}/task")
+        while any(
+            (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T" for thread in threads.iterdir()
+        ):
+            time.sleep(0.001)
 
     def end(self):
         with contextlib.suppress(OSError):
@@ -177,7 +187,7 @@ def test_arrays_in_registered_memory_and_their_views_are_not_copied(peer, path):
 
 
 def test_objects_of_each_kind_are_shared():
-    for object, expected in [
+    for given, expected in [
         (b"abc", [97, 98, 99]),
         (bytearray(3), [0, 0, 0]),
         (memoryview(b"xyz")[::-1], [122, 121, 120]),
@@ -185,16 +195,17 @@ def test_objects_of_each_kind_are_shared():
         (np.float32(3.5), 3.5),
         (tonic_rdma.zeros(2), [0, 0]),
     ]:
-        assert share(object).numpy().tolist() == expected
-    for object in (None, 3, "text", [1.0, 2.0], object()):
-        with pytest.raises(TypeError, match=type(object).__name__):
-            share(object)
-    with pytest.raises(TypeError, match="object"):
+        assert share(given).numpy().tolist() == expected
+    for wrong in (None, 3, "text", [1.0, 2.0], object()):
+        with pytest.raises(TypeError, match=type(wrong).__name__):
+            share(wrong)
+    with pytest.raises((TypeError, BufferError), match="object"):
         share(np.array([object()]))
 
 
 def test_bytes_that_are_no_array_come_as_bytes():
-    message = share(b"abcd").message
+    kept = share(b"abcd")
+    message = kept.message
     message.ClearField("dtype")
     message.ClearField("shape")
     buffer = RemoteBuffer(message)
@@ -313,7 +324,7 @@ def test_writes_are_seen_by_later_fetches(peer, path):
     peer.start("kept.wait_written(5, 30)")
     client.write_back(buffer, 0, np.arange(9))
     assert peer.result() == 6
-    with pytest.raises(tonic_rdma.TensorTimeout, match="a write did not happen within 0.01 s"):
+    with pytest.raises(tonic_rdma.TensorTimeout, match="a write did not happen within"):
         peer("kept.wait_written(6, 0.01)")
 
 
@@ -586,11 +597,11 @@ def test_an_owner_that_stands_still(peer, path):
     peer("made = filled(1000); kept = share(made)")
     buffer = peer("kept")
     client.fetch(buffer)
-    os.kill(peer.process.pid, signal.SIGSTOP)
+    peer.stand_still()
     try:
         with pytest.raises(tonic_rdma.TensorTimeout):
             client.fetch(buffer)
-        with pytest.raises(TimeoutError, match="the fetch did not happen within 0.2 s"):
+        with pytest.raises(TimeoutError, match="the fetch did not happen within"):
             BufferClient().fetch(buffer, timeout=0.2)
         with pytest.raises(tonic_rdma.TensorTimeout):
             asyncio.run(BufferClient().fetch_async(buffer, timeout=0.2))
@@ -861,6 +872,7 @@ def test_fetches_are_awaited(peer, path):
                 break
             except BufferError:
                 await asyncio.sleep(0.01)
+                assert buffers[4].nbytes  # the native part gives back what its threads have left to it
         else:
             pytest.fail("the memory is still in use")
 
@@ -898,7 +910,7 @@ assert tonic_rdma.BufferClient(calls_itself=True).fetch(kept).tobytes() == b"abc
 
 def test_interrupts_end_a_fetch(peer):
     buffer = peer("kept = share(b'abc')") or peer("kept")
-    os.kill(peer.process.pid, signal.SIGSTOP)
+    peer.stand_still()
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
@@ -968,7 +980,9 @@ def test_more_arrays_than_the_landing_budget_are_kept(peer, path):
     kept = [client.fetch(buffer) for _ in range(12)]
     assert all(np.array_equal(got.numpy(), content(1 << 17)) for got in kept)
     [owner] = client.owners()
-    assert owner.landed_bytes == (12 << 20 if path == "rdma" else 0) and 0 <= owner.copied_bytes <= 12 << 20
+    # With the messages around the arrays.
+    landed, copied = owner.landed_bytes >> 20, owner.copied_bytes >> 20
+    assert (landed, 8 <= copied <= 12) == (12, True) if path == "rdma" else (landed, copied) == (0, 0)
 
 
 def test_pools_and_clients_are_collected():
