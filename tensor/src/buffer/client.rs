@@ -390,7 +390,8 @@ impl BufferClient {
         let request = FetchRequest { buffers: ranges, reader: self.shared.reader(owner), reply_bytes };
         let failed = |status| TensorError::of_call(owner, status);
         let mut at = 0;
-        let limit = self.shared.limit(reply_bytes);
+        let length = parts.iter().map(|part| part.left).fold(0, u64::saturating_add);
+        let limit = self.shared.limit(reply_bytes.min(length));
         let mut client = self.shared.client(&link);
         let replies = timeout(limit, client.fetch(request)).await.map_err(|_| timed_out(owner, limit))?;
         let mut replies = replies.map_err(failed)?.into_inner();
