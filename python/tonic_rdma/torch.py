@@ -7,8 +7,6 @@ process group is a `tonic_rdma.Communicator`: within a host its elements move th
 network card. Tensors go without a copy, unless they are not contiguous.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import secrets
@@ -192,7 +190,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
     supports_splitting = supports_coalescing = supports_shrinking = False
 
-    def _get_backend(self, device: torch.device) -> ProcessGroup:
+    def _get_backend(self, device: torch.device) -> Any:
         return self
 
     def shutdown(self) -> None:
@@ -349,8 +347,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         name, memory = _named(_NATIVE, opts.reduceOp), tensor
         if tensor.dtype == torch.bool:
             name, memory = _named(_NATIVE_BITS, opts.reduceOp), tensor.view(torch.uint8)
-        elif tensor.is_complex() and name in ("sum", "mean"):
-            memory = torch.view_as_real(tensor)
+        elif tensor.is_complex():
+            name, memory = name if name in ("sum", "mean") else None, torch.view_as_real(tensor)
         if name:
             work._operations.append(self._communicator.all_reduce(to_dlpack(memory), name, deadline=_seconds(opts)))
             return
@@ -432,7 +430,7 @@ def shrink(group: Any = None) -> Any:
     return group
 
 
-def allreduce_hook(state: Any, bucket: Any) -> Any:
+def allreduce_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook of DistributedDataParallel: means of gradients by `state`.
 
     `state` is a `Communicator`, a group of the backend tonic_rdma, or None for the default group. With torch 1.13, where
@@ -446,7 +444,7 @@ def allreduce_hook(state: Any, bucket: Any) -> Any:
     tensor = bucket.buffer()
     work = Work([tensor])
     work._operations.append(communicator.all_reduce(to_dlpack(tensor), "mean"))
-    return work._future(tensor)
+    return work._future(tensor)  # type: ignore[no-any-return]
 
 
 def register() -> None:
