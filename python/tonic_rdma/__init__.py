@@ -23,6 +23,7 @@ from tonic_rdma._buffers import (
     share,
 )
 from tonic_rdma._channel import insecure_channel, secure_channel
+from tonic_rdma._collective import CollectiveStatistics, Communicator, Operation
 from tonic_rdma._failures import (
     CollectiveError,
     Gone,
@@ -44,8 +45,11 @@ __all__ = [
     "BufferClient",
     "BufferPool",
     "CollectiveError",
+    "CollectiveStatistics",
+    "Communicator",
     "Gone",
     "MemoryStatistics",
+    "Operation",
     "PeerLost",
     "RankLost",
     "ReaderSecret",
