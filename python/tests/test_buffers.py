@@ -257,6 +257,20 @@ def test_it_is_fetched_into_memory_of_the_reader(peer, path):
     into.append(1)
 
 
+def test_it_goes_to_other_libraries_by_dlpack(peer, path):
+    peer("made = filled(100, 7); kept = share(made)")
+    buffer, expected = peer("kept"), peer("made.numpy()")
+    assert buffer.__dlpack_device__() == (1, 0)
+    got = np.from_dlpack(buffer)
+    assert np.array_equal(got, expected) and not got.flags.writeable
+    # Who knows no read-only arrays gets one that it may write, also in the owner's process.
+    for mine in (buffer, share(filled(100, 7))):
+        copy = tonic_rdma.asarray(mine.__dlpack__()).numpy()
+        assert np.array_equal(copy, expected) and copy.flags.writeable
+        copy[...] = 0
+        assert np.array_equal(mine.numpy(), expected)
+
+
 def test_memory_that_can_not_be_fetched_into_is_refused(peer):
     buffer = peer("kept = share(np.arange(10.0))") or peer("kept")
     for into, offset, error, text in [

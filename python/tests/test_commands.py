@@ -43,6 +43,7 @@ def test_compare_measures_all_modes(tmp_path):
     table = run(*PACKAGE, "compare", *brief, "--json", report)
     rows = json.loads(report.read_text())["rows"]
     modes = ["grpcio", "grpcio-aio", "tonic-rdma", "tonic-rdma-aio", "grpcio-to-tonic-rdma"]
+    modes += ["grpcio-one-way", "reference"]
     cells = [(64, 1), (64, 3), (100 << 10, 1)]  # large messages: one in flight
     assert [(row["mode"], row["size"], row["in_flight"]) for row in rows] == [
         (m, *cell) for cell in cells for m in modes
@@ -75,4 +76,6 @@ def test_compare_needs_something_to_measure():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("where", [[], ["--in-process"]])
 def test_many_calls_leave_nothing(where):
-    assert "flat: nothing grew" in run(sys.executable, FOLDER / "tests" / "soak.py", "--calls", 4000, "--seed", 1, *where)
+    assert "flat: nothing grew" in run(
+        sys.executable, FOLDER / "tests" / "soak.py", "--calls", 4000, "--seed", 1, *where
+    )

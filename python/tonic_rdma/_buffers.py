@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from . import _native
+from ._arrays import empty
 from ._failures import TensorError
 from ._native import Array
 from ._waits import finish
@@ -62,10 +63,10 @@ class OwnerStatus(NamedTuple):
 class BufferPool:
     """Memory that this process shares by reference, at an address that readers connect to.
 
-    The pool has a port of its own at `address`, "host:port" (default: any free port of 127.0.0.1, for readers on this
-    machine). With `server`, one of `tonic_rdma.server` or `tonic_rdma.aio.server` that has a port and has not started,
-    the pool is served on the first port of that server, and `address` is needed only if readers reach it by another
-    one. `limit` bounds the bytes of copies and of writes.
+    The pool has a port of its own at `address`, "host:port" (default: any free port of 127.0.0.1, for readers
+    on this machine). With `server`, one of `tonic_rdma.server` or `tonic_rdma.aio.server` that has a port and
+    has not started, the pool is served on the first port of that server, and `address` is needed only if
+    readers reach it by another one. `limit` bounds the bytes of copies and of writes.
 
     `close`, or the end of the last reference (buffers with a lease have one too), ends all leases.
     """
@@ -84,7 +85,7 @@ class BufferPool:
         return self._native.uri
 
     def admit(self, name: str) -> ReaderSecret:
-        """Admits a reader for buffers that are shared `only_for` it. An earlier secret of the name is refused then."""
+        """Admits a reader for buffers that are shared `only_for` it. Earlier secrets of the name are refused then."""
         return ReaderSecret(self.uri, name, self._native.admit(name))
 
     def dismiss(self, name: str) -> None:
@@ -120,15 +121,17 @@ def share(
 ) -> RemoteBuffer:
     """Shares an array with whoever gets the handle, until the returned object is closed or collected.
 
-    `object` is a tonic_rdma.Array, or has the buffer protocol or DLPack. An Array and views of it stay where they are,
-    others are copied once (`BufferPool.statistics` counts). Don't write to the array while it is shared.
+    `object` is a tonic_rdma.Array, or has the buffer protocol or DLPack. An Array and views of it stay where
+    they are, others are copied once (`BufferPool.statistics` counts). Don't write to the array while it is
+    shared.
 
-    The lease ends after `readers` fetches, or `time_limit` seconds, and with one of both it does not need the returned
-    object. `writable` lets readers write; the array itself stays as it is, and fetches see what was written.
-    `checksum` makes fetches of the whole compare XXH3. `only_for` names the readers (`BufferPool.admit`). Without
-    `pool`, the process's own is used, which readers on this machine reach.
+    The lease ends after `readers` fetches, or `time_limit` seconds, and with one of both it does not need the
+    returned object. `writable` lets readers write; the array itself stays as it is, and fetches see what was
+    written. `checksum` makes fetches of the whole compare XXH3. `only_for` names the readers
+    (`BufferPool.admit`). Without `pool`, the process's own is used, which readers on this machine reach.
 
-    TypeError, ValueError: an argument is wrong. MemoryError: the pool's limit is used up. TensorError: it is closed.
+    TypeError, ValueError: an argument is wrong. MemoryError: the pool's limit is used up. TensorError: it is
+    closed.
     """
     if pool is None:
         pool = _of_process.get("pool") or _of_process.setdefault("pool", BufferPool())
@@ -149,12 +152,13 @@ class RemoteBuffer:
     """A handle of an array in a process, perhaps another one.
 
     It is made of its message (`tonic_rdma.buffer_pb2.RemoteBuffer`) or of its bytes, and goes into a message by
-    `message`, into any other way by `bytes(buffer)` or pickle. Whoever has a handle can read the array, so keep it
-    secret. What `share` returned has the lease too: it is the owner's. Copies and pickles of it have not.
+    `message`, into any other way by `bytes(buffer)` or pickle. Whoever has a handle can read the array, so keep
+    it secret. What `share` returned has the lease too: it is the owner's. Copies and pickles of it have not.
 
     Fetches raise `Gone`, `Revoked`, `Restarted`, `PeerLost` or `TensorTimeout`, or a TensorError of the kinds
-    "not_permitted", "busy" or "protocol". `timeout` is seconds for the whole; None: until the owner sends nothing for
-    10 s. `BufferClient` has the same methods with other settings. Methods that end in `_async` are awaited.
+    "not_permitted", "busy" or "protocol". `timeout` is seconds for the whole; None: until the owner sends
+    nothing for 10 s. `BufferClient` has the same methods with other settings. Methods that end in `_async` are
+    awaited.
     """
 
     __slots__ = ("__weakref__", "_handle", "_lease", "_pool")
@@ -228,8 +232,15 @@ class RemoteBuffer:
         return self.fetch(timeout).numpy()
 
     def __dlpack__(self, **arguments: Any) -> Any:
-        """Fetches the array, for `torch.from_dlpack(buffer)` or `jax.dlpack.from_dlpack(buffer)`."""
-        return self.fetch().__dlpack__(**arguments)
+        """Fetches the array, for `torch.from_dlpack(buffer)` or `jax.dlpack.from_dlpack(buffer)`.
+
+        Who takes no read-only arrays (DLPack before 1.0, as jax and older torch) gets a copy of its own.
+        """
+        if (arguments.get("max_version") or (0,))[0] >= 1:
+            return self.fetch().__dlpack__(**arguments)
+        array = empty(self.shape, self.dtype)
+        self.fetch_into(array)
+        return array.__dlpack__(**arguments)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # memory of the host
@@ -242,14 +253,14 @@ class RemoteBuffer:
         _client().fetch_into(self, array, offset, timeout)
 
     def fetch_blocks(self, ranges: Iterable[tuple[int, int]], timeout: float | None = None) -> list[Array]:
-        """Fetches up to 65 536 ranges of bytes, pairs of start and stop, by one call, each as an array of uint8."""
+        """Fetches up to 65 536 ranges of bytes, pairs (start, stop), by one call, each as an array of uint8."""
         return _client().fetch_blocks(self, ranges, timeout)
 
     def write_back(self, offset: int, object: Any, timeout: float | None = None) -> None:
         """Writes the elements of an array into the owner's buffer, from byte `offset` on, if it is `writable`.
 
-        Later fetches see all of them; fetches that run see none. After `PeerLost` and `TensorTimeout` they may have
-        been written.
+        Later fetches see all of them; fetches that run see none. After `PeerLost` and `TensorTimeout` they may
+        have been written.
         """
         _client().write_back(self, offset, object, timeout)
 
@@ -274,7 +285,7 @@ class RemoteBuffer:
         self._owned().revoke()
 
     def close(self) -> None:
-        """Ends the lease, with `Gone` for fetches that run and for later ones. Without a lease it does nothing."""
+        """Ends the lease, with `Gone` for fetches that run and for later ones. A handle without one stays as it is."""
         if self._lease is not None:
             self._lease.close()
 
@@ -297,7 +308,7 @@ class RemoteBuffer:
         self._owned().ended(timeout).wait()
 
     def wait_written(self, known: int, timeout: float | None = None) -> int:
-        """Waits until readers have written more than `known` times. Returns how often. `Gone`: the lease has ended."""
+        """Waits until readers have written more than `known` times. Returns how often. `Gone`: it has ended."""
         writes: int = self._owned().written(_count("known", known, 0), timeout).wait()
         return writes
 
@@ -317,12 +328,12 @@ class RemoteBuffer:
 class BufferClient:
     """Fetches the arrays of handles, with settings of its own, over one connection to each owner.
 
-    `timeout`: seconds for which an owner may send nothing. `max_fetch_bytes`: the most that one fetch may ask for.
-    `landing_budget`: bytes of registered memory that fetches from one owner land in and that fetched arrays keep; what
-    is beyond it is copied. `owners`: called with the URI of an owner, says whether the client may connect to it; a
-    reader that gets handles from strangers needs this. `secrets`: of `BufferPool.admit`. `credentials`: of
-    grpc.ssl_channel_credentials, for owners whose URI begins with "https". `calls_itself`: calls the owner also if it
-    is this process, which is slower, for tests.
+    `timeout`: seconds for which an owner may send nothing, and 1 s more for each 16 MiB. `max_fetch_bytes`: the
+    most that one fetch may ask for. `landing_budget`: bytes of registered memory that fetches from one owner
+    land in and that fetched arrays keep; what is beyond it is copied. `owners`: called with the URI of an
+    owner, says whether the client may connect to it; a reader that gets handles from strangers needs this.
+    `secrets`: of `BufferPool.admit`. `credentials`: of grpc.ssl_channel_credentials, for owners whose URI
+    begins with "https". `calls_itself`: calls the owner also if it is this process, which is slower, for tests.
     """
 
     _owners: Callable[[str], bool] | None = None

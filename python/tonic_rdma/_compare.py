@@ -24,7 +24,7 @@ from tonic_rdma._compare_ends import CALL_LIMIT, SMALL, Cell, Failure, message_c
 HELP = "measure calls beside grpcio's, with checked content"
 DESCRIPTION = (
     "Measures calls of this package beside calls of grpcio: a message with a `bytes` field goes to a server in"
-    " another process and comes back. Prints one table."
+    " another process and comes back, or stays there. Prints one table."
 )
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -35,6 +35,7 @@ class Mode(NamedTuple):
     server: str
     beside: str  # the mode that the ratios are to
     what: str
+    kind: str = "echo"  # of calls: see CALLS of `_compare_ends`
 
 
 MODES = {
@@ -44,6 +45,20 @@ MODES = {
     "tonic-rdma-aio": Mode("tonic-rdma-aio", "tonic-rdma-aio", "grpcio-aio", "tonic_rdma.aio at both ends"),
     "grpcio-to-tonic-rdma": Mode(
         "grpcio", "tonic-rdma", "grpcio", "a client of grpcio, a server of this package"
+    ),
+    "grpcio-one-way": Mode(
+        "grpcio",
+        "grpcio",
+        "grpcio-one-way",
+        "grpcio; the server checks the field and sends none back",
+        "one-way",
+    ),
+    "reference": Mode(
+        "tonic-rdma",
+        "tonic-rdma",
+        "grpcio-one-way",
+        "this package; the client shares an array, and the server fetches it by a RemoteBuffer and checks it",
+        "reference",
     ),
 }
 
@@ -172,7 +187,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     try:
         clients = {}
         for name in options.modes:
-            clients[name] = start_pair(name, MODES[name].server, MODES[name].client, children)
+            clients[name] = start_pair(name, MODES[name], children)
         floor = Child("floor", "floor")
         children.append(floor)
         rust_client, rust_address = start_rust(options.rust, children) if options.rust else (None, "")
@@ -195,11 +210,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def start_pair(name: str, server: str, client: str, children: list[Child]) -> Child:
+def start_pair(name: str, mode: Mode, children: list[Child]) -> Child:
     """Starts both processes of a mode, and returns its client."""
-    serving = Child(name, "serve", server)
+    serving = Child(name, "serve", mode.server, mode.kind)
     children.append(serving)
-    calling = Child(name, "call", client, f"127.0.0.1:{serving.line()['port']}", str(serving.process.pid))
+    address, process = f"127.0.0.1:{serving.line()['port']}", str(serving.process.pid)
+    calling = Child(name, "call", mode.client, address, process, mode.kind)
     children.append(calling)
     calling.carried = calling.line()["carried"]
     return calling
@@ -329,9 +345,9 @@ def rows(
                 if pairs
                 else None
             )
-            row["protobuf_us"] = floor["protobuf_us"]
-            in_turn = cell.in_flight == 1
-            row["of_protobuf"] = floor["protobuf_us"] / row["p50_us"] if in_turn else None
+            in_turn, is_echo = cell.in_flight == 1, MODES[name].kind == "echo"
+            row["protobuf_us"] = floor["protobuf_us"] if is_echo else None
+            row["of_protobuf"] = floor["protobuf_us"] / row["p50_us"] if in_turn and is_echo else None
             row["wake_us"] = floor["wake_us"] if in_turn and MODES[name].client.endswith("-aio") else None
             found.append(row)
     return found
@@ -393,8 +409,10 @@ def text_of(report: dict[str, Any]) -> str:
         aligned(line) for line in lines[1:]
     ]
     notes = [
-        "Each call echoes the field; content: all as sent. CPU/call: user and system time of both processes.",
-        "latency ×, calls/s ×: how many times as good as grpcio (asyncio: as grpc.aio) in the same cell and round.",
+        "Each call echoes the field, but those of grpcio-one-way and reference leave it at the server; content: all"
+        " as sent, and references without a copy besides the fetch. CPU/call: user and system time of both processes.",
+        "latency ×, calls/s ×: how many times as good as grpcio (asyncio: as grpc.aio; reference: as grpcio-one-way)"
+        " in the same cell and round.",
         "protobuf: its own time for both directions, in one process: make, serialise, parse, read the field.",
         "of protobuf: that time as a part of p50; 1 would be a transport that takes no time.",
         "wake-up: asyncio's own; a thread wakes the event loop by an eventfd, and the loop wakes the thread.",

@@ -1,8 +1,8 @@
 """The processes of `_compare`: servers, clients, and the floors, which no call can be faster than.
 
 A process prints one JSON line for each line of its standard input, and ends with it. A client compares what comes
-back with what it sent: every byte up to 64 KiB, above that the length and words at 65 places of each message, and
-every byte of a cell's first message.
+back with what it sent, and the server does if nothing comes back: every byte up to 64 KiB, above that the length and
+words at 65 places of each message, and every byte of a cell's first message.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import random
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,11 +37,12 @@ class Failure(Exception):
     """What the user is told; the command ends with status 1."""
 
 
-def serve(kind: str) -> None:
+def serve(kind: str, what: str) -> None:
     message = message_class()
     if kind.endswith("-aio"):
         asyncio.run(serve_aio(kind, message))
         return
+    receiver = Receiver(message, what)
     import grpc
 
     import tonic_rdma
@@ -53,7 +55,7 @@ def serve(kind: str) -> None:
         else grpc.server(workers, options=options)
     )
     handle = grpc.unary_unary_rpc_method_handler(
-        lambda request, context: message(seed=request.seed, payload=request.payload),
+        lambda request, context: receiver.reply(request),
         request_deserializer=message.FromString,
         response_serializer=message.SerializeToString,
     )
@@ -99,7 +101,7 @@ def add_handler(server: Any, handler: Any) -> None:
 
 def call(kind: str, address: str, server: str, what: str = "echo") -> None:
     """Measures the cells that are asked for, as a client of this kind. `server` is the server's process."""
-    kinds = Health() if what == "health" else Echo()
+    kinds = CALLS[what]()
     if kind.endswith("-aio"):
         asyncio.run(call_aio(kind, address, int(server), kinds))
         return
@@ -116,11 +118,11 @@ def call(kind: str, address: str, server: str, what: str = "echo") -> None:
             _registered_method=True,
         )
         kinds.prepare(64)
-        kinds.first(method(kinds.request(0), timeout=CALL_LIMIT))
+        kinds.first(method(kinds.request(0, True), timeout=CALL_LIMIT))
         say(carried=carried(channel))
         for cell, duration in asked():
             kinds.prepare(cell.size)
-            kinds.first(method(kinds.request(0), timeout=CALL_LIMIT))
+            kinds.first(method(kinds.request(0, True), timeout=CALL_LIMIT))
             with ThreadPoolExecutor(cell.in_flight) as threads:
                 run_threads(threads, method, kinds, cell, duration / 5)
                 began, before = time.perf_counter_ns(), cpu_of(int(server))
@@ -184,11 +186,11 @@ async def call_aio(kind: str, address: str, server: int, kinds: Echo) -> None:
             return [latency for latencies in each for latency in latencies]
 
         kinds.prepare(64)
-        kinds.first(await method(kinds.request(0), timeout=CALL_LIMIT))
+        kinds.first(await method(kinds.request(0, True), timeout=CALL_LIMIT))
         say(carried=carried(channel))
         for cell, duration in asked():  # nothing else runs while it waits
             kinds.prepare(cell.size)
-            kinds.first(await method(kinds.request(0), timeout=CALL_LIMIT))
+            kinds.first(await method(kinds.request(0, True), timeout=CALL_LIMIT))
             await run_tasks(cell, duration / 5)
             began, before = time.perf_counter_ns(), cpu_of(server)
             latencies = await run_tasks(cell, duration)
@@ -231,11 +233,9 @@ class Echo:
         self.places: list[int] = []
 
     def prepare(self, size: int) -> None:
-        # Random bytes: no word stands at two places, so a shifted or torn message differs.
-        self.contents = [random.Random(variant).randbytes(size) for variant in range(VARIANTS)]
-        self.places = [place * (size - 8) // PLACES for place in range(PLACES)] + [size - 8]
+        self.contents, self.places = contents_of(size), places_of(size)
 
-    def request(self, index: int) -> Any:
+    def request(self, index: int, every_byte: bool = False) -> Any:
         return self.message(seed=index, payload=self.contents[index % VARIANTS])
 
     def read(self, reply: Any) -> bytes:
@@ -248,13 +248,57 @@ class Echo:
 
     def check(self, index: int, reply: Any, payload: bytes, every_byte: bool = False) -> None:
         sent = self.contents[index % VARIANTS]
-        right = reply.seed == index and len(payload) == len(sent)
-        if every_byte or len(sent) <= SMALL:
-            right = right and payload == sent
-        else:
-            right = right and all(payload[at : at + 8] == sent[at : at + 8] for at in self.places)
-        if not right:
+        if reply.seed != index or not is_same(payload, sent, self.places, every_byte):
             raise Failure(f"message {index} of {len(sent)} bytes came back changed")
+
+
+class OneWay(Echo):
+    """The server has the contents too, and checks what arrives."""
+
+    def request(self, index: int, every_byte: bool = False) -> Any:
+        return self.message(seed=index, payload=self.contents[index % VARIANTS], every_byte=every_byte)
+
+    def check(self, index: int, reply: Any, payload: bytes, every_byte: bool = False) -> None:
+        if reply.seed != index:
+            raise Failure(f"message {index} was answered by message {reply.seed}")
+
+
+class Reference(OneWay):
+    """The field has a handle. The payload lies in an array, which is shared anew for each call."""
+
+    def __init__(self) -> None:
+        import tonic_rdma
+
+        super().__init__()
+        self.pool = tonic_rdma.BufferPool()
+        self.arrays: list[Any] = []
+        self.shared = threading.local()  # each thread has one call at a time
+
+    def prepare(self, size: int) -> None:
+        import tonic_rdma
+
+        super().prepare(size)
+        self.arrays = [tonic_rdma.empty(size, "uint8") for _ in self.contents]
+        for array, content in zip(self.arrays, self.contents):
+            memoryview(array)[:] = content
+
+    def request(self, index: int, every_byte: bool = False) -> Any:
+        import tonic_rdma
+
+        self.shared.buffer = tonic_rdma.share(self.arrays[index % VARIANTS], pool=self.pool)
+        return self.message(seed=index, payload=bytes(self.shared.buffer), every_byte=every_byte)
+
+    def read(self, reply: Any) -> bytes:
+        self.shared.buffer.close()
+        return super().read(reply)
+
+    def first(self, reply: Any) -> None:
+        super().first(reply)
+        copied = self.pool.statistics().copied_bytes, int.from_bytes(reply.payload, "little")
+        if any(copied):
+            raise Failure(
+                f"the owner has copied {copied[0]} bytes, and the reader {copied[1]} besides its fetches"
+            )
 
 
 class Health(Echo):
@@ -268,7 +312,7 @@ class Health(Echo):
     def prepare(self, size: int) -> None:
         pass
 
-    def request(self, index: int) -> Any:
+    def request(self, index: int, every_byte: bool = False) -> Any:
         return b""
 
     def read(self, reply: Any) -> bytes:
@@ -277,6 +321,58 @@ class Health(Echo):
     def check(self, index: int, reply: Any, payload: bytes, every_byte: bool = False) -> None:
         if reply != b"\x08\x01":
             raise Failure(f"the health check was answered by {reply!r}")
+
+
+CALLS: dict[str, type[Echo]] = {"echo": Echo, "one-way": OneWay, "reference": Reference, "health": Health}
+
+
+class Receiver:
+    """The server's side of these calls."""
+
+    def __init__(self, message: Any, what: str) -> None:
+        self.message, self.what = message, what
+        self.expected: dict[int, tuple[list[bytes], list[int]]] = {}  # contents and places, by size
+
+    def reply(self, request: Any) -> Any:
+        if self.what == "echo":
+            return self.message(seed=request.seed, payload=request.payload)
+        payload, copied = request.payload, b""
+        if self.what == "reference":
+            import tonic_rdma
+
+            payload = memoryview(tonic_rdma.RemoteBuffer(payload).fetch())
+        if len(payload) not in self.expected:
+            self.expected = {len(payload): (contents_of(len(payload)), places_of(len(payload)))}
+        contents, places = self.expected[len(payload)]
+        if not is_same(payload, contents[request.seed % VARIANTS], places, request.every_byte):
+            raise Failure(f"message {request.seed} of {len(payload)} bytes arrived changed")
+        if self.what == "reference" and request.every_byte:
+            copied = copied_of_fetches().to_bytes(8, "little")
+        return self.message(seed=request.seed, payload=copied)
+
+
+def copied_of_fetches() -> int:
+    """Returns the bytes that this process has copied besides its fetches."""
+    import tonic_rdma
+    from tonic_rdma._buffers import _client
+
+    of_owners = sum(owner.copied_bytes for owner in _client().owners())
+    return of_owners + tonic_rdma.memory_statistics().copied_bytes
+
+
+def contents_of(size: int) -> list[bytes]:
+    # Random bytes: no word stands at two places, so a shifted or torn message differs.
+    return [random.Random(variant).randbytes(size) for variant in range(VARIANTS)]
+
+
+def places_of(size: int) -> list[int]:
+    return [place * (size - 8) // PLACES for place in range(PLACES)] + [size - 8]
+
+
+def is_same(payload: Any, sent: bytes, places: list[int], every_byte: bool) -> bool:
+    if len(payload) != len(sent) or every_byte or len(sent) <= SMALL:
+        return bool(payload == sent)
+    return all(payload[at : at + 8] == sent[at : at + 8] for at in places)
 
 
 def floor() -> None:
@@ -333,7 +429,7 @@ async def wake_ups(duration: float) -> float:
 
 
 def message_class() -> Any:
-    """Returns the class that protoc would generate for {uint64 seed = 1; bytes payload = 2}."""
+    """Returns the class that protoc would generate for {uint64 seed = 1; bytes payload = 2; bool every_byte = 3}."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
@@ -343,7 +439,8 @@ def message_class() -> Any:
     )
     message = file.message_type.add(name="Echoed")
     kinds = descriptor_pb2.FieldDescriptorProto
-    for number, (name, kind) in enumerate([("seed", kinds.TYPE_UINT64), ("payload", kinds.TYPE_BYTES)], 1):
+    fields = [("seed", kinds.TYPE_UINT64), ("payload", kinds.TYPE_BYTES), ("every_byte", kinds.TYPE_BOOL)]
+    for number, (name, kind) in enumerate(fields, 1):
         message.field.add(name=name, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
