@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::time::timeout;
 use tonic_rdma::memory::Pool;
+use tonic_rdma_tensor::unstable::send_to_end;
 use tonic_rdma_tensor::{
     BlockCopy, Dtype, RdmaDevice, Rights, Shape, Tensor, TensorErrorKind, TensorMut, TensorSpec,
 };
@@ -292,4 +294,30 @@ async fn a_wait_for_the_next_tensor_leaves_it_in_the_slot() {
             assert!(receiver.try_recv().unwrap().is_none(), "{way:?} {seed}");
         }
     }
+}
+
+/// `send` returns before the device has read the tensor, and this one after. Then nothing has the memory.
+#[tokio::test]
+async fn memory_of_a_tensor_that_was_sent_to_the_end_is_free() {
+    let (server, _client, channel) = pair().await;
+    let (spec, pool) = (bytes(3 << 20), Pool::for_sending(16 << 20));
+    let mut receiver = server.static_receiver("slot", &spec, 1).unwrap();
+    let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+    let mut tensor = TensorMut::in_pool(spec, &pool).unwrap();
+    for round in 0..20_u8 {
+        tensor.bytes_mut().fill(round);
+        let sent = tensor.freeze();
+        send_to_end(&mut sender, &sent).await.unwrap();
+        tensor = sent.try_into_mut().expect("the last reference");
+        tensor.bytes_mut().fill(0xff);
+        receiver.recv().await.unwrap().for_each_chunk(|bytes| assert!(bytes.iter().all(|it| *it == round)));
+    }
+    assert_eq!(sender.sent().in_place.tensors, 20);
+    let copied = Tensor::copy_from(spec, &pattern(1, 3 << 20)).unwrap();
+    send_to_end(&mut sender, &copied).await.unwrap();
+    let wrong = Tensor::copy_from(bytes(3), &[1, 2, 3]).unwrap();
+    assert_eq!(send_to_end(&mut sender, &wrong).await.unwrap_err().kind(), TensorErrorKind::InvalidArgument);
+    drop(server);
+    let lost = timeout(HANG, send_to_end(&mut sender, &tensor.freeze())).await.unwrap();
+    assert!(lost.is_err());
 }
