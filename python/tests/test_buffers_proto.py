@@ -34,7 +34,7 @@ def test_its_module_has_what_protoc_makes_of_the_proto(tmp_path):
 
     generate(tmp_path, "tonic_rdma/buffer.proto", PACKAGE.parent)
     path = tmp_path / "tonic_rdma" / "buffer_pb2.py"
-    # protoc's own module, under another name: the default pool takes the same file twice, and refuses another one.
+    # protoc's own module, under another name: the default pool takes the same file twice, and no other one.
     spec = importlib.util.spec_from_file_location("fresh_buffer_pb2", path)
     fresh = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fresh)
@@ -57,7 +57,7 @@ PROGRAM = """
 import image_pb2
 from tonic_rdma import buffer_pb2
 import tonic_rdma
-pixels = buffer_pb2.RemoteBuffer(owner="http://h:1", generation=7, id=1, length=12, token=bytes(16), dtype="float32", shape=[3])
+pixels = buffer_pb2.RemoteBuffer(owner="http://h:1", generation=7, length=12, token=bytes(16), dtype="float32", shape=[3])
 image = image_pb2.Image(name="a", pixels=pixels)
 again = image_pb2.Image.FromString(image.SerializeToString())
 assert type(again.pixels) is buffer_pb2.RemoteBuffer

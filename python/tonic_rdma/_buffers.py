@@ -85,7 +85,7 @@ class BufferPool:
         return self._native.uri
 
     def admit(self, name: str) -> ReaderSecret:
-        """Admits a reader for buffers that are shared `only_for` it. Earlier secrets of the name are refused then."""
+        """Admits a reader for buffers that are shared `only_for` it. Its earlier secrets are refused then."""
         return ReaderSecret(self.uri, name, self._native.admit(name))
 
     def dismiss(self, name: str) -> None:
@@ -285,7 +285,7 @@ class RemoteBuffer:
         self._owned().revoke()
 
     def close(self) -> None:
-        """Ends the lease, with `Gone` for fetches that run and for later ones. A handle without one stays as it is."""
+        """Ends the lease, with `Gone` for fetches that run and for later ones. Without one it does nothing."""
         if self._lease is not None:
             self._lease.close()
 
