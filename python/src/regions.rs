@@ -234,8 +234,8 @@ pub(crate) enum Direction {
 
 /// An operation between an array and a region of a peer.
 pub(crate) struct RegionCopy {
-    pub(crate) channel: Channel,
-    pub(crate) device: RdmaDevice,
+    channel: Arc<Channel>,
+    device: RdmaDevice,
     remote: tensor::RemoteRegion,
     offset: u64,
     direction: Direction,
@@ -248,7 +248,7 @@ impl RegionCopy {
     /// The array is none, its elements are not contiguous, they are to be written and can't, or a block is not
     /// within the array.
     pub(crate) fn new(
-        (channel, device): (Channel, RdmaDevice),
+        (channel, device): (Arc<Channel>, RdmaDevice),
         remote: &RemoteRegion,
         array: &Bound<'_, PyAny>,
         offset: u64,
@@ -351,7 +351,7 @@ impl RemoteRegion {
 
 impl Drop for RemoteRegion {
     fn drop(&mut self) {
-        self.close();
+        drop_inside(self.region.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
@@ -418,6 +418,7 @@ impl ExportedRegion {
 
 impl Drop for ExportedRegion {
     fn drop(&mut self) {
-        self.close();
+        self.life.end();
+        drop_inside(self.region.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

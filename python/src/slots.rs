@@ -8,6 +8,7 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use tonic_rdma_tensor as tensor;
 use tonic_rdma_tensor::unstable::send_to_end;
 use tonic_rdma_tensor::{Arrived, Dtype, SentCounts, Shape, Tensor, TensorSpec};
+use tonic_rdma_verbs::memory::RegisteredBuf;
 
 use crate::array::{Array, allocate, count_copied};
 use crate::completions::Value;
@@ -77,8 +78,14 @@ impl Value for Received {
 /// The receiving side of a static slot.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 pub(crate) struct StaticReceiver {
-    slot: Exclusive<tensor::StaticReceiver>,
+    slot: Exclusive<StaticSlot>,
     spec: TensorSpec,
+}
+
+/// A static slot, and memory for the next tensor that is copied out of it. Without memory the tensor stays there.
+struct StaticSlot {
+    slot: tensor::StaticReceiver,
+    next: Option<RegisteredBuf>,
 }
 
 const RECEIVER: &str = "receiver";
@@ -86,7 +93,7 @@ const ARRIVAL: &str = "the arrival of a tensor";
 
 impl StaticReceiver {
     pub(crate) fn new(slot: tensor::StaticReceiver, life: Life) -> Self {
-        let spec = *slot.spec();
+        let (spec, slot) = (*slot.spec(), StaticSlot { slot, next: None });
         Self { slot: Exclusive::new(RECEIVER, slot, life), spec }
     }
 }
@@ -98,21 +105,34 @@ fn copy_out(arrived: &Arrived<'_>, bytes: &mut [u8]) -> PyResult<()> {
     Ok(())
 }
 
-/// Returns a new array with the content of a tensor that has arrived, if one has.
-fn take(slot: &mut tensor::StaticReceiver) -> PyResult<Option<Array>> {
-    let spec = *slot.spec();
-    // The memory first: without it the tensor stays in the slot.
-    let mut copy = allocate(spec.bytes().unwrap_or(0) as usize)?;
-    let Some(arrived) = slot.try_recv().map_err(to_py)? else { return Ok(None) };
-    copy_out(&arrived, &mut copy)?;
-    Array::of_pool(spec, copy).map(Some)
-}
+impl StaticSlot {
+    /// Returns a new array with the content of a tensor that has arrived, if one has.
+    fn take(&mut self) -> PyResult<Option<Array>> {
+        let spec = *self.slot.spec();
+        let mut copy = match self.next.take() {
+            Some(memory) => memory,
+            None => allocate(spec.bytes().unwrap_or(0) as usize)?,
+        };
+        match self.slot.try_recv().map_err(to_py)? {
+            Some(arrived) => copy_out(&arrived, &mut copy)?,
+            None => {
+                self.next = Some(copy);
+                return Ok(None);
+            }
+        }
+        Array::of_pool(spec, copy).map(Some)
+    }
 
-/// Copies a tensor that has arrived to `target`. Returns whether one has.
-fn take_into(slot: &mut tensor::StaticReceiver, target: &mut Elements) -> PyResult<bool> {
-    let Some(arrived) = slot.try_recv().map_err(to_py)? else { return Ok(false) };
-    copy_out(&arrived, target.writable()?)?;
-    Ok(true)
+    /// Copies a tensor that has arrived to `target`. Returns whether one has.
+    fn take_into(&mut self, target: &mut Elements) -> PyResult<bool> {
+        let Some(arrived) = self.slot.try_recv().map_err(to_py)? else { return Ok(false) };
+        copy_out(&arrived, target.writable()?)?;
+        Ok(true)
+    }
+
+    async fn arrived(&mut self) -> PyResult<()> {
+        self.slot.arrived().await.map_err(to_py)
+    }
 }
 
 impl StaticReceiver {
@@ -134,8 +154,8 @@ impl StaticReceiver {
         self.slot.pending(timeout, ARRIVAL, |slot| {
             Box::pin(async move {
                 loop {
-                    slot.arrived().await.map_err(to_py)?;
-                    if let Some(array) = take(slot)? {
+                    slot.arrived().await?;
+                    if let Some(array) = slot.take()? {
                         return Ok(Made(array));
                     }
                 }
@@ -148,8 +168,8 @@ impl StaticReceiver {
         self.slot.pending(timeout, ARRIVAL, |slot| {
             Box::pin(async move {
                 loop {
-                    slot.arrived().await.map_err(to_py)?;
-                    if take_into(slot, &mut target)? {
+                    slot.arrived().await?;
+                    if slot.take_into(&mut target)? {
                         return Ok(());
                     }
                 }
@@ -158,21 +178,20 @@ impl StaticReceiver {
     }
 
     fn arrived(&self, timeout: Option<f64>) -> PyResult<Pending> {
-        self.slot
-            .pending(timeout, ARRIVAL, |slot| Box::pin(async move { slot.arrived().await.map_err(to_py) }))
+        self.slot.pending(timeout, ARRIVAL, |slot| Box::pin(slot.arrived()))
     }
 
     fn try_recv(&self, py: Python<'_>) -> PyResult<Option<Array>> {
-        Ok(self.slot.now(py, take)?.flatten())
+        Ok(self.slot.now(py, StaticSlot::take)?.flatten())
     }
 
     fn try_recv_into(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut target = self.target(array)?;
-        Ok(self.slot.now(py, |slot| take_into(slot, &mut target))?.unwrap_or(false))
+        Ok(self.slot.now(py, |slot| slot.take_into(&mut target))?.unwrap_or(false))
     }
 
-    fn close(&self) -> PyResult<()> {
-        self.slot.close()
+    fn close(&self) {
+        self.slot.close();
     }
 }
 
@@ -206,8 +225,8 @@ impl DynamicReceiver {
         tensor.map(|tensor| Box::new(Received(tensor)).into_python(py)).transpose()
     }
 
-    fn close(&self) -> PyResult<()> {
-        self.slot.close()
+    fn close(&self) {
+        self.slot.close();
     }
 }
 
@@ -284,8 +303,8 @@ impl StaticSender {
         self.sent.counts()
     }
 
-    fn close(&self) -> PyResult<()> {
-        self.slot.close()
+    fn close(&self) {
+        self.slot.close();
     }
 }
 
@@ -327,7 +346,7 @@ impl DynamicSender {
         self.sent.counts()
     }
 
-    fn close(&self) -> PyResult<()> {
-        self.slot.close()
+    fn close(&self) {
+        self.slot.close();
     }
 }

@@ -36,11 +36,6 @@ impl Opened {
         let device = self.device.lock().unwrap_or_else(PoisonError::into_inner).clone();
         device.ok_or_else(|| closed(DEVICE))
     }
-
-    fn close(&self) {
-        self.closed.cancel();
-        drop_inside(self.device.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
 }
 
 /// Begins the life of something that keeps the device.
@@ -50,7 +45,7 @@ fn life(opened: &Arc<Opened>) -> Life {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        self.close();
+        drop_inside(self.device.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
@@ -160,26 +155,29 @@ impl Device {
         let made = async move {
             let channel = device.channel(&endpoint, queue_pair).await.map_err(to_py)?;
             let life = life(&opened);
-            Ok(Made(TensorChannel { channel: Mutex::new(Some(channel)), opened, life }))
+            Ok(Made(TensorChannel { channel: Mutex::new(Some(Arc::new(channel))), opened, life }))
         };
         Pending::new(timeout, "a link to the peer", life(&self.opened).limit(DEVICE, made))
     }
 
     fn close(&self) {
-        self.opened.close();
+        if runtime().is_ok() {
+            self.opened.closed.cancel();
+            drop_inside(self.opened.device.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
     }
 }
 
 /// A channel to the device of a peer.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 pub(crate) struct TensorChannel {
-    channel: Mutex<Option<tensor::Channel>>,
+    channel: Mutex<Option<Arc<tensor::Channel>>>,
     opened: Arc<Opened>,
     life: Life,
 }
 
 impl TensorChannel {
-    fn open(&self) -> PyResult<tensor::Channel> {
+    fn open(&self) -> PyResult<Arc<tensor::Channel>> {
         runtime()?;
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
         channel.ok_or_else(|| closed(CHANNEL))

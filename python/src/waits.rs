@@ -142,8 +142,11 @@ impl Life {
         Self { closed: self.closed.child_token(), _owner: Arc::clone(&self._owner) }
     }
 
+    /// Ends it; not that of the parent of a fork.
     pub(crate) fn end(&self) {
-        self.closed.cancel();
+        if unless_forked(()).is_some() {
+            self.closed.cancel();
+        }
     }
 
     /// Returns the result of `operation`, or an error if the life of this `kind` ends first.
@@ -214,10 +217,11 @@ impl<T: Send + 'static> Exclusive<T> {
     }
 
     /// Ends the operations under way, and lets the value go.
-    pub(crate) fn close(&self) -> PyResult<()> {
-        let runtime = runtime()?;
-        let _inside = runtime.enter();
+    pub(crate) fn close(&self) {
         self.life.end();
+        // In a fork of a process that used the package, there is none.
+        let Ok(runtime) = runtime() else { return };
+        let _inside = runtime.enter();
         match self.inner.try_lock() {
             Ok(mut inner) => drop(inner.take()),
             Err(_) => {
@@ -225,7 +229,6 @@ impl<T: Send + 'static> Exclusive<T> {
                 runtime.spawn(async move { drop(inner.lock().await.take()) });
             }
         }
-        Ok(())
     }
 }
 

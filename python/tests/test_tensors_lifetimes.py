@@ -399,16 +399,19 @@ if child == 0:
         except RuntimeError as error:
             return "forked" in str(error)
     used = (Device, slot.recv, slot.try_recv, lambda: sender.send(["x"]), lambda: channel.request("n", 1),
-            lambda: device.empty(3), lambda: device.put("n", 1, None), slot.close, exported.notice)
+            lambda: device.empty(3), lambda: device.put("n", 1, None), exported.notice)
     failed = [number for number, use in enumerate(used) if not refused(use)]
     assert (array.numpy() == 7).all()
-    del device, slot, channel, sender, exported, array, used
+    for one in (sender, slot, exported, channel, device):
+        one.close()
+    del device, slot, channel, sender, exported, array, used, one
     gc.collect()
     say("child", failed)
     sys.exit()
 _, status = os.waitpid(child, 0)
 sender.send(["x"])
 assert slot.recv(20) == [b"x"]
+channel.read(channel.region("e"), array.numpy().copy())
 say("parent", status)
 """
     with Peer(code) as peer:

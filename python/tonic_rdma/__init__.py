@@ -11,7 +11,7 @@ from tonic_rdma import _native
 # A child of fork has none of the threads that the native part started.
 os.register_at_fork(after_in_child=_native.after_fork_in_child)
 
-from tonic_rdma import aio
+from tonic_rdma import aio, tensors
 from tonic_rdma._arrays import MemoryStatistics, asarray, empty, memory_statistics, zeros
 from tonic_rdma._buffers import (
     BufferClient,
@@ -70,5 +70,6 @@ __all__ = [
     "server",
     "share",
     "ssl_server_credentials",
+    "tensors",
     "zeros",
 ]
