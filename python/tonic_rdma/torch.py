@@ -143,17 +143,22 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._communicator = self._meet(rank, size, lambda own: _by_store(store, key, own))
 
     def _meet(self, rank: int, size: int, agree: Callable[[str | None], str]) -> Communicator:
-        """Makes a communicator of all ranks. `agree` gives each rank the address that rank 0 has."""
+        """Makes a communicator of all ranks. `agree` gives each rank the text that rank 0 has."""
+
+        def connect(text: str) -> Communicator:
+            address, job = text.split()
+            limit = self._timeout
+            return Communicator(rank, size, address, job=job, deadline=limit, bootstrap_timeout=limit)
+
         if rank > 0:
-            return Communicator(rank, size, agree(None), deadline=self._timeout)
+            return connect(agree(None))
         host = _host()
-        # The port is kept until the communicator has it, because both sockets have SO_REUSEADDR and this one does not listen.
+        # This socket keeps the port until the communicator listens: both have SO_REUSEADDR, and this one does not listen.
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as kept:
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             kept.bind((host, 0))
-            port = kept.getsockname()[1]
-            address = agree(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-            return Communicator(0, size, address, deadline=self._timeout)
+            address = f"[{host}]" if ":" in host else host
+            return connect(agree(f"{address}:{kept.getsockname()[1]} {secrets.token_hex(16)}"))
 
     @property
     def communicator(self) -> Communicator:
@@ -274,7 +279,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             name = _named(_NATIVE, opts.reduceOp)
             if name and tensor.dtype in _NUMBERS:
                 given, taken = to_dlpack(tensor.detach().contiguous()), to_dlpack(_whole(work, output))
-                work._operations.append(self._communicator.reduce_scatter(given, taken, name, deadline=_seconds(opts)))
+                work._operations.append(self._communicator.reduce_scatter(given, name, out=taken, deadline=_seconds(opts)))
                 continue
             whole = tensor.detach().clone(memory_format=torch.contiguous_format)
             self._reduce(work, whole, opts)
@@ -363,7 +368,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if whole.numel() != tensor.numel() * self.size():
             raise ValueError(f"{self.size()} times {tensor.numel()} elements don't fill a tensor of {whole.numel()}")
         given, taken = _moved(tensor.detach().contiguous()), _moved(whole)
-        work._operations.append(self._communicator.all_gather(given, taken, deadline=_seconds(opts)))
+        work._operations.append(self._communicator.all_gather(given, out=taken, deadline=_seconds(opts)))
 
     def _exchange(self, taken: Sequence[Any], given: Sequence[Any], opts: Any) -> Work:
         """Sends `given[rank]` to each rank, and receives `taken[rank]` of it. None stands for nothing."""
@@ -392,7 +397,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return work
 
     def _by_broadcast(self, own: str | None) -> str:
-        text = torch.zeros(64, dtype=torch.uint8)
+        text = torch.zeros(128, dtype=torch.uint8)
         if own is not None:
             text[: len(own)] = torch.tensor(list(own.encode()), dtype=torch.uint8)
         self._communicator.broadcast(to_dlpack(text), 0).wait()
