@@ -1,4 +1,4 @@
-"""Arrays by reference: pools, leases, handles and fetches, in one process and between two, over RDMA and over TCP."""
+"""Arrays by reference: pools, leases, handles and fetches, in one process and between two, over RDMA and TCP."""
 
 import array
 import asyncio
@@ -65,8 +65,8 @@ def content(*shape, seed=0):
     return np.random.default_rng(seed).integers(-(1 << 60), 1 << 60, shape)
 
 
-class Peer: """Another process, which runs what it is told: `peer("share(x)", x=...)` returns or raises what
-came of it."""
+class Peer:
+    """Another process, which runs what it is told: `peer("share(x)", x=...)` returns or raises what came of it."""
 
     def __init__(self):
         command, pipe = [sys.executable, "-c", PROGRAM], subprocess.PIPE
@@ -836,8 +836,12 @@ def test_a_pool_of_a_server_with_tls(tls):
 # asyncio, threads, forks.
 
 
-def test_fetches_are_awaited(peer, path): peer( "made = filled(1000, 50); kept = [share(made.numpy()[i * 10 : i
-* 10 + 10], writable=True) for i in range(100)]" ) buffers, expected = peer("kept"), content(1000, 50)
+def test_fetches_are_awaited(peer, path):
+    peer(
+        "made = filled(1000, 50); view = made.numpy();"
+        "kept = [share(view[i * 10 : i * 10 + 10], writable=True) for i in range(100)]"
+    )
+    buffers, expected = peer("kept"), content(1000, 50)
 
     async def run():
         client = BufferClient()
@@ -899,8 +903,8 @@ kept = tonic_rdma.share(b"abc")
 client, pool, got = tonic_rdma.BufferClient(), kept._pool, kept.fetch()
 child = os.fork()
 if not child:
-    uses = [lambda: tonic_rdma.share(b"x"), lambda: tonic_rdma.share(b"x", pool=pool), lambda: client.fetch(kept),
-            tonic_rdma.BufferPool, tonic_rdma.BufferClient, pool.close, kept.fetch, kept.revoke, kept.close,
+    uses = [lambda: tonic_rdma.share(b"x"), lambda: tonic_rdma.share(b"x", pool=pool), kept.fetch, kept.revoke,
+            lambda: client.fetch(kept), tonic_rdma.BufferPool, tonic_rdma.BufferClient, pool.close, kept.close,
             kept.readers, lambda: kept.wait_ended(1)]
     for use in uses:
         try:
@@ -930,11 +934,18 @@ def test_interrupts_end_a_fetch(peer):
         os.kill(peer.process.pid, signal.SIGCONT)
 
 
-def test_many_arrays_with_threads_and_collections_at_random(peer, path): """What is left after it is what was
-there before.""" client = BufferClient(landing_budget=8 << 20) pool = BufferPool() peer("lengths = {}; pool =
-BufferPool()") peer( "made = filled(20_000); theirs = [share(made.numpy()[i : 2 * i + 9], pool=pool) for i in
-range(0, 10_000, 100)]" ) theirs, whole = peer("theirs"), content(20_000) before =
-tonic_rdma.memory_statistics().arrays failures = []
+def test_many_arrays_with_threads_and_collections_at_random(peer, path):
+    """What is left after it is what was there before."""
+    client = BufferClient(landing_budget=8 << 20)
+    pool = BufferPool()
+    peer("lengths = {}; pool = BufferPool()")
+    peer(
+        "made = filled(20_000); view = made.numpy();"
+        "theirs = [share(view[i : 2 * i + 9], pool=pool) for i in range(0, 10_000, 100)]"
+    )
+    theirs, whole = peer("theirs"), content(20_000)
+    before = tonic_rdma.memory_statistics().arrays
+    failures = []
 
     def work(seed):
         chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""`tonic_rdma/buffer.proto` and its module: the same as the proto of the library, for each protobuf of grpcio's users."""
+"""`tonic_rdma/buffer.proto` and its module: the library's proto, for each protobuf of grpcio's users."""
 
 import importlib
 import importlib.util
@@ -57,7 +57,7 @@ PROGRAM = """
 import image_pb2
 from tonic_rdma import buffer_pb2
 import tonic_rdma
-pixels = buffer_pb2.RemoteBuffer(owner="http://h:1", generation=7, length=12, token=bytes(16), dtype="float32", shape=[3])
+pixels = buffer_pb2.RemoteBuffer(owner="http://h:1", length=12, token=bytes(16), dtype="float32", shape=[3])
 image = image_pb2.Image(name="a", pixels=pixels)
 again = image_pb2.Image.FromString(image.SerializeToString())
 assert type(again.pixels) is buffer_pb2.RemoteBuffer
