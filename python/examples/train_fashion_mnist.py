@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 python/examples/train_fashion_mnist.py --backend tonic_rdma
 
-The backend is the one line that differs from gloo's. Rank 0 prints the mean loss of all ranks and the time of each step.
-`training/prepare pictures` installs the pictures. torch 1.13 can't run DistributedDataParallel over such a backend:
-there, `--backend gloo --hook` reduces the gradients by tonic_rdma.
+The backend is all that differs from gloo. Rank 0 prints the mean loss of all ranks, and the time of each
+step. `training/prepare pictures` installs the pictures. torch 1.13 can't run DistributedDataParallel over
+such a backend. There, `--backend gloo --hook` reduces the gradients by tonic_rdma.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""The backend of torch.distributed, over real processes. `check-torch` runs these tests with two versions of torch.
+"""The backend of torch.distributed, over real processes. `check-torch` runs these tests
+with two versions of torch.
 
 A test starts this file once for each rank, with the name of a function below as its argument.
 """
@@ -30,7 +31,12 @@ def run(*command, size, dies=(), stops=(), limit=50):
     """Runs a Python program on `size` ranks. Returns what each printed. The ranks `dies` end by SIGKILL."""
     # The store is that of the test, as torchrun's agent has one, so it outlives each rank.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    places = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+    }
     places |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     ranks = []
     try:
@@ -170,7 +176,16 @@ def operations():
     rank, size = begin()
     everyone = range(size)
 
-    kinds = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32]
+    kinds = [
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+    ]
     reductions = {
         dist.ReduceOp.SUM: lambda parts: parts.sum(0),
         dist.ReduceOp.MIN: lambda parts: parts.amin(0),
@@ -182,11 +197,21 @@ def operations():
             for op, function in reductions.items():
                 tensor = value(rank, shape, kind)
                 dist.all_reduce(tensor, op)
-                same(tensor, function(torch.stack([value(other, shape, torch.int64) for other in everyone])).to(kind))
-    bits = {dist.ReduceOp.BAND: torch.bitwise_and, dist.ReduceOp.BOR: torch.bitwise_or, dist.ReduceOp.BXOR: torch.bitwise_xor}
+                same(
+                    tensor,
+                    function(torch.stack([value(other, shape, torch.int64) for other in everyone])).to(kind),
+                )
+    bits = {
+        dist.ReduceOp.BAND: torch.bitwise_and,
+        dist.ReduceOp.BOR: torch.bitwise_or,
+        dist.ReduceOp.BXOR: torch.bitwise_xor,
+    }
     for op, function in bits.items():
         for kind in (torch.int32, torch.bool):
-            given = [value(other, (7,), torch.int32) - 1 if kind == torch.int32 else value(other, (7,)) > 3 for other in everyone]
+            given = [
+                value(other, (7,), torch.int32) - 1 if kind == torch.int32 else value(other, (7,)) > 3
+                for other in everyone
+            ]
             tensor = given[rank].clone()
             dist.all_reduce(tensor, op)
             expected = given[0]
@@ -308,7 +333,7 @@ def any_order():
         gathered = torch.zeros(size * 3)
         works.append(dist.group.WORLD.all_gather_single(gathered, torch.full((3,), float(rank))))
         works.append(dist.barrier(async_op=True))
-        # Each rank waits in an order of its own, by each of the ways to wait, while all operations are under way.
+        # Each rank waits in an order of its own, and in each of the ways to wait.
         for place in sorted(range(len(works)), key=lambda place: (place * (2 * rank + 1) + turn) % len(works)):
             if (place + rank) % 3 == 0:
                 works[place].get_future().wait()
@@ -414,7 +439,10 @@ def train(model, rank, steps=6):
         loss.backward()
         optimizer.step()
         made.append(loss.item())
-    values = [getattr(parameter, "full_tensor", lambda parameter=parameter: parameter)() for parameter in model.parameters()]
+    values = [
+        getattr(parameter, "full_tensor", lambda parameter=parameter: parameter)()
+        for parameter in model.parameters()
+    ]
     return made, [parameter.detach().clone() for parameter in values]
 
 

@@ -2,9 +2,9 @@
 
     torch.distributed.init_process_group("tonic_rdma")                     # was: "gloo"
 
-Newer versions of torch find the backend by its entry point; for older ones, `import tonic_rdma.torch` registers it. A
-process group is a `tonic_rdma.Communicator`: within a host its elements move through shared memory, between hosts by a
-network card. Tensors go without a copy, unless they are not contiguous.
+Newer versions of torch find the backend by its entry point; for older ones, `import tonic_rdma.torch`
+registers it. A process group is a `tonic_rdma.Communicator`: within a host its elements move through shared
+memory, between hosts by a network card.
 """
 
 import inspect
@@ -27,7 +27,12 @@ from tonic_rdma import Communicator
 __all__ = ["ProcessGroup", "Work", "allreduce_hook", "register", "shrink"]
 
 # What communicators reduce.
-_NATIVE = [(dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "mean"), (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.MIN, "min")]
+_NATIVE = [
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "mean"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.MIN, "min"),
+]
 # Of one bit, the sum and the maximum are "or", and the product and the minimum are "and".
 _NATIVE_BITS = [
     (dist.ReduceOp.SUM, "max"),
@@ -48,7 +53,7 @@ _NUMBERS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _NUMBERS |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
 
-class Work(dist.Work):  # type: ignore[misc]
+class Work(dist.Work):
     """Operations of a communicator, and the steps that remain when all have ended."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -99,7 +104,7 @@ class Work(dist.Work):  # type: ignore[misc]
         return self._tensors
 
     def get_future(self) -> Any:
-        """Returns a future of the tensors, for code in C++ that waits, such as that of DistributedDataParallel."""
+        """Returns a future of the tensors, which code in C++ waits for, such as DistributedDataParallel's."""
         return self._future(self._tensors)
 
     def _future(self, value: object) -> Any:
@@ -126,11 +131,12 @@ class Work(dist.Work):  # type: ignore[misc]
         return future.then(result)
 
 
-class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+class ProcessGroup(dist.ProcessGroup):
     """A process group over a `Communicator`.
 
-    All ranks start the same operations in the same order, and wait for them in any order. Sends and receives of two
-    ranks are matched in the order in which they start, so tags other than 0 are refused. So is a receive from any rank.
+    All ranks start the same operations in the same order, and wait for them in any order. Sends and
+    receives of two ranks are matched in the order in which they start, so tags other than 0 are refused. So
+    is a receive from any rank.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -138,7 +144,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout.total_seconds()
         self._names = ["", ""]
         self._pairs: Communicator | None = None
-        # How often this rank made a group with this prefix of the store, which a restarted group finds as it was left.
+        # How often this rank made a group of this name: a group that is made anew finds the store as it was
+        # left.
         key = f"tonic_rdma/address {store.add(f'tonic_rdma/groups of {rank}', 1)}"
         self._communicator = self._meet(rank, size, lambda own: _by_store(store, key, own))
 
@@ -153,7 +160,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if rank > 0:
             return connect(agree(None))
         host = _host()
-        # This socket keeps the port until the communicator listens: both have SO_REUSEADDR, and this one does not listen.
+        # This socket keeps the port for the communicator: both have SO_REUSEADDR, and this one does not listen.
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as kept:
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             kept.bind((host, 0))
@@ -227,10 +234,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         work = Work(tensors)
         for tensor in tensors:
             memory = _moved(_whole(work, tensor))
-            work._operations.append(self._communicator.broadcast(memory, opts.rootRank, deadline=_seconds(opts)))
+            work._operations.append(
+                self._communicator.broadcast(memory, opts.rootRank, deadline=_seconds(opts))
+            )
         return work
 
-    def allgather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
+    def allgather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Work:
         work = Work([output for parts in outputs for output in parts])
         for parts, tensor in zip(outputs, inputs, strict=True):
             if all(part.numel() == tensor.numel() for part in parts):
@@ -263,8 +274,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     _allgather_base, allgather_into_tensor_coalesced = all_gather_single, all_gather_single_coalesced
 
-    def reduce_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any) -> Work:
-        wholes = [torch.cat([part.reshape(-1) for part in parts]) if (row := _row(parts)) is None else row for parts in inputs]
+    def reduce_scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
+    ) -> Work:
+        wholes = [
+            torch.cat([part.reshape(-1) for part in parts]) if (row := _row(parts)) is None else row
+            for parts in inputs
+        ]
         return self.reduce_scatter_single_coalesced(outputs, wholes, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
@@ -279,7 +295,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             name = _named(_NATIVE, opts.reduceOp)
             if name and tensor.dtype in _NUMBERS:
                 given, taken = to_dlpack(tensor.detach().contiguous()), to_dlpack(_whole(work, output))
-                work._operations.append(self._communicator.reduce_scatter(given, name, out=taken, deadline=_seconds(opts)))
+                work._operations.append(
+                    self._communicator.reduce_scatter(given, name, out=taken, deadline=_seconds(opts))
+                )
                 continue
             whole = tensor.detach().clone(memory_format=torch.contiguous_format)
             self._reduce(work, whole, opts)
@@ -287,9 +305,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             work._then.append(partial(output.detach().copy_, part.view(output.shape)))
         return work
 
-    _reduce_scatter_base, reduce_scatter_tensor_coalesced = reduce_scatter_single, reduce_scatter_single_coalesced
+    _reduce_scatter_base, reduce_scatter_tensor_coalesced = (
+        reduce_scatter_single,
+        reduce_scatter_single_coalesced,
+    )
 
-    def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> Work:
+    def gather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
+    ) -> Work:
         given: list[Any] = [None] * self.size()
         given[opts.rootRank] = inputs[0]
         return self._exchange(outputs[0] if self.rank() == opts.rootRank else [None] * self.size(), given, opts)
@@ -299,12 +322,16 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     gather_into_tensor = gather_single
 
-    def scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any) -> Work:
+    def scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
+    ) -> Work:
         taken: list[Any] = [None] * self.size()
         taken[opts.rootRank] = outputs[0]
         return self._exchange(taken, inputs[0] if self.rank() == opts.rootRank else [None] * self.size(), opts)
 
-    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
+    def alltoall(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Work:
         return self._exchange(outputs, inputs, opts)
 
     def all_to_all_single(
@@ -355,7 +382,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         elif tensor.is_complex():
             name, memory = name if name in ("sum", "mean") else None, torch.view_as_real(tensor)
         if name:
-            work._operations.append(self._communicator.all_reduce(to_dlpack(memory), name, deadline=_seconds(opts)))
+            work._operations.append(
+                self._communicator.all_reduce(to_dlpack(memory), name, deadline=_seconds(opts))
+            )
             return
         function = _named(_LOCAL, opts.reduceOp)
         if function is None:
@@ -366,13 +395,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _gather(self, work: Work, whole: torch.Tensor, tensor: torch.Tensor, opts: Any) -> None:
         if whole.numel() != tensor.numel() * self.size():
-            raise ValueError(f"{self.size()} times {tensor.numel()} elements don't fill a tensor of {whole.numel()}")
+            raise ValueError(
+                f"{self.size()} times {tensor.numel()} elements don't fill a tensor of {whole.numel()}"
+            )
         given, taken = _moved(tensor.detach().contiguous()), _moved(whole)
         work._operations.append(self._communicator.all_gather(given, out=taken, deadline=_seconds(opts)))
 
     def _exchange(self, taken: Sequence[Any], given: Sequence[Any], opts: Any) -> Work:
         """Sends `given[rank]` to each rank, and receives `taken[rank]` of it. None stands for nothing."""
-        if self._pairs is None and self.size() > 1:
+        if self._pairs is None:
             # A communicator of its own, because the user's sends and receives are matched in their order too.
             self._pairs = self._meet(self.rank(), self.size(), self._by_broadcast)
         work = Work([tensor for tensor in taken if tensor is not None])
@@ -385,12 +416,16 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 memory = _moved(tensor.detach().contiguous())
                 work._operations.append(self._pairs.send(rank, memory, deadline=_seconds(opts)))
             if output is not None and output.numel():
-                work._operations.append(self._pairs.recv(rank, _moved(_whole(work, output)), deadline=_seconds(opts)))
+                work._operations.append(
+                    self._pairs.recv(rank, _moved(_whole(work, output)), deadline=_seconds(opts))
+                )
         return work
 
     def _pair(self, tensors: Sequence[torch.Tensor], start: Callable[..., Any], rank: int, tag: int) -> Work:
         if tag:
-            raise NotImplementedError(f"tonic_rdma matches sends and receives in their order; it has no tag {tag}")
+            raise NotImplementedError(
+                f"tonic_rdma matches sends and receives in their order; it has no tag {tag}"
+            )
         work = Work(tensors)
         for tensor in tensors:
             work._operations.append(start(rank, _moved(_whole(work, tensor))))
@@ -409,15 +444,16 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._communicator, self._pairs = self._communicator.shrink(), None
         survivors = torch.empty(self.size(), dtype=before.dtype)
         self.all_gather_single(survivors, before).wait()
-        return survivors.tolist()  # type: ignore[no-any-return]
+        return survivors.tolist()
 
 
 def shrink(group: Any = None) -> Any:
     """Makes the group one of the ranks that live, after an error that named a lost rank. All survivors call it.
 
-    The group stays the same object. Its ranks have new numbers, in the old order, as `dist.get_rank` says. If it is the
-    default group (None), all other groups are destroyed, because their ranks are numbers of the default group. What was
-    made with the old ranks, such as a DistributedDataParallel or a DeviceMesh, has to be made anew.
+    The group stays the same object. Its ranks have new numbers, in the old order, as `dist.get_rank` says.
+    If it is the default group (None), all other groups are destroyed, because their ranks are numbers of
+    the default group. What was made with the old ranks, such as a DistributedDataParallel or a DeviceMesh,
+    has to be made anew.
     """
     default = c10d._get_default_group()
     group = default if group is None else group
@@ -438,18 +474,20 @@ def shrink(group: Any = None) -> Any:
 def allreduce_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook of DistributedDataParallel: means of gradients by `state`.
 
-    `state` is a `Communicator`, a group of the backend tonic_rdma, or None for the default group. With torch 1.13, where
-    DistributedDataParallel can't use such a group, it runs over gloo, and
+    `state` is a `Communicator`, a group of the backend tonic_rdma, or None for the default group. With
+    torch 1.13, DistributedDataParallel can't use such a group. There it runs over gloo, and
 
         model.register_comm_hook(communicator, tonic_rdma.torch.allreduce_hook)
 
     reduces its gradients here.
     """
-    communicator = state if isinstance(state, Communicator) else (state or c10d._get_default_group()).communicator
+    communicator = (
+        state if isinstance(state, Communicator) else (state or c10d._get_default_group()).communicator
+    )
     tensor = bucket.buffer()
     work = Work([tensor])
     work._operations.append(communicator.all_reduce(to_dlpack(tensor), "mean"))
-    return work._future(tensor)  # type: ignore[no-any-return]
+    return work._future(tensor)
 
 
 def register() -> None:
@@ -457,11 +495,13 @@ def register() -> None:
     if "TONIC_RDMA" in dist.Backend._plugins:
         return
     takes = inspect.signature(dist.Backend.register_backend).parameters
-    dist.Backend.register_backend("tonic_rdma", ProcessGroup, **({"devices": ["cpu"]} if "devices" in takes else {}))
+    dist.Backend.register_backend(
+        "tonic_rdma", ProcessGroup, **({"devices": ["cpu"]} if "devices" in takes else {})
+    )
 
 
 def _whole(work: Work, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a contiguous tensor whose elements `tensor` has when the work ends: itself, if it is contiguous."""
+    """Returns a contiguous tensor, whose elements `tensor` has when the work ends: itself, if it can."""
     if tensor.layout != torch.strided:
         raise NotImplementedError(f"tonic_rdma carries dense tensors, and not those of layout {tensor.layout}")
     tensor = tensor.detach()
@@ -503,7 +543,7 @@ def _seconds(opts: Any) -> float | None:
 def _by_store(store: Any, key: str, own: str | None) -> str:
     if own is not None:
         store.set(key, own)
-    return store.get(key).decode()  # type: ignore[no-any-return]
+    return store.get(key).decode()
 
 
 def _host() -> str:
