@@ -23,7 +23,7 @@ from tonic_rdma._buffers import (
     share,
 )
 from tonic_rdma._channel import insecure_channel, secure_channel
-from tonic_rdma._collective import CollectiveStatistics, Communicator, Operation
+from tonic_rdma._collective import CollectiveStatistics, Communicator
 from tonic_rdma._failures import (
     CollectiveError,
     Gone,
@@ -35,7 +35,7 @@ from tonic_rdma._failures import (
     TensorTimeout,
 )
 from tonic_rdma._handlers import ssl_server_credentials
-from tonic_rdma._native import Array
+from tonic_rdma._native import Array, Operation
 from tonic_rdma._server import server
 
 __version__ = _native.__version__
