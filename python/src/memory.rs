@@ -273,7 +273,9 @@ impl Elements {
         let dtype = Dtype::all().find(|&dtype| dl_type(dtype) == Some(tensor.dtype));
         let dtype =
             dtype.ok_or_else(|| unknown(capsule, &format!("code {code}, {bits} bits, {lanes} lanes")))?;
-        let (rank, size) = (usize::try_from(tensor.ndim).unwrap_or(0), dtype.size().unwrap_or(1) as isize);
+        let rank = usize::try_from(tensor.ndim).ok().filter(|&rank| rank <= ffi::PyBUF_MAX_NDIM);
+        let rank = rank.ok_or_else(|| PyValueError::new_err(format!("{} dimensions", tensor.ndim)))?;
+        let size = dtype.size().unwrap_or(1) as isize;
         // SAFETY: the shape has `ndim` numbers, and so have the strides unless they are null.
         let (shape, strides) = unsafe { (numbers(tensor.shape, rank), numbers(tensor.strides, rank)) };
         // An isize has the numbers of an i64 here.

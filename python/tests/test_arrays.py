@@ -544,6 +544,8 @@ def test_tensors_of_others(fields, expected, is_read_only):
         ({"shape": (-1, 3)}, ValueError, "below 0"),
         ({"shape": (1 << 40, 1 << 40)}, ValueError, "elements"),
         ({"shape": (1,) * 17}, ValueError, "17 dimensions"),
+        ({"ndim": -1}, ValueError, "-1 dimensions"),
+        ({"ndim": 1 << 30}, ValueError, "1073741824 dimensions"),
         ({"data": None}, BufferError, "address 0"),
         ({"major": 2}, BufferError, "DLPack 2.3"),
     ],
