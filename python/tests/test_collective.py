@@ -75,7 +75,19 @@ def main(name, arguments):
     print(json.dumps(globals()[name](communicator, *json.loads(arguments))))
 
 
-DTYPES = "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
+DTYPES = [
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
 DTYPES += ["complex64", "complex128", "bool"]
 
 

@@ -1,9 +1,9 @@
-"""python -m tonic_rdma doctor | compare"""
+"""python -m tonic_rdma doctor | compare | compare-collectives"""
 
 import argparse
 import sys
 
-from tonic_rdma import _compare, _doctor
+from tonic_rdma import _compare, _compare_collectives, _doctor
 
 
 def main() -> int:
@@ -11,7 +11,8 @@ def main() -> int:
         prog="python -m tonic_rdma", description="Commands of the package tonic_rdma."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in (("doctor", _doctor), ("compare", _compare)):
+    modules = {"doctor": _doctor, "compare": _compare, "compare-collectives": _compare_collectives}
+    for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_options(command)
         command.set_defaults(run=module.run)
