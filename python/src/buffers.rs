@@ -88,7 +88,6 @@ impl Drop for Owner {
 #[pymethods]
 impl BufferPool {
     #[new]
-    #[pyo3(signature = (address, server, limit))]
     fn new(py: Python<'_>, address: Option<&str>, server: Option<&Server>, limit: u64) -> PyResult<Self> {
         let runtime = runtime()?;
         let _inside = runtime.enter();
@@ -132,7 +131,6 @@ impl BufferPool {
     }
 
     /// Shares an array: its bytes stay where they are if devices can read them there, and are copied otherwise.
-    #[pyo3(signature = (object, readers, time_limit, writable, checksum, only_for))]
     #[allow(clippy::too_many_arguments, reason = "they are the arguments of `share`")]
     fn share(
         &self,
@@ -390,26 +388,19 @@ type Tls = (PyBackedBytes, Option<PyBackedBytes>, Option<PyBackedBytes>);
 #[pymethods]
 impl BufferClient {
     #[new]
-    #[pyo3(signature = (timeout, max_fetch_bytes, landing_budget, secrets, tls, calls_itself))]
     fn new(
-        timeout: Option<f64>,
-        max_fetch_bytes: Option<u64>,
-        landing_budget: Option<u64>,
+        timeout: f64,
+        max_fetch_bytes: u64,
+        landing_budget: u64,
         secrets: Vec<(String, String, PyBackedBytes)>,
         tls: Option<Tls>,
         calls_itself: bool,
     ) -> PyResult<Self> {
         let _inside = runtime()?.enter();
-        let mut builder = buffer::BufferClient::builder();
-        if timeout.is_some() {
-            builder = builder.timeout(duration(timeout)?.unwrap_or(Duration::MAX));
-        }
-        if let Some(bytes) = max_fetch_bytes {
-            builder = builder.max_fetch_bytes(bytes);
-        }
-        if let Some(bytes) = landing_budget {
-            builder = builder.landing_budget(bytes);
-        }
+        let mut builder = buffer::BufferClient::builder()
+            .timeout(duration(Some(timeout))?.unwrap_or(Duration::MAX))
+            .max_fetch_bytes(max_fetch_bytes)
+            .landing_budget(landing_budget);
         for (owner, name, secret) in secrets {
             builder = builder.secret(ReaderSecret::new(&owner, &name, &secret).map_err(to_py)?);
         }
@@ -424,13 +415,6 @@ impl BufferClient {
             builder = builder.calls_itself();
         }
         Ok(Self(Parents::new(builder.build())))
-    }
-
-    /// Returns the client that all of the process share.
-    #[staticmethod]
-    fn of_process() -> PyResult<Self> {
-        let _inside = runtime()?.enter();
-        Ok(Self(Parents::new(buffer::BufferClient::of_runtime())))
     }
 
     /// Fetches all bytes, as an array.

@@ -330,10 +330,11 @@ class BufferClient:
 
     `timeout`: seconds for which an owner may send nothing, and 1 s more for each 16 MiB. `max_fetch_bytes`: the
     most that one fetch may ask for. `landing_budget`: bytes of registered memory that fetches from one owner
-    land in and that fetched arrays keep; what is beyond it is copied. `owners`: called with the URI of an
-    owner, says whether the client may connect to it; a reader that gets handles from strangers needs this.
-    `secrets`: of `BufferPool.admit`. `credentials`: of grpc.ssl_channel_credentials, for owners whose URI
-    begins with "https". `calls_itself`: calls the owner also if it is this process, which is slower, for tests.
+    land in and that fetched arrays keep. What is beyond it, or beyond a third of RDMA_PINNED_LIMIT for the
+    whole process, is copied to ordinary memory. `owners`: called with the URI of an owner, says whether the
+    client may connect to it; a reader that gets handles from strangers needs this. `secrets`: of
+    `BufferPool.admit`. `credentials`: of grpc.ssl_channel_credentials, for owners whose URI begins with
+    "https". `calls_itself`: calls the owner also if it is this process, which is slower, for tests.
     """
 
     _owners: Callable[[str], bool] | None = None
@@ -343,7 +344,7 @@ class BufferClient:
         *,
         timeout: float = 10.0,
         max_fetch_bytes: int = 4 << 30,
-        landing_budget: int = 256 << 20,
+        landing_budget: int = 2 << 30,
         owners: Callable[[str], bool] | None = None,
         secrets: Iterable[ReaderSecret] = (),
         credentials: grpc.ChannelCredentials | None = None,
@@ -460,11 +461,7 @@ class BufferClient:
 def _client() -> BufferClient:
     """The client that all of the process share."""
     client: BufferClient | None = _of_process.get("client")
-    if client is None:
-        client = BufferClient.__new__(BufferClient)
-        client._native = _native.BufferClient.of_process()
-        _of_process["client"] = client
-    return client
+    return client or _of_process.setdefault("client", BufferClient())
 
 
 def fetch_all(

@@ -249,15 +249,13 @@ class RemoteBuffer:
 class BufferClient:
     def __new__(
         cls,
-        timeout: float | None,
-        max_fetch_bytes: int | None,
-        landing_budget: int | None,
+        timeout: float,
+        max_fetch_bytes: int,
+        landing_budget: int,
         secrets: list[Any],  # (owner, name, secret)
         tls: tuple[bytes, bytes | None, bytes | None] | None,  # PEM: roots, key, chain
         calls_itself: bool,
     ) -> BufferClient: ...
-    @staticmethod
-    def of_process() -> BufferClient: ...
     def fetch(self, buffer: RemoteBuffer, timeout: float | None) -> Pending: ...  # Array
     def fetch_into(self, buffer: RemoteBuffer, object: Any, offset: int, timeout: float | None) -> Pending: ...
     def fetch_blocks(self, buffer: RemoteBuffer, ranges: list[tuple[int, int]], timeout: float | None) -> Pending: ...
