@@ -2,12 +2,15 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body::{Frame, SizeHint};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -175,9 +178,42 @@ impl Service<Request<Body>> for Dispatch {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         match self.0.buffers(request.uri().path()) {
-            Some(buffers) => Either::Right(Box::pin(buffers.oneshot(request))),
+            Some(buffers) => {
+                self.0.in_flight.fetch_add(1, Ordering::Relaxed);
+                let in_flight = InFlight(Arc::clone(&self.0));
+                Either::Right(Box::pin(async move {
+                    let response = buffers.oneshot(request).await?;
+                    Ok(response.map(|body| Body::new(Fetched { body, _in_flight: in_flight })))
+                }))
+            }
             None => Either::Left(server_call::Responding::new(&self.0, request)),
         }
+    }
+}
+
+/// The response of a call for buffers, for which the end of the server waits.
+struct Fetched {
+    body: Body,
+    _in_flight: InFlight,
+}
+
+impl http_body::Body for Fetched {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

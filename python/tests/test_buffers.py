@@ -797,6 +797,32 @@ def test_a_pool_on_the_port_of_a_server(path):
         BufferClient(calls_itself=True).fetch(buffer)
 
 
+def test_the_end_of_a_server_waits_for_fetches(path):
+    from tonic_rdma import buffer_pb2
+
+    server = tonic_rdma.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    buffer = share(filled(8 << 20), pool=BufferPool(server=server))  # 64 MiB, more than the windows take
+    server.start()
+    message = buffer.message
+    key = buffer_pb2.BufferKey(generation=message.generation, id=message.id, token=message.token)
+    ranges = buffer_pb2.BufferRanges(key=key, offsets=[0], lengths=[message.length])
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        fetch = channel.unary_stream(
+            "/tonic_rdma.buffer.v1.Buffers/Fetch",
+            request_serializer=buffer_pb2.FetchRequest.SerializeToString,
+            response_deserializer=buffer_pb2.FetchReply.FromString,
+        )
+        replies = fetch(buffer_pb2.FetchRequest(buffers=[ranges]), timeout=30)
+        received = [next(replies)]
+        stopped = server.stop(30)
+        time.sleep(1.5)  # more than the server lets connections linger
+        assert not stopped.is_set()
+        received += replies
+        assert b"".join(it for reply in received for it in reply.contents) == content(8 << 20).tobytes()
+        assert stopped.wait(20)
+
+
 def test_a_pool_on_the_port_of_a_server_of_asyncio(path):
     async def run():
         server = tonic_rdma.aio.server(handlers=echo_handlers())
