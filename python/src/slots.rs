@@ -82,7 +82,7 @@ pub(crate) struct StaticReceiver {
     spec: TensorSpec,
 }
 
-/// A static slot, and memory for the next tensor that is copied out of it. Without memory the tensor stays there.
+/// A static slot, and memory for the next tensor that is copied out of it. Without memory it stays there.
 struct StaticSlot {
     slot: tensor::StaticReceiver,
     next: Option<RegisteredBuf>,

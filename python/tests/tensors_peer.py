@@ -1,5 +1,7 @@
 """A process with a device, for tests of tensors. It runs the code that a test gives it."""
 
+import inspect
+import math
 import os
 import select
 import signal
@@ -7,39 +9,46 @@ import subprocess
 import sys
 import time
 
-PRELUDE = """
-import asyncio, gc, sys, threading, time
+import numpy
+
+
+def pattern(step, shape, dtype="float32"):
+    """Content that depends on every place, and on `step`."""
+    count = math.prod(shape) if isinstance(shape, tuple) else shape
+    return ((numpy.arange(count) + 7 * step) % 97).astype(dtype).reshape(shape)
+
+
+def wait_until(found):
+    while not found():
+        time.sleep(0.005)
+
+
+PRELUDE = f"""
+import asyncio, gc, math, sys, threading, time
 import numpy
 import tonic_rdma
 from tonic_rdma.tensors import Device
 
+{inspect.getsource(pattern)}
+{inspect.getsource(wait_until)}
 def say(*words):
     print(*words, flush=True)
 
 def heard():
     return sys.stdin.readline().strip()
 
-def pattern(step, shape, dtype="float32"):
-    count = int(numpy.prod(shape))
-    return ((numpy.arange(count) + 7 * step) % 97).astype(dtype).reshape(shape)
-
-def wait_until(found):
-    while not found():
-        time.sleep(0.005)
-
 device = Device()
-theirs = sys.argv[1]
-channel = device.channel(theirs) if theirs else None
+channel = device.channel(sys.argv[1]) if sys.argv[1] else None
+say(device.endpoint)
 """
-exec(PRELUDE.split("device = Device()")[0], globals())
 
 
 class Peer:
-    """Runs `code` after the prelude. With `endpoint` it has a `channel` to the device there. It says its endpoint first."""
+    """Runs `code` after the prelude. With `endpoint` it has a `channel` to the device there."""
 
     def __init__(self, code, endpoint=""):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{PRELUDE}\nsay(device.endpoint)\n{code}", endpoint],
+            [sys.executable, "-c", PRELUDE + code, endpoint],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -617,7 +617,11 @@ def test_bytes_outside_of_regions_and_arrays(device, channel):
         for read_only in (b"x", channel.request):
             with pytest.raises((TypeError, ValueError)):
                 channel.read(region, read_only)
-        with Device() as third, third.channel(device.endpoint) as other, pytest.raises(ValueError, match="another link"):
+        with (
+            Device() as third,
+            third.channel(device.endpoint) as other,
+            pytest.raises(ValueError, match="another link"),
+        ):
             other.write(region, b"x")
         assert not array.numpy().any() and channel.is_open
         exported.withdraw()

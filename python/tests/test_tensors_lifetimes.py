@@ -1,5 +1,7 @@
-"""Tensors whose peer dies, whose device is closed, whose owner is collected, and that many threads use: nothing hangs,
-nothing is lost, and every array stays what it was."""
+"""Tensors whose peer dies, whose device is closed, whose owner is collected, and that many threads use.
+
+Nothing hangs, nothing is lost, and every array stays what it was.
+"""
 
 import asyncio
 import gc
@@ -54,14 +56,16 @@ def in_thread(operation):
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_a_sender_is_killed_while_the_receiver_waits(kind):
     code = f"""
-make = {{"static": lambda: channel.static_sender("slot", 100), "dynamic": lambda: channel.dynamic_sender("slot")}}
-sender = make["{kind}"]()
+sender = channel.static_sender("slot", 100) if "{kind}" == "static" else channel.dynamic_sender("slot")
 sender.send(pattern(1, 100))
 say("sent")
 heard()
 """
     with Device() as device:
-        make = {"static": lambda: device.static_receiver("slot", 100), "dynamic": lambda: device.dynamic_receiver("slot")}
+        make = {
+            "static": lambda: device.static_receiver("slot", 100),
+            "dynamic": lambda: device.dynamic_receiver("slot"),
+        }
         slot = make[kind]()
         with Peer(code, device.endpoint) as peer:
             assert peer.hear() == "sent"
@@ -92,7 +96,10 @@ heard()
 """
     with Device() as device, Peer(code) as peer, device.channel(peer.endpoint) as channel:
         assert peer.hear() == "made"
-        make = {"static": lambda: channel.static_sender("s", 50000), "dynamic": lambda: channel.dynamic_sender("s")}
+        make = {
+            "static": lambda: channel.static_sender("s", 50000),
+            "dynamic": lambda: channel.dynamic_sender("s"),
+        }
         sender = make[kind]()
         made = {"registered": tonic_rdma.empty, "ordinary": numpy.empty, "device": device.empty}
         array = made[memory](50000, "float32")
@@ -218,7 +225,7 @@ while True:
 
 
 def test_a_stopped_peer_and_timeouts():
-    """Each wait ends when its time is over. An operation that goes on keeps its array from others until it has ended."""
+    """Each wait ends when its time is over. An operation that goes on keeps its array until it has ended."""
     code = """
 array = device.empty(1 << 20, "uint8")
 exported = device.export("region", array, write=True)
@@ -260,6 +267,39 @@ say(heard(), array.numpy().min(), array.numpy().max())
         peer.say("now")
         assert peer.hear() == "now 3 3"
         peer.end()
+
+
+def test_without_registered_memory(monkeypatch):
+    """What finds no memory fails by itself: links, slots and arrays serve on."""
+    code = """
+slot = device.dynamic_receiver("slot")
+say("made")
+def refused(use):
+    try:
+        use()
+    except MemoryError:
+        return True
+many = numpy.zeros(64 << 20, "uint8")
+region, sender = channel.region("region"), channel.dynamic_sender("theirs")
+uses = (lambda: device.empty(64 << 20), lambda: channel.write(region, many), lambda: channel.read(region, many),
+        lambda: sender.send(many), lambda: slot.recv(20), lambda: slot.try_recv(), lambda: slot.recv(20))
+say([number for number, use in enumerate(uses) if not refused(use)])
+channel.write(region, many[:100])
+sender.send(many[:100], timeout=20)
+say("ok")
+"""
+    with Device() as device:
+        exported = device.export("region", device.empty(64 << 20, "uint8"), write=True)
+        theirs = device.dynamic_receiver("theirs")
+        monkeypatch.setenv("RDMA_PINNED_LIMIT", "24MiB")
+        with Peer(code, device.endpoint) as peer, device.channel(peer.endpoint) as channel:
+            assert peer.hear() == "made"
+            channel.dynamic_sender("slot").send(tonic_rdma.zeros(64 << 20, "uint8"), wait=False)
+            assert peer.hear() == "[]"
+            assert theirs.recv(20).shape == (100,)
+            assert peer.hear() == "ok"
+            peer.end()
+        exported.withdraw()
 
 
 def test_ctrl_c_during_each_wait():
@@ -328,7 +368,19 @@ def test_arrays_outlive_everything():
             (registered.numpy(), pattern(1, 70000)),
         ]
         peer.kill()
-    order = [device, worker, channel, remote, slot, fixed, sender, fixed_sender, exported, region, channel_region]
+    order = [
+        device,
+        worker,
+        channel,
+        remote,
+        slot,
+        fixed,
+        sender,
+        fixed_sender,
+        exported,
+        region,
+        channel_region,
+    ]
     order += [arrived, copied, named, own, exported_array, registered]
     del device, worker, channel, remote, slot, fixed, sender, fixed_sender, exported, region, channel_region
     del arrived, copied, named, own, exported_array, registered
@@ -532,8 +584,8 @@ def round(worker, step):
             channel.write(region, registered, notify=True)
             exported.notice(20)
             channel.read(region, worker.empty(10_000))
-    for fails in (lambda: slot.recv(0.0001), lambda: channel.region("nothing"), lambda: device.export("e", content),
-                  lambda: sender.send(5)):
+    for fails in (lambda: slot.recv(0.0001), lambda: channel.region("nothing"),
+                  lambda: device.export("e", content), lambda: sender.send(5)):
         try:
             fails()
         except (RuntimeError, ValueError, TypeError):

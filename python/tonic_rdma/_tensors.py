@@ -22,7 +22,7 @@ class Sent(NamedTuple):
 
 
 class SentCounts(NamedTuple):
-    """What a sender has sent: from the memory in which the tensors were, after a copy, and within the request."""
+    """What a sender has sent: from where the tensors lay, after a copy, and within the request."""
 
     in_place: Sent
     copied: Sent
@@ -51,10 +51,10 @@ class _Closing:
 class Device(_Closing):
     """This process as a device with memory, which peers reach at `endpoint`.
 
-    Every name is one slot's or one region's. Whatever waits has an argument `timeout`, in seconds, and a twin with
-    the end `_async` for event loops; after it TensorTimeout is raised. Without it, what Rust waits for counts: an answer
-    of a peer for `answer_timeout`, a named tensor for `named_tensor_timeout`, and anything else for ever, or until the
-    peer is lost. Operations that gave up may still use their memory for a moment.
+    Every name is one slot's or one region's. Whatever waits has an argument `timeout`, in seconds, and a twin
+    with the end `_async` for event loops; after it TensorTimeout is raised. Without it, what Rust waits for
+    counts: an answer of a peer for `answer_timeout`, a named tensor for `named_tensor_timeout`, and anything
+    else for ever, or until the peer is lost. Operations that gave up may still use their memory for a moment.
 
     An array that was given to an operation must not be changed before the operation has ended.
 
@@ -75,8 +75,8 @@ class Device(_Closing):
     ) -> None:
         """Listens on `address`, "host:port"; with port 0 on a free one.
 
-        queue_pairs: to each peer, whose operations happen side by side, from 1 to 64; by default as the variable
-            RDMA_QUEUE_PAIRS_PER_PEER says.
+        queue_pairs: to each peer, whose operations happen side by side, from 1 to 64; by default as the
+            variable RDMA_QUEUE_PAIRS_PER_PEER says.
         answer_timeout: seconds for a peer's answer when a link, a sender or a remote region is made.
         named_tensor_timeout: seconds for which an offer waits for its readers, and a request for its tensor.
         max_tensor_bytes: the longest tensor that a peer may announce.
@@ -97,15 +97,14 @@ class Device(_Closing):
         return cast(str, self._native.endpoint)
 
     def empty(self, shape: Shape, dtype: object = "float32") -> Array:
-        """Makes an array of zeros in memory of the device, from which regions are written and to which they are read
-        without a copy, and which can be exported. It stays valid after the device is closed."""
+        """Makes an array of zeros in memory of the device, from which regions are written and to which they are
+        read without a copy, and which can be exported. It stays valid after the device is closed."""
         return cast(Array, self._native.empty(shape, dtype))
 
     def static_receiver(
         self, name: str, shape: Shape, dtype: object = "float32", depth: int = 1
     ) -> "StaticReceiver":
-        """Makes a slot for tensors of one type and shape. The sender may send `depth` of them, from 1 to 1024, before
-        the first is taken."""
+        """Makes a slot for tensors of one type and shape, of which `depth`, from 1 to 1024, can wait."""
         return StaticReceiver(self._native.static_receiver(name, shape, dtype, depth))
 
     def dynamic_receiver(self, name: str, depth: int = 1) -> "DynamicReceiver":
@@ -113,9 +112,9 @@ class Device(_Closing):
         return DynamicReceiver(self._native.dynamic_receiver(name, depth))
 
     def put(self, name: str, step: int, array: object | None, readers: int = 1) -> None:
-        """Offers a tensor to the first `readers` peers that request it by name and step, before or after this call.
+        """Offers a tensor to the first `readers` peers that request it by name and step, then or before.
 
-        Don't change the array until they have it. None is a dead tensor: its branch of the computation was not taken.
+        Don't change the array until they have it. None is a dead tensor: its branch was not taken.
         """
         self._native.put(name, step, array, readers)
 
@@ -124,11 +123,11 @@ class Device(_Closing):
         return cast(int | None, self._native.withdraw(name, step))
 
     def offers(self) -> tuple[int, int, int]:
-        """The number of offers, the bytes of their tensors, and the number of requests of peers without an answer."""
+        """The number of offers, the bytes of their tensors, and the number of requests that wait."""
         return cast(tuple[int, int, int], self._native.offers())
 
     def export(self, name: str, array: Array, read: bool = True, write: bool = False) -> "ExportedRegion":
-        """Offers the memory of an array of `empty` to all peers, which may then read or write it at any time."""
+        """Offers the memory of an array of `empty` to all peers, which may read or write it at any time."""
         return ExportedRegion(self._native.export(name, array, read, write), array)
 
     def channel(self, endpoint: str, queue_pair: int = 0, timeout: float | None = None) -> "TensorChannel":
@@ -173,7 +172,7 @@ class TensorChannel(_Closing):
     def static_sender(
         self, name: str, shape: Shape, dtype: object = "float32", timeout: float | None = None
     ) -> "StaticSender":
-        """Attaches to a static slot of the peer, which must have this type and shape. One sender at a time can."""
+        """Attaches to a static slot of the peer, which must have this type and shape. A slot has one sender."""
         return StaticSender(self._native.static_sender(name, shape, dtype, timeout).wait())
 
     async def static_sender_async(
@@ -182,19 +181,17 @@ class TensorChannel(_Closing):
         return StaticSender(await finish(self._native.static_sender(name, shape, dtype, timeout)))
 
     def dynamic_sender(self, name: str, timeout: float | None = None) -> "DynamicSender":
-        """Attaches to a dynamic slot of the peer. One sender at a time can."""
+        """Attaches to a dynamic slot of the peer. A slot has one sender."""
         return DynamicSender(self._native.dynamic_sender(name, timeout).wait())
 
     async def dynamic_sender_async(self, name: str, timeout: float | None = None) -> "DynamicSender":
         return DynamicSender(await finish(self._native.dynamic_sender(name, timeout)))
 
     def request(self, name: str, step: int, timeout: float | None = None) -> Array | Strings | None:
-        """Waits for a tensor that the peer offers (`Device.put`), before or after this call. None if it is dead."""
+        """Waits for a tensor that the peer offers by `Device.put`, then or later. None if it is dead."""
         return self._native.request(name, step, timeout).wait()
 
-    async def request_async(
-        self, name: str, step: int, timeout: float | None = None
-    ) -> Array | Strings | None:
+    async def request_async(self, name: str, step: int, timeout: float | None = None) -> Array | Strings | None:
         return await finish(self._native.request(name, step, timeout))
 
     def region(self, name: str, timeout: float | None = None) -> "RemoteRegion":
@@ -215,15 +212,16 @@ class TensorChannel(_Closing):
     ) -> None:
         """Writes an array to `offset` of the peer's region, in bytes. When it returns, the bytes are there.
 
-        An array of `Device.empty`, or a view of one in one piece, is written from where it lies, unless it is exported.
-        Another operation on such an array waits. Any other array is copied first.
+        An array of `Device.empty`, or a view of one in one piece, is written from where it lies, unless it is
+        exported. Another operation on such an array waits. Any other array is copied first.
 
-        blocks: which bytes of the array go where: a sequence of (offset in the array, offset in the region, length), or an
-            array of integers of shape (n, 3). The second one counts from `offset`. Thousands are one operation.
+        blocks: which bytes of the array go where: a sequence of (offset in the array, offset in the region,
+            length), or an array of integers of shape (n, 3). The second one counts from `offset`. Thousands are
+            one operation.
         notify: the peer gets a notice (`ExportedRegion.notice`) when all bytes are there.
 
-        ValueError: bytes that do not lie within the array and the region, or the region of another link. TensorError of
-        kind "not_permitted": the peer gave no right to write.
+        ValueError: bytes that do not lie within the array and the region, or the region of another link.
+        TensorError of kind "not_permitted": the peer gave no right to write.
         """
         self._native.write(region._native, array, offset, blocks, notify, timeout).wait()
 
@@ -246,7 +244,7 @@ class TensorChannel(_Closing):
         blocks: Blocks | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Reads from `offset` of the peer's region, in bytes, into an array, which must be writable. `write` says more."""
+        """Reads from `offset` of the peer's region, in bytes, into a writable array. `write` says more."""
         self._native.read(region._native, array, offset, blocks, timeout).wait()
 
     async def read_async(
@@ -288,8 +286,8 @@ class RemoteRegion(_Closing):
 
 
 class ExportedRegion(_Closing):
-    """An array on offer to peers, from `Device.export`. Withdraw it after the last operation of the peers on it, because
-    an operation on a region that is gone ends the link."""
+    """An array on offer to peers, from `Device.export`. Withdraw it after the last operation of the peers on
+    it, because an operation on a region that is gone ends the link."""
 
     __slots__ = ("_array",)
 
@@ -303,7 +301,7 @@ class ExportedRegion(_Closing):
         return self._array
 
     def notice(self, timeout: float | None = None) -> None:
-        """Waits for a notice of a peer (`TensorChannel.write` with `notify`), and takes it. The bytes are there then.
+        """Waits for a notice of a peer (`TensorChannel.write` with `notify`), and takes it.
 
         Raises PeerLost if the last peer is lost.
         """
@@ -330,7 +328,7 @@ class StaticReceiver(_Closing):
         self._native = native
 
     def recv(self, timeout: float | None = None) -> Array:
-        """Waits for the next tensor, and copies it out of the slot, because the sender writes the slot again."""
+        """Waits for the next tensor, and copies it, because the sender writes the slot again."""
         return cast(Array, self._native.recv(timeout).wait())
 
     async def recv_async(self, timeout: float | None = None) -> Array:
@@ -391,8 +389,9 @@ class _Sender(_Closing):
     def send(self, array: object, wait: bool = True, timeout: float | None = None) -> None:
         """Sends a tensor, once the slot has room. When it returns, the array may be changed.
 
-        An array of `tonic_rdma.empty`, or a view of it, is sent from where it lies, and this waits until that is over.
-        Any other array is copied. With wait=False an array that is not copied must not be changed before `flush`.
+        An array of `tonic_rdma.empty`, or a view of it, is sent from where it lies, and this waits until that
+        is over. Any other array is copied. With wait=False an array that is not copied must not be changed
+        before `flush`.
         """
         self._native.send(array, wait, timeout).wait()
 
@@ -414,8 +413,8 @@ class _Sender(_Closing):
 class StaticSender(_Sender):
     """The sending side of a static slot, from `TensorChannel.static_sender`. Threads that send take turns.
 
-    Arrays must have the slot's type and shape. `send` waits until the device has written the tensor to the receiver's
-    memory. Arrays of `Device.empty` are not copied either.
+    Arrays must have the slot's type and shape. `send` waits until the device has written the tensor to the
+    receiver's memory. An array of `Device.empty`, or a view that begins where it does, is not copied either.
     """
 
     __slots__ = ()
@@ -427,9 +426,9 @@ class StaticSender(_Sender):
 class DynamicSender(_Sender):
     """The sending side of a dynamic slot, from `TensorChannel.dynamic_sender`. Threads that send take turns.
 
-    It takes lists of `bytes` and `str` too, and numpy's arrays of strings; these become lists of `bytes`. `send` of an
-    array that is not copied waits until the receiver has read the tensor: in each call of the receiver's `recv`, and
-    while that waits.
+    It takes lists of `bytes` and `str` too, and numpy's arrays of strings; these become lists of `bytes`.
+    `send` of an array that is not copied waits until the receiver has read the tensor: in each call of the
+    receiver's `recv`, and while that waits.
     """
 
     __slots__ = ()
