@@ -52,6 +52,9 @@ _LOCAL = [
 _NUMBERS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _NUMBERS |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
+# Whether this thread runs the callbacks of a future.
+_thread = threading.local()
+
 
 class Work(dist.Work):
     """Operations of a communicator, and the steps that remain when all have ended."""
@@ -111,24 +114,39 @@ class Work(dist.Work):
         future = torch.futures.Future()
         left = len(self._operations)
 
-        def ended(_: object = None) -> None:
+        def complete() -> None:
+            _thread.completes = True
+            future.set_result(None)
+            _thread.completes = False
+
+        def ended(_: object) -> None:
             nonlocal left
             with self._lock:
                 left -= 1
-                last = left <= 0
+                last = left == 0
             if last:
-                future.set_result(None)
+                complete()
+
+        def wait_and_complete() -> None:
+            for operation in self._operations:
+                operation.exception()
+            complete()
 
         def result(_: object) -> object:
             # What is raised here is an error for C++ too. The exception of `set_exception` is a value there.
             self.wait()
             return value
 
-        for operation in self._operations:
-            operation.add_done_callback(ended)
-        if not self._operations:
-            ended()
-        return future.then(result)
+        then = future.then(result)
+        if getattr(_thread, "completes", False):
+            # Some hooks wait for a future in a callback of another one, on the thread that completes futures.
+            threading.Thread(target=wait_and_complete, daemon=True).start()
+        elif self._operations:
+            for operation in self._operations:
+                operation.add_done_callback(ended)
+        else:
+            complete()
+        return then
 
 
 class ProcessGroup(dist.ProcessGroup):
@@ -388,7 +406,8 @@ class ProcessGroup(dist.ProcessGroup):
             return
         function = _named(_LOCAL, opts.reduceOp)
         if function is None:
-            raise NotImplementedError(f"tonic_rdma has no reduction {opts.reduceOp} of {tensor.dtype}")
+            kind = getattr(opts.reduceOp, "op", opts.reduceOp)
+            raise NotImplementedError(f"tonic_rdma has no reduction {kind} of {tensor.dtype}")
         ranks = torch.empty((self.size(), *tensor.shape), dtype=tensor.dtype)
         self._gather(work, ranks, tensor, opts)
         work._then.append(lambda: tensor.copy_(reduce(function, ranks)))
