@@ -472,6 +472,43 @@ say("parent", status)
         peer.end()
 
 
+@pytest.mark.parametrize("how", ["threads", "asyncio"])
+def test_the_interpreter_ends_during_operations(how):
+    code = """
+channel = device.channel(device.endpoint)
+exported = device.export("e", device.empty(64 << 20, "uint8"), write=True)
+region, array, ordinary = channel.region("e"), device.empty(64 << 20, "uint8"), numpy.zeros(64 << 20, "uint8")
+slot, sender = device.dynamic_receiver("d"), channel.dynamic_sender("d")
+device.put("n", 1, ordinary)
+
+def again(use):
+    while True:
+        use()
+
+uses = [lambda: channel.write(region, array), lambda: channel.read(region, ordinary), slot.recv, exported.notice,
+        lambda: channel.request("never", 1), lambda: sender.send(ordinary)]
+
+async def main():
+    tasks = [asyncio.create_task(use) for use in (channel.write_async(region, array), slot.recv_async(),
+             channel.read_async(region, ordinary), channel.request_async("never", 1), exported.notice_async(),
+             sender.send_async(ordinary))]
+    await asyncio.sleep(0.01)
+    say("ends")
+    sys.exit()
+
+if HOW == "asyncio":
+    asyncio.run(main())
+for use in uses:
+    threading.Thread(target=again, args=(use,), daemon=True).start()
+time.sleep(0.05)
+say("ends")
+"""
+    for _ in range(5):
+        with Peer(code.replace("HOW", repr(how))) as peer:
+            assert peer.hear() == "ends"
+            peer.end()
+
+
 # Many threads, and the garbage collector
 
 
