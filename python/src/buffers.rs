@@ -230,8 +230,8 @@ fn refused(address: &str, error: &std::io::Error) -> PyErr {
     }
 }
 
-/// A lease as its owner holds it, and what waits for it. A lease that is dropped ends, or by its time limit or count
-/// of readers if it has one.
+/// A lease, which its owner holds, and what waits for it. One that is dropped ends, or does so by its time
+/// limit or count of readers if it has one.
 #[derive(Debug)]
 struct Lease(Option<buffer::BufferLease>);
 
@@ -505,8 +505,8 @@ impl BufferClient {
         })
     }
 
-    /// Returns the owners that the client is connected to: URI, connection, bytes that landed, and those of them that
-    /// were copied.
+    /// Returns the owners that the client is connected to: URI, connection, bytes that landed, and those of them
+    /// that were copied.
     fn owners(&self) -> Vec<(String, Option<Connection>, u64, u64)> {
         let owners = self.0.owners().into_iter();
         let entry = |status: buffer::OwnerStatus| {

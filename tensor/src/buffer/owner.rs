@@ -239,7 +239,7 @@ impl BufferPool {
         lock(&self.shared.admitted).remove(name);
     }
 
-    /// Ends all leases, as dropping the pool does, also while fetches or a server's [service](Self::service) keep it.
+    /// Ends all leases, as dropping the pool does, also while fetches or a [service](Self::service) keep it.
     pub fn close(&self) {
         self.shared.close();
     }
