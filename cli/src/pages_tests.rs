@@ -186,8 +186,9 @@ fn fault_of_options(folder: &str, words: &[&str]) -> Option<String> {
 
 /// Returns an option that no command of the Python package has.
 fn fault_of_python(words: &[&str]) -> Option<String> {
-    let commands = ["_compare.py", "_doctor.py"].map(|file| root().join("python/tonic_rdma").join(file));
-    let source: String = commands.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let commands = ["_compare.py", "_compare_collectives.py", "_doctor.py"];
+    let paths = commands.iter().map(|file| root().join("python/tonic_rdma").join(file));
+    let source: String = paths.map(|path| fs::read_to_string(path).unwrap()).collect();
     let mut options = words.iter().filter(|word| word.starts_with("--"));
     let unknown = options.find(|option| !source.contains(&format!("\"{option}\"")));
     unknown.map(|option| format!("no command of the Python package has the option {option}"))
