@@ -7,9 +7,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio_util::sync::CancellationToken;
 use tonic_rdma_tensor as tensor;
-use tonic_rdma_tensor::{NamedOffer, NamedReply, RdmaDevice, Rights};
+use tonic_rdma_tensor::{NamedOffer, NamedReply, RdmaDevice, Rights, Tensor};
 
-use crate::array::{Array, spec};
+use crate::array::{Array, allocate, count_copied, spec};
 use crate::completions::Value;
 use crate::error::to_py;
 use crate::regions::{DeviceRegion, Direction, ExportedRegion, RegionCopy, RemoteRegion};
@@ -55,6 +55,20 @@ impl Drop for Opened {
 /// ValueError: it is out of range.
 fn number<T: TryFrom<i128>>(name: &str, value: i128) -> PyResult<T> {
     T::try_from(value).map_err(|_| PyValueError::new_err(format!("{name}: {value} is out of range")))
+}
+
+/// Returns a tensor that devices can read from where it lies, or one of strings.
+///
+/// # Errors
+/// MemoryError: there is no memory for a copy.
+fn in_registered_memory(tensor: Tensor) -> PyResult<Tensor> {
+    let Some(bytes) = tensor.spec().bytes().filter(|_| tensor.registered().is_none()) else {
+        return Ok(tensor);
+    };
+    let mut copy = allocate(bytes as usize)?;
+    tensor.copy_to(&mut copy).map_err(to_py)?;
+    count_copied(copy.len());
+    Tensor::from_buffer(*tensor.spec(), copy).map_err(to_py)
 }
 
 /// This process, as its peers see it.
@@ -131,12 +145,26 @@ impl Device {
         ExportedRegion::new(&device, life(&self.opened), name, array, Rights { read, write })
     }
 
-    /// Offers a tensor by its name; None for a dead one.
-    fn put(&self, name: &str, step: i128, array: Option<&Bound<'_, PyAny>>, readers: i128) -> PyResult<()> {
-        let device = self.opened.device()?;
-        let offer = array.map_or(Ok(NamedOffer::Dead), |array| tensor_of(array).map(NamedOffer::Tensor));
-        let (step, readers) = (number("step", step)?, number("readers", readers)?);
-        device.put(name, step, offer?, readers).map_err(to_py)
+    /// Offers a tensor by its name; None for a dead one. Whatever devices can't read from where it lies is copied
+    /// now, once for all readers.
+    fn put(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        step: i128,
+        array: Option<&Bound<'_, PyAny>>,
+        readers: i128,
+    ) -> PyResult<()> {
+        let (device, step, readers) =
+            (self.opened.device()?, number("step", step)?, number("readers", readers)?);
+        let tensor = array.map(tensor_of).transpose()?;
+        py.detach(|| {
+            let offer = match tensor {
+                Some(tensor) => NamedOffer::Tensor(in_registered_memory(tensor)?),
+                None => NamedOffer::Dead,
+            };
+            device.put(name, step, offer, readers).map_err(to_py)
+        })
     }
 
     fn withdraw(&self, name: &str, step: i128) -> PyResult<Option<u32>> {

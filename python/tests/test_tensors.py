@@ -266,7 +266,7 @@ def test_what_is_copied(device, channel):
     static, fixed = device.static_receiver("static", (64, 64)), channel.static_sender("static", (64, 64))
     dynamic, sender = device.dynamic_receiver("dynamic"), channel.dynamic_sender("dynamic")
     size = 64 * 64 * 4
-    registered, ordinary = tonic_rdma.empty((64, 64)), numpy.zeros((64, 64), "float32")
+    registered, ordinary = tonic_rdma.zeros((64, 64)), numpy.zeros((64, 64), "float32")
     of_device = worker.empty((64, 64))
     for array, in_place in [
         (registered, True),
@@ -283,6 +283,16 @@ def test_what_is_copied(device, channel):
         assert tonic_rdma.memory_statistics().copied_bytes - copied == (not in_place) * size
         static.recv_into(ordinary, 20)
         assert tonic_rdma.memory_statistics().copied_bytes - copied == (not in_place) * size + size
+    for step, (array, in_place) in enumerate(
+        [(registered.numpy()[1:2], True), (ordinary, False), (of_device, False)]
+    ):
+        copied = tonic_rdma.memory_statistics().copied_bytes
+        device.put("named", step, array, readers=2)
+        if not in_place:
+            numpy.asarray(array)[:] = 77  # it is free
+        for reader in (channel, worker.channel(device.endpoint)):
+            assert (reader.request("named", step, 20).numpy() != 77).all()
+        assert tonic_rdma.memory_statistics().copied_bytes - copied == (not in_place) * size
     for array, in_place in [(registered, True), (registered.numpy()[1:2], True), (ordinary, False)]:
         before = sender.sent()
         sender.send(array, wait=False)

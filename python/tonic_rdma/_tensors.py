@@ -114,7 +114,8 @@ class Device(_Closing):
     def put(self, name: str, step: int, array: object | None, readers: int = 1) -> None:
         """Offers a tensor to the first `readers` peers that request it by name and step, then or before.
 
-        Don't change the array until they have it. None is a dead tensor: its branch was not taken.
+        An array of `tonic_rdma.empty`, or a view of it in one piece, must not be changed until they have it. Any
+        other is copied once. None is a dead tensor: its branch was not taken.
         """
         self._native.put(name, step, array, readers)
 
