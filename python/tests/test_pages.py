@@ -160,7 +160,7 @@ def test_slots_named_tensors_and_regions(tmp_path):
 
 
 def run_ranks(folder, program, size, *, lost=None):
-    """Runs a program of the page on collectives. Rank `lost` ends with 1. Returns the lines that each printed."""
+    """Runs a program of the page on collectives. Rank `lost` ends with 1. Returns each rank's lines."""
     write_programs(folder, f"{BOOK}/python-collectives.md")
     torch_port, port = free_port(), free_port()
     ranks = []
