@@ -180,6 +180,11 @@ impl Array {
         array.call_method("astype", (dtype,), Some(&[("copy", copy == Some(true))].into_py_dict(slf.py())?))
     }
 
+    /// jax asks for it, because it takes the type for one of numpy's otherwise. `jax.dlpack` copies nothing.
+    fn __jax_array__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("jax.numpy")?.call_method1("array", (Self::numpy(slf)?,))
+    }
+
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__<'py>(
         &self,

@@ -634,6 +634,8 @@ def test_jax():
     assert view.unsafe_buffer_pointer() == made.numpy().ctypes.data
     (again, count) = copied(lambda: asarray(view))
     assert (again.registered, again.readonly, count) == (True, True, 0), "in place, and jax's arrays can't be written"
+    assert jax.numpy.asarray(again).tolist() == made.numpy().tolist()
+    assert jax.numpy.asarray(taken).tolist() == half.tolist()
     del made, again
     assert view[299, 3] == 1199 and live() == before + 1
     del view

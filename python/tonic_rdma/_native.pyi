@@ -186,6 +186,7 @@ class Array:
     def __bool__(self) -> bool: ...  # True
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
+    def __jax_array__(self) -> Any: ...  # a copy; jax.dlpack.from_dlpack makes none
     def __dlpack__(
         self,
         *,
