@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy
 
@@ -78,8 +79,8 @@ class Peer:
 
     def stop(self):
         os.kill(self.process.pid, signal.SIGSTOP)
-        while open(f"/proc/{self.process.pid}/stat").read().rsplit(")", 1)[1].split()[0] != "T":
-            time.sleep(0.001)
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        wait_until(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "T")
 
     def go_on(self):
         os.kill(self.process.pid, signal.SIGCONT)

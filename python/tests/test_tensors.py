@@ -571,6 +571,8 @@ def test_wrong_names_shapes_and_types_of_slots(device, channel):
             sender.send(wrong)
         with pytest.raises(ValueError, match=r"array: takes float32\[2, 3\], not "):
             static.recv_into(wrong, 0.1)
+        with pytest.raises(ValueError, match=r"array: takes float32\[2, 3\], not "):
+            asyncio.run(static.recv_into_async(wrong, 0.1))
     read_only = numpy.zeros((2, 3), "float32")
     read_only.flags.writeable = False
     for wrong in (read_only, numpy.zeros((3, 2), "float32").T):

@@ -340,6 +340,8 @@ class StaticReceiver(_Closing):
         self._native.recv_into(array, timeout).wait()
 
     async def recv_into_async(self, array: object, timeout: float | None = None) -> None:
+        self._native.recv_into(array, timeout)  # refuses a wrong array before the wait
+
         def take() -> bool | None:
             return self._native.try_recv_into(array) or None
 
