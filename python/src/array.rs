@@ -31,11 +31,11 @@ pub(crate) static DTYPES: LazyLock<String> = LazyLock::new(|| {
     fixed.map(Dtype::name).collect::<Vec<_>>().join(", ")
 });
 
-/// Elements in one piece, row-major. numpy, torch, jax and others view them without a copy, by the buffer protocol and
-/// by DLPack. The memory stays as long as the array or any view of it.
+/// Elements in one piece, row-major. numpy, torch, jax and others view them without a copy, by the buffer
+/// protocol and by DLPack. The memory stays as long as the array or any view of it.
 ///
-/// `empty`, `zeros` and `asarray` make arrays in registered memory. What arrives from another process is an array too,
-/// which is read-only.
+/// `empty`, `zeros` and `asarray` make arrays in registered memory. What arrives from another process is an
+/// array too, which is read-only.
 #[pyclass(frozen, weakref, module = "tonic_rdma")]
 #[derive(Debug)]
 pub(crate) struct Array {
@@ -96,7 +96,8 @@ impl Array {
         PyTuple::new(py, &self.shape)
     }
 
-    /// numpy's name of the type of the elements, such as "float32"; also "bfloat16", "float8_e4m3fn" and "float8_e5m2".
+    /// numpy's name of the type of the elements, such as "float32"; also "bfloat16", "float8_e4m3fn" and
+    /// "float8_e5m2".
     #[getter]
     fn dtype(&self) -> &'static str {
         self.elements.spec().dtype().name()
@@ -265,8 +266,8 @@ fn dtype(named: &Bound<'_, PyAny>) -> PyResult<Dtype> {
     })
 }
 
-/// Allocates memory of the process's arrays, with any content. They may have as much as the machine has; what devices
-/// register of it counts against `RDMA_PINNED_LIMIT`.
+/// Allocates memory of the process's arrays, with any content. They may have as much as the machine has; what
+/// devices register of it counts against `RDMA_PINNED_LIMIT`.
 ///
 /// # Errors
 /// MemoryError: there is none. RuntimeError: this is a fork of a process that used the package.
@@ -345,7 +346,8 @@ pub(crate) fn asarray(object: &Bound<'_, PyAny>) -> PyResult<Py<Array>> {
     Py::new(py, array)
 }
 
-/// Returns the arrays in the pool, their bytes, the bytes that the pool has of the system, and the bytes copied.
+/// Returns the arrays in the pool, their bytes, the bytes that the pool has of the system, and the bytes
+/// copied.
 #[pyfunction]
 pub(crate) fn memory_statistics() -> (usize, u64, u64, u64) {
     let copied = COPIED.load(Ordering::Relaxed);

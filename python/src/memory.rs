@@ -94,8 +94,8 @@ impl Drop for Consumed {
 /// Where elements lie in memory of this process, how, and what keeps them there: an [`Array`], an object with
 /// the buffer protocol, or one with `__dlpack__`. Clones share them.
 ///
-/// Who gives memory to an operation neither writes to it nor resizes it until the operation has ended. Otherwise
-/// its content is torn.
+/// Who gives memory to an operation neither writes to it nor resizes it until the operation has ended.
+/// Otherwise its content is torn.
 #[derive(Clone, Debug)]
 pub(crate) struct Elements {
     spec: TensorSpec,
@@ -108,8 +108,8 @@ pub(crate) struct Elements {
     owner: Owner,
 }
 
-// SAFETY: the pointer is to memory that the owner keeps, and any thread may use and drop that. Shared references
-// only read. That nothing writes meanwhile is the contract with the user, above.
+// SAFETY: the pointer is to memory that the owner keeps, and any thread may use and drop that. Shared
+// references only read. That nothing writes meanwhile is the contract with the user, above.
 unsafe impl Send for Elements {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Elements {}
@@ -117,8 +117,8 @@ unsafe impl Sync for Elements {}
 /// What keeps elements where they are.
 #[derive(Clone, Debug)]
 enum Owner {
-    /// A memoryview, or a capsule with another library's tensor. A thread without the interpreter's lock leaves the
-    /// last reference to the next thread that has the lock.
+    /// A memoryview, or a capsule with another library's tensor. A thread without the interpreter's lock leaves
+    /// the last reference to the next thread that has the lock.
     Object {
         _kept: Arc<Py<PyAny>>,
     },
@@ -142,8 +142,8 @@ impl Elements {
     /// Finds the elements of an object in host memory.
     ///
     /// # Errors
-    /// TypeError, BufferError: the object has no elements, or elements of a type or in a place that can't be used.
-    /// ValueError: too many dimensions. And what the object's own methods raise.
+    /// TypeError, BufferError: the object has no elements, or elements of a type or in a place that can't be
+    /// used. ValueError: too many dimensions. And what the object's own methods raise.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(array) = object.cast::<Array>() {
             return Ok(array.get().elements().clone());
@@ -197,9 +197,9 @@ impl Elements {
             return Err(PyErr::fetch(view.py()));
         }
         let rank = usize::try_from(buffer.ndim).unwrap_or(0);
-        // SAFETY: the structure is filled. Until the release, shape, strides and suboffsets are null or have `ndim`
-        // numbers, and the format is null or a string. After it the view keeps the memory by a buffer of its own,
-        // because nothing else has the view.
+        // SAFETY: the structure is filled. Until the release, shape, strides and suboffsets are null or have
+        // `ndim` numbers, and the format is null or a string. After it the view keeps the memory by a buffer of
+        // its own, because nothing else has the view.
         let (shape, steps, behind, format) = unsafe {
             let behind = numbers(buffer.suboffsets, rank).iter().any(|&offset| offset >= 0);
             let format = if buffer.format.is_null() { c"B" } else { CStr::from_ptr(buffer.format) };
@@ -236,8 +236,8 @@ impl Elements {
     /// Takes another library's tensor out of its capsule.
     fn of_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let take = |name: &'static CStr, used: &'static CStr| {
-            // SAFETY: it is an object, and the names live for ever. By DLPack a capsule of such a name has a tensor,
-            // which belongs to the one who changes the name.
+            // SAFETY: it is an object, and the names live for ever. By DLPack a capsule of such a name has a
+            // tensor, which belongs to the one who changes the name.
             unsafe {
                 let tensor = ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 1;
                 let tensor = tensor.then(|| ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()))?;
@@ -254,8 +254,8 @@ impl Elements {
                 "a capsule of DLPack that nothing has used, \"dltensor\" or \"dltensor_versioned\"";
             PyTypeError::new_err(format!("expected {expected}, not {capsule}"))
         })?;
-        // SAFETY: the tensor is valid until `consumed` is dropped. The place of the version never changes, and that
-        // of the others only with the first number of it.
+        // SAFETY: the tensor is valid until `consumed` is dropped. The place of the version never changes, and
+        // that of the others only with the first number of it.
         let (tensor, writable) = unsafe {
             match consumed {
                 Consumed::Unversioned(tensor) => (&(*tensor).dl_tensor, true),
@@ -299,8 +299,8 @@ impl Elements {
         Self::of_tensor(&Tensor::from_buffer(spec, buffer).map_err(to_py)?, first, true)
     }
 
-    /// Returns the elements at the beginning of a region's memory, which Python may write. `keep` is dropped with
-    /// the last of them.
+    /// Returns the elements at the beginning of a region's memory, which Python may write. `keep` is dropped
+    /// with the last of them.
     pub(crate) fn of_mapping(
         spec: TensorSpec,
         mapping: RegionMapping,
@@ -309,8 +309,8 @@ impl Elements {
         struct Mapped<T>(RegionMapping, T);
         impl<T> AsRef<[u8]> for Mapped<T> {
             fn as_ref(&self) -> &[u8] {
-                // SAFETY: the mapping keeps this memory, which the kernel has initialised. That nothing writes to it
-                // during an operation is the contract with the user.
+                // SAFETY: the mapping keeps this memory, which the kernel has initialised. That nothing writes
+                // to it during an operation is the contract with the user.
                 unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
             }
         }
@@ -385,7 +385,8 @@ impl Elements {
     /// If they are not contiguous.
     pub(crate) fn bytes(&self) -> &[u8] {
         assert!(self.is_contiguous(), "the caller has checked it");
-        // SAFETY: the owner keeps so many bytes from the first element on. Nothing writes meanwhile, by the contract.
+        // SAFETY: the owner keeps so many bytes from the first element on. Nothing writes meanwhile, by the
+        // contract.
         unsafe { std::slice::from_raw_parts(self.first, self.length()) }
     }
 
@@ -450,8 +451,8 @@ impl Elements {
         Tensor::from_strided(spec, strides, bytes).map_err(to_py)
     }
 
-    /// Returns the same elements without their object, if they lie in one piece in registered memory, and otherwise
-    /// the tensor of them.
+    /// Returns the same elements without their object, if they lie in one piece in registered memory, and
+    /// otherwise the tensor of them.
     ///
     /// # Errors
     /// As [`into_tensor`](Self::into_tensor).
@@ -464,9 +465,9 @@ impl Elements {
         }
     }
 
-    /// Passes the elements on as a capsule of DLPack, which keeps them without the interpreter. The elements come
-    /// from [`of_buffer`](Self::of_buffer), [`of_mapping`](Self::of_mapping) or [`of_arrived`](Self::of_arrived), and
-    /// can be written if the capsule has no version.
+    /// Passes the elements on as a capsule of DLPack, which keeps them without the interpreter. The elements
+    /// come from [`of_buffer`](Self::of_buffer), [`of_mapping`](Self::of_mapping) or
+    /// [`of_arrived`](Self::of_arrived), and can be written if the capsule has no version.
     pub(crate) fn to_capsule<'py>(
         &self,
         py: Python<'py>,
@@ -507,7 +508,8 @@ impl Elements {
                 Box::new(DlManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete_unversioned) });
             (Box::into_raw(tensor).cast::<c_void>(), UNVERSIONED)
         };
-        // SAFETY: the pointer is not null, the name lives for ever, and `drop_capsule` frees what nothing takes.
+        // SAFETY: the pointer is not null, the name lives for ever, and `drop_capsule` frees what nothing
+        // takes.
         let capsule = unsafe { ffi::PyCapsule_New(tensor, name.as_ptr(), Some(drop_capsule)) };
         // SAFETY: it is null or a new object.
         unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
@@ -519,8 +521,8 @@ struct Span(Elements, usize);
 
 impl AsRef<[u8]> for Span {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: no step goes backwards, so the bytes lie in the object's memory, which the owner keeps. Nothing
-        // writes meanwhile, by the contract.
+        // SAFETY: no step goes backwards, so the bytes lie in the object's memory, which the owner keeps.
+        // Nothing writes meanwhile, by the contract.
         unsafe { std::slice::from_raw_parts(self.0.first, self.1) }
     }
 }

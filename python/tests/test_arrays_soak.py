@@ -1,4 +1,4 @@
-"""Many arrays, made, viewed, shared and dropped by several threads, while the garbage collector runs at random moments."""
+"""Threads make, view, share and drop many arrays, while the garbage collector runs at random moments."""
 
 import gc
 import random
@@ -14,7 +14,9 @@ numpy = pytest.importorskip("numpy")
 THREADS = 4
 HELD = 24  # views that a thread keeps, at most
 LARGEST = 256 << 10
-SETTLED = 64 << 20  # bytes; all that the threads can hold have half of that, and the arrays of one round ten times as much
+SETTLED = (
+    64 << 20
+)  # bytes; all that the threads can hold have half of that, and the arrays of one round ten times as much
 
 
 def resident():
@@ -62,7 +64,9 @@ def one_thread(seed, count, failures):
     held = []
     try:
         for number in range(count):
-            made = tonic_rdma.empty(rng.randrange(8, 2 << rng.randrange(3, LARGEST.bit_length() - 3)), "float32")
+            made = tonic_rdma.empty(
+                rng.randrange(8, 2 << rng.randrange(3, LARGEST.bit_length() - 3)), "float32"
+            )
             made.numpy()[...] = number
             held.append((rng.choice(VIEWS)(made), number))
             del made
@@ -77,7 +81,8 @@ def one_thread(seed, count, failures):
 def one_round(seed, count):
     failures = []
     threads = [
-        threading.Thread(target=one_thread, args=(seed + each, count // THREADS, failures)) for each in range(THREADS)
+        threading.Thread(target=one_thread, args=(seed + each, count // THREADS, failures))
+        for each in range(THREADS)
     ]
     for thread in threads:
         thread.start()

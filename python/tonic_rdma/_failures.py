@@ -2,9 +2,11 @@
 
 
 class TensorError(RuntimeError):
-    """An operation on arrays between processes failed. Wrong arguments are ValueErrors, and no memory a MemoryError.
+    """An operation on arrays between processes failed.
 
-    `kind` says in a word what a program decides by, such as "gone", "busy", "name_taken", "no_rdma" or "not_permitted".
+    Wrong arguments raise ValueError instead, and too little memory MemoryError.
+    `kind` says in a word what a program decides by, such as "gone", "busy", "name_taken", "no_rdma" or
+    "not_permitted".
     """
 
     kind: str
@@ -15,7 +17,7 @@ class TensorError(RuntimeError):
 
 
 class Gone(TensorError):
-    """The lease of a remote buffer has ended: its owner closed it, its time is over, or all its readers have read."""
+    """The lease of a remote buffer has ended: closed, its time over, or all its readers served."""
 
 
 class Revoked(TensorError):
@@ -37,8 +39,9 @@ class TensorTimeout(TensorError, TimeoutError):
 class CollectiveError(RuntimeError):
     """An operation of a group failed. Wrong arguments are ValueErrors, and no memory a MemoryError.
 
-    `kind` says in a word what a program decides by, such as "rank_lost", "deadline", "mismatch", "revoked" or "excluded".
-    `rank` is the rank that the error is about, and `lost_rank` the rank whose loss ended the operation, if one is lost.
+    `kind` says in a word what a program decides by, such as "rank_lost", "deadline", "mismatch", "revoked" or
+    "excluded". `rank` is the rank that the error is about, and `lost_rank` the rank whose loss ended the
+    operation, if one is lost.
     """
 
     kind: str
@@ -55,7 +58,7 @@ class CollectiveError(RuntimeError):
 
 
 class RankLost(CollectiveError):
-    """The process of rank `lost_rank` has ended, or the connection to it has. `shrink` makes a group of the others.
+    """The process of rank `lost_rank` has ended, or the connection to it has.
 
-    Later operations of the group raise it too, with the kind "revoked".
+    `shrink` makes a group of the others. Later operations of this group raise it too, with the kind "revoked".
     """
