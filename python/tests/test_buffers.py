@@ -695,6 +695,31 @@ def test_a_wrong_token_gives_nothing(peer, path):
     assert client.fetch(buffer).tobytes() == b"secret"
 
 
+def test_handles_of_strangers_are_refused_or_fetched():
+    """Bytes at random, and lengths and shapes that no array has."""
+    kept = share(tonic_rdma.zeros((3, 4)))
+    chance, data = random.Random(5), bytes(kept)
+    handles = []
+    for _ in range(3000):
+        changed = bytearray(data)
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(changed))
+            changed[at : at + chance.randrange(2)] = chance.randbytes(chance.randrange(2))
+        if b"127.0.0.1" in changed:
+            handles.append(bytes(changed))
+    for dtype in ("string", "float32", "uint8", "bfloat16", "object", ""):
+        for shape in ([], [0], [1 << 63], [(1 << 64) - 1], [1 << 32] * 2, [0, (1 << 64) - 1], [12] * 20, [48]):
+            for length in (0, 48, 1 << 63, (1 << 64) - 1):
+                message = kept.message
+                message.dtype, message.length, message.shape[:] = dtype, length, shape
+                handles.append(message.SerializeToString())
+    fetched = 0
+    for handle in handles:
+        with contextlib.suppress(ValueError, tonic_rdma.TensorError):
+            fetched += RemoteBuffer(handle).numpy(timeout=5).nbytes > 0
+    assert 0 < fetched < len(handles)
+
+
 def test_named_readers_prove_their_names(peer, path):
     peer("pool = BufferPool(); kept = share(b'for alice', pool=pool, only_for=['alice'])")
     buffer = peer("kept")
