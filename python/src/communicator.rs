@@ -25,6 +25,9 @@ use crate::memory::Elements;
 use crate::runtime::{SIGNALS, after, duration, runtime};
 use crate::waits::{Made, Pending, drop_inside};
 
+/// Operations on fewer bytes start in less time than it takes to release the interpreter's lock.
+const SMALL: usize = 64 << 10;
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -443,7 +446,7 @@ impl Communicator {
                 None => return Err(PyValueError::new_err(format!("{verb}: the array and out overlap"))),
             }
         }
-        let running = py.detach(|| match carrier {
+        let start = || match carrier {
             Dtype::F16 => verb.start::<f16>(&communicator, elements, target, limit),
             Dtype::Bf16 => verb.start::<bf16>(&communicator, elements, target, limit),
             Dtype::F32 => verb.start::<f32>(&communicator, elements, target, limit),
@@ -456,7 +459,9 @@ impl Communicator {
             Dtype::U32 => verb.start::<u32>(&communicator, elements, target, limit),
             Dtype::U64 => verb.start::<u64>(&communicator, elements, target, limit),
             _ => verb.start::<u8>(&communicator, elements, target, limit),
-        });
+        };
+        // A start copies nothing. It may wait for the thread that carries on others, which never takes this lock.
+        let running = if whole * size <= SMALL { start() } else { py.detach(start) };
         Ok(Operation::new(running, out.unwrap_or(array).clone().unbind()))
     }
 }

@@ -388,7 +388,7 @@ def soak(communicator, seed):
     collector = threading.Thread(target=collect)
     collector.start()
     waiting = []
-    for number in range(600):
+    for number in range(300):
         count = common.choice([1, 7, 500, 5000, 60_000])
         array = np.full(count, 1, common.choice(["float32", "int64", "float16"]))
         live.append(weakref.ref(array))
@@ -587,6 +587,31 @@ def tensors(communicator):
 def test_tensors_of_torch():
     pytest.importorskip("torch")
     group(2, tensors)
+
+
+def leaves(communicator):
+    communicator.barrier().wait()
+    operations = [communicator.recv(1 - communicator.rank, np.zeros(count)) for count in (1, 100_000)]
+    operations[0].add_done_callback(print)
+    threading.Thread(target=operations[1].wait, daemon=True).start()
+    time.sleep(0.05)
+
+
+def test_the_interpreter_ends_during_operations():
+    group(2, leaves)
+
+
+def test_the_command():
+    command = "-m tonic_rdma compare-collectives --ranks 2 --sizes 1KiB,1MiB --rounds 1 --duration 0.01"
+    ended = subprocess.run(
+        [sys.executable, *command.split()], check=False, capture_output=True, text=True, timeout=LIMIT
+    )
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        assert ended.returncode == 2 and "needs torch" in ended.stderr
+    else:
+        assert ended.returncode == 0 and "1048576" in ended.stdout, ended.stderr
 
 
 if __name__ == "__main__":
