@@ -589,6 +589,38 @@ def test_tensors_of_torch():
     group(2, tensors)
 
 
+def comes_and_goes(first):
+    """Groups that are closed or collected leave no thread and no descriptor."""
+
+    def counts():
+        return [len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")]
+
+    def grown():
+        return [now > earlier for now, earlier in zip(counts(), before, strict=True)]
+
+    before = None
+    for number in range(20):
+        communicator = tonic_rdma.Communicator(0, 1, "127.0.0.1:0")
+        operation = communicator.all_reduce(np.ones(100_000))
+        if number % 2:
+            communicator.close()
+        del communicator
+        assert (operation.wait() == 1).all()
+        del operation
+        if number == 4:
+            time.sleep(1)
+            before = counts()
+    end = time.monotonic() + LIMIT
+    while any(grown()) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(grown()), (before, counts())
+    first.barrier().wait()
+
+
+def test_groups_come_and_go():
+    group(1, comes_and_goes)
+
+
 def leaves(communicator):
     communicator.barrier().wait()
     operations = [communicator.recv(1 - communicator.rank, np.zeros(count)) for count in (1, 100_000)]
