@@ -190,6 +190,8 @@ struct State {
     phase: Phase,
     /// The callbacks, and what they get if the operation ends well.
     callbacks: Vec<(Callback, Py<PyAny>)>,
+    /// Threads that wait for another one, or for the task.
+    waiters: usize,
 }
 
 enum Phase {
@@ -204,9 +206,12 @@ impl Shared {
         let callbacks = {
             let mut state = lock(&self.state);
             state.phase = Phase::Ended(ended.clone());
+            // It is a system call also when no thread waits.
+            if state.waiters > 0 {
+                self.changed.notify_all();
+            }
             std::mem::take(&mut state.callbacks)
         };
-        self.changed.notify_all();
         for (callback, result) in callbacks {
             callback.complete(ended.clone().map(|()| result));
         }
@@ -254,8 +259,10 @@ impl Shared {
                 Ok(None)
             }
             Phase::Awaited => {
+                state.waiters += 1;
                 let waited = self.changed.wait_timeout(state, limit);
-                let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state.waiters -= 1;
                 match &state.phase {
                     Phase::Ended(ended) => Ok(Some(ended.clone())),
                     _ => Ok(None),
@@ -275,7 +282,7 @@ impl Drop for Shared {
 impl Operation {
     fn ended(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Ended> {
         runtime()?;
-        let until = after(duration(timeout)?);
+        let until = after(duration("timeout", timeout)?);
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let limit = left.map_or(SIGNALS, |left| left.min(SIGNALS));
@@ -388,7 +395,7 @@ impl Communicator {
         deadline: Option<f64>,
     ) -> PyResult<Operation> {
         let communicator = self.opened()?;
-        let limit = duration(deadline)?;
+        let limit = duration("deadline", deadline)?;
         let mut elements = Elements::of(array)?;
         let mut target = out.map(Elements::of).transpose()?;
         let dtype = elements.spec().dtype();
@@ -468,7 +475,7 @@ impl Communicator {
 
 impl Operation {
     fn new(running: Box<dyn Running>, result: Py<PyAny>) -> Self {
-        let state = Mutex::new(State { phase: Phase::Idle(running), callbacks: Vec::new() });
+        let state = Mutex::new(State { phase: Phase::Idle(running), callbacks: Vec::new(), waiters: 0 });
         Self { shared: Arc::new(Shared { state, changed: Condvar::new() }), result }
     }
 }
@@ -527,13 +534,13 @@ impl Communicator {
             }
             None => builder.from_env().map_err(to_py)?,
         };
-        if let Some(limit) = duration(deadline)? {
+        if let Some(limit) = duration("deadline", deadline)? {
             builder = builder.deadline(limit);
         }
-        if let Some(limit) = duration(bootstrap_timeout)? {
+        if let Some(limit) = duration("bootstrap_timeout", bootstrap_timeout)? {
             builder = builder.bootstrap_timeout(limit);
         }
-        if let Some(limit) = duration(answer_timeout)? {
+        if let Some(limit) = duration("answer_timeout", answer_timeout)? {
             builder = builder.answer_timeout(limit);
         }
         if let Some(plans) = plans {
@@ -623,7 +630,7 @@ impl Communicator {
     #[pyo3(signature = (deadline))]
     fn barrier(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<Operation> {
         let communicator = self.opened()?;
-        let limit = duration(deadline)?;
+        let limit = duration("deadline", deadline)?;
         Ok(Operation::new(py.detach(|| started(communicator.barrier(), limit)), py.None()))
     }
 
