@@ -112,18 +112,27 @@ impl ExportedRegion {
     /// # Errors
     /// The last attached peer is lost, and no other peer has attached since.
     pub async fn notice(&self) -> Result<(), TensorError> {
+        self.wait_for(|| self.try_notice()).await
+    }
+
+    /// Waits for a notice, and takes none.
+    pub(crate) async fn noticed(&self) -> Result<(), TensorError> {
+        self.wait_for(|| self.export.has_notice() || (self.export.poll() && self.export.has_notice())).await
+    }
+
+    async fn wait_for(&self, mut noticed: impl FnMut() -> bool) -> Result<(), TensorError> {
         consume_budget().await;
         loop {
             // A peer may attach during the wait. The wait for a new peer begins before the check of the
             // notices, so that no peer is missed.
             let mut changed = pin!(self.export.changed.notified());
-            if self.try_notice() {
+            if noticed() {
                 return Ok(());
             }
             let mut waits = match self.export.waits() {
                 Ok(waits) => waits,
                 // A notice that the last peer sent before it was lost may have arrived since.
-                Err(_) if self.try_notice() => return Ok(()),
+                Err(_) if noticed() => return Ok(()),
                 Err(gone) => return Err(gone),
             };
             poll_fn(|context| {
@@ -225,6 +234,13 @@ impl Export {
             Some(fault) if waits.is_empty() => Err(fault),
             _ => Ok(waits),
         }
+    }
+
+    /// Returns whether there is a notice of any peer.
+    fn has_notice(&self) -> bool {
+        let attached = lock(&self.attached);
+        attached.pairs.iter().any(|it| it.count() > it.taken)
+            || self.untaken_notices.load(Ordering::Relaxed) > 0
     }
 
     /// Takes a notice of any peer. Returns whether there was one.

@@ -9,6 +9,7 @@ use std::sync::Weak;
 use crate::device::RdmaDevice;
 use crate::device::state::Group;
 use crate::error::TensorError;
+use crate::regions::ExportedRegion;
 use crate::slots::static_slot::StaticSender;
 use crate::types::Tensor;
 use tonic_rdma_verbs::unstable::lock;
@@ -31,6 +32,15 @@ pub fn detail(error: &TensorError) -> &str {
 /// Those of [`StaticSender::send`].
 pub async fn send_to_end(sender: &mut StaticSender, tensor: &Tensor) -> Result<(), TensorError> {
     sender.send_to_end(tensor).await
+}
+
+/// Waits for a notice of a peer as [`ExportedRegion::notice`] does, and takes none: for event loops, whose waits
+/// end before they know.
+///
+/// # Errors
+/// Those of [`ExportedRegion::notice`].
+pub async fn noticed(region: &ExportedRegion) -> Result<(), TensorError> {
+    region.noticed().await
 }
 
 /// A thread polls slots and takes completions itself, until it drops this. Meanwhile, a tensor that arrives,
