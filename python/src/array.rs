@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, OnceLock};
 
-use pyo3::exceptions::{PyBufferError, PyImportError, PyMemoryError, PyTypeError, PyValueError};
+use pyo3::exceptions::{
+    PyBufferError, PyImportError, PyMemoryError, PyOverflowError, PyTypeError, PyValueError,
+};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyTuple};
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
@@ -147,7 +149,7 @@ impl Array {
 
     /// Returns a copy of the elements.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = self.elements.clone().into_tensor()?.to_bytes().map_err(to_py)?;
+        let bytes = self.elements.clone().into_tensor(py)?.to_bytes().map_err(to_py)?;
         let length = bytes.len();
         bytes_of(py, &[bytes], length)
     }
@@ -177,7 +179,13 @@ impl Array {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let array = Self::numpy(slf)?;
-        let dtype = dtype.map_or_else(|| array.getattr("dtype"), Ok)?;
+        let own = array.getattr("dtype")?;
+        let dtype = dtype.unwrap_or_else(|| own.clone());
+        if copy == Some(false) && own.ne(&dtype)? {
+            return Err(PyValueError::new_err(format!(
+                "an array of {own} is one of {dtype} by a copy alone"
+            )));
+        }
         array.call_method("astype", (dtype,), Some(&[("copy", copy == Some(true))].into_py_dict(slf.py())?))
     }
 
@@ -205,11 +213,7 @@ impl Array {
         }
         let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
         if copy == Some(true) {
-            return copied(py, &self.elements.clone().into_tensor()?)?.elements.to_capsule(
-                py,
-                is_versioned,
-                true,
-            );
+            return copied(py, &self.elements)?.elements.to_capsule(py, is_versioned, true);
         }
         if !is_versioned && !self.elements.is_writable() {
             return Err(PyBufferError::new_err(
@@ -237,6 +241,9 @@ pub(crate) fn spec(shape: &Bound<'_, PyAny>, dtype: &Bound<'_, PyAny>) -> PyResu
         }
     };
     let numbers = numbers.map_err(|error| {
+        if !is_refusal(&error, shape.py()) {
+            return error;
+        }
         let error = error.value(shape.py()).to_string();
         PyTypeError::new_err(format!(
             "shape: expected a number or a sequence of numbers, not {shape}: {error}"
@@ -246,6 +253,14 @@ pub(crate) fn spec(shape: &Bound<'_, PyAny>, dtype: &Bound<'_, PyAny>) -> PyResu
     let dims = dims.map_err(|_| PyValueError::new_err(format!("shape: {shape} has a length below 0")))?;
     let shape = Shape::new(&dims).map_err(to_py)?;
     TensorSpec::new(self::dtype(dtype)?, shape).map_err(to_py)
+}
+
+/// Returns whether an error is about what an object is, not about what happened meanwhile.
+pub(crate) fn is_refusal(error: &PyErr, py: Python<'_>) -> bool {
+    error.is_instance_of::<PyTypeError>(py)
+        || error.is_instance_of::<PyValueError>(py)
+        || error.is_instance_of::<PyBufferError>(py)
+        || error.is_instance_of::<PyOverflowError>(py)
 }
 
 /// Returns the type that an argument names.
@@ -302,17 +317,27 @@ pub(crate) fn trim() {
     }
 }
 
-/// Copies a tensor to registered memory, and counts it.
-fn copied(py: Python<'_>, tensor: &Tensor) -> PyResult<Array> {
-    let length = tensor.spec().bytes().unwrap_or(0) as usize;
-    let mut buffer = allocate(length)?;
-    released_if(py, length, || tensor.copy_to(&mut buffer)).map_err(to_py)?;
-    count_copied(length);
-    Array::of_pool(*tensor.spec(), buffer)
+/// Copies elements to registered memory, and counts it.
+fn copied(py: Python<'_>, elements: &Elements) -> PyResult<Array> {
+    let mut buffer = allocate(elements.length())?;
+    released_if(py, elements.length(), || elements.copy_to(&mut buffer));
+    count_copied(elements.length());
+    Array::of_pool(*elements.spec(), buffer)
+}
+
+/// Returns a tensor that devices can read from where it lies, of a copy if need be.
+///
+/// # Errors
+/// As [`allocate`].
+pub(crate) fn in_registered_memory(py: Python<'_>, elements: &Elements) -> PyResult<Tensor> {
+    match elements.registered()? {
+        Some(tensor) => Ok(tensor),
+        None => copied(py, elements)?.elements.into_tensor(py),
+    }
 }
 
 /// Runs work on so many bytes, without the interpreter's lock if they are many.
-fn released_if<T: Send>(py: Python<'_>, bytes: usize, work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn released_if<T: Send>(py: Python<'_>, bytes: usize, work: impl FnOnce() -> T + Send) -> T {
     if bytes < LARGE { work() } else { py.detach(work) }
 }
 
@@ -339,9 +364,10 @@ pub(crate) fn asarray(object: &Bound<'_, PyAny>) -> PyResult<Py<Array>> {
     {
         return Ok(array.clone().unbind());
     }
-    let array = match Elements::of(object)?.registered()? {
-        Ok(elements) => Array::new(elements, true),
-        Err(tensor) => copied(py, &tensor)?,
+    let elements = Elements::of(object)?;
+    let array = match elements.without_object()? {
+        Some(elements) => Array::new(elements, true),
+        None => copied(py, &elements)?,
     };
     Py::new(py, array)
 }

@@ -147,7 +147,7 @@ impl BufferPool {
             return Err(closed("pool"));
         }
         let mut options = LeaseOptions::new();
-        if let Some(limit) = duration(time_limit)? {
+        if let Some(limit) = duration("time_limit", time_limit)? {
             options = options.time_limit(limit);
         }
         if let Some(readers) = readers {
@@ -162,28 +162,32 @@ impl BufferPool {
         if checksum {
             options = options.checksum();
         }
-        let tensor = Elements::of(object)?.into_tensor()?;
-        let (lease, handle) = py.detach(|| self.0.share(&tensor, options)).map_err(to_py)?;
+        let elements = Elements::of(object)?;
+        let (lease, handle) = py.detach(|| self.0.share(&elements, options))?;
         // Here, with the interpreter's lock.
-        drop(tensor);
+        drop(elements);
         let lease = BufferLease(Parents::new(Lease(Some(lease))));
         Ok((RemoteBuffer::of(handle)?, lease))
     }
 
     /// Admits a reader, and returns its secret.
     fn admit<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyBytes>> {
+        runtime()?;
         let secret = self.0.pool.admit(name).map_err(to_py)?;
         Ok(PyBytes::new(py, &secret.to_bytes()))
     }
 
-    fn dismiss(&self, name: &str) {
+    fn dismiss(&self, name: &str) -> PyResult<()> {
+        runtime()?;
         self.0.pool.dismiss(name);
+        Ok(())
     }
 
     /// Returns leases, their bytes, and the bytes that `share` has copied.
-    fn statistics(&self) -> (u64, u64, u64) {
+    fn statistics(&self) -> PyResult<(u64, u64, u64)> {
+        runtime()?;
         let found = self.0.pool.statistics();
-        (found.leases, found.bytes, self.0.copied.load(Ordering::Relaxed))
+        Ok((found.leases, found.bytes, self.0.copied.load(Ordering::Relaxed)))
     }
 
     /// Ends all leases, and waits until the port is free.
@@ -198,25 +202,27 @@ impl BufferPool {
 }
 
 impl Owner {
-    /// Shares a tensor, which is copied once if devices can't read it where it lies.
+    /// Shares elements, which are copied once if devices can't read them where they lie.
     fn share(
         &self,
-        tensor: &Tensor,
+        elements: &Elements,
         options: LeaseOptions,
-    ) -> Result<(buffer::BufferLease, buffer::RemoteBuffer), TensorError> {
-        let bytes = tensor.spec().bytes().unwrap_or(0) as usize;
-        let content = if bytes == 0 || (tensor.is_contiguous() && tensor.registered().is_some()) {
-            tensor.to_bytes()?
-        } else {
-            let mut copy = self.pool.allocate(bytes)?;
-            tensor.copy_to(&mut copy)?;
-            self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
-            count_copied(bytes);
-            copy.freeze()
+    ) -> PyResult<(buffer::BufferLease, buffer::RemoteBuffer)> {
+        let (spec, bytes) = (elements.spec(), elements.length());
+        let content = match elements.registered()? {
+            Some(tensor) => tensor.to_bytes().map_err(to_py)?,
+            None if bytes == 0 => Bytes::new(),
+            None => {
+                let mut copy = self.pool.allocate(bytes).map_err(to_py)?;
+                elements.copy_to(&mut copy);
+                self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+                count_copied(bytes);
+                copy.freeze()
+            }
         };
-        let (lease, mut handle) = self.pool.share_with(content, options)?;
-        handle.dtype = tensor.dtype().name().into();
-        handle.shape = tensor.shape().dims().to_vec();
+        let (lease, mut handle) = self.pool.share_with(content, options).map_err(to_py)?;
+        handle.dtype = spec.dtype().name().into();
+        handle.shape = spec.shape().dims().to_vec();
         Ok((lease, handle))
     }
 }
@@ -382,6 +388,9 @@ impl RemoteBuffer {
 #[derive(Debug)]
 pub(crate) struct BufferClient(Parents<buffer::BufferClient>);
 
+/// URI, connection, bytes that landed, and those of them that were copied.
+type ConnectedOwner = (String, Option<Connection>, u64, u64);
+
 /// PEM: roots, key, chain.
 type Tls = (PyBackedBytes, Option<PyBackedBytes>, Option<PyBackedBytes>);
 
@@ -398,7 +407,7 @@ impl BufferClient {
     ) -> PyResult<Self> {
         let _inside = runtime()?.enter();
         let mut builder = buffer::BufferClient::builder()
-            .timeout(duration(Some(timeout))?.unwrap_or(Duration::MAX))
+            .timeout(duration("timeout", Some(timeout))?.unwrap_or(Duration::MAX))
             .max_fetch_bytes(max_fetch_bytes)
             .landing_budget(landing_budget);
         for (owner, name, secret) in secrets {
@@ -489,14 +498,18 @@ impl BufferClient {
         object: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<Pending> {
-        let tensor = Elements::of(object)?.into_tensor()?;
+        let tensor = Elements::of(object)?.into_tensor(object.py())?;
         same_elements(buffer, tensor.spec())?;
         let (client, handle) = (Arc::clone(&self.0), Arc::clone(&buffer.handle));
         Pending::new(timeout, "the write", async move {
             let written = async {
                 let bytes = match tensor.is_contiguous() {
                     true => tensor.to_bytes()?,
-                    false => tensor.to_contiguous()?.to_bytes()?,
+                    false => {
+                        let copy = tensor.to_contiguous()?.to_bytes()?;
+                        count_copied(copy.len());
+                        copy
+                    }
                 };
                 client.write_back(&handle, offset, bytes).await
             };
@@ -505,9 +518,9 @@ impl BufferClient {
         })
     }
 
-    /// Returns the owners that the client is connected to: URI, connection, bytes that landed, and those of them
-    /// that were copied.
-    fn owners(&self) -> Vec<(String, Option<Connection>, u64, u64)> {
+    /// Returns the owners that the client is connected to.
+    fn owners(&self) -> PyResult<Vec<ConnectedOwner>> {
+        runtime()?;
         let owners = self.0.owners().into_iter();
         let entry = |status: buffer::OwnerStatus| {
             let counters = status.connection.as_ref().map(|info| info.counters()).unwrap_or_default();
@@ -515,7 +528,7 @@ impl BufferClient {
             let connection = status.connection.as_ref().map(|info| Connection::new(info, info.is_tls()));
             ((*status.owner).to_owned(), connection, counters.landed_bytes, copied)
         };
-        owners.map(entry).collect()
+        Ok(owners.map(entry).collect())
     }
 }
 

@@ -666,7 +666,7 @@ impl Call {
     fn outcome(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<Outcome>>> {
         let Some(state) = &self.state else { return self.outcome_now(py) };
         if state.end.get().is_none() {
-            let deadline = after(duration(timeout)?);
+            let deadline = after(duration("timeout", timeout)?);
             wait(py, async {
                 tokio::select! {
                     biased;

@@ -208,7 +208,8 @@ impl Settings<'_> {
             endpoint = endpoint.origin(origin);
         }
         if let Some((interval, timeout)) = self.keepalive
-            && let (Some(interval), Some(timeout)) = (duration(Some(interval))?, duration(Some(timeout))?)
+            && let (Some(interval), Some(timeout)) =
+                (duration("keepalive", Some(interval))?, duration("keepalive", Some(timeout))?)
         {
             endpoint = endpoint.http2_keep_alive_interval(interval).keep_alive_timeout(timeout);
         }
@@ -305,7 +306,7 @@ impl Channel {
 
     #[pyo3(signature = (last, timeout = None))]
     fn wait_for_state_change(&self, py: Python<'_>, last: i32, timeout: Option<f64>) -> PyResult<i32> {
-        let deadline = after(duration(timeout)?);
+        let deadline = after(duration("timeout", timeout)?);
         wait(py, async {
             tokio::select! {
                 state = self.shared.state_other_than(last) => state,
@@ -433,7 +434,7 @@ impl Method {
         if self.shared.closed.is_cancelled() {
             return Err(PyValueError::new_err("Cannot invoke RPC on closed channel!"));
         }
-        let timeout = duration(timeout)?;
+        let timeout = duration("timeout", timeout)?;
         let mut headers = HeaderMap::with_capacity(8);
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http::HeaderMap;
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{read, write};
@@ -192,20 +192,20 @@ impl Completions {
     }
 }
 
-/// A callback with the queue that it is to be run from.
+/// A callback with the queue that it is to be run from. It gets an error if what it waits for panics.
 #[derive(Debug)]
 pub(crate) struct Callback {
     results: Arc<Results>,
-    callback: Py<PyAny>,
+    callback: Arc<Py<PyAny>>,
 }
 
 impl Callback {
     pub(crate) fn new(completions: &Completions, callback: Py<PyAny>) -> Self {
-        Self { results: completions.results(), callback }
+        Self { results: completions.results(), callback: Arc::new(callback) }
     }
 
     pub(crate) fn complete(self, value: impl Value + 'static) {
-        self.results.push(Arc::new(self.callback), Box::new(value));
+        self.results.push(Arc::clone(&self.callback), Box::new(value));
     }
 
     /// Completes with the result of `future`, on the runtime.
@@ -215,5 +215,14 @@ impl Callback {
     ) -> PyResult<()> {
         crate::runtime::runtime()?.spawn(async move { self.complete(future.await) });
         Ok(())
+    }
+}
+
+impl Drop for Callback {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let error = PyRuntimeError::new_err("a bug in tonic_rdma: the operation panicked");
+            self.results.push(Arc::clone(&self.callback), Box::new(Err::<(), PyErr>(error)));
+        }
     }
 }

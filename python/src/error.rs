@@ -6,7 +6,7 @@ use tonic_rdma_collective::{CollectiveError, CollectiveErrorKind};
 use tonic_rdma_tensor::{TensorError, TensorErrorKind, TransferError};
 
 /// The classes of `tonic_rdma/_failures.py`.
-mod classes {
+pub(crate) mod classes {
     use pyo3::import_exception;
 
     import_exception!(tonic_rdma._failures, TensorError);

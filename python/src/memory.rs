@@ -18,7 +18,7 @@ use tonic_rdma_verbs::unstable::{RegionMapping, find_sendable};
 
 use crate::array::{self, Array};
 use crate::error::to_py;
-use crate::runtime::unless_forked;
+use crate::runtime::{runtime, unless_forked};
 
 /// Makes a `bytes` object of `length` bytes, which `chunks` have, and copies them without the interpreter's
 /// lock.
@@ -52,7 +52,7 @@ pub(crate) fn bytes_of<'py>(
 /// Kinds of memory that the processor can read, by DLPack: its own, and what CUDA or ROCm has pinned.
 const HOST: [i32; 3] = [1, 3, 11];
 /// The version of DLPack that this file knows.
-const VERSION: (u32, u32) = (1, 0);
+const VERSION: [u32; 2] = [1, 0];
 const UNVERSIONED: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 /// Flags of a tensor with a version.
@@ -62,7 +62,7 @@ const COPIED: u64 = 2;
 /// `DLManagedTensorVersioned`.
 #[repr(C)]
 struct DlManagedTensorVersioned {
-    version: (u32, u32),
+    version: [u32; 2],
     manager_ctx: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
     flags: u64,
@@ -149,7 +149,7 @@ impl Elements {
             return Ok(array.get().elements().clone());
         }
         if object.is_instance_of::<PyCapsule>() {
-            return Self::of_capsule(object);
+            return Self::of_capsule(object, true);
         }
         // SAFETY: it is an object.
         let has_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1;
@@ -161,7 +161,7 @@ impl Elements {
         if let Some(device) = object.getattr_opt("__dlpack_device__")? {
             match (Self::of_dlpack(object, &device), &refused) {
                 // numpy passes on no type of ml_dtypes: see below.
-                (Err(_), Some(_)) => {}
+                (Err(error), Some(_)) if array::is_refusal(&error, object.py()) => {}
                 (found, _) => return found,
             }
         }
@@ -208,7 +208,12 @@ impl Elements {
             ffi::PyBuffer_Release(&raw mut buffer);
             found
         };
-        let dtype = dtype.or_else(|| dtype_of(&format, buffer.itemsize)).filter(|_| !behind);
+        let dtype = match dtype {
+            // What the object says of its elements may be wrong.
+            Some(dtype) => Some(dtype).filter(|it| it.size() == usize::try_from(buffer.itemsize).ok()),
+            None => dtype_of(&format, buffer.itemsize),
+        };
+        let dtype = dtype.filter(|_| !behind);
         let dtype = dtype.ok_or_else(|| match object.getattr("dtype").and_then(|dtype| dtype.str()) {
             Ok(dtype) => unknown(object, &format!("dtype {dtype}")),
             Err(_) if behind => unknown(object, "elements behind pointers"),
@@ -220,21 +225,25 @@ impl Elements {
 
     /// Finds the elements of an object with `__dlpack__`.
     fn of_dlpack(object: &Bound<'_, PyAny>, device: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if !device.is_callable() {
+            let object = type_name(object);
+            return Err(PyTypeError::new_err(format!("__dlpack_device__ of {object} is no method")));
+        }
         let (kind, _) = device.call0()?.extract::<(i32, i32)>()?;
         check_host(kind)?;
-        let arguments = [("max_version", VERSION)].into_py_dict(object.py())?;
-        let capsule = match object.call_method("__dlpack__", (), Some(&arguments)) {
+        let arguments = [("max_version", (VERSION[0], VERSION[1]))].into_py_dict(object.py())?;
+        match object.call_method("__dlpack__", (), Some(&arguments)) {
             // The protocol's first version has no versions.
             Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => {
-                object.call_method0("__dlpack__")
+                Self::of_capsule(&object.call_method0("__dlpack__")?, true)
             }
-            other => other,
-        };
-        Self::of_capsule(&capsule?)
+            // Who knows versions and gives none, such as jax, can't say that its elements never change.
+            capsule => Self::of_capsule(&capsule?, false),
+        }
     }
 
-    /// Takes another library's tensor out of its capsule.
-    fn of_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
+    /// Takes another library's tensor out of its capsule. `writable` is what a capsule without a version means.
+    fn of_capsule(capsule: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
         let take = |name: &'static CStr, used: &'static CStr| {
             // SAFETY: it is an object, and the names live for ever. By DLPack a capsule of such a name has a
             // tensor, which belongs to the one who changes the name.
@@ -258,12 +267,12 @@ impl Elements {
         // that of the others only with the first number of it.
         let (tensor, writable) = unsafe {
             match consumed {
-                Consumed::Unversioned(tensor) => (&(*tensor).dl_tensor, true),
-                Consumed::Versioned(tensor) if (*tensor).version.0 == VERSION.0 => {
+                Consumed::Unversioned(tensor) => (&(*tensor).dl_tensor, writable),
+                Consumed::Versioned(tensor) if (*tensor).version[0] == VERSION[0] => {
                     (&(*tensor).dl_tensor, (*tensor).flags & READ_ONLY == 0)
                 }
                 Consumed::Versioned(tensor) => {
-                    let (major, minor) = (*tensor).version;
+                    let [major, minor] = (*tensor).version;
                     return Err(PyBufferError::new_err(format!("a tensor of DLPack {major}.{minor}")));
                 }
             }
@@ -419,50 +428,67 @@ impl Elements {
         }
     }
 
+    /// Copies the elements to `destination`, row-major, however they lie.
+    ///
+    /// # Panics
+    /// If they don't fill it.
+    pub(crate) fn copy_to(&self, destination: &mut [u8]) {
+        assert_eq!(destination.len(), self.length(), "the elements fill it");
+        let size = self.spec.dtype().size().unwrap_or(1);
+        // SAFETY: the owner keeps all elements, and the destination has room for them.
+        unsafe { pack(self.first, self.spec.shape().dims(), &self.steps, size, destination) };
+    }
+
     /// Returns a tensor in the same memory: registered, if the memory is. Elements that go backwards, or lie at
     /// addresses that are no multiples of what their type needs, are copied, which is counted.
     ///
     /// # Errors
     /// MemoryError: there is no memory for a copy.
-    pub(crate) fn into_tensor(self) -> PyResult<Tensor> {
+    pub(crate) fn into_tensor(self, py: Python<'_>) -> PyResult<Tensor> {
+        let elements = match self.in_place()? {
+            Ok(tensor) => return Ok(tensor),
+            Err(elements) => elements,
+        };
+        let mut copy = TensorMut::zeroed(elements.spec).map_err(to_py)?;
+        array::released_if(py, elements.length(), || elements.copy_to(copy.bytes_mut()));
+        array::count_copied(elements.length());
+        Ok(copy.freeze())
+    }
+
+    /// Returns a tensor in the same memory, or the elements if none can have them as they lie.
+    fn in_place(self) -> PyResult<Result<Tensor, Self>> {
         if let Owner::Tensor(kept) = &self.owner
             && let Some(tensor) = &kept.0
         {
-            return Ok(tensor.clone());
+            return Ok(Ok(tensor.clone()));
         }
+        // In a fork, a lock of the registered memory may never be free.
+        runtime()?;
         let (spec, size) = (self.spec, self.spec.dtype().size().unwrap_or(1) as isize);
         let strides: Option<Vec<u64>> =
             self.steps.iter().map(|step| u64::try_from(step / size).ok()).collect();
         let strides = strides.and_then(|steps| Strides::new(&steps));
         let uneven = self.steps.iter().any(|step| step % size != 0)
             || !self.first.addr().is_multiple_of(spec.dtype().align());
-        let Some(strides) = strides.filter(|_| !uneven) else {
-            let mut copy = TensorMut::zeroed(spec).map_err(to_py)?;
-            // SAFETY: the owner keeps all elements, and the copy has room for them.
-            unsafe { pack(self.first, spec.shape().dims(), &self.steps, size as usize, copy.bytes_mut()) };
-            array::count_copied(self.length());
-            return Ok(copy.freeze());
-        };
+        let Some(strides) = strides.filter(|_| !uneven) else { return Ok(Err(self)) };
         let bytes = Span(self, strides.extent(spec.shape()).unwrap_or(0) as usize * size as usize);
         let bytes = match find_sendable(bytes.as_ref()) {
             Some(lease) => lease.into_bytes(),
             None => Bytes::from_owner(bytes),
         };
-        Tensor::from_strided(spec, strides, bytes).map_err(to_py)
+        Tensor::from_strided(spec, strides, bytes).map(Ok).map_err(to_py)
     }
 
-    /// Returns the same elements without their object, if they lie in one piece in registered memory, and
-    /// otherwise the tensor of them.
-    ///
-    /// # Errors
-    /// As [`into_tensor`](Self::into_tensor).
-    pub(crate) fn registered(self) -> PyResult<Result<Self, Tensor>> {
-        let (first, writable) = (self.first, self.writable);
-        let tensor = self.into_tensor()?;
-        match tensor.registered() {
-            Some(_) => Ok(Ok(Self::of_tensor(&tensor, first, writable)?)),
-            None => Ok(Err(tensor)),
-        }
+    /// Returns the tensor of elements that lie in one piece in registered memory.
+    pub(crate) fn registered(&self) -> PyResult<Option<Tensor>> {
+        let tensor = self.clone().in_place()?.ok();
+        Ok(tensor.filter(|tensor| tensor.is_contiguous() && tensor.registered().is_some()))
+    }
+
+    /// Returns the same elements without their object, if they lie in one piece in registered memory.
+    pub(crate) fn without_object(&self) -> PyResult<Option<Self>> {
+        let tensor = self.registered()?;
+        tensor.map(|tensor| Self::of_tensor(&tensor, self.first, self.writable)).transpose()
     }
 
     /// Passes the elements on as a capsule of DLPack, which keeps them without the interpreter. The elements
@@ -477,11 +503,11 @@ impl Elements {
         let dtype =
             dl_type(self.spec.dtype()).ok_or_else(|| PyBufferError::new_err("a type of no fixed size"))?;
         let strides = Strides::row_major(self.spec.shape());
-        let mut context = Box::new(Context {
+        let mut context = Context {
             shape: self.spec.shape().dims().iter().map(|&length| length as i64).collect(),
             strides: strides.steps().iter().map(|&step| step as i64).collect(),
             _elements: self.clone(),
-        });
+        };
         let dl_tensor = DlTensor {
             data: self.first.cast(),
             device: DlDevice::CPU,
@@ -491,22 +517,15 @@ impl Elements {
             strides: context.strides.as_mut_ptr(),
             byte_offset: 0,
         };
-        let manager_ctx = Box::into_raw(context).cast();
+        let manager_ctx = std::ptr::null_mut();
         let (tensor, name) = if is_versioned {
+            let (version, deleter) = (VERSION, Some(delete as unsafe extern "C" fn(_)));
             let flags = if self.writable { 0 } else { READ_ONLY } | if is_copied { COPIED } else { 0 };
-            let deleter = Some(delete_versioned as unsafe extern "C" fn(_));
-            let tensor = Box::new(DlManagedTensorVersioned {
-                version: VERSION,
-                manager_ctx,
-                deleter,
-                flags,
-                dl_tensor,
-            });
-            (Box::into_raw(tensor).cast(), VERSIONED)
+            let tensor = DlManagedTensorVersioned { version, manager_ctx, deleter, flags, dl_tensor };
+            (Passed::pass(tensor, context), VERSIONED)
         } else {
-            let tensor =
-                Box::new(DlManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete_unversioned) });
-            (Box::into_raw(tensor).cast::<c_void>(), UNVERSIONED)
+            let tensor = DlManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete) };
+            (Passed::pass(tensor, context), UNVERSIONED)
         };
         // SAFETY: the pointer is not null, the name lives for ever, and `drop_capsule` frees what nothing
         // takes.
@@ -534,22 +553,26 @@ struct Context {
     _elements: Elements,
 }
 
-/// The deleter of [`Elements::to_capsule`].
-///
-/// # Safety
-/// The tensor is such a one, and is not deleted yet.
-unsafe extern "C" fn delete_unversioned(tensor: *mut DlManagedTensor) {
-    // SAFETY: both were made as boxes, and the caller deletes them once.
-    unsafe { drop((Box::from_raw((*tensor).manager_ctx.cast::<Context>()), Box::from_raw(tensor))) }
+/// A tensor that was passed on, with or without a version. It comes first.
+#[repr(C)]
+struct Passed<T> {
+    tensor: T,
+    _context: Context,
+}
+
+impl<T> Passed<T> {
+    fn pass(tensor: T, context: Context) -> *mut c_void {
+        Box::into_raw(Box::new(Self { tensor, _context: context })).cast()
+    }
 }
 
 /// The deleter of [`Elements::to_capsule`].
 ///
 /// # Safety
 /// The tensor is such a one, and is not deleted yet.
-unsafe extern "C" fn delete_versioned(tensor: *mut DlManagedTensorVersioned) {
-    // SAFETY: both were made as boxes, and the caller deletes them once.
-    unsafe { drop((Box::from_raw((*tensor).manager_ctx.cast::<Context>()), Box::from_raw(tensor))) }
+unsafe extern "C" fn delete<T>(tensor: *mut T) {
+    // SAFETY: it was made as a box, and the caller deletes it once.
+    unsafe { drop(Box::from_raw(tensor.cast::<Passed<T>>())) }
 }
 
 /// Frees the tensor of a capsule that nothing has taken: who takes it changes the name.
@@ -560,9 +583,9 @@ unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
     // SAFETY: with this name the tensor is still the capsule's.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, VERSIONED.as_ptr()) == 1 {
-            delete_versioned(ffi::PyCapsule_GetPointer(capsule, VERSIONED.as_ptr()).cast());
+            delete::<DlManagedTensorVersioned>(ffi::PyCapsule_GetPointer(capsule, VERSIONED.as_ptr()).cast());
         } else if ffi::PyCapsule_IsValid(capsule, UNVERSIONED.as_ptr()) == 1 {
-            delete_unversioned(ffi::PyCapsule_GetPointer(capsule, UNVERSIONED.as_ptr()).cast());
+            delete::<DlManagedTensor>(ffi::PyCapsule_GetPointer(capsule, UNVERSIONED.as_ptr()).cast());
         }
     }
 }
@@ -590,7 +613,8 @@ impl Array {
         if flags & ffi::PyBUF_F_CONTIGUOUS == ffi::PyBUF_F_CONTIGUOUS && !is_column_major {
             return refuse("is row-major");
         }
-        let asked = |flag, numbers: &[isize]| match flags & flag == flag {
+        // Without dimensions there are no numbers, which the protocol wants as null.
+        let asked = |flag, numbers: &[isize]| match flags & flag == flag && !numbers.is_empty() {
             true => numbers.as_ptr().cast_mut(),
             false => std::ptr::null_mut(),
         };
@@ -644,7 +668,8 @@ unsafe fn numbers<T: Copy>(start: *const T, count: usize) -> Vec<T> {
 /// Returns the steps of elements that lie one after the other, in bytes.
 fn row_major(spec: &TensorSpec) -> Vec<isize> {
     let size = spec.dtype().size().unwrap_or(1) as isize;
-    Strides::row_major(spec.shape()).steps().iter().map(|&step| step as isize * size).collect()
+    // Without elements the lengths may be any, and nothing uses the steps.
+    Strides::row_major(spec.shape()).steps().iter().map(|&step| (step as isize).wrapping_mul(size)).collect()
 }
 
 /// Returns DLPack's name of a type; `None` for strings.

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use tokio::sync::Notify;
 use tonic_rdma_tensor as tensor;
+use tonic_rdma_tensor::unstable::noticed;
 use tonic_rdma_tensor::{
     BlockCopy, Channel, Dtype, MemRegion, Memcpy, RdmaDevice, Rights, SharedRegion, TensorError,
     TransferError,
@@ -20,6 +21,7 @@ use tonic_rdma_verbs::unstable::RegionMapping;
 use crate::array::count_copied;
 use crate::error::to_py;
 use crate::memory::Elements;
+use crate::runtime::runtime;
 use crate::waits::{Life, Pending, closed, drop_inside};
 
 /// The memory of an array that a device made. The array and its views stay valid wherever the region is.
@@ -208,8 +210,9 @@ fn blocks_of(blocks: Option<&Bound<'_, PyAny>>, available: usize) -> PyResult<Ve
                 "blocks: takes tuples (local, remote, length), or an array of int64 of shape (n, 3), not {spec}"
             )));
         }
-        let table = table.into_tensor()?.to_contiguous().map_err(to_py)?;
-        let numbers = table.bytes().map_err(to_py)?.chunks_exact(8);
+        let mut bytes = vec![0; table.length()];
+        table.copy_to(&mut bytes);
+        let numbers = bytes.chunks_exact(8);
         let numbers: Vec<u64> =
             numbers.map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap_or_default())).collect();
         numbers.chunks_exact(3).map(|row| block([row[0], row[1], row[2]])).collect()
@@ -363,6 +366,7 @@ pub(crate) struct ExportedRegion {
 }
 
 const EXPORTED: &str = "exported region";
+const NOTICE: &str = "a notice of a peer";
 
 impl ExportedRegion {
     /// Offers the memory of `array` to the peers of `device`.
@@ -377,6 +381,9 @@ impl ExportedRegion {
         rights: Rights,
     ) -> PyResult<Self> {
         let elements = Elements::of(array)?;
+        if elements.length() == 0 {
+            return Err(PyValueError::new_err("array: takes one with elements"));
+        }
         let region = elements.is_contiguous().then(|| DeviceRegion::find(elements.bytes())).flatten();
         let region = region.filter(|(region, at)| *at == 0 && region.mapping.len() == elements.bytes().len());
         let Some((region, _)) = region else {
@@ -390,6 +397,7 @@ impl ExportedRegion {
     }
 
     fn open(&self) -> PyResult<Arc<tensor::ExportedRegion>> {
+        runtime()?;
         lock(&self.region).clone().ok_or_else(|| closed(EXPORTED))
     }
 }
@@ -399,7 +407,13 @@ impl ExportedRegion {
     fn notice(&self, timeout: Option<f64>) -> PyResult<Pending> {
         let region = self.open()?;
         let notice = async move { region.notice().await.map_err(to_py) };
-        Pending::new(timeout, "a notice of a peer", self.life.limit(EXPORTED, notice))
+        Pending::new(timeout, NOTICE, self.life.limit(EXPORTED, notice))
+    }
+
+    fn arrived(&self, timeout: Option<f64>) -> PyResult<Pending> {
+        let region = self.open()?;
+        let arrived = async move { noticed(&region).await.map_err(to_py) };
+        Pending::new(timeout, NOTICE, self.life.limit(EXPORTED, arrived))
     }
 
     fn try_notice(&self) -> PyResult<bool> {

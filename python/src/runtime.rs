@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
@@ -79,14 +79,15 @@ where
 {
     let runtime = runtime()?;
     let waker = WAKER.with(Waker::clone);
-    let mut future = pin!(future);
+    let mut future = pin!(Some(future));
     loop {
         let polled = py.detach(|| {
             let _inside = runtime.enter();
             let mut context = Context::from_waker(&waker);
             let mut until = None;
             loop {
-                if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                let polled = future.as_mut().as_pin_mut().map(|future| future.poll(&mut context));
+                if let Some(Poll::Ready(output)) = polled {
                     return Some(output);
                 }
                 let now = Instant::now();
@@ -97,21 +98,28 @@ where
                 std::thread::park_timeout(left);
             }
         });
-        match polled {
-            Some(output) => return Ok(output),
-            None => py.check_signals()?,
+        if let Some(output) = polled {
+            return Ok(output);
+        }
+        if let Err(error) = py.check_signals() {
+            // It may have locks. What Python runs when its last objects go must not need them.
+            py.detach(|| {
+                let _inside = runtime.enter();
+                future.set(None);
+            });
+            return Err(error);
         }
     }
 }
 
-/// Returns the time that an argument of `seconds` stands for; `None` for no limit.
+/// Returns the time that the argument `name` stands for, in seconds; `None` for no limit.
 ///
 /// # Errors
-/// It is not a number.
-pub(crate) fn duration(seconds: Option<f64>) -> PyResult<Option<Duration>> {
+/// ValueError: it is not a number.
+pub(crate) fn duration(name: &str, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     match seconds {
         Some(seconds) if seconds.is_nan() => {
-            Err(pyo3::exceptions::PyValueError::new_err("a time is not a number"))
+            Err(PyValueError::new_err(format!("{name}: expected seconds, not {seconds}")))
         }
         // What is too long for the clock is no limit.
         Some(seconds) => Ok(Duration::try_from_secs_f64(seconds.max(0.0)).ok()),

@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::SetOnce;
 use tokio::sync::oneshot;
 use tokio_util::either::Either;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::server::NamedService as _;
@@ -182,8 +182,12 @@ impl Service<Request<Body>> for Dispatch {
                 self.0.in_flight.fetch_add(1, Ordering::Relaxed);
                 let in_flight = InFlight(Arc::clone(&self.0));
                 Either::Right(Box::pin(async move {
-                    let response = buffers.oneshot(request).await?;
-                    Ok(response.map(|body| Body::new(Fetched { body, _in_flight: in_flight })))
+                    let mut stopped = Box::pin(in_flight.0.cancelled.clone().cancelled_owned());
+                    let response = tokio::select! {
+                        response = buffers.oneshot(request) => response?,
+                        () = &mut stopped => return Ok(shut_down().into_http()),
+                    };
+                    Ok(response.map(|body| Body::new(Fetched { body, stopped, _in_flight: in_flight })))
                 }))
             }
             None => Either::Left(server_call::Responding::new(&self.0, request)),
@@ -191,9 +195,10 @@ impl Service<Request<Body>> for Dispatch {
     }
 }
 
-/// The response of a call for buffers, for which the end of the server waits.
+/// The response of a call for buffers, for which the end of the server waits as for other calls.
 struct Fetched {
     body: Body,
+    stopped: Pin<Box<WaitForCancellationFutureOwned>>,
     _in_flight: InFlight,
 }
 
@@ -205,6 +210,9 @@ impl http_body::Body for Fetched {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.stopped.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Some(Err(shut_down())));
+        }
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -334,7 +342,9 @@ impl Server {
         reuse_port: bool,
     ) -> PyResult<Self> {
         let keepalive = match keepalive {
-            Some((interval, timeout)) => duration(Some(interval))?.zip(duration(Some(timeout))?),
+            Some((interval, timeout)) => {
+                duration("keepalive", Some(interval))?.zip(duration("keepalive", Some(timeout))?)
+            }
             None => None,
         };
         let shared = Shared {
@@ -421,7 +431,7 @@ impl Server {
     /// Returns the next call; `None` after `timeout`, and once the server has stopped.
     #[pyo3(signature = (timeout = None))]
     fn next_call(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<ServerCall>> {
-        let deadline = after(duration(timeout)?);
+        let deadline = after(duration("timeout", timeout)?);
         let call = wait(py, self.shared.next(deadline))?;
         match self.shared.failed.get() {
             Some(why) if call.is_none() => Err(PyRuntimeError::new_err(format!("the server failed: {why}"))),
@@ -443,7 +453,7 @@ impl Server {
     /// Takes no further calls. Cancels those in flight after `grace`.
     fn stop(&self, grace: Option<f64>) -> PyResult<()> {
         let deadline = match grace {
-            Some(_) => after(duration(grace)?),
+            Some(_) => after(duration("grace", grace)?),
             None => Some(Instant::now()),
         };
         let runtime = runtime()?;
@@ -467,7 +477,7 @@ impl Server {
 
     #[pyo3(signature = (timeout = None))]
     fn wait_stopped(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let deadline = after(duration(timeout)?);
+        let deadline = after(duration("timeout", timeout)?);
         wait(py, async {
             tokio::select! {
                 biased;

@@ -15,22 +15,34 @@ use crate::completions::Value;
 use crate::error::to_py;
 use crate::memory::Elements;
 use crate::regions::DeviceRegion;
+use crate::runtime::runtime;
 use crate::waits::{Exclusive, Life, Made, Pending};
 
 /// Returns the tensor that `object` is: an array, or a list or an array of numpy of strings.
 ///
 /// # Errors
 /// It is neither.
-pub(crate) fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    match strings_in(object)? {
+        Some(strings) => Ok(strings),
+        None => Elements::of(object)?.into_tensor(object.py()),
+    }
+}
+
+/// Returns the tensor of a list or an array of numpy of strings; `None` for any other array.
+///
+/// # Errors
+/// It has something else, too.
+pub(crate) fn strings_in(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
     if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() {
-        return strings_of(object, &[object.len()? as u64]);
+        return strings_of(object, &[object.len()? as u64]).map(Some);
     }
     let kind = object.getattr("dtype").and_then(|dtype| dtype.getattr("kind"));
     if kind.is_ok_and(|kind| kind.extract::<String>().is_ok_and(|kind| "OSU".contains(&kind))) {
         let shape: Vec<u64> = object.getattr("shape")?.extract()?;
-        return strings_of(&object.call_method0("ravel")?.call_method0("tolist")?, &shape);
+        return strings_of(&object.call_method0("ravel")?.call_method0("tolist")?, &shape).map(Some);
     }
-    Elements::of(object)?.into_tensor()
+    Ok(None)
 }
 
 fn strings_of(strings: &Bound<'_, PyAny>, shape: &[u64]) -> PyResult<Tensor> {
@@ -49,6 +61,9 @@ fn strings_of(strings: &Bound<'_, PyAny>, shape: &[u64]) -> PyResult<Tensor> {
     Tensor::from_strings(Shape::new(shape).map_err(to_py)?, strings).map_err(to_py)
 }
 
+/// The most lists that a tensor without strings becomes: a peer can name any shape.
+const EMPTY_LISTS: usize = 1 << 20;
+
 /// A tensor that has arrived: an `Array`, or nested lists of `bytes`.
 #[derive(Debug)]
 pub(crate) struct Received(pub(crate) Tensor);
@@ -62,10 +77,15 @@ impl Value for Received {
         for string in self.0.strings().map_err(to_py)? {
             level.push(PyBytes::new(py, string).into_any().unbind());
         }
-        for &length in self.0.shape().dims().iter().skip(1).rev() {
-            let lists = level
-                .chunks(length.max(1) as usize)
-                .map(|part| Ok(PyList::new(py, part)?.into_any().unbind()));
+        let dims = self.0.shape().dims();
+        for (axis, &length) in dims.iter().enumerate().skip(1).rev() {
+            let (lists, length) = (dims[..axis].iter().product::<u64>() as usize, length as usize);
+            if lists > level.len().max(EMPTY_LISTS) {
+                let shape = self.0.shape();
+                return Err(PyValueError::new_err(format!("no strings, in lists of the shape {shape}")));
+            }
+            let part = |list: usize| &level[list * length..(list + 1) * length];
+            let lists = (0..lists).map(|list| Ok(PyList::new(py, part(list))?.into_any().unbind()));
             level = lists.collect::<PyResult<_>>()?;
         }
         match self.0.shape().rank() {
@@ -190,8 +210,8 @@ impl StaticReceiver {
         Ok(self.slot.now(py, |slot| slot.take_into(&mut target))?.unwrap_or(false))
     }
 
-    fn close(&self) {
-        self.slot.close();
+    fn close(&self, py: Python<'_>) {
+        self.slot.close(py);
     }
 }
 
@@ -225,8 +245,8 @@ impl DynamicReceiver {
         tensor.map(|tensor| Box::new(Received(tensor)).into_python(py)).transpose()
     }
 
-    fn close(&self) {
-        self.slot.close();
+    fn close(&self, py: Python<'_>) {
+        self.slot.close(py);
     }
 }
 
@@ -269,6 +289,7 @@ impl StaticSender {
 #[pymethods]
 impl StaticSender {
     fn send(&self, array: &Bound<'_, PyAny>, wait: bool, timeout: Option<f64>) -> PyResult<Pending> {
+        runtime()?;
         let elements = Elements::of(array)?;
         if *elements.spec() != self.spec {
             let found = elements.spec();
@@ -276,7 +297,7 @@ impl StaticSender {
         }
         let region = elements.is_contiguous().then(|| DeviceRegion::find(elements.bytes())).flatten();
         let region = region.filter(|(_, at)| *at == 0);
-        let tensor = elements.into_tensor()?;
+        let tensor = elements.into_tensor(array.py())?;
         let sent = self.sent.clone();
         self.slot.pending(timeout, SENT, move |slot| {
             Box::pin(async move {
@@ -303,8 +324,8 @@ impl StaticSender {
         self.sent.counts()
     }
 
-    fn close(&self) {
-        self.slot.close();
+    fn close(&self, py: Python<'_>) {
+        self.slot.close(py);
     }
 }
 
@@ -346,7 +367,7 @@ impl DynamicSender {
         self.sent.counts()
     }
 
-    fn close(&self) {
-        self.slot.close();
+    fn close(&self, py: Python<'_>) {
+        self.slot.close(py);
     }
 }

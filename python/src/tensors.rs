@@ -7,14 +7,15 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio_util::sync::CancellationToken;
 use tonic_rdma_tensor as tensor;
-use tonic_rdma_tensor::{NamedOffer, NamedReply, RdmaDevice, Rights, Tensor};
+use tonic_rdma_tensor::{NamedOffer, NamedReply, RdmaDevice, Rights};
 
-use crate::array::{Array, allocate, count_copied, spec};
+use crate::array::{Array, in_registered_memory, spec};
 use crate::completions::Value;
 use crate::error::to_py;
+use crate::memory::Elements;
 use crate::regions::{DeviceRegion, Direction, ExportedRegion, RegionCopy, RemoteRegion};
 use crate::runtime::{duration, runtime, wait};
-use crate::slots::{DynamicReceiver, DynamicSender, Received, StaticReceiver, StaticSender, tensor_of};
+use crate::slots::{DynamicReceiver, DynamicSender, Received, StaticReceiver, StaticSender, strings_in};
 use crate::waits::{Life, Made, Pending, closed, drop_inside};
 
 /// A device, until it is closed. What was made by it keeps it.
@@ -57,20 +58,6 @@ fn number<T: TryFrom<i128>>(name: &str, value: i128) -> PyResult<T> {
     T::try_from(value).map_err(|_| PyValueError::new_err(format!("{name}: {value} is out of range")))
 }
 
-/// Returns a tensor that devices can read from where it lies, or one of strings.
-///
-/// # Errors
-/// MemoryError: there is no memory for a copy.
-fn in_registered_memory(tensor: Tensor) -> PyResult<Tensor> {
-    let Some(bytes) = tensor.spec().bytes().filter(|_| tensor.registered().is_none()) else {
-        return Ok(tensor);
-    };
-    let mut copy = allocate(bytes as usize)?;
-    tensor.copy_to(&mut copy).map_err(to_py)?;
-    count_copied(copy.len());
-    Tensor::from_buffer(*tensor.spec(), copy).map_err(to_py)
-}
-
 /// This process, as its peers see it.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 pub(crate) struct Device {
@@ -93,7 +80,7 @@ impl Device {
         checksums: bool,
     ) -> PyResult<Self> {
         let limit = |name: &str, seconds: f64| {
-            let limit = duration(Some(seconds))?.filter(|limit| *limit <= Duration::from_secs(1 << 30));
+            let limit = duration(name, Some(seconds))?.filter(|limit| *limit <= Duration::from_secs(1 << 30));
             limit.ok_or_else(|| PyValueError::new_err(format!("{name}: takes less than 2**30 seconds")))
         };
         let mut builder = RdmaDevice::builder()
@@ -157,14 +144,14 @@ impl Device {
     ) -> PyResult<()> {
         let (device, step, readers) =
             (self.opened.device()?, number("step", step)?, number("readers", readers)?);
-        let tensor = array.map(tensor_of).transpose()?;
-        py.detach(|| {
-            let offer = match tensor {
-                Some(tensor) => NamedOffer::Tensor(in_registered_memory(tensor)?),
-                None => NamedOffer::Dead,
-            };
-            device.put(name, step, offer, readers).map_err(to_py)
-        })
+        let offer = match array {
+            Some(array) => NamedOffer::Tensor(match strings_in(array)? {
+                Some(strings) => strings,
+                None => in_registered_memory(py, &Elements::of(array)?)?,
+            }),
+            None => NamedOffer::Dead,
+        };
+        py.detach(|| device.put(name, step, offer, readers)).map_err(to_py)
     }
 
     fn withdraw(&self, name: &str, step: i128) -> PyResult<Option<u32>> {

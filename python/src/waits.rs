@@ -14,14 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::channel::Waiting;
 use crate::completions::{Callback, Completions, Value};
+use crate::error::classes;
 use crate::runtime::{duration, runtime, unless_forked, wait};
-
-mod classes {
-    use pyo3::import_exception;
-
-    import_exception!(tonic_rdma._failures, TensorError);
-    import_exception!(tonic_rdma._failures, TensorTimeout);
-}
 
 fn timed_out(what: &str, limit: Duration) -> PyErr {
     let limit = Duration::from_millis(limit.as_micros().div_ceil(1000) as u64);
@@ -78,7 +72,7 @@ impl Pending {
         what: &'static str,
         operation: impl Future<Output = PyResult<T>> + Send + 'static,
     ) -> PyResult<Self> {
-        let limit = duration(timeout)?;
+        let limit = duration("timeout", timeout)?;
         let operation = async move {
             let ended = match limit {
                 Some(limit) => tokio::time::timeout(limit, operation)
@@ -92,6 +86,8 @@ impl Pending {
     }
 
     fn take(&self) -> PyResult<Operation> {
+        // An operation that is taken out in a fork would be dropped there.
+        runtime()?;
         let operation = self.operation.lock().unwrap_or_else(PoisonError::into_inner).take();
         operation.ok_or_else(|| PyRuntimeError::new_err("the operation has begun already"))
     }
@@ -217,18 +213,21 @@ impl<T: Send + 'static> Exclusive<T> {
     }
 
     /// Ends the operations under way, and lets the value go.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(&self, py: Python<'_>) {
         self.life.end();
         // In a fork of a process that used the package, there is none.
         let Ok(runtime) = runtime() else { return };
-        let _inside = runtime.enter();
-        match self.inner.try_lock() {
-            Ok(mut inner) => drop(inner.take()),
-            Err(_) => {
-                let inner = Arc::clone(&self.inner);
-                runtime.spawn(async move { drop(inner.lock().await.take()) });
+        // To free the memory of a slot takes long.
+        py.detach(|| {
+            let _inside = runtime.enter();
+            match self.inner.try_lock() {
+                Ok(mut inner) => drop(inner.take()),
+                Err(_) => {
+                    let inner = Arc::clone(&self.inner);
+                    runtime.spawn(async move { drop(inner.lock().await.take()) });
+                }
             }
-        }
+        });
     }
 }
 

@@ -16,6 +16,7 @@ import pytest
 
 import tonic_rdma
 from tonic_rdma import asarray, empty, memory_statistics, zeros
+from tonic_rdma.tensors import Device
 
 numpy = pytest.importorskip("numpy")
 
@@ -94,6 +95,12 @@ def test_wrong_shapes_and_types_are_named(shape, dtype, error, named):
     for make in (empty, zeros):
         with pytest.raises(error, match=named):
             make(shape, dtype)
+
+
+def test_shapes_without_elements_may_be_long():
+    for shape in ((0, 1 << 61), (1 << 61, 0)):
+        made = empty(shape, "float64")
+        assert (made.shape, made.nbytes, made.tobytes()) == (shape, 0, b"")
 
 
 def test_more_memory_than_the_machine_has():
@@ -208,7 +215,7 @@ def test_each_request_for_a_buffer():
     assert buffer(made, STRIDES) == buffer(made, C) == buffer(made, ANY) == ([2, 3], [12, 4], None)
     assert buffer(made, STRIDES | FORMAT) == ([2, 3], [12, 4], b"f")
     assert buffer(fixed, STRIDES) == ([2, 3], [12, 4], None)
-    assert buffer(empty((), "int64"), STRIDES | FORMAT)[2] == b"l"
+    assert buffer(empty((), "int64"), STRIDES | FORMAT) == (None, None, b"l")
     for column_major in [empty((1, 3)), empty((3, 1)), empty((0, 2, 2)), empty(())]:
         buffer(column_major, F)
     for array, flags, named in [
@@ -325,9 +332,28 @@ def test_other_objects_are_refused_by_name(given, named):
         asarray(given)
 
 
+def test_a_view_of_other_elements_is_not_believed():
+    class Liar(numpy.ndarray):
+        dtype = property(lambda self: "bfloat16")
+
+        def view(self, dtype):
+            return b"\x01"
+
+    with pytest.raises(TypeError, match="bfloat16"):
+        asarray(numpy.ndarray.view(numpy.zeros(1, "M8[s]"), Liar))
+
+
 def test_more_than_16_dimensions():
     with pytest.raises(ValueError, match="17 dimensions"):
         asarray(numpy.zeros((1,) * 17))
+
+
+def test_numpy_gets_no_copy_that_it_does_not_want():
+    made = numbered(3)
+    assert made.__array__(copy=False).ctypes.data == made.__array__("float32", copy=False).ctypes.data
+    with pytest.raises(ValueError, match="copy"):
+        made.__array__("float64", copy=False)
+    assert made.__array__("float64").tolist() == [0, 1, 2]
 
 
 def test_the_errors_of_an_object_pass_through():
@@ -350,14 +376,48 @@ def test_the_errors_of_an_object_pass_through():
         def __dlpack__(self):
             return "no capsule"
 
+    class NoMethod:
+        __dlpack_device__ = 3
+
+    class Interrupted(numpy.ndarray):
+        def __dlpack__(self, **arguments):
+            raise KeyboardInterrupt
+
     for given, error, named in [
         (Broken(), KeyError, "mine"),
         (Absent(), RuntimeError, "mine too"),
         (Elsewhere(), BufferError, "type 2"),
         (Odd(), TypeError, "capsule"),
+        (NoMethod(), TypeError, "__dlpack_device__ of .*NoMethod"),
+        (Interrupted((2, 2), "M8[s]"), KeyboardInterrupt, "^$"),
     ]:
         with pytest.raises(error, match=named):
             asarray(given)
+
+    class Numbers:
+        def __init__(self, error):
+            self.error = error
+
+        def __iter__(self):
+            raise self.error
+
+    for error in (KeyboardInterrupt, MemoryError, ZeroDivisionError):
+        with pytest.raises(error):
+            empty(Numbers(error()))
+
+
+def test_elements_that_go_backwards_are_copied_once():
+    given = numpy.arange(1000.0)[::-1]
+    taken, count = copied(lambda: asarray(given))
+    assert (taken.numpy() == given).all() and count == given.nbytes
+    pool = tonic_rdma.BufferPool()
+    shared, count = copied(lambda: tonic_rdma.share(given, pool=pool))
+    assert (shared.fetch().numpy() == given).all()
+    assert count == pool.statistics().copied_bytes == given.nbytes
+    with Device() as device:
+        _, count = copied(lambda: device.put("backwards", 1, given))
+        found = device.channel(device.endpoint).request("backwards", 1, 20)
+        assert (found.numpy() == given).all() and count == given.nbytes
 
 
 # In place
@@ -590,6 +650,27 @@ def test_tensors_of_others(fields, expected, is_read_only):
     )
 
 
+def test_who_knows_versions_and_gives_none_has_memory_that_may_not_be_written():
+    """Such as jax, whose arrays never change."""
+
+    class Immutable:
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, max_version=None):
+            return Foreign().capsule
+
+    class Older(Immutable):
+        def __dlpack__(self):
+            return foreign.capsule
+
+    foreign, shared = Foreign(), tonic_rdma.share(numpy.ones((2, 3), "float32"))
+    with pytest.raises(ValueError, match="read-only"):
+        shared.fetch_into(Immutable())
+    shared.fetch_into(Older())
+    assert list(foreign.floats) == [1] * 6
+
+
 @pytest.mark.parametrize(
     "fields, error, named",
     [
@@ -692,6 +773,8 @@ def test_jax():
     half = given.astype(jax.numpy.bfloat16)
     taken = asarray(half)
     assert (taken.dtype, taken.numpy().tolist()) == ("bfloat16", half.tolist())
+    with pytest.raises(ValueError, match="read-only"):
+        tonic_rdma.share(empty(half.shape, "bfloat16")).fetch_into(half)
     assert empty(1, jax.numpy.bfloat16).dtype == empty(1, half.dtype).dtype == "bfloat16"
     before = live()
     made = numbered(300, 4)

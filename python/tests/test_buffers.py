@@ -622,7 +622,7 @@ def test_an_owner_that_stands_still(peer, path):
         with pytest.raises(tonic_rdma.TensorTimeout):
             client.fetch_into(buffer, into := bytearray(10), timeout=0.2)
         into.append(1)  # released
-        with pytest.raises(ValueError, match="not a number"):
+        with pytest.raises(ValueError, match="timeout: expected seconds"):
             client.fetch(buffer, timeout=float("nan"))
     finally:
         os.kill(peer.process.pid, signal.SIGCONT)
@@ -822,12 +822,14 @@ def test_a_pool_on_the_port_of_a_server(path):
         BufferClient(calls_itself=True).fetch(buffer)
 
 
-def test_the_end_of_a_server_waits_for_fetches(path):
+@contextlib.contextmanager
+def begun_fetch():
+    """A fetch of 64 MiB, which is more than the windows take, and the server of its pool."""
     from tonic_rdma import buffer_pb2
 
     server = tonic_rdma.server()
     port = server.add_insecure_port("127.0.0.1:0")
-    buffer = share(filled(8 << 20), pool=BufferPool(server=server))  # 64 MiB, more than the windows take
+    buffer = share(filled(8 << 20), pool=BufferPool(server=server))
     server.start()
     message = buffer.message
     key = buffer_pb2.BufferKey(generation=message.generation, id=message.id, token=message.token)
@@ -839,13 +841,26 @@ def test_the_end_of_a_server_waits_for_fetches(path):
             response_deserializer=buffer_pb2.FetchReply.FromString,
         )
         replies = fetch(buffer_pb2.FetchRequest(buffers=[ranges]), timeout=30)
-        received = [next(replies)]
+        yield server, replies, [next(replies)]
+
+
+def test_the_end_of_a_server_waits_for_fetches(path):
+    with begun_fetch() as (server, replies, received):
         stopped = server.stop(30)
         time.sleep(1.5)  # more than the server lets connections linger
         assert not stopped.is_set()
         received += replies
         assert b"".join(it for reply in received for it in reply.contents) == content(8 << 20).tobytes()
         assert stopped.wait(20)
+
+
+@pytest.mark.parametrize("grace", [None, 0.5])
+def test_the_end_of_a_server_cuts_fetches_off_after_the_grace(path, grace):
+    with begun_fetch() as (server, replies, received):
+        assert server.stop(grace).wait(20)
+        with pytest.raises(grpc.RpcError):
+            received += replies
+        assert not replies.is_active()
 
 
 def test_a_pool_on_the_port_of_a_server_of_asyncio(path):
@@ -956,7 +971,8 @@ child = os.fork()
 if not child:
     uses = [lambda: tonic_rdma.share(b"x"), lambda: tonic_rdma.share(b"x", pool=pool), kept.fetch, kept.revoke,
             lambda: client.fetch(kept), tonic_rdma.BufferPool, tonic_rdma.BufferClient, pool.close, kept.close,
-            kept.readers, lambda: kept.wait_ended(1)]
+            kept.readers, lambda: kept.wait_ended(1), lambda: pool.admit("x"),
+            lambda: pool.dismiss("x"), pool.statistics, client.owners]
     for use in uses:
         try:
             use()

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 import threading
 
 import numpy
@@ -235,7 +236,8 @@ def test_types_and_shapes(device, channel, dtype):
         (numpy.array([[b"ab", b"c"]], dtype=object).T, [[b"ab"], [b"c"]]),
         (numpy.array([b"ab"]), [b"ab"]),
         (numpy.array("ab"), b"ab"),
-        (numpy.empty((2, 0), "U1"), []),
+        (numpy.empty((2, 0), "U1"), [[], []]),
+        (numpy.empty((2, 3, 0), "U1"), [[[], [], []], [[], [], []]]),
         (numpy.empty((0, 2), object), []),
     ],
 )
@@ -245,6 +247,13 @@ def test_strings(device, channel, sent, received):
     assert slot.recv(20) == received
     device.put("words", 1, sent)
     assert channel.request("words", 1, 20) == received
+
+
+def test_a_shape_without_strings_does_not_take_all_memory(device, channel):
+    for step, shape in enumerate([(1 << 40, 0), (1 << 40, 4, 0)]):
+        device.put("words", step, numpy.empty(shape, "U1"))
+        with pytest.raises(ValueError, match="no strings"):
+            channel.request("words", step, 20)
 
 
 def test_strided_arrays_are_sent_row_major(device, channel):
@@ -471,6 +480,23 @@ def test_a_cancelled_receive_loses_no_tensor(device, channel):
     asyncio.run(main())
 
 
+def test_a_cancelled_wait_loses_no_notice(device, channel):
+    exported = device.export("e", device.empty(10), write=True)
+    region = channel.region("e")
+
+    async def main():
+        task = asyncio.create_task(exported.notice_async(20))
+        await asyncio.sleep(0.05)
+        channel.write(region, pattern(1, 10), notify=True)
+        time.sleep(0.2)  # the event loop has not seen the end of the wait
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await exported.notice_async(20)
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_write_gives_its_array_back(device, channel):
     async def main():
         with Device() as worker:
@@ -515,7 +541,9 @@ WRONG = {
     "step": lambda device, channel: device.put("x", -1, None),
     "readers": lambda device, channel: device.put("x", 1, None, readers=1 << 32),
     "queue_pair": lambda device, channel: device.channel("127.0.0.1:1", -1),
-    "not a number": lambda device, channel: device.channel("127.0.0.1:1", timeout=math.nan),
+    "timeout": lambda device, channel: device.channel("127.0.0.1:1", timeout=math.nan),
+    "named_tensor_timeout": lambda device, channel: Device(named_tensor_timeout=math.nan),
+    "elements": lambda device, channel: device.export("x", device.empty(0)),
     "Device.empty": lambda device, channel: device.export("x", tonic_rdma.empty(3)),
     "whole array": lambda device, channel: device.export("x", device.empty(3).numpy()[1:]),
     "the name of the tensor": lambda device, channel: channel.request("", 1),
@@ -529,7 +557,7 @@ def test_wrong_values(device, channel, what):
 
 
 def test_wrong_types(device, channel):
-    slot, sender = device.dynamic_receiver("d"), channel.dynamic_sender("d")
+    slot, sender, array = device.dynamic_receiver("d"), channel.dynamic_sender("d"), device.empty(3)
     for wrong in (None, 5, [1, 2], [["a"]], object(), {"a": 1}, numpy.array([1, "a"], object)):
         with pytest.raises(TypeError):
             sender.send(wrong)
@@ -546,6 +574,9 @@ def test_wrong_types(device, channel):
     ):
         with pytest.raises(TypeError):
             call()
+    for call in (channel.read, channel.write):
+        with pytest.raises(TypeError, match="region: .* not Array"):
+            call(array, array)
     assert slot.try_recv() is None and device.offers() == (0, 0, 0)
 
 

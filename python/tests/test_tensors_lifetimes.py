@@ -330,6 +330,58 @@ say("ok")
         peer.end()
 
 
+def test_what_ends_with_an_offer_may_use_the_device():
+    code = """
+import weakref
+
+class Temporary:
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **arguments):
+        return kept().__dlpack__()
+
+def kept():
+    content = numpy.zeros(100_000)
+    weakref.finalize(content, lambda: say(device.offers()[0]))
+    return content
+
+device.put("n", 1, kept())
+try:
+    device.put("n", 1, Temporary())
+except tonic_rdma.TensorError:
+    say("refused")
+say(device.withdraw("n", 1))
+"""
+    with Peer(code) as peer:
+        assert sorted(peer.hear() for _ in range(4)) == ["1", "1", "1", "refused"]
+        peer.end()
+
+
+def test_what_ends_with_an_interrupted_operation_may_use_its_slot():
+    code = """
+import os, signal, weakref
+
+fixed = device.static_receiver("s", 10)
+sender = device.channel(device.endpoint).static_sender("s", 10)
+sender.send(pattern(1, 10))
+given = pattern(2, 10)
+weakref.finalize(given, lambda: (fixed.recv(10), sender.flush(10), say("flushed")))
+waiting = sender._native.send(given, True, None)
+del given
+timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+timer.start()
+try:
+    waiting.wait()
+except KeyboardInterrupt:
+    say("interrupted")
+timer.join()
+"""
+    with Peer(code) as peer:
+        assert sorted(peer.hear() for _ in range(2)) == ["flushed", "interrupted"]
+        peer.end()
+
+
 # Arrays that outlive the rest
 
 
@@ -443,6 +495,7 @@ channel = device.channel(device.endpoint)
 sender, array = channel.dynamic_sender("d"), device.empty(100)
 exported = device.export("e", array)
 array.numpy()[:] = 7
+begun = exported._native.notice(None)
 child = os.fork()
 if child == 0:
     def refused(use):
@@ -451,12 +504,13 @@ if child == 0:
         except RuntimeError as error:
             return "forked" in str(error)
     used = (Device, slot.recv, slot.try_recv, lambda: sender.send(["x"]), lambda: channel.request("n", 1),
-            lambda: device.empty(3), lambda: device.put("n", 1, None), exported.notice)
+            lambda: device.empty(3), lambda: device.put("n", 1, None), exported.notice, exported.try_notice,
+            lambda: tonic_rdma.asarray(array.numpy()), begun.wait)
     failed = [number for number, use in enumerate(used) if not refused(use)]
     assert (array.numpy() == 7).all()
     for one in (sender, slot, exported, channel, device):
         one.close()
-    del device, slot, channel, sender, exported, array, used, one
+    del device, slot, channel, sender, exported, array, used, one, begun
     gc.collect()
     say("child", failed)
     sys.exit()

@@ -189,7 +189,10 @@ class TensorChannel(_Closing):
         return DynamicSender(await finish(self._native.dynamic_sender(name, timeout)))
 
     def request(self, name: str, step: int, timeout: float | None = None) -> Array | Strings | None:
-        """Waits for a tensor that the peer offers by `Device.put`, then or later. None if it is dead."""
+        """Waits for a tensor that the peer offers by `Device.put`, then or later. None if it is dead.
+
+        A request that timed out, or whose task was cancelled, may have taken the tensor as one of its readers.
+        """
         return self._native.request(name, step, timeout).wait()
 
     async def request_async(self, name: str, step: int, timeout: float | None = None) -> Array | Strings | None:
@@ -224,7 +227,7 @@ class TensorChannel(_Closing):
         ValueError: bytes that do not lie within the array and the region, or the region of another link.
         TensorError of kind "not_permitted": the peer gave no right to write.
         """
-        self._native.write(region._native, array, offset, blocks, notify, timeout).wait()
+        self._native.write(_remote(region), array, offset, blocks, notify, timeout).wait()
 
     async def write_async(
         self,
@@ -235,7 +238,7 @@ class TensorChannel(_Closing):
         notify: bool = False,
         timeout: float | None = None,
     ) -> None:
-        await finish(self._native.write(region._native, array, offset, blocks, notify, timeout))
+        await finish(self._native.write(_remote(region), array, offset, blocks, notify, timeout))
 
     def read(
         self,
@@ -246,7 +249,7 @@ class TensorChannel(_Closing):
         timeout: float | None = None,
     ) -> None:
         """Reads from `offset` of the peer's region, in bytes, into a writable array. `write` says more."""
-        self._native.read(region._native, array, offset, blocks, timeout).wait()
+        self._native.read(_remote(region), array, offset, blocks, timeout).wait()
 
     async def read_async(
         self,
@@ -256,7 +259,7 @@ class TensorChannel(_Closing):
         blocks: Blocks | None = None,
         timeout: float | None = None,
     ) -> None:
-        await finish(self._native.read(region._native, array, offset, blocks, timeout))
+        await finish(self._native.read(_remote(region), array, offset, blocks, timeout))
 
 
 class RemoteRegion(_Closing):
@@ -286,6 +289,12 @@ class RemoteRegion(_Closing):
         return cast(bool, self._native.writable)
 
 
+def _remote(region: RemoteRegion) -> Any:
+    if not isinstance(region, RemoteRegion):
+        raise TypeError(f"region: expected a RemoteRegion of TensorChannel.region, not {type(region).__name__}")
+    return region._native
+
+
 class ExportedRegion(_Closing):
     """An array on offer to peers, from `Device.export`. Withdraw it after the last operation of the peers on
     it, because an operation on a region that is gone ends the link."""
@@ -309,7 +318,7 @@ class ExportedRegion(_Closing):
         self._native.notice(timeout).wait()
 
     async def notice_async(self, timeout: float | None = None) -> None:
-        await finish(self._native.notice(timeout))
+        await _arrived(self._native, lambda: self._native.try_notice() or None, timeout)
 
     def try_notice(self) -> bool:
         """Takes a notice if there is one."""
@@ -333,7 +342,7 @@ class StaticReceiver(_Closing):
         return cast(Array, self._native.recv(timeout).wait())
 
     async def recv_async(self, timeout: float | None = None) -> Array:
-        return cast(Array, await _received(self._native, self._native.try_recv, timeout))
+        return cast(Array, await _arrived(self._native, self._native.try_recv, timeout))
 
     def recv_into(self, array: object, timeout: float | None = None) -> None:
         """Waits for the next tensor, and copies it to `array`, which has the type and shape of the slot."""
@@ -345,7 +354,7 @@ class StaticReceiver(_Closing):
         def take() -> bool | None:
             return self._native.try_recv_into(array) or None
 
-        await _received(self._native, take, timeout)
+        await _arrived(self._native, take, timeout)
 
     def try_recv(self) -> Array | None:
         """Takes the next tensor if it is there. None also if another thread waits for it."""
@@ -368,22 +377,22 @@ class DynamicReceiver(_Closing):
         return self._native.recv(timeout).wait()
 
     async def recv_async(self, timeout: float | None = None) -> Array | Strings:
-        return await _received(self._native, self._native.try_recv, timeout)
+        return await _arrived(self._native, self._native.try_recv, timeout)
 
     def try_recv(self) -> Array | Strings | None:
         """Takes the next tensor if it is there. None also if another thread waits for it."""
         return self._native.try_recv()
 
 
-async def _received(native: Any, take: Any, timeout: float | None) -> Any:
-    """Takes the next tensor. A task that is cancelled takes none, so none is lost."""
+async def _arrived(native: Any, take: Any, timeout: float | None) -> Any:
+    """Takes the next tensor or notice. A task that is cancelled takes none, so none is lost."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         await finish(native.arrived(left))
-        tensor = take()
-        if tensor is not None:
-            return tensor
+        taken = take()
+        if taken is not None:
+            return taken
 
 
 class _Sender(_Closing):
