@@ -16,6 +16,10 @@ use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
 
+/// How often a start of few elements polls for the messages of the other ranks, which come at about the same
+/// time where the ranks work step by step. That takes some microseconds.
+const START_POLLS: u32 = 64;
+
 /// An operation. It starts with the first poll, with [`start`](Self::start), or with [`wait`](Self::wait);
 /// its place in the order of operations is that of its start.
 ///
@@ -130,12 +134,16 @@ impl<X: Operand> Operation<X> {
     /// # }
     /// ```
     pub fn start(mut self) -> Self {
-        self.outcome = self.begin(|| false);
+        let mut polls = if self.shared.crowded { 0 } else { START_POLLS };
+        self.outcome = self.begin(|| {
+            polls = polls.saturating_sub(1);
+            polls > 0
+        });
         if let Phase::UnderWay(id) = self.state
             && !self.shared.engine(self.kind).has_sent(id)
         {
-            // The progress thread carries it out: a caller that starts an operation has other work. It is not woken
-            // for an operation that no other rank waits for any more, because most callers soon wait for its end.
+            // The progress thread carries it out: a caller that starts an operation has other work. It is not
+            // woken for one that no other rank waits for any more, because most callers soon wait for its end.
             self.shared.wake_thread();
         }
         self
@@ -369,8 +377,8 @@ impl<X: Operand> fmt::Debug for Operation<X> {
 ///
 /// A buffer of another communicator is copied as a slice is.
 ///
-/// An operation on buffers or owned memory goes on also while nothing awaits it. An operation on slices needs its future to
-/// be polled, or [`wait`](crate::Operation::wait): drive it to its end, because other ranks wait for it.
+/// An operation on buffers or owned memory goes on also while nothing awaits it. An operation on slices needs
+/// its future to be polled, or [`wait`](crate::Operation::wait): drive it to its end, because other ranks wait for it.
 pub trait Operand: sealed::Operand {}
 
 impl<X: sealed::Operand> Operand for X {}
