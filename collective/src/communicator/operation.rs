@@ -378,7 +378,8 @@ impl<X: Operand> fmt::Debug for Operation<X> {
 /// A buffer of another communicator is copied as a slice is.
 ///
 /// An operation on buffers or owned memory goes on also while nothing awaits it. An operation on slices needs
-/// its future to be polled, or [`wait`](crate::Operation::wait): drive it to its end, because other ranks wait for it.
+/// its future to be polled, or [`wait`](crate::Operation::wait): drive it to its end, because other ranks wait
+/// for it.
 pub trait Operand: sealed::Operand {}
 
 impl<X: sealed::Operand> Operand for X {}
