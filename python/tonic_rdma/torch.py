@@ -12,7 +12,9 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial, reduce
 from typing import Any
@@ -71,33 +73,39 @@ class Work(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits on this thread, at most `timeout`. Raises what ended an operation, such as `RankLost`."""
         if not self._ended:
-            limit = timeout.total_seconds() if timeout and timeout > timedelta() else None
+            limit = _limit(timeout)
+            until = None if limit is None else time.monotonic() + limit
             error = None
             for operation in self._operations:
                 try:
-                    operation.wait(limit)
+                    operation.wait(None if until is None else max(0, until - time.monotonic()))
                 except TimeoutError:
                     raise
                 except Exception as failed:
                     error = error or failed
             with self._lock:
                 if not self._ended:
-                    self._error = error
-                    for step in () if error else self._then:
-                        step()
-                    self._ended = True
+                    try:
+                        for step in () if error else self._then:
+                            step()
+                    except Exception as failed:
+                        error = failed
+                    self._error, self._ended = error, True
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        return self._ended or all(operation.done() for operation in self._operations)
+        if not self._ended and all(operation.done() for operation in self._operations):
+            with suppress(Exception):
+                self.wait()  # takes the steps that remain, and keeps the error
+        return self._ended
 
     def is_success(self) -> bool:
-        return self._ended and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        return self._error
+        return self._error if self.is_completed() else None
 
     def synchronize(self) -> None:
         self.wait()
@@ -116,8 +124,10 @@ class Work(dist.Work):
 
         def complete() -> None:
             _thread.completes = True
-            future.set_result(None)
-            _thread.completes = False
+            try:
+                future.set_result(None)
+            finally:
+                _thread.completes = False
 
         def ended(_: object) -> None:
             nonlocal left
@@ -141,11 +151,11 @@ class Work(dist.Work):
         if getattr(_thread, "completes", False):
             # Some hooks wait for a future in a callback of another one, on the thread that completes futures.
             threading.Thread(target=wait_and_complete, daemon=True).start()
-        elif self._operations:
+        elif self.is_completed():
+            complete()
+        else:
             for operation in self._operations:
                 operation.add_done_callback(ended)
-        else:
-            complete()
         return then
 
 
@@ -223,12 +233,16 @@ class ProcessGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
     def shutdown(self) -> None:
         self._communicator.close()
         if self._pairs is not None:
             self._pairs.close()
 
-    abort = shutdown
+    def abort(self) -> None:
+        raise NotImplementedError("tonic_rdma can't abort operations: they end by their timeout")
 
     # Operations.
 
@@ -245,7 +259,7 @@ class ProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
         work = Work(tensors)
         root = self.rank() == opts.rootRank
-        self._reduce(work, _whole(work, tensor) if root else tensor.detach().clone(), opts)
+        self._reduce(work, _whole(work, tensor) if root else _whole(Work([]), tensor).clone(), opts)
         return work
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:
@@ -253,7 +267,7 @@ class ProcessGroup(dist.ProcessGroup):
         for tensor in tensors:
             memory = _moved(_whole(work, tensor))
             work._operations.append(
-                self._communicator.broadcast(memory, opts.rootRank, deadline=_seconds(opts))
+                self._communicator.broadcast(memory, opts.rootRank, deadline=self._deadline(opts))
             )
         return work
 
@@ -274,7 +288,7 @@ class ProcessGroup(dist.ProcessGroup):
             parts[self.rank()].detach().copy_(tensor)
             for root, part in enumerate(parts):
                 memory = _moved(_whole(work, part))
-                work._operations.append(self._communicator.broadcast(memory, root, deadline=_seconds(opts)))
+                work._operations.append(self._communicator.broadcast(memory, root, deadline=self._deadline(opts)))
         return work
 
     allgather_coalesced = allgather
@@ -295,11 +309,14 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> Work:
-        wholes = [
-            torch.cat([part.reshape(-1) for part in parts]) if (row := _row(parts)) is None else row
-            for parts in inputs
-        ]
-        return self.reduce_scatter_single_coalesced(outputs, wholes, opts)
+        work = Work(outputs)
+        for output, parts in zip(outputs, inputs, strict=True):
+            whole = torch.cat([part.reshape(-1) for part in parts]) if (row := _row(parts)) is None else row
+            if all(part.numel() == parts[0].numel() for part in parts):
+                self._scatter(work, output, whole, opts)
+            else:
+                self._reduce_all(work, output, whole, [part.numel() for part in parts], opts)
+        return work
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
@@ -310,17 +327,7 @@ class ProcessGroup(dist.ProcessGroup):
         opts = opts or dist.ReduceScatterOptions()
         work = Work(outputs)
         for output, tensor in zip(outputs, inputs, strict=True):
-            name = _named(_NATIVE, opts.reduceOp)
-            if name and tensor.dtype in _NUMBERS:
-                given, taken = to_dlpack(tensor.detach().contiguous()), to_dlpack(_whole(work, output))
-                work._operations.append(
-                    self._communicator.reduce_scatter(given, name, out=taken, deadline=_seconds(opts))
-                )
-                continue
-            whole = tensor.detach().clone(memory_format=torch.contiguous_format)
-            self._reduce(work, whole, opts)
-            part = whole.view(-1)[self.rank() * output.numel() :][: output.numel()]
-            work._then.append(partial(output.detach().copy_, part.view(output.shape)))
+            self._scatter(work, output, tensor, opts)
         return work
 
     _reduce_scatter_base, reduce_scatter_tensor_coalesced = (
@@ -382,15 +389,17 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Work:
         work = Work([])
-        work._operations.append(self._communicator.barrier(deadline=_seconds(opts)))
+        work._operations.append(self._communicator.barrier(deadline=self._deadline(opts)))
         return work
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier. Its error names a rank that is lost, or that has not come within `timeout`."""
-        limit = timeout.total_seconds() if timeout and timeout > timedelta() else None
-        self._communicator.barrier(deadline=limit).wait()
+        self._communicator.barrier(deadline=_limit(timeout) or self._timeout).wait()
 
     # How they are made.
+
+    def _deadline(self, opts: Any) -> float:
+        return _limit(getattr(opts, "timeout", None)) or self._timeout
 
     def _reduce(self, work: Work, tensor: torch.Tensor, opts: Any) -> None:
         """Adds the reduction of a contiguous tensor, in place."""
@@ -401,7 +410,7 @@ class ProcessGroup(dist.ProcessGroup):
             name, memory = name if name in ("sum", "mean") else None, torch.view_as_real(tensor)
         if name:
             work._operations.append(
-                self._communicator.all_reduce(to_dlpack(memory), name, deadline=_seconds(opts))
+                self._communicator.all_reduce(to_dlpack(memory), name, deadline=self._deadline(opts))
             )
             return
         function = _named(_LOCAL, opts.reduceOp)
@@ -412,13 +421,45 @@ class ProcessGroup(dist.ProcessGroup):
         self._gather(work, ranks, tensor, opts)
         work._then.append(lambda: tensor.copy_(reduce(function, ranks)))
 
-    def _gather(self, work: Work, whole: torch.Tensor, tensor: torch.Tensor, opts: Any) -> None:
-        if whole.numel() != tensor.numel() * self.size():
-            raise ValueError(
-                f"{self.size()} times {tensor.numel()} elements don't fill a tensor of {whole.numel()}"
+    def _scatter(self, work: Work, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> None:
+        self._fits(tensor, output)
+        name = _named(_NATIVE, opts.reduceOp)
+        if not name or tensor.dtype not in _NUMBERS:
+            self._reduce_all(work, output, tensor, [output.numel()] * self.size(), opts)
+            return
+        given, taken = tensor.detach().contiguous(), _whole(work, output)
+        if given.data_ptr() <= taken.data_ptr() < given.data_ptr() + given.numel() * given.element_size():
+            # In place, a communicator may change the parts of other ranks too.
+            given = given.clone()
+        work._operations.append(
+            self._communicator.reduce_scatter(
+                to_dlpack(given), name, out=to_dlpack(taken), deadline=self._deadline(opts)
             )
+        )
+
+    def _reduce_all(
+        self, work: Work, output: torch.Tensor, tensor: torch.Tensor, lengths: list[int], opts: Any
+    ) -> None:
+        """Adds the reduction of a whole, of which this rank takes its part."""
+        if output.numel() != lengths[self.rank()]:
+            raise ValueError(
+                f"the part of rank {self.rank()} has {lengths[self.rank()]} elements, and not {output.numel()}"
+            )
+        whole = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._reduce(work, whole, opts)
+        part = whole.view(-1).split(lengths)[self.rank()]
+        work._then.append(partial(output.detach().copy_, part.view(output.shape)))
+
+    def _gather(self, work: Work, whole: torch.Tensor, tensor: torch.Tensor, opts: Any) -> None:
+        self._fits(whole, tensor)
         given, taken = _moved(tensor.detach().contiguous()), _moved(whole)
-        work._operations.append(self._communicator.all_gather(given, out=taken, deadline=_seconds(opts)))
+        work._operations.append(self._communicator.all_gather(given, out=taken, deadline=self._deadline(opts)))
+
+    def _fits(self, whole: torch.Tensor, part: torch.Tensor) -> None:
+        if whole.numel() != part.numel() * self.size():
+            raise ValueError(
+                f"{self.size()} times {part.numel()} elements don't fill a tensor of {whole.numel()}"
+            )
 
     def _exchange(self, taken: Sequence[Any], given: Sequence[Any], opts: Any) -> Work:
         """Sends `given[rank]` to each rank, and receives `taken[rank]` of it. None stands for nothing."""
@@ -433,10 +474,10 @@ class ProcessGroup(dist.ProcessGroup):
                 continue
             if tensor is not None and tensor.numel():
                 memory = _moved(tensor.detach().contiguous())
-                work._operations.append(self._pairs.send(rank, memory, deadline=_seconds(opts)))
+                work._operations.append(self._pairs.send(rank, memory, deadline=self._deadline(opts)))
             if output is not None and output.numel():
                 work._operations.append(
-                    self._pairs.recv(rank, _moved(_whole(work, output)), deadline=_seconds(opts))
+                    self._pairs.recv(rank, _moved(_whole(work, output)), deadline=self._deadline(opts))
                 )
         return work
 
@@ -447,7 +488,7 @@ class ProcessGroup(dist.ProcessGroup):
             )
         work = Work(tensors)
         for tensor in tensors:
-            work._operations.append(start(rank, _moved(_whole(work, tensor))))
+            work._operations.append(start(rank, _moved(_whole(work, tensor)), deadline=self._timeout))
         return work
 
     def _by_broadcast(self, own: str | None) -> str:
@@ -455,6 +496,8 @@ class ProcessGroup(dist.ProcessGroup):
         if own is not None:
             text[: len(own)] = torch.tensor(list(own.encode()), dtype=torch.uint8)
         self._communicator.broadcast(to_dlpack(text), 0).wait()
+        # The root of a broadcast only sends. In a barrier all ranks notice one that is lost.
+        self._communicator.barrier().wait()
         return bytes(text.tolist()).rstrip(b"\0").decode()
 
     def _shrink(self) -> list[int]:
@@ -554,9 +597,8 @@ def _named(table: list[tuple[Any, Any]], reduction: Any) -> Any:
     return next((value for key, value in table if reduction == key), None)
 
 
-def _seconds(opts: Any) -> float | None:
-    """Returns the deadline of an operation's options; None for the group's."""
-    return opts.timeout.total_seconds() if opts is not None and opts.timeout > timedelta() else None
+def _limit(timeout: timedelta | None) -> float | None:
+    return timeout.total_seconds() if timeout and timeout > timedelta() else None
 
 
 def _by_store(store: Any, key: str, own: str | None) -> str:
@@ -566,14 +608,19 @@ def _by_store(store: Any, key: str, own: str | None) -> str:
 
 
 def _host() -> str:
-    """Returns this host's address as the job's first host sees it."""
-    to = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    """Returns the variable TONIC_RDMA_HOST, or this host's address as the job's first host sees it."""
+    own = os.environ.get("TONIC_RDMA_HOST")
+    to = own or os.environ.get("MASTER_ADDR") or socket.gethostname()
     try:
         family, kind, _, _, address = socket.getaddrinfo(to, 9, type=socket.SOCK_DGRAM)[0]
+        if own:
+            return str(address[0])
         with socket.socket(family, kind) as unconnected:
             unconnected.connect(address)  # sends nothing, and chooses the way
             return str(unconnected.getsockname()[0])
     except OSError:
+        if own:
+            raise
         return "127.0.0.1"
 
 
