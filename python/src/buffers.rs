@@ -23,34 +23,9 @@ use crate::completions::Value;
 use crate::connection::{self, Connection};
 use crate::error::to_py;
 use crate::memory::Elements;
-use crate::runtime::{duration, runtime, unless_forked, wait};
+use crate::runtime::{duration, runtime, wait};
 use crate::server::{Server, with_port};
-use crate::waits::{Made, Pending, closed};
-
-/// What a child of a fork does not free: see [`unless_forked`].
-#[derive(Debug)]
-struct Parents<T>(Arc<T>);
-
-impl<T> Parents<T> {
-    fn new(value: T) -> Self {
-        Self(Arc::new(value))
-    }
-}
-
-impl<T> Deref for Parents<T> {
-    type Target = Arc<T>;
-
-    fn deref(&self) -> &Arc<T> {
-        &self.0
-    }
-}
-
-impl<T> Drop for Parents<T> {
-    fn drop(&mut self) {
-        // A reference that is not given back keeps it.
-        drop(unless_forked(Arc::clone(&self.0)));
-    }
-}
+use crate::waits::{Made, Parents, Pending, closed};
 
 /// The time that fetches have to end after the port of their pool is closed.
 const GRACE: Duration = Duration::from_secs(1);
@@ -166,7 +141,7 @@ impl BufferPool {
         let (lease, handle) = py.detach(|| self.0.share(&elements, options))?;
         // Here, with the interpreter's lock.
         drop(elements);
-        let lease = BufferLease(Parents::new(Lease(Some(lease))));
+        let lease = BufferLease(Parents::new(Arc::new(Lease(Some(lease)))));
         Ok((RemoteBuffer::of(handle)?, lease))
     }
 
@@ -260,7 +235,7 @@ impl Drop for Lease {
 /// The owner's side of a handle.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 #[derive(Debug)]
-pub(crate) struct BufferLease(Parents<Lease>);
+pub(crate) struct BufferLease(Parents<Arc<Lease>>);
 
 /// Name, address, fetches that run, fetches that are complete, bytes.
 type Reader = (Option<String>, Option<String>, u64, u64, u64);
@@ -386,7 +361,7 @@ impl RemoteBuffer {
 /// A reader.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 #[derive(Debug)]
-pub(crate) struct BufferClient(Parents<buffer::BufferClient>);
+pub(crate) struct BufferClient(Parents<Arc<buffer::BufferClient>>);
 
 /// URI, connection, bytes that landed, and those of them that were copied.
 type ConnectedOwner = (String, Option<Connection>, u64, u64);
@@ -423,7 +398,7 @@ impl BufferClient {
         if calls_itself {
             builder = builder.calls_itself();
         }
-        Ok(Self(Parents::new(builder.build())))
+        Ok(Self(Parents::new(Arc::new(builder.build()))))
     }
 
     /// Fetches all bytes, as an array.

@@ -21,8 +21,7 @@ use tonic_rdma_verbs::unstable::RegionMapping;
 use crate::array::count_copied;
 use crate::error::to_py;
 use crate::memory::Elements;
-use crate::runtime::runtime;
-use crate::waits::{Life, Pending, closed, drop_inside};
+use crate::waits::{Closable, Life, Pending, drop_inside};
 
 /// The memory of an array that a device made. The array and its views stay valid wherever the region is.
 #[derive(Debug)]
@@ -264,7 +263,7 @@ impl RegionCopy {
             elements.writable()?;
         }
         let blocks = blocks_of(blocks, elements.bytes().len())?;
-        Ok(Self { channel, device, remote: remote.open()?, offset, direction, elements, blocks })
+        Ok(Self { channel, device, remote: remote.region.open()?, offset, direction, elements, blocks })
     }
 
     /// Carries the operation out: in place if a device made the array, otherwise by a copy.
@@ -322,7 +321,7 @@ fn range(block: &BlockCopy) -> std::ops::Range<usize> {
 /// A region of a peer.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 pub(crate) struct RemoteRegion {
-    region: Mutex<Option<tensor::RemoteRegion>>,
+    region: Closable<tensor::RemoteRegion>,
     #[pyo3(get)]
     name: String,
     #[pyo3(get)]
@@ -336,32 +335,22 @@ pub(crate) struct RemoteRegion {
 impl RemoteRegion {
     pub(crate) fn new(region: tensor::RemoteRegion) -> Self {
         let (name, nbytes, rights) = (region.name().to_owned(), region.len(), region.rights());
-        let region = Mutex::new(Some(region));
+        let region = Closable::new("remote region", region);
         Self { region, name, nbytes, readable: rights.read, writable: rights.write }
-    }
-
-    fn open(&self) -> PyResult<tensor::RemoteRegion> {
-        lock(&self.region).clone().ok_or_else(|| closed("remote region"))
     }
 }
 
 #[pymethods]
 impl RemoteRegion {
     fn close(&self) {
-        drop_inside(lock(&self.region).take());
-    }
-}
-
-impl Drop for RemoteRegion {
-    fn drop(&mut self) {
-        drop_inside(self.region.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        self.region.close();
     }
 }
 
 /// A region on offer to peers.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 pub(crate) struct ExportedRegion {
-    region: Mutex<Option<Arc<tensor::ExportedRegion>>>,
+    region: Closable<Arc<tensor::ExportedRegion>>,
     life: Life,
 }
 
@@ -393,31 +382,26 @@ impl ExportedRegion {
             return Err(PyValueError::new_err("array: an operation uses it; export it when that has ended"));
         };
         let exported = device.export_shared(name, memory, rights).map_err(to_py)?;
-        Ok(Self { region: Mutex::new(Some(Arc::new(exported))), life })
-    }
-
-    fn open(&self) -> PyResult<Arc<tensor::ExportedRegion>> {
-        runtime()?;
-        lock(&self.region).clone().ok_or_else(|| closed(EXPORTED))
+        Ok(Self { region: Closable::new(EXPORTED, Arc::new(exported)), life })
     }
 }
 
 #[pymethods]
 impl ExportedRegion {
     fn notice(&self, timeout: Option<f64>) -> PyResult<Pending> {
-        let region = self.open()?;
+        let region = self.region.open()?;
         let notice = async move { region.notice().await.map_err(to_py) };
         Pending::new(timeout, NOTICE, self.life.limit(EXPORTED, notice))
     }
 
     fn arrived(&self, timeout: Option<f64>) -> PyResult<Pending> {
-        let region = self.open()?;
+        let region = self.region.open()?;
         let arrived = async move { noticed(&region).await.map_err(to_py) };
         Pending::new(timeout, NOTICE, self.life.limit(EXPORTED, arrived))
     }
 
     fn try_notice(&self) -> PyResult<bool> {
-        let region = self.open()?;
+        let region = self.region.open()?;
         let noticed = region.try_notice();
         drop_inside(region);
         Ok(noticed)
@@ -426,13 +410,12 @@ impl ExportedRegion {
     /// Ends the offer, and the rights of the peers.
     fn close(&self) {
         self.life.end();
-        drop_inside(lock(&self.region).take());
+        self.region.close();
     }
 }
 
 impl Drop for ExportedRegion {
     fn drop(&mut self) {
         self.life.end();
-        drop_inside(self.region.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

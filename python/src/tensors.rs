@@ -1,6 +1,6 @@
 //! Devices, and channels to devices of other processes: tensors without a call for each.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
@@ -16,38 +16,20 @@ use crate::memory::Elements;
 use crate::regions::{DeviceRegion, Direction, ExportedRegion, RegionCopy, RemoteRegion};
 use crate::runtime::{duration, runtime, wait};
 use crate::slots::{DynamicReceiver, DynamicSender, Received, StaticReceiver, StaticSender, strings_in};
-use crate::waits::{Life, Made, Pending, closed, drop_inside};
+use crate::waits::{Closable, Life, Made, Pending};
 
 /// A device, until it is closed. What was made by it keeps it.
 struct Opened {
-    device: Mutex<Option<RdmaDevice>>,
+    device: Closable<RdmaDevice>,
     closed: CancellationToken,
 }
 
 const DEVICE: &str = "device";
 const CHANNEL: &str = "channel";
 
-impl Opened {
-    /// Returns the device.
-    ///
-    /// # Errors
-    /// It is closed, or this process is a fork.
-    fn device(&self) -> PyResult<RdmaDevice> {
-        runtime()?;
-        let device = self.device.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        device.ok_or_else(|| closed(DEVICE))
-    }
-}
-
 /// Begins the life of something that keeps the device.
 fn life(opened: &Arc<Opened>) -> Life {
     Life::new(Arc::clone(opened) as _, &opened.closed)
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        drop_inside(self.device.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-    }
 }
 
 /// Returns an argument as a number of its type.
@@ -93,12 +75,12 @@ impl Device {
         }
         let device = wait(py, builder.bind(address))?.map_err(to_py)?;
         let endpoint = device.endpoint();
-        let opened = Opened { device: Mutex::new(Some(device)), closed: CancellationToken::new() };
+        let opened = Opened { device: Closable::new(DEVICE, device), closed: CancellationToken::new() };
         Ok(Self { opened: Arc::new(opened), endpoint })
     }
 
     fn empty(&self, py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: &Bound<'_, PyAny>) -> PyResult<Array> {
-        let (device, spec) = (self.opened.device()?, spec(shape, dtype)?);
+        let (device, spec) = (self.opened.device.open()?, spec(shape, dtype)?);
         let bytes = usize::try_from(spec.bytes().unwrap_or(0)).unwrap_or(usize::MAX);
         let region = DeviceRegion::new(py.detach(|| device.allocate(bytes)).map_err(to_py)?);
         Array::of_mapping(spec, region.mapping().clone(), region)
@@ -112,12 +94,13 @@ impl Device {
         depth: i128,
     ) -> PyResult<StaticReceiver> {
         let (spec, depth) = (spec(shape, dtype)?, number("depth", depth)?);
-        let slot = self.opened.device()?.static_receiver(name, &spec, depth).map_err(to_py)?;
+        let slot = self.opened.device.open()?.static_receiver(name, &spec, depth).map_err(to_py)?;
         Ok(StaticReceiver::new(slot, life(&self.opened)))
     }
 
     fn dynamic_receiver(&self, name: &str, depth: i128) -> PyResult<DynamicReceiver> {
-        let slot = self.opened.device()?.dynamic_receiver(name, number("depth", depth)?).map_err(to_py)?;
+        let slot =
+            self.opened.device.open()?.dynamic_receiver(name, number("depth", depth)?).map_err(to_py)?;
         Ok(DynamicReceiver::new(slot, life(&self.opened)))
     }
 
@@ -128,7 +111,7 @@ impl Device {
         read: bool,
         write: bool,
     ) -> PyResult<ExportedRegion> {
-        let device = self.opened.device()?;
+        let device = self.opened.device.open()?;
         ExportedRegion::new(&device, life(&self.opened), name, array, Rights { read, write })
     }
 
@@ -143,7 +126,7 @@ impl Device {
         readers: i128,
     ) -> PyResult<()> {
         let (device, step, readers) =
-            (self.opened.device()?, number("step", step)?, number("readers", readers)?);
+            (self.opened.device.open()?, number("step", step)?, number("readers", readers)?);
         let offer = match array {
             Some(array) => NamedOffer::Tensor(match strings_in(array)? {
                 Some(strings) => strings,
@@ -155,22 +138,22 @@ impl Device {
     }
 
     fn withdraw(&self, name: &str, step: i128) -> PyResult<Option<u32>> {
-        Ok(self.opened.device()?.withdraw(name, number("step", step)?))
+        Ok(self.opened.device.open()?.withdraw(name, number("step", step)?))
     }
 
     /// Returns the number of offers, of their bytes, and of the requests that wait for an offer.
     fn offers(&self) -> PyResult<(usize, u64, usize)> {
-        let counts = self.opened.device()?.offer_counts();
+        let counts = self.opened.device.open()?.offer_counts();
         Ok((counts.offers, counts.bytes, counts.requests))
     }
 
     fn channel(&self, endpoint: String, queue_pair: i128, timeout: Option<f64>) -> PyResult<Pending> {
-        let (device, opened) = (self.opened.device()?, Arc::clone(&self.opened));
+        let (device, opened) = (self.opened.device.open()?, Arc::clone(&self.opened));
         let queue_pair = number("queue_pair", queue_pair)?;
         let made = async move {
             let channel = device.channel(&endpoint, queue_pair).await.map_err(to_py)?;
             let life = life(&opened);
-            Ok(Made(TensorChannel { channel: Mutex::new(Some(Arc::new(channel))), opened, life }))
+            Ok(Made(TensorChannel { channel: Closable::new(CHANNEL, Arc::new(channel)), opened, life }))
         };
         Pending::new(timeout, "a link to the peer", life(&self.opened).limit(DEVICE, made))
     }
@@ -178,7 +161,7 @@ impl Device {
     fn close(&self) {
         if runtime().is_ok() {
             self.opened.closed.cancel();
-            drop_inside(self.opened.device.lock().unwrap_or_else(PoisonError::into_inner).take());
+            self.opened.device.close();
         }
     }
 }
@@ -186,18 +169,12 @@ impl Device {
 /// A channel to the device of a peer.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 pub(crate) struct TensorChannel {
-    channel: Mutex<Option<Arc<tensor::Channel>>>,
+    channel: Closable<Arc<tensor::Channel>>,
     opened: Arc<Opened>,
     life: Life,
 }
 
 impl TensorChannel {
-    fn open(&self) -> PyResult<Arc<tensor::Channel>> {
-        runtime()?;
-        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        channel.ok_or_else(|| closed(CHANNEL))
-    }
-
     fn pending<V: Value + 'static>(
         &self,
         timeout: Option<f64>,
@@ -216,7 +193,7 @@ impl TensorChannel {
         direction: Direction,
         timeout: Option<f64>,
     ) -> PyResult<Pending> {
-        let through = (self.open()?, self.opened.device()?);
+        let through = (self.channel.open()?, self.opened.device.open()?);
         let copy = RegionCopy::new(through, region, array, number("offset", offset)?, blocks, direction)?;
         let what = if direction == Direction::Read { "the end of a read" } else { "the end of a write" };
         self.pending(timeout, what, copy.run())
@@ -229,18 +206,18 @@ const ATTACHED: &str = "the answer of the peer";
 impl TensorChannel {
     #[getter]
     fn endpoint(&self) -> PyResult<String> {
-        Ok(self.open()?.endpoint().to_owned())
+        Ok(self.channel.open()?.endpoint().to_owned())
     }
 
     /// Returns the name of the RDMA device.
     #[getter]
     fn device(&self) -> PyResult<String> {
-        Ok(self.open()?.device().1.to_owned())
+        Ok(self.channel.open()?.device().1.to_owned())
     }
 
     #[getter]
     fn is_open(&self) -> bool {
-        self.open().is_ok_and(|channel| channel.is_open())
+        self.channel.open().is_ok_and(|channel| channel.is_open())
     }
 
     fn static_sender(
@@ -250,7 +227,7 @@ impl TensorChannel {
         dtype: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<Pending> {
-        let (channel, spec, life) = (self.open()?, spec(shape, dtype)?, self.life.part());
+        let (channel, spec, life) = (self.channel.open()?, spec(shape, dtype)?, self.life.part());
         self.pending(timeout, ATTACHED, async move {
             let slot = channel.static_sender(&name, &spec).await.map_err(to_py)?;
             Ok(Made(StaticSender::new(slot, life)))
@@ -258,7 +235,7 @@ impl TensorChannel {
     }
 
     fn dynamic_sender(&self, name: String, timeout: Option<f64>) -> PyResult<Pending> {
-        let (channel, life) = (self.open()?, self.life.part());
+        let (channel, life) = (self.channel.open()?, self.life.part());
         self.pending(timeout, ATTACHED, async move {
             let slot = channel.dynamic_sender(&name).await.map_err(to_py)?;
             Ok(Made(DynamicSender::new(slot, life)))
@@ -267,7 +244,7 @@ impl TensorChannel {
 
     /// The operation's value is the tensor; None if it is dead.
     fn request(&self, name: String, step: i128, timeout: Option<f64>) -> PyResult<Pending> {
-        let (channel, step) = (self.open()?, number("step", step)?);
+        let (channel, step) = (self.channel.open()?, number("step", step)?);
         self.pending(timeout, "the tensor of a request", async move {
             match channel.request(&name, step).await.map_err(to_py)? {
                 NamedReply::Tensor(tensor) => Ok(Some(Received(tensor))),
@@ -277,7 +254,7 @@ impl TensorChannel {
     }
 
     fn region(&self, name: String, timeout: Option<f64>) -> PyResult<Pending> {
-        let channel = self.open()?;
+        let channel = self.channel.open()?;
         self.pending(timeout, ATTACHED, async move {
             Ok(Made(RemoteRegion::new(channel.region(&name).await.map_err(to_py)?)))
         })
@@ -309,12 +286,6 @@ impl TensorChannel {
     /// Ends the operations under way.
     fn close(&self) {
         self.life.end();
-        drop_inside(self.channel.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
-}
-
-impl Drop for TensorChannel {
-    fn drop(&mut self) {
-        drop_inside(self.channel.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        self.channel.close();
     }
 }

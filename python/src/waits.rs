@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -112,11 +113,67 @@ impl Drop for Pending {
     }
 }
 
-/// Drops a value whose end may need the runtime.
+/// Drops a value whose end may need the runtime; not in a fork: see [`unless_forked`].
 pub(crate) fn drop_inside<T>(value: T) {
     if let Some(value) = unless_forked(value) {
         let _inside = runtime().map(tokio::runtime::Runtime::enter);
         drop(value);
+    }
+}
+
+/// A value that [`drop_inside`] drops.
+#[derive(Debug)]
+pub(crate) struct Parents<T>(Option<T>);
+
+impl<T> Parents<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Some(value))
+    }
+}
+
+impl<T> Deref for Parents<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        let Some(value) = &self.0 else { unreachable!("it is taken when it is dropped") };
+        value
+    }
+}
+
+impl<T> Drop for Parents<T> {
+    fn drop(&mut self) {
+        drop_inside(self.0.take());
+    }
+}
+
+/// What operations use, by clones of it, until it is closed.
+pub(crate) struct Closable<T> {
+    /// What it is, for errors.
+    kind: &'static str,
+    value: Mutex<Option<Parents<T>>>,
+}
+
+impl<T: Clone> Closable<T> {
+    pub(crate) fn new(kind: &'static str, value: T) -> Self {
+        Self { kind, value: Mutex::new(Some(Parents::new(value))) }
+    }
+
+    /// Returns the value.
+    ///
+    /// # Errors
+    /// It is closed, or this process is a fork.
+    pub(crate) fn open(&self) -> PyResult<T> {
+        runtime()?;
+        let value = self.value.lock().unwrap_or_else(PoisonError::into_inner).as_deref().cloned();
+        value.ok_or_else(|| closed(self.kind))
+    }
+
+    /// Lets the value go; not in a fork.
+    pub(crate) fn close(&self) {
+        if unless_forked(()).is_some() {
+            let value = self.value.lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop(value);
+        }
     }
 }
 
@@ -169,13 +226,13 @@ impl Life {
 pub(crate) struct Exclusive<T: Send + 'static> {
     /// What it is, for errors.
     kind: &'static str,
-    inner: Arc<AsyncMutex<Option<T>>>,
+    inner: Parents<Arc<AsyncMutex<Option<T>>>>,
     life: Life,
 }
 
 impl<T: Send + 'static> Exclusive<T> {
     pub(crate) fn new(kind: &'static str, value: T, life: Life) -> Self {
-        Self { kind, inner: Arc::new(AsyncMutex::new(Some(value))), life }
+        Self { kind, inner: Parents::new(Arc::new(AsyncMutex::new(Some(value)))), life }
     }
 
     /// Makes an operation. It waits for the operations before it.
@@ -228,12 +285,5 @@ impl<T: Send + 'static> Exclusive<T> {
                 }
             }
         });
-    }
-}
-
-impl<T: Send + 'static> Drop for Exclusive<T> {
-    fn drop(&mut self) {
-        let none = Arc::new(AsyncMutex::new(None));
-        drop_inside(std::mem::replace(&mut self.inner, none));
     }
 }
